@@ -1,4 +1,5 @@
-"""What the documentation's build adds: pages written from the code itself, and lists of pages that grow.
+"""What the documentation's build adds: pages written from the code itself, and lists of pages that
+grow.
 
 ``mkdocs build --strict`` calls these; the reference can therefore not fall behind.
 """
@@ -28,7 +29,13 @@ PUBLIC = {
     ),
     "wattcast.report.html_report": ("build_report",),
     "wattcast.measure.training_callbacks": (
-        *("StepMeter", "log_to_wandb", "log_to_mlflow", "make_lightning_callback", "make_transformers_callback"),
+        *(
+            "StepMeter",
+            "log_to_wandb",
+            "log_to_mlflow",
+            "make_lightning_callback",
+            "make_transformers_callback",
+        ),
     ),
     "wattcast.report.prediction_figures": (
         "draw_breakdown",
@@ -68,18 +75,24 @@ def on_files(files: Any, config: Any) -> Any:
     schemas = json_schemas()
     files.append(File.generated(config, "reference/schemas.md", content=schemas_page(schemas)))
     for name, (_, schema) in schemas.items():
-        files.append(File.generated(config, f"reference/{name}", content=json.dumps(schema, indent=1)))
+        files.append(
+            File.generated(config, f"reference/{name}", content=json.dumps(schema, indent=1))
+        )
     return files
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
     """Keep a number and its percent sign on one line, outside code."""
     parts = re.split(r"(<pre.*?</pre>)", html, flags=re.DOTALL)
-    return "".join(part if part.startswith("<pre") else re.sub(r"(\d) %", r"\1&nbsp;%", part) for part in parts)
+    return "".join(
+        part if part.startswith("<pre") else re.sub(r"(\d) %", r"\1&nbsp;%", part) for part in parts
+    )
 
 
 def json_schemas() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return file name -> what it describes, and the schema, made from the types that read and write the data."""
+    """Return file name -> what it describes, and the schema, made from the types that read and
+    write the data.
+    """
     import msgspec
 
     from wattcast.predictor.prediction_json import PredictOut
@@ -89,7 +102,11 @@ def json_schemas() -> dict[str, tuple[str, dict[str, Any]]]:
     return {
         "predict.schema.json": (
             "JSON Schema of what `wattcast predict --json` and `/api/predict` give",
-            {"$schema": about, "title": "wattcast predict --json", **msgspec.json.schema(PredictOut)},
+            {
+                "$schema": about,
+                "title": "wattcast predict --json",
+                **msgspec.json.schema(PredictOut),
+            },
         ),
         "openapi.json": (
             "OpenAPI 3.1 of the HTTP interface of `wattcast serve`, requests included",
@@ -118,7 +135,9 @@ def commands_page() -> str:
 def _command(command: Any, path: str) -> list[str]:
     lines = [f"## {path}", "", _paragraphs(command.help or ""), ""]
     options = [
-        param for param in command.params if param.name not in ("help", None) and not getattr(param, "hidden", False)
+        param
+        for param in command.params
+        if param.name not in ("help", None) and not getattr(param, "hidden", False)
     ]
     if options:
         lines += ["| | |", "|---|---|"]
@@ -137,7 +156,11 @@ def python_page() -> str:
     for module, names in PUBLIC.items():
         home = importlib.import_module(module)
         lines += [f"## {module}", "", _paragraphs(inspect.getdoc(home) or ""), ""]
-        lines += [f"::: {module}.{name}\n" for name in names or home.__all__ if callable(getattr(home, name))]
+        lines += [
+            f"::: {module}.{name}\n"
+            for name in names or home.__all__
+            if callable(getattr(home, name))
+        ]
     return "\n".join(lines)
 
 

@@ -11,7 +11,9 @@ def _cpu_s(code: str) -> float:
     before = os.times()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
 
 
 def track_cold_import_over_numpy() -> float:

@@ -1,4 +1,5 @@
-"""Explorations as ratios: against a loop over single predictions, against the bare core, and by workers.
+"""Explorations as ratios: against a loop over single predictions, against the bare core, and by
+workers.
 
 Run with ``asv run --python=same``. Ratios travel between machines; seconds do not. By hand,
 ``python benchmarks/bench_explore.py`` times a million designs in one process and in two.
@@ -20,16 +21,24 @@ AXES = ("clock=600MHz:1980MHz:15MHz", "sm_count=64:192:4", "memory.bandwidth=2TB
 
 
 def million():
-    """A million designs of a whole prefill, with the governor: as many as a Sobol sample is asked for."""
+    """A million designs of a whole prefill, with the governor: as many as a Sobol sample is asked
+    for.
+    """
     axes = ["clock=600MHz:1980MHz", "sm_count=64:192", "memory.bandwidth=2TB/s:8TB/s"]
-    return explorations.build_study("llama3-8b", "h200", axes, sample="random:1000000", batch=8, seq=1024)
+    return explorations.build_study(
+        "llama3-8b", "h200", axes, sample="random:1000000", batch=8, seq=1024
+    )
 
 
 def timed(workers: int) -> tuple[float, float]:
-    """Seconds by the clock and of processor time, workers' included, of a million designs to Parquet."""
+    """Seconds by the clock and of processor time, workers' included, of a million designs to
+    Parquet.
+    """
     before_s, start_s = _processor_s(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        sweep.run_sweep(million(), Path(folder) / "points.parquet", runner=sweep.process_runner(workers))
+        sweep.run_sweep(
+            million(), Path(folder) / "points.parquet", runner=sweep.process_runner(workers)
+        )
     return time.perf_counter() - start_s, _processor_s() - before_s
 
 
@@ -62,7 +71,10 @@ class Explore:
         points = 20
         start = time.process_time()
         for number in range(points):
-            one = {name: values[0] for name, values in self.study.space.points(number, number + 1).items()}
+            one = {
+                name: values[0]
+                for name, values in self.study.space.points(number, number + 1).items()
+            }
             predict_graph(self.study.graph, *configure_points(self.study, one))
         middle = time.process_time()
         tabulate_points(self.study, 0, 50_000)
@@ -87,7 +99,9 @@ class Explore:
 
     def track_two_dask_workers_over_one(self) -> float:
         """How many times faster two Dask workers are than one, on a machine with two free cores."""
-        return self._wall(cluster.cluster_runner("local", 1)) / self._wall(cluster.cluster_runner("local", 2))
+        return self._wall(cluster.cluster_runner("local", 1)) / self._wall(
+            cluster.cluster_runner("local", 2)
+        )
 
     def _wall(self, runner: sweep.Runner) -> float:
         start = time.perf_counter()
@@ -103,4 +117,6 @@ class Explore:
 if __name__ == "__main__":  # workers that are spawned import this file again
     for count in (1, 2) * 4:
         wall_s, processor_s = timed(count)
-        print(f"{count} worker{'s' * (count > 1)}: {wall_s:5.2f} s by the clock, {processor_s:5.2f} s of processors")
+        print(
+            f"{count} worker{'s' * (count > 1)}: {wall_s:5.2f} s by the clock, {processor_s:5.2f} s of processors"
+        )

@@ -1,10 +1,10 @@
 """One decision of the controller, with and without a power cap, and ten thousand iterations.
 
-As asv tracks it, or as a table: ``python -m benchmarks.bench_manage``. A decision is a pure function, so each is made
-again in passes some time apart and its shortest time counts; garbage collection is off, and how often a decision took
-over 50 µs as it came is shown beside (collection on, stalls of the machine and all). Units are plain Python
-work done in between, a hundred entries put into a dictionary, which slows down as much as the machine does.
-"""
+As asv tracks it, or as a table: ``python -m benchmarks.bench_manage``. A decision is a pure
+function, so each is made again in passes some time apart and its shortest time counts; garbage
+collection is off, and how often a decision took over 50 µs as it came is shown beside (collection
+on, stalls of the machine and all). Units are plain Python work done in between, a hundred entries
+put into a dictionary, which slows down as much as the machine does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ import numpy as np
 
 from wattcast.manage import hd7970
 from wattcast.manage.plants import Observation, TablePlant, play_application
-from wattcast.manage.policies import ControllerState, Harmonia, PolicyName, PolicySetup, make_controller, score_tables
+from wattcast.manage.policies import (
+    ControllerState,
+    Harmonia,
+    PolicyName,
+    PolicySetup,
+    make_controller,
+    score_tables,
+)
 from wattcast.manage.search_problem import Objective
 from wattcast.manage.sensitivity_model import load_shipped_model
 
@@ -25,7 +32,11 @@ ITERATIONS = 10_000
 PASSES = 8
 MOST_US = 50.0
 CAPS_W = (None, 150.0, 180.0)
-POLICIES = (PolicyName.HARMONIA, PolicyName.COARSE, PolicyName.CORE_CLOCK)  # those that decide while a program runs
+POLICIES = (
+    PolicyName.HARMONIA,
+    PolicyName.COARSE,
+    PolicyName.CORE_CLOCK,
+)  # those that decide while a program runs
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,9 @@ def cost(controller: Harmonia) -> Cost:
             unit[i] = min(unit[i], _us(plain_work))
     gc.enable()
     p99 = float(np.quantile(shortest, 0.99))
-    return Cost(shortest.mean(), p99, shortest.max(), float(np.median(unit)), float((came > MOST_US).mean()))
+    return Cost(
+        shortest.mean(), p99, shortest.max(), float(np.median(unit)), float((came > MOST_US).mean())
+    )
 
 
 def _us(work) -> float:
@@ -79,7 +92,9 @@ def _us(work) -> float:
 
 
 def controller(cap_w: float | None, policy: PolicyName = PolicyName.HARMONIA) -> Harmonia:
-    setup = PolicySetup(objective=Objective(cap_w=cap_w), model=load_shipped_model("hd7970_simulated"))
+    setup = PolicySetup(
+        objective=Objective(cap_w=cap_w), model=load_shipped_model("hd7970_simulated")
+    )
     found = make_controller(hd7970.load_tables(), policy, setup)
     assert found is not None
     return found
@@ -125,4 +140,6 @@ if __name__ == "__main__":
             units = " / ".join(f"{v / c.unit_us:.1f}" for v in us)
             shown = " / ".join(f"{v:.0f}" for v in us)
             held = f"{watts:.0f} W" if watts else "no cap"
-            print(f"{name:16s} {held:7s} {shown:16s} {units:20s} unit {c.unit_us:.1f} µs, {c.over_as_it_came:.1%}")
+            print(
+                f"{name:16s} {held:7s} {shown:16s} {units:20s} unit {c.unit_us:.1f} µs, {c.over_as_it_came:.1%}"
+            )

@@ -1,12 +1,12 @@
 """One prediction of every model in the catalogue on the GPU that was measured, once all is loaded.
 
-A workload is first (of a model in a phase that this process has not met), new (at a batch not met before) or known
-(predicted again); all but the last are built, lowered and predicted for the first time. Told is what reading all of
-a prediction adds (parts, operators, interval, support). Ninety workloads, evenly from the catalogue, go through
-``predict_many``, likewise. CPU time, the least of several, since machines are shared.
-Ratios are over a thousand small steps of NumPy, of which a prediction is made: they travel between machines,
-milliseconds do not. Run by hand for a table by phase: ``python benchmarks/bench_models.py``.
-"""
+A workload is first (of a model in a phase that this process has not met), new (at a batch not met
+before) or known (predicted again); all but the last are built, lowered and predicted for the first
+time. Told is what reading all of a prediction adds (parts, operators, interval, support). Ninety
+workloads, evenly from the catalogue, go through ``predict_many``, likewise. CPU time, the least of
+several, since machines are shared. Ratios are over a thousand small steps of NumPy, of which a
+prediction is made: they travel between machines, milliseconds do not. Run by hand for a table by
+phase: ``python benchmarks/bench_models.py``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ MANY_BATCHES = {True: (12, 13, 14, 15), False: (17, 18, 19, 21)}  # with trainin
 FIRST_LENGTHS = (320, 352)  # which no structure met before has
 MANY = 90
 LIMIT_S = 5e-3
-_PHASES = {ModelKind.LANGUAGE: ("prefill", "decode", "train"), ModelKind.ENCODER: ("forward", "train")}
+_PHASES = {
+    ModelKind.LANGUAGE: ("prefill", "decode", "train"),
+    ModelKind.ENCODER: ("forward", "train"),
+}
 
 
 def workloads() -> Iterator[tuple[str, dict[str, object]]]:
@@ -55,25 +58,37 @@ def thousand_steps() -> None:
 
 def told(prediction: Prediction) -> None:
     """Read what a report shows."""
-    _ = prediction.interval, prediction.support, prediction.peak_power_w, prediction.modules, prediction.ops
+    _ = (
+        prediction.interval,
+        prediction.support,
+        prediction.peak_power_w,
+        prediction.modules,
+        prediction.ops,
+    )
 
 
 def measured() -> dict[tuple[str, str], tuple[float, float, float, float]]:
-    """Seconds of a first, a new and a known prediction, and of reading it, by model and phase; the least of a few."""
+    """Seconds of a first, a new and a known prediction, and of reading it, by model and phase; the
+    least of a few.
+    """
     for name in ("bert-base", "resnet50"):
         told(predict(name, GPU, batch=2))
     found = {}
     for name, options in workloads():
         ask = partial(predict, name, GPU, **options)
         first = min(seconds(partial(ask, batch=batch)) for batch in FIRST_BATCHES)
-        new, known = (min(seconds(partial(ask, batch=batch)) for batch in NEW_BATCHES) for _ in range(2))
+        new, known = (
+            min(seconds(partial(ask, batch=batch)) for batch in NEW_BATCHES) for _ in range(2)
+        )
         read = min(seconds(partial(told, ask(batch=batch))) for batch in NEW_BATCHES)
         found[name, str(options["phase"])] = first, new, known, read
     return found
 
 
 def ninety(batch: int, training: bool, length: int = 0) -> list[tuple[str, dict[str, object]]]:
-    """Ninety different workloads: evenly from the catalogue, or its inference and some of that at a larger batch."""
+    """Ninety different workloads: evenly from the catalogue, or its inference and some of that at a
+    larger batch.
+    """
     of = [
         (name, options | ({"seq": length} if length and "seq" in options else {}))
         for name, options in workloads()
@@ -81,22 +96,29 @@ def ninety(batch: int, training: bool, length: int = 0) -> list[tuple[str, dict[
     ]
     if len(of) >= MANY:
         return [
-            (name, options | {"batch": batch}) for name, options in (of[i * len(of) // MANY] for i in range(MANY))
+            (name, options | {"batch": batch})
+            for name, options in (of[i * len(of) // MANY] for i in range(MANY))
         ]
-    return [(name, options | {"batch": batch + 20 * (i // len(of))}) for i, (name, options) in enumerate(of * 2)][
-        :MANY
-    ]
+    return [
+        (name, options | {"batch": batch + 20 * (i // len(of))})
+        for i, (name, options) in enumerate(of * 2)
+    ][:MANY]
 
 
 def many_s(training: bool) -> float:
     """Seconds of ninety new workloads in one go: the least of a few."""
-    return min(seconds(partial(predict_many, ninety(batch, training), GPU)) for batch in MANY_BATCHES[training])
+    return min(
+        seconds(partial(predict_many, ninety(batch, training), GPU))
+        for batch in MANY_BATCHES[training]
+    )
 
 
 def first_many_s(training: bool) -> float:
     """The same of models at lengths of sequences not met before."""
     lengths = [length + training for length in FIRST_LENGTHS]
-    return min(seconds(partial(predict_many, ninety(22, training, length), GPU)) for length in lengths)
+    return min(
+        seconds(partial(predict_many, ninety(22, training, length), GPU)) for length in lengths
+    )
 
 
 class Catalogue:
@@ -176,7 +198,10 @@ def main() -> None:
         rows = {name: times for (name, of), times in table.items() if of == phase}
         for i, kind in enumerate(("first", "new", "known", "told")):
             worst = max(rows, key=lambda name: rows[name][i])
-            middle, most = 1e3 * statistics.median(times[i] for times in rows.values()), 1e3 * rows[worst][i]
+            middle, most = (
+                1e3 * statistics.median(times[i] for times in rows.values()),
+                1e3 * rows[worst][i],
+            )
             within = sum(times[i] < LIMIT_S for times in rows.values())
             print(
                 f"{phase:8} {kind:6} median {middle:6.2f} ms, worst {most:6.2f} ms ({worst}), "

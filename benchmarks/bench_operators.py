@@ -1,8 +1,9 @@
-"""Long lists of distinct operators, as a ratio; by hand, the command itself on up to a million of them.
+"""Long lists of distinct operators, as a ratio; by hand, the command itself on up to a million of
+them.
 
-Run with ``asv run --python=same``. ``python benchmarks/bench_operators.py`` writes lists of 100,000, 300,000 and a
-million distinct operators, runs ``wattcast predict`` on each and prints seconds, processor time and peak memory.
-"""
+Run with ``asv run --python=same``. ``python benchmarks/bench_operators.py`` writes lists of
+100,000, 300,000 and a million distinct operators, runs ``wattcast predict`` on each and prints
+seconds, processor time and peak memory."""
 
 from __future__ import annotations
 
@@ -54,4 +55,6 @@ if __name__ == "__main__":
             assert status == 0, status
         spent_s = time.perf_counter() - begin_s
         processor_s, peak_gb = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
-        print(f"{count:9,} operators: {spent_s:5.1f} s, {processor_s:5.1f} s of processors, {peak_gb:.2f} GB at most")
+        print(
+            f"{count:9,} operators: {spent_s:5.1f} s, {processor_s:5.1f} s of processors, {peak_gb:.2f} GB at most"
+        )

@@ -22,12 +22,16 @@ CHUNK = 10_000
 
 
 def sweep(graph, gpu, bundle, points: int, chunk: int = CHUNK) -> float:
-    """Whole workload over clock, SM count and bandwidth with the governor, in chunks; sum of joules."""
+    """Whole workload over clock, SM count and bandwidth with the governor, in chunks; sum of
+    joules.
+    """
     rng = np.random.default_rng(0)
     total_j = 0.0
     for _ in range(0, points, chunk):
         clock = as_sweep(rng.uniform(0.6e9, 1.98e9, chunk))
-        chip = gpu.sweep(sm_count=rng.integers(64, 192, chunk), memory__byte_per_s=rng.uniform(2e12, 8e12, chunk))
+        chip = gpu.sweep(
+            sm_count=rng.integers(64, 192, chunk), memory__byte_per_s=rng.uniform(2e12, 8e12, chunk)
+        )
         timeline = analyse_graph(graph, chip, bundle)
         settled = run_governed(timeline, chip, OperatingPoint(clock_hz=clock), bundle)[0]
         total_j += float(total_at_clock(timeline, settled.at, bundle).energy_j.sum())
@@ -78,7 +82,9 @@ class Predict:
         start = time.process_time()
         for clock_hz in np.linspace(0.6e9, 1.98e9, 50):
             timeline = analyse_graph(self.graph, self.gpu, self.bundle)
-            settled = run_governed(timeline, self.gpu, OperatingPoint(clock_hz=float(clock_hz)), self.bundle)[0]
+            settled = run_governed(
+                timeline, self.gpu, OperatingPoint(clock_hz=float(clock_hz)), self.bundle
+            )[0]
             total_at_clock(timeline, settled.at, self.bundle)
         middle = time.process_time()
         sweep(self.graph, self.gpu, self.bundle, 50_000)

@@ -1,4 +1,6 @@
-"""A million-sample metric trace to a power trace, against polars reading the one file and writing the other."""
+"""A million-sample metric trace to a power trace, against polars reading the one file and writing
+the other.
+"""
 
 from __future__ import annotations
 
@@ -88,20 +90,31 @@ class MillionSamples:
     def _polars_in_blocks(self) -> None:
         import polars as pl
 
-        with (self.folder / "metric_trace.log").open("rb") as source, (self.out / "polars.csv").open("wb") as stream:
-            schema: dict[str, Any] = dict.fromkeys(source.readline().decode().strip().split(","), pl.Float64)
+        with (
+            (self.folder / "metric_trace.log").open("rb") as source,
+            (self.out / "polars.csv").open("wb") as stream,
+        ):
+            schema: dict[str, Any] = dict.fromkeys(
+                source.readline().decode().strip().split(","), pl.Float64
+            )
             rest, done = b"", 0
             while data := source.read(8 << 20):
                 text = rest + data
                 cut = text.rfind(b"\n") + 1
                 rows = pl.read_csv(text[:cut], has_header=False, schema=schema).height
                 rest = text[cut:]
-                self.power[done : done + rows].write_csv(stream, include_header=False, float_precision=6)
+                self.power[done : done + rows].write_csv(
+                    stream, include_header=False, float_precision=6
+                )
                 done += rows
 
 
 def _power_trace(folder: Path, out: Path) -> None:
-    from wattcast.gpuwattch.component_build import build_component_model, demo_architecture, demo_energies
+    from wattcast.gpuwattch.component_build import (
+        build_component_model,
+        demo_architecture,
+        demo_energies,
+    )
     from wattcast.gpuwattch.energy_table import read_component_set
     from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, open_metric_trace
     from wattcast.gpuwattch.trace_run import TraceRun, run_trace

@@ -1,9 +1,10 @@
-"""What issuing a layer costs a host: five Hugging Face networks with tensors of a few numbers, on a CPU.
+"""What issuing a layer costs a host: five Hugging Face networks with tensors of a few numbers, on a
+CPU.
 
-Nothing but Python and the dispatcher takes time then. Gives microseconds a layer, and the cost of an operator (a
-launch included) and of a layer besides that fit them best: behind the ``host_weights`` of ``starting_rule.yaml``.
-Run by hand, on a quiet machine: ``python benchmarks/host_layers.py``. Needs torch and transformers.
-"""
+Nothing but Python and the dispatcher takes time then. Gives microseconds a layer, and the cost of
+an operator (a launch included) and of a layer besides that fit them best: behind the
+``host_weights`` of ``starting_rule.yaml``. Run by hand, on a quiet machine: ``python
+benchmarks/host_layers.py``. Needs torch and transformers."""
 
 from __future__ import annotations
 
@@ -16,10 +17,18 @@ import torch
 import transformers as hf
 
 SHORT, LONG = 2, 10  # layers: the difference leaves embeddings and masks out
-LAUNCH_US = 3.5  # of a kernel, beyond what the operator costs on a CPU: not measured here, see the docs
+LAUNCH_US = (
+    3.5  # of a kernel, beyond what the operator costs on a CPU: not measured here, see the docs
+)
 ROUNDS, CALLS = 25, 4
 SMALL = {"vocab_size": 16, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
-OPERATORS = {"bert": 19, "gpt2": 25, "opt": 23, "qwen2": 50, "vit": 21}  # of a layer: our templates, eager attention
+OPERATORS = {
+    "bert": 19,
+    "gpt2": 25,
+    "opt": 23,
+    "qwen2": 50,
+    "vit": 21,
+}  # of a layer: our templates, eager attention
 
 
 def networks(layers: int) -> dict[str, Callable[[], Any]]:
@@ -60,11 +69,15 @@ def layer_us() -> dict[str, float]:
                 for _ in range(CALLS):
                     call()
                 least[key] = min(least[key], (time.process_time() - start) / CALLS)
-    return {name: 1e6 * (least[name, LONG] - least[name, SHORT]) / (LONG - SHORT) for name in OPERATORS}
+    return {
+        name: 1e6 * (least[name, LONG] - least[name, SHORT]) / (LONG - SHORT) for name in OPERATORS
+    }
 
 
 def costs_us(layers_us: dict[str, float]) -> tuple[float, float]:
-    """Microseconds of a layer by itself and of each of its operators: least squares on relative error."""
+    """Microseconds of a layer by itself and of each of its operators: least squares on relative
+    error.
+    """
     count = np.array(list(OPERATORS.values()), dtype=float)
     whole = np.array([layers_us[name] for name in OPERATORS]) + LAUNCH_US * count
     columns = np.stack([np.ones(len(count)), count], axis=-1) / whole[:, np.newaxis]
@@ -77,4 +90,6 @@ if __name__ == "__main__":
     own_us, each_us = costs_us(measured)
     print({name: round(us) for name, us in measured.items()})
     ratio = own_us / each_us + 1
-    print(f"a layer {own_us:.0f} us, an operator {each_us:.1f} us: attention counts as {ratio:.0f} operators")
+    print(
+        f"a layer {own_us:.0f} us, an operator {each_us:.1f} us: attention counts as {ratio:.0f} operators"
+    )

@@ -3,15 +3,15 @@
     python benchmarks/load_serve.py --users 50 --seconds 60
     python benchmarks/load_serve.py --users 5 --seconds 30 --attack
 
-A user opens the page as a browser does (its files over six connections, the first screen's prediction, the catalogue,
-the memory), then changes something once a second: an example, a GPU, an amount, a clock. Each change asks for a view
-and, a quarter of a second later, for the memory; amounts and clocks are ones that nobody asked before. Prints the
-time to the first answer (from the first byte asked to the prediction there); median, 99th percentile and failures of
-what follows; the processor time of server and workers in a second of load, which is the cores that are needed; and
-the processor time of the clients, who share the machine. Exit code 1 when a request failed. With ``--attack``, eight
-clients upload long lists of operators without a pause, and 256 connections send headers and never end them, all
-from addresses of their own on loopback.
-"""
+A user opens the page as a browser does (its files over six connections, the first screen's
+prediction, the catalogue, the memory), then changes something once a second: an example, a GPU, an
+amount, a clock. Each change asks for a view and, a quarter of a second later, for the memory;
+amounts and clocks are ones that nobody asked before. Prints the time to the first answer (from the
+first byte asked to the prediction there); median, 99th percentile and failures of what follows; the
+processor time of server and workers in a second of load, which is the cores that are needed; and
+the processor time of the clients, who share the machine. Exit code 1 when a request failed. With
+``--attack``, eight clients upload long lists of operators without a pause, and 256 connections send
+headers and never end them, all from addresses of their own on loopback."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class Client:
             await self.ask(kind, path, plain)
 
     async def ask(self, kind: str, path: str, plain: object = None) -> bytes:
-        """Ask, note how long it took, and return the body; a connection that the server closed is opened again."""
+        """Ask, note how long it took, and return the body; a connection that the server closed is
+        opened again.
+        """
         began_s = time.perf_counter()
         body = b"" if plain is None else json.dumps(plain, separators=(",", ":")).encode()
         head = f"{'GET' if plain is None else 'POST'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: gzip\r\n"
@@ -89,7 +91,10 @@ class Client:
                     pair[1].write(head.encode() + b"\r\n" + body)
                     async with asyncio.timeout(ANSWER_S):
                         status, answer, keep = await read_answer(pair[0])
-                except (OSError, asyncio.IncompleteReadError):  # an OSError where no answer came in time too
+                except (
+                    OSError,
+                    asyncio.IncompleteReadError,
+                ):  # an OSError where no answer came in time too
                     continue
                 if keep:
                     self._free.append(pair)
@@ -116,12 +121,18 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = re.search(rb"content-length: (\d+)", head)
     assert length is not None, head
-    return int(head.split(b" ", 2)[1]), await reader.readexactly(int(length[1])), b"connection: close" not in head
+    return (
+        int(head.split(b" ", 2)[1]),
+        await reader.readexactly(int(length[1])),
+        b"connection: close" not in head,
+    )
 
 
 def page_files() -> list[str]:
     """Paths of the files that a browser loads for the page."""
-    page = Path(__file__).resolve().parents[1] / "src" / "wattcast" / "web" / "assets" / "index.html"
+    page = (
+        Path(__file__).resolve().parents[1] / "src" / "wattcast" / "web" / "assets" / "index.html"
+    )
     return sorted(set(re.findall(r"/assets/[\w.]+", page.read_text())))
 
 
@@ -133,7 +144,9 @@ async def open_page(client: Client) -> None:
 
     async def first_answer() -> None:
         await client.ask("first view", "/api/view", FIRST | MONEY)
-        client._found["first screen"].append((time.perf_counter() - began_s, client._found["first view"][-1][1]))
+        client._found["first screen"].append(
+            (time.perf_counter() - began_s, client._found["first view"][-1][1])
+        )
         await asyncio.sleep(ROOM_AFTER_S)
         await client.ask_once("room", "/api/room", FIRST)
 
@@ -145,14 +158,20 @@ def changes(rng: random.Random) -> Iterator[dict[str, Any]]:
     """What a user looks at, one change after another."""
     asked = dict(FIRST)
     while True:
-        kind = rng.choice(("preset", "gpu", "model", "amount", "amount", "amount", "clock", "clock"))
+        kind = rng.choice(
+            ("preset", "gpu", "model", "amount", "amount", "amount", "clock", "clock")
+        )
         language = "seq" in asked
         if kind == "preset":
             asked = rng.choice(PRESETS) | {"gpu": asked["gpu"]}
         elif kind == "gpu":
             asked = {k: v for k, v in asked.items() if k != "clock_hz"} | {"gpu": rng.choice(GPUS)}
         elif kind == "model" and language:
-            asked = asked | {"model": rng.choice(MODELS), "seq": min(asked["seq"], 1500), "tokens": 256}
+            asked = asked | {
+                "model": rng.choice(MODELS),
+                "seq": min(asked["seq"], 1500),
+                "tokens": 256,
+            }
         elif kind == "amount":
             asked = asked | {"batch": rng.randint(1, 256)}
             if language and rng.random() < 0.5:
@@ -173,7 +192,9 @@ async def use_page(client: Client, seconds: float, rng: random.Random) -> None:
         began_s = time.perf_counter()
         await client.ask_once("view", "/api/view", asked | MONEY)
         await asyncio.sleep(ROOM_AFTER_S)
-        await client.ask_once("room", "/api/room", {k: v for k, v in asked.items() if k != "clock_hz"})
+        await client.ask_once(
+            "room", "/api/room", {k: v for k, v in asked.items() if k != "clock_hz"}
+        )
         await asyncio.sleep(max(0.0, 1.0 - (time.perf_counter() - began_s)))
     client.close()
 
@@ -185,7 +206,9 @@ async def upload(port: int, number: int) -> None:
     content = {"name": "x", "ops": ops}
     with contextlib.closing(client):
         while True:
-            await client.ask("upload", "/api/view", {"gpu": "h200", "file": {"name": "w", "content": content}})
+            await client.ask(
+                "upload", "/api/view", {"gpu": "h200", "file": {"name": "w", "content": content}}
+            )
             await asyncio.sleep(0.05)
 
 
@@ -201,7 +224,9 @@ async def drip(port: int, number: int) -> None:
                     writer.write(b"X-More: 1\r\n")
                     await writer.drain()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(0.5):  # wait_for of Python 3.11 may lose a cancellation
+                        async with asyncio.timeout(
+                            0.5
+                        ):  # wait_for of Python 3.11 may lose a cancellation
                             await reader.read(1)
         await asyncio.sleep(0.5)
 
@@ -216,12 +241,16 @@ async def run(port: int, users: int, seconds: float, attack: bool, server: int) 
     for asked in itertools.islice(changes(random.Random(2)), 20):
         await first.ask("before", "/api/view", asked)
     first.close()
-    attackers = [upload(port, i) for i in range(8)] + [drip(port, i) for i in range(256)] if attack else []
+    attackers = (
+        [upload(port, i) for i in range(8)] + [drip(port, i) for i in range(256)] if attack else []
+    )
     tasks = [asyncio.ensure_future(attacker) for attacker in attackers]
     found: Times = defaultdict(list)
     spent_s, own_s, began_s = tree_s(server), time.process_time(), time.perf_counter()
     clients = [Client(port, f"127.0.1.{1 + i % 250}", found) for i in range(users)]
-    await asyncio.gather(*(use_page(client, seconds, random.Random(100 + i)) for i, client in enumerate(clients)))
+    await asyncio.gather(
+        *(use_page(client, seconds, random.Random(100 + i)) for i, client in enumerate(clients))
+    )
     lasted_s = time.perf_counter() - began_s
     cores = {
         "server_cores": (tree_s(server) - spent_s) / lasted_s,
@@ -240,12 +269,17 @@ async def run(port: int, users: int, seconds: float, attack: bool, server: int) 
     figures = {
         "requests": asked_count,
         "failed": failed,
-        "alone_ms": 1e3 * max(statistics.median(t for t, _ in alone[when]) for when in ("before", "after")),
+        "alone_ms": 1e3
+        * max(statistics.median(t for t, _ in alone[when]) for when in ("before", "after")),
     }
     return (
         figures
         | cores
-        | {k: v for kind in ("first screen", "view", "room", "file") for k, v in spread(kind, found[kind])}
+        | {
+            k: v
+            for kind in ("first screen", "view", "room", "file")
+            for k, v in spread(kind, found[kind])
+        }
     )
 
 
@@ -284,7 +318,9 @@ def measure(users: int, seconds: float, workers: int, attack: bool = False) -> d
         "--workers",
         str(workers),
     ]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": source})
+    server = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": source}
+    )
     try:
         assert server.stderr is not None
         said = server.stderr.readline()

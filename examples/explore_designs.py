@@ -1,4 +1,6 @@
-"""Which chip would run a model best: a few thousand designs around an H200, and the ones nothing beats."""
+"""Which chip would run a model best: a few thousand designs around an H200, and the ones nothing
+beats.
+"""
 
 from wattcast.explore import explore_designs
 
@@ -11,7 +13,9 @@ found = explore_designs(
     seq=1024,
 )
 front = found.summary.front
-print(f"{found.points} designs, {found.summary.kept} within 500 W, {len(front['point'])} on the front")
+print(
+    f"{found.points} designs, {found.summary.kept} within 500 W, {len(front['point'])} on the front"
+)
 for row in range(0, len(front["point"]), max(len(front["point"]) // 5, 1)):
     print(
         f"{front['sm_count'][row]:.0f} SMs at {front['clock_hz'][row] / 1e6:.0f} MHz, "

@@ -8,8 +8,8 @@ from wattcast.manage import policy_comparison
 from wattcast.manage.policies import PolicyName, PolicySetup
 from wattcast.manage.policy_comparison import compare_policies
 
-# Two made-up programs on a made-up card: one waits for memory, one computes. Rows are memory MHz, core MHz,
-# time ms, power W, energy mJ, as the tables of Guerreiro et al. have them.
+# Two made-up programs on a made-up card: one waits for memory, one computes. Rows are memory MHz,
+# core MHz, time ms, power W, energy mJ, as the tables of Guerreiro et al. have them.
 lines = []
 for name, share in (("waits", 0.1), ("computes", 0.95)):
     lines.append(name)

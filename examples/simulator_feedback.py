@@ -1,7 +1,8 @@
 """A simulator that listens to its own power: a governor holds a limit by lowering the clock.
 
-The chip and its energies are made up. The simulator below knows two kinds of work, arithmetic and streaming, and
-hands each sample's counters to a PowerMeter; the listener answers with the clock and voltage of the next sample.
+The chip and its energies are made up. The simulator below knows two kinds of work, arithmetic and
+streaming, and hands each sample's counters to a PowerMeter; the listener answers with the clock and
+voltage of the next sample.
 
     python examples/simulator_feedback.py
 """
@@ -60,7 +61,13 @@ def work() -> Iterator[dict[str, float]]:
         "REG_WR": 2e5,
         "FPU_ACC": 1.6e5,
     }
-    streaming = {"TOT_INST": 800.0, "DC_RM": 900.0, "L2_RM": 900.0, "NOC_A": 2000.0, "MEM_RD": 250.0}
+    streaming = {
+        "TOT_INST": 800.0,
+        "DC_RM": 900.0,
+        "L2_RM": 900.0,
+        "NOC_A": 2000.0,
+        "MEM_RD": 250.0,
+    }
     for kind, duty, count in ((arithmetic, 0.75, 20), (streaming, 0.1, 20), (arithmetic, 0.75, 20)):
         for _ in range(count):
             yield nothing | kind | {"PIPE_A": duty}
@@ -73,7 +80,10 @@ def simulate(limit_w: float | None) -> PowerMeter:
     ).model
     listeners = (Governor(limit_w),) if limit_w is not None else ()
     meter = PowerMeter(
-        model, ClockSetting(CLOCKS_HZ[-1], voltage_v(CLOCKS_HZ[-1])), SimulatorDialect.GPUWATTCH, listeners
+        model,
+        ClockSetting(CLOCKS_HZ[-1], voltage_v(CLOCKS_HZ[-1])),
+        SimulatorDialect.GPUWATTCH,
+        listeners,
     )
     for counts in work():
         meter.sample(counts, CYCLES)

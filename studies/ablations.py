@@ -1,25 +1,28 @@
-"""Measure what each part of the kernel model is worth: leave it out, or give it the truth, and predict held-out rows.
+"""Measure what each part of the kernel model is worth: leave it out, or give it the truth, and
+predict held-out rows.
 
 Run: ``python studies/ablations.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
-Every ablation runs the whole fit on altered rows and is compared with the full model on the same test rows,
-whose predictions ship with the bundle:
+Every ablation runs the whole fit on altered rows and is compared with the full model on the same
+test rows, whose predictions ship with the bundle:
 
-- tile oracle: rows say which kernels ran, so that tiles are known and not chosen (in the cross-validation itself);
-- NVML clock: the effective clock of every row is set to the reported one, so that no clock law is learned;
+- tile oracle: rows say which kernels ran, so that tiles are known and not chosen (in the
+  cross-validation itself);
+- NVML clock: the effective clock of every row is set to the reported one, so that no clock law is
+  learned;
 - half the database: half of the training shapes, three draws;
 - no correction: the scaffold's ideal terms alone, with nothing fitted;
 - FLOPs and bytes: a non-negative regression by family in place of the scaffold.
 
 Power models are compared at measured time and clock, so that only they differ. The rate-based model
-[Stokke2016, Eq. 1] has one cost per event and a base power, whatever the voltage. Alpha-C [Stokke2016, Eq. 3] has
-one activity factor per rail, times V²·f: the busiest unit's share of its peak on the core rail, DRAM's share of its
-bandwidth on the memory rail. Ours is module power without its learned factor: energies of events times V², plus an
-idle curve.
+[Stokke2016, Eq. 1] has one cost per event and a base power, whatever the voltage. Alpha-C
+[Stokke2016, Eq. 3] has one activity factor per rail, times V²·f: the busiest unit's share of its
+peak on the core rail, DRAM's share of its bandwidth on the memory rail. Ours is module power
+without its learned factor: energies of events times V², plus an idle curve.
 
-The time of a prediction is processor time of this process, warm: the median of several predictions of one model
-whose graph and factors are forgotten between them. Paper 003 gives 1.8 s a workload for its own tool (Table II).
-"""
+The time of a prediction is processor time of this process, warm: the median of several predictions
+of one model whose graph and factors are forgotten between them. Paper 003 gives 1.8 s a workload
+for its own tool (Table II)."""
 
 from __future__ import annotations
 
@@ -46,7 +49,14 @@ from wattcast.fit.kernel_fit import (
     fit_kernel_rows,
     fit_module_power,
 )
-from wattcast.fit.kernel_rows import CARD, KernelRows, assign_folds, on_random_data, settled_figures, shape_name
+from wattcast.fit.kernel_rows import (
+    CARD,
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    settled_figures,
+    shape_name,
+)
 from wattcast.fit.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
@@ -109,7 +119,9 @@ def _oracle(where: str, held: HeldOutRows) -> LedgerRow:
     """Latency of products with the kernels that ran, beside the full model on those rows."""
     oracle_s = held.oracle_latency_s
     at = np.isfinite(oracle_s)
-    error, full = (mean_percent_error(s[at], held.latency_s[at]) for s in (oracle_s, held.predicted_latency_s))
+    error, full = (
+        mean_percent_error(s[at], held.latency_s[at]) for s in (oracle_s, held.predicted_latency_s)
+    )
     return make_ledger_row(where, "tile oracle: the kernels that ran", int(at.sum()), error, full)
 
 
@@ -119,7 +131,9 @@ def long_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
     out = []
     with one_thread():
-        out += _refitted(gpu, "NVML clock for the effective clock", _reported(rows), held, chip, idle, tell)
+        out += _refitted(
+            gpu, "NVML clock for the effective clock", _reported(rows), held, chip, idle, tell
+        )
         out += _halved(gpu, rows, held, chip, idle, tell)
     return out
 
@@ -134,7 +148,9 @@ def _reported(rows: KernelRows) -> KernelRows:
 def _refitted(
     gpu: str, name: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: IdlePower, tell: Tell
 ) -> list[LedgerRow]:
-    """Latency, power and clock of the test folds from fits of altered rows; the floor is the full model."""
+    """Latency, power and clock of the test folds from fits of altered rows; the floor is the full
+    model.
+    """
     fold = assign_folds(rows)
     predicted = np.full((len(rows), 4), np.nan)
     for k in FOLDS:
@@ -146,7 +162,9 @@ def _refitted(
     return _compared(gpu, name, rows, predicted, held, np.isin(fold, FOLDS), FOLDS)
 
 
-def _halved(gpu: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: IdlePower, tell: Tell) -> list[LedgerRow]:
+def _halved(
+    gpu: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: IdlePower, tell: Tell
+) -> list[LedgerRow]:
     """Half of the training shapes, a draw for each of three test folds."""
     fold = assign_folds(rows)
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
@@ -157,10 +175,14 @@ def _halved(gpu: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: Idle
         kept = np.random.default_rng(draw).permutation(int(shape.max()) + 1)[shape] % 2 == 0
         test = rows.to_judge() & (fold == draw)
         predicted[test] = predict_with_fit(
-            fit_kernel_rows(rows.select_rows((fold != draw) & kept), chip, idle), rows.select_rows(test), chip
+            fit_kernel_rows(rows.select_rows((fold != draw) & kept), chip, idle),
+            rows.select_rows(test),
+            chip,
         )
         one = test & rows.is_kind("burst") & on_random_data(rows)
-        each.append(round(mean_percent_error(predicted[one, 0], rows.column("latency_s")[one]) or 0.0, 2))
+        each.append(
+            round(mean_percent_error(predicted[one, 0], rows.column("latency_s")[one]) or 0.0, 2)
+        )
     draws = tuple(range(DRAWS))
     out = _compared(gpu, "half the database", rows, predicted, held, np.isin(fold, draws), draws)
     out[0]["draws"] = each
@@ -168,7 +190,13 @@ def _halved(gpu: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: Idle
 
 
 def _compared(
-    gpu: str, name: str, rows: KernelRows, predicted: Array, held: HeldOutRows, inside: Mask, folds: tuple[int, ...]
+    gpu: str,
+    name: str,
+    rows: KernelRows,
+    predicted: Array,
+    held: HeldOutRows,
+    inside: Mask,
+    folds: tuple[int, ...],
 ) -> list[LedgerRow]:
     from wattcast.fit.kernel_rows import settled_figures
 
@@ -185,7 +213,9 @@ def _compared(
         known = at & np.isfinite(predicted[:, column]) & np.isfinite(true)
         error = mean_percent_error(predicted[known, column], true[known])
         full = _full(held, folds, "burst" if quantity == "latency" else quantity)
-        out.append(make_ledger_row(f"{gpu} ablations, {quantity}", name, int(known.sum()), error, full[0]))
+        out.append(
+            make_ledger_row(f"{gpu} ablations, {quantity}", name, int(known.sum()), error, full[0])
+        )
     return out
 
 
@@ -231,10 +261,17 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
         found["rate"][test] = _linear(_rate_terms(priced), priced.power_w, train, test)
         terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
         found["alpha"][test] = _linear(terms, priced.power_w, train, test)
-    priced, found = _select_rows(priced, tested), {name: values[tested] for name, values in found.items()}
+    priced, found = (
+        _select_rows(priced, tested),
+        {name: values[tested] for name, values in found.items()},
+    )
     capped = priced.clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))
     where = f"{gpu.name} ablations, power at measured time and clock"
-    said = {"module": "module power (ours, no learned factor)", "alpha": "alpha-C power", "rate": "rate-based power"}
+    said = {
+        "module": "module power (ours, no learned factor)",
+        "alpha": "alpha-C power",
+        "rate": "rate-based power",
+    }
     return [
         make_ledger_row(
             where,
@@ -248,7 +285,9 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
     ]
 
 
-def _rates(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_s: Array) -> tuple[PowerRows, Array]:
+def _rates(
+    rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_s: Array
+) -> tuple[PowerRows, Array]:
     """Events a second of every row, and its two activity factors ``(row, 2)``."""
     reference = bundle_for(gpu).reference
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
@@ -257,7 +296,9 @@ def _rates(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_
     effective = rows.column("effective_clock_hz")
     effective_hz = np.where(np.isfinite(effective), effective, clock_hz)
     fixed_s = np.minimum(_FIXED_S * kernels.work.launches, latency_s)
-    busy = count_active_sms(kernels, count_waves(kernels, sms)) * (latency_s - fixed_s) * effective_hz
+    busy = (
+        count_active_sms(kernels, count_waves(kernels, sms)) * (latency_s - fixed_s) * effective_hz
+    )
     value, events = np.column_stack([counted, busy]), (*names, BUSY_EVENT)
     used = [i for i, name in enumerate(events) if value[:, i].any() and name != "link_byte"]
     priced = PowerRows(
@@ -273,9 +314,13 @@ def _rates(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_
     cycles = latency_s * effective_hz
     pipe = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * sms * cycles)
     l2 = (kernels.work.l2_byte + kernels.work.between_byte) / (reference.l2_byte_per_cycle * cycles)
-    moved = kernels.work.dram_read_byte + kernels.work.dram_write_byte + kernels.work.between_dram_byte
+    moved = (
+        kernels.work.dram_read_byte + kernels.work.dram_write_byte + kernels.work.between_dram_byte
+    )
     dram = moved / (float(np.mean(gpu.memory.byte_per_s)) * latency_s)
-    return priced, np.column_stack([np.clip(np.maximum(pipe, l2), 0.0, 1.0), np.clip(dram, 0.0, 1.0)])
+    return priced, np.column_stack(
+        [np.clip(np.maximum(pipe, l2), 0.0, 1.0), np.clip(dram, 0.0, 1.0)]
+    )
 
 
 def _select_rows(rows: PowerRows, mask: Mask) -> PowerRows:
@@ -301,11 +346,19 @@ def _rate_terms(rows: PowerRows) -> Array:
 def _alpha_terms(alpha: Array, clock_hz: Array, voltage: VoltageCurve) -> Array:
     switched = voltage.level_at(clock_hz) ** 2 * clock_hz
     return np.column_stack(
-        [np.ones(len(clock_hz)), voltage.level_at(clock_hz), switched, alpha[:, 0] * switched, alpha[:, 1]]
+        [
+            np.ones(len(clock_hz)),
+            voltage.level_at(clock_hz),
+            switched,
+            alpha[:, 0] * switched,
+            alpha[:, 1],
+        ]
     )
 
 
-def _linear(terms: Array, power_w: Array, train: npt.NDArray[np.bool_], test: npt.NDArray[np.bool_]) -> Array:
+def _linear(
+    terms: Array, power_w: Array, train: npt.NDArray[np.bool_], test: npt.NDArray[np.bool_]
+) -> Array:
     """Non-negative least squares on relative error."""
     from scipy.optimize import nnls
 
@@ -327,11 +380,15 @@ def prediction_time_rows(gpu: str) -> list[LedgerRow]:
     chip = hardware.load_gpu(gpu)
     bundle = bundle_for(chip)
     out = []
-    with Path(__file__).with_name("prediction_time.csv").open(newline="", encoding="utf-8") as stream:
+    with (
+        Path(__file__).with_name("prediction_time.csv").open(newline="", encoding="utf-8") as stream
+    ):
         table = list(csv.DictReader(stream))
     for entry in table:
         options = ModelOptions(
-            batch=int(entry["batch"]), seq=int(entry["seq"]) if entry["seq"] else None, stack="eager"
+            batch=int(entry["batch"]),
+            seq=int(entry["seq"]) if entry["seq"] else None,
+            stack="eager",
         )
         seconds = []
         for _ in range(TIMES + 1):
@@ -342,7 +399,10 @@ def prediction_time_rows(gpu: str) -> list[LedgerRow]:
             predict_graph(build_graph(entry["model"], options), chip, OperatingPoint(), bundle)
             seconds.append(time.process_time() - began_s)
         taken_s = float(np.median(seconds[1:]))
-        more: dict[str, Any] = {"seconds": round(taken_s, 4), "profiled_s": float(entry["profiled_s"])}
+        more: dict[str, Any] = {
+            "seconds": round(taken_s, 4),
+            "profiled_s": float(entry["profiled_s"]),
+        }
         if entry["simulated_s"]:
             more["simulated_s"] = float(entry["simulated_s"])
         more["profiling_over_ours"] = round(more["profiled_s"] / taken_s)
@@ -355,7 +415,9 @@ def ablation_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     held = load_held_out(gpu)
     chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
     tell(f"{gpu}: quick ablations")
-    found = quick_rows(gpu, held) + power_rows(rows, chip, fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip))
+    found = quick_rows(gpu, held) + power_rows(
+        rows, chip, fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
+    )
     return found + prediction_time_rows(gpu) + long_rows(gpu, held, tell)
 
 
@@ -365,11 +427,15 @@ def predict_with_fit(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
 
 
 def ideal_scaffold(bundle: Bundle) -> KernelFit:
-    """Return the shipped clock law and energies with every λ one, no fixed time and nothing learned."""
+    """Return the shipped clock law and energies with every λ one, no fixed time and nothing
+    learned.
+    """
     assert bundle.clock_law is not None
     ideal = dict.fromkeys(FAMILIES, Correction(1.0, 1.0, 0.0))
     nothing = LearnedFactors(bundle.reference, {}, {})
-    return KernelFit(ideal, bundle.clock_law, bundle.power.as_module_power(), dict(bundle.toggling), nothing)
+    return KernelFit(
+        ideal, bundle.clock_law, bundle.power.as_module_power(), dict(bundle.toggling), nothing
+    )
 
 
 def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
@@ -379,12 +445,18 @@ def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
     family, found = np.array(rows.family), np.full(len(rows), np.nan)
     for name in dict.fromkeys(rows.family):
         at = family == name
-        found[at] = flop_byte_regression(flop[at] + 1.0, byte[at] + 1.0, rows.column("latency_s")[at], fold[at])
+        found[at] = flop_byte_regression(
+            flop[at] + 1.0, byte[at] + 1.0, rows.column("latency_s")[at], fold[at]
+        )
     return found
 
 
-def flop_byte_regression(flop: Array, byte: Array, latency_s: Array, fold: npt.NDArray[np.int64]) -> Array:
-    """Return latency from a regression on FLOPs, bytes and a constant, out of fold, fitted to relative error."""
+def flop_byte_regression(
+    flop: Array, byte: Array, latency_s: Array, fold: npt.NDArray[np.int64]
+) -> Array:
+    """Return latency from a regression on FLOPs, bytes and a constant, out of fold, fitted to
+    relative error.
+    """
     terms = np.column_stack([np.ones(len(flop)), flop / flop.max(), byte / byte.max()])
     found = np.full(len(flop), np.nan)
     for k in np.unique(fold):

@@ -2,13 +2,16 @@
 
 Run: ``python studies/cards_left_out.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
-The model is fitted on the rows of the other cards in folds by shape, and everything an interval is made of (ends,
-their growth with distance, the spread between cards, what functions and kinds never measured add) comes from those
-rows. Rows of a card left out are counted inside in three classes, which ask three questions:
+The model is fitted on the rows of the other cards in folds by shape, and everything an interval is
+made of (ends, their growth with distance, the spread between cards, what functions and kinds never
+measured add) comes from those rows. Rows of a card left out are counted inside in three classes,
+which ask three questions:
 
 - *measured by others*: the very operator is among the rows fitted. What is left is the card.
-- *new operator*: nobody else's, of functions and kinds that others measured. The card, and the error of the model.
-- *outside*: a prediction would say that it is outside what was measured. A question of support, not of cards.
+- *new operator*: nobody else's, of functions and kinds that others measured. The card, and the
+  error of the model.
+- *outside*: a prediction would say that it is outside what was measured. A question of support, not
+  of cards.
 """
 
 from __future__ import annotations
@@ -43,7 +46,13 @@ from wattcast.fit.held_out import (
     scale_ratios,
 )
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
-from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.fit.kernel_rows import (
+    FOLDS,
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    settled_figures,
+)
 from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row
 from wattcast.hardware import Gpu
 from wattcast.power.power_model import IdlePower
@@ -63,7 +72,9 @@ from wattcast.validate.ledger import Tell
 
 SMALL = 1000  # rows of a card: below, it is left out together with others like it
 LEAST_SAID = 20  # rows; of fewer a share says nothing
-MANY_OUTSIDE = 50  # rows of a card outside what others measured, to learn from the others what that costs
+MANY_OUTSIDE = (
+    50  # rows of a card outside what others measured, to learn from the others what that costs
+)
 CLASSES = ("measured by others", "new operator", "outside")
 
 
@@ -77,22 +88,26 @@ class Judged:
 
 
 def judge(rows: KernelRows, gone: Mask, gpu: Gpu, idle: IdlePower) -> tuple[Judged, Judged]:
-    """Every row from fits without ``gone`` and without its own fold, and rows of ``gone`` from fits with their fold.
+    """Every row from fits without ``gone`` and without its own fold, and rows of ``gone`` from fits
+    with their fold.
 
     The second are of operators that other cards measured, and then a fit has met them.
     """
     fold = assign_folds(rows)
     tested = rows.is_kind("burst", "sustained") & rows.fit & on_random_data(rows)
-    asked = [(tested & (fold == k), tested & gone & (fold == (k + 1) % FOLDS)) for k in range(FOLDS)]
+    asked = [
+        (tested & (fold == k), tested & gone & (fold == (k + 1) % FOLDS)) for k in range(FOLDS)
+    ]
     joblib = importlib.import_module("joblib")  # comes with scikit-learn
     with one_thread():
         work: Iterable[tuple[Judged, Judged]] = joblib.Parallel(n_jobs=-1, return_as="generator")(
-            joblib.delayed(_fold)(rows, ~gone & (fold != k), both, gpu, idle) for k, both in enumerate(asked)
+            joblib.delayed(_fold)(rows, ~gone & (fold != k), both, gpu, idle)
+            for k, both in enumerate(asked)
         )
         found = list(work)
-    return _joined(len(rows), [(at[0], one[0]) for at, one in zip(asked, found, strict=True)]), _joined(
-        len(rows), [(at[1], one[1]) for at, one in zip(asked, found, strict=True)]
-    )
+    return _joined(
+        len(rows), [(at[0], one[0]) for at, one in zip(asked, found, strict=True)]
+    ), _joined(len(rows), [(at[1], one[1]) for at, one in zip(asked, found, strict=True)])
 
 
 def _fold(
@@ -102,7 +117,10 @@ def _fold(
     bundle = build_bundle(fit_kernel_rows(fitted_on, gpu, idle), fitted_on, gpu, {}, "")
     # families count as held out: whether they are is for the whole bundle to say
     bundle = replace(
-        bundle, residuals={name: ResidualEnds(r.latency, r.power, 1) for name, r in bundle.residuals.items()}
+        bundle,
+        residuals={
+            name: ResidualEnds(r.latency, r.power, 1) for name, r in bundle.residuals.items()
+        },
     )
     first, second = (_judged(rows.select_rows(at), bundle, gpu) for at in asked)
     return first, second
@@ -126,7 +144,11 @@ def _judged(rows: KernelRows, bundle: Bundle, gpu: Gpu) -> Judged:
 
 
 def _joined(count: int, parts: list[tuple[Mask, Judged]]) -> Judged:
-    ratio, near, why = np.full((count, 2), np.nan), np.full((count, 2), np.nan), np.full(count, "", dtype="<U8")
+    ratio, near, why = (
+        np.full((count, 2), np.nan),
+        np.full((count, 2), np.nan),
+        np.full(count, "", dtype="<U8"),
+    )
     for at, one in parts:
         ratio[at], near[at], why[at] = one.ratio, one.near, one.why
     return Judged(ratio, near, why)
@@ -135,12 +157,18 @@ def _joined(count: int, parts: list[tuple[Mask, Judged]]) -> Judged:
 def learned_apart(
     rows: KernelRows, gone: Mask, new: Judged, gpu: Gpu, idle: IdlePower, tell: Tell
 ) -> dict[OutsideReason, ReasonWidening]:
-    """What being outside costs, learned without the cards left out where many of their rows are; else the usual."""
+    """What being outside costs, learned without the cards left out where many of their rows are;
+    else the usual.
+    """
     if (gone & (new.why != "")).sum() < MANY_OUTSIDE:
         return dict(default_widening().apart)
     tell("cards: functions and kinds left out of the others")
-    (time, latency), (energy, power) = (own_ends(rows, ~gone, new, quantity) for quantity in KIND_OF_QUANTITY)
-    residuals = {name: ResidualEnds(latency[name], power.get(name, (0.8, 1.25)), 1) for name in latency}
+    (time, latency), (energy, power) = (
+        own_ends(rows, ~gone, new, quantity) for quantity in KIND_OF_QUANTITY
+    )
+    residuals = {
+        name: ResidualEnds(latency[name], power.get(name, (0.8, 1.25)), 1) for name in latency
+    }
     with one_thread():
         left = predict_left_out(rows.select_rows(~gone), gpu, idle, residuals, (time, energy))
     return {**default_widening().apart, **fit_reason_widening(left)}
@@ -149,7 +177,9 @@ def learned_apart(
 def own_ends(
     rows: KernelRows, own: Mask, new: Judged, quantity: str
 ) -> tuple[NearnessLine, dict[str, tuple[float, float]]]:
-    """Growth of the ends with distance, and those of each family at a typical one, from held-out rows of ``own``."""
+    """Growth of the ends with distance, and those of each family at a typical one, from held-out
+    rows of ``own``.
+    """
     place = list(KIND_OF_QUANTITY).index(quantity)
     at = own & rows.is_kind(KIND_OF_QUANTITY[quantity]) & np.isfinite(new.ratio[:, place])
     ratio, near, family = new.ratio[at, place], new.near[at, place], np.array(rows.family)[at]
@@ -186,11 +216,16 @@ def counted(
     shared = at & _measured_by(rows, ~gone, quantity) & np.isfinite(again.ratio[:, place])
     line, known = own_ends(rows, ~gone, new, quantity)
     at &= np.isin(rows.family, list(known))
-    of_class = np.where(at & shared, CLASSES[0], np.where(at & (new.why == ""), CLASSES[1], CLASSES[2]))
+    of_class = np.where(
+        at & shared, CLASSES[0], np.where(at & (new.why == ""), CLASSES[1], CLASSES[2])
+    )
     ratio = np.where(shared, again.ratio[:, place], new.ratio[:, place])
     near = np.where(shared, again.near[:, place], new.near[:, place])
     why = np.where(shared, again.why, new.why)
-    ends = np.log([known.get(name, (1.0, 1.0)) for name in rows.family]) * nearness_scale(near, line)[:, np.newaxis]
+    ends = (
+        np.log([known.get(name, (1.0, 1.0)) for name in rows.family])
+        * nearness_scale(near, line)[:, np.newaxis]
+    )
     by = np.array([getattr(apart[OutsideReason(w)], quantity) if w else 0.0 for w in why.tolist()])
     ends = np.exp(widen_log_ends(ends, by[:, np.newaxis]))
     by = NORMAL_P90 * getattr(_spread_without(rows, gone), quantity)
@@ -209,7 +244,9 @@ def _measured_by(rows: KernelRows, known: Mask, quantity: str) -> Mask:
 def _spread_without(rows: KernelRows, gone: Mask) -> CardSpread:
     """The spread between cards as the others show it."""
     rest = rows.select_rows(~gone)
-    return combine_spread({quantity: compare_cards(rest, quantity, None) for quantity in KIND_OF_QUANTITY})
+    return combine_spread(
+        {quantity: compare_cards(rest, quantity, None) for quantity in KIND_OF_QUANTITY}
+    )
 
 
 def coverage_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
@@ -230,12 +267,16 @@ def coverage_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
         gone = np.isin(rows.uuid, cards)
         new, again = judge(rows, gone, chip, idle)
         apart = learned_apart(rows, gone, new, chip, idle, tell)
-        tables += [counted(rows, gone, quantity, new, again, apart) for quantity in KIND_OF_QUANTITY]
+        tables += [
+            counted(rows, gone, quantity, new, again, apart) for quantity in KIND_OF_QUANTITY
+        ]
     return _said(where, rows, tables)
 
 
 def left_out_together(cards: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Cards with many rows each by itself, the others together: without few rows a fit is what it was."""
+    """Cards with many rows each by itself, the others together: without few rows a fit is what it
+    was.
+    """
     names = list(dict.fromkeys(cards))
     small = tuple(name for name in names if cards.count(name) < SMALL)
     large = [(name,) for name in names if name not in small]
@@ -243,7 +284,9 @@ def left_out_together(cards: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _said(where: str, rows: KernelRows, tables: list[Counted]) -> list[LedgerRow]:
-    """Each class of all cards together, of each card, and of new operators by why they were measured."""
+    """Each class of all cards together, of each card, and of new operators by why they were
+    measured.
+    """
     card, chosen = np.array(rows.uuid), np.array(rows.chosen)
     out: list[LedgerRow] = []
     for quantity in KIND_OF_QUANTITY:
@@ -255,7 +298,10 @@ def _said(where: str, rows: KernelRows, tables: list[Counted]) -> list[LedgerRow
             if name == CLASSES[1]:
                 reasons = dict.fromkeys(rows.chosen)
                 parts |= {_chosen(why): chosen == why for why in reasons}
-            found = [_counted_row(where, f"{quantity}, {name}, {part}", name, mine, at) for part, at in parts.items()]
+            found = [
+                _counted_row(where, f"{quantity}, {name}, {part}", name, mine, at)
+                for part, at in parts.items()
+            ]
             out += [one for one in found if one["n"] >= LEAST_SAID]
     return out
 
@@ -264,10 +310,14 @@ def _chosen(why: str) -> str:
     return "at random" if why == PLANNED else f"chosen as {why}"
 
 
-def _counted_row(where: str, quantity: str, of_class: str, tables: list[Counted], part: Mask) -> LedgerRow:
+def _counted_row(
+    where: str, quantity: str, of_class: str, tables: list[Counted], part: Mask
+) -> LedgerRow:
     at = [table.of_class == of_class for table in tables]
     inside, own, width = (
-        np.concatenate([getattr(table, name)[here & part] for table, here in zip(tables, at, strict=True)])
+        np.concatenate(
+            [getattr(table, name)[here & part] for table, here in zip(tables, at, strict=True)]
+        )
         for name in ("inside", "as_for_this_card", "width")
     )
     more: dict[str, Any] = {"wanted": [85.0, 95.0]}
@@ -277,7 +327,9 @@ def _counted_row(where: str, quantity: str, of_class: str, tables: list[Counted]
             "as_for_this_card": round(100 * float(own.mean()), 1),
             "median_width": round(100 * float(np.median(width)), 1),
         }
-    return make_ledger_row(where, f"{quantity}, inside {INTERVAL_LEVEL:.0%}", int(inside.size), None, **more)
+    return make_ledger_row(
+        where, f"{quantity}, inside {INTERVAL_LEVEL:.0%}", int(inside.size), None, **more
+    )
 
 
 if __name__ == "__main__":

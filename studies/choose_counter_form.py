@@ -1,15 +1,20 @@
-"""Choose the form of the H200's counter model by microbenchmarks alone, never by the multimedia rows it is tested on.
+"""Choose the form of the H200's counter model by microbenchmarks alone, never by the multimedia
+rows it is tested on.
 
-Run: ``python studies/choose_counter_form.py``. The rule was committed before the chosen form was judged
-(docs/method/history.md, "Counter models"):
+Run: ``python studies/choose_counter_form.py``. The rule was committed before the chosen form was
+judged (docs/method/history.md, "Counter models"):
 
 1. Families are the first words of the benchmarks' names. A family is predicted by a fit without it.
-2. Memory draws a step once it is awake, if the memory power of held-out families is then missed by less. The rate at
+2. Memory draws a step once it is awake, if the memory power of held-out families is then missed by
+less. The rate at
    which the step is complete is the one with the least error over all rows.
-3. Predictors are added to the core rail one at a time, each time the one that lowers the error most. The error is
-   that of the total at the top clock, averaged within a family and then over families; an error counts as 25 % at
-   most, because a family that alone uses a unit cannot be predicted without itself.
-4. A predictor is added only if the gain is at least 0.1 points and larger than its standard error over families, and
+3. Predictors are added to the core rail one at a time, each time the one that lowers the error
+most. The error is
+   that of the total at the top clock, averaged within a family and then over families; an error
+   counts as 25 % at most, because a family that alone uses a unit cannot be predicted without
+   itself.
+4. A predictor is added only if the gain is at least 0.1 points and larger than its standard error
+over families, and
    if held-out mixes of units, which resemble programs most, are missed by no more than before.
 5. The leaning is chosen by held-out mixes, as before.
 """
@@ -71,17 +76,27 @@ COUNTS = {  # candidates that are one metric
 
 
 class HeldOutFamilies:
-    """Training rows of the shipped table with their families, and errors of designs with each family held out."""
+    """Training rows of the shipped table with their families, and errors of designs with each
+    family held out.
+    """
 
     def __init__(self) -> None:
         whole = read_shipped_table(GPU)
         kept = split_rows(whole)[0]
-        lines = [line for line, keep in zip(make_table_lines(database_folder(GPU), GPU), kept, strict=True) if keep]
+        lines = [
+            line
+            for line, keep in zip(make_table_lines(database_folder(GPU), GPU), kept, strict=True)
+            if keep
+        ]
         trained = np.unique(whole.benchmark[kept])
         # before anything is computed, rows that are tested or left out go
-        before = [p.event != "l2_write_sector" for p in whole.predictors]  # the model of the second round
+        before = [
+            p.event != "l2_write_sector" for p in whole.predictors
+        ]  # the model of the second round
         events = tuple(p for p, kept in zip(whole.predictors, before, strict=True) if kept)
-        whole = replace(whole, awake_per_s=None, predictors=events, occurrence=whole.occurrence[:, before])
+        whole = replace(
+            whole, awake_per_s=None, predictors=events, occurrence=whole.occurrence[:, before]
+        )
         self.table = replace(whole, test=(), left_out={}).keep_benchmarks(
             np.isin(np.arange(whole.benchmarks), trained)
         )
@@ -89,7 +104,9 @@ class HeldOutFamilies:
         self.train = np.ones(self.table.rows, dtype=bool)
         self.family = np.array([str(line["benchmark"]).split("_")[0] for line in lines])
         self.column = {
-            name: np.array([float(line.get(name, 0.0)) for line in lines]) for name in lines[-1] if "__" in name
+            name: np.array([float(line.get(name, 0.0)) for line in lines])
+            for name in lines[-1]
+            if "__" in name
         }
         self.seconds = np.array([float(line["seconds"]) for line in lines])
         self.square = self.design.static[:, 1] / self.table.clock_hz
@@ -107,28 +124,43 @@ class HeldOutFamilies:
         yield "resident warps", column["sm__cycles_active.sum"] * occupancy / seconds
         # warps that take turns change the operands at every issue
         yield "multiply-adds by warps in turn", multiplied * occupancy
-        yield "instructions by warps in turn", column["smsp__inst_executed.sum"] * occupancy / seconds
-        yield "threads by warps in turn", column["smsp__thread_inst_executed.sum"] * occupancy / seconds
+        yield (
+            "instructions by warps in turn",
+            column["smsp__inst_executed.sum"] * occupancy / seconds,
+        )
+        yield (
+            "threads by warps in turn",
+            column["smsp__thread_inst_executed.sum"] * occupancy / seconds,
+        )
         registers = column["launch__registers_per_thread"]
         yield "registers in use", column["sm__cycles_active.sum"] * occupancy * registers / seconds
 
     def add_to_core(self, design: RailsDesign, rate: Array) -> RailsDesign:
         """Return the design with one more predictor on the core rail."""
-        return replace(design, core=np.concatenate([design.core, (rate * self.square)[:, np.newaxis]], axis=1))
+        return replace(
+            design, core=np.concatenate([design.core, (rate * self.square)[:, np.newaxis]], axis=1)
+        )
 
     def add_memory_step(self, full_byte_per_s: float) -> RailsDesign:
         """Return the design with a ramp of memory power that is complete at a rate."""
         memory = [i for i, p in enumerate(self.table.predictors) if p.rail == "memory"]
         awake = np.minimum(self.table.occurrence[:, memory].sum(axis=1) / full_byte_per_s, 1.0)
-        return replace(self.design, memory=np.concatenate([self.design.memory, awake[:, np.newaxis]], axis=1))
+        return replace(
+            self.design, memory=np.concatenate([self.design.memory, awake[:, np.newaxis]], axis=1)
+        )
 
     def held_out(self, design: RailsDesign) -> tuple[Array, Array]:
-        """Return total and memory power of each row by a fit without its family; idle rows are always trained on."""
+        """Return total and memory power of each row by a fit without its family; idle rows are
+        always trained on.
+        """
         total_w, memory_w = np.zeros(self.table.rows), np.zeros(self.table.rows)
         for family in np.unique(self.family):
             mine = self.family == family
             costs = solve_rails(design, self.train if family == "idle" else ~mine, LEANING)
-            total_w[mine], memory_w[mine] = costs.total_w(design)[mine], costs.memory_power_w(design)[mine]
+            total_w[mine], memory_w[mine] = (
+                costs.total_w(design)[mine],
+                costs.memory_power_w(design)[mine],
+            )
         return total_w, memory_w
 
     def family_errors(self, design: RailsDesign) -> dict[str, float]:
@@ -136,7 +168,10 @@ class HeldOutFamilies:
         found_w, _ = self.held_out(design)
         error = np.minimum(100.0 * np.abs(found_w / self.table.power_w - 1.0), MOST_ERROR)
         counted: Mask = self.table.at_default() & (self.family != "idle")
-        return {str(f): float(error[counted & (self.family == f)].mean()) for f in np.unique(self.family[counted])}
+        return {
+            str(f): float(error[counted & (self.family == f)].mean())
+            for f in np.unique(self.family[counted])
+        }
 
 
 def main() -> None:
@@ -151,18 +186,26 @@ def main() -> None:
     full = min(errors_w, key=lambda rate: errors_w[rate])
     plain_w = memory_error_w(rows.design)
     print(f"memory power, families held out: a line {plain_w:.2f} W off, a step complete at")
-    print("  " + ", ".join(f"{1e-12 * rate:g} TB/s {error:.2f}" for rate, error in errors_w.items()))
+    print(
+        "  " + ", ".join(f"{1e-12 * rate:g} TB/s {error:.2f}" for rate, error in errors_w.items())
+    )
     design = steps[full] if errors_w[full] < plain_w else rows.design
     before = rows.family_errors(design)
-    print(f"core rail: {np.mean(list(before.values())):.2f} % over {len(before)} families, mixes {before['mix']:.2f}")
+    print(
+        f"core rail: {np.mean(list(before.values())):.2f} % over {len(before)} families, mixes {before['mix']:.2f}"
+    )
     left = dict(rows.candidates())
     while left:
-        tried = {name: rows.family_errors(rows.add_to_core(design, rate)) for name, rate in left.items()}
+        tried = {
+            name: rows.family_errors(rows.add_to_core(design, rate)) for name, rate in left.items()
+        }
         gains = {n: np.array([before[f] - after[f] for f in before]) for n, after in tried.items()}
         for name in sorted(gains, key=lambda n: -gains[n].mean())[:8]:
             gain = gains[name]
             spread = gain.std(ddof=1) / np.sqrt(gain.size)
-            print(f"  {name:32} gains {gain.mean():.2f} +- {spread:.2f}, mixes {tried[name]['mix']:.2f}")
+            print(
+                f"  {name:32} gains {gain.mean():.2f} +- {spread:.2f}, mixes {tried[name]['mix']:.2f}"
+            )
         fit = [
             name
             for name, gain in gains.items()

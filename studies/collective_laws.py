@@ -1,13 +1,13 @@
 """Fit the laws of collectives to the fitted half of public NCCL tables and print them as YAML.
 
 Run: python -m studies.collective_laws ../shared/reference/aiconfigurator
-Figure of the held-out rows: python -m studies.collective_laws ../shared/reference/aiconfigurator docs/images
+Figure of the held-out rows: python -m studies.collective_laws ../shared/reference/aiconfigurator
+docs/images
 
-Rows whose hash is odd are left out here (``public_checks/collective_checks.py``): they judge. Least squares in logs
-with a soft loss; the library's choice of the fastest protocol is softened, and hardened in four rounds. A weak prior
-holds coefficients that the rows say little about at the start values below. Four folds within the fitted half say
-what a fold left out costs.
-"""
+Rows whose hash is odd are left out here (``public_checks/collective_checks.py``): they judge. Least
+squares in logs with a soft loss; the library's choice of the fastest protocol is softened, and
+hardened in four rounds. A weak prior holds coefficients that the rows say little about at the start
+values below. Four folds within the fitted half say what a fold left out costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import least_squares
-from studies.public_checks.collective_checks import CARDS, CollectiveTiming, as_rows, read_collective_table
+from studies.public_checks.collective_checks import (
+    CARDS,
+    CollectiveTiming,
+    as_rows,
+    read_collective_table,
+)
 
 from wattcast.hardware import load_gpu
 from wattcast.predictor.link_laws import LinkLaw, load_laws, nccl_protocol_s
@@ -49,7 +54,10 @@ PRIOR = 0.03
 
 
 def fit_law(
-    timings: list[CollectiveTiming], link_byte_per_s: float, free: list[str], fixed: dict[str, object]
+    timings: list[CollectiveTiming],
+    link_byte_per_s: float,
+    free: list[str],
+    fixed: dict[str, object],
 ) -> LinkLaw:
     """Return the law that fits these timings best."""
     rows, true_s = as_rows(timings, multicast=True), np.array([row.latency_s for row in timings])
@@ -86,7 +94,12 @@ def main(folder: Path) -> None:
         fold = np.array([row.crc(salt="fold ") % 4 for row in timings])
         left_out = np.zeros(len(timings))
         for number in range(4):
-            law = fit_law([t for t, f in zip(timings, fold, strict=True) if f != number], both_ways / 2, free, fixed)
+            law = fit_law(
+                [t for t, f in zip(timings, fold, strict=True) if f != number],
+                both_ways / 2,
+                free,
+                fixed,
+            )
             found = nccl_protocol_s(law, as_rows(timings, True), both_ways / 2).min(axis=0)
             error = np.abs(found / [t.latency_s for t in timings] - 1.0)
             left_out[fold == number] = error[fold == number]
@@ -108,7 +121,9 @@ def main(folder: Path) -> None:
 
 
 def draw_held_out(folder: Path) -> Figure:
-    """Draw held-out all-reduces of four cards, measured as dots and predicted as lines, by number of GPUs."""
+    """Draw held-out all-reduces of four cards, measured as dots and predicted as lines, by number
+    of GPUs.
+    """
     figure = new_figure(13.0, 3.8)
     panels = figure.subplots(1, len(CARDS), sharey=True)
     for panel, (stem, name) in zip(panels.flat, CARDS.items(), strict=True):
@@ -117,10 +132,18 @@ def draw_held_out(folder: Path) -> Figure:
         both_ways = gpu.links.nvlink_byte_per_s or gpu.links.pcie_byte_per_s
         timings = read_collective_table(next(iter(sorted(folder.glob(f"{stem}.nccl-*.csv")))))
         for colour, gpus in zip(("C0", "C1", "C2"), (2, 4, 8), strict=True):
-            rows = [t for t in timings if (t.kind, t.gpus, t.dtype) == ("all_reduce", gpus, "half") and t.judged]
+            rows = [
+                t
+                for t in timings
+                if (t.kind, t.gpus, t.dtype) == ("all_reduce", gpus, "half") and t.judged
+            ]
             held = [t for t in rows if t.held_out]
-            panel.loglog([t.byte for t in held], [t.latency_s * 1e6 for t in held], "o", color=colour, ms=4)
-            line = [CollectiveTiming("all_reduce", 1 << k, gpus, "half", 0.0) for k in range(10, 31)]
+            panel.loglog(
+                [t.byte for t in held], [t.latency_s * 1e6 for t in held], "o", color=colour, ms=4
+            )
+            line = [
+                CollectiveTiming("all_reduce", 1 << k, gpus, "half", 0.0) for k in range(10, 31)
+            ]
             found_s = nccl_protocol_s(law, as_rows(line, True), both_ways / 2).min(axis=0)
             panel.loglog([t.byte for t in line], found_s * 1e6, color=colour, label=f"{gpus} GPUs")
         panel.set_title(name)
@@ -128,12 +151,15 @@ def draw_held_out(folder: Path) -> Figure:
     panels.flat[0].set_ylabel("All-reduce (us)")
     panels.flat[0].legend()
     return add_caption(
-        figure, "NCCL 2.27 and 2.29, aiconfigurator at 095f58a, fp16, out of place; dots: held out of the fit"
+        figure,
+        "NCCL 2.27 and 2.29, aiconfigurator at 095f58a, fp16, out of place; dots: held out of the fit",
     )
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        draw_held_out(Path(sys.argv[1])).savefig(Path(sys.argv[2]) / "collectives.png", dpi=110, bbox_inches="tight")
+        draw_held_out(Path(sys.argv[1])).savefig(
+            Path(sys.argv[2]) / "collectives.png", dpi=110, bbox_inches="tight"
+        )
     else:
         main(Path(sys.argv[1]))

@@ -1,4 +1,5 @@
-"""Errors of variants of the shipped counter model on multimedia rows, which were promised before rows were measured.
+"""Errors of variants of the shipped counter model on multimedia rows, which were promised before
+rows were measured.
 
 Run: ``python -m studies.counter_variants --gpu h200``. docs/method/counters.md quotes the figures.
 """
@@ -29,11 +30,10 @@ PARTIAL_RATES = ("dram_rate_", "dram_fma_")
 def error_variants(fit: RailsFit, gpu: str) -> dict[str, float]:
     """Return the error on multimedia rows without transfers, in percent, of variants of the fit.
 
-    They are: plain least squares; the form of the second round, without a step of memory power and writes to L2;
-    training also on kernels that were mended after the list of names to leave out was fixed; training without rows of
-    DRAM at a part of its rate; and the model of the other shipped card, as it is and with one factor (the median over
-    the training rows).
-    """
+    They are: plain least squares; the form of the second round, without a step of memory power and
+    writes to L2; training also on kernels that were mended after the list of names to leave out was
+    fixed; training without rows of DRAM at a part of its rate; and the model of the other shipped
+    card, as it is and with one factor (the median over the training rows)."""
     names = [fit.table.benchmark_names[b] for b in fit.table.benchmark]
     tested = fit.test & np.array([not moves_frames(name) for name in names])
 
@@ -42,9 +42,13 @@ def error_variants(fit: RailsFit, gpu: str) -> dict[str, float]:
 
     def refit(train: Mask, design: RailsDesign = fit.design) -> float:
         trials = leaning_errors(fit.table, design, train)
-        return error(solve_rails(design, train, min(trials, key=lambda lean: trials[lean])).total_w(design))
+        return error(
+            solve_rails(design, train, min(trials, key=lambda lean: trials[lean])).total_w(design)
+        )
 
-    mended = np.isin(names, [name for name in fit.table.left_out if name in find_mended_kernels(gpu)])
+    mended = np.isin(
+        names, [name for name in fit.table.left_out if name in find_mended_kernels(gpu)]
+    )
     partial = np.array([name.startswith(PARTIAL_RATES) for name in names])
     kept = [event != "l2_write_sector" for event in fit.design.core_events]
     second = replace(fit.design, core=fit.design.core[:, kept], memory=fit.design.memory[:, :-1])

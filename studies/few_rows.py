@@ -1,13 +1,15 @@
-"""Measure what a few rows of a card are worth: the forecast, the forecast moved by them, and a fit from nothing.
+"""Measure what a few rows of a card are worth: the forecast, the forecast moved by them, and a fit
+from nothing.
 
 Run: ``python studies/few_rows.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
-No other card's kernels were measured, so one is pretended. The parent is fitted on three of five folds of the
-database; rows of a fourth fold are the card's own; errors are of the fifth, which neither has seen. Three pretended
-cards: *a twin*, whose rows are as measured, so that the forecast needs no change; *another chip*, whose rows are
-distorted in ways the forecast does not know: each phase of time, each family, each module's energy and idle power by
-factors drawn at random (seed = draw), about as far as forecasts are found off (groups of kernels are not distorted);
-and *a chip known by its catalogue entry*, as measured, whose forecast is the starting rule and inherits no row.
+No other card's kernels were measured, so one is pretended. The parent is fitted on three of five
+folds of the database; rows of a fourth fold are the card's own; errors are of the fifth, which
+neither has seen. Three pretended cards: *a twin*, whose rows are as measured, so that the forecast
+needs no change; *another chip*, whose rows are distorted in ways the forecast does not know: each
+phase of time, each family, each module's energy and idle power by factors drawn at random (seed =
+draw), about as far as forecasts are found off (groups of kernels are not distorted); and *a chip
+known by its catalogue entry*, as measured, whose forecast is the starting rule and inherits no row.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Setting:
 
 
 def few_rows(gpu: str, card: str, tell: Tell) -> list[LedgerRow]:
-    """Errors of the three ways of one card, by number of rows, mean over draws; the floor is the forecast's."""
+    """Errors of the three ways of one card, by number of rows, mean over draws; the floor is the
+    forecast's.
+    """
     found: dict[tuple[int, str], list[Array]] = {}
     with one_thread():
         base = setting(gpu)
@@ -77,15 +81,29 @@ def few_rows(gpu: str, card: str, tell: Tell) -> list[LedgerRow]:
 
 def setting(gpu: str) -> Setting:
     """The parent from folds 0 to 2, the card's own rows from fold 3, the test from fold 4."""
-    chip, rows, idle = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu), kernel_rows.load_idle_rows(gpu)
+    chip, rows, idle = (
+        hardware.load_gpu(gpu),
+        kernel_rows.load_kernel_rows(gpu),
+        kernel_rows.load_idle_rows(gpu),
+    )
     shipped = shipped_bundle(gpu)
     if shipped is None:
-        raise BadInput(f"no bundle ships for {gpu}: its intervals are needed. Run `wattcast lab fit kernels`.")
+        raise BadInput(
+            f"no bundle ships for {gpu}: its intervals are needed. Run `wattcast lab fit kernels`."
+        )
     fold = assign_folds(rows)
     usable = rows.to_judge() & on_random_data(rows)
     past = rows.select_rows(fold < 3)
-    parent = build_bundle(fit_kernel_rows(past, chip, fit_idle_curve(idle, chip)), past, chip, shipped.residuals, "")
-    return Setting(chip, parent, rows.select_rows(usable & (fold == 3)), rows.select_rows(usable & (fold == 4)), idle)
+    parent = build_bundle(
+        fit_kernel_rows(past, chip, fit_idle_curve(idle, chip)), past, chip, shipped.residuals, ""
+    )
+    return Setting(
+        chip,
+        parent,
+        rows.select_rows(usable & (fold == 3)),
+        rows.select_rows(usable & (fold == 4)),
+        idle,
+    )
 
 
 def pretended(base: Setting, card: str, draw: int) -> Setting:
@@ -112,12 +130,18 @@ def starting_bundle(gpu: Gpu) -> Bundle:
     """Make a bundle of ``gpu`` from its catalogue entry alone."""
     path = Path(__file__).with_name("starting_power.yaml")
     power, rule = decode_yaml(path.read_bytes(), StartingPower, path.name), starting_rule()
-    limit_w, low_hz, top_hz = (float(x) for x in (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz))
+    limit_w, low_hz, top_hz = (
+        float(x) for x in (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz)
+    )
     shares = np.array([power.idle_share_at_lowest_clock, power.idle_share_at_top_clock])
-    idle = IdlePower(np.array([low_hz, top_hz]), shares * limit_w, power.idle_reference_c, power.idle_per_c)
+    idle = IdlePower(
+        np.array([low_hz, top_hz]), shares * limit_w, power.idle_reference_c, power.idle_per_c
+    )
     if (published := gpu.power.idle_w) is not None:
         idle = replace(idle, clock_hz=published.clock_hz, power_w=published.value)
-    voltage = VoltageCurve(np.array(power.voltage.clock_share) * top_hz, np.array(power.voltage.relative))
+    voltage = VoltageCurve(
+        np.array(power.voltage.clock_share) * top_hz, np.array(power.voltage.relative)
+    )
     if (volts := gpu.power.voltage_v) is not None:
         rising = np.maximum.accumulate(volts.value)
         voltage = VoltageCurve(volts.clock_hz, rising / rising[-1])
@@ -137,20 +161,38 @@ def starting_bundle(gpu: Gpu) -> Bundle:
 
 
 def _starting_energies(gpu: Gpu, idle: IdlePower, rule: StartingPower) -> dict[str, float]:
-    """Joules per event: the module's share of the power headroom over its full rate at the top clock."""
-    limit_w, top_hz, dram = float(gpu.power.limit_w), float(gpu.clocks.max_hz), float(gpu.memory.byte_per_s)
+    """Joules per event: the module's share of the power headroom over its full rate at the top
+    clock.
+    """
+    limit_w, top_hz, dram = (
+        float(gpu.power.limit_w),
+        float(gpu.clocks.max_hz),
+        float(gpu.memory.byte_per_s),
+    )
     headroom_w = max(limit_w - float(idle.power_at(top_hz, idle.reference_c)), 0.3 * limit_w)
     chip_hz, pipes = float(gpu.sm_count) * top_hz, gpu.pipes
-    rate = {TENSOR_EVENT[d]: ("tensor", float(r) * chip_hz) for d, r in pipes.tensor_flop_per_cycle.items()}
-    rate |= {CUDA_EVENT[d]: ("cuda", float(r) * chip_hz) for d, r in pipes.cuda_flop_per_cycle.items()}
+    rate = {
+        TENSOR_EVENT[d]: ("tensor", float(r) * chip_hz)
+        for d, r in pipes.tensor_flop_per_cycle.items()
+    }
+    rate |= {
+        CUDA_EVENT[d]: ("cuda", float(r) * chip_hz) for d, r in pipes.cuda_flop_per_cycle.items()
+    }
     if pipes.sfu_op_per_cycle is not None:
         rate["sfu_op"] = ("sfu", float(pipes.sfu_op_per_cycle) * chip_hz)
     # Where the L2's rate is not published, twice the DRAM's stands for it, as on an H200.
     l2 = float(gpu.l2.byte_per_cycle) * top_hz if gpu.l2.byte_per_cycle is not None else 2.0 * dram
-    rate |= {"l2_byte": ("l2", l2), "dram_read_byte": ("dram", dram), "dram_write_byte": ("dram", dram)}
+    rate |= {
+        "l2_byte": ("l2", l2),
+        "dram_read_byte": ("dram", dram),
+        "dram_write_byte": ("dram", dram),
+    }
     if gpu.links.nvlink_byte_per_s is not None:
         rate["link_byte"] = ("link", float(gpu.links.nvlink_byte_per_s))
-    return {event: rule.full_rate_share[module] * headroom_w / full for event, (module, full) in rate.items()}
+    return {
+        event: rule.full_rate_share[module] * headroom_w / full
+        for event, (module, full) in rate.items()
+    }
 
 
 def distorted(base: Setting, seed: int) -> Setting:
@@ -166,14 +208,20 @@ def distorted(base: Setting, seed: int) -> Setting:
     truth = replace(
         base.parent,
         corrections=move_corrections(base.parent.corrections, theta, families, []),
-        power=power.scale_energy(dict(zip(power.scalable_parts, module_factor, strict=True)), idle_factor=idle),
+        power=power.scale_energy(
+            dict(zip(power.scalable_parts, module_factor, strict=True)), idle_factor=idle
+        ),
     )
     own_rows, test = (_scaled(rows, base, truth) for rows in (base.own, base.test))
-    return replace(base, own=own_rows, test=test, idle=[(hz, idle * w, c) for hz, w, c in base.idle])
+    return replace(
+        base, own=own_rows, test=test, idle=[(hz, idle * w, c) for hz, w, c in base.idle]
+    )
 
 
 def _scaled(rows: KernelRows, base: Setting, truth: Bundle) -> KernelRows:
-    ratio = predict_with_bundle(truth, rows, base.gpu) / predict_with_bundle(base.parent, rows, base.gpu)
+    ratio = predict_with_bundle(truth, rows, base.gpu) / predict_with_bundle(
+        base.parent, rows, base.gpu
+    )
     sustained = rows.is_kind("sustained")
     watts = np.where(sustained, ratio[:, 1], 1.0)
     hertz = np.where(sustained, ratio[:, 2], 1.0)
@@ -182,7 +230,9 @@ def _scaled(rows: KernelRows, base: Setting, truth: Bundle) -> KernelRows:
         **dict.fromkeys(("power_w", "settled_power_w"), watts),
         **dict.fromkeys(("sm_clock_hz", "settled_clock_hz", "effective_clock_hz"), hertz),
     }
-    return replace(rows, number={name: values * by.get(name, 1.0) for name, values in rows.number.items()})
+    return replace(
+        rows, number={name: values * by.get(name, 1.0) for name, values in rows.number.items()}
+    )
 
 
 def compared(some: Setting, count: int, seed: int) -> dict[str, Array]:
@@ -191,7 +241,9 @@ def compared(some: Setting, count: int, seed: int) -> dict[str, Array]:
     moved = move_forecast(own, some.gpu, some.parent, some.idle).bundle
     alone = fit_kernel_rows(own, some.gpu, fit_idle_curve(some.idle, some.gpu))
     bundles = (some.parent, moved, build_bundle(alone, own, some.gpu, {}, ""))
-    return {arm: errors(bundle, some.test, some.gpu) for arm, bundle in zip(ARMS, bundles, strict=True)}
+    return {
+        arm: errors(bundle, some.test, some.gpu) for arm, bundle in zip(ARMS, bundles, strict=True)
+    }
 
 
 def drawn(rows: KernelRows, count: int, seed: int) -> Mask:
@@ -230,7 +282,12 @@ def _rows(gpu: str, card: str, found: Mapping[tuple[int, str], list[Array]]) -> 
             where = f"{gpu} few rows, {quantity}, {card} pretended"
             out.append(
                 make_ledger_row(
-                    where, f"{count} rows, {arm}", count, float(values.mean()), float(forecast.mean()), **more
+                    where,
+                    f"{count} rows, {arm}",
+                    count,
+                    float(values.mean()),
+                    float(forecast.mean()),
+                    **more,
                 )
             )
     return out

@@ -1,13 +1,15 @@
-"""Measure operators one after another: chains of different ones, and stacks, which are layers of made-up models.
+"""Measure operators one after another: chains of different ones, and stacks, which are layers of
+made-up models.
 
-Run on a GPU: ``python studies/kernel_chains.py chains --out DIR``, or ``stacks``, or ``names`` for the kernels of the
-chains' members. Folders continue where they stopped; ``wattcast lab pack`` packs them.
+Run on a GPU: ``python studies/kernel_chains.py chains --out DIR``, or ``stacks``, or ``names`` for
+the kernels of the chains' members. Folders continue where they stopped; ``wattcast lab pack`` packs
+them.
 
-A burst repeats one kernel; in a model every kernel follows a different one. A chain takes longer than the sum of its
-members because of the gaps between dependent kernels and because of colder caches. Members are measured first, in the
-same run, as ordinary burst rows. In a chain each member has operands of its own; in a stack each operator hands its
-result to the next, and one layer is the difference between two depths.
-"""
+A burst repeats one kernel; in a model every kernel follows a different one. A chain takes longer
+than the sum of its members because of the gaps between dependent kernels and because of colder
+caches. Members are measured first, in the same run, as ordinary burst rows. In a chain each member
+has operands of its own; in a stack each operator hands its result to the next, and one layer is the
+difference between two depths."""
 
 from __future__ import annotations
 
@@ -52,9 +54,18 @@ class OperatorChain:
         """Return the chain, or so many of its layers, as one operator for the builder."""
         if self.dims is not None:
             dims = asdict(replace(self.dims, layers=layers))
-            detail: dict[str, Any] = {"dims": dims, "phase": self.phase, "batch": self.batch, "seq": self.seq}
-            return OperatorSpec("stack", {"op": "stack", "dtype": "bf16"}, detail=detail, chosen="models")
-        members = [{k: v for k, v in asdict(member).items() if k != "chosen"} for member in self.members]
+            detail: dict[str, Any] = {
+                "dims": dims,
+                "phase": self.phase,
+                "batch": self.batch,
+                "seq": self.seq,
+            }
+            return OperatorSpec(
+                "stack", {"op": "stack", "dtype": "bf16"}, detail=detail, chosen="models"
+            )
+        members = [
+            {k: v for k, v in asdict(member).items() if k != "chosen"} for member in self.members
+        ]
         operator = {"op": "chain", "dtype": self.members[0].operator["dtype"]}
         return OperatorSpec("chain", operator, detail={"members": members}, chosen="models")
 
@@ -83,7 +94,9 @@ def measure_chains(campaign: KernelCampaign, kind: str, each_s: float) -> None:
     """Measure chains or stacks, each after those of its members that this process has not measured."""
     bench, chains = campaign.bench, read_chains(kind)[: campaign.few or None]
     every = {chain.spec(MANY).id: chain for chain in chains}
-    for spec in campaign.within([chain.spec(MANY) for chain in chains], each_s, kind.removesuffix("s")):
+    for spec in campaign.within(
+        [chain.spec(MANY) for chain in chains], each_s, kind.removesuffix("s")
+    ):
         chain = every[spec.id]
         alone_s: dict[str, float] = {}
         for member in {member.id: member for member in chain.members}.values():
@@ -93,14 +106,19 @@ def measure_chains(campaign: KernelCampaign, kind: str, each_s: float) -> None:
 
         def measured(chain: OperatorChain = chain, alone_s: dict[str, float] = alone_s) -> ChainRow:
             depths = [chain.spec(layers) for layers in ((FEW, MANY) if chain.dims else (0,))]
-            return make_chain_row(chain, [measure_burst_row(bench, depth) for depth in depths], alone_s)
+            return make_chain_row(
+                chain, [measure_burst_row(bench, depth) for depth in depths], alone_s
+            )
 
         blank = make_chain_row(chain, [make_blank_row(bench, RowKind.CHAIN, spec)], {})
         campaign.measure(RowKind.CHAIN, spec, blank, measured)
 
 
-def make_chain_row(chain: OperatorChain, rows: list[KernelRow], alone_s: dict[str, float]) -> ChainRow:
-    """Turn a measured burst of a chain into a chain row; ``alone_s`` are its members' latencies, where known.
+def make_chain_row(
+    chain: OperatorChain, rows: list[KernelRow], alone_s: dict[str, float]
+) -> ChainRow:
+    """Turn a measured burst of a chain into a chain row; ``alone_s`` are its members' latencies,
+    where known.
 
     Of a stack, ``rows`` are the two depths, and the row is one layer: their difference.
     """
@@ -130,17 +148,24 @@ def make_chain_row(chain: OperatorChain, rows: list[KernelRow], alone_s: dict[st
 
 def call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Call several operators one after another; each has operands of its own."""
-    calls = [build_call(builder, OperatorSpec(**member), fresh=False) for member in spec.detail["members"]]
+    calls = [
+        build_call(builder, OperatorSpec(**member), fresh=False)
+        for member in spec.detail["members"]
+    ]
 
     def run(i: int) -> list[Any]:
         return [call.run(i) for call in calls]
 
-    fixed, each = (sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte"))
+    fixed, each = (
+        sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte")
+    )
     return OperatorCall(run, max(call.sets for call in calls), fixed, each)
 
 
 def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Run a model of made-up sizes, whose layers hand on their results and have weights of their own."""
+    """Run a model of made-up sizes, whose layers hand on their results and have weights of their
+    own.
+    """
     from wattcast.measure.campaigns import model_campaign
 
     given, device = spec.detail, builder.operands.device
@@ -150,7 +175,10 @@ def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     step = model_campaign.make_iteration(built, row, builder.torch, device, dims)
 
     def run(i: int) -> Any:
-        with model_campaign.eager_settings(builder.torch), builder.torch.set_grad_enabled(row.phase == "train"):
+        with (
+            model_campaign.eager_settings(builder.torch),
+            builder.torch.set_grad_enabled(row.phase == "train"),
+        ):
             return step()
 
     return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)

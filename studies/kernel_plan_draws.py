@@ -1,6 +1,8 @@
-"""Draw the plan that `wattcast lab kernels` measures, round by round: shapes around those of published models.
+"""Draw the plan that `wattcast lab kernels` measures, round by round: shapes around those of
+published models.
 
-Run: ``python studies/kernel_plan_draws.py`` (renews ``kernel_plan.jsonl.gz`` in ``measure/campaigns``).
+Run: ``python studies/kernel_plan_draws.py`` (renews ``kernel_plan.jsonl.gz`` in
+``measure/campaigns``).
 
 Rows on file carry the ids of these operators, so a changed draw would be a new plan.
 """
@@ -18,7 +20,13 @@ from typing import Any
 
 from wattcast.core.units import Dtype
 from wattcast.measure.campaigns import kernel_plan
-from wattcast.measure.campaigns.kernel_plan import BINARY, LARGEST_BYTE, LONGEST_S, UNARY, OperatorSpec
+from wattcast.measure.campaigns.kernel_plan import (
+    BINARY,
+    LARGEST_BYTE,
+    LONGEST_S,
+    UNARY,
+    OperatorSpec,
+)
 
 ROUNDS = 4
 
@@ -30,7 +38,11 @@ def pack_kernel_plan(rounds: int = ROUNDS) -> bytes:
     for number in range(1, rounds + 1):
         for spec in draw_kernel_plan(number):
             given = {name: getattr(spec, name) for name in ("family", "operator", *usual)}
-            told = {name: value for name, value in given.items() if name not in usual or value != usual[name]}
+            told = {
+                name: value
+                for name, value in given.items()
+                if name not in usual or value != usual[name]
+            }
             lines.append(json.dumps({"round": number, "spec": told}, separators=(",", ":")) + "\n")
     return gzip.compress("".join(lines).encode(), 9, mtime=0)
 
@@ -52,7 +64,12 @@ def plan_elementwise(random: Random) -> OperatorSpec:
     function = random.choice(_FORMS[form])
     dtype = random.choices(["bf16", "fp32", "fp16"], [55, 30, 15])[0]
     rows, cols = _sizes(random)
-    operator: dict[str, Any] = {"op": "elementwise", "function": function, "n": rows * cols, "dtype": dtype}
+    operator: dict[str, Any] = {
+        "op": "elementwise",
+        "function": function,
+        "n": rows * cols,
+        "dtype": dtype,
+    }
     detail: dict[str, Any] = {"form": form, "rows": rows, "cols": cols}
     if function == "cast":
         operator["out_dtype"] = random.choice([d for d in ("bf16", "fp32", "fp16") if d != dtype])
@@ -64,14 +81,18 @@ def plan_elementwise(random: Random) -> OperatorSpec:
     operator |= _bytes(function, form, dtype, rows, cols, detail)
     if layout != "contiguous":
         operator["layout"] = layout
-    return OperatorSpec("elementwise", operator, layout, "all" if random.random() < 0.15 else "none", detail)
+    return OperatorSpec(
+        "elementwise", operator, layout, "all" if random.random() < 0.15 else "none", detail
+    )
 
 
 def _sizes(random: Random) -> tuple[int, int]:
     """Rows and columns: hidden sizes of models, powers of two, or anything; 1 k to 400 M elements."""
     pick = random.random()
     if pick < 0.4:
-        cols = random.choice([768, 1024, 1280, 1536, 2048, 3072, 3584, 4096, 5120, 8192, 11008, 14336])
+        cols = random.choice(
+            [768, 1024, 1280, 1536, 2048, 3072, 3584, 4096, 5120, 8192, 11008, 14336]
+        )
     elif pick < 0.75:
         cols = 2 ** random.randint(5, 14)
     else:
@@ -83,7 +104,9 @@ def _sizes(random: Random) -> tuple[int, int]:
     return rows, cols
 
 
-def _bytes(function: str, form: str, dtype: str, rows: int, cols: int, detail: dict[str, Any]) -> dict[str, int]:
+def _bytes(
+    function: str, form: str, dtype: str, rows: int, cols: int, detail: dict[str, Any]
+) -> dict[str, int]:
     """Bytes read and written where the function's number of inputs times ``n`` does not say it."""
     width, n = Dtype(dtype).byte, rows * cols
     small = cols if detail.get("over") == "rows" else rows
@@ -119,12 +142,16 @@ def draw_kernel_plan(round_: int = 1) -> list[OperatorSpec]:
     placed: list[tuple[float, str, OperatorSpec]] = []
     for family, count in WANTED.items():
         random = Random(f"{SEED + round_ - 1}-{family}")
-        chosen = [spec for spec in _distinct(_MAKERS[family], random, count) if spec.id not in earlier]
+        chosen = [
+            spec for spec in _distinct(_MAKERS[family], random, count) if spec.id not in earlier
+        ]
         placed += [((place + 0.5) / len(chosen), family, spec) for place, spec in enumerate(chosen)]
     return [spec for _, _, spec in sorted(placed, key=lambda item: item[:2])]
 
 
-def _distinct(make: Callable[[Random], OperatorSpec], random: Random, count: int) -> list[OperatorSpec]:
+def _distinct(
+    make: Callable[[Random], OperatorSpec], random: Random, count: int
+) -> list[OperatorSpec]:
     found: dict[str, OperatorSpec] = {}
     for _ in range(30 * count):
         if len(found) == count:
@@ -149,11 +176,16 @@ def read_convolutions() -> list[dict[str, int | str]]:
 
 def _read_shapes(name: str) -> list[dict[str, int | str]]:
     rows = csv.DictReader(Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines())
-    return [{key: int(value) if value.isdigit() else value for key, value in row.items()} for row in rows]
+    return [
+        {key: int(value) if value.isdigit() else value for key, value in row.items()}
+        for row in rows
+    ]
 
 
 def draw_log_uniform(random: Random, low: int, high: int, multiple: int = 1) -> int:
-    """Draw a whole number between ``low`` and ``high``, uniform in its logarithm, rounded to ``multiple``."""
+    """Draw a whole number between ``low`` and ``high``, uniform in its logarithm, rounded to
+    ``multiple``.
+    """
     value: float = low * (high / low) ** random.random()
     return max(round(value / multiple), 1) * multiple
 
@@ -173,12 +205,20 @@ def draw_tokens(random: Random, high: int = 16384) -> int:
 def _linear(random: Random) -> OperatorSpec:
     dtype = random.choices(["bf16", "fp16", "fp8", "tf32", "fp32"], [44, 19, 18, 10, 9])[0]
     model = random.choice(read_transformers())
-    hidden, inner, vocabulary = int(model["hidden"]), int(model["intermediate"]), int(model["vocabulary"])
+    hidden, inner, vocabulary = (
+        int(model["hidden"]),
+        int(model["intermediate"]),
+        int(model["vocabulary"]),
+    )
     head_dim, kv_heads = int(model["head_dim"]), int(model["kv_heads"])
     m = draw_tokens(random, 4096 if dtype == "fp32" else 16384)
     if random.random() < 0.5:
         pairs = [(hidden, hidden), (inner, hidden), (hidden, inner), (kv_heads * head_dim, hidden)]
-        pairs += [(hidden + 2 * kv_heads * head_dim, hidden), (2 * inner, hidden), (vocabulary, hidden)]
+        pairs += [
+            (hidden + 2 * kv_heads * head_dim, hidden),
+            (2 * inner, hidden),
+            (vocabulary, hidden),
+        ]
         n, k = random.choice(pairs)
     else:
         step = random.choice([1, 8, 16, 64, 128]) if dtype != "fp8" else 16
@@ -222,15 +262,30 @@ def _conv2d(random: Random) -> OperatorSpec:
     else:
         filter_ = random.choice([1, 1, 3, 3, 3, 5, 7])
         c, k = (draw_log_uniform(random, 8, 1024, random.choice([1, 8, 32])) for _ in "ck")
-        size, stride, padding = draw_log_uniform(random, 7, 224), random.choice([1, 1, 1, 2]), filter_ // 2
+        size, stride, padding = (
+            draw_log_uniform(random, 7, 224),
+            random.choice([1, 1, 1, 2]),
+            filter_ // 2,
+        )
         groups = 1
         if random.random() < 0.2:
             k, groups = c, c
     batch = random.choice([1, 2, 4, 8, 16, 32, 64, 128, 256, 5, 24])
-    operator = {"op": "conv2d", "n": batch, "c": c, "k": k, "h": size, "w": size, "r": filter_, "s": filter_}
+    operator = {
+        "op": "conv2d",
+        "n": batch,
+        "c": c,
+        "k": k,
+        "h": size,
+        "w": size,
+        "r": filter_,
+        "s": filter_,
+    }
     operator |= {"stride": stride, "padding": padding, "groups": groups}
     operator |= {"channels_last": random.random() < 0.5, "dtype": dtype}
-    return OperatorSpec("conv2d", operator, "nhwc" if operator["channels_last"] else "nchw", "weights")
+    return OperatorSpec(
+        "conv2d", operator, "nhwc" if operator["channels_last"] else "nchw", "weights"
+    )
 
 
 def _rows(random: Random, kind: str) -> OperatorSpec:
@@ -238,7 +293,9 @@ def _rows(random: Random, kind: str) -> OperatorSpec:
     hidden, heads, head_dim = int(model["hidden"]), int(model["heads"]), int(model["head_dim"])
     dtype = random.choices(["bf16", "fp32", "fp16"], [50, 32, 18])[0]
     if kind == "softmax":
-        dim = random.choice([64, 128, 197, 256, 384, 512, 1000, 1024, 2048, 4096, 8192, 32000, 50257, 128256])
+        dim = random.choice(
+            [64, 128, 197, 256, 384, 512, 1000, 1024, 2048, 4096, 8192, 32000, 50257, 128256]
+        )
         rows = heads * random.choice([1, 64, 128, 512, 1024, 2048]) * random.choice([1, 2, 4])
     else:
         dim, rows = random.choice([hidden, hidden, head_dim]), draw_tokens(random, 32768)
@@ -259,16 +316,28 @@ def _attention(random: Random) -> OperatorSpec:
         heads = kv_heads * random.choice([1, 2, 4, 7, 8])
     batch = random.choice([1, 1, 2, 4, 8, 16, 32, 64])
     lengths = [64, 128, 197, 256, 333, 512, 777, 1024, 1500, 2048, 4096, 8192, 16384]
-    kv_len = random.choice(lengths) if random.random() < 0.75 else draw_log_uniform(random, 16, 16384)
+    kv_len = (
+        random.choice(lengths) if random.random() < 0.75 else draw_log_uniform(random, 16, 16384)
+    )
     decode = random.random() < 0.35
     q_len = 1 if decode else kv_len
     causal = not decode and random.random() < 0.6
-    operator = {"op": "attention", "batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": q_len}
+    operator = {
+        "op": "attention",
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "q_len": q_len,
+    }
     operator |= {"kv_len": kv_len, "head_dim": head_dim, "causal": causal}
     operator |= {"dtype": random.choices(["bf16", "fp16"], [75, 25])[0]}
     backend = random.choices(["default", "flash", "cudnn"], [60, 15, 25])[0]
     return OperatorSpec(
-        "attention", operator, "bhsd" if decode else "bshd", "all" if decode else "none", {"backend": backend}
+        "attention",
+        operator,
+        "bhsd" if decode else "bshd",
+        "all" if decode else "none",
+        {"backend": backend},
     )
 
 

@@ -1,13 +1,14 @@
-"""Learn how much wider intervals are away from what was measured; write ``predictor/bundle/distances.yaml``.
+"""Learn how much wider intervals are away from what was measured; write
+``predictor/bundle/distances.yaml``.
 
     python -m studies.learn_distances            # print what is learned
     python -m studies.learn_distances --write    # and write it into the package
 
-It needs the public reference data (``WATTCAST_REFERENCE``, or ``../shared/reference``). Every number is learned from
-rows that have the distance: whole GPUs left out for forecasts, the lower clocks of an A100 and of a GTX Titan X, four
-cards under power limits, hosts of three machines, layers of operators that were also measured one at a time.
-``docs/method/confidence.md`` tells how, and ``wattcast lab validate`` judges the result.
-"""
+It needs the public reference data (``WATTCAST_REFERENCE``, or ``../shared/reference``). Every
+number is learned from rows that have the distance: whole GPUs left out for forecasts, the lower
+clocks of an A100 and of a GTX Titan X, four cards under power limits, hosts of three machines,
+layers of operators that were also measured one at a time. ``docs/method/confidence.md`` tells how,
+and ``wattcast lab validate`` judges the result."""
 
 from __future__ import annotations
 
@@ -36,18 +37,27 @@ from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.timeline import compute_latency_s
-from wattcast.predictor.uncertainty import combine_log_ends, kernel_log_ends, kernel_shares, widen_log_ends
+from wattcast.predictor.uncertainty import (
+    combine_log_ends,
+    kernel_log_ends,
+    kernel_shares,
+    widen_log_ends,
+)
 from wattcast.serving.host_times import load_host_times
 
 MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
 TITANX_FILE = Path("titanx") / "micro_time_power_by_clock.csv"
-TITANX_UPPER = 0.75  # of its top clock: the plane reaches down to half of that, and rows far below are wanted
+TITANX_UPPER = (
+    0.75  # of its top clock: the plane reaches down to half of that, and rows far below are wanted
+)
 STEP = 0.05  # of a correlation
 CAPPED = 0.97  # of the limit, above which it is what holds a kernel
 FAR_OCTAVES = 0.5  # nearer rows say more about noise than about distance
 
 
-def learn_together(sets: Iterable[coverage.ModelSet], quantity: str, capped: float = 1.0) -> tuple[float, int]:
+def learn_together(
+    sets: Iterable[coverage.ModelSet], quantity: str, capped: float = 1.0
+) -> tuple[float, int]:
     """Learn the correlation of kernels' errors at which most nearly 90 % of workloads lie inside.
 
     ``capped`` is the factor on ends under the power limit.
@@ -58,20 +68,28 @@ def learn_together(sets: Iterable[coverage.ModelSet], quantity: str, capped: flo
             if quantity == "power" and p.capped:
                 continue  # the governor holds it, whatever errs
             basis = p.basis
-            ends = kernel_log_ends(basis.timeline, basis.bundle, basis.reasons) * (capped if p.capped else 1.0)
+            ends = kernel_log_ends(basis.timeline, basis.bundle, basis.reasons) * (
+                capped if p.capped else 1.0
+            )
             cards = distances.NORMAL_P90 * getattr(basis.bundle.cards, quantity)
             share = kernel_shares(basis)[0 if quantity == "latency" else 1]
-            found.append((ratio, share, ends[:, :2] if quantity == "latency" else ends[:, 2:], cards))
+            found.append(
+                (ratio, share, ends[:, :2] if quantity == "latency" else ends[:, 2:], cards)
+            )
     ratio, misses = np.array([r for r, *_ in found]), {}
     for together in np.arange(0.0, 1.0 + STEP, STEP):
-        ends = np.array([widen_log_ends(combine_log_ends(s, e, float(together)), c) for _, s, e, c in found])
+        ends = np.array(
+            [widen_log_ends(combine_log_ends(s, e, float(together)), c) for _, s, e, c in found]
+        )
         inside = np.mean((ends[:, 0] <= ratio) & (ratio <= ends[:, 1]))
         misses[round(float(together), 2)] = abs(float(inside) - coverage.LEVEL)
     return min(misses, key=misses.__getitem__), len(found)
 
 
 def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
-    """Return the factor on the host's cost at which a row would be met; None where the host does not hold it up."""
+    """Return the factor on the host's cost at which a row would be met; None where the host does
+    not hold it up.
+    """
     line, kernel_s = p.basis.timeline, p.basis.detail.kernel_s
 
     def latency(factor: float) -> float:
@@ -90,24 +108,33 @@ def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
     """Learn how far the host's cost of an operator is from the default; every machine counts alike."""
     factor, machine = [], []
     for some in sets:
-        asked = [ask_host_factor(p, s) for p, s in zip(some.predictions, some.measured["latency"], strict=True)]
+        asked = [
+            ask_host_factor(p, s)
+            for p, s in zip(some.predictions, some.measured["latency"], strict=True)
+        ]
         factor += [value for value in asked if value is not None]
         machine += [some.chip] * (len(factor) - len(machine))
     weight = np.array([1.0 / machine.count(name) for name in machine])
     low, high = (weighted_quantile(np.array(factor), weight, level) for level in (0.05, 0.95))
-    source = (
-        f"cost that {len(factor)} runs held up by the host ask for, over the default; {len(set(machine))} machines"
+    source = f"cost that {len(factor)} runs held up by the host ask for, over the default; {len(set(machine))} machines"
+    return distances.HostSpread(
+        round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source
     )
-    return distances.HostSpread(round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source)
 
 
 def learn_steps(gpu: str) -> dict[str, distances.LearnedPair]:
-    """Learn half-widths of an engine's steps by their kind; a board that is told changes those of power alone."""
+    """Learn half-widths of an engine's steps by their kind; a board that is told changes those of
+    power alone.
+    """
     unseen, told = coverage.load_step_set(gpu, held_out=True), coverage.load_told_set(gpu)
-    found = {kind: coverage.learn_step_spread(unseen, kind) for kind in coverage.list_step_kinds(unseen)}
+    found = {
+        kind: coverage.learn_step_spread(unseen, kind) for kind in coverage.list_step_kinds(unseen)
+    }
     for kind in coverage.list_step_kinds(told):
         latency = found[kind.partition(",")[0]].latency
-        found[kind] = msgspec.structs.replace(coverage.learn_step_spread(told, kind), latency=latency)
+        found[kind] = msgspec.structs.replace(
+            coverage.learn_step_spread(told, kind), latency=latency
+        )
     return found
 
 
@@ -118,19 +145,27 @@ def learn_capped(gpu: str) -> distances.LearnedPair:
     """
     bundle, limit_w = bundle_for(load_gpu(gpu)), float(np.mean(load_gpu(gpu).power.limit_w))
     rows = read_table(Path(distances.__file__).with_name(gpu) / HELD_OUT_FILE)
-    capped = [row for row in rows if row["kind"] == "sustained" and row["power_w"] > CAPPED * limit_w]
+    capped = [
+        row for row in rows if row["kind"] == "sustained" and row["power_w"] > CAPPED * limit_w
+    ]
     ratio = np.log([row["latency_s"] / row["predicted_latency_s"] for row in capped])
     ends = np.log([bundle.residuals[row["family"]].latency for row in capped])
     scale = bundle.widening.scale(np.array([(row["near"], row["near_power"]) for row in capped]).T)
     needed = np.abs(ratio) / (np.where(ratio > 0.0, ends[:, 1], -ends[:, 0]) * scale[0])
     source = f"{len(capped)} kernels that drew over {CAPPED:g} of the limit, left out of the fit"
-    return distances.LearnedPair(round(float(np.nanquantile(needed, coverage.LEVEL)), 2), 1.0, len(capped), source)
+    return distances.LearnedPair(
+        round(float(np.nanquantile(needed, coverage.LEVEL)), 2), 1.0, len(capped), source
+    )
 
 
 def engine_host() -> distances.EngineHost:
     """Sum up the host times of the engine that was measured, as ``serving`` has them."""
     times = load_host_times()
-    per_sequence_s = times.schedule_per_sequence_s + times.launch_graph_per_sequence_s + times.output_per_sequence_s
+    per_sequence_s = (
+        times.schedule_per_sequence_s
+        + times.launch_graph_per_sequence_s
+        + times.output_per_sequence_s
+    )
     return distances.EngineHost(
         step_s=round(times.schedule_s + times.launch_graph_s + times.output_s, 6),
         sequence_s=round(per_sequence_s, 8),
@@ -142,18 +177,20 @@ def engine_host() -> distances.EngineHost:
 
 
 def least_slope(distance: Array, off: Array, noise: float) -> float:
-    """Return the least c for which 90 % of |off| are within sqrt(noise² + (c·distance)²), from half an octave on."""
+    """Return the least c for which 90 % of |off| are within sqrt(noise² + (c·distance)²), from half
+    an octave on.
+    """
     far = distance >= FAR_OCTAVES
     needed = np.sqrt(np.maximum(np.square(off[far]) - noise**2, 0.0)) / distance[far]
     return float(np.quantile(needed, coverage.LEVEL))
 
 
 def clock_errors(sets: Iterable[coverage.ModelSet]) -> dict[str, tuple[Array, Array, float]]:
-    """Return octaves below the measured clocks, change of the error from them, and its noise, by quantity.
+    """Return octaves below the measured clocks, change of the error from them, and its noise, by
+    quantity.
 
-    The error of a run at a low clock is compared with the mean error of the same model, batch and length at clocks
-    that count as measured: what is left is what the clock did.
-    """
+    The error of a run at a low clock is compared with the mean error of the same model, batch and
+    length at clocks that count as measured: what is left is what the clock did."""
     found = {}
     for quantity in ("latency", "power"):
         groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -171,16 +208,21 @@ def clock_errors(sets: Iterable[coverage.ModelSet]) -> dict[str, tuple[Array, Ar
             below = [(share, ratio) for share, ratio in rows if share < MEASURED_CLOCKS]
             octaves += [float(np.log2(edge / share)) for share, _ in below]
             off += [ratio - float(np.mean(known)) for _, ratio in below]
-        found[quantity] = np.array(octaves), np.array(off), float(np.quantile(np.abs(noise), coverage.LEVEL))
+        found[quantity] = (
+            np.array(octaves),
+            np.array(off),
+            float(np.quantile(np.abs(noise), coverage.LEVEL)),
+        )
     return found
 
 
 def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
-    """Return the same for microbenchmarks of a Titan X, by the laws of the predictor fitted to its higher clocks.
+    """Return the same for microbenchmarks of a Titan X, by the laws of the predictor fitted to its
+    higher clocks.
 
-    t = a/f + b and P = p0 + p1·f + p3·f³ (idle, switching at a constant voltage, and at one that rises with f), each
-    fitted at one memory clock to the upper part of the core clocks, by relative error, non-negative.
-    """
+    t = a/f + b and P = p0 + p1·f + p3·f³ (idle, switching at a constant voltage, and at one that
+    rises with f), each fitted at one memory clock to the upper part of the core clocks, by relative
+    error, non-negative."""
     blocks: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     name = ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -190,7 +232,10 @@ def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
             continue
         memory, core, time_ms, watts = cells[:4]
         blocks[name, memory].append((float(core), float(time_ms), float(watts)))
-    found: dict[str, tuple[list[float], list[float], list[float]]] = {"latency": ([], [], []), "power": ([], [], [])}
+    found: dict[str, tuple[list[float], list[float], list[float]]] = {
+        "latency": ([], [], []),
+        "power": ([], [], []),
+    }
     for rows in blocks.values():
         core, time_ms, watts = np.array(rows).T
         share = core / core.max()
@@ -205,7 +250,9 @@ def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
             fitted, _ = nnls(terms[upper] / measured[upper, np.newaxis], np.ones(int(upper.sum())))
             ratio = np.log(measured / (terms @ fitted))
             octaves = np.log2(share[upper].min() / share[~upper])
-            for into, values in zip(found[quantity], (octaves, ratio[~upper], ratio[upper]), strict=True):
+            for into, values in zip(
+                found[quantity], (octaves, ratio[~upper], ratio[upper]), strict=True
+            ):
                 into.extend(values.tolist())
     return {
         quantity: (np.array(d), np.array(off), float(np.quantile(np.abs(noise), coverage.LEVEL)))
@@ -216,9 +263,14 @@ def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
 def learn_clock(reference: Path, sets: Iterable[coverage.ModelSet]) -> dict[str, Any]:
     """Learn what an octave below the measured clocks adds: the larger of A100 and Titan X."""
     sources = {"A100": clock_errors(sets), "Titan X": titanx_errors(reference / TITANX_FILE)}
-    slopes = {q: {name: least_slope(*errors[q]) for name, errors in sources.items()} for q in ("latency", "power")}
+    slopes = {
+        q: {name: least_slope(*errors[q]) for name, errors in sources.items()}
+        for q in ("latency", "power")
+    }
     rows = sum(len(errors["latency"][0]) for errors in sources.values())
-    told = ", ".join(f"{name} {slopes['latency'][name]:.2f} / {slopes['power'][name]:.2f}" for name in sources)
+    told = ", ".join(
+        f"{name} {slopes['latency'][name]:.2f} / {slopes['power'][name]:.2f}" for name in sources
+    )
     return {
         "latency": round(max(slopes["latency"].values()), 3),
         "power": round(max(slopes["power"].values()), 3),
@@ -236,7 +288,10 @@ def learn_limit(reference: Path) -> dict[str, Any]:
         "power": np.log([p.epoch.power_w / p.predicted_w for p in found]),
     }
     return {
-        **{quantity: round(least_slope(octaves, values, 0.0), 3) for quantity, values in off.items()},
+        **{
+            quantity: round(least_slope(octaves, values, 0.0), 3)
+            for quantity, values in off.items()
+        },
         "rows": len(found),
         "source": "Zeus, training epochs on V100, A40, RTX 6000 and P100 predicted from the highest limit",
     }
@@ -244,8 +299,12 @@ def learn_limit(reference: Path) -> dict[str, Any]:
 
 def main(say: Callable[[str], None] = print) -> None:
     """Learn, print, and write when asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write predictor/bundle/distances.yaml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write predictor/bundle/distances.yaml"
+    )
     write = parser.parse_args().write
     reference = reference_folder(os.environ)
     if reference is None:
@@ -296,10 +355,14 @@ def learn(reference: Path) -> str:
     )
     path = Path(distances.__file__).with_name("distances.yaml")
     head = "".join(
-        line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.startswith("#")
+        line
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.startswith("#")
     )
     plain = {name: _without_nulls(value) for name, value in msgspec.to_builtins(learned).items()}
-    return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=200, default_flow_style=None)
+    return head + yaml.safe_dump(
+        plain, sort_keys=False, allow_unicode=True, width=200, default_flow_style=None
+    )
 
 
 def _without_nulls(value: Any) -> Any:

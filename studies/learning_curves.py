@@ -1,13 +1,14 @@
-"""Learning curves: the error on the same held-out rows from a sixteenth, an eighth ... and all of the training rows.
+"""Learning curves: the error on the same held-out rows from a sixteenth, an eighth ... and all of
+the training rows.
 
-Run: ``python studies/learning_curves.py [--figures FOLDER]`` (minutes; a study that was stopped goes on where it was;
-``wattcast lab validate`` then lists the rows).
+Run: ``python studies/learning_curves.py [--figures FOLDER]`` (minutes; a study that was stopped
+goes on where it was; ``wattcast lab validate`` then lists the rows).
 
-Each fold is held out in turn. Nested subsets of the shapes of the other four, in a random order (several orders),
-are fitted whole, so that every stage learns from the subset alone. An error falls with the number of rows as
-e(n) = floor + scale·n^-rate; such laws hold over the range that matters [Viering2023]. A floor far below what was
-seen is an extrapolation, so every figure comes with an interval from resampled shapes.
-"""
+Each fold is held out in turn. Nested subsets of the shapes of the other four, in a random order
+(several orders), are fitted whole, so that every stage learns from the subset alone. An error falls
+with the number of rows as e(n) = floor + scale·n^-rate; such laws hold over the range that matters
+[Viering2023]. A floor far below what was seen is an extrapolation, so every figure comes with an
+interval from resampled shapes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import ALL_FAMILIES, KIND_OF_QUANTITY, one_thread, repeat_log_ratios
 from wattcast.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
-from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures, shape_name
+from wattcast.fit.kernel_rows import (
+    FOLDS,
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    settled_figures,
+    shape_name,
+)
 from wattcast.fit.scoring import LedgerRow, make_ledger_row
 from wattcast.hardware import Gpu
 from wattcast.power.power_model import IdlePower
@@ -41,7 +49,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 from wattcast.report.figure_style import save_figure
 
-RATES = np.linspace(0.1, 1.2, 45)  # slower than 0.1 is no learning, faster than 1 is not seen of noisy targets
+RATES = np.linspace(
+    0.1, 1.2, 45
+)  # slower than 0.1 is no learning, faster than 1 is not seen of noisy targets
 DRAWS = 200
 LEVEL = 0.9
 
@@ -56,7 +66,9 @@ class PowerLaw:
 
     def at(self, count: npt.ArrayLike) -> Array:
         """The error with ``count`` rows."""
-        return np.asarray(self.floor + self.scale * np.asarray(count, dtype=np.float64) ** -self.rate)
+        return np.asarray(
+            self.floor + self.scale * np.asarray(count, dtype=np.float64) ** -self.rate
+        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,8 @@ class LearningCurve:
 
 
 def fit_power_law(count: Array, error: Array) -> PowerLaw:
-    """Least squares of the relative error: floor and scale, not negative, for each rate of a grid; the best rate.
+    """Least squares of the relative error: floor and scale, not negative, for each rate of a grid;
+    the best rate.
 
     >>> n = np.array([50.0, 100.0, 200.0, 400.0])
     >>> law = fit_law(n, 4.0 + 60.0 * n**-0.5)
@@ -85,8 +98,12 @@ def fit_power_law(count: Array, error: Array) -> PowerLaw:
     ff, gg, fg = float(flat @ flat), (falling**2).sum(axis=-1), falling @ flat
     f1, g1 = float(flat.sum()), falling.sum(axis=-1)
     determinant = ff * gg - fg**2
-    floor = np.where(determinant > 0, (f1 * gg - g1 * fg) / np.where(determinant > 0, determinant, 1.0), 0.0)
-    scale = np.where(determinant > 0, (g1 * ff - f1 * fg) / np.where(determinant > 0, determinant, 1.0), 0.0)
+    floor = np.where(
+        determinant > 0, (f1 * gg - g1 * fg) / np.where(determinant > 0, determinant, 1.0), 0.0
+    )
+    scale = np.where(
+        determinant > 0, (g1 * ff - f1 * fg) / np.where(determinant > 0, determinant, 1.0), 0.0
+    )
     scale = np.where(floor < 0, g1 / gg, scale)
     floor = np.where(floor < 0, 0.0, floor)
     floor = np.where(scale < 0, f1 / ff, floor)
@@ -96,8 +113,12 @@ def fit_power_law(count: Array, error: Array) -> PowerLaw:
     return PowerLaw(float(floor[best]), float(scale[best]), float(RATES[best]))
 
 
-def fit_learning_curve(count: Array, error: Array, cluster: npt.NDArray[np.int64], seed: int = 0) -> LearningCurve:
-    """The law of the mean of ``error`` ``(row, point)``; intervals from rows resampled by ``cluster``."""
+def fit_learning_curve(
+    count: Array, error: Array, cluster: npt.NDArray[np.int64], seed: int = 0
+) -> LearningCurve:
+    """The law of the mean of ``error`` ``(row, point)``; intervals from rows resampled by
+    ``cluster``.
+    """
     law = fit_power_law(count, error.mean(axis=0))
     names, place = np.unique(cluster, return_inverse=True)
     sums = np.stack([np.bincount(place, column, len(names)) for column in error.T], axis=-1)
@@ -164,7 +185,9 @@ LEAST_REPEATS = 4
 
 
 def measurement_noise(database: str | Path) -> dict[tuple[str, str], float]:
-    """Return the mean error in percent of a perfect prediction, by kind of row and family: |d|/√2 of repeats."""
+    """Return the mean error in percent of a perfect prediction, by kind of row and family: |d|/√2
+    of repeats.
+    """
     rows = kernel_rows.load_kernel_rows(database)
     found = {}
     for quantity, kind in KIND_OF_QUANTITY.items():
@@ -176,7 +199,9 @@ def measurement_noise(database: str | Path) -> dict[tuple[str, str], float]:
 
 
 def learning_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
-    """Return a ledger row for each quantity and family; folds and orders done before are read from the cache."""
+    """Return a ledger row for each quantity and family; folds and orders done before are read from
+    the cache.
+    """
     return [_row(gpu, curve) for curve in curves(gpu, os.environ, tell, "--again" in sys.argv)]
 
 
@@ -191,30 +216,45 @@ def curves(gpu: str, variables: Mapping[str, str], tell: Tell, again: bool = Fal
         at = _tested(rows, kind)
         families = np.array(rows.family)[at]
         for family in (ALL_FAMILIES, *dict.fromkeys(families.tolist())):
-            mask = np.ones(len(families), dtype=bool) if family == ALL_FAMILIES else families == family
+            mask = (
+                np.ones(len(families), dtype=bool) if family == ALL_FAMILIES else families == family
+            )
             error = points.error[quantity][:, at][:, mask]  # (order, row, share)
             count = np.maximum(points.trained[quantity][family], 0.5)
-            found.append(_curve(quantity, family, error, count, shape[at][mask], floor.get((kind, family))))
+            found.append(
+                _curve(quantity, family, error, count, shape[at][mask], floor.get((kind, family)))
+            )
     return found
 
 
 def _curve(
-    quantity: str, family: str, error: Array, count: Array, shape: npt.NDArray[np.int64], noise: float | None
+    quantity: str,
+    family: str,
+    error: Array,
+    count: Array,
+    shape: npt.NDArray[np.int64],
+    noise: float | None,
 ) -> Curve:
     each = 100.0 * error.mean(axis=1)  # (order, share)
     law = fit_learning_curve(count, 100.0 * error.mean(axis=0), shape)
-    return Curve(quantity, family, error.shape[1], count, each.mean(axis=0), each.std(axis=0), law, noise)
+    return Curve(
+        quantity, family, error.shape[1], count, each.mean(axis=0), each.std(axis=0), law, noise
+    )
 
 
 @dataclass(frozen=True)
 class Points:
-    """Absolute relative errors ``(order, row, share)``, NaN where a row has no such figure; rows trained on."""
+    """Absolute relative errors ``(order, row, share)``, NaN where a row has no such figure; rows
+    trained on.
+    """
 
     error: dict[str, Array]
     trained: dict[str, dict[str, Array]]  # quantity -> family -> (share,)
 
 
-def study(gpu: str, rows: KernelRows, variables: Mapping[str, str], tell: Tell, again: bool = False) -> Points:
+def study(
+    gpu: str, rows: KernelRows, variables: Mapping[str, str], tell: Tell, again: bool = False
+) -> Points:
     """Every fold, order and share; kept ones are read."""
     chip = hardware.load_gpu(gpu)
     predict = partial(_fitted, chip, fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip))
@@ -232,11 +272,16 @@ def study(gpu: str, rows: KernelRows, variables: Mapping[str, str], tell: Tell, 
     for found in error.values():
         found[1:, :, -1] = found[0, :, -1]  # all rows are the same in every order
     families = (ALL_FAMILIES, *dict.fromkeys(rows.family))
-    means = {q: dict(zip(families, np.mean(counts, axis=0), strict=True)) for q, counts in counted.items()}
+    means = {
+        q: dict(zip(families, np.mean(counts, axis=0), strict=True))
+        for q, counts in counted.items()
+    }
     return Points(error, means)
 
 
-Predict = Callable[[KernelRows, KernelRows], Array]  # training rows, test rows -> latency, power, clock
+Predict = Callable[
+    [KernelRows, KernelRows], Array
+]  # training rows, test rows -> latency, power, clock
 
 
 def _fitted(chip: Gpu, idle: IdlePower, train: KernelRows, test: KernelRows) -> Array:
@@ -255,32 +300,42 @@ def _one(
     test = (_tested(rows, "burst") | _tested(rows, "sustained")) & (fold == k)
     for share in SHARES if order == 0 else SHARES[:-1]:
         train = (fold != k) & (place < share)
-        tell(f"learning: fold {k + 1} of {FOLDS}, order {order + 1} of {ORDERS}, {int(train.sum())} rows")
+        tell(
+            f"learning: fold {k + 1} of {FOLDS}, order {order + 1} of {ORDERS}, {int(train.sum())} rows"
+        )
         predicted = predict(rows.select_rows(train), rows.select_rows(test))
         each = {
             q: np.abs(predicted[:, i] / true[q][test] - 1.0)[_tested(rows, kind)[test]]
             for i, (q, kind) in enumerate(KIND_OF_QUANTITY.items())
         }
-        found.append({"share": share, "error": {q: [round(float(e), 5) for e in v] for q, v in each.items()}})
+        found.append(
+            {"share": share, "error": {q: [round(float(e), 5) for e in v] for q, v in each.items()}}
+        )
     return found
 
 
 def nested(rows: KernelRows, fold: int, order: int) -> Array:
-    """Place of each row's shape in a random order, 0 to 1: rows below a share are also below a larger one."""
+    """Place of each row's shape in a random order, 0 to 1: rows below a share are also below a
+    larger one.
+    """
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
     count = int(shape.max()) + 1
     return np.asarray(np.random.default_rng([fold, order]).permutation(count)[shape] / count)
 
 
 def _trained(rows: KernelRows, subsets: list[Mask], quantity: str) -> Array:
-    """Rows that latency or power learns from, in all and by family, of each subset: ``(family, subset)``."""
+    """Rows that latency or power learns from, in all and by family, of each subset: ``(family,
+    subset)``.
+    """
     families, usable = np.array(rows.family), _tested(rows, KIND_OF_QUANTITY[quantity])
     used = [families[subset & usable] for subset in subsets]
     of = [[(some == family).sum() for some in used] for family in dict.fromkeys(rows.family)]
     return np.array([[len(some) for some in used], *of], dtype=np.float64)
 
 
-def _place(entry: dict[str, Any], rows: KernelRows, inside: Mask, order: int, error: dict[str, Array]) -> None:
+def _place(
+    entry: dict[str, Any], rows: KernelRows, inside: Mask, order: int, error: dict[str, Array]
+) -> None:
     share = SHARES.index(entry["share"])
     for quantity, kind in KIND_OF_QUANTITY.items():
         error[quantity][order, inside & _tested(rows, kind), share] = entry["error"][quantity]
@@ -290,7 +345,13 @@ def _tested(rows: KernelRows, kind: str) -> Mask:
     """First rows of a kind on random data, not flagged, with the figure the kind is for."""
     power_w, _, latency_s = settled_figures(rows)
     figure = latency_s if kind == "burst" else power_w
-    return np.asarray(rows.is_kind(kind) & on_random_data(rows) & rows.fit & (rows.repeat == 0) & np.isfinite(figure))
+    return np.asarray(
+        rows.is_kind(kind)
+        & on_random_data(rows)
+        & rows.fit
+        & (rows.repeat == 0)
+        & np.isfinite(figure)
+    )
 
 
 def _section(gpu: str, fold: int, order: int) -> str:
@@ -309,7 +370,11 @@ def _row(gpu: str, curve: Curve) -> LedgerRow:
         "limited_by": curve.limited_by,
     }
     return make_ledger_row(
-        f"{gpu} learning, {curve.quantity}", curve.family, curve.tested, float(curve.error[-1]), **more
+        f"{gpu} learning, {curve.quantity}",
+        curve.family,
+        curve.tested,
+        float(curve.error[-1]),
+        **more,
     )
 
 
@@ -317,12 +382,17 @@ def _percent(value: float, ends: tuple[float, float]) -> str:
     return f"{value:.1f} [{ends[0]:.1f} to {ends[1]:.1f}]"
 
 
-_COLOUR = {"latency": "#332288", "power": "#CC6677"}  # Tol's muted set (2021), as in the other figures of the ledger
+_COLOUR = {
+    "latency": "#332288",
+    "power": "#CC6677",
+}  # Tol's muted set (2021), as in the other figures of the ledger
 _COLUMNS = 4
 
 
 def draw_learning_curves(curves: Sequence[Curve], gpu: str) -> Figure:
-    """A panel a family: dots are held-out errors (bars: between orders), lines the law, to four times the rows."""
+    """A panel a family: dots are held-out errors (bars: between orders), lines the law, to four
+    times the rows.
+    """
     families = list(dict.fromkeys(curve.family for curve in curves))
     lines = -(-len(families) // _COLUMNS)
     figure = new_figure(11.0, 2.6 * lines + 0.6)
@@ -349,9 +419,20 @@ def draw_learning_curves(curves: Sequence[Curve], gpu: str) -> Figure:
 def _draw(axes: Axes, curve: Curve) -> None:
     colour, first = _COLOUR[curve.quantity], curve.quantity == "latency"
     what = {"latency": "latency of bursts", "power": "power of sustained rows"}[curve.quantity]
-    axes.errorbar(curve.rows, curve.error, yerr=curve.spread, fmt="o", ms=3.5, lw=0.8, color=colour, label=what)
+    axes.errorbar(
+        curve.rows,
+        curve.error,
+        yerr=curve.spread,
+        fmt="o",
+        ms=3.5,
+        lw=0.8,
+        color=colour,
+        label=what,
+    )
     along = np.geomspace(curve.rows[0], 4.0 * curve.rows[-1], 60)
-    axes.plot(along, curve.law.law.at(along), "-", lw=1.0, color=colour, label="law" if first else None)
+    axes.plot(
+        along, curve.law.law.at(along), "-", lw=1.0, color=colour, label="law" if first else None
+    )
     low, high = curve.law.doubled_ends
     axes.plot([2.0 * curve.rows[-1]] * 2, [low, high], "-", lw=4.0, alpha=0.35, color=colour)
     if curve.noise is not None:

@@ -1,9 +1,10 @@
-"""Write a plan of kernels to learn energies from: measured in bursts, not yet sustained, and below the power limit.
+"""Write a plan of kernels to learn energies from: measured in bursts, not yet sustained, and below
+the power limit.
 
-Run: ``python -m studies.learning_plan FILE [COUNT]``. A kernel that the limit holds tells little of its energy and
-takes three times as long to measure. Since the plan is not a sample of what the campaign draws, its rows are marked
-``learning``: they are fitted to and never judged. They come in the order of their ids, families mixed.
-"""
+Run: ``python -m studies.learning_plan FILE [COUNT]``. A kernel that the limit holds tells little of
+its energy and takes three times as long to measure. Since the plan is not a sample of what the
+campaign draws, its rows are marked ``learning``: they are fitted to and never judged. They come in
+the order of their ids, families mixed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_kernels
 
 # in parts of the error of power that a family has, from held-out rows before this plan
-SHARE = {"linear": 26, "bmm": 6, "conv2d": 21, "elementwise": 21, "attention": 9, "softmax": 8, "rmsnorm": 5}
+SHARE = {
+    "linear": 26,
+    "bmm": 6,
+    "conv2d": 21,
+    "elementwise": 21,
+    "attention": 9,
+    "softmax": 8,
+    "rmsnorm": 5,
+}
 SHARE |= {"layernorm": 4}
 BELOW_W = 620.0
 
@@ -56,14 +65,18 @@ def _read_spec(row: Plain) -> OperatorSpec:
     operator = row["operator"]
     if row["family"] == "elementwise":
         operator = {**operator, "op": "elementwise", "function": operator["op"]}
-    return OperatorSpec(row["family"], operator, row["layout"], row["rotated"], row["detail"] or {}, "learning")
+    return OperatorSpec(
+        row["family"], operator, row["layout"], row["rotated"], row["detail"] or {}, "learning"
+    )
 
 
 def predict_power_w(spec: OperatorSpec, gpu: Gpu, bundle: Bundle) -> float:
     """Predict the power of an operator that runs without pause."""
     (op,) = parse_operators([spec.operator])
     condition = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend") or ""))
-    kernels = build_kernels((op,), (condition,), gpu, bundle.reference, (IssueSegment(np.array([0]), np.ones(1), 1),))
+    kernels = build_kernels(
+        (op,), (condition,), gpu, bundle.reference, (IssueSegment(np.array([0]), np.ones(1), 1),)
+    )
     timeline = analyse_kernels(kernels, gpu, bundle)
     return float(run_governed(timeline, gpu, OperatingPoint(), bundle)[0].asked_w)
 

@@ -1,4 +1,6 @@
-"""Run a study from the command line and keep its rows for the ledger; the scripts beside this one call it."""
+"""Run a study from the command line and keep its rows for the ledger; the scripts beside this one
+call it.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +24,7 @@ def run_study(section: str, make: Callable[[str, Tell], list[LedgerRow]]) -> Non
     def tell(text: str) -> None:
         print(text, file=sys.stderr)
 
-    rows = load_or_make_rows(f"{section}-{asked.gpu}", lambda: make(asked.gpu, tell), os.environ, asked.again)
+    rows = load_or_make_rows(
+        f"{section}-{asked.gpu}", lambda: make(asked.gpu, tell), os.environ, asked.again
+    )
     print(json.dumps({"rows": rows}, indent=1))

@@ -1,10 +1,10 @@
 """Write the plans that `wattcast lab kernels --plan` and ``studies/kernel_chains.py`` read.
 
-Run: ``python studies/measure_plans.py`` (renews ``training.jsonl`` and ``chains.jsonl`` in ``studies/plans``).
+Run: ``python studies/measure_plans.py`` (renews ``training.jsonl`` and ``chains.jsonl`` in
+``studies/plans``).
 
-The training plan draws gradients, caches, batch norm and optimiser steps around the sizes of published models. A
-chain is a part of a layer of two models at several numbers of tokens.
-"""
+The training plan draws gradients, caches, batch norm and optimiser steps around the sizes of
+published models. A chain is a part of a layer of two models at several numbers of tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def make_training_plan() -> list[Plain]:
                 found.setdefault(spec.id, operator)
             if len(found) == count:
                 break
-        placed += [((place + 0.5) / len(found), kind, plain) for place, plain in enumerate(found.values())]
+        placed += [
+            ((place + 0.5) / len(found), kind, plain) for place, plain in enumerate(found.values())
+        ]
     return [plain for _, _, plain in sorted(placed, key=lambda item: item[:2])]
 
 
@@ -69,18 +71,35 @@ def _append(random: Random) -> Plain:
     batch = random.choice([1, 2, 4, 8, 16, 32, 64, 128, 5, 24])
     length = random.choice([64, 128, 256, 512, 1024, 2048, 4096]) + random.choice([0, 0, 1, 37])
     rows = batch * heads
-    operator = {"op": "cat", "n": rows * (length + 1) * dim, "rows": rows, "run": dim, "dtype": _dtype(random, 5)}
+    operator = {
+        "op": "cat",
+        "n": rows * (length + 1) * dim,
+        "rows": rows,
+        "run": dim,
+        "dtype": _dtype(random, 5),
+    }
     return operator | ({"layout": "strided"} if random.random() < 0.55 else {})
 
 
 def _columns(random: Random) -> Plain:
     model, dtype = _model(random), _dtype(random)
     results = random.choice(
-        [model["hidden"], model["intermediate"], model["hidden"] * 3, draw_log_uniform(random, 32, 50000)]
+        [
+            model["hidden"],
+            model["intermediate"],
+            model["hidden"] * 3,
+            draw_log_uniform(random, 32, 50000),
+        ]
     )
     length = _tokens(random)
     byte = Dtype(dtype).byte
-    return {"op": "sum", "n": results * length, "write": results * byte, "layout": "transposed", "dtype": dtype}
+    return {
+        "op": "sum",
+        "n": results * length,
+        "write": results * byte,
+        "layout": "transposed",
+        "dtype": dtype,
+    }
 
 
 def _picture(random: Random) -> tuple[int, int, int]:
@@ -109,7 +128,13 @@ def _plan_pooling(function: str) -> Maker:
         planes = pictures * channels
         moved = planes * (side // 2) ** 2 * (Dtype(dtype).byte + 8)
         named = {"pool": "write", "pool_grad": "read"}[function]
-        return {"op": function, "n": planes * side * side, "rows": planes, named: moved, "dtype": dtype}
+        return {
+            "op": function,
+            "n": planes * side * side,
+            "rows": planes,
+            named: moved,
+            "dtype": dtype,
+        }
 
     return make
 
@@ -123,7 +148,17 @@ def _rows(kind: str) -> Maker:
         )
         if kind == "softmax":
             dim = random.choice(
-                [128, 197, 256, 512, 1024, 2048, 4096, model["vocabulary"], draw_log_uniform(random, 64, 65536)]
+                [
+                    128,
+                    197,
+                    256,
+                    512,
+                    1024,
+                    2048,
+                    4096,
+                    model["vocabulary"],
+                    draw_log_uniform(random, 64, 65536),
+                ]
             )
             rows = rows if dim > 8192 else rows * model["heads"] // 4 + 1
         return {"op": kind, "rows": rows, "dim": dim, "dtype": dtype, "backward": True}
@@ -142,19 +177,30 @@ def _plan_attention(**kind: bool) -> Maker:
         shape = {"batch": batch, "q_len": length, "kv_len": length, **heads}
         dropped = {"dropout": True} if random.random() < 0.3 else {}
         causal = random.random() < 0.6
-        return {"op": "attention", **shape, "causal": causal, "dtype": _dtype(random, 0), **dropped, **kind}
+        return {
+            "op": "attention",
+            **shape,
+            "causal": causal,
+            "dtype": _dtype(random, 0),
+            **dropped,
+            **kind,
+        }
 
     return make
 
 
 def _flat(*functions: str, write: int = 0, read: int = 0) -> Maker:
-    """Contiguous; ``read`` and ``write`` are bytes an element beside its format's, where they are more."""
+    """Contiguous; ``read`` and ``write`` are bytes an element beside its format's, where they are
+    more.
+    """
 
     def make(random: Random) -> Plain:
         dtype = _dtype(random)
         byte = Dtype(dtype).byte
         n = draw_log_uniform(random, 4096, 200_000_000, random.choice([8, 256, 768, 1024]))
-        more = ({"write": n * (byte + write)} if write else {}) | ({"read": n * (byte + read)} if read else {})
+        more = ({"write": n * (byte + write)} if write else {}) | (
+            {"read": n * (byte + read)} if read else {}
+        )
         return {"op": random.choice(functions), "n": n, "dtype": dtype, **more}
 
     return make
@@ -189,7 +235,13 @@ def _plan_convolution(direction: str) -> Maker:
         row = random.choice(read_convolutions())
         places = {name: int(row[name]) for name in ("c", "k", "stride", "padding", "groups")}
         size, taps = int(row["size"]), int(row["filter"])
-        shape = {"n": random.choice([1, 4, 8, 16, 32, 64, 128]), "h": size, "w": size, "r": taps, "s": taps}
+        shape = {
+            "n": random.choice([1, 4, 8, 16, 32, 64, 128]),
+            "h": size,
+            "w": size,
+            "r": taps,
+            "s": taps,
+        }
         dtype = random.choices(["bf16", "fp16", "tf32"], [70, 15, 15])[0]
         last = {"channels_last": True} if random.random() < 0.4 else {}
         return {"op": "conv2d", **shape, **places, "direction": direction, "dtype": dtype, **last}
@@ -201,7 +253,11 @@ def _spread(random: Random) -> Plain:
     """Keys and values repeated for every query head, and tables that serve many rows."""
     model, dtype = _model(random), _dtype(random)
     length, batch = random.choice([128, 197, 512, 1024, 2048]), random.choice([1, 2, 4, 8, 16])
-    cols, groups, times = length * model["head_dim"], batch * model["kv_heads"], random.choice([2, 4, 8, 12])
+    cols, groups, times = (
+        length * model["head_dim"],
+        batch * model["kv_heads"],
+        random.choice([2, 4, 8, 12]),
+    )
     n, byte = groups * times * cols, Dtype(dtype).byte
     spread = {"n": n, "rows": groups * times, "layout": "broadcast", "dtype": dtype}
     if random.random() < 0.4:
@@ -241,7 +297,10 @@ def make_chains() -> list[Plain]:
     found = []
     for tokens in TOKENS:
         for row in (row for row in read_transformers() if row["model"] in MODELS):
-            sizes = {name: int(row[name]) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim")}
+            sizes = {
+                name: int(row[name])
+                for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim")
+            }
             for name, make in _PARTS.items():
                 members = [{"dtype": "bf16", **plain} for plain in make(tokens, **sizes)]
                 found.append({"name": f"{name} {row['model']} {tokens}", "members": members})
@@ -272,7 +331,13 @@ def _norm(tokens: int, hidden: int, **_: int) -> list[Plain]:
 def _rotary(tokens: int, heads: int, head_dim: int, **_: int) -> list[Plain]:
     """Rotary embedding of the queries: x·cos + rotate_half(x)·sin."""
     n, rows = tokens * heads * head_dim, tokens * heads
-    spread = {"op": "mul", "n": n, "layout": "broadcast", "rows": rows, "read": 2 * (n + tokens * head_dim)}
+    spread = {
+        "op": "mul",
+        "n": n,
+        "layout": "broadcast",
+        "rows": rows,
+        "read": 2 * (n + tokens * head_dim),
+    }
     return [
         spread,
         {"op": "neg", "n": n // 2, "layout": "strided", "rows": rows},
@@ -308,11 +373,17 @@ def _gated(tokens: int, hidden: int, intermediate: int, **_: int) -> list[Plain]
     ]
 
 
-def _attention_part(tokens: int, hidden: int, heads: int, kv_heads: int, head_dim: int, **_: int) -> list[Plain]:
+def _attention_part(
+    tokens: int, hidden: int, heads: int, kv_heads: int, head_dim: int, **_: int
+) -> list[Plain]:
     """Projections and fused attention: of a prompt, or of one token each behind a cache of 512."""
     few = tokens < 64
     shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    length = {"batch": tokens, "q_len": 1, "kv_len": 512} if few else {"batch": 1, "q_len": tokens, "kv_len": tokens}
+    length = (
+        {"batch": tokens, "q_len": 1, "kv_len": 512}
+        if few
+        else {"batch": 1, "q_len": tokens, "kv_len": tokens}
+    )
     kv = kv_heads * head_dim
     return [
         {"op": "rmsnorm", "rows": tokens, "dim": hidden},
@@ -326,7 +397,9 @@ def _attention_part(tokens: int, hidden: int, heads: int, kv_heads: int, head_di
 
 
 def _backward(tokens: int, hidden: int, intermediate: int, **_: int) -> list[Plain]:
-    """Gradients of a feed-forward block: products of both kinds, sums over rows, gelu's and the norm's."""
+    """Gradients of a feed-forward block: products of both kinds, sums over rows, gelu's and the
+    norm's.
+    """
     bias = {"op": "sum", "n": tokens * hidden, "write": 2 * hidden, "layout": "transposed"}
     return [
         bias,
@@ -350,7 +423,10 @@ _PARTS: dict[str, Callable[..., list[Plain]]] = {
 }
 
 
-PLANS: dict[str, Callable[[], list[Plain]]] = {"training.jsonl": make_training_plan, "chains.jsonl": make_chains}
+PLANS: dict[str, Callable[[], list[Plain]]] = {
+    "training.jsonl": make_training_plan,
+    "chains.jsonl": make_chains,
+}
 
 
 def make_lines(name: str) -> str:
@@ -360,4 +436,6 @@ def make_lines(name: str) -> str:
 
 if __name__ == "__main__":
     for _name in PLANS:
-        (Path(__file__).resolve().parent / "plans" / _name).write_text(make_lines(_name), encoding="utf-8")
+        (Path(__file__).resolve().parent / "plans" / _name).write_text(
+            make_lines(_name), encoding="utf-8"
+        )

@@ -1,7 +1,8 @@
-"""Compare three ways of measuring the power of known loads: the campaign, measured windows and ``measure run``.
+"""Compare three ways of measuring the power of known loads: the campaign, measured windows and
+``measure run``.
 
-Run it on a machine with a GPU: ``python studies/measuring_agreement.py --out DIR`` writes DIR/agreement.json.
-"""
+Run it on a machine with a GPU: ``python studies/measuring_agreement.py --out DIR`` writes
+DIR/agreement.json."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from typing import Any
 from wattcast.core.whole_files import write_whole
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
-from wattcast.measure.campaigns.operator_rows import CampaignGpu, CapturedGraph, measure_sustained_row
+from wattcast.measure.campaigns.operator_rows import (
+    CampaignGpu,
+    CapturedGraph,
+    measure_sustained_row,
+)
 from wattcast.measure.energy_samples import find_ticks
 from wattcast.measure.measured_run import measure, run_command, summarise_window
 from wattcast.measure.sampler import Sampler
@@ -30,13 +35,19 @@ def choose_known_loads() -> list[OperatorSpec]:
     kinds: tuple[Callable[[OperatorSpec], bool], ...] = (
         lambda s: s.family == "linear" and s.operator["dtype"] == "bf16" and 1e12 < s.flop < 4e12,
         lambda s: s.family == "attention" and s.operator["q_len"] == 1 and s.byte > 1e8,
-        lambda s: s.family == "elementwise" and s.operator.get("function") == "add" and s.operator["n"] > 5e7,
+        lambda s: (
+            s.family == "elementwise"
+            and s.operator.get("function") == "add"
+            and s.operator["n"] > 5e7
+        ),
     )
     return [next(spec for spec in read_kernel_plan() if keep(spec)) for keep in kinds]
 
 
 def run_known_loads(length_s: float, marks: Path | None = None) -> None:
-    """Run each chosen operator for ``length_s``, a second of rest after each; ``marks`` gets their times."""
+    """Run each chosen operator for ``length_s``, a second of rest after each; ``marks`` gets their
+    times.
+    """
     gpu, times = CampaignGpu.open(), []
     for spec in choose_known_loads():
         with gpu.prepare(spec) as graph:
@@ -62,7 +73,9 @@ def keep_busy(gpu: Any, graph: CapturedGraph, length_s: float) -> None:
 
 
 def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
-    """Power of the chosen operators by the campaign, by windows and by ``measure run``; all after settling."""
+    """Power of the chosen operators by the campaign, by windows and by ``measure run``; all after
+    settling.
+    """
     gpu = CampaignGpu.open()
     both = [_campaign_and_window(gpu, spec, length_s) for spec in choose_known_loads()]
     found, doubts = [entry for entry, _ in both], [flags for _, flags in both]
@@ -74,7 +87,9 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
         times = json.loads(marks.read_text()) if marks.exists() else []
     for entry, flags, (began_s, ended_s) in zip(found, doubts, times, strict=False):
         part = summarise_window("part", run.samples, began_s + SETTLE_S, ended_s)
-        whole = find_ticks(run.samples).between(began_s + SETTLE_S, ended_s)  # a step at the edge holds rest, too
+        whole = find_ticks(run.samples).between(
+            began_s + SETTLE_S, ended_s
+        )  # a step at the edge holds rest, too
         entry |= {
             "run_w": whole.power_w if whole.intervals else None,
             "run_clock_hz": part.sm_clock_hz,
@@ -84,7 +99,9 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
     return found
 
 
-def _campaign_and_window(gpu: Any, spec: OperatorSpec, length_s: float) -> tuple[dict[str, object], tuple[str, ...]]:
+def _campaign_and_window(
+    gpu: Any, spec: OperatorSpec, length_s: float
+) -> tuple[dict[str, object], tuple[str, ...]]:
     with Sampler("nvml") as sampler:
         row = measure_sustained_row(OperatorBench(gpu, sampler, "agree"), spec)
     with gpu.prepare(spec) as graph, measure("outer", "nvml"):
@@ -103,7 +120,9 @@ def _campaign_and_window(gpu: Any, spec: OperatorSpec, length_s: float) -> tuple
 
 
 def main() -> None:
-    """Compare the three ways, or with ``--marks`` run the loads alone, as ``measure run`` starts them."""
+    """Compare the three ways, or with ``--marks`` run the loads alone, as ``measure run`` starts
+    them.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for agreement.json")
     parser.add_argument("--marks", type=Path, help="run the loads alone and write their times here")

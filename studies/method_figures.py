@@ -1,4 +1,5 @@
-"""Draw figures of the method pages that no command draws: engine and training steps, layers, coverage and others.
+"""Draw figures of the method pages that no command draws: engine and training steps, layers,
+coverage and others.
 
 Run: ``python -m studies.method_figures docs/images``.
 """
@@ -20,7 +21,13 @@ from studies.training_rows.judge_training_rows import PREDICTIONS, read_columns
 from wattcast import hardware
 from wattcast.core.units import Dtype
 from wattcast.fit.database_fit import load_layers, predict_held_out_layers_s
-from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_axes, new_figure, save_figure
+from wattcast.report.figure_style import (
+    SERIES_COLOURS,
+    add_caption,
+    new_axes,
+    new_figure,
+    save_figure,
+)
 from wattcast.serving.host_times import load_engine_records
 from wattcast.validate.model_checks import compare_serving
 from wattcast.validate.power_checks import MODELS, compare_power_models
@@ -42,7 +49,10 @@ def draw_engine_steps() -> Figure:
             _plot_pairs(axes, pairs, f"{kind} ({len(pairs)} steps)")
         _finish_pairs(axes, f"{quantity} ({unit})", 0.1, quantity == "latency")
     models = len({row.model for row in found})
-    return add_caption(figure, f"vLLM on H200s, {models} models that nothing was fitted to; line: equal; band: ±10 %")
+    return add_caption(
+        figure,
+        f"vLLM on H200s, {models} models that nothing was fitted to; line: equal; band: ±10 %",
+    )
 
 
 def draw_training_steps() -> Figure:
@@ -53,10 +63,14 @@ def draw_training_steps() -> Figure:
         figure.subplots(1, 2), ("latency_s", "energy_j"), ("time of a step (ms)", "energy of a step (J)"), (1e3, 1.0),
         strict=True,
     ):  # fmt: skip
-        pairs = scale * np.array([(row[column], predicted[name][column]) for name, row in measured.items()])
+        pairs = scale * np.array(
+            [(row[column], predicted[name][column]) for name, row in measured.items()]
+        )
         _plot_pairs(axes, pairs, f"{len(pairs)} steps")
         _finish_pairs(axes, label, 0.1, True)
-    return add_caption(figure, "H200; predictions were committed before the measurement; line: equal; band: ±10 %")
+    return add_caption(
+        figure, "H200; predictions were committed before the measurement; line: equal; band: ±10 %"
+    )
 
 
 def draw_power_models() -> Figure:
@@ -64,13 +78,17 @@ def draw_power_models() -> Figure:
     views = compare_power_models("h200")
     figure, axes = new_axes(6.4, 5.2)
     for model in MODELS:
-        _plot_pairs(axes, np.array([(view.measured_w, view.model_w[model]) for view in views]), model)
+        _plot_pairs(
+            axes, np.array([(view.measured_w, view.model_w[model]) for view in views]), model
+        )
     _finish_pairs(axes, "power (W)", 0.1, False)
     return add_caption(figure, f"{len(views)} kernels of an H200; line: equal; band: ±10 %")
 
 
 def draw_cold_layers() -> Figure:
-    """Draw how far the time of a layer is from the sum of its operators, and from the law of cold caches."""
+    """Draw how far the time of a layer is from the sum of its operators, and from the law of cold
+    caches.
+    """
     layers = load_layers("h200", hardware.load_gpu("h200"))
     assert layers is not None, "the H200's database has layers"
     figure, axes = new_axes(9.0, 4.2)
@@ -83,7 +101,9 @@ def draw_cold_layers() -> Figure:
         said = f"{label}: {np.mean(np.abs(error)):.1f} % off"
         axes.plot(1e6 * layers.layer_s, error, "o", ms=5, alpha=0.75, label=said)
     axes.axhline(0.0, color="black", lw=0.8)
-    axes.set(xscale="log", xlabel="Measured time of a layer (µs)", ylabel="Predicted over measured (%)")
+    axes.set(
+        xscale="log", xlabel="Measured time of a layer (µs)", ylabel="Predicted over measured (%)"
+    )
     axes.legend(frameon=False, loc="lower right")
     return add_caption(figure, f"{len(layers.layer_s)} rows of 48 layers on H200s")
 
@@ -95,33 +115,55 @@ def draw_catalogue() -> Figure:
         rate = gpu.pipes.tensor_flop_per_cycle.get(Dtype.FP16)
         if rate is not None:
             peak = float(np.max(rate * gpu.sm_count * gpu.clocks.boost_hz))
-            known.append((peak / 1e12, float(gpu.memory.byte_per_s) / 1e12, float(gpu.power.limit_w), gpu.name))
+            known.append(
+                (
+                    peak / 1e12,
+                    float(gpu.memory.byte_per_s) / 1e12,
+                    float(gpu.power.limit_w),
+                    gpu.name,
+                )
+            )
     known.sort(reverse=True)
     figure = new_figure(9.0, 1.2 + 0.22 * len(known))
     labels = ("16-bit peak, dense (TFLOP/s)", "Memory bandwidth (TB/s)", "Power limit (W)")
-    for column, (axes, label) in enumerate(zip(figure.subplots(1, 3, sharey=True), labels, strict=True)):
-        axes.plot([row[column] for row in known], range(len(known)), "o", color=SERIES_COLOURS[column])
+    for column, (axes, label) in enumerate(
+        zip(figure.subplots(1, 3, sharey=True), labels, strict=True)
+    ):
+        axes.plot(
+            [row[column] for row in known], range(len(known)), "o", color=SERIES_COLOURS[column]
+        )
         axes.grid(axis="y", lw=0.3)
         axes.set(xscale="log", xlabel=label)
         axes.xaxis.set_minor_formatter("")
     axes.set_yticks(range(len(known)), [row[3] for row in known])
     axes.set_ylim(len(known) - 0.4, -0.6)
     return add_caption(
-        figure, "GPUs with tensor or matrix cores; `wattcast gpus show NAME` has the source of each number"
+        figure,
+        "GPUs with tensor or matrix cores; `wattcast gpus show NAME` has the source of each number",
     )
 
 
 def draw_coverage() -> Figure:
-    """Draw the share of each set inside its 90 % interval, from the table of the page on confidence."""
+    """Draw the share of each set inside its 90 % interval, from the table of the page on
+    confidence.
+    """
     rows = re.findall(
-        r"^\| ([^|]+) \| (latency|power) \| \d+ \| ([\d.]+) \|.*\| (yes|no) \|[^|]*\|$", CONFIDENCE.read_text(), re.M
+        r"^\| ([^|]+) \| (latency|power) \| \d+ \| ([\d.]+) \|.*\| (yes|no) \|[^|]*\|$",
+        CONFIDENCE.read_text(),
+        re.M,
     )
     figure, axes = new_axes(9.0, 1.4 + 0.22 * len(rows))
     axes.axvspan(82.0, 97.0, color="#DDDDDD", label="wanted")
     for held, colour in (("yes", SERIES_COLOURS[2]), ("no", SERIES_COLOURS[1])):
         at = [place for place, row in enumerate(rows) if row[3] == held]
         words = "holds" if held == "yes" else "too narrow or too wide"
-        axes.plot([float(rows[place][2]) for place in at], at, "o", color=colour, label=f"{words} ({len(at)})")
+        axes.plot(
+            [float(rows[place][2]) for place in at],
+            at,
+            "o",
+            color=colour,
+            label=f"{words} ({len(at)})",
+        )
     axes.axvline(90.0, color="black", lw=0.8)
     axes.set_yticks(range(len(rows)), [f"{name}: {quantity}" for name, quantity, _, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -137,7 +179,9 @@ def _plot_pairs(axes: Axes, pairs: np.ndarray, label: str) -> None:
 
 
 def _finish_pairs(axes: Axes, label: str, band: float, logarithmic: bool) -> None:
-    ends = np.array([min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])])
+    ends = np.array(
+        [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
+    )
     if logarithmic:
         shown = np.concatenate([np.asarray(line.get_data()).ravel() for line in axes.lines])
         ends = np.array([0.8 * shown.min(), 1.25 * shown.max()])

@@ -1,8 +1,7 @@
 """Write the tables of docs/method/h200-units.md, each between two marks in the page's text.
 
-Run: ``python studies/microbench_page.py docs/method/h200-units.md --gpu h200``. The text around the tables is
-written by hand and stays as it is.
-"""
+Run: ``python studies/microbench_page.py docs/method/h200-units.md --gpu h200``. The text around the
+tables is written by hand and stays as it is."""
 
 from __future__ import annotations
 
@@ -19,7 +18,12 @@ from wattcast.core.measured_rows import read_lines
 from wattcast.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.measure.database_files import make_pipe_table
-from wattcast.microbench.microbench_report import Row, make_device_rows, make_latency_rows, make_truth_rows
+from wattcast.microbench.microbench_report import (
+    Row,
+    make_device_rows,
+    make_latency_rows,
+    make_truth_rows,
+)
 from wattcast.microbench.microbench_results import (
     KnownFault,
     MicroRow,
@@ -51,7 +55,11 @@ CURVES = {  # curve: what is counted along it
     "cluster_read": "blocks of a cluster",
 }
 KNOWN = {  # a kernel with one bottleneck: the one that does the same without it
-    **{"conflicts_31": "conflicts_0", "conflicts_7": "conflicts_0", "coalescence_1": "coalescence_32"},
+    **{
+        "conflicts_31": "conflicts_0",
+        "conflicts_7": "conflicts_0",
+        "coalescence_1": "coalescence_32",
+    },
     **{"divergence_32": "divergence_1", "divergence_4": "divergence_1", "fp64_fma": "fp32_fma"},
     "occupancy_1": "occupancy_64",
 }
@@ -69,19 +77,31 @@ class CardRowPair:
     capped: bool
 
 
-def make_counted_profile(name: str, counters: Mapping[str, float], results: Sequence[MicroRow]) -> KernelProfile:
-    """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds, percent)."""
-    values = {metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()}
-    return make_profile(name, values | {TIME: counters[TIME] * 1e-9}, results, find_idle_power_w(results))
+def make_counted_profile(
+    name: str, counters: Mapping[str, float], results: Sequence[MicroRow]
+) -> KernelProfile:
+    """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds,
+    percent).
+    """
+    values = {
+        metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()
+    }
+    return make_profile(
+        name, values | {TIME: counters[TIME] * 1e-9}, results, find_idle_power_w(results)
+    )
 
 
 def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:
     """Rows of the other card that ships, multimedia included; none where there is no such card."""
     folder = results_folder(gpu) / OTHER_CARD
-    return tuple(r for name in RESULT_FILES if (folder / name).is_file() for r in read_results(folder / name))
+    return tuple(
+        r for name in RESULT_FILES if (folder / name).is_file() for r in read_results(folder / name)
+    )
 
 
-def pair_cards(results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu) -> list[CardRowPair]:
+def pair_cards(
+    results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu
+) -> list[CardRowPair]:
     """First rounds of every benchmark that both cards measured with the same version of its kernel."""
     theirs, limit_w = keep_first_rounds(others), float(gpu.power.limit_w)
     pairs = []
@@ -93,9 +113,13 @@ def pair_cards(results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu
             CardRowPair(
                 name=name,
                 kind=_work_kind(a),
-                time=b.operation_s / a.operation_s - 1.0 if a.operation_s and b.operation_s else None,
+                time=b.operation_s / a.operation_s - 1.0
+                if a.operation_s and b.operation_s
+                else None,
                 power=b.power_w / a.power_w - 1.0,
-                memory_w=b.memory_power_w - a.memory_power_w if a.memory_power_w and b.memory_power_w else None,
+                memory_w=b.memory_power_w - a.memory_power_w
+                if a.memory_power_w and b.memory_power_w
+                else None,
                 capped=max(a.power_w, b.power_w) > NEAR_CAP * limit_w,
             )
         )
@@ -105,13 +129,16 @@ def pair_cards(results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu
 def _work_kind(result: MicroRow) -> str:
     """Its group, but what moves DRAM by itself: there the memory's own power counts."""
     moves = result.group in ("memory", "structure") and (
-        result.name.startswith(("dram_", "coalescence_", "access_")) or result.name.endswith("_dram")
+        result.name.startswith(("dram_", "coalescence_", "access_"))
+        or result.name.endswith("_dram")
     )
     return "DRAM" if moves else result.group
 
 
 def renew_tables(page: str, results: Sequence[MicroRow], gpu: Gpu) -> str:
-    """Return the page with its tables written anew; raise ``BadInput`` for a mark that names no table."""
+    """Return the page with its tables written anew; raise ``BadInput`` for a mark that names no
+    table.
+    """
 
     def table(found: re.Match[str]) -> str:
         make = TABLES.get(found[1])
@@ -132,7 +159,9 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def unit_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
-    """Arithmetic and tensor units: rate by the specification, energy of an operation, operations of a joule."""
+    """Arithmetic and tensor units: rate by the specification, energy of an operation, operations of
+    a joule.
+    """
     head = [
         "benchmark",
         "counted",
@@ -147,7 +176,12 @@ def unit_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     ]
     rows = [head]
     for r in keep_first_rounds(results).values():
-        if r.group not in ("arithmetic", "tensor") or r.curve or not r.operation_j or not r.operations_per_j:
+        if (
+            r.group not in ("arithmetic", "tensor")
+            or r.curve
+            or not r.operation_j
+            or not r.operations_per_j
+        ):
             continue
         above = r.operation_above_idle_j
         rows.append(
@@ -169,7 +203,9 @@ def unit_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
 
 def memory_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Memory: bytes a second, power of the card and of its memory, energy of a byte."""
-    rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte", "above idle", "true MHz"]]
+    rows = [
+        ["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte", "above idle", "true MHz"]
+    ]
     for r in keep_first_rounds(results).values():
         if r.group != "memory" or r.curve or not r.byte_per_s or not r.energy_j or not r.byte:
             continue
@@ -195,20 +231,31 @@ def transfer_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     rows = [["copy", "GB/s", "W", "pJ a byte above idle"]]
     for r in keep_first_rounds(results).values():
         if r.group == "transfer" and r.byte_per_s and r.operation_above_idle_j is not None:
-            cells = [_number(r.byte_per_s / 1e9), _number(r.power_w), _number(1e12 * r.operation_above_idle_j)]
+            cells = [
+                _number(r.byte_per_s / 1e9),
+                _number(r.power_w),
+                _number(1e12 * r.operation_above_idle_j),
+            ]
             rows.append([_named(r), *cells])
     return rows
 
 
 def rate_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
-    """DRAM at a part of its rate: power of the card and of its memory, and energy of a byte above idle."""
+    """DRAM at a part of its rate: power of the card and of its memory, and energy of a byte above
+    idle.
+    """
     rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte above idle"]]
     for r in sorted(keep_first_rounds(results).values(), key=lambda r: r.byte_per_s or 0.0):
         if r.curve not in ("dram_rate", "dram_rate_copy") or not r.byte_per_s or not r.power_w:
             continue
         above_j = max(r.power_w - (r.idle_power_w or 0.0), 0.0) / r.byte_per_s
         share = r.byte_per_s / float(gpu.memory.byte_per_s)
-        cells = [f"{r.byte_per_s / 1e12:.3f}", f"{share:.0%}", _number(r.power_w), _number(r.memory_power_w)]
+        cells = [
+            f"{r.byte_per_s / 1e12:.3f}",
+            f"{share:.0%}",
+            _number(r.power_w),
+            _number(r.memory_power_w),
+        ]
         rows.append([_named(r), *cells, _number(1e12 * above_j)])
     return rows
 
@@ -218,7 +265,9 @@ def curve_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     rows = [["curve", "at", "operations /cycle/SM", "time", "energy", "W"]]
     for name, what in CURVES.items():
         points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j]
-        each = [r.at if name == "access" else 1.0 for r in points]  # there an operation moves so many bytes
+        each = [
+            r.at if name == "access" else 1.0 for r in points
+        ]  # there an operation moves so many bytes
         time = [(r.operation_s or 0.0) / n for r, n in zip(points, each, strict=True)]
         energy = [(r.operation_j or 0.0) / n for r, n in zip(points, each, strict=True)]
         for r, s, j in zip(points, time, energy, strict=True):
@@ -235,30 +284,54 @@ def curve_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
 
 def active_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Power by the number of SMs at work, and the line through it."""
-    points = [(round(r.at * int(gpu.sm_count)) or 1, r.power_w) for r in find_curve(results, "active") if r.power_w]
+    points = [
+        (round(r.at * int(gpu.sm_count)) or 1, r.power_w)
+        for r in find_curve(results, "active")
+        if r.power_w
+    ]
     count, power_w = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     slope_w, fixed_w = np.polyfit(count, power_w, 1)
     rows: list[Row] = [["SMs at work", "W", f"{fixed_w:.1f} W + {slope_w:.3f} W an SM"]]
     return [
         *rows,
-        *([f"{n:.0f}", f"{w:.1f}", f"{fixed_w + slope_w * n:.1f}"] for n, w in zip(count, power_w, strict=True)),
+        *(
+            [f"{n:.0f}", f"{w:.1f}", f"{fixed_w + slope_w * n:.1f}"]
+            for n, w in zip(count, power_w, strict=True)
+        ),
     ]
 
 
 def idle_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Nothing to do: with and without a context."""
     idle = [r for r in keep_first_rounds(results).values() if r.group == "idle"]
-    cells = [[_number(r.power_w, 4), _number(r.memory_power_w), _number((r.sm_clock_hz or 0.0) / 1e6)] for r in idle]
-    return [["row", "W", "memory W", "NVML MHz"], *([f"`{r.name}`", *c] for r, c in zip(idle, cells, strict=True))]
+    cells = [
+        [_number(r.power_w, 4), _number(r.memory_power_w), _number((r.sm_clock_hz or 0.0) / 1e6)]
+        for r in idle
+    ]
+    return [
+        ["row", "W", "memory W", "NVML MHz"],
+        *([f"`{r.name}`", *c] for r, c in zip(idle, cells, strict=True)),
+    ]
 
 
 def clock_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Rows whose true clock is more than 2 % from what NVML says."""
     rows = [["row", "true MHz", "NVML MHz", "true over NVML", "W"]]
     for r in keep_first_rounds(results).values():
-        if r.sm_clock_hz and r.effective_clock_hz and abs(r.effective_clock_hz / r.sm_clock_hz - 1.0) > 0.02:
+        if (
+            r.sm_clock_hz
+            and r.effective_clock_hz
+            and abs(r.effective_clock_hz / r.sm_clock_hz - 1.0) > 0.02
+        ):
             cells = [_number(r.effective_clock_hz / 1e6, 4), _number(r.sm_clock_hz / 1e6, 4)]
-            rows.append([_named(r), *cells, f"{r.effective_clock_hz / r.sm_clock_hz:.3f}", _number(r.power_w)])
+            rows.append(
+                [
+                    _named(r),
+                    *cells,
+                    f"{r.effective_clock_hz / r.sm_clock_hz:.3f}",
+                    _number(r.power_w),
+                ]
+            )
     return rows
 
 
@@ -272,27 +345,53 @@ def fault_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
             if fault is not None:
                 named.setdefault(fault, []).append(f"`{r.name}`")
         order = sorted(named, key=lambda fault: (fault.kind != "wrong", -len(named[fault])))
-        cells += [[card, ", ".join(named[f]), "†" if f.kind == "wrong" else "‡", f.why] for f in order]
+        cells += [
+            [card, ", ".join(named[f]), "†" if f.kind == "wrong" else "‡", f.why] for f in order
+        ]
     return [["card", "rows", "", "why"], *cells]
 
 
 def card_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
-    """The other card over this one, by kind of work: times, and watts where the power limit does not set them."""
+    """The other card over this one, by kind of work: times, and watts where the power limit does
+    not set them.
+    """
     pairs = pair_cards(results, read_other_card(gpu), gpu)
-    rows = [["work", "rows", "time apart, median", "rows below the cap", "power: median", "from", "to", "memory W"]]
+    rows = [
+        [
+            "work",
+            "rows",
+            "time apart, median",
+            "rows below the cap",
+            "power: median",
+            "from",
+            "to",
+            "memory W",
+        ]
+    ]
     for kind in dict.fromkeys(pair.kind for pair in pairs):
         mine = [pair for pair in pairs if pair.kind == kind]
         time = [abs(pair.time) for pair in mine if pair.time is not None]
         power = [pair.power for pair in mine if not pair.capped]
         memory_w = [pair.memory_w for pair in mine if pair.memory_w is not None]
-        cells = [f"{value:+.1%}" for value in (np.median(power), min(power), max(power))] if power else ["-"] * 3
-        shown = [f"{np.median(time):.2%}" if time else "-", str(len(power)), *cells, f"{np.median(memory_w):+.0f}"]
+        cells = (
+            [f"{value:+.1%}" for value in (np.median(power), min(power), max(power))]
+            if power
+            else ["-"] * 3
+        )
+        shown = [
+            f"{np.median(time):.2%}" if time else "-",
+            str(len(power)),
+            *cells,
+            f"{np.median(memory_w):+.0f}",
+        ]
         rows.append([kind, str(len(mine)), *shown])
     return rows
 
 
 def advice_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
-    """What ``lab tune`` says first of kernels whose bottleneck is known, beside what was measured without it."""
+    """What ``lab tune`` says first of kernels whose bottleneck is known, beside what was measured
+    without it.
+    """
     path, by_name = results_folder(gpu) / "microbench_counters.jsonl", keep_first_rounds(results)
     counted = {str(row["id"]): row["metrics"] for row in read_lines(path)}
     rows = [["kernel", "bottleneck", "time", "measured", "energy", "measured"]]
@@ -307,7 +406,9 @@ def advice_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
             advice[0].energy,
             b.operation_j / a.operation_j - 1.0,
         )
-        rows.append([f"`{name}`", advice[0].bottleneck, *(f"{100.0 * value:.1f} %" for value in pairs)])
+        rows.append(
+            [f"`{name}`", advice[0].bottleneck, *(f"{100.0 * value:.1f} %" for value in pairs)]
+        )
     return rows
 
 
@@ -315,7 +416,12 @@ def multimedia_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Workloads on the clip: time and energy of a frame."""
     rows = [["workload", "us a frame", "W", "mJ a frame", "above idle"]]
     for r in keep_first_rounds(results).values():
-        if r.group == "multimedia" and r.operation_s and r.operation_j and r.operation_above_idle_j is not None:
+        if (
+            r.group == "multimedia"
+            and r.operation_s
+            and r.operation_j
+            and r.operation_above_idle_j is not None
+        ):
             joules = [_number(1e3 * r.operation_j), _number(1e3 * r.operation_above_idle_j)]
             rows.append([f"`{r.name}`", _number(1e6 * r.operation_s), _number(r.power_w), *joules])
     return rows

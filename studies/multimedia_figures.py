@@ -1,7 +1,8 @@
-"""Draw the H200's multimedia workloads by the two-rail counter model, like figures 8 and 13 of Stokke 2016.
+"""Draw the H200's multimedia workloads by the two-rail counter model, like figures 8 and 13 of
+Stokke 2016.
 
-Run: ``wattcast lab fit counters h200.csv --columns h200 --figures FOLDER`` in the repository draws them with its own.
-"""
+Run: ``wattcast lab fit counters h200.csv --columns h200 --figures FOLDER`` in the repository draws
+them with its own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from wattcast.counter_models.counter_table import CounterTable
 from wattcast.counter_models.two_rails import RailsFit
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.report.figure_style import MEASURED, MODULE_COLOURS, SERIES_COLOURS, FigureMaker, add_caption, new_axes
+from wattcast.report.figure_style import (
+    MEASURED,
+    MODULE_COLOURS,
+    SERIES_COLOURS,
+    FigureMaker,
+    add_caption,
+    new_axes,
+)
 from wattcast.validate.power_checks import AT_RATE
 
 if TYPE_CHECKING:
@@ -24,7 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RAIL_PARTS = (  # what a colour stands for, and the model's parts in it
-    ("idle: base and clocks", ("base", "core leakage", "core clock", "memory leakage", "memory clock")),
+    (
+        "idle: base and clocks",
+        ("base", "core leakage", "core clock", "memory leakage", "memory clock"),
+    ),
     ("issue", ("executed_warp",)),
     ("integer and logic", ("alu_full_warp",)),
     ("multiply-add", ("fma_full_warp",)),
@@ -35,19 +46,36 @@ RAIL_PARTS = (  # what a colour stands for, and the model's parts in it
     ("between SMs and L2", ("noc_byte", "l2_write_sector")),
     (
         "DRAM, both rails",
-        ("dram_read_access", "dram_write_access", "dram_read_byte", "dram_write_byte", "memory awake"),
+        (
+            "dram_read_access",
+            "dram_write_access",
+            "dram_read_byte",
+            "dram_write_byte",
+            "memory awake",
+        ),
     ),
 )
 PART_COLOURS = (  # of the modules, and two more of the series for the pipes that share one
-    *(MODULE_COLOURS["static"], MODULE_COLOURS["sm"], SERIES_COLOURS[4], MODULE_COLOURS["cuda"], SERIES_COLOURS[0]),
+    *(
+        MODULE_COLOURS["static"],
+        MODULE_COLOURS["sm"],
+        SERIES_COLOURS[4],
+        MODULE_COLOURS["cuda"],
+        SERIES_COLOURS[0],
+    ),
     *(MODULE_COLOURS[module] for module in ("sfu", "tensor", "shared", "l2", "dram")),
 )
 # from the most expensive
-DCT_ROWS = tuple(f"dct_{kind}{AT_RATE}" for kind in ("fp64_uncached", "fp64_cached", "fp32_uncached", "fp32_cached"))
+DCT_ROWS = tuple(
+    f"dct_{kind}{AT_RATE}"
+    for kind in ("fp64_uncached", "fp64_cached", "fp32_uncached", "fp32_cached")
+)
 
 
 def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
-    """Return the table's rows as activity of one second each, for a power model that needs ``names``."""
+    """Return the table's rows as activity of one second each, for a power model that needs
+    ``names``.
+    """
     column = {p.event: i for i, p in enumerate(table.predictors)}
     value = np.stack([table.occurrence[:, column[name]] for name in names], axis=1)
     at = OperatingPoint(clock_hz=table.clock_hz, memory_clock_hz=table.memory_clock_hz)
@@ -55,7 +83,9 @@ def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
 
 
 def make_figures(fit: RailsFit, source: str) -> dict[str, FigureMaker]:
-    """Return makers of what the rows never trained on allow, by file name; ``source`` stands in the captions."""
+    """Return makers of what the rows never trained on allow, by file name; ``source`` stands in the
+    captions.
+    """
     rows = _find_test_rows(fit)
     figures: dict[str, FigureMaker] = {}
     if rows:
@@ -66,21 +96,30 @@ def make_figures(fit: RailsFit, source: str) -> dict[str, FigureMaker]:
 
 
 def draw_multimedia_power(fit: RailsFit, source: str) -> Figure:
-    """Draw the power of each workload that was not trained on: parts stacked, measured as dots (paper figure 8)."""
+    """Draw the power of each workload that was not trained on: parts stacked, measured as dots
+    (paper figure 8).
+    """
     rows = _find_test_rows(fit)
     kept = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
     figure, axes = new_axes(9.6, 4.8)
-    _stack_parts(axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept])
+    _stack_parts(
+        axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept]
+    )
     tested = np.isin(np.arange(fit.table.rows), [rows[name] for name in kept])
     axes.set_title(f"mean absolute error {fit.error_percent(tested):.1f} %")
     return add_caption(figure, f"{source}; trained on {int(fit.train.sum())} microbenchmarks only")
 
 
 def draw_dct_power(fit: RailsFit, source: str) -> Figure:
-    """Draw the DCT at a fixed frame rate in four variants: savings of data type and caching (paper figure 13)."""
+    """Draw the DCT at a fixed frame rate in four variants: savings of data type and caching (paper
+    figure 13).
+    """
     rows = _find_test_rows(fit)
     figure, axes = new_axes(8.2, 4.8)
-    labels = [name.removeprefix("dct_").removesuffix(AT_RATE).replace("_uncached", ", past L1") for name in DCT_ROWS]
+    labels = [
+        name.removeprefix("dct_").removesuffix(AT_RATE).replace("_uncached", ", past L1")
+        for name in DCT_ROWS
+    ]
     labels = [label.replace("_cached", ", cached") for label in labels]
     _stack_parts(axes, fit, [rows[name] for name in DCT_ROWS], labels)
     first = rows[DCT_ROWS[0]]
@@ -91,13 +130,19 @@ def draw_dct_power(fit: RailsFit, source: str) -> Figure:
         top_w = max(fit.table.power_w[rows[name]], fit.predicted_w[rows[name]])
         axes.text(place, top_w + 14.0, text, ha="center", va="bottom")
     axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
-    every = f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; " if fit.table.duration_s is not None else ""
+    every = (
+        f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; "
+        if fit.table.duration_s is not None
+        else ""
+    )
     return add_caption(figure, f"{source}; {every}trained on microbenchmarks only")
 
 
 def _find_test_rows(fit: RailsFit) -> dict[str, int]:
     """Return the rows never trained on, by name."""
-    return {fit.table.benchmark_names[fit.table.benchmark[i]]: int(i) for i in np.flatnonzero(fit.test)}
+    return {
+        fit.table.benchmark_names[fit.table.benchmark[i]]: int(i) for i in np.flatnonzero(fit.test)
+    }
 
 
 def _stack_parts(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequence[str]) -> None:
@@ -112,7 +157,9 @@ def _stack_parts(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequenc
     measured_w = fit.table.power_w[list(rows)]
     axes.plot(range(len(rows)), measured_w, "o", color=MEASURED, markersize=6, label="measured")
     turned = len(rows) > 5
-    axes.set_xticks(range(len(rows)), labels, rotation=35 if turned else 0, ha="right" if turned else "center")
+    axes.set_xticks(
+        range(len(rows)), labels, rotation=35 if turned else 0, ha="right" if turned else "center"
+    )
     axes.set_ylabel("Power (W)")
     axes.set_ylim(0.0, 1.08 * max(float(base.max()), float(measured_w.max())))
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)

@@ -1,10 +1,11 @@
-"""Check whether intervals hold rows of functions, kinds, formats and sizes that were left out of a fit.
+"""Check whether intervals hold rows of functions, kinds, formats and sizes that were left out of a
+fit.
 
 Run: ``python studies/never_measured.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
-Things are left out as ``lab fit kernels`` does to learn half-widths (``fit.unseen``). A row is counted inside
-the interval that would have been learned from all other things, never from its own; each thing counts alike.
-"""
+Things are left out as ``lab fit kernels`` does to learn half-widths (``fit.unseen``). A row is
+counted inside the interval that would have been learned from all other things, never from its own;
+each thing counts alike."""
 
 from __future__ import annotations
 
@@ -61,11 +62,22 @@ def counted_rows(where: str, left: LeftOutRows) -> list[LedgerRow]:
             at = (why == str(reason)) & np.isfinite(getattr(left, quantity))
             if reason not in whole or len(set(things[at].tolist())) < LEAST_KINDS:
                 continue
-            by = np.array([getattr(without[t].get(reason, whole[reason]), quantity) for t in things[at].tolist()])
-            more = _counted(left, quantity, at, by) | {"half_width": round(getattr(whole[reason], quantity), 3)}
+            by = np.array(
+                [
+                    getattr(without[t].get(reason, whole[reason]), quantity)
+                    for t in things[at].tolist()
+                ]
+            )
+            more = _counted(left, quantity, at, by) | {
+                "half_width": round(getattr(whole[reason], quantity), 3)
+            }
             out.append(
                 make_ledger_row(
-                    where, f"{quantity}, {said}, inside {INTERVAL_LEVEL:.0%}", int(at.sum()), None, **more
+                    where,
+                    f"{quantity}, {said}, inside {INTERVAL_LEVEL:.0%}",
+                    int(at.sum()),
+                    None,
+                    **more,
                 )
             )
     return out
@@ -73,7 +85,11 @@ def counted_rows(where: str, left: LeftOutRows) -> list[LedgerRow]:
 
 def _counted(left: LeftOutRows, quantity: str, at: Mask, by: Array) -> dict[str, Any]:
     place = slice(0, 2) if quantity == "latency" else slice(2, 4)
-    ends, log_ratio, things = left.ends[at, place], getattr(left, quantity)[at], np.array(left.thing)[at]
+    ends, log_ratio, things = (
+        left.ends[at, place],
+        getattr(left, quantity)[at],
+        np.array(left.thing)[at],
+    )
     far = widen_log_ends(ends, by[:, np.newaxis])
     inside, plain = ((log_ratio >= e[:, 0]) & (log_ratio <= e[:, 1]) for e in (far, ends))
     names = list(dict.fromkeys(things.tolist()))

@@ -1,7 +1,8 @@
-"""Draw forecasts against published rows, after figures 9 and 11 of the EnergAIzer paper, and power limits.
+"""Draw forecasts against published rows, after figures 9 and 11 of the EnergAIzer paper, and power
+limits.
 
-Run: ``python -m studies.other_gpu_figures docs/images`` (draws all three; WATTCAST_REFERENCE names the measurements).
-"""
+Run: ``python -m studies.other_gpu_figures docs/images`` (draws all three; WATTCAST_REFERENCE names
+the measurements)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from studies.public_checks import published_checks
 from studies.public_checks.other_gpu_checks import to_calibration_row
-from studies.public_checks.published_runs import PUBLISHED_GPU, PublishedRun, clean_runs, read_published_runs
+from studies.public_checks.published_runs import (
+    PUBLISHED_GPU,
+    PublishedRun,
+    clean_runs,
+    read_published_runs,
+)
 
 from wattcast import hardware
 from wattcast.core.errors import MissingTool
@@ -35,7 +41,9 @@ _SOURCE = "Rows: EnergAIzer artifact (2026), A100-PCIE-40GB. {}: {}"
 
 
 def errors(found: Sequence[PublishedRun]) -> Figure:
-    """Signed errors of latency and power of every workload at 900 MHz, nothing fitted to the card (figure 9)."""
+    """Signed errors of latency and power of every workload at 900 MHz, nothing fitted to the card
+    (figure 9).
+    """
     gpu = hardware.load_gpu(PUBLISHED_GPU)
     bundle = bundle_for(gpu)
     ordered = sorted(found, key=lambda r: (r.model, r.batch, r.seq or 0))
@@ -53,7 +61,9 @@ def errors(found: Sequence[PublishedRun]) -> Figure:
         axes.axhline(0.0, color="#666666", lw=0.5)
         axes.set_ylabel(f"{name} error (%)")
         axes.set_title(f"{name}: mean absolute error {np.abs(error).mean():.1f} %", loc="left")
-    panels[1].set_xticks(range(len(ordered)), [r.name.replace(" bf16", "") for r in ordered], rotation=90)
+    panels[1].set_xticks(
+        range(len(ordered)), [r.name.replace(" bf16", "") for r in ordered], rotation=90
+    )
     text = f"Forecast against measured at 900 MHz; bars end at {CLIP:.0f} %. "
     return add_caption(figure, text + _SOURCE.format("Forecast", bundle.provenance.source))
 
@@ -63,7 +73,9 @@ def clocks(at_900: Sequence[PublishedRun], over: Sequence[PublishedRun]) -> Figu
     gpu = hardware.load_gpu(PUBLISHED_GPU)
     bundle = bundle_for(gpu)
     kept = [to_calibration_row(r, gpu) for r in at_900 if r.model != "resnet101"]
-    factors = calibrate_bundle(analyse_models(kept, gpu, bundle), gpu, bundle, "rows at 900 MHz").factors
+    factors = calibrate_bundle(
+        analyse_models(kept, gpu, bundle), gpu, bundle, "rows at 900 MHz"
+    ).factors
     figure = new_figure(11.0, 6.0)
     for axes, (model, batch, seq) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         mine = sorted(
@@ -88,7 +100,9 @@ def clocks(at_900: Sequence[PublishedRun], over: Sequence[PublishedRun]) -> Figu
 
 
 def limits(folder: Path) -> Figure:
-    """Relative time and power under power limits: means over configurations of each network and card."""
+    """Relative time and power under power limits: means over configurations of each network and
+    card.
+    """
     found = published_checks.predict_epochs(published_checks.read_epochs(folder))
     networks = list(published_checks.PROTOTYPE)
     figure = new_figure(12.0, 5.5)
@@ -121,7 +135,9 @@ def draw(folder: Path) -> list[Path]:
     """All figures into a folder."""
     reference = reference_folder(os.environ)
     if reference is None:
-        raise MissingTool("the published measurements are not here. Set WATTCAST_REFERENCE to their folder.")
+        raise MissingTool(
+            "the published measurements are not here. Set WATTCAST_REFERENCE to their folder."
+        )
     at_900, over = (
         clean_runs(read_published_runs(reference, "900")),
         clean_runs(read_published_runs(reference, "clocks")),

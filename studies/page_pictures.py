@@ -1,7 +1,8 @@
-"""Take the pictures of the page in docs/images: every tab with its first example, and the first screen on a phone.
+"""Take the pictures of the page in docs/images: every tab with its first example, and the first
+screen on a phone.
 
-Run: ``python studies/page_pictures.py docs/images`` (needs the extras ``serve`` and ``dev``, and Chromium).
-"""
+Run: ``python studies/page_pictures.py docs/images`` (needs the extras ``serve`` and ``dev``, and
+Chromium)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def take_pictures(address: str, folder: Path) -> None:
             page.wait_for_timeout(TOAST_MS)
             name = "page" if tab == "predict" else f"page-{tab}"
             save_picture(page.screenshot(full_page=True), folder / f"{name}.webp", 1100)
-        phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", bypass_csp=True)
+        phone = browser.new_page(
+            viewport={"width": 390, "height": 844}, color_scheme="dark", bypass_csp=True
+        )
         phone.goto(address)
         phone.wait_for_function(f"Boolean({ANSWERED['predict']})", timeout=120_000)
         save_picture(phone.screenshot(), folder / "page-phone.webp", 390)
@@ -54,16 +57,31 @@ def take_pictures(address: str, folder: Path) -> None:
 def save_picture(data: bytes, path: Path, width: int) -> None:
     """Write a picture as WebP, scaled to a width."""
     picture: Any = Image.open(io.BytesIO(data)).convert("RGB")
-    picture = picture.crop((0, 0, picture.width, min(picture.height, picture.width)) if width > 1000 else None)
-    picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS).save(
-        path, quality=82, method=6
+    picture = picture.crop(
+        (0, 0, picture.width, min(picture.height, picture.width)) if width > 1000 else None
     )
+    picture.resize(
+        (width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS
+    ).save(path, quality=82, method=6)
 
 
 def main(folder: Path) -> None:
     """Start the server on a free port, take the pictures and stop it."""
-    command = [sys.executable, "-m", "wattcast", "serve", "--port", "0", "--limit", "60s", "--live", "replay"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    command = [
+        sys.executable,
+        "-m",
+        "wattcast",
+        "serve",
+        "--port",
+        "0",
+        "--limit",
+        "60s",
+        "--live",
+        "replay",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
         try:
             assert server.stdout is not None
             take_pictures(re.findall(r"http://[\d.:]+/", server.stdout.readline())[0], folder)

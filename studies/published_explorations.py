@@ -1,10 +1,12 @@
-"""Repeat the explorations of the EnergAIzer paper [Lee2026, VI-B to VI-D] and compare with its measurements.
+"""Repeat the explorations of the EnergAIzer paper [Lee2026, VI-B to VI-D] and compare with its
+measurements.
 
-Run: ``python studies/published_explorations.py --figures docs/images`` (the result: docs/method/explorations.md).
+Run: ``python studies/published_explorations.py --figures docs/images`` (the result:
+docs/method/explorations.md).
 
-The measurements belong to others and lie outside the project: WATTCAST_REFERENCE names their folder. Nothing is
-fitted to them here. The workloads are Hugging Face base models, so without a language-model head.
-"""
+The measurements belong to others and lie outside the project: WATTCAST_REFERENCE names their
+folder. Nothing is fitted to them here. The workloads are Hugging Face base models, so without a
+language-model head."""
 
 from __future__ import annotations
 
@@ -54,8 +56,14 @@ DVFS = (
     ("opt-1.3b", 8, 2048),
     ("qwen2-1.5b", 1, 4096),
 )
-# figure 13 compares number formats and attention at a thousand tokens and more; fp32 was measured at these
-FORMATS = (("opt-1.3b", 1, 1024), ("opt-1.3b", 4, 1024), ("opt-1.3b", 8, 1024), ("opt-1.3b", 16, 1024))
+# figure 13 compares number formats and attention at a thousand tokens and more; fp32 was measured
+# at these
+FORMATS = (
+    ("opt-1.3b", 1, 1024),
+    ("opt-1.3b", 4, 1024),
+    ("opt-1.3b", 8, 1024),
+    ("opt-1.3b", 16, 1024),
+)
 FORECAST = ("a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm", "l40s")
 _NAME = re.compile(
     r"(?P<kind>\w+?)model_(?P<config>[\w.-]+?)_p(?P<dtype>\w+?)_b(?P<batch>\d+)_s(?P<seq>\d+)_modeprefill"
@@ -123,7 +131,9 @@ class Format:
 def measured(folder: Path | None) -> list[Measured]:
     """The published A100 rows."""
     if folder is None:
-        raise MissingTool("the published measurements are not here. Set WATTCAST_REFERENCE to their folder.")
+        raise MissingTool(
+            "the published measurements are not here. Set WATTCAST_REFERENCE to their folder."
+        )
     rows = []
     for name in ("a100_pcie_40gb_900mhz.csv", "a100_pcie_40gb_dvfs.csv"):
         path = folder / "energaizer" / "measurements" / name
@@ -153,7 +163,9 @@ def _row(line: dict[str, str]) -> Measured | None:
 
 
 def dvfs(rows: Sequence[Measured]) -> list[Curve]:
-    """The six workloads over clocks, eager attention, bf16, at the clocks and temperatures measured."""
+    """The six workloads over clocks, eager attention, bf16, at the clocks and temperatures
+    measured.
+    """
     curves = []
     for model, batch, seq in DVFS:
         mine = sorted(
@@ -161,7 +173,9 @@ def dvfs(rows: Sequence[Measured]) -> list[Curve]:
             key=lambda r: r.clock_hz,
         )
         if not mine:
-            raise BadInput(f"{model}, batch {batch}, {seq} tokens: no published row. Is the data complete?")
+            raise BadInput(
+                f"{model}, batch {batch}, {seq} tokens: no published row. Is the data complete?"
+            )
         clock_hz = np.array([r.clock_hz for r in mine])
         found = predict(
             model,
@@ -174,7 +188,9 @@ def dvfs(rows: Sequence[Measured]) -> list[Curve]:
             head="none",
         )
         seconds, watts = np.array([r.latency_s for r in mine]), np.array([r.power_w for r in mine])
-        curves.append(Curve(model, batch, seq, clock_hz, seconds, watts, found.latency_s, found.power_w))
+        curves.append(
+            Curve(model, batch, seq, clock_hz, seconds, watts, found.latency_s, found.power_w)
+        )
     return curves
 
 
@@ -184,20 +200,41 @@ def formats(rows: Sequence[Measured]) -> list[Format]:
     for model, batch, seq in FORMATS:
         for dtype, attention in (("fp32", "eager"), ("bf16", "eager"), ("bf16", "flash")):
             told = predict(
-                model, GPU, clock=900e6, batch=batch, seq=seq, dtype=dtype, attention=attention, head="none"
+                model,
+                GPU,
+                clock=900e6,
+                batch=batch,
+                seq=seq,
+                dtype=dtype,
+                attention=attention,
+                head="none",
             )
-            alike = [r for r in rows if (r.model, r.batch, r.seq, r.dtype) == (model, batch, seq, dtype)]
+            alike = [
+                r for r in rows if (r.model, r.batch, r.seq, r.dtype) == (model, batch, seq, dtype)
+            ]
             near = [r for r in alike if abs(r.clock_hz - 900e6) < 1e6 and attention == "eager"]
             seconds = float(np.mean([r.latency_s for r in near])) if near else None
             watts = float(np.mean([r.power_w for r in near])) if near else None
-            row = (model, batch, seq, dtype, attention, float(told.latency_s), float(told.power_w), seconds, watts)
+            row = (
+                model,
+                batch,
+                seq,
+                dtype,
+                attention,
+                float(told.latency_s),
+                float(told.power_w),
+                seconds,
+                watts,
+            )
             found.append(Format(*row))
     return found
 
 
 def forecast() -> list[Alternative]:
     """One workload on the GPUs of the paper's Table IV; nothing was measured to compare with here."""
-    found = list(explore("bert-large", FORECAST, batch=32, seq=512, attention="eager", head="none").points)
+    found = list(
+        explore("bert-large", FORECAST, batch=32, seq=512, attention="eager", head="none").points
+    )
     if any(choice.reason for choice in found):
         raise WattcastError(f"a forecast failed: {'; '.join(choice.reason for choice in found)}")
     return found
@@ -211,7 +248,11 @@ def results_json(
         "gpu": GPU,
         "status": str(bundle_for(find_gpu(GPU)).status),
         "dvfs": [
-            {"workload": c.name, "n": len(c.clock_hz), **{f"{k}_mape": v for k, v in c.mape().items()}}
+            {
+                "workload": c.name,
+                "n": len(c.clock_hz),
+                **{f"{k}_mape": v for k, v in c.mape().items()},
+            }
             for c in curves
         ],
         "formats": [asdict(row) for row in formats],
@@ -237,16 +278,42 @@ def print_published(console: Console, told: Mapping[str, Any]) -> None:
         "measured_w": "measured ",
     }
     print_rows(console, told["formats"], columns, "Number formats and attention at 900 MHz")
-    forecast = {"gpu": "gpu", "latency_s": "latency", "power_w": "power", "clock_hz": "clock", "capped": "capped"}
-    print_rows(console, told["forecasts"], forecast, "bert-large, batch 32, 512 tokens, on other GPUs: forecasts")
+    forecast = {
+        "gpu": "gpu",
+        "latency_s": "latency",
+        "power_w": "power",
+        "clock_hz": "clock",
+        "capped": "capped",
+    }
+    print_rows(
+        console,
+        told["forecasts"],
+        forecast,
+        "bert-large, batch 32, 512 tokens, on other GPUs: forecasts",
+    )
 
 
 def published_dvfs(found: Sequence[Curve]) -> Figure:
     """Power over clocks of the published workloads: measured dots, predicted line."""
     figure = new_figure(9.0, 5.2)
     for axes, curve in zip(np.ravel(figure.subplots(2, 3)), found, strict=True):
-        axes.plot(curve.clock_hz / 1e6, curve.measured_w, "o", ms=4.0, color=MEASURED, label="measured", zorder=5)
-        axes.plot(curve.clock_hz / 1e6, curve.predicted_w, "-", color=PREDICTED, label="predicted", zorder=4)
+        axes.plot(
+            curve.clock_hz / 1e6,
+            curve.measured_w,
+            "o",
+            ms=4.0,
+            color=MEASURED,
+            label="measured",
+            zorder=5,
+        )
+        axes.plot(
+            curve.clock_hz / 1e6,
+            curve.predicted_w,
+            "-",
+            color=PREDICTED,
+            label="predicted",
+            zorder=4,
+        )
         axes.set_title(f"{curve.name}: {curve.mape()['power']:.0%}")
         axes.set(xlabel="Clock (MHz)", ylabel="Power (W)")
         axes.set_ylim(bottom=0)
@@ -283,7 +350,9 @@ def published_formats(found: Sequence[Format]) -> Figure:
         axes.set_ylabel(said)
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)
-    return add_caption(figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)")
+    return add_caption(
+        figure, "A100-PCIE-40GB at 900 MHz; bars predicted, dots measured (EnergAIzer artifact)"
+    )
 
 
 def published_figures(

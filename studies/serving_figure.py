@@ -1,4 +1,5 @@
-"""Draw docs/images/serving-traffic.png: measured and simulated times of requests of four dense models.
+"""Draw docs/images/serving-traffic.png: measured and simulated times of requests of four dense
+models.
 
 python studies/serving_figure.py docs/images/serving-traffic.png
 """
@@ -25,7 +26,9 @@ MODELS = ("llama-3.1-8b", "qwen2.5-7b", "gemma-3-12b", "qwen2.5-14b-fp8")
 
 
 def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
-    """Draw times to first token and per output token of every traffic run: measured dots, simulated lines."""
+    """Draw times to first token and per output token of every traffic run: measured dots, simulated
+    lines.
+    """
     runs = [row for row in records.select_kind("traffic") if row["model"] in MODELS]
     models = list(dict.fromkeys(row["model"] for row in runs))
     engines = {row["model"]: row for row in records.select_kind("engine")}
@@ -33,19 +36,30 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
     panels = figure.subplots(2, len(models), squeeze=False)
     share = np.linspace(2.0, 99.0, 25)
     for place, model in enumerate(models):
-        settings = EngineSettings(int(engines[model]["max_batched_tokens"]), int(engines[model]["max_seqs"]))
-        same = sorted((row for row in runs if row["model"] == model), key=lambda row: float(row["load"]))
+        settings = EngineSettings(
+            int(engines[model]["max_batched_tokens"]), int(engines[model]["max_seqs"])
+        )
+        same = sorted(
+            (row for row in runs if row["model"] == model), key=lambda row: float(row["load"])
+        )
         costs = tabulate_engine(engines[model], gpu, [trace_of(row, records) for row in same])
         for row, colour in zip(same, SERIES_COLOURS, strict=False):
             result = serve_trace(trace_of(row, records), costs, settings)
             for axes, simulated, measured in zip(
-                panels[:, place], (result.ttft_s, result.tpot_s), _measured_times(records, row), strict=True
+                panels[:, place],
+                (result.ttft_s, result.tpot_s),
+                _measured_times(records, row),
+                strict=True,
             ):
                 label = f"load {row['load']:g}" + ("" if is_held_out(row) else ", fitted")
-                axes.plot(np.nanpercentile(simulated, share) * 1e3, share, color=colour, label=label)
+                axes.plot(
+                    np.nanpercentile(simulated, share) * 1e3, share, color=colour, label=label
+                )
                 axes.plot(np.percentile(measured, share) * 1e3, share, "o", ms=3, color=colour)
         for axes, text in zip(
-            panels[:, place], ("Time to first token (ms)", "Time per output token (ms)"), strict=True
+            panels[:, place],
+            ("Time to first token (ms)", "Time per output token (ms)"),
+            strict=True,
         ):
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter("")
@@ -55,7 +69,9 @@ def draw_serving_check(records: EngineRecords, gpu: Gpu) -> Figure:
         panels[0, place].legend(frameon=False, loc="lower right", handlelength=1.0, borderpad=0.0)
     for row in panels[:, 0]:
         row.set_ylabel("Requests (%)")
-    note = "dots measured: vLLM 0.25.1 on an H200; lines simulated; loads are held out unless fitted"
+    note = (
+        "dots measured: vLLM 0.25.1 on an H200; lines simulated; loads are held out unless fitted"
+    )
     return add_caption(figure, note)
 
 
@@ -69,4 +85,7 @@ def _measured_times(records: EngineRecords, row: Plain) -> tuple[Array, Array]:
 
 
 if __name__ == "__main__":
-    save_figure(draw_serving_check(load_engine_records("h200"), hardware.load_gpu("h200")), Path(sys.argv[1]))
+    save_figure(
+        draw_serving_check(load_engine_records("h200"), hardware.load_gpu("h200")),
+        Path(sys.argv[1]),
+    )

@@ -1,11 +1,13 @@
-"""Find the settled power of rows under the power cap whose windows are shorter than a cycle of the governor.
+"""Find the settled power of rows under the power cap whose windows are shorter than a cycle of the
+governor.
 
-Run: ``python studies/settle_capped_rows.py CAMPAIGN DATABASE`` (adds it to the packed rows of the campaign's runs).
+Run: ``python studies/settle_capped_rows.py CAMPAIGN DATABASE`` (adds it to the packed rows of the
+campaign's runs).
 
-The first rows of the H200's card A hold half a second, which shows 715 W where the load settles at 695 W. The raw
-samples of a run hold the whole load, so power and clock over whole cycles can be computed afterwards. A row keeps
-its own power, clock and latency, because these belong to one window.
-"""
+The first rows of the H200's card A hold half a second, which shows 715 W where the load settles at
+695 W. The raw samples of a run hold the whole load, so power and clock over whole cycles can be
+computed afterwards. A row keeps its own power, clock and latency, because these belong to one
+window."""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ CLOSE = 1e-3  # relative difference in power between a row and its own window, e
 
 
 def settle_database(campaign: Path, database: Path) -> int:
-    """Add the settled fields to the packed rows of the runs whose samples a campaign kept; return to how many."""
+    """Add the settled fields to the packed rows of the runs whose samples a campaign kept; return
+    to how many.
+    """
     rows, count = read_table(database / ROWS_FILE), 0
     for path in sorted(campaign.rglob("samples-*.npz")):
         here = [row for row in rows if row["run"] == path.stem.removeprefix("samples-")]
-        found = settle_capped_rows([SimpleNamespace(**row) for row in here], EnergySamples.load(path))  # type: ignore[misc]
+        found = settle_capped_rows(
+            [SimpleNamespace(**row) for row in here], EnergySamples.load(path)
+        )  # type: ignore[misc]
         for row in here:
             row.update(found.get(row["id"], {}))
         count += len(found)
@@ -41,7 +47,8 @@ def settle_database(campaign: Path, database: Path) -> int:
 
 
 def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[str, Plain]:
-    """Compute the settled fields of capped rows of one run whose windows the samples hold, by row id.
+    """Compute the settled fields of capped rows of one run whose windows the samples hold, by row
+    id.
 
     Power and reported clock are means over at least one governor cycle.
     """
@@ -58,10 +65,12 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
         return found
     matches = {row.id: _match_windows(row, seen.middle_s, grid_s, energy_j) for row in capped}
     begun_s = {row.id: datetime.fromisoformat(row.date).timestamp() for row in capped}
-    # Sampler time minus calendar time is the same for all rows of a run: the densest place among all windows that
-    # match some row closely, since chance matches scatter and true ones agree.
+    # Sampler time minus calendar time is the same for all rows of a run: the densest place among
+    # all windows that match some row closely, since chance matches scatter and true ones agree.
     every_s = np.sort(
-        np.concatenate([grid_s[last[error < CLOSE]] - begun_s[name] for name, (error, last) in matches.items()])
+        np.concatenate(
+            [grid_s[last[error < CLOSE]] - begun_s[name] for name, (error, last) in matches.items()]
+        )
     )
     if not len(every_s):
         return found
@@ -91,11 +100,15 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
 def _match_windows(
     row: KernelRow, seen_s: Array, grid_s: Array, energy_j: Array
 ) -> tuple[Array, npt.NDArray[np.intp]]:
-    """Compare the row's power with that of every window as long as the row's; return differences by last step."""
+    """Compare the row's power with that of every window as long as the row's; return differences by
+    last step.
+    """
     count = row.ticks or 0
     joules = energy_j[count:] - energy_j[:-count]
     wanted_w = row.power_w or float("nan")
-    seen, grid = (np.abs(joules / (t[count:] - t[:-count]) / wanted_w - 1.0) for t in (seen_s, grid_s))
+    seen, grid = (
+        np.abs(joules / (t[count:] - t[:-count]) / wanted_w - 1.0) for t in (seen_s, grid_s)
+    )
     return np.minimum(seen, grid), np.arange(count, len(energy_j), dtype=np.intp)
 
 

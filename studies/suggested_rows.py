@@ -1,12 +1,13 @@
-"""Judge ``lab kernels --suggest`` inside the database: rows added as it says against rows added at random.
+"""Judge ``lab kernels --suggest`` inside the database: rows added as it says against rows added at
+random.
 
 Run: ``python studies/suggested_rows.py`` (minutes; ``wattcast lab validate`` then lists the rows).
 
-One fold is held out. From the bursts of the others a few are drawn as measured; then rows are added in the order of
-each way of choosing, the whole latency model is fitted again, and held-out bursts are scored twice: all alike, as
-rows of the plan, and by the share of time that operators of real models like them take (each operator spreads its
-share over held-out rows of its group, by exp(-d²/2) with d in doublings). Candidates know their share likewise.
-"""
+One fold is held out. From the bursts of the others a few are drawn as measured; then rows are added
+in the order of each way of choosing, the whole latency model is fitted again, and held-out bursts
+are scored twice: all alike, as rows of the plan, and by the share of time that operators of real
+models like them take (each operator spreads its share over held-out rows of its group, by
+exp(-d²/2) with d in doublings). Candidates know their share likewise."""
 
 from __future__ import annotations
 
@@ -75,8 +76,13 @@ def at_random(pool: Pool, start: Index, count: int, rng: np.random.Generator) ->
 
 def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
     """The farthest from anything measured of its kind next: uncertainty alone."""
-    places = np.column_stack([v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")])
-    groups, width = np.array(pool.kernels.work.kernel_family), interval_widths(pool.kernels, pool.bundle)
+    places = np.column_stack(
+        [v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")]
+    )
+    groups, width = (
+        np.array(pool.kernels.work.kernel_family),
+        interval_widths(pool.kernels, pool.bundle),
+    )
     known = np.isin(np.arange(len(groups)), start)
     away = np.minimum(distances_to_known(pool.kernels, select_kernels(pool.kernels, known)), 20.0)
     found = []
@@ -90,15 +96,24 @@ def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) 
 
 
 def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
-    """Width x newness x share, newness 0.15 + 0.85·(1 - exp(-d²/2)): what ``--suggest`` did at first."""
-    places = np.column_stack([v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")])
-    groups, width = np.array(pool.kernels.work.kernel_family), interval_widths(pool.kernels, pool.bundle)
+    """Width x newness x share, newness 0.15 + 0.85·(1 - exp(-d²/2)): what ``--suggest`` did at
+    first.
+    """
+    places = np.column_stack(
+        [v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")]
+    )
+    groups, width = (
+        np.array(pool.kernels.work.kernel_family),
+        interval_widths(pool.kernels, pool.bundle),
+    )
     known = np.isin(np.arange(len(groups)), start)
     away = distances_to_known(pool.kernels, select_kernels(pool.kernels, known))
     even = np.full(len(groups), 1.0 / len(groups))
     found = []
     for i in range(count):
-        worth = width * (even if (i + 1) % 10 in (3, 6, 9) else pool.share)  # three in ten for the plan
+        worth = width * (
+            even if (i + 1) % 10 in (3, 6, 9) else pool.share
+        )  # three in ten for the plan
         best = int(np.argmax(np.where(known, -1.0, worth * (1.0 - 0.85 * np.exp(-0.5 * away**2)))))
         found.append(best)
         known[best] = True
@@ -113,12 +128,19 @@ def suggested(pool: Pool, start: Index, count: int, rng: np.random.Generator) ->
     known = np.isin(everything, start)
     before = select_kernels(pool.kernels, known)
     from_plan = round(PLAN_SHARE * count)
-    first = [i for i, _ in pick_candidates(pool.kernels, before, pool.share, ~known, count - from_plan)]
+    first = [
+        i for i, _ in pick_candidates(pool.kernels, before, pool.share, ~known, count - from_plan)
+    ]
     taken = np.isin(everything, first)
     even = np.ones(len(everything))
-    rest = [i for i, _ in pick_candidates(pool.kernels, before, even, ~known & ~taken, from_plan, taken)]
+    rest = [
+        i for i, _ in pick_candidates(pool.kernels, before, even, ~known & ~taken, from_plan, taken)
+    ]
     # both kinds in proportion, so that any beginning of the list has its share of each
-    place = [*(np.arange(len(first)) / len(first)), *((np.arange(len(rest)) + 0.5) / max(len(rest), 1))]
+    place = [
+        *(np.arange(len(first)) / len(first)),
+        *((np.arange(len(rest)) + 0.5) / max(len(rest), 1)),
+    ]
     return np.array([*first, *rest])[np.argsort(place, kind="stable")]
 
 
@@ -131,17 +153,23 @@ WAYS: dict[str, Order] = {
 
 
 def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
-    """Errors by way of choosing and number of rows, mean over folds and draws; the floor is random choice."""
+    """Errors by way of choosing and number of rows, mean over folds and draws; the floor is random
+    choice.
+    """
     found: dict[tuple[int, int, str], list[Array]] = {}
     with one_thread():
         for fold in HELD:
             pool = pool_of(gpu, fold)
             for start in STARTS:
                 for draw in range(DRAWS):
-                    tell(f"suggest: fold {fold + 1} held out, from {start} rows, draw {draw + 1} of {DRAWS}")
+                    tell(
+                        f"suggest: fold {fold + 1} held out, from {start} rows, draw {draw + 1} of {DRAWS}"
+                    )
                     for (total, way), error in trial(pool, start, draw).items():
                         found.setdefault((start, total, way), []).append(error)
-    return [_row(gpu, key, i, each, found) for i in range(len(WEIGHTS)) for key, each in found.items()]
+    return [
+        _row(gpu, key, i, each, found) for i in range(len(WEIGHTS)) for key, each in found.items()
+    ]
 
 
 def trial(pool: Pool, start: int, seed: int) -> dict[tuple[int, str], Array]:
@@ -163,7 +191,9 @@ def pool_of(gpu: str, fold: int) -> Pool:
     bundle = bundle_for(chip)
     burst = rows.is_kind("burst")
     names = tuple(own if b else () for own, b in zip(rows.names, burst, strict=True))
-    rows = replace(rows, names=names)  # else kernels of bursts not chosen would be known from sustained rows
+    rows = replace(
+        rows, names=names
+    )  # else kernels of bursts not chosen would be known from sustained rows
     usable = burst & rows.fit & (rows.repeat == 0) & on_random_data(rows)
     held = assign_folds(rows) == fold
     bursts, test = np.flatnonzero(usable & ~held), np.flatnonzero(usable & held)
@@ -172,7 +202,9 @@ def pool_of(gpu: str, fold: int) -> Pool:
         for some in map(rows.select_rows, _masks(rows, bursts, test))
     ]
     wanted = list_model_operators(gpu, lambda _: None)
-    asked = build_kernels(tuple(w.op for w in wanted), [USUAL_CONDITION] * len(wanted), chip, bundle.reference, ())
+    asked = build_kernels(
+        tuple(w.op for w in wanted), [USUAL_CONDITION] * len(wanted), chip, bundle.reference, ()
+    )
     weight = np.array([w.share for w in wanted])
     shares = [spread_over(asked, weight, kernels) for kernels in of]
     idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
@@ -184,8 +216,12 @@ def _masks(rows: KernelRows, *places: Index) -> list[Mask]:
 
 
 def spread_over(asked: Kernels, weight: Array, kernels: Kernels) -> Array:
-    """Each operator's weight, spread over kernels of its group by their distance; the shares add up to one."""
-    names = sorted(n for n in kernels.work.features if n.startswith("log_") and n in asked.work.features)
+    """Each operator's weight, spread over kernels of its group by their distance; the shares add up
+    to one.
+    """
+    names = sorted(
+        n for n in kernels.work.features if n.startswith("log_") and n in asked.work.features
+    )
     theirs, mine = (np.column_stack([k.work.features[n] for n in names]) for k in (asked, kernels))
     group, own = np.array(asked.work.kernel_family), np.array(kernels.work.kernel_family)
     found = np.zeros(len(own))
@@ -202,7 +238,9 @@ def scored(pool: Pool, chosen: npt.NDArray[np.int64]) -> Array:
     train, test = _masks(pool.rows, pool.bursts[chosen], pool.test)
     fitted = fit_kernel_rows(pool.rows.select_rows(train | pool.rest), pool.gpu, pool.idle)
     some = pool.rows.select_rows(test)
-    error = 100.0 * np.abs(predict_with_fit(fitted, some, pool.gpu)[:, 0] / some.column("latency_s") - 1.0)
+    error = 100.0 * np.abs(
+        predict_with_fit(fitted, some, pool.gpu)[:, 0] / some.column("latency_s") - 1.0
+    )
     return np.array([error.mean(), error @ pool.test_share])
 
 

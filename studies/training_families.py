@@ -1,11 +1,12 @@
-"""Leave families of published training runs out: what a family may expect that chose none of the stated constants.
+"""Leave families of published training runs out: what a family may expect that chose none of the
+stated constants.
 
 Run ``python -m studies.training_families ../shared/reference`` (about three minutes).
 
-``loss_share`` of ``training.training_strategy`` is one factor on the time of jobs. For every family that is not a
-vendor's benchmark, the factor is chosen anew on all other such families, so that their median error is nought, and
-the family is judged with it. Medians weigh families alike: each counts with its own median error.
-"""
+``loss_share`` of ``training.training_strategy`` is one factor on the time of jobs. For every family
+that is not a vendor's benchmark, the factor is chosen anew on all other such families, so that
+their median error is nought, and the family is judged with it. Medians weigh families alike: each
+counts with its own median error."""
 
 from __future__ import annotations
 
@@ -22,10 +23,14 @@ FAMILIES = ("llmfoundry", "internevo", "torchtitan", "bigscience", "jaxtoolbox",
 
 
 def judge_left_out(errors: dict[str, Array]) -> dict[str, tuple[float, float, float]]:
-    """Return, for each family, the factor that the others choose and its median and 90th percentile with it."""
+    """Return, for each family, the factor that the others choose and its median and 90th percentile
+    with it.
+    """
     found = {}
     for family, own in errors.items():
-        factor = float(np.median([1.0 + np.median(of) for name, of in errors.items() if name != family]))
+        factor = float(
+            np.median([1.0 + np.median(of) for name, of in errors.items() if name != family])
+        )
         left = np.abs((1.0 + own) / factor - 1.0)
         found[family] = (factor, float(np.median(left)), float(np.quantile(left, 0.9)))
     return found
@@ -42,10 +47,16 @@ def main() -> None:
     print(f"{'family':12} {'rows':>4} {'median':>7} {'factor':>7} {'left out':>9} {'90th':>6}")
     for family, (factor, median, tail) in left_out.items():
         own = np.median(np.abs(errors[family]))
-        print(f"{family:12} {len(errors[family]):4} {own:7.1%} {factor:7.3f} {median:9.1%} {tail:6.1%}")
-    every = np.concatenate([np.abs((1.0 + errors[f]) / factor - 1.0) for f, (factor, _, _) in left_out.items()])
+        print(
+            f"{family:12} {len(errors[family]):4} {own:7.1%} {factor:7.3f} {median:9.1%} {tail:6.1%}"
+        )
+    every = np.concatenate(
+        [np.abs((1.0 + errors[f]) / factor - 1.0) for f, (factor, _, _) in left_out.items()]
+    )
     tail = np.quantile(every, 0.9)
-    print(f"all left out: {len(every)} rows, median {np.median(every):.1%}, 90th percentile {tail:.1%}")
+    print(
+        f"all left out: {len(every)} rows, median {np.median(every):.1%}, 90th percentile {tail:.1%}"
+    )
 
 
 if __name__ == "__main__":

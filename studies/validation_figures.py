@@ -1,7 +1,8 @@
-"""Draw the figures of docs/method/validation.md after paper 003: equal latency, error by size, kinds of kernels.
+"""Draw the figures of docs/method/validation.md after paper 003: equal latency, error by size,
+kinds of kernels.
 
-Run: ``wattcast lab validate --figures docs/images`` in the repository draws them beside the ledger's own.
-"""
+Run: ``wattcast lab validate --figures docs/images`` in the repository draws them beside the
+ledger's own."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def list_figures(held: HeldOutRows, gpu: str) -> dict[str, FigureMaker]:
     return {
         "validation-size": lambda: draw_error_by_size(held, gpu),
         "validation-kinds": lambda: draw_kind_shares(collect_kind_shares(gpu), gpu),
-        "validation-equal-latency": lambda: draw_equal_latency(find_equal_latency_pairs(gpu, held), gpu),
+        "validation-equal-latency": lambda: draw_equal_latency(
+            find_equal_latency_pairs(gpu, held), gpu
+        ),
     }
 
 
@@ -70,12 +73,12 @@ class LatencyPairMember:
 
 @dataclass(frozen=True)
 class EqualLatencyPairs:
-    """Pairs of equal latency and different power, the lower power first, the largest difference first.
+    """Pairs of equal latency and different power, the lower power first, the largest difference
+    first.
 
-    Load imbalance: two products whose busiest SM has one tile, with work on few SMs in one and on nearly all in the
-    other. L2 reuse: two kernels of one family with the same arithmetic, of which one finds its operands in L2. All
-    run at the top clock on random data (paper 003, figure 2).
-    """
+    Load imbalance: two products whose busiest SM has one tile, with work on few SMs in one and on
+    nearly all in the other. L2 reuse: two kernels of one family with the same arithmetic, of which
+    one finds its operands in L2. All run at the top clock on random data (paper 003, figure 2)."""
 
     imbalance: tuple[tuple[LatencyPairMember, LatencyPairMember], ...]
     reuse: tuple[tuple[LatencyPairMember, LatencyPairMember], ...]
@@ -86,10 +89,14 @@ def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
     chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
     rows = rows.select_rows(rows.to_judge())
     if len(rows) != len(held.work) or tuple(str(op) for op in rows.ops) != held.work:
-        raise BadInput(f"the held-out predictions of {gpu} are not of the rows in its database. Fit again.")
+        raise BadInput(
+            f"the held-out predictions of {gpu} are not of the rows in its database. Fit again."
+        )
     power_w, clock_hz, latency_s = settled_figures(rows)
     top = clock_hz > 0.998 * float(np.mean(chip.clocks.max_hz))
-    at = np.flatnonzero(rows.is_kind("sustained") & on_random_data(rows) & top & np.isfinite(power_w))
+    at = np.flatnonzero(
+        rows.is_kind("sustained") & on_random_data(rows) & top & np.isfinite(power_w)
+    )
     tiles, names = _tiles(rows), [parse_kernel_name(n[0]) if n else None for n in rows.names]
     memory_w = rows.column("memory_power_w")
     found = [
@@ -123,7 +130,9 @@ def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
 def _pairs(
     found: list[LatencyPairMember], wanted: Callable[[int, int], bool]
 ) -> tuple[tuple[LatencyPairMember, LatencyPairMember], ...]:
-    """Return pairs of near-equal latency that meet the rule, the largest difference first, no row twice."""
+    """Return pairs of near-equal latency that meet the rule, the largest difference first, no row
+    twice.
+    """
     pairs = []
     for i, j in combinations(range(len(found)), 2):
         a, b = (i, j) if found[i].power_w < found[j].power_w else (j, i)
@@ -139,7 +148,9 @@ def _pairs(
 
 
 def _plain(name: ParsedKernelName, width: int) -> bool:
-    """Tell whether a kernel is Hopper's library in a 16-bit format with K in one piece: its time follows its tile."""
+    """Tell whether a kernel is Hopper's library in a 16-bit format with K in one piece: its time
+    follows its tile.
+    """
     match name:
         case ParsedKernelName(library="cublas"):
             return bool(name.tiled and not name.split_k and width == 2)
@@ -147,7 +158,9 @@ def _plain(name: ParsedKernelName, width: int) -> bool:
 
 
 def _tiles(rows: KernelRows) -> Array:
-    """Return the tiles of each product by its kernel's name, which gives the side along outputs first; else NaN."""
+    """Return the tiles of each product by its kernel's name, which gives the side along outputs
+    first; else NaN.
+    """
     found = np.full(len(rows), np.nan)
     for i, (op, names) in enumerate(zip(rows.ops, rows.names, strict=True)):
         name = parse_kernel_name(names[0]) if names and op.kind in ("linear", "bmm") else None
@@ -167,9 +180,14 @@ def draw_equal_latency(found: EqualLatencyPairs, gpu: str) -> Figure:
     panels = figure.subplots(1, 2)
     _paired(panels[0], found.imbalance, "Load imbalance: one tile on the busiest SM", _tiles_text)
     _paired(panels[1], found.reuse, f"L2 reuse: arithmetic within {NEAR_FLOP:.0%}", _memory_text)
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside upper right")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside upper right"
+    )
     return add_caption(
-        figure, describe_rows(gpu, "sustained rows at the top clock, not capped; after paper 003, figure 2")
+        figure,
+        describe_rows(
+            gpu, "sustained rows at the top clock, not capped; after paper 003, figure 2"
+        ),
     )
 
 
@@ -190,7 +208,9 @@ def _paired(
     members = [member for pair in pairs for member in pair]
     places = [place + 0.5 * (place // 2) for place in range(len(members))]
     axes.barh(places, [m.power_w for m in members], color="#BBBBBB", label="measured", height=0.8)
-    axes.plot([m.predicted_w for m in members], places, "D", ms=5, color=OURS, label="predicted, held out")
+    axes.plot(
+        [m.predicted_w for m in members], places, "D", ms=5, color=OURS, label="predicted, held out"
+    )
     axes.set_yticks(places, [f"{m.work}\n{text(m)}" for m in members])
     axes.invert_yaxis()
     axes.set_xlabel("Power (W)")
@@ -198,7 +218,9 @@ def _paired(
 
 
 def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
-    """Draw the error by measured latency of the model, of its ideal scaffold, and of a FLOPs-and-bytes regression."""
+    """Draw the error by measured latency of the model, of its ideal scaffold, and of a
+    FLOPs-and-bytes regression.
+    """
     at = held.is_random("burst")
     measured, families = held.latency_s[at], np.array(held.family)[at]
     bare, regressed = _simpler(gpu, int(at.sum()))
@@ -210,13 +232,24 @@ def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
         "convolutions": ("conv2d",),
         "attention": ("attention",),
     }
-    groups |= {"softmax and norms": ("softmax", "layernorm", "rmsnorm"), "elementwise": ("elementwise",)}
+    groups |= {
+        "softmax and norms": ("softmax", "layernorm", "rmsnorm"),
+        "elementwise": ("elementwise",),
+    }
     figure = new_figure(11.0, 5.8)
     axes = figure.subplots(2, 3).ravel()
-    for panel, (title, members) in zip(axes, [("all", tuple(set(families))), *groups.items()], strict=True):
+    for panel, (title, members) in zip(
+        axes, [("all", tuple(set(families))), *groups.items()], strict=True
+    ):
         here = np.isin(families, members)
         for name, predicted in named.items():
-            _binned(panel, measured[here], np.abs(predicted[here] / measured[here] - 1.0), name, colours[name])
+            _binned(
+                panel,
+                measured[here],
+                np.abs(predicted[here] / measured[here] - 1.0),
+                name,
+                colours[name],
+            )
         panel.set_title(f"{title} ({int(here.sum())})")
         panel.set_ylim(0, 100)
         panel.set_xscale("log")
@@ -225,9 +258,12 @@ def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
         panel.set_xlabel("Measured latency (µs)")
     for panel in (axes[0], axes[3]):
         panel.set_ylabel("Error (%)")
-    figure.suptitle("Error by size of kernel: median, and from the 25th to the 75th percentile", fontsize=10)
+    figure.suptitle(
+        "Error by size of kernel: median, and from the 25th to the 75th percentile", fontsize=10
+    )
     return add_caption(
-        figure, describe_rows(gpu, "held-out bursts at the top clock; after paper 003, figures 6 and 10b")
+        figure,
+        describe_rows(gpu, "held-out bursts at the top clock; after paper 003, figures 6 and 10b"),
     )
 
 
@@ -238,16 +274,22 @@ def _simpler(gpu: str, count: int) -> tuple[Array, Array]:
     assert int(test.sum()) == count, "held-out rows are those of the database"
     bundle = shipped_bundle(gpu)
     assert bundle is not None
-    bare = predict_with_fit(ideal_scaffold(bundle), rows.select_rows(test), hardware.load_gpu(gpu))[:, 0]
+    bare = predict_with_fit(ideal_scaffold(bundle), rows.select_rows(test), hardware.load_gpu(gpu))[
+        :, 0
+    ]
     return bare, regress_by_family(rows.select_rows(test), assign_folds(rows)[test])
 
 
-def _binned(axes: Axes, latency_s: Array, error: Array, label: str, colour: str, bins: int = 9) -> None:
+def _binned(
+    axes: Axes, latency_s: Array, error: Array, label: str, colour: str, bins: int = 9
+) -> None:
     """Plot median and quartiles in bins of equal count."""
     order = np.argsort(latency_s, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part) > 3]
     middle = [1e6 * float(np.median(latency_s[part])) for part in parts]
-    low, median, high = (np.array([100 * np.quantile(error[p], q) for p in parts]) for q in (0.25, 0.5, 0.75))
+    low, median, high = (
+        np.array([100 * np.quantile(error[p], q) for p in parts]) for q in (0.25, 0.5, 0.75)
+    )
     axes.fill_between(middle, low, high, color=colour, alpha=0.15, lw=0)
     axes.plot(middle, median, "o-", color=colour, ms=3, lw=1.2, label=label)
 
@@ -268,16 +310,27 @@ _SHOWN = (
 def collect_kind_shares(gpu: str) -> list[KindShares]:
     """Return kernel kinds of whole models as predicted, and as the profiler saw them where it did."""
     path = database_folder(gpu) / MODEL_KERNELS_FILE
-    profiles = {entry["id"]: entry for entry in read_table(path) if not entry["error"]} if path.exists() else {}
+    profiles = (
+        {entry["id"]: entry for entry in read_table(path) if not entry["error"]}
+        if path.exists()
+        else {}
+    )
     if profiles:
         found = []
-        for case in _spread([c for c in whole_models.load_models(gpu) if c.row.id in profiles and c.row.graph]):
+        for case in _spread(
+            [c for c in whole_models.load_models(gpu) if c.row.id in profiles and c.row.graph]
+        ):
             name = f"{case.graph.name.removesuffix(f' {case.row.dtype}')}, {case.row.attention}"
             found.append(profiled_shares(name, profiles[case.row.id]))
-            predicted = predicted_shares(api.predict(case.graph, gpu, host_launch="0us", force=True))
+            predicted = predicted_shares(
+                api.predict(case.graph, gpu, host_launch="0us", force=True)
+            )
             found.append(KindShares(name, False, predicted.share))
         return found
-    predictions = [(api.predict(m, gpu, host_launch="0us", force=True, stack="eager", **o), o) for m, o in _SHOWN]
+    predictions = [
+        (api.predict(m, gpu, host_launch="0us", force=True, stack="eager", **o), o)
+        for m, o in _SHOWN
+    ]
     return [
         KindShares(f"{p.name}, {o.get('attention', 'flash')}", False, predicted_shares(p).share)
         for p, o in predictions
@@ -296,13 +349,17 @@ def _spread(cases: list[ModelCase]) -> list[ModelCase]:
 
 
 def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
-    """Draw the share of time by kernel kind, one bar per workload; measured ones are outlined in black."""
+    """Draw the share of time by kernel kind, one bar per workload; measured ones are outlined in
+    black.
+    """
     figure, axes = new_axes(9.0, 1.2 + 0.28 * len(found))
     for place, entry in enumerate(found):
         left = 0.0
         for kind in KERNEL_KINDS:
             width = 100 * entry.share[kind]
-            edge: dict[str, Any] = {"edgecolor": DOT, "linewidth": 1.0} if entry.measured else {"alpha": 0.75}
+            edge: dict[str, Any] = (
+                {"edgecolor": DOT, "linewidth": 1.0} if entry.measured else {"alpha": 0.75}
+            )
             label = kind if place == 0 else None
             axes.barh(place, width, left=left, color=_KIND_COLOUR[kind], label=label, **edge)
             left += width
@@ -313,7 +370,11 @@ def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
     axes.set_xlabel("Share of the time in kernels (%)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     seen = any(entry.measured for entry in found)
-    note = "outlined: seen by the profiler, else predicted" if seen else "no profile is at hand: predicted"
+    note = (
+        "outlined: seen by the profiler, else predicted"
+        if seen
+        else "no profile is at hand: predicted"
+    )
     return add_caption(figure, describe_rows(gpu, f"after paper 003, figure 1; {note}"))
 
 
@@ -341,13 +402,17 @@ def operator_kind(op: Operator) -> str:
 
 def predicted_shares(p: Prediction) -> KindShares:
     """Return the shares of the predicted time in kernels."""
-    return KindShares(p.name, False, _shared((operator_kind(o.op), float(o.latency_s)) for o in p.ops))
+    return KindShares(
+        p.name, False, _shared((operator_kind(o.op), float(o.latency_s)) for o in p.ops)
+    )
 
 
 def profiled_shares(name: str, profile: Mapping[str, Any]) -> KindShares:
     """Return the shares of the time in kernels that the profiler saw."""
     pairs = zip(profile["order"], profile["kernel_s"], strict=True)
-    return KindShares(name, True, _shared((find_kernel_family(profile["names"][i])["kind"], s) for i, s in pairs))
+    return KindShares(
+        name, True, _shared((find_kernel_family(profile["names"][i])["kind"], s) for i, s in pairs)
+    )
 
 
 def _shared(times: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -24,14 +24,25 @@ from wattcast.core.strict_files import reference_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(threads, "1")  # workers use all cores: threads of theirs wait for one another
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start need not compile the package again,
-sys.dont_write_bytecode = False  # nor the second half of the suite all tests: that takes longer than to import them
-gc.disable()  # imports of a thousand modules leave no garbage: without it, collecting tests takes a fifth less
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the background hands on to its children
+    os.environ.setdefault(
+        threads, "1"
+    )  # workers use all cores: threads of theirs wait for one another
+os.environ.pop(
+    "PYTHONDONTWRITEBYTECODE", None
+)  # processes that tests start need not compile the package again,
+sys.dont_write_bytecode = (
+    False  # nor the second half of the suite all tests: that takes longer than to import them
+)
+# imports of a thousand modules leave no garbage: without it, collecting tests takes a fifth less
+gc.disable()
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as a shell in the background hands on to its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
 drawn = int(os.environ.get("WATTCAST_EXAMPLES", "50"))  # where a test names no number of its own
-settings.register_profile("wattcast", deadline=None, max_examples=drawn, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "wattcast", deadline=None, max_examples=drawn, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("wattcast")
 
 build_once, shorten_help = cache(command_line.build_command), command_line.shorten_help
@@ -54,7 +65,11 @@ read_table_once = cache(measured_rows.read_table)
 def read_table(path: Path) -> list[measured_rows.Plain]:
     """Read tables that ship once a worker; each caller gets rows of its own."""
     shipped = path.is_relative_to(ROOT / "src")
-    return [row.copy() for row in read_table_once(path)] if shipped else read_table_once.__wrapped__(path)
+    return (
+        [row.copy() for row in read_table_once(path)]
+        if shipped
+        else read_table_once.__wrapped__(path)
+    )
 
 
 measured_rows.read_table = read_table  # before others import it by name
@@ -63,14 +78,17 @@ from wattcast.fit import kernel_rows  # after the number of threads, which NumPy
 
 
 def share_shipped_rows(load: Callable[[str | Path], Any]) -> Callable[[str | Path], Any]:
-    """Return ``load`` that reads the shipped rows of the H200 once a worker: dozens of tests took seconds each."""
+    """Return ``load`` that reads the shipped rows of the H200 once a worker: dozens of tests took
+    seconds each.
+    """
     load_once = cache(load)
     return lambda database: load_once(database) if database == "h200" else load(database)
 
 
 kernel_rows.load_kernel_rows = share_shipped_rows(kernel_rows.load_kernel_rows)
 kernel_rows.load_idle_rows = share_shipped_rows(kernel_rows.load_idle_rows)
-REALTIME_FILES = {  # where tests wait for a stand-in card; a test that computes with PyTorch beside it does not wait
+# where tests wait for a stand-in card; a test that computes with PyTorch beside it does not wait
+REALTIME_FILES = {
     "manage": ("test_manage_device", "test_card_states"),
     "measure": (
         *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),
@@ -90,14 +108,17 @@ def has_realtime_tests(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no other test files for a run of realtime tests alone: PyTorch takes longer than a card waits."""
+    """Import no other test files for a run of realtime tests alone: PyTorch takes longer than a
+    card waits.
+    """
     alone = config.option.markexpr == "realtime" and collection_path.name.startswith("test_")
     return True if alone and not has_realtime_tests(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What watches the stand-in NVML library waits more than it computes: a run of its own, many tests at a time.
+    """What watches the stand-in NVML library waits more than it computes: a run of its own, many
+    tests at a time.
 
     Slow tests of the kind are not part of that run.
     """
@@ -107,21 +128,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if waits and has_realtime_tests(item.path):
             item.add_marker("realtime")
         if item.get_closest_marker("realtime") and not has_realtime_tests(item.path):
-            raise pytest.UsageError(f"{item.nodeid} would run nowhere: name its file in REALTIME_FILES.")
-    # Mypy takes a minute: not when others have ended. Who wants to be alone begins, while nobody has to end first.
-    # Then come folders whose fixtures take long: a worker that took some of their tests from another one at the end
-    # would start a server, a campaign or notebooks of its own. What runs PyTorch's models stands together.
+            raise pytest.UsageError(
+                f"{item.nodeid} would run nowhere: name its file in REALTIME_FILES."
+            )
+    # Mypy takes a minute: not when others have ended. Who wants to be alone begins, while nobody
+    # has to end first. Then come folders whose fixtures take long: a worker that took some of their
+    # tests from another one at the end would start a server, a campaign or notebooks of its own.
+    # What runs
+    # PyTorch's models stands
+    # together.
     items.sort(
         key=lambda item: (
             item.name != "test_style_and_types[mypy]",
             not is_alone(item),
-            "measured" not in getattr(item, "fixturenames", ()),  # a campaign of half a minute, in one worker
+            "measured"
+            not in getattr(item, "fixturenames", ()),  # a campaign of half a minute, in one worker
             item.path.parent.name not in ("web", "microbench", "docs"),
             item.path.parent.name == "measure",
         )
     )
-    # Each of some workers begins with a part. What the fastest one then takes from the end of another's should be
-    # many quick tests: half of a file whose fixture takes long makes that fixture twice.
+    # Each of some workers begins with a part. What the fastest one then takes from the end of
+    # another's should be many quick tests: half of a file whose fixture takes long makes that
+    # fixture twice.
     parts: dict[str, list[pytest.Item]] = {"others": [], "quick": [], "left out": []}
     for item in items:
         slow = item.get_closest_marker("slow") or item.get_closest_marker("realtime")
@@ -139,19 +167,24 @@ def is_alone(item: pytest.Item | None) -> bool:
 
 
 class SharedRoom:
-    """A room that tests of all workers enter together, and one that is marked ``alone`` has for itself.
+    """A room that tests of all workers enter together, and one that is marked ``alone`` has for
+    itself.
 
-    Who wants to be alone holds the gate, which others pass only to enter the room, until it leaves the room, after
-    the last of several such tests: between two of them all others would enter, and have to end first.
-    """
+    Who wants to be alone holds the gate, which others pass only to enter the room, until it leaves
+    the room, after the last of several such tests: between two of them all others would enter, and
+    have to end first."""
 
     def __init__(self, folder: Path) -> None:
-        self.gate, self.room = (os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("gate", "room"))
+        self.gate, self.room = (
+            os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("gate", "room")
+        )
         self.alone = False
 
     def enter(self, alone: bool) -> None:
         if not self.alone:
-            fcntl.flock(self.room, fcntl.LOCK_UN)  # nobody waits at the gate for the room that it is in
+            fcntl.flock(
+                self.room, fcntl.LOCK_UN
+            )  # nobody waits at the gate for the room that it is in
             fcntl.flock(self.gate, fcntl.LOCK_EX)
             fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             self.alone = alone
@@ -166,7 +199,9 @@ class SharedRoom:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
-    """Make fixtures of a test beside other tests; those of tests that follow one another alone are made alone."""
+    """Make fixtures of a test beside other tests; those of tests that follow one another alone are
+    made alone.
+    """
     if not hasattr(item.config, "workerinput"):
         return (yield)
     room = shared_room(item.config)
@@ -192,20 +227,26 @@ def shared_room(config: pytest.Config) -> SharedRoom:
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> Iterator[int]:
-    """Start a worker more than there are cores: some wait for a browser, a server or a command of their own."""
+    """Start a worker more than there are cores: some wait for a browser, a server or a command of
+    their own.
+    """
     return (yield) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep neighbours in one worker, which has their fixtures and imports already; idle workers take from others."""
+    """Keep neighbours in one worker, which has their fixtures and imports already; idle workers
+    take from others.
+    """
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage among what tests make, not in what was imported, and less often than Python does."""
+    """Look for garbage among what tests make, not in what was imported, and less often than Python
+    does.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
@@ -224,12 +265,18 @@ EXPECTED_SKIPS = (  # reasons that may stand in a run that must not hide anythin
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run under ``WATTCAST_NO_SKIPS=1`` that skipped a test for a reason nobody expected.
 
-    A missing browser, compiler or package would otherwise turn a part of the suite off without a word.
-    """
+    A missing browser, compiler or package would otherwise turn a part of the suite off without a
+    word."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("WATTCAST_NO_SKIPS") != "1" or reporter is None or hasattr(session.config, "workerinput"):
+    if (
+        os.environ.get("WATTCAST_NO_SKIPS") != "1"
+        or reporter is None
+        or hasattr(session.config, "workerinput")
+    ):
         return
-    reasons = {str(report.longrepr[-1]) for report in reporter.stats.get("skipped", []) if report.longrepr}
+    reasons = {
+        str(report.longrepr[-1]) for report in reporter.stats.get("skipped", []) if report.longrepr
+    }
     hidden = sorted(r for r in reasons if not any(expected in r for expected in EXPECTED_SKIPS))
     for reason in hidden:
         reporter.write_line(f"not tested, and it should have been: {reason}", red=True)
@@ -238,10 +285,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end what was not tested, and why: a green run without a browser or data has not tested all."""
-    skipped = [str(report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", []) if report.longrepr]
+    """Say at the end what was not tested, and why: a green run without a browser or data has not
+    tested all.
+    """
+    skipped = [
+        str(report.longrepr[-1])
+        for report in terminalreporter.stats.get("skipped", [])
+        if report.longrepr
+    ]
     for reason, count in Counter(skipped).most_common():
-        terminalreporter.write_line(f"not tested: {count} tests ({reason.removeprefix('Skipped: ')})", yellow=True)
+        terminalreporter.write_line(
+            f"not tested: {count} tests ({reason.removeprefix('Skipped: ')})", yellow=True
+        )
 
 
 @pytest.fixture(scope="session")

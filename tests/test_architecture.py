@@ -1,8 +1,7 @@
 """The order of packages, no import circles, names used once, and GPU libraries in one place.
 
-A package imports only what stands before it in ``ORDER``; docs/architecture.md shows the same order with reasons.
-Imports inside functions count; imports for type checkers do not.
-"""
+A package imports only what stands before it in ``ORDER``; docs/architecture.md shows the same order
+with reasons. Imports inside functions count; imports for type checkers do not."""
 
 from __future__ import annotations
 
@@ -17,12 +16,24 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "wattcast"
 ORDER = [
     *["core", "hardware", "workload", "kernels", "power", "predictor"],  # the spine
-    *["fit", "report", "serving", "training", "explore", "measure"],  # what several instruments share
+    *[
+        "fit",
+        "report",
+        "serving",
+        "training",
+        "explore",
+        "measure",
+    ],  # what several instruments share
     *["counter_models", "gpuwattch", "microbench", "manage"],  # one instrument each
     *["validate", "web", "cli"],
 ]
-ONLY = {"measure": {"core"}}  # runs on a bare GPU node, so that it sees less than its place would allow
-ENTRY_POINTS = {"__init__.py", "__main__.py"}  # names that every package may have; mains may import what they run
+ONLY = {
+    "measure": {"core"}
+}  # runs on a bare GPU node, so that it sees less than its place would allow
+ENTRY_POINTS = {
+    "__init__.py",
+    "__main__.py",
+}  # names that every package may have; mains may import what they run
 HARDWARE_LIBRARIES = {"pynvml", "amdsmi", "cuda"}
 FILES = sorted(SOURCE.rglob("*.py"))
 MOST_FILES, MOST_LINES = 260, 99_999
@@ -57,7 +68,11 @@ def scan_file(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 
     tree = ast.parse(path.read_text(encoding="utf-8"))
     walk(tree)
-    classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    classes = (
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
     return frozenset(found), frozenset(classes)
 
 
@@ -75,18 +90,29 @@ def test_imports_point_upwards() -> None:
             continue
         assert package in ORDER, f"{package} has no place in ORDER: give it one"
         allowed = ONLY.get(package, set(ORDER[: ORDER.index(package)])) | {package}
-        wrong += [(path.name, name) for name in own_modules(path) if name.split(".")[1] not in allowed]
+        wrong += [
+            (path.name, name) for name in own_modules(path) if name.split(".")[1] not in allowed
+        ]
     assert wrong == [], "files that must not import what they do"
 
 
 def test_only_measure_touches_a_gpu() -> None:
-    libraries = {path: {name.split(".")[0] for name in scan_file(path)[0]} & HARDWARE_LIBRARIES for path in FILES}
-    assert {path.name: used for path, used in libraries.items() if used and package_of(path) != "measure"} == {}
+    libraries = {
+        path: {name.split(".")[0] for name in scan_file(path)[0]} & HARDWARE_LIBRARIES
+        for path in FILES
+    }
+    assert {
+        path.name: used
+        for path, used in libraries.items()
+        if used and package_of(path) != "measure"
+    } == {}
 
 
 def test_no_import_circle_between_files() -> None:
     try:
-        TopologicalSorter({name: own_modules(path) - {name} for name, path in MODULES.items()}).prepare()
+        TopologicalSorter(
+            {name: own_modules(path) - {name} for name, path in MODULES.items()}
+        ).prepare()
     except CycleError as error:
         pytest.fail("imports run in a circle: " + " -> ".join(error.args[1]))
 

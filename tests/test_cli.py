@@ -1,4 +1,6 @@
-"""The command line as a user meets it: results to stdout, the rest to stderr, one paragraph on a mistake."""
+"""The command line as a user meets it: results to stdout, the rest to stderr, one paragraph on a
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from wattcast.predictor.prediction_json import PredictOut
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA = ("predict", "llama3-8b", "--gpu", "h100-sxm", "--batch", "8", "--seq", "1024")
-OPS = {"name": "tiny", "ops": [{"op": "linear", "m": 512, "n": 512, "k": 512, "dtype": "bf16", "count": 4}]}
+OPS = {
+    "name": "tiny",
+    "ops": [{"op": "linear", "m": 512, "n": 512, "k": 512, "dtype": "bf16", "count": 4}],
+}
 
 
 @pytest.fixture
@@ -61,7 +66,9 @@ def test_text_output_says_that_a_gpu_is_forecast(call) -> None:
 def test_all_public_operator_lists_in_one_call_and_in_order(call, reference: Path) -> None:
     files = sorted((reference / "energaizer" / "workloads").glob("*.json"))
     assert len(files) == 90
-    done = call("predict", *map(str, files), "--gpu", "a100-pcie-40gb", "--clock", "900MHz", "--json")
+    done = call(
+        "predict", *map(str, files), "--gpu", "a100-pcie-40gb", "--clock", "900MHz", "--json"
+    )
     assert done.code == 0
     out = msgspec.json.decode(done.out, type=PredictOut)
     assert [p.name for p in out.predictions] == [f.stem for f in files]
@@ -74,7 +81,16 @@ def test_ninety_lists_take_at_most_ten_times_one(reference: Path) -> None:
     def seconds(chosen: list[str]) -> float:
         start = os.times()
         subprocess.run(
-            [sys.executable, "-m", "wattcast", "predict", *chosen, "--gpu", "a100-pcie-40gb", "--json"],
+            [
+                sys.executable,
+                "-m",
+                "wattcast",
+                "predict",
+                *chosen,
+                "--gpu",
+                "a100-pcie-40gb",
+                "--json",
+            ],
             check=True,
             stdout=subprocess.DEVNULL,
         )
@@ -82,7 +98,9 @@ def test_ninety_lists_take_at_most_ten_times_one(reference: Path) -> None:
         return end.children_user + end.children_system - start.children_user - start.children_system
 
     one = min(seconds([files[0]]) for _ in range(3))
-    assert any(seconds(files) <= 10 * one for _ in range(3)), "other work on the machine slows a run, not all"
+    assert any(seconds(files) <= 10 * one for _ in range(3)), (
+        "other work on the machine slows a run, not all"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,19 +111,59 @@ def test_ninety_lists_take_at_most_ten_times_one(reference: Path) -> None:
         (("predict", "llama3-8b", "--gpu", "h200", "--batch", "-3"), ExitCode.BAD_INPUT, "batch"),
         (("predict", "llama3-8b", "--gpu", "h200", "--batch", "0"), ExitCode.BAD_INPUT, "batch"),
         (("predict", "llama3-8b", "--gpu", "h200", "--seq", "0"), ExitCode.BAD_INPUT, "seq"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--dtype", "fp61"), ExitCode.BAD_INPUT, "unknown dtype"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--clock", "1830"), ExitCode.BAD_INPUT, "1830 MHz"),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--dtype", "fp61"),
+            ExitCode.BAD_INPUT,
+            "unknown dtype",
+        ),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--clock", "1830"),
+            ExitCode.BAD_INPUT,
+            "1830 MHz",
+        ),
         (("predict", "llama3-8b", "--gpu", "h200", "--clock", "500W"), ExitCode.BAD_INPUT, "Hz"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--clock", "9GHz"), ExitCode.BAD_INPUT, "1.98 GHz"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--power-limit", "nanW"), ExitCode.BAD_INPUT, "power_limit"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--power-limit", "-5W"), ExitCode.BAD_INPUT, "power_limit"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--host-launch", "-1us"), ExitCode.BAD_INPUT, "host_launch"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--data", "prime"), ExitCode.BAD_INPUT, "random"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--phase", "dream"), ExitCode.BAD_INPUT, "prefill"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--temperature", "400C"), ExitCode.BAD_INPUT, "temperature"),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--clock", "9GHz"),
+            ExitCode.BAD_INPUT,
+            "1.98 GHz",
+        ),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--power-limit", "nanW"),
+            ExitCode.BAD_INPUT,
+            "power_limit",
+        ),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--power-limit", "-5W"),
+            ExitCode.BAD_INPUT,
+            "power_limit",
+        ),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--host-launch", "-1us"),
+            ExitCode.BAD_INPUT,
+            "host_launch",
+        ),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--data", "prime"),
+            ExitCode.BAD_INPUT,
+            "random",
+        ),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--phase", "dream"),
+            ExitCode.BAD_INPUT,
+            "prefill",
+        ),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--temperature", "400C"),
+            ExitCode.BAD_INPUT,
+            "temperature",
+        ),
         (("predict", "absent.json", "--gpu", "h200"), ExitCode.BAD_INPUT, "cannot be read"),
         (("predict", "llama3-8b", "--gpu", "absent.yaml"), ExitCode.BAD_INPUT, "cannot be read"),
-        (("predict", "llama3-8b", "--gpu", "h200", "--plot", "figure.xcf"), ExitCode.BAD_INPUT, ".png"),
+        (
+            ("predict", "llama3-8b", "--gpu", "h200", "--plot", "figure.xcf"),
+            ExitCode.BAD_INPUT,
+            ".png",
+        ),
         (("predict", "llama3-8b"), ExitCode.BAD_INPUT, "--gpu"),
         (("predict", "llama3-8b", "--gpu", "h200", "--batch", "many"), ExitCode.BAD_INPUT, "batch"),
         (("predict", "llama3-8b", "--gpu", "h200", "--colour"), ExitCode.BAD_INPUT, "--colour"),
@@ -113,7 +171,9 @@ def test_ninety_lists_take_at_most_ten_times_one(reference: Path) -> None:
         (("gpus", "show", "h300"), ExitCode.BAD_INPUT, "Closest: h200"),
     ],
 )
-def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, code: ExitCode, says: str) -> None:
+def test_a_mistake_gets_one_paragraph(
+    call, tmp_path: Path, monkeypatch, argv, code: ExitCode, says: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(*argv)
     assert done.code == code
@@ -129,14 +189,20 @@ def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, c
     [
         (b'{"name": "x", "ops": [{"op": "linear", "m": -4, "n": 4, "k": 4}]}', "ops[0]: linear.m"),
         (b'{"name": "x", "ops": [{"op": "linear", "m": 4, "n": 4}]}', "missing required field `k`"),
-        (b'{"name": "x", "ops": [{"op": "linear", "m": 4, "n": 4, "k": 4, "dtype": "bf17"}]}', "bf17"),
+        (
+            b'{"name": "x", "ops": [{"op": "linear", "m": 4, "n": 4, "k": 4, "dtype": "bf17"}]}',
+            "bf17",
+        ),
         (b'{"name": "x", "ops": [{"op": "linear", "m": 4, "n": 4, "k": NaN}]}', "not valid JSON"),
         (b'{"name": "x", "ops": [{"op": "lnear"}]}', "Closest: linear"),
         (b'{"name": "x", "ops": []}', "at least one operator"),
         (b'{"name": "x", "ops": [{"op": "gelu", "n": 4', "not valid JSON"),
         (b"[" * 100_000, "nest"),
         (b'[[{"dim": 4, "op": "wiggle", "prec": "bf16"}, ["elementwise"]]]', "wiggle"),
-        (b'[[{"batch": 1, "dimM": 0, "dimN": 2, "dimK": 2, "precM": "bf16"}, ["gemm"]]]', "linear.n"),
+        (
+            b'[[{"batch": 1, "dimM": 0, "dimN": 2, "dimK": 2, "precM": "bf16"}, ["gemm"]]]',
+            "linear.n",
+        ),
     ],
 )
 def test_a_bad_workload_file_is_explained(call, tmp_path: Path, content: bytes, says: str) -> None:
@@ -229,8 +295,12 @@ def test_the_shell_completes_commands_gpus_and_models(words: str, offers: str) -
 
 def test_doctor_knows_every_extra_and_what_is_missing(call, monkeypatch) -> None:
     """What pyproject.toml lists is what doctor looks for; hints name extras, never single packages."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    looked_for = {row["extra"]: row["libraries"] for row in read_shipped_table("wattcast.cli", "extras.csv")}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    looked_for = {
+        row["extra"]: row["libraries"] for row in read_shipped_table("wattcast.cli", "extras.csv")
+    }
     assert set(looked_for) == set(extras) - {"dev", "all"}
     for extra, libraries in looked_for.items():
         named = {re.split(r"[\[<>=;]", text)[0] for text in extras[extra]} - {"wattcast"}
@@ -243,7 +313,9 @@ def test_doctor_knows_every_extra_and_what_is_missing(call, monkeypatch) -> None
         line
         for path in (ROOT / "src").rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
-        if "pip install" in line and "pip install wattcast" not in line and "pip install 'wattcast[" not in line
+        if "pip install" in line
+        and "pip install wattcast" not in line
+        and "pip install 'wattcast[" not in line
     ]
     assert [line for line in hints if "pip install 'wattcast[{extra}]'" not in line] == []
 
@@ -272,14 +344,17 @@ def test_traceback_is_shown_when_asked(call) -> None:
 
 
 def test_a_closed_pipe_is_no_failure() -> None:
-    command = f"{sys.executable} -m wattcast gpus --json | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"
+    command = (
+        f"{sys.executable} -m wattcast gpus --json | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"
+    )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert "rror" not in done.stderr
 
 
 def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
-    """A named pipe nobody writes to holds the command at its first read; SIGINT must end it at once.
+    """A named pipe nobody writes to holds the command at its first read; SIGINT must end it at
+    once.
 
     A writer can open the pipe as soon as a reader waits at it.
     """
@@ -298,7 +373,9 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
             break
         time.sleep(0.05)
     assert writer is not None
-    time.sleep(0.5)  # a signal between opening and reading is noticed when the read ends, as in any Python program
+    time.sleep(
+        0.5
+    )  # a signal between opening and reading is noticed when the read ends, as in any Python program
     running.send_signal(signal.SIGINT)
     try:
         out, err = running.communicate(timeout=60)

@@ -1,4 +1,6 @@
-"""The image and its neighbours, where Docker runs: ``python -m pytest -m slow tests/test_containers.py``."""
+"""The image and its neighbours, where Docker runs: ``python -m pytest -m slow
+tests/test_containers.py``.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,16 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         pytest.skip("no Docker: containers are built where it runs")
     more = tmp_path_factory.mktemp("compose") / "no-gpu.yaml"
     more.write_text(WITHOUT_A_GPU, encoding="utf-8")
-    compose = [docker, "compose", "-p", "wattcast-test", "-f", str(ROOT / "deploy" / "compose.yaml"), "-f", str(more)]
+    compose = [
+        docker,
+        "compose",
+        "-p",
+        "wattcast-test",
+        "-f",
+        str(ROOT / "deploy" / "compose.yaml"),
+        "-f",
+        str(more),
+    ]
     try:
         subprocess.run([*compose, "up", "--build", "--detach"], check=True, cwd=ROOT)
         yield compose
@@ -67,7 +78,9 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 @pytest.mark.slow
 def test_the_page_is_healthy_and_not_root(services: list[str]) -> None:
     assert "wattcast" in wait_for(lambda: fetch(f"{PAGE}/api/health"))
-    who = subprocess.run([*services, "exec", "page", "id", "-un"], capture_output=True, text=True, check=True)
+    who = subprocess.run(
+        [*services, "exec", "page", "id", "-un"], capture_output=True, text=True, check=True
+    )
     assert who.stdout.strip() == "wattcast"
 
 
@@ -78,9 +91,13 @@ def test_grafana_shows_the_dashboard_with_numbers(services: list[str], tmp_path:
     (source,) = wait_for(lambda: fetch(f"{GRAFANA}/api/datasources"))
     query = f"{GRAFANA}/api/datasources/proxy/uid/{source['uid']}/api/v1/query?query=wattcast_model_power_watts"
     wait_for(lambda: fetch(query)["data"]["result"])
-    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install 'wattcast[dev]'")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="no Playwright: pip install 'wattcast[dev]'"
+    )
     with playwright.sync_playwright() as run:
-        browser = run.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = run.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         page.goto(f"{GRAFANA}/d/wattcast?kiosk")
         page.get_by_text("Power: measured and predicted").wait_for(timeout=60_000)

@@ -21,9 +21,19 @@ READERS = sorted((SOURCE / "workload" / "readers").glob("from_*.py"))
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda path: path.stem)
 def test_a_reader_is_known_to_one_other_file(reader: Path) -> None:
-    """Only ``load_workload`` calls a reader by name; the page, which refuses some uploads, names three of them."""
-    users = {path.stem for path in FILES if f"wattcast.workload.readers.{reader.stem}" in own_modules(path)}
-    shared = {"from_json", "from_huggingface", "from_profiler"}  # which write files or check uploads too
+    """Only ``load_workload`` calls a reader by name; the page, which refuses some uploads, names
+    three of them.
+    """
+    users = {
+        path.stem
+        for path in FILES
+        if f"wattcast.workload.readers.{reader.stem}" in own_modules(path)
+    }
+    shared = {
+        "from_json",
+        "from_huggingface",
+        "from_profiler",
+    }  # which write files or check uploads too
     assert "load_workload" in users or reader.stem == "from_torch"  # a program is no file
     assert users <= {"load_workload"} or reader.stem in shared
 
@@ -96,4 +106,7 @@ def test_the_table_names_files_and_tests_that_are_there() -> None:
     for name in re.findall(r"`((?:tests|examples)/[\w./]+)", table):
         assert (ROOT / name).exists(), name
     for name in re.findall(r"\btest_\w+(?=`)", table):
-        assert any(f"def {name}(" in path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+        assert any(
+            f"def {name}(" in path.read_text(encoding="utf-8")
+            for path in (ROOT / "tests").rglob("test_*.py")
+        )

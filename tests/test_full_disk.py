@@ -1,8 +1,9 @@
-"""A full or failing disk at every write of every command that writes: an exit code, a sentence, and the old files.
+"""A full or failing disk at every write of every command that writes: an exit code, a sentence, and
+the old files.
 
-In the normal run the Nth fsync of some commands fails. With ``-m slow`` every command runs below ``failing_disk.c``,
-where any call of the C library that writes may fail, those of polars and pyarrow too.
-"""
+In the normal run the Nth fsync of some commands fails. With ``-m slow`` every command runs below
+``failing_disk.c``, where any call of the C library that writes may fail, those of polars and
+pyarrow too."""
 
 from __future__ import annotations
 
@@ -35,16 +36,70 @@ from wattcast.validate.kernel_checks import kernel_rows
 
 PREDICT = ("gpt2", "--gpu", "h100-sxm", "--batch", "1", "--seq", "64")
 TRACE = ("metric.log", "--config", "chip.xml", "--energies", "table.yaml", "--sample-cycles", "500")
-COUNTERS = ("lab", "fit", "counters", "counters.csv", "--columns", "columns.yaml", "--folds", "3", "--no-advice")
-SIMULATE = ("gpt2", "--gpu", "h100-sxm", "--rate", "4/s", "--seconds", "1", "--prompt", "16", "--output", "4")
+COUNTERS = (
+    "lab",
+    "fit",
+    "counters",
+    "counters.csv",
+    "--columns",
+    "columns.yaml",
+    "--folds",
+    "3",
+    "--no-advice",
+)
+SIMULATE = (
+    "gpt2",
+    "--gpu",
+    "h100-sxm",
+    "--rate",
+    "4/s",
+    "--seconds",
+    "1",
+    "--prompt",
+    "16",
+    "--output",
+    "4",
+)
 COMMANDS = {
     "plot": ("predict", *PREDICT, "--plot", "out/plot.svg"),
     "compare plot": ("compare", "gpt2@h200,seq=64", "@h100-sxm", "--plot", "out/plot.svg"),
     "export": ("export", "grafana", "--out", "out/board.json"),
-    "designs": ("explore", "designs", *PREDICT, "--vary", "sm_count=66,132", "--out", "out/designs.parquet"),
-    "designs csv": ("explore", "designs", *PREDICT, "--vary", "sm_count=66,132", "--out", "out/designs.csv"),
-    "designs plot": ("explore", "designs", *PREDICT, "--vary", "sm_count=66,132", "--plot", "out/plot.svg"),
-    "sweep plot": ("explore", "sweep", *PREDICT, "--vary", "clock=900MHz,1200MHz", "--plot", "out/plot.svg"),
+    "designs": (
+        "explore",
+        "designs",
+        *PREDICT,
+        "--vary",
+        "sm_count=66,132",
+        "--out",
+        "out/designs.parquet",
+    ),
+    "designs csv": (
+        "explore",
+        "designs",
+        *PREDICT,
+        "--vary",
+        "sm_count=66,132",
+        "--out",
+        "out/designs.csv",
+    ),
+    "designs plot": (
+        "explore",
+        "designs",
+        *PREDICT,
+        "--vary",
+        "sm_count=66,132",
+        "--plot",
+        "out/plot.svg",
+    ),
+    "sweep plot": (
+        "explore",
+        "sweep",
+        *PREDICT,
+        "--vary",
+        "clock=900MHz,1200MHz",
+        "--plot",
+        "out/plot.svg",
+    ),
     "fleet plot": ("explore", "fleet", "site.yaml", "--plot", "out/plot.svg"),
     "export table": ("manage", "simulate", "--export", "out/table.csv"),
     "manage plot": ("manage", "simulate", "--plot", "out/plot.svg"),
@@ -57,7 +112,18 @@ COMMANDS = {
         *("plan", "gpt2", "--rate", "2/s", "--prompt", "16", "--output", "4", "--gpu", "h100-sxm"),
         *("--plot", "out/plot.svg"),
     ),
-    "train plot": ("train", "gpt2", "--gpu", "h100-sxm", "--gpus", "2", "--tokens", "1B", "--plot", "out/plot.svg"),
+    "train plot": (
+        "train",
+        "gpt2",
+        "--gpu",
+        "h100-sxm",
+        "--gpus",
+        "2",
+        "--tokens",
+        "1B",
+        "--plot",
+        "out/plot.svg",
+    ),
     "pack": ("lab", "pack", "campaign", "--out", "out"),
     "pack engine": ("lab", "pack-engine", "engine", "--out", "out"),
     "workload": ("models", "save", "gpt2", "out/workload.json", "--seq", "64"),
@@ -65,16 +131,44 @@ COMMANDS = {
     "chip plot": ("gpus", "show", "chip.xml", "--energies", "--plot", "out/plot.svg"),
     "microbench": ("lab", "microbench", "--show", "h200", "--write", "out/page.md"),
     "microbench plot": ("lab", "microbench", "--show", "h200", "--plot", "out/plot.svg"),
-    "microbench figures": ("lab", "microbench", "--show", "h200", "--figures", "out", "--format", "svg"),
+    "microbench figures": (
+        "lab",
+        "microbench",
+        "--show",
+        "h200",
+        "--figures",
+        "out",
+        "--format",
+        "svg",
+    ),
     "microbench table": ("lab", "microbench", "--show", "h200", "--table", "out/table.csv"),
     "counters": (*COUNTERS, "--out", "out/model.yaml"),
     "counters plot": (*COUNTERS, "--plot", "out/plot.svg"),
     "counters figures": (*COUNTERS, "--figures", "out", "--format", "svg"),
     "component": (
-        *("lab", "fit", "component", "runs.csv", "--measured", "watts", "--prefix", "part_", "--duration", "seconds"),
+        *(
+            "lab",
+            "fit",
+            "component",
+            "runs.csv",
+            "--measured",
+            "watts",
+            "--prefix",
+            "part_",
+            "--duration",
+            "seconds",
+        ),
         *("--architecture", "chip.xml", "--out", "out/new.xml"),
     ),
-    "accelwattch": ("lab", "accelwattch", "h200", "--out", "out/h200.xml", "--energies", "out/h200.yaml"),
+    "accelwattch": (
+        "lab",
+        "accelwattch",
+        "h200",
+        "--out",
+        "out/h200.xml",
+        "--energies",
+        "out/h200.yaml",
+    ),
     "sensitivity": ("lab", "sensitivity", "kernels.csv", "--out", "out/model.yaml"),
     "page": ("lab", "side-by-side", "h200", "--kernels", "8", "--page", "out/page.md"),
     "check energies": ("lab", "check-energies", "--plot", "out/plot.svg"),
@@ -93,12 +187,59 @@ COMMANDS = {
 }
 QUICK = ("plot", "export", "designs", "simulate", "pack", "pack engine", "workload", "energies")
 BEFORE = b"what stood there before <!-- wattcast lab side-by-side h200 -->"
-WRITES = ("--out", "--save", "--save-config", "--write", "--plot", "--figures", "--export", "--page", "--rows")
-READS = (  # other options that take a path; two write where another command reads, and stand in the table
-    *("--architecture", "--base", "--bottom-up", "--bundle", "--columns", "--components", "--config", "--counters"),
-    *("--done", "--dvfs", "--energies", "--from", "--kernels", "--launches", "--leakage", "--measured", "--model"),
-    *("--own", "--plan", "--predict", "--progress", "--ran-with", "--reference", "--replay", "--results"),
-    *("--sensitivity", "--simulator-config", "--socket", "--table", "--trace", "--units", "--workloads"),
+WRITES = (
+    "--out",
+    "--save",
+    "--save-config",
+    "--write",
+    "--plot",
+    "--figures",
+    "--export",
+    "--page",
+    "--rows",
+)
+# other options that take a path; two write where another command reads, and stand in the table
+READS = (
+    *(
+        "--architecture",
+        "--base",
+        "--bottom-up",
+        "--bundle",
+        "--columns",
+        "--components",
+        "--config",
+        "--counters",
+    ),
+    *(
+        "--done",
+        "--dvfs",
+        "--energies",
+        "--from",
+        "--kernels",
+        "--launches",
+        "--leakage",
+        "--measured",
+        "--model",
+    ),
+    *(
+        "--own",
+        "--plan",
+        "--predict",
+        "--progress",
+        "--ran-with",
+        "--reference",
+        "--replay",
+        "--results",
+    ),
+    *(
+        "--sensitivity",
+        "--simulator-config",
+        "--socket",
+        "--table",
+        "--trace",
+        "--units",
+        "--workloads",
+    ),
 )
 JOURNALS = {  # commands that measure: they need a card, and write through a campaign or its samples
     **dict.fromkeys(
@@ -119,7 +260,9 @@ JOURNALS = {  # commands that measure: they need a card, and write through a cam
 
 
 def test_every_option_that_writes_is_tried() -> None:
-    """A command that is added with an option that writes a file fails here until it stands in the table above."""
+    """A command that is added with an option that writes a file fails here until it stands in the
+    table above.
+    """
     for place in JOURNALS.values():
         file, _, test = place.partition("::")
         assert f"def {test}(" in (Path(__file__).parent.parent / file).read_text(encoding="utf-8")
@@ -127,42 +270,78 @@ def test_every_option_that_writes_is_tried() -> None:
     for words, command in walk_commands():
         for option in command.params:
             name = option.opts[0]
-            assert not (name.startswith("--") and "Path" in type(option.type).__name__) or name in WRITES + READS, (
-                name
-            )
+            assert (
+                not (name.startswith("--") and "Path" in type(option.type).__name__)
+                or name in WRITES + READS
+            ), name
             if name in WRITES and (
-                words not in JOURNALS or (name != "--out" and words not in ("measure run", "manage run"))
+                words not in JOURNALS
+                or (name != "--out" and words not in ("measure run", "manage run"))
             ):
-                assert any(line.startswith(words) and name in argv for line, argv in tried), f"{words} {name}"
+                assert any(line.startswith(words) and name in argv for line, argv in tried), (
+                    f"{words} {name}"
+                )
 
 
 @pytest.fixture
 def without_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes minutes before anything is written is taken as it ships, and figures are not encoded."""
+    """What takes minutes before anything is written is taken as it ships, and figures are not
+    encoded.
+    """
     monkeypatch.setattr(
-        figure_style, "encode_figure", lambda figure, _: f"<svg>{len(figure.axes)} axes</svg>".encode()
+        figure_style,
+        "encode_figure",
+        lambda figure, _: f"<svg>{len(figure.axes)} axes</svg>".encode(),
     )
     shipped = bundle_for(load_gpu("h200"))
-    monkeypatch.setattr(database_fit, "fit_kernel_database", lambda *_: (shipped, shipped_held_out("h200")))
+    monkeypatch.setattr(
+        database_fit, "fit_kernel_database", lambda *_: (shipped, shipped_held_out("h200"))
+    )
     monkeypatch.setattr(database_fit, "fit_engine_database", lambda *_: shipped)
-    monkeypatch.setattr(ledger, "build_ledger", lambda *_, **__: kernel_rows(shipped_held_out("h200"), "h200"))
+    monkeypatch.setattr(
+        ledger, "build_ledger", lambda *_, **__: kernel_rows(shipped_held_out("h200"), "h200")
+    )
 
 
 def _campaign(folder: Path) -> None:
     folder.mkdir()
     rows = [
         {"record": "run", "run": "r1", "date": "2026-11-16T00:00:00+00:00"},
-        {"record": "row", "id": "burst-1", "run": "r1", "kind": "burst", "family": "linear", "latency_s": 1e-5}
+        {
+            "record": "row",
+            "id": "burst-1",
+            "run": "r1",
+            "kind": "burst",
+            "family": "linear",
+            "latency_s": 1e-5,
+        }
         | {"operator": {"op": "linear", "m": 8, "n": 8, "k": 8}},
-        {"record": "model", "id": "m1", "run": "r1", "model": "gpt2", "phase": "prefill", "batch": 1, "dtype": "bf16"}
+        {
+            "record": "model",
+            "id": "m1",
+            "run": "r1",
+            "model": "gpt2",
+            "phase": "prefill",
+            "batch": 1,
+            "dtype": "bf16",
+        }
         | {"attention": "flash", "stack": "eager", "graph": False},
-        {"record": "chain", "id": "c1", "run": "r1", "name": "x", "specs": ["a"], "alone_s": [1e-6]},
+        {
+            "record": "chain",
+            "id": "c1",
+            "run": "r1",
+            "name": "x",
+            "specs": ["a"],
+            "alone_s": [1e-6],
+        },
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _instruments(folder: Path) -> None:
-    """Files that commands of instruments read: a chip with its energies and a trace, counters, measured models."""
+    """Files that commands of instruments read: a chip with its energies and a trace, counters,
+    measured models.
+    """
     write_architecture(demo_architecture(), folder / "chip.xml")
     (folder / "table.yaml").write_bytes(format_energy_table(demo_energies()))
     columns = [c.column for c in dialect_counters(SimulatorDialect.GPUWATTCH)]
@@ -175,19 +354,41 @@ def _instruments(folder: Path) -> None:
     )
     counted = ["work,watts,core,memory,int,dram"]
     for i in range(48):
-        core, memory, integer, dram = 700 + 100 * (i % 4), 1600 + 400 * (i % 3 % 2), i % 7 / 10, i % 5 / 8
+        core, memory, integer, dram = (
+            700 + 100 * (i % 4),
+            1600 + 400 * (i % 3 % 2),
+            i % 7 / 10,
+            i % 5 / 8,
+        )
         counted.append(
             f"b{i % 12},{30 + core * (0.05 + 0.1 * integer) + memory * 0.03 * dram},{core},{memory},{integer},{dram}"
         )
     (folder / "counters.csv").write_text("\n".join(counted) + "\n")
-    names = ["workload", "batch", "seq", "attention", "head", "latency_ms", "energy_j", "clock_mhz", "temperature_c"]
+    names = [
+        "workload",
+        "batch",
+        "seq",
+        "attention",
+        "head",
+        "latency_ms",
+        "energy_j",
+        "clock_mhz",
+        "temperature_c",
+    ]
     models = [
         ["gpt2", 8, 128, "eager", "none", 6.0, 1.5, 1200, 45],
         ["gpt2", 32, 512, "eager", "none", 60, 17, 1200, 45],
     ]
-    (folder / "rows.csv").write_text("\n".join(",".join(map(str, row)) for row in [names, *models]) + "\n")
-    watts = [f"app{i % 5}_k{i},{1.4 * (5 + i) + 0.7 * (20 - i)},0.001,{5 + i},{20 - i}" for i in range(15)]
-    (folder / "runs.csv").write_text("\n".join(["kernel,watts,seconds,part_RFP,part_L2CP", *watts]) + "\n")
+    (folder / "rows.csv").write_text(
+        "\n".join(",".join(map(str, row)) for row in [names, *models]) + "\n"
+    )
+    watts = [
+        f"app{i % 5}_k{i},{1.4 * (5 + i) + 0.7 * (20 - i)},0.001,{5 + i},{20 - i}"
+        for i in range(15)
+    ]
+    (folder / "runs.csv").write_text(
+        "\n".join(["kernel,watts,seconds,part_RFP,part_L2CP", *watts]) + "\n"
+    )
     clocks = [(core, 12000 / core, 60 + core / 20) for core in range(600, 1201, 50)]
     lines = [f"3505,{core},{ms:.6f},{watts:.6f},{ms * watts:.6f}" for core, ms, watts in clocks]
     (folder / "clocks.csv").write_text("\n".join(["work", *lines]) + "\n")
@@ -203,11 +404,21 @@ def _instruments(folder: Path) -> None:
 def _engine(folder: Path) -> None:
     folder.mkdir()
     (folder / "runs.jsonl").write_text('{"run": "r1", "card_uuid": "GPU-1"}\n')
-    step = {"id": "m/a", "kind": "prefill", "model": "m", "run": "r1", "held_out": False, "latency_s": 1, "flags": []}
+    step = {
+        "id": "m/a",
+        "kind": "prefill",
+        "model": "m",
+        "run": "r1",
+        "held_out": False,
+        "latency_s": 1,
+        "flags": [],
+    }
     traffic = {"id": "m/t", "kind": "traffic", "model": "m", "run": "r1", "ttft_s": {"p50": 0.25}}
     (folder / "rows.jsonl").write_text(f"{json.dumps(step)}\n{json.dumps(traffic)}\n")
     (folder / "requests.jsonl").write_text('{"run": "m/t", "number": 0, "arrival_s": 0.5}\n')
-    (folder / "steps.jsonl").write_text('{"run": "m/t", "begin_s": [0.0, 1.0], "device_s": [null, 0.5]}\n')
+    (folder / "steps.jsonl").write_text(
+        '{"run": "m/t", "begin_s": [0.0, 1.0], "device_s": [null, 0.5]}\n'
+    )
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -258,9 +469,17 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
 
 @pytest.mark.parametrize("name", COMMANDS if BELOW in os.environ else QUICK)
 def test_the_nth_write_may_fail(
-    name: str, call, without_fits, disk: FailingDisk, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    call,
+    without_fits,
+    disk: FailingDisk,
+    request,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``measure kernels`` exited with 0 after a traceback, and half a table stood where a whole one had been."""
+    """``measure kernels`` exited with 0 after a traceback, and half a table stood where a whole one
+    had been.
+    """
     monkeypatch.chdir(tmp_path)
     _campaign(tmp_path / "campaign")
     _engine(tmp_path / "engine")
@@ -302,7 +521,9 @@ def test_the_nth_write_may_fail(
         assert set(after) == set(old)
         for path, data in after.items():
             unchanged = data == old[path]
-            assert unchanged or (read_table(out / path) if path.endswith(".parquet") else data == whole[path])
+            assert unchanged or (
+                read_table(out / path) if path.endswith(".parquet") else data == whole[path]
+            )
 
 
 @pytest.mark.slow
@@ -313,7 +534,10 @@ def test_any_call_that_writes_may_fail(name: str, tmp_path: Path) -> None:
         pytest.skip("no C compiler")
     library = str(tmp_path / "failing_disk.so")
     source = str(Path(__file__).parent / "standin" / "failing_disk.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source, "-ldl"],
+        check=True,
+    )
     below = os.environ | {"LD_PRELOAD": library, BELOW: library}
     one = f"{__file__}::test_the_nth_write_may_fail[{name}]"
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", one]

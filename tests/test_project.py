@@ -27,11 +27,15 @@ WITH_DOCTESTS = sorted(p for p in SOURCE.rglob("*.py") if ">>> " in p.read_text(
 
 @pytest.mark.parametrize("command", ["ruff check .", "ruff format --check .", "mypy"])
 def test_style_and_types(command: str) -> None:
-    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py"))
+)
 def test_benchmarks_import(name: str) -> None:
     """A function that ``bench_manage`` took from the policies was folded away, and no test noticed."""
     importlib.import_module(f"benchmarks.{name}")
@@ -88,7 +92,9 @@ def test_readme_workload_and_links(call, tmp_path: Path) -> None:
 
 
 def test_every_package_of_the_tests_is_pinned_and_hashed() -> None:
-    """``constraints.txt`` pinned one of 131 packages, so that a new release of any could fail the tests."""
+    """``constraints.txt`` pinned one of 131 packages, so that a new release of any could fail the
+    tests.
+    """
     pinned = read_pins("constraints.txt")
     assert pinned == read_pins("requirements-dev.txt")
     (torch,) = pinned["torch"]
@@ -98,23 +104,35 @@ def test_every_package_of_the_tests_is_pinned_and_hashed() -> None:
     for line in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         asked = Requirement(line)
         if asked.name != "wattcast":
-            assert all(asked.specifier.contains(v) for v in pinned[canonicalize_name(asked.name)]), line
+            assert all(
+                asked.specifier.contains(v) for v in pinned[canonicalize_name(asked.name)]
+            ), line
 
 
 def read_pins(name: str) -> dict[str, set[str]]:
-    """Return the versions of each package of a file of pins; Pythons and systems may differ in them."""
+    """Return the versions of each package of a file of pins; Pythons and systems may differ in
+    them.
+    """
     found: dict[str, set[str]] = {}
-    for package, version in re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.M):
+    for package, version in re.findall(
+        r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.M
+    ):
         found.setdefault(package, set()).add(version)
     return found
 
 
-@pytest.mark.parametrize(("reason", "code"), [("no Chromium on this machine", 1), ("no reference data: set", 0)])
-def test_a_skip_that_nobody_expects_fails_the_run(monkeypatch, pytestconfig, reason: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("reason", "code"), [("no Chromium on this machine", 1), ("no reference data: set", 0)]
+)
+def test_a_skip_that_nobody_expects_fails_the_run(
+    monkeypatch, pytestconfig, reason: str, code: int
+) -> None:
     """A run without a browser or a compiler was green although it had left out a part of the suite."""
     said: list[str] = []
     report = SimpleNamespace(longrepr=("test_page.py", 1, f"Skipped: {reason}"))
-    reporter = SimpleNamespace(stats={"skipped": [report]}, write_line=lambda line, **_: said.append(line))
+    reporter = SimpleNamespace(
+        stats={"skipped": [report]}, write_line=lambda line, **_: said.append(line)
+    )
     config = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda _: reporter))
     session = SimpleNamespace(config=config, exitstatus=pytest.ExitCode.OK)
     conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
@@ -128,10 +146,14 @@ def test_a_skip_that_nobody_expects_fails_the_run(monkeypatch, pytestconfig, rea
 
 @pytest.mark.slow
 def test_a_second_python_passes_the_tests() -> None:
-    """``WATTCAST_SECOND_PYTHON`` names the Python of another environment; CONTRIBUTING.md says how to make one."""
+    """``WATTCAST_SECOND_PYTHON`` names the Python of another environment; CONTRIBUTING.md says how
+    to make one.
+    """
     python = os.environ.get("WATTCAST_SECOND_PYTHON")
     if python is None:
-        pytest.skip("no second Python: WATTCAST_SECOND_PYTHON names that of an environment with wattcast[dev]")
+        pytest.skip(
+            "no second Python: WATTCAST_SECOND_PYTHON names that of an environment with wattcast[dev]"
+        )
     command = [
         python,
         "-m",
@@ -149,8 +171,12 @@ def test_a_second_python_passes_the_tests() -> None:
 
 
 def test_containers_and_workflows_call_what_exists(call) -> None:
-    """Few machines can build these (``tests/test_containers.py``): every command line in them is one of ours."""
-    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    """Few machines can build these (``tests/test_containers.py``): every command line in them is
+    one of ours.
+    """
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))[
+        "services"
+    ]
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     lines = [service["command"] for service in services.values() if "command" in service]
     lines.append(json.loads(re.search(r"^CMD (.*)$", dockerfile, re.MULTILINE)[1]))
@@ -164,7 +190,9 @@ def test_containers_and_workflows_call_what_exists(call) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for part in re.search(r"^(python -m pip install -c.*)$", readme, re.MULTILINE)[1].split(" && "):
         assert f"- run: {part}\n" in tests
-    assert yaml.safe_load(tests)["jobs"]["tests"]["env"] == {"WATTCAST_NO_SKIPS": "1"}, "a green run hides nothing"
+    assert yaml.safe_load(tests)["jobs"]["tests"]["env"] == {"WATTCAST_NO_SKIPS": "1"}, (
+        "a green run hides nothing"
+    )
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         assert yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
 
@@ -175,5 +203,7 @@ def test_version_citation_and_changelog_agree() -> None:
 
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == wattcast.__version__
-    heads = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    heads = re.findall(
+        r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert heads[:2] == ["Unreleased", f"{wattcast.__version__} - {citation['date-released']}"]

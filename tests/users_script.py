@@ -1,4 +1,5 @@
-"""A script as users write it, with every verb of the API: ``mypy --strict`` checks it, and nothing runs it.
+"""A script as users write it, with every verb of the API: ``mypy --strict`` checks it, and nothing
+runs it.
 
 The last lines are wrong on purpose: an ignore that is not needed fails the check.
 """
@@ -12,9 +13,15 @@ from wattcast.explore import explore_designs
 def use_every_verb(rows: str, module: object) -> float | None:
     """Call each verb once."""
     p: wattcast.Prediction = wattcast.predict("gpt2", gpu="h200", batch=8, seq=128, phase="decode")
-    many: list[wattcast.Prediction] = wattcast.predict_many(["gpt2", ("gpt2", {"batch": 4})], "h200", seq=128)
+    many: list[wattcast.Prediction] = wattcast.predict_many(
+        ["gpt2", ("gpt2", {"batch": 4})], "h200", seq=128
+    )
     print(p.latency_s, many, wattcast.compare(p, "gpt2,batch=2", gpu="h200", seq=64).b.latency_s)
-    print(wattcast.explore("gpt2", "h200,l4", ["dtype=fp32,bf16", "clock=1GHz,1.5GHz"], seq=128).rows[0])
+    print(
+        wattcast.explore("gpt2", "h200,l4", ["dtype=fp32,bf16", "clock=1GHz,1.5GHz"], seq=128).rows[
+            0
+        ]
+    )
     print(explore_designs("gpt2", "h200", ["sm_count=64,128"]).points)
     print(
         wattcast.plan(

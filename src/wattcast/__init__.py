@@ -1,4 +1,6 @@
-"""Wattcast: how fast a GPU workload runs and how many watts and joules it takes, before anyone runs it."""
+"""Wattcast: how fast a GPU workload runs and how many watts and joules it takes, before anyone runs
+it.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,11 @@ __all__ = list(_HOMES)
 
 
 class VerbPackage(ModuleType):
-    """A package that is called like its verb: ``wattcast.explore(...)`` is ``wattcast.explore.explore(...)``.
+    """A package that is called like its verb: ``wattcast.explore(...)`` is
+    ``wattcast.explore.explore(...)``.
 
-    Importing a submodule sets ``wattcast.explore`` to the package, so the package itself has to answer
-    (docs/decisions/0007-verbs-and-packages.md).
-    """
+    Importing a submodule sets ``wattcast.explore`` to the package, so the package itself has to
+    answer (docs/decisions/0007-verbs-and-packages.md)."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function that has the package's name."""
@@ -71,7 +73,9 @@ class VerbPackage(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: ``import wattcast`` itself costs next to nothing."""
+    """Import what is asked for when it is asked for: ``import wattcast`` itself costs next to
+    nothing.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'wattcast' has no attribute {name!r}")
     import importlib

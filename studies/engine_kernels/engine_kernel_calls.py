@@ -12,7 +12,13 @@ from engine_products import EngineBuilder
 from engine_shapes import route_tokens
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 from wattcast.measure.campaigns.operator_calls import OperandPools, OperatorCall
-from wattcast.measure.campaigns.operator_rows import GRAPH_S, MOST_COPIES, ROTATION_S, CampaignGpu, CapturedGraph
+from wattcast.measure.campaigns.operator_rows import (
+    GRAPH_S,
+    MOST_COPIES,
+    ROTATION_S,
+    CampaignGpu,
+    CapturedGraph,
+)
 
 ACTIVATION_BYTE = {"bf16": 13 * 10**8, "fp8": 6 * 10**8}
 WEIGHT_BYTE: dict[str, dict[str, int]] = {
@@ -32,8 +38,8 @@ _FP8_MOST = 448.0
 class EngineGpu(CampaignGpu):
     """A GPU whose graphs hold vLLM's kernels.
 
-    The length of a graph follows from a short probe graph: eager calls of the engine's Python wrappers take
-    longer than many of the kernels, and would leave too few copies to pass the L2.
+    The length of a graph follows from a short probe graph: eager calls of the engine's Python
+    wrappers take longer than many of the kernels, and would leave too few copies to pass the L2.
     """
 
     @classmethod
@@ -46,7 +52,11 @@ class EngineGpu(CampaignGpu):
         weights.fill("random")
         properties = torch.cuda.get_device_properties(0)
         gpu.builder = EngineBuilder(
-            torch, weights, float(properties.L2_cache_size), gpu.operands, properties.multi_processor_count
+            torch,
+            weights,
+            float(properties.L2_cache_size),
+            gpu.operands,
+            properties.multi_processor_count,
         )
         gpu.operands = weights
         torch.cuda.synchronize()
@@ -54,7 +64,9 @@ class EngineGpu(CampaignGpu):
         return gpu
 
     def build(self, spec: OperatorSpec) -> OperatorCall:
-        """Build the call of one of vLLM's kernels, or of PyTorch's where the operator is not the engine's."""
+        """Build the call of one of vLLM's kernels, or of PyTorch's where the operator is not the
+        engine's.
+        """
         if spec.operator["op"] not in CALLS:
             return super().build(spec)
         assert isinstance(self.builder, EngineBuilder)
@@ -68,8 +80,12 @@ class EngineGpu(CampaignGpu):
             self.build(spec).run(0)
         self.torch.cuda.synchronize()
 
-    def prepare(self, spec: OperatorSpec, graph_s: float = GRAPH_S, most_copies: int = MOST_COPIES) -> CapturedGraph:
-        """Build, warm up, probe and capture; the graph runs about ``graph_s`` and visits the operand sets."""
+    def prepare(
+        self, spec: OperatorSpec, graph_s: float = GRAPH_S, most_copies: int = MOST_COPIES
+    ) -> CapturedGraph:
+        """Build, warm up, probe and capture; the graph runs about ``graph_s`` and visits the
+        operand sets.
+        """
         call = self.build(spec)
         with self.torch.cuda.stream(self.stream):
             self.stream.wait_stream(self.torch.cuda.default_stream())
@@ -78,7 +94,9 @@ class EngineGpu(CampaignGpu):
         self.torch.cuda.synchronize()
         with self._graph(call, PROBE_COPIES) as probe:
             guess_s = float(self.timed(probe, 2)[-1])
-        copies = int(min(max(graph_s / guess_s, min(call.sets, ROTATION_S / guess_s), 1), most_copies))
+        copies = int(
+            min(max(graph_s / guess_s, min(call.sets, ROTATION_S / guess_s), 1), most_copies)
+        )
         return self._graph(call, copies)
 
     def _graph(self, call: OperatorCall, copies: int) -> CapturedGraph:
@@ -106,15 +124,21 @@ def rms_norm(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     xs = [builder.scratch("bf16", rows, dim) for _ in range(sets)]
     kept = [builder.scratch("bf16", rows, dim) for _ in range(sets if residual else 0)]
     weight = builder.activations.take("bf16", dim)
-    out = torch.empty(rows, dim, dtype=torch.float8_e4m3fn if quant else torch.bfloat16, device=weight.device)
+    out = torch.empty(
+        rows, dim, dtype=torch.float8_e4m3fn if quant else torch.bfloat16, device=weight.device
+    )
     scale = torch.ones(1, dtype=torch.float32, device=weight.device)
 
     def run(i: int) -> Any:
         x, other = xs[i % sets], kept[i % sets] if residual else None
         if quant == "token":
-            return ops.rms_norm_dynamic_per_token_quant(x, weight, _EPSILON, torch.float8_e4m3fn, residual=other)
+            return ops.rms_norm_dynamic_per_token_quant(
+                x, weight, _EPSILON, torch.float8_e4m3fn, residual=other
+            )
         if quant and residual:
-            return native.fused_add_rms_norm_static_fp8_quant(out, x, other, weight, scale, _EPSILON)
+            return native.fused_add_rms_norm_static_fp8_quant(
+                out, x, other, weight, scale, _EPSILON
+            )
         if quant:
             return native.rms_norm_static_fp8_quant(out, x, weight, scale, _EPSILON)
         if residual:
@@ -133,14 +157,20 @@ def silu_and_mul(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     byte = rows * dim * (5 if quant else 6)
     sets = builder.sets(byte, spec.rotated == "all")
     xs = [builder.operands.take("bf16", rows, 2 * dim) for _ in range(sets)]
-    out = torch.empty(rows, dim, dtype=torch.float8_e4m3fn if quant else torch.bfloat16, device=xs[0].device)
+    out = torch.empty(
+        rows, dim, dtype=torch.float8_e4m3fn if quant else torch.bfloat16, device=xs[0].device
+    )
     scale = torch.ones(1, dtype=torch.float32, device=out.device)
 
     def run(i: int) -> Any:
         x = xs[i % sets]
         if quant == "block":
             return ops.silu_and_mul_per_block_quant(x, 128, torch.float8_e4m3fn)
-        return torch.ops._C.silu_and_mul_quant(out, x, scale) if quant else torch.ops._C.silu_and_mul(out, x)
+        return (
+            torch.ops._C.silu_and_mul_quant(out, x, scale)
+            if quant
+            else torch.ops._C.silu_and_mul(out, x)
+        )
 
     return OperatorCall(run, sets, 0, byte)
 
@@ -177,14 +207,18 @@ def cache_write(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     byte = 2 * rows * kv_heads * dim * (3 if fp8 else 4)
     sets = builder.sets(byte, spec.rotated == "all")
     k, v = (builder.activations.take("bf16", rows, kv_heads, dim) for _ in "kv")
-    caches = [builder.operands.take(o["kv_dtype"], blocks, 2, 16, kv_heads, dim) for _ in range(sets)]
+    caches = [
+        builder.operands.take(o["kv_dtype"], blocks, 2, 16, kv_heads, dim) for _ in range(sets)
+    ]
     caches = [cache.view(torch.uint8) if fp8 else cache for cache in caches]
     slots = builder.integers(np.random.default_rng(3).permutation(16 * blocks)[:rows], "int64")
     one = torch.ones(1, dtype=torch.float32, device=k.device)
 
     def run(i: int) -> Any:
         keys, values = caches[i % sets].unbind(1)
-        return ops.reshape_and_cache_flash(k, v, keys, values, slots, "fp8" if fp8 else "auto", one, one)
+        return ops.reshape_and_cache_flash(
+            k, v, keys, values, slots, "fp8" if fp8 else "auto", one, one
+        )
 
     return OperatorCall(run, sets, 0, byte)
 
@@ -199,7 +233,9 @@ def quantize(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     sets = builder.sets(byte, spec.rotated == "all")
     xs = [builder.operands.take("bf16", rows, dim) for _ in range(sets)]
     if mode == "block":
-        from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+        from vllm.model_executor.layers.quantization.utils.fp8_utils import (
+            per_token_group_quant_fp8,
+        )
 
         return OperatorCall(
             lambda i: per_token_group_quant_fp8(
@@ -212,7 +248,10 @@ def quantize(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     scale = torch.ones(1, dtype=torch.float32, device=xs[0].device) if mode == "static" else None
     each = mode == "token"
     return OperatorCall(
-        lambda i: ops.scaled_fp8_quant(xs[i % sets], scale, use_per_token_if_dynamic=each), sets, 0, byte
+        lambda i: ops.scaled_fp8_quant(xs[i % sets], scale, use_per_token_if_dynamic=each),
+        sets,
+        0,
+        byte,
     )
 
 
@@ -227,12 +266,16 @@ def route(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     if o["mode"] == "grouped":
         scores = builder.operands.take("bf16", rows, experts).float()
         bias = torch.zeros(experts, dtype=torch.float32, device=device)
-        return OperatorCall(lambda i: ops.grouped_topk(scores, 8, 4, top_k, True, 2.5, bias, 1), 1, byte, 0)
+        return OperatorCall(
+            lambda i: ops.grouped_topk(scores, 8, 4, top_k, True, 2.5, bias, 1), 1, byte, 0
+        )
     sets = builder.sets(byte, spec.rotated == "all")
     many = [builder.operands.take("bf16", rows, experts) for _ in range(sets)]
     shares = torch.empty(rows, top_k, dtype=torch.float32, device=device)
     ids, places = (torch.empty(rows, top_k, dtype=torch.int32, device=device) for _ in "ab")
-    return OperatorCall(lambda i: ops.topk_softmax(shares, ids, places, many[i % sets], True), sets, 0, byte)
+    return OperatorCall(
+        lambda i: ops.topk_softmax(shares, ids, places, many[i % sets], True), sets, 0, byte
+    )
 
 
 def align(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -242,19 +285,26 @@ def align(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     o = spec.operator
     ids = builder.integers(route_tokens(o["rows"], o["experts"], o["top_k"], "even"))
     return OperatorCall(
-        lambda i: moe_align_block_size(ids, o["block"], o["experts"]), 1, 8 * o["rows"] * o["top_k"], 0
+        lambda i: moe_align_block_size(ids, o["block"], o["experts"]),
+        1,
+        8 * o["rows"] * o["top_k"],
+        0,
     )
 
 
 def sampling(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Next tokens of logits in bf16: greedy, at random, or at random among the likeliest (top-k 50, top-p 0.9)."""
+    """Next tokens of logits in bf16: greedy, at random, or at random among the likeliest (top-k 50,
+    top-p 0.9).
+    """
     torch, o = builder.torch, spec.operator
     rows, vocabulary, mode = o["rows"], o["dim"], o["mode"]
     byte = 2 * rows * vocabulary
     sets = builder.sets(byte, spec.rotated == "all")
     logits = [builder.operands.take("bf16", rows, vocabulary) for _ in range(sets)]
     if mode == "greedy":
-        return OperatorCall(lambda i: logits[i % sets].to(torch.float32).argmax(dim=-1), sets, 0, byte)
+        return OperatorCall(
+            lambda i: logits[i % sets].to(torch.float32).argmax(dim=-1), sets, 0, byte
+        )
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p, random_sample
 
     device = logits[0].device
@@ -298,7 +348,9 @@ def _compiled_function(builder: EngineBuilder, name: str) -> Callable[..., Any]:
     if name in made:
         return made[name]
     torch._dynamo.config.recompile_limit = 64
-    torch._dynamo.config.automatic_dynamic_shapes = False  # a model's hidden size is fixed; only tokens vary
+    torch._dynamo.config.automatic_dynamic_shapes = (
+        False  # a model's hidden size is fixed; only tokens vary
+    )
 
     def to_fp8(x: Any, scale: Any) -> Any:
         return (x.float() * scale.reciprocal()).clamp(-_FP8_MOST, _FP8_MOST).to(torch.float8_e4m3fn)
@@ -308,7 +360,9 @@ def _compiled_function(builder: EngineBuilder, name: str) -> Callable[..., Any]:
         if "add" in name:
             wide = wide + other.float()
         kept = wide.to(torch.bfloat16)
-        normed = (wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + _EPSILON)).to(torch.bfloat16) * weight
+        normed = (wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + _EPSILON)).to(
+            torch.bfloat16
+        ) * weight
         normed = to_fp8(normed, scale) if "quant" in name else normed
         return (normed, kept) if "add" in name else normed
 

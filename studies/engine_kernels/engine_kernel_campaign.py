@@ -1,14 +1,14 @@
 """Measure vLLM's own kernels on one GPU, standalone: bursts, sustained rows and kernel names.
 
-Run on a node with vLLM: ``python studies/engine_kernels/engine_kernel_campaign.py --out DIR --seconds 560``
-(``--smoke`` tries one operator of every variant).
+Run on a node with vLLM: ``python studies/engine_kernels/engine_kernel_campaign.py --out DIR
+--seconds 560`` (``--smoke`` tries one operator of every variant).
 
-Each group of families has a worker process; one measures at a time, for a slice of the budget, so that every
-family is served early and a crash costs one row and a restart. Kernels that are compiled at run time are
-compiled first, in parallel. Rows are saved as they come: burst.jsonl, sustained.jsonl, names.jsonl, runs.jsonl;
-failures.jsonl names rows that killed their worker, log.txt holds what the workers printed. A second call with
-the same folder, or with ``--done`` folders, measures only what is missing. No clock, limit or mode is changed.
-"""
+Each group of families has a worker process; one measures at a time, for a slice of the budget, so
+that every family is served early and a crash costs one row and a restart. Kernels that are compiled
+at run time are compiled first, in parallel. Rows are saved as they come: burst.jsonl,
+sustained.jsonl, names.jsonl, runs.jsonl; failures.jsonl names rows that killed their worker,
+log.txt holds what the workers printed. A second call with the same folder, or with ``--done``
+folders, measures only what is missing. No clock, limit or mode is changed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ SMOKE_SHARES = (0.6,)
 READY_S = 150.0  # a worker that is not ready by then is given up
 HANG_S = 20.0  # beyond its slice, after which a worker is killed
 MOST_RESTARTS = 2
-NAMES_S = {"experts": 12.0, "others": 18.0}  # for experts alone, whose parts are timed, then for all others at once
+NAMES_S = {
+    "experts": 12.0,
+    "others": 18.0,
+}  # for experts alone, whose parts are timed, then for all others at once
 SMOKE_SLICE_S = 30.0
 
 
@@ -74,11 +77,18 @@ class WorkerProcess:
     answers: queue.Queue[dict[str, Any] | None] = field(default_factory=queue.Queue)
 
     def start(self) -> None:
-        """Start the process and a thread that reads its answers; ``None`` in the queue means that it ended."""
+        """Start the process and a thread that reads its answers; ``None`` in the queue means that
+        it ended.
+        """
         environment = _environment()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                self.command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         self.answers, self.ready, self.last = queue.Queue(), False, ""
         self.said, self.ended = "", False
@@ -93,7 +103,9 @@ class WorkerProcess:
             self.process.stdin.flush()
 
     def wait(self, key: str, seconds: float) -> dict[str, Any] | None:
-        """The next answer that holds ``key``; ``None`` when the worker died or did not answer in time."""
+        """The next answer that holds ``key``; ``None`` when the worker died or did not answer in
+        time.
+        """
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             try:
@@ -164,8 +176,14 @@ class EngineKernelCampaign:
         self._finish(worker, seconds)
 
     def name_kernels(self, groups: list[str], seconds: float) -> None:
-        """Names of several workers' operators at once; no restart when one fails, since rows are what counts."""
-        able = [self.workers[group] for group in groups if group in self.workers and self.workers[group].ready]
+        """Names of several workers' operators at once; no restart when one fails, since rows are
+        what counts.
+        """
+        able = [
+            self.workers[group]
+            for group in groups
+            if group in self.workers and self.workers[group].ready
+        ]
         if self.left_s > 3.0:
             for worker in able:
                 worker.order(do="names", seconds=min(seconds, self.left_s - 2.0))
@@ -183,15 +201,25 @@ class EngineKernelCampaign:
             say(f"  {count} x {text}")
 
     def revive(self, worker: WorkerProcess, reason: str, restart: bool = True) -> None:
-        """Record the row that was under way, and start the worker anew unless that failed too often."""
+        """Record the row that was under way, and start the worker anew unless that failed too
+        often.
+        """
         status, last = worker.kill(), worker.last
         reason = f"{reason}: {worker.said}" if worker.said else reason
         self.counts["worker deaths"] += 1
         task = self.tasks.get(last)
-        entry: dict[str, Any] = {"id": last or f"start {worker.group}", "group": worker.group, "status": status}
+        entry: dict[str, Any] = {
+            "id": last or f"start {worker.group}",
+            "group": worker.group,
+            "status": status,
+        }
         entry["failure"] = f"{worker.group}: {reason}"
         if task is not None:
-            entry |= {"kind": task.kind.value, "family": task.spec.family, "operator": task.spec.operator}
+            entry |= {
+                "kind": task.kind.value,
+                "family": task.spec.family,
+                "operator": task.spec.operator,
+            }
         Journal(self.out / "failures.jsonl").append(entry)
         if task is not None:
             Journal(self.skip).append({"id": last})
@@ -219,16 +247,26 @@ def run_engine_kernels(
     warm_s: float = 75.0, names: bool = True, burst_shares: Sequence[float] = BURST_SHARES,
     worker_command: list[str] | None = None,
 ) -> Counter[str]:  # fmt: skip
-    """Measure ``groups`` within ``seconds``; returns how many rows of each kind, failures and deaths."""
+    """Measure ``groups`` within ``seconds``; returns how many rows of each kind, failures and
+    deaths.
+    """
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     skip = write_done(out, done or [])
-    listed = [task for group in groups for task in (list_smoke_tasks(group) if smoke else list_group_tasks(group))]
+    listed = [
+        task
+        for group in groups
+        for task in (list_smoke_tasks(group) if smoke else list_group_tasks(group))
+    ]
     start = worker_command or [sys.executable, str(WORKER)]
     common = ["--out", str(out), "--skip", str(skip), *(["--smoke"] if smoke else [])]
     common += ["--warm-seconds", str(warm_s)]
-    workers = {group: WorkerProcess(group, [*start, group, *common], out / "log.txt") for group in groups}
-    campaign = EngineKernelCampaign(out, began_s + seconds, workers, skip, {task.id: task for task in listed})
+    workers = {
+        group: WorkerProcess(group, [*start, group, *common], out / "log.txt") for group in groups
+    }
+    campaign = EngineKernelCampaign(
+        out, began_s + seconds, workers, skip, {task.id: task for task in listed}
+    )
     try:
         for worker in workers.values():
             worker.start()
@@ -237,10 +275,16 @@ def run_engine_kernels(
             say(f"compiled after {time.monotonic() - began_s:.0f} s")
         for worker in workers.values():
             campaign.await_ready(worker, max(READY_S - (time.monotonic() - began_s), 20.0))
-        _take_slices(campaign, SMOKE_SHARES if smoke else burst_shares, sum(NAMES_S.values()) if names else 0.0)
+        _take_slices(
+            campaign,
+            SMOKE_SHARES if smoke else burst_shares,
+            sum(NAMES_S.values()) if names else 0.0,
+        )
         if names:
             campaign.name_kernels(["experts"], NAMES_S["experts"])
-            campaign.name_kernels([group for group in groups if group != "experts"], NAMES_S["others"])
+            campaign.name_kernels(
+                [group for group in groups if group != "experts"], NAMES_S["others"]
+            )
     finally:
         campaign.stop()
     for worker in workers.values():
@@ -249,21 +293,29 @@ def run_engine_kernels(
     return campaign.counts
 
 
-def _take_slices(campaign: EngineKernelCampaign, burst_shares: Sequence[float], reserve_s: float) -> None:
+def _take_slices(
+    campaign: EngineKernelCampaign, burst_shares: Sequence[float], reserve_s: float
+) -> None:
     """Serve the workers in rounds; what one leaves over falls to the others' next slices.
 
-    ``burst_shares``: the share of a slice that bursts take while sustained rows are left, for each round.
-    """
+    ``burst_shares``: the share of a slice that bursts take while sustained rows are left, for each
+    round."""
     total = sum(WEIGHTS[group] for group in campaign.workers)
     for round_, share in enumerate(burst_shares):
         budget_s = (campaign.left_s - reserve_s) / (len(burst_shares) - round_)
         for group, worker in campaign.workers.items():
-            slice_s = SMOKE_SLICE_S if burst_shares is SMOKE_SHARES else budget_s * WEIGHTS[group] / total
+            slice_s = (
+                SMOKE_SLICE_S if burst_shares is SMOKE_SHARES else budget_s * WEIGHTS[group] / total
+            )
             campaign.serve(worker, min(slice_s, campaign.left_s - reserve_s), bursts=share)
 
 
-def compile_kernels(start: list[str], common: list[str], groups: list[str], out: Path, until_s: float) -> None:
-    """Compile what Triton and DeepGEMM compile at run time, in several processes, before anything is timed."""
+def compile_kernels(
+    start: list[str], common: list[str], groups: list[str], out: Path, until_s: float
+) -> None:
+    """Compile what Triton and DeepGEMM compile at run time, in several processes, before anything
+    is timed.
+    """
     running: list[subprocess.Popen[bytes]] = []
     environment = _environment()
     with (out / "log.txt").open("ab") as log:
@@ -272,7 +324,11 @@ def compile_kernels(start: list[str], common: list[str], groups: list[str], out:
             for part in range(parts):
                 command = [*start, group, *common, "--warm", f"{part}/{parts}"]
                 quiet = subprocess.DEVNULL
-                running.append(subprocess.Popen(command, env=environment, stdin=quiet, stdout=quiet, stderr=log))
+                running.append(
+                    subprocess.Popen(
+                        command, env=environment, stdin=quiet, stdout=quiet, stderr=log
+                    )
+                )
         for process in running:
             try:
                 process.wait(max(until_s - time.monotonic(), 0.1))
@@ -282,7 +338,9 @@ def compile_kernels(start: list[str], common: list[str], groups: list[str], out:
 
 
 def write_done(out: Path, folders: list[Path]) -> Path:
-    """Write the row ids not to measure: rows of other folders, and rows that killed a worker before."""
+    """Write the row ids not to measure: rows of other folders, and rows that killed a worker
+    before.
+    """
     skip = out / "skip.jsonl"
     journal = Journal(skip)
     for folder in folders:
@@ -314,7 +372,9 @@ def describe_variants(out: Path) -> list[str]:
         text += f"  {1e6 * latency[len(latency) // 2]:9.1f} us" if latency else ""
         text += f"  {sum(power) / len(power):4.0f} W" if power else ""
         reasons = Counter(str(row["error"])[:150] for row in found[name] if row.get("error"))
-        lines.append(text + "".join(f"\n    {count} x {reason}" for reason, count in reasons.most_common(2)))
+        lines.append(
+            text + "".join(f"\n    {count} x {reason}" for reason, count in reasons.most_common(2))
+        )
     return lines
 
 
@@ -329,20 +389,37 @@ def _read(process: subprocess.Popen[str], answers: queue.Queue[dict[str, Any] | 
 
 def _environment() -> dict[str, str]:
     """Return a worker's environment, in which it starts no pool of compiling processes of its own."""
-    return make_child_environment() | {"PYTHONUNBUFFERED": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return make_child_environment() | {
+        "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, measure, print the table."""
-    parser = argparse.ArgumentParser(prog="engine_kernel_campaign", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="engine_kernel_campaign", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=560.0, help="the whole call, start and names included")
-    parser.add_argument("--smoke", action="store_true", help="one operator of every variant, three sustained rows")
-    parser.add_argument("--groups", default=",".join(GROUPS), help="of: " + ", ".join((*GROUPS, *APART)))
-    parser.add_argument("--done", type=Path, nargs="*", default=[], help="folders whose rows are not measured again")
-    parser.add_argument("--warm-seconds", type=float, default=75.0, help="longest time to compile kernels first")
+    parser.add_argument(
+        "--seconds", type=float, default=560.0, help="the whole call, start and names included"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="one operator of every variant, three sustained rows"
+    )
+    parser.add_argument(
+        "--groups", default=",".join(GROUPS), help="of: " + ", ".join((*GROUPS, *APART))
+    )
+    parser.add_argument(
+        "--done", type=Path, nargs="*", default=[], help="folders whose rows are not measured again"
+    )
+    parser.add_argument(
+        "--warm-seconds", type=float, default=75.0, help="longest time to compile kernels first"
+    )
     parser.add_argument("--no-names", action="store_true")
-    parser.add_argument("--sustained-first", action="store_true", help="bursts only where no sustained row is left")
+    parser.add_argument(
+        "--sustained-first", action="store_true", help="bursts only where no sustained row is left"
+    )
     given = parser.parse_args(arguments)
     groups = [group for group in given.groups.split(",") if group]
     unknown = [group for group in groups if group not in (*GROUPS, *APART)]

@@ -1,14 +1,14 @@
 """Plan the operators of vLLM's kernels, and measure those of one group in a worker process.
 
-The plan is the same on every machine. Each spec states in ``detail`` whether its shape is held out; a hash of the
-shape decides that before anything is measured.
+The plan is the same on every machine. Each spec states in ``detail`` whether its shape is held out;
+a hash of the shape decides that before anything is measured.
 
-Orders come as JSON lines on standard input, answers leave as JSON lines on the original standard output; whatever
-libraries print goes to standard error. The worker names each row before it measures it, so that the campaign knows
-which row killed a process.
+Orders come as JSON lines on standard input, answers leave as JSON lines on the original standard
+output; whatever libraries print goes to standard error. The worker names each row before it
+measures it, so that the campaign knows which row killed a process.
 
-The campaign runs it: ``python engine_kernel_worker.py GROUP --out DIR [--smoke] [--skip FILE] [--warm PART/PARTS]``.
-"""
+The campaign runs it: ``python engine_kernel_worker.py GROUP --out DIR [--smoke] [--skip FILE]
+[--warm PART/PARTS]``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,21 @@ from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec
 from wattcast.measure.campaigns.operator_rows import KernelCampaign, make_row_id, save_row
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import SettlingRule, make_run_name, make_torch_run_info, say, try_spinner
+from wattcast.measure.steady_state import (
+    SettlingRule,
+    make_run_name,
+    make_torch_run_info,
+    say,
+    try_spinner,
+)
 
 ENGINE = "vllm-0.25.1"
 HELD_OUT_SHARE = 0.20
 LONGEST_S = 0.008  # of one call, roughly; longer ones would leave a burst with too few replays
 MOST_SET_BYTE = 3.0e9  # one set of weights or caches must fit the operand pools
-MOST_ACTIVATION_BYTE = {"engine_scaled_mm": 5.5e8}  # likewise the tokens; other families have more room
+MOST_ACTIVATION_BYTE = {
+    "engine_scaled_mm": 5.5e8
+}  # likewise the tokens; other families have more room
 # A worker process measures one group, so that a broken CUDA context ends one group for a while.
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": ("engine_attention", "engine_latent"),
@@ -56,10 +64,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "engine_compiled",
     ),
 }
-# How many operators of each family: bursts (models, random) and how many of these are sustained too.
-SERVED = "served"  # a group of its own: sizes of steps that an engine captures, and contexts of traffic
+# How many operators of each family: bursts (models, random) and how many of these are sustained
+# too.
+SERVED = (
+    "served"  # a group of its own: sizes of steps that an engine captures, and contexts of traffic
+)
 SERVED_SUSTAINED = 16
-DECODED = "decoded"  # what decode steps draw: few tokens and an fp8 cache, and earlier rows on one more card
+# what decode steps draw: few tokens and an fp8 cache, and earlier rows on one more card
+DECODED = "decoded"
 DECODED_SUSTAINED = 24  # of each kind
 APART = (SERVED, DECODED)
 AMOUNTS: dict[str, tuple[int, int, int]] = {
@@ -79,7 +91,12 @@ AMOUNTS: dict[str, tuple[int, int, int]] = {
     "engine_sampling": (16, 6, 3),
     "engine_compiled": (40, 0, 6),
 }
-DATA_ROWS = {"engine_attention": 3, "engine_scaled_mm": 4, "engine_experts": 5, "engine_block_mm": 1}
+DATA_ROWS = {
+    "engine_attention": 3,
+    "engine_scaled_mm": 4,
+    "engine_experts": 5,
+    "engine_block_mm": 1,
+}
 REPEATS = {RowKind.BURST: 10, RowKind.SUSTAINED: 2}  # of each group, measured twice
 
 
@@ -99,25 +116,34 @@ class EngineTask:
 
 
 def is_held_out(operator: dict[str, Any]) -> bool:
-    """Return whether rows of this shape may only test a fit; routing variants of one shape stay together."""
+    """Return whether rows of this shape may only test a fit; routing variants of one shape stay
+    together.
+    """
     key = {name: value for name, value in operator.items() if name != "routing"}
     digest = hashlib.sha256(b"held-out " + json.dumps(key, sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**32 < HELD_OUT_SHARE
 
 
 def make_engine_spec(operator: dict[str, Any], chosen: str) -> OperatorSpec:
-    """Return the spec of an operator form; operands that a model reads from DRAM change from copy to copy."""
+    """Return the spec of an operator form; operands that a model reads from DRAM change from copy
+    to copy.
+    """
     if operator["op"] == "linear":  # PyTorch's own, a row of the kernel database
         return OperatorSpec("linear", operator, "nt", "weights", chosen=chosen)
     detail = {"engine": ENGINE, "held_out": is_held_out(operator)}
-    return OperatorSpec(operator["op"], operator, rotated=_rotation(operator), detail=detail, chosen=chosen)
+    return OperatorSpec(
+        operator["op"], operator, rotated=_rotation(operator), detail=detail, chosen=chosen
+    )
 
 
 def list_family_specs(family: str) -> list[OperatorSpec]:
     """List all operators of one family in the order they are measured, two of models to one random."""
     from_models, at_random, _ = AMOUNTS[family]
     source = random.Random(f"{family} 25")
-    listed = [make_engine_spec(operator, f"models:{name}") for name, operator in shapes.MODEL_SHAPES[family]()]
+    listed = [
+        make_engine_spec(operator, f"models:{name}")
+        for name, operator in shapes.MODEL_SHAPES[family]()
+    ]
     listed = [spec for spec in _unique(listed) if fits_campaign(spec.operator)]
     source.shuffle(listed)
     listed = _spread_variants(listed)[:from_models]
@@ -148,12 +174,19 @@ def list_group_tasks(group: str) -> list[EngineTask]:
     chosen = {family: choose_sustained_specs(family, specs) for family, specs in families.items()}
     sustained = [EngineTask(RowKind.SUSTAINED, spec) for spec in _take_turns(chosen.values())]
     third = len(sustained) // 3
-    sustained[third:third] = [task for family in GROUPS[group] for task in list_data_tasks(family, chosen[family])]
-    again = [EngineTask(RowKind.BURST, task.spec, repeat=1) for task in bursts[: REPEATS[RowKind.BURST]]]
+    sustained[third:third] = [
+        task for family in GROUPS[group] for task in list_data_tasks(family, chosen[family])
+    ]
+    again = [
+        EngineTask(RowKind.BURST, task.spec, repeat=1) for task in bursts[: REPEATS[RowKind.BURST]]
+    ]
     middle = len(bursts) // 2
     bursts[middle:middle] = again
     plain = [task for task in sustained if task.data == "random"]
-    sustained += [EngineTask(RowKind.SUSTAINED, task.spec, repeat=1) for task in plain[: REPEATS[RowKind.SUSTAINED]]]
+    sustained += [
+        EngineTask(RowKind.SUSTAINED, task.spec, repeat=1)
+        for task in plain[: REPEATS[RowKind.SUSTAINED]]
+    ]
     return bursts + sustained
 
 
@@ -171,9 +204,16 @@ def list_served_tasks() -> list[EngineTask]:
 
 
 def list_decoded_tasks() -> list[EngineTask]:
-    """List sustained rows of decode steps, none held out: fp8 products, attention, and shapes of other groups."""
-    earlier = [task.spec for group in ("products", "attention", SERVED) for task in list_group_tasks(group)
-               if task.kind is RowKind.SUSTAINED and task.data == "random" and task.repeat == 0]  # fmt: skip
+    """List sustained rows of decode steps, none held out: fp8 products, attention, and shapes of
+    other groups.
+    """
+    earlier = [
+        task.spec
+        for group in ("products", "attention", SERVED)
+        for task in list_group_tasks(group)
+        # fmt: skip
+        if task.kind is RowKind.SUSTAINED and task.data == "random" and task.repeat == 0
+    ]
     new = [make_engine_spec(form, f"decoded:{name}") for name, form in shapes.decoded_shapes()]
     random.Random("decoded order").shuffle(new)
     kinds: dict[str, list[OperatorSpec]] = {}
@@ -181,15 +221,23 @@ def list_decoded_tasks() -> list[EngineTask]:
         for spec in _unique(specs):
             operator = spec.operator
             decodes = operator.get("phase") == "decode" or operator.get("m", 65) <= 64
-            if decodes and not spec.detail["held_out"] and fits_campaign(operator) and guess_s(operator) > 4e-6:
+            if (
+                decodes
+                and not spec.detail["held_out"]
+                and fits_campaign(operator)
+                and guess_s(operator) > 4e-6
+            ):
                 kinds.setdefault(kind or spec.family, []).append(spec)
     return [
-        EngineTask(RowKind.SUSTAINED, spec) for spec in _take_turns(k[:DECODED_SUSTAINED] for k in kinds.values())
+        EngineTask(RowKind.SUSTAINED, spec)
+        for spec in _take_turns(k[:DECODED_SUSTAINED] for k in kinds.values())
     ]
 
 
 def choose_sustained_specs(family: str, specs: list[OperatorSpec]) -> list[OperatorSpec]:
-    """Choose operators to sustain: most long enough that the power is the kernel's, of every variant."""
+    """Choose operators to sustain: most long enough that the power is the kernel's, of every
+    variant.
+    """
     wanted = AMOUNTS[family][2]
     long = [spec for spec in specs if guess_s(spec.operator) > 6e-6]
     short = [spec for spec in specs if guess_s(spec.operator) <= 6e-6]
@@ -199,7 +247,9 @@ def choose_sustained_specs(family: str, specs: list[OperatorSpec]) -> list[Opera
 
 
 def list_data_tasks(family: str, specs: list[OperatorSpec]) -> list[EngineTask]:
-    """List the same shapes with other weights or routing, to learn what an engine's dummy weights change."""
+    """List the same shapes with other weights or routing, to learn what an engine's dummy weights
+    change.
+    """
     worthy = [spec for spec in specs if guess_s(spec.operator) > 2e-5][: DATA_ROWS.get(family, 0)]
     tasks = [EngineTask(RowKind.SUSTAINED, spec, "tiny") for spec in worthy]
     if family in ("engine_scaled_mm", "engine_experts", "engine_block_mm"):
@@ -209,7 +259,10 @@ def list_data_tasks(family: str, specs: list[OperatorSpec]) -> list[EngineTask]:
             others = [kind for kind in shapes.ROUTINGS if kind != spec.operator["routing"]]
             for kind in others:
                 tasks.append(
-                    EngineTask(RowKind.SUSTAINED, make_engine_spec(spec.operator | {"routing": kind}, "data"))
+                    EngineTask(
+                        RowKind.SUSTAINED,
+                        make_engine_spec(spec.operator | {"routing": kind}, "data"),
+                    )
                 )
     return sorted(tasks, key=lambda task: task.data)
 
@@ -308,7 +361,9 @@ class KernelWorker:
     tasks: list[EngineTask]
     done: set[str]  # ids that another run has, or that killed a worker before
     tell: Callable[[dict[str, Any]], None]
-    place: dict[RowKind, int] = field(default_factory=lambda: dict.fromkeys((RowKind.BURST, RowKind.SUSTAINED), 0))
+    place: dict[RowKind, int] = field(
+        default_factory=lambda: dict.fromkeys((RowKind.BURST, RowKind.SUSTAINED), 0)
+    )
 
     def measure_slice(self, seconds: float, burst_share: float = BURST_SHARE) -> dict[str, int]:
         """Bursts first, while the clock is high, then sustained rows, until ``seconds`` are spent."""
@@ -319,7 +374,10 @@ class KernelWorker:
             while time.monotonic() + least_s < until_s and (task := self._next(kind)) is not None:
                 self._measure(task)
         if self._left(RowKind.BURST):  # sustained rows are through: the rest is for bursts
-            while time.monotonic() + BURST_S < began_s + seconds and (task := self._next(RowKind.BURST)) is not None:
+            while (
+                time.monotonic() + BURST_S < began_s + seconds
+                and (task := self._next(RowKind.BURST)) is not None
+            ):
                 self._measure(task)
         gained = {name: count - before.get(name, 0) for name, count in self.campaign.counts.items()}
         return {name: count for name, count in gained.items() if count}
@@ -362,7 +420,9 @@ class KernelWorker:
         wanted = {task.spec.id: task.spec for task in order if task.id in measured[task.kind]}
         specs = [spec for spec in wanted.values() if spec.id not in journal.ids]
         if specs:
-            profile_batch(bench.gpu, specs[:1], bench.run)  # the first session of a process may miss kernels
+            profile_batch(
+                bench.gpu, specs[:1], bench.run
+            )  # the first session of a process may miss kernels
         named, batch_s = 0, 1.0
         for start in range(0, len(specs), NAMES_BATCH):
             batch_began_s = time.monotonic()
@@ -376,7 +436,9 @@ class KernelWorker:
         return {"names": named, "unnamed": len(specs) - named}
 
 
-def obey_orders(worker: KernelWorker, orders: Iterable[str], open_sampler: Callable[[], Sampler]) -> None:
+def obey_orders(
+    worker: KernelWorker, orders: Iterable[str], open_sampler: Callable[[], Sampler]
+) -> None:
     """Obey orders until told to stop; a broken CUDA context raises and ends the process."""
     bench, identified = worker.campaign.bench, False
     for line in orders:
@@ -392,8 +454,12 @@ def obey_orders(worker: KernelWorker, orders: Iterable[str], open_sampler: Calla
             if not identified:
                 identified = True
                 _identify(worker, sampler)
-            counts = worker.measure_slice(order["seconds"] - (time.monotonic() - began_s), order["bursts"])
-        worker.tell({"end": counts, "left": worker.left(), "errors": worker.campaign.errors.most_common(8)})
+            counts = worker.measure_slice(
+                order["seconds"] - (time.monotonic() - began_s), order["bursts"]
+            )
+        worker.tell(
+            {"end": counts, "left": worker.left(), "errors": worker.campaign.errors.most_common(8)}
+        )
 
 
 def _identify(worker: KernelWorker, sampler: Sampler) -> None:
@@ -408,7 +474,11 @@ def _identify(worker: KernelWorker, sampler: Sampler) -> None:
 
 
 def warm_kernels(
-    gpu: Any, tasks: list[EngineTask], tell: Callable[[dict[str, Any]], None], done: set[str], until_s: float
+    gpu: Any,
+    tasks: list[EngineTask],
+    tell: Callable[[dict[str, Any]], None],
+    done: set[str],
+    until_s: float,
 ) -> None:
     """Run operators once before anything is timed, so that their kernels are compiled and cached."""
     seen: set[str] = set()
@@ -434,7 +504,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--skip", type=Path, default=None)
-    parser.add_argument("--warm", default="", help="PART/PARTS: only compile this part of the group's kernels")
+    parser.add_argument(
+        "--warm", default="", help="PART/PARTS: only compile this part of the group's kernels"
+    )
     parser.add_argument("--warm-seconds", type=float, default=60.0)
     given = parser.parse_args(arguments)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -452,7 +524,11 @@ def _work(given: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> 
     """Import the engine, open the GPU, compile what is compiled at run time, and measure as told."""
     began_s = time.monotonic()
     tasks = list_smoke_tasks(given.group) if given.smoke else list_group_tasks(given.group)
-    done = {str(row["id"]) for row in read_lines(given.skip)} if given.skip and given.skip.exists() else set()
+    done = (
+        {str(row["id"]) for row in read_lines(given.skip)}
+        if given.skip and given.skip.exists()
+        else set()
+    )
 
     from engine_kernel_calls import EngineGpu
 
@@ -466,17 +542,31 @@ def _work(given: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> 
     if given.smoke:
         warm_kernels(gpu, tasks, tell, done, until_s)
     else:
-        warm_kernels(gpu, [task for task in tasks if task.spec.family == "engine_compiled"], tell, done, until_s)
+        warm_kernels(
+            gpu,
+            [task for task in tasks if task.spec.family == "engine_compiled"],
+            tell,
+            done,
+            until_s,
+        )
     bench = OperatorBench(gpu, Sampler("nvml"), make_run_name(), rule=RULE)
     bench.spinner = try_spinner(gpu.torch)
     campaign = KernelCampaign(bench, given.out, float("inf"))
     worker = KernelWorker(campaign, tasks, done, tell)
-    tell({"ready": given.group, "seconds": round(time.monotonic() - began_s, 1), "left": worker.left()})
+    tell(
+        {
+            "ready": given.group,
+            "seconds": round(time.monotonic() - began_s, 1),
+            "left": worker.left(),
+        }
+    )
     obey_orders(worker, sys.stdin, lambda: Sampler("nvml"))
 
 
 def keep_compiled_tasks(tasks: list[EngineTask]) -> list[EngineTask]:
-    """Keep tasks whose kernels Triton or DeepGEMM compile when they first run, sustained ones first."""
+    """Keep tasks whose kernels Triton or DeepGEMM compile when they first run, sustained ones
+    first.
+    """
     kept = [
         task
         for task in tasks

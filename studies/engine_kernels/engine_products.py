@@ -1,8 +1,7 @@
 """Call vLLM's matrix products, experts and attention as its layers call them.
 
-Products and experts run by CUTLASS, DeepGEMM, Machete, Marlin and Triton; attention by FlashAttention 3 over paged
-caches and by FlashMLA.
-"""
+Products and experts run by CUTLASS, DeepGEMM, Machete, Marlin and Triton; attention by
+FlashAttention 3 over paged caches and by FlashMLA."""
 
 from __future__ import annotations
 
@@ -24,7 +23,9 @@ from wattcast.measure.campaigns.operator_calls import (
 )
 
 _BLOCK = 128
-_FP8_BIAS = 2.0**120  # Marlin's fp8 scales carry the difference between the exponents of fp8 and bf16
+_FP8_BIAS = (
+    2.0**120
+)  # Marlin's fp8 scales carry the difference between the exponents of fp8 and bf16
 
 
 BIT_WORDS = 2 * 10**8  # 32-bit words of random bits, for packed weights
@@ -32,11 +33,12 @@ BIT_WORDS = 2 * 10**8  # 32-bit words of random bits, for packed weights
 
 @dataclass(frozen=True)
 class EngineBuilder(CallBuilder):
-    """Builds calls of vLLM's kernels. ``operands`` holds weights and caches, ``activations`` everything else.
+    """Builds calls of vLLM's kernels. ``operands`` holds weights and caches, ``activations``
+    everything else.
 
-    The two are apart so that weights can be drawn anew while activations stay. Importing vLLM happens inside
-    the functions that call it, so that the plan can be read where it is not installed.
-    """
+    The two are apart so that weights can be drawn anew while activations stay. Importing vLLM
+    happens inside the functions that call it, so that the plan can be read where it is not
+    installed."""
 
     activations: OperandPools
     sm_count: int
@@ -63,7 +65,9 @@ class EngineBuilder(CallBuilder):
             )
         size = int(np.prod(shape))
         start = self.memory["next_bit"]
-        if start + size > BIT_WORDS:  # weights may share words: no kernel sees the difference, the L2 does
+        if (
+            start + size > BIT_WORDS
+        ):  # weights may share words: no kernel sees the difference, the L2 does
             start = 0
         self.memory["next_bit"] = -(-(start + size) // 128) * 128
         return self.memory["bits"][start : start + size].view(shape)
@@ -93,7 +97,9 @@ def scaled_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def block_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
-    """fp8 with a scale for 128 values of a token and one for 128 x 128 weights, by DeepGEMM or CUTLASS."""
+    """fp8 with a scale for 128 values of a token and one for 128 x 128 weights, by DeepGEMM or
+    CUTLASS.
+    """
     from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
 
     torch, o = builder.torch, spec.operator
@@ -116,7 +122,9 @@ def block_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
         out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
 
         def run_deep(i: int) -> Any:
-            fp8_gemm_nt((x, scale_a), (weights[i % sets], scale_b), out, is_deep_gemm_e8m0_used=True)
+            fp8_gemm_nt(
+                (x, scale_a), (weights[i % sets], scale_b), out, is_deep_gemm_e8m0_used=True
+            )
 
         return OperatorCall(run_deep, sets, *byte)
     from vllm import _custom_ops as ops
@@ -128,7 +136,8 @@ def block_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def weight_only_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
-    """bf16 tokens times int4 or fp8 weights, by Machete (vLLM's choice on Hopper for int4) or Marlin.
+    """bf16 tokens times int4 or fp8 weights, by Machete (vLLM's choice on Hopper for int4) or
+    Marlin.
 
     Packed weights are random bits: repacking would only permute them.
     """
@@ -156,14 +165,21 @@ def weight_only_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorC
 
         def run_machete(i: int) -> Any:
             return ops.machete_mm(
-                a=x, b_q=packed[i % sets], b_type=kind, b_group_zeros=zeros, b_group_scales=scales, b_group_size=group
+                a=x,
+                b_q=packed[i % sets],
+                b_type=kind,
+                b_group_zeros=zeros,
+                b_group_scales=scales,
+                b_group_size=group,
             )
 
         return OperatorCall(run_machete, sets, *byte)
     workspace = torch.zeros(builder.sm_count, dtype=torch.int32, device=x.device)
     if fp8:
         kind, scales = scalar_types.float8_e4m3fn, scales * _FP8_BIAS
-        held = [builder.operands.take("fp8", k // 16, n * 16).view(torch.int32) for _ in range(sets)]
+        held = [
+            builder.operands.take("fp8", k // 16, n * 16).view(torch.int32) for _ in range(sets)
+        ]
     else:
         held = [builder.bits(k // 16, n * 2) for _ in range(sets)]
     packed_zeros = builder.bits(groups, n // 8) if zero_points else None
@@ -197,10 +213,9 @@ def weight_only_product(builder: EngineBuilder, spec: OperatorSpec) -> OperatorC
 def fused_experts(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     """vLLM's ``fused_experts`` with the tile sizes its tables give for this GPU; routing is given.
 
-    Copies walk through weight sets and, where few experts are chosen, through other experts, so that weights
-    come from DRAM as in a model whose every layer has its own. Tokens are scaled so that the gate sees values
-    of order one, unless the weights are tiny.
-    """
+    Copies walk through weight sets and, where few experts are chosen, through other experts, so
+    that weights come from DRAM as in a model whose every layer has its own. Tokens are scaled so
+    that the gate sees values of order one, unless the weights are tiny."""
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts as run_experts
 
@@ -244,13 +259,18 @@ def fused_experts(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
 
     def run(i: int) -> Any:
         w1, w2 = weights[i % weight_sets]
-        return run_experts(x, w1, w2, shares, routed[i // weight_sets % len(routed)], quant_config=quant)
+        return run_experts(
+            x, w1, w2, shares, routed[i // weight_sets % len(routed)], quant_config=quant
+        )
 
     return OperatorCall(run, sets, 4 * tokens * hidden, touched)
 
 
-def list_expert_turns(ids: np.ndarray, experts: int, expert_byte: float, l2_byte: float) -> list[int]:
-    """List how far to turn the experts' numbers from copy to copy so that the weights pass three times the L2.
+def list_expert_turns(
+    ids: np.ndarray, experts: int, expert_byte: float, l2_byte: float
+) -> list[int]:
+    """List how far to turn the experts' numbers from copy to copy so that the weights pass three
+    times the L2.
 
     ``expert_byte`` is what one expert holds in all weight sets together.
     """
@@ -263,9 +283,9 @@ def list_expert_turns(ids: np.ndarray, experts: int, expert_byte: float, l2_byte
 def paged_attention(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     """``flash_attn_varlen_func`` of FlashAttention 3 as ``FlashAttentionImpl.forward`` calls it.
 
-    The scheduler's metadata are computed once and used by all copies, as all layers of a step use them. The
-    pages of a request lie in random order. An fp8 cache takes fp8 queries and gives bf16 results.
-    """
+    The scheduler's metadata are computed once and used by all copies, as all layers of a step use
+    them. The pages of a request lie in random order. An fp8 cache takes fp8 queries and gives bf16
+    results."""
     from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
     torch, o = builder.torch, spec.operator
@@ -278,7 +298,10 @@ def paged_attention(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     seqused = builder.integers(np.array(kv_lens))
     cache_byte = 2 * blocks * page * kv_heads * dim * torch_dtype(torch, o["kv_dtype"]).itemsize
     sets = builder.sets(cache_byte, spec.rotated == "all")
-    caches = [builder.operands.take(o["kv_dtype"], blocks, 2, page, kv_heads, dim).unbind(1) for _ in range(sets)]
+    caches = [
+        builder.operands.take(o["kv_dtype"], blocks, 2, page, kv_heads, dim).unbind(1)
+        for _ in range(sets)
+    ]
     q = builder.activations.take(o["kv_dtype"], tokens, heads, dim)
     out = torch.empty(tokens, heads, dim, dtype=torch.bfloat16, device=q.device)
     descale = torch.ones(1, dtype=torch.float32, device=q.device).expand(batch, kv_heads)
@@ -328,7 +351,9 @@ def paged_attention(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def latent_attention(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Latent attention: prefill and decode by FA3 (vLLM's choice on Hopper for bf16), decode by FlashMLA."""
+    """Latent attention: prefill and decode by FA3 (vLLM's choice on Hopper for bf16), decode by
+    FlashMLA.
+    """
     if spec.operator["phase"] == "prefill":
         return _latent_prefill(builder, spec)
     if spec.operator["kernel"] == "flashmla":
@@ -414,7 +439,12 @@ def _flash_mla(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     if o["kv_dtype"] == "fp8":
         tiles, splits = get_mla_metadata_dense_fp8(seqused, heads, 1)
         one = torch.ones(1, dtype=torch.float32, device=q.device)
-        options |= {"tile_scheduler_metadata": tiles, "num_splits": splits, "descale_q": one, "descale_k": one}
+        options |= {
+            "tile_scheduler_metadata": tiles,
+            "num_splits": splits,
+            "descale_q": one,
+            "descale_k": one,
+        }
         return OperatorCall(
             lambda i: flash_mla_with_kvcache_fp8(k_cache=caches[i % sets].unsqueeze(-2), **options),
             sets,
@@ -424,7 +454,10 @@ def _flash_mla(builder: EngineBuilder, spec: OperatorSpec) -> OperatorCall:
     schedule, _ = get_mla_metadata()
     options |= {"tile_scheduler_metadata": schedule, "is_fp8_kvcache": False}
     return OperatorCall(
-        lambda i: flash_mla_with_kvcache(k_cache=caches[i % sets].unsqueeze(-2), **options), sets, fixed, cache_byte
+        lambda i: flash_mla_with_kvcache(k_cache=caches[i % sets].unsqueeze(-2), **options),
+        sets,
+        fixed,
+        cache_byte,
     )
 
 
@@ -461,11 +494,17 @@ def _latent_caches(builder: EngineBuilder, spec: OperatorSpec) -> tuple[list[Any
     width, blocks = o["latent"] + o["rope"], o["batch"] * -(-o["kv_len"] // o["page"])
     byte = blocks * o["page"] * width * torch_dtype(builder.torch, o["kv_dtype"]).itemsize
     sets = builder.sets(byte, spec.rotated == "all")
-    return [builder.operands.take(o["kv_dtype"], blocks, o["page"], width) for _ in range(sets)], sets, byte
+    return (
+        [builder.operands.take(o["kv_dtype"], blocks, o["page"], width) for _ in range(sets)],
+        sets,
+        byte,
+    )
 
 
 def make_page_table(builder: EngineBuilder, kv_lens: list[int], page: int) -> tuple[Any, int]:
-    """Return the pages of each request in random order, (requests, pages), and how many pages there are."""
+    """Return the pages of each request in random order, (requests, pages), and how many pages there
+    are.
+    """
     table, blocks = shuffle_pages(kv_lens, page)
     return builder.integers(table), blocks
 

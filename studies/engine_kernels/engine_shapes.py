@@ -1,8 +1,7 @@
 """List operator forms of published models, draw random ones, and count the work each does.
 
-Sizes of models come from the ``config.json`` that each publisher ships with the checkpoint. A form uses the field
-names that rows keep: ``groups`` of attention are [requests, query tokens, keys].
-"""
+Sizes of models come from the ``config.json`` that each publisher ships with the checkpoint. A form
+uses the field names that rows keep: ``groups`` of attention are [requests, query tokens, keys]."""
 
 from __future__ import annotations
 
@@ -18,10 +17,13 @@ Form = dict[str, Any]
 Named = tuple[str, Form]
 
 ROUTINGS = ("even", "skewed", "same")
-GRAPH_TOKENS = 512  # vLLM captures batches up to this; their attention may split a sequence 32 times
+GRAPH_TOKENS = (
+    512  # vLLM captures batches up to this; their attention may split a sequence 32 times
+)
 GRAPH_SPLITS = 32
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# name: query heads, key heads, head size, window (0: none), softcap, one window for all layers, sink
+# name: query heads, key heads, head size, window (0: none), softcap, one window for all layers,
+# sink
 ATTENTION: dict[str, tuple[int, int, int, int, float, bool, bool]] = {
     "llama-3-8b": (32, 8, 128, 0, 0.0, True, False),
     "llama-3-70b": (64, 8, 128, 0, 0.0, True, False),
@@ -82,8 +84,14 @@ def attention_form(
     tokens = sum(count * q_len for count, q_len, _ in groups)
     longest = max(kv_len for _, _, kv_len in groups)
     decode = all(q_len == 1 for _, q_len, _ in groups)
-    phase = "decode" if decode else "mixed" if any(q_len == 1 for _, q_len, _ in groups) else "prefill"
-    bound = 2 ** math.ceil(math.log2(max(longest, 8192))) if decode and tokens <= GRAPH_TOKENS else longest
+    phase = (
+        "decode" if decode else "mixed" if any(q_len == 1 for _, q_len, _ in groups) else "prefill"
+    )
+    bound = (
+        2 ** math.ceil(math.log2(max(longest, 8192)))
+        if decode and tokens <= GRAPH_TOKENS
+        else longest
+    )
     return {
         "op": "engine_attention", "phase": phase, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
         "groups": groups, "window": window, "window_kind": "window" if window else "", "softcap": softcap,
@@ -95,12 +103,22 @@ def attention_form(
 def attention_shapes() -> list[Named]:
     """Decode, prefill, chunks with context and mixed batches of the models."""
     found = []
-    decode = [(b, kv) for b in (1, 4, 16, 64, 128, 256) for kv in (128, 512, 1024, 2048, 4096, 8192, 32768)]
+    decode = [
+        (b, kv)
+        for b in (1, 4, 16, 64, 128, 256)
+        for kv in (128, 512, 1024, 2048, 4096, 8192, 32768)
+    ]
     prefill = [(1, n) for n in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)]
     prefill += [(4, 512), (4, 2048), (16, 128), (16, 512), (64, 128), (64, 256)]
     chunks = [(1, 512, 4096), (1, 2048, 8192), (1, 2048, 32768), (2, 1024, 16384)]
-    mixed = [([32, 1, 1024], [1, 480, 480]), ([64, 1, 2048], [1, 1984, 1984]), ([255, 1, 1024], [1, 1793, 1793])]
-    for place, (name, (heads, kv_heads, dim, window, cap, scheduled, sink)) in enumerate(ATTENTION.items()):
+    mixed = [
+        ([32, 1, 1024], [1, 480, 480]),
+        ([64, 1, 2048], [1, 1984, 1984]),
+        ([255, 1, 1024], [1, 1793, 1793]),
+    ]
+    for place, (name, (heads, kv_heads, dim, window, cap, scheduled, sink)) in enumerate(
+        ATTENTION.items()
+    ):
         source = random.Random(f"{name} attention")
         batches = [[[b, 1, kv]] for b, kv in source.sample(decode, 12)]
         batches += [[[b, n, n]] for b, n in source.sample(prefill, 7)]
@@ -108,7 +126,9 @@ def attention_shapes() -> list[Named]:
         batches += [[list(group) for group in pair] for pair in source.sample(mixed, 2)]
         for order, groups in enumerate(batches):
             kv_dtype = "fp8" if (place + order) % 3 == 0 and not sink and not cap else "bf16"
-            form = attention_form(heads, kv_heads, dim, groups, kv_dtype, window, cap, scheduled, sink)
+            form = attention_form(
+                heads, kv_heads, dim, groups, kv_dtype, window, cap, scheduled, sink
+            )
             found.append((name, form))
     return found
 
@@ -123,15 +143,27 @@ def draw_attention(source: random.Random) -> Form:
     for _ in range(source.choice((1, 1, 2, 4))):
         batch = _log_uniform(source, 1, 192 if decode else 8)
         kv_len = _log_uniform(source, 32, 20000)
-        q_len = 1 if decode else min(kv_len, _log_uniform(source, 16, 8192)) if source.random() < 0.6 else kv_len
+        q_len = (
+            1
+            if decode
+            else min(kv_len, _log_uniform(source, 16, 8192))
+            if source.random() < 0.6
+            else kv_len
+        )
         groups.append([batch, q_len, kv_len])
     window = source.choice((0, 0, 0, 512, 1024, 4096))
     kv_dtype = source.choice(("bf16", "bf16", "fp8"))
-    return attention_form(heads, kv_heads, dim, groups, kv_dtype, window, scheduled=source.random() < 0.8)
+    return attention_form(
+        heads, kv_heads, dim, groups, kv_dtype, window, scheduled=source.random() < 0.8
+    )
 
 
-def latent_form(phase: str, kernel: str, heads: int, batch: int, length: int, kv_dtype: str = "bf16") -> Form:
-    """Latent attention of DeepSeek's sizes: 512 latent and 64 rotary values a key, or prefill of 192 and 128."""
+def latent_form(
+    phase: str, kernel: str, heads: int, batch: int, length: int, kv_dtype: str = "bf16"
+) -> Form:
+    """Latent attention of DeepSeek's sizes: 512 latent and 64 rotary values a key, or prefill of
+    192 and 128.
+    """
     return {
         "op": "engine_latent", "phase": phase, "kernel": kernel, "heads": heads, "batch": batch,
         "q_len": 1 if phase == "decode" else length, "kv_len": length, "latent": 512, "rope": 64,
@@ -149,7 +181,9 @@ def latent_shapes() -> list[Named]:
                 if batch in (8, 128):
                     found.append((name, latent_form("decode", "flashmla", heads, batch, length)))
                 if batch in (1, 32):
-                    found.append((name, latent_form("decode", "flashmla", heads, batch, length, "fp8")))
+                    found.append(
+                        (name, latent_form("decode", "flashmla", heads, batch, length, "fp8"))
+                    )
         for batch, length in ((1, 512), (1, 2048), (1, 8192), (8, 512)):
             found.append((name, latent_form("prefill", "fa3", heads, batch, length)))
     return found
@@ -160,7 +194,12 @@ def draw_latent(source: random.Random) -> Form:
     kernel, kv_dtype = source.choice((("fa3", "bf16"), ("flashmla", "bf16"), ("flashmla", "fp8")))
     heads = source.choice((16, 32, 64, 128))
     return latent_form(
-        "decode", kernel, heads, _log_uniform(source, 1, 160), _log_uniform(source, 64, 40000), kv_dtype
+        "decode",
+        kernel,
+        heads,
+        _log_uniform(source, 1, 160),
+        _log_uniform(source, 64, 40000),
+        kv_dtype,
     )
 
 
@@ -173,7 +212,10 @@ def scaled_shapes() -> list[Named]:
     """fp8 projections of the models with one scale a tensor or one a token and channel."""
     sides = [(name, side) for name, all_ in LINEARS.items() for side in all_]
     return [
-        (name, linear_form("engine_scaled_mm", m, n, k, kernel="cutlass", scales=scales, dtype="fp8"))
+        (
+            name,
+            linear_form("engine_scaled_mm", m, n, k, kernel="cutlass", scales=scales, dtype="fp8"),
+        )
         for order, (name, (n, k)) in enumerate(sides)
         for m in TOKENS
         for scales in (("tensor", "token") if (order + m.bit_length()) % 3 == 0 else ("token",))
@@ -201,11 +243,15 @@ def block_shapes() -> list[Named]:
 def draw_block(source: random.Random) -> Form:
     """Random sizes for CUTLASS alone: DeepGEMM compiles a kernel for every weight shape."""
     m, n, k = _draw_sides(source, 128)
-    return linear_form("engine_block_mm", max(m // 4, 1) * 4, n, k, kernel="cutlass", scales="block", dtype="fp8")
+    return linear_form(
+        "engine_block_mm", max(m // 4, 1) * 4, n, k, kernel="cutlass", scales="block", dtype="fp8"
+    )
 
 
 def weight_only_shapes() -> list[Named]:
-    """int4 in groups of 128 (Machete, as vLLM takes on Hopper, and Marlin), with zero points, and fp8 by Marlin."""
+    """int4 in groups of 128 (Machete, as vLLM takes on Hopper, and Marlin), with zero points, and
+    fp8 by Marlin.
+    """
     kinds = (
         {"kernel": "machete", "weights": "int4", "group": 128, "zero_points": False},
         {"kernel": "marlin", "weights": "int4", "group": 128, "zero_points": False},
@@ -253,7 +299,9 @@ def experts_shapes() -> list[Named]:
             kinds += [("fp8", "tensor")] if (place + order) % 3 == 0 else []
             kinds += [("fp8", "block")] if (place + order) % 3 == 1 else []
             for weights, scales in kinds:
-                form = experts_form(tokens, experts, top_k, hidden, intermediate, weights, scales, routing)
+                form = experts_form(
+                    tokens, experts, top_k, hidden, intermediate, weights, scales, routing
+                )
                 found.append((name, form))
     return found
 
@@ -317,8 +365,12 @@ def draw_small(op: str, kinds: list[Form]) -> Callable[[random.Random], Form]:
 
 def head_forms(op: str, rows: int, heads: int, kv_heads: int, head_dim: int) -> list[Form]:
     """Rotary in place, or writes of keys and values into the cache in both formats."""
-    form = rows_form(op, rows, kv_heads * head_dim, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    return [form] if op == "engine_rotary" else [form | {"kv_dtype": kind} for kind in ("bf16", "fp8")]
+    form = rows_form(
+        op, rows, kv_heads * head_dim, heads=heads, kv_heads=kv_heads, head_dim=head_dim
+    )
+    return (
+        [form] if op == "engine_rotary" else [form | {"kv_dtype": kind} for kind in ("bf16", "fp8")]
+    )
 
 
 def head_shapes(op: str) -> Callable[[], list[Named]]:
@@ -326,7 +378,9 @@ def head_shapes(op: str) -> Callable[[], list[Named]]:
 
     def make() -> list[Named]:
         names = ("llama-3-8b", "llama-3-70b", "qwen2.5-0.5b", "gemma-3-4b-global", "qwen3-30b-a3b")
-        forms = [(name, head_forms(op, rows, *ATTENTION[name][:3])) for name in names for rows in _ROWS]
+        forms = [
+            (name, head_forms(op, rows, *ATTENTION[name][:3])) for name in names for rows in _ROWS
+        ]
         return [(name, form) for name, several in forms for form in several]
 
     return make
@@ -349,7 +403,16 @@ def route_shapes(op: str) -> Callable[[], list[Named]]:
 
     def make() -> list[Named]:
         return [
-            (name, route_form(op, rows, experts, top_k, "grouped" if name.startswith("deepseek-v3") else "softmax"))
+            (
+                name,
+                route_form(
+                    op,
+                    rows,
+                    experts,
+                    top_k,
+                    "grouped" if name.startswith("deepseek-v3") else "softmax",
+                ),
+            )
             for name, (experts, top_k, _, _) in EXPERTS.items()
             for rows in _ROWS
         ]
@@ -368,7 +431,9 @@ def draw_route(op: str) -> Callable[[random.Random], Form]:
 
     def draw(source: random.Random) -> Form:
         experts = source.choice((8, 16, 32, 64, 128, 256))
-        return route_form(op, _log_uniform(source, 1, 16384), experts, source.choice((1, 2, 4, 8)), "softmax")
+        return route_form(
+            op, _log_uniform(source, 1, 16384), experts, source.choice((1, 2, 4, 8)), "softmax"
+        )
 
     return draw
 
@@ -395,22 +460,54 @@ def compiled_shapes() -> list[Named]:
     ]
 
 
-CAPTURED = (1, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 160, 192, 224, 256, 320, 384, 448, 512)
+CAPTURED = (
+    1,
+    4,
+    8,
+    16,
+    24,
+    32,
+    40,
+    48,
+    56,
+    64,
+    72,
+    80,
+    96,
+    112,
+    128,
+    136,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+)
 SERVED_LINEARS = ("llama-3-8b", "qwen3-32b", "qwen2.5-7b", "gemma-3-27b")
 SERVED_HEADS = ((32, 8, 128), (28, 4, 128), (40, 8, 128), (64, 8, 128), (32, 4, 128))
 LENGTH_SIGMA = 0.8  # of the logarithm of a context, as in the traffic of ``measure engine``
 
 
 def served_shapes() -> list[Named]:
-    """Products of steps as an engine captures them, in bf16 and fp8, and decode attention over uneven contexts."""
+    """Products of steps as an engine captures them, in bf16 and fp8, and decode attention over
+    uneven contexts.
+    """
     source = random.Random("served")
     sides = [(name, side) for name in SERVED_LINEARS for side in LINEARS[name]]
-    sides += [("plan", (128 * _log_uniform(source, 8, 320), 128 * _log_uniform(source, 8, 224))) for _ in range(8)]
+    sides += [
+        ("plan", (128 * _log_uniform(source, 8, 320), 128 * _log_uniform(source, 8, 224)))
+        for _ in range(8)
+    ]
     found: list[Named] = []
     scaled = {"kernel": "cutlass", "scales": "token", "dtype": "fp8"}
     for op, more in (("engine_scaled_mm", scaled), ("linear", {"bias": False})):
         for name, (n, k) in sides:
-            found.extend((name, linear_form(op, m, n, k, **more)) for m in source.sample(CAPTURED, 7))
+            found.extend(
+                (name, linear_form(op, m, n, k, **more)) for m in source.sample(CAPTURED, 7)
+            )
     for place in range(96):
         heads, kv_heads, dim = SERVED_HEADS[place % len(SERVED_HEADS)]
         batch, median = (
@@ -418,11 +515,20 @@ def served_shapes() -> list[Named]:
             source.choice((300, 600, 1500)),
         )
         lengths = sorted(
-            min(max(round(math.exp(source.gauss(math.log(median), LENGTH_SIGMA))), 16), 8000) for _ in range(batch)
+            min(max(round(math.exp(source.gauss(math.log(median), LENGTH_SIGMA))), 16), 8000)
+            for _ in range(batch)
         )
         count = (8, 8, batch, 1)[place % 4]  # groups of like lengths, all unlike, or all alike
-        groups = [[len(part), 1, round(sum(part) / len(part))] for part in _split(lengths, min(count, batch))]
-        found.append(("traffic", attention_form(heads, kv_heads, dim, groups, ("bf16", "bf16", "fp8")[place % 3])))
+        groups = [
+            [len(part), 1, round(sum(part) / len(part))]
+            for part in _split(lengths, min(count, batch))
+        ]
+        found.append(
+            (
+                "traffic",
+                attention_form(heads, kv_heads, dim, groups, ("bf16", "bf16", "fp8")[place % 3]),
+            )
+        )
     return found
 
 
@@ -436,9 +542,19 @@ def decoded_shapes() -> list[Named]:
         for m in (1, 8, 16, 32, 64)
     ]
     for heads, kv_heads, dim in SERVED_HEADS:
-        for batch, length in ((1, 8192), (8, 1024), (8, 16384), (32, 2048), (64, 1024), (128, 1024)):
+        for batch, length in (
+            (1, 8192),
+            (8, 1024),
+            (8, 16384),
+            (32, 2048),
+            (64, 1024),
+            (128, 1024),
+        ):
             groups = [[batch, 1, length]]
-            found.extend(("steps", attention_form(heads, kv_heads, dim, groups, kv)) for kv in ("fp8", "bf16"))
+            found.extend(
+                ("steps", attention_form(heads, kv_heads, dim, groups, kv))
+                for kv in ("fp8", "bf16")
+            )
     return found
 
 
@@ -449,7 +565,11 @@ def _split(values: list[int], count: int) -> list[list[int]]:
 
 def set_byte(operator: Form) -> float:
     """Bytes of one set of weights or caches."""
-    width = 1.0 if "fp8" in (operator["dtype"], operator.get("kv_dtype"), operator.get("weights")) else 2.0
+    width = (
+        1.0
+        if "fp8" in (operator["dtype"], operator.get("kv_dtype"), operator.get("weights"))
+        else 2.0
+    )
     match operator["op"]:
         case "engine_attention":
             keys = sum(count * (kv_len + 16) for count, _, kv_len in operator["groups"])
@@ -461,7 +581,11 @@ def set_byte(operator: Form) -> float:
             sides = 3.0 * operator["hidden"] * operator["intermediate"]
             return float(operator["experts"] * sides * width)
         case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only" | "linear":
-            return float(operator["n"] * operator["k"] * (0.53 if operator.get("weights") == "int4" else width))
+            return float(
+                operator["n"]
+                * operator["k"]
+                * (0.53 if operator.get("weights") == "int4" else width)
+            )
         case _:
             return 0.0
 
@@ -477,7 +601,9 @@ def operator_work(operator: Form) -> tuple[float, float]:
                 pairs += count * q_len * min(kv_len - q_len / 2 + 0.5, window)
                 keys += count * min(kv_len, window + q_len)
             width = 1 if o["kv_dtype"] == "fp8" else 2
-            return 4.0 * pairs * o["heads"] * o["head_dim"], 2.0 * keys * o["kv_heads"] * o["head_dim"] * width
+            return 4.0 * pairs * o["heads"] * o["head_dim"], 2.0 * keys * o["kv_heads"] * o[
+                "head_dim"
+            ] * width
         case "engine_latent" if o["phase"] == "decode":
             return 2.0 * o["batch"] * o["heads"] * o["kv_len"] * 1088, set_byte(o)
         case "engine_latent":
@@ -486,10 +612,14 @@ def operator_work(operator: Form) -> tuple[float, float]:
             active = min(o["experts"], o["tokens"] * o["top_k"])
             pairs = o["tokens"] * o["top_k"]
             flop = 6.0 * pairs * o["hidden"] * o["intermediate"]
-            return flop, set_byte(o) * active / o["experts"] + 4.0 * pairs * (o["hidden"] + 3 * o["intermediate"])
+            return flop, set_byte(o) * active / o["experts"] + 4.0 * pairs * (
+                o["hidden"] + 3 * o["intermediate"]
+            )
         case "engine_scaled_mm" | "engine_block_mm" | "engine_weight_only" | "linear":
             width = 1 if o["dtype"] == "fp8" else 2
-            return 2.0 * o["m"] * o["n"] * o["k"], set_byte(o) + o["m"] * (o["k"] * width + 2.0 * o["n"])
+            return 2.0 * o["m"] * o["n"] * o["k"], set_byte(o) + o["m"] * (
+                o["k"] * width + 2.0 * o["n"]
+            )
         case "engine_rotary":
             return 0.0, 4.0 * o["rows"] * (o["heads"] + o["kv_heads"]) * o["head_dim"]
         case _:
@@ -545,16 +675,17 @@ DRAW_SHAPE: dict[str, Callable[[random.Random], Form]] = {
     "engine_quantize": draw_small("engine_quantize", _QUANTS),
     "engine_route": draw_route("engine_route"),
     "engine_align": draw_route("engine_align"),
-    "engine_sampling": draw_small("engine_sampling", [{"mode": mode} for mode in ("greedy", "random")]),
+    "engine_sampling": draw_small(
+        "engine_sampling", [{"mode": mode} for mode in ("greedy", "random")]
+    ),
 }
 
 
 def route_tokens(tokens: int, experts: int, top_k: int, routing: str) -> npt.NDArray[np.int32]:
     """Experts of each token, (tokens, top_k); the same numbers on every machine.
 
-    ``even`` draws uniformly, ``skewed`` with a probability that falls as 1 / rank of the expert, ``same``
-    sends all tokens to the same experts.
-    """
+    ``even`` draws uniformly, ``skewed`` with a probability that falls as 1 / rank of the expert,
+    ``same`` sends all tokens to the same experts."""
     source = np.random.default_rng([tokens, experts, top_k, ROUTINGS.index(routing)])
     if routing == "same":
         return np.tile(source.permutation(experts)[:top_k].astype(np.int32), (tokens, 1))

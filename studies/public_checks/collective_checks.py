@@ -1,9 +1,8 @@
 """Ledger rows of collectives against public tables of NCCL timings, which stay outside the project.
 
-A table is a CSV file in the public form of aiconfigurator: ``op_name``, ``nccl_dtype``, ``num_gpus``,
-``message_size`` in elements, ``latency`` in milliseconds.
-Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
-"""
+A table is a CSV file in the public form of aiconfigurator: ``op_name``, ``nccl_dtype``,
+``num_gpus``, ``message_size`` in elements, ``latency`` in milliseconds. Run: ``wattcast lab
+validate`` in the repository (WATTCAST_REFERENCE names the measurements)."""
 
 from __future__ import annotations
 
@@ -38,9 +37,11 @@ from wattcast.workload.operator_types import Collective
 
 SET = "collectives, public tables"
 CARDS = {"a100_sxm": "a100-sxm-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "l40s": "l40s"}
-KINDS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter"} | {
-    "alltoall": "all_to_all"
-}
+KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+} | {"alltoall": "all_to_all"}
 _ELEMENT_BYTE = {"half": 2, "int8": 1}
 _SMALLEST, _LARGEST = 1024, 2**30
 # what stood here before: 5 us to start, 5 us a message of a ring, bytes over the link's rate
@@ -79,9 +80,15 @@ def read_collective_table(path: Path) -> list[CollectiveTiming]:
         for line in csv.DictReader(file):
             kind, dtype = KINDS.get(line["op_name"]), line["nccl_dtype"]
             if kind is None or dtype not in _ELEMENT_BYTE:
-                raise bad_value(path.name, f"ops {', '.join(KINDS)} in {', '.join(_ELEMENT_BYTE)}", f"{line}")
+                raise bad_value(
+                    path.name, f"ops {', '.join(KINDS)} in {', '.join(_ELEMENT_BYTE)}", f"{line}"
+                )
             byte = int(line["message_size"]) * _ELEMENT_BYTE[dtype]
-            rows.append(CollectiveTiming(kind, byte, int(line["num_gpus"]), dtype, float(line["latency"]) * 1e-3))
+            rows.append(
+                CollectiveTiming(
+                    kind, byte, int(line["num_gpus"]), dtype, float(line["latency"]) * 1e-3
+                )
+            )
     return rows
 
 
@@ -98,7 +105,9 @@ def as_rows(timings: Sequence[CollectiveTiming], multicast: bool) -> CollectiveR
 
 
 def collective_rows(reference: Path) -> list[LedgerRow]:
-    """Return errors on held-out rows of each card, with its own law and with a law carried over from other cards."""
+    """Return errors on held-out rows of each card, with its own law and with a law carried over
+    from other cards.
+    """
     laws, rows = load_laws(), []
     for stem, name in CARDS.items():
         paths = sorted((reference / "aiconfigurator").glob(f"{stem}.nccl-*.csv"))
@@ -107,7 +116,9 @@ def collective_rows(reference: Path) -> list[LedgerRow]:
         timings = [row for row in read_collective_table(paths[-1]) if row.held_out and row.judged]
         gpu = load_gpu(name)
         own = laws.links.get(gpu.architecture, laws.pcie)
-        others = [law for architecture, law in laws.links.items() if architecture != gpu.architecture]
+        others = [
+            law for architecture, law in laws.links.items() if architecture != gpu.architecture
+        ]
         carried = mean_law(others)
         if own.nvls_share is None:
             carried = replace(carried, nvls_share=None, nvls_start_s=None)
@@ -135,20 +146,34 @@ def collective_rows(reference: Path) -> list[LedgerRow]:
 
 
 def public_rows() -> list[LedgerRow]:
-    """Return errors on figures that people published, none of which was used in fitting: collectives, then AMD."""
+    """Return errors on figures that people published, none of which was used in fitting:
+    collectives, then AMD.
+    """
     rows = []
-    with Path(__file__).with_name("public_collectives.csv").open(encoding="utf-8", newline="") as file:
+    with (
+        Path(__file__)
+        .with_name("public_collectives.csv")
+        .open(encoding="utf-8", newline="") as file
+    ):
         lines = list(csv.DictReader(file))
     for name in dict.fromkeys(line["set"] for line in lines):
         some = [line for line in lines if line["set"] == name]
         ops = [
-            Collective(line["kind"], int(line["byte"]), int(line["gpus"]), software=line["software"]) for line in some
+            Collective(
+                line["kind"], int(line["byte"]), int(line["gpus"]), software=line["software"]
+            )
+            for line in some
         ]
         error = _errors(
-            collective_s(ops, load_gpu(some[0]["gpu"])), np.array([float(o["latency_us"]) for o in some]) * 1e-6
+            collective_s(ops, load_gpu(some[0]["gpu"])),
+            np.array([float(o["latency_us"]) for o in some]) * 1e-6,
         )
         more: dict[str, Any] = {"p90": round(float(np.quantile(error, 0.9)), 1)}
-        rows.append(make_ledger_row("collectives, published", name, len(some), float(np.median(error)), **more))
+        rows.append(
+            make_ledger_row(
+                "collectives, published", name, len(some), float(np.median(error)), **more
+            )
+        )
     found_s = []
     for batch in AMD_GENERATION_S:
         graph = build_graph("llama3-70b", replace(_AMD_OPTIONS, batch=batch))
@@ -160,7 +185,8 @@ def public_rows() -> list[LedgerRow]:
     return [*rows, make_ledger_row("AMD, published", what, len(found_s), float(np.mean(error)))]
 
 
-# seconds of a generation by batch: AMD, "Performance results with ROCm software" (amd.com), vLLM 0.8.5, 27 May 2025
+# seconds of a generation by batch: AMD, "Performance results with ROCm software" (amd.com), vLLM
+# 0.8.5, 27 May 2025
 AMD_GENERATION_S = {1: 15.851, 2: 16.995, 4: 17.578}
 _AMD_OPTIONS = ModelOptions(
     seq=128,

@@ -1,10 +1,11 @@
-"""The ledger of coverage: how many measured rows lie inside their 90 % intervals, and how wide these are.
+"""The ledger of coverage: how many measured rows lie inside their 90 % intervals, and how wide
+these are.
 
-A set is a number of rows of one public file or of our own database. Where its GPU was never measured by us, the ends
-come from the other GPUs alone (``learn_forecast_ends`` without the chip). ``narrowest`` is the width that the set's
-own residuals ask for, from their 5th to their 95th percentile: no interval of one width holds 90 % with much less.
-Run: ``wattcast lab validate --ablations`` in the repository (WATTCAST_REFERENCE names the measurements).
-"""
+A set is a number of rows of one public file or of our own database. Where its GPU was never
+measured by us, the ends come from the other GPUs alone (``learn_forecast_ends`` without the chip).
+``narrowest`` is the width that the set's own residuals ask for, from their 5th to their 95th
+percentile: no interval of one width holds 90 % with much less. Run: ``wattcast lab validate
+--ablations`` in the repository (WATTCAST_REFERENCE names the measurements)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from typing import Any
 
 import numpy as np
 from studies.public_checks.other_gpu_checks import to_calibration_row
-from studies.public_checks.published_runs import PUBLISHED_GPU, clean_runs, read_other_gpus, read_published_runs
+from studies.public_checks.published_runs import (
+    PUBLISHED_GPU,
+    clean_runs,
+    read_other_gpus,
+    read_published_runs,
+)
 
 from wattcast import hardware
 from wattcast.core.arrays import Array, Mask
@@ -38,7 +44,12 @@ from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.bundle.forecast import forecast_residuals
-from wattcast.predictor.bundle.support_widening import NORMAL_P90, ForecastEnds, LearnedPair, OutsideReason
+from wattcast.predictor.bundle.support_widening import (
+    NORMAL_P90,
+    ForecastEnds,
+    LearnedPair,
+    OutsideReason,
+)
 from wattcast.predictor.prediction import Prediction, predict_graph
 from wattcast.predictor.uncertainty import (
     compute_interval,
@@ -59,16 +70,28 @@ WANTED = (82.0, 97.0)  # percent of a public set inside
 WIDEST = 1.5  # times the narrowest width
 LEAST_ROWS = 40  # of a public set, to be judged
 TABLE_ROWS = 1_000_000  # of a table, a number format and a band of latency: all
-CHIPS = {"a100-sxm-80gb": "A100", "b200": "B200", "l40s": "L40S", PUBLISHED_GPU: "A100", "a10": "A10"}
-HOST_BOUND = 0.05  # share of a step that the host waits for the GPU, below which the host holds the step up
+CHIPS = {
+    "a100-sxm-80gb": "A100",
+    "b200": "B200",
+    "l40s": "L40S",
+    PUBLISHED_GPU: "A100",
+    "a10": "A10",
+}
+HOST_BOUND = (
+    0.05  # share of a step that the host waits for the GPU, below which the host holds the step up
+)
 _LEAST_OF_GROUP = 20  # rows of a kind of kernel on a chip, to learn from
-_OTHER_KINDS = {"other": ForecastEnds((0.7, 1.4), 0, 0, (0.8, 1.25))}  # where no whole models are known
+_OTHER_KINDS = {
+    "other": ForecastEnds((0.7, 1.4), 0, 0, (0.8, 1.25))
+}  # where no whole models are known
 _HALF_OTHER = 0.3  # half-width of logs that is scaled until whole models of other chips are inside
 
 
 @dataclass(frozen=True)
 class KernelSet:
-    """Rows of one public table: logs of measured over predicted, and what decides their ends; ``(row,)`` each."""
+    """Rows of one public table: logs of measured over predicted, and what decides their ends;
+    ``(row,)`` each.
+    """
 
     name: str
     chip: str
@@ -95,29 +118,49 @@ class ModelSet:
         return np.asarray(np.log(self.measured[quantity] / np.array(said)))
 
     def ends(
-        self, quantity: str, ends: Mapping[str, ResidualEnds] | None = None, steps: LearnedPair | None = None
+        self,
+        quantity: str,
+        ends: Mapping[str, ResidualEnds] | None = None,
+        steps: LearnedPair | None = None,
     ) -> Array:
-        """Return logs of the interval's ends over the prediction, ``(row, 2)``; other ends of families or steps."""
+        """Return logs of the interval's ends over the prediction, ``(row, 2)``; other ends of
+        families or steps.
+        """
         found = []
         for p in self.predictions:
-            interval = p.interval if ends is None and steps is None else compute_interval(p.basis, ends, steps)
+            interval = (
+                p.interval
+                if ends is None and steps is None
+                else compute_interval(p.basis, ends, steps)
+            )
             value, middle = (
-                (interval.latency_s, p.latency_s) if quantity == "latency" else (interval.power_w, p.power_w)
+                (interval.latency_s, p.latency_s)
+                if quantity == "latency"
+                else (interval.power_w, p.power_w)
             )
             found.append(np.log(value / middle))
         return np.array(found)
 
 
 def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list[LedgerRow]:
-    """Return share inside, mean width and narrowest width of every set that can be found; takes minutes."""
+    """Return share inside, mean width and narrowest width of every set that can be found; takes
+    minutes.
+    """
     rows = []
     tell(f"coverage: layers and whole models of the {gpu}")
     unseen = (load_step_set(gpu, held_out=True), load_told_set(gpu))
-    for own in (load_layer_set(gpu), *load_model_sets(gpu), load_step_set(gpu, held_out=False), *unseen):
+    for own in (
+        load_layer_set(gpu),
+        *load_model_sets(gpu),
+        load_step_set(gpu, held_out=False),
+        *unseen,
+    ):
         for quantity in own.measured:
             wanted = (85.0, 95.0)
             ends = _ends_of_left_out_engines(own, quantity) if own in unseen else own.ends(quantity)
-            rows.append(_judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), ends, wanted))
+            rows.append(
+                _judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), ends, wanted)
+            )
     if reference is None:
         return rows
     tell("coverage: public sets")
@@ -126,7 +169,9 @@ def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list
     return rows
 
 
-def _judge(where: str, quantity: str, log_ratio: Array, ends: Array, wanted: tuple[float, float]) -> LedgerRow:
+def _judge(
+    where: str, quantity: str, log_ratio: Array, ends: Array, wanted: tuple[float, float]
+) -> LedgerRow:
     known = np.isfinite(log_ratio)
     log_ratio, ends = log_ratio[known], ends[known]
     inside = (log_ratio >= ends[:, 0]) & (log_ratio <= ends[:, 1])
@@ -144,7 +189,9 @@ def _judge(where: str, quantity: str, log_ratio: Array, ends: Array, wanted: tup
 
 
 def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]]:
-    """Return quantity, name, log-ratios and log-ends of every public set; a forecast's chip is left out."""
+    """Return quantity, name, log-ratios and log-ends of every public set; a forecast's chip is left
+    out.
+    """
     kernels, models = load_table_sets(reference), load_published_models(reference)
     chips = {s.chip for s in kernels} | {s.chip for s in models}
     without = {chip: learn_forecast_ends(kernels, models, chip) for chip in sorted(chips)}
@@ -155,13 +202,22 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
             bundle = replace(bundle, residuals=forecast_residuals(bundle.residuals, learned))
             ends = found.make_ends(bundle, {})
         else:  # of the card itself: what was learned from the other half of the shapes
-            each = [found.make_ends(bundle, learn_engine_ends(kernels, half)) for half in (False, True)]
+            each = [
+                found.make_ends(bundle, learn_engine_ends(kernels, half)) for half in (False, True)
+            ]
             ends = np.where(found.half[:, np.newaxis], *each)
         for quantity, log_ratio in found.log_ratio.items():
             if np.isfinite(log_ratio).sum() >= LEAST_ROWS:
-                yield quantity, found.name, log_ratio, ends[:, :2] if quantity == "latency" else ends[:, 2:]
+                yield (
+                    quantity,
+                    found.name,
+                    log_ratio,
+                    ends[:, :2] if quantity == "latency" else ends[:, 2:],
+                )
     for some in models:
-        residuals = forecast_residuals(some.predictions[0].basis.bundle.residuals, without[some.chip])
+        residuals = forecast_residuals(
+            some.predictions[0].basis.bundle.residuals, without[some.chip]
+        )
         for quantity in some.measured:
             yield quantity, some.name, some.log_ratio(quantity), some.ends(quantity, residuals)
 
@@ -202,7 +258,9 @@ def _table_of(work: str) -> str:
 def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> KernelSet:
     timeline = analyse_rows(bundle, table.rows, gpu)
     reasons = find_unmeasured(timeline, bundle)
-    ratio = {"latency": np.log(table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle))}
+    ratio = {
+        "latency": np.log(table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle))
+    }
     predicted = predict_with_bundle(bundle, table.rows, gpu) if name.endswith("sustained") else None
     if predicted is not None:
         ratio["power"] = np.log(table.rows.column("power_w") / predicted[:, 1])
@@ -210,29 +268,43 @@ def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> Kernel
     def make_ends(with_ends: Bundle, engines: Mapping[str, ForecastEnds]) -> Array:
         spread = NORMAL_P90 * np.array([with_ends.cards.latency, with_ends.cards.power])
         ends = kernel_log_ends(timeline, with_ends, reasons, engines)
-        time, power = (widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True))
+        time, power = (
+            widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True)
+        )
         if predicted is not None:
             limit_w = float(np.mean(gpu.power.limit_w))
             time = time * scale_capped_ends(with_ends, predicted[:, 3:], limit_w)
             power = np.log(
-                govern_ends(predicted[:, 1:2], predicted[:, 3:], np.exp(power), limit_w) / predicted[:, 1:2]
+                govern_ends(predicted[:, 1:2], predicted[:, 3:], np.exp(power), limit_w)
+                / predicted[:, 1:2]
             )
         return np.hstack([time, power])
 
     strange = (OutsideReason.KIND, OutsideReason.DTYPE)
-    plain = np.array([i not in reasons or reasons[i].reason not in strange for i in range(len(timeline.calls))])
+    plain = np.array(
+        [i not in reasons or reasons[i].reason not in strange for i in range(len(timeline.calls))]
+    )
     group = timeline.kernels.work.kernel_family
     half = np.array([zlib.crc32(shape_name(op).encode()) % 2 == 0 for op in table.rows.ops])
-    return KernelSet(name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, half, make_ends, bundle)
+    return KernelSet(
+        name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, half, make_ends, bundle
+    )
 
 
 @cache
 def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
     """Load the published whole models on A100 and A10, forecast at the clock that really ran."""
     runs = {
-        (PUBLISHED_GPU, "A100 whole models, 900 MHz"): clean_runs(read_published_runs(reference, "900")),
-        (PUBLISHED_GPU, "A100 whole models, other clocks"): clean_runs(read_published_runs(reference, "clocks")),
-        **{(name, f"{name} whole models"): some for name, some in read_other_gpus(reference).items()},
+        (PUBLISHED_GPU, "A100 whole models, 900 MHz"): clean_runs(
+            read_published_runs(reference, "900")
+        ),
+        (PUBLISHED_GPU, "A100 whole models, other clocks"): clean_runs(
+            read_published_runs(reference, "clocks")
+        ),
+        **{
+            (name, f"{name} whole models"): some
+            for name, some in read_other_gpus(reference).items()
+        },
     }
     found = []
     for (name, label), some in runs.items():
@@ -242,12 +314,16 @@ def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
     return tuple(found)
 
 
-def _model_set(name: str, chip: str, rows: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle) -> ModelSet:
+def _model_set(
+    name: str, chip: str, rows: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle
+) -> ModelSet:
     predictions = tuple(
-        predict_graph(m.graph, gpu, OperatingPoint(m.clock_hz, UNCAPPED_W, m.temperature_c), bundle) for m in rows
+        predict_graph(m.graph, gpu, OperatingPoint(m.clock_hz, UNCAPPED_W, m.temperature_c), bundle)
+        for m in rows
     )
     columns = {
-        q: np.array([getattr(m, n) for m in rows], float) for q, n in (("latency", "latency_s"), ("power", "power_w"))
+        q: np.array([getattr(m, n) for m in rows], float)
+        for q, n in (("latency", "latency_s"), ("power", "power_w"))
     }
     return ModelSet(name, chip, predictions, columns)
 
@@ -257,47 +333,76 @@ def load_model_sets(gpu: str) -> list[ModelSet]:
     chip = hardware.load_gpu(gpu)
     bundle = bundle_for(chip)
     found = []
-    for label, captured in (("whole models, GPU-bound", True), ("whole models, launched by the host", False)):
+    for label, captured in (
+        ("whole models, GPU-bound", True),
+        ("whole models, launched by the host", False),
+    ):
         cases = [case for case in whole_models.load_models(gpu) if case.row.graph == captured]
-        here = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0)) if captured else bundle
-        predictions = tuple(predict_graph(case.graph, chip, OperatingPoint(), here) for case in cases)
+        here = (
+            replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+            if captured
+            else bundle
+        )
+        predictions = tuple(
+            predict_graph(case.graph, chip, OperatingPoint(), here) for case in cases
+        )
         latency = whole_models.measured_column(cases, lambda r: r.latency_s)
         power = whole_models.measured_column(cases, lambda r: r.power_w)
-        found.append(ModelSet(f"{gpu} {label}", "", predictions, {"latency": latency, "power": power}))
+        found.append(
+            ModelSet(f"{gpu} {label}", "", predictions, {"latency": latency, "power": power})
+        )
     return found
 
 
 def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
-    """Load decode and prefill steps of the engine that was measured, of models that its laws were fitted to or not.
+    """Load decode and prefill steps of the engine that was measured, of models that its laws were
+    fitted to or not.
 
-    Steps that the host holds up are left out: it never waits for the GPU in them. So are prompts longer than a step.
-    With a ``board``, only steps of cards on which it was read are loaded, and predicted for it.
-    """
+    Steps that the host holds up are left out: it never waits for the GPU in them. So are prompts
+    longer than a step. With a ``board``, only steps of cards on which it was read are loaded, and
+    predicted for it."""
     records = load_engine_records(gpu)
     engines = {row["model"]: row for row in records.select_kind("engine")}
     told_apart = {row["model"] for row in records.rows if row.get("normal_weights")}
     asked, rows = [], []
     for row in records.select_kind("decode", "prefill"):
-        engine, prompts, tokens = engines[row["model"]], int(row["prompts"] or 0), int(row["prompt_tokens"] or 0)
+        engine, prompts, tokens = (
+            engines[row["model"]],
+            int(row["prompts"] or 0),
+            int(row["prompt_tokens"] or 0),
+        )
         too_long = prompts * tokens > int(engine["max_batched_tokens"])
-        host_bound = row["wait_s"] < HOST_BOUND * row["latency_s"] or COMPILED in (row["flags"] or "")
+        host_bound = row["wait_s"] < HOST_BOUND * row["latency_s"] or COMPILED in (
+            row["flags"] or ""
+        )
         dummy = row["model"] in told_apart and not row["normal_weights"]
         elsewhere = board and row["card_board"] != hardware.load_gpu(board).board
         if bool(row["held_out"]) != held_out or too_long or host_bound or dummy or elsewhere:
             continue
         sizes = (prompts, tokens) if prompts else (int(row["batch"]), round(row["context_mean"]))
         narrow = {name: "fp8" for name in ("quantization", "kv_dtype") if engine[name] == "fp8"}
-        options = {"stack": "engine", "phase": row["kind"], "batch": sizes[0], "seq": sizes[1], **narrow}
+        options = {
+            "stack": "engine",
+            "phase": row["kind"],
+            "batch": sizes[0],
+            "seq": sizes[1],
+            **narrow,
+        }
         asked.append((load_measured_model(row["model"]), options))
         rows.append(row)
-    measured = {q: np.array([row[n] for row in rows]) for q, n in (("latency", "latency_s"), ("power", "power_w"))}
+    measured = {
+        q: np.array([row[n] for row in rows])
+        for q, n in (("latency", "latency_s"), ("power", "power_w"))
+    }
     side = "held-out" if held_out else "fitting"
     predictions = tuple(predict_many(asked, board or gpu, force=True))
     return ModelSet(f"{gpu} engine steps, {side} models", "", predictions, measured)
 
 
 def load_told_set(gpu: str) -> ModelSet:
-    """Load the power of held-out models' steps on cards whose board was read, each predicted for its board."""
+    """Load the power of held-out models' steps on cards whose board was read, each predicted for
+    its board.
+    """
     told = [load_step_set(gpu, held_out=True, board=board) for board in list_boards(gpu)]
     predictions = tuple(p for some in told for p in some.predictions)
     power_w = np.concatenate([some.measured["power"] for some in told])
@@ -310,12 +415,15 @@ def list_step_kinds(some: ModelSet) -> list[str]:
 
 
 def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPair:
-    """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps of one engine.
+    """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps
+    of one engine.
 
     ``kind`` is theirs by ``find_step_kind``. Of n steps (n + 1)·0.9 must be inside for that: split
     conformal prediction [Lei2018], since steps are few.
     """
-    kept = np.array([_engine_of(p) != without and find_step_kind(p.basis) == kind for p in some.predictions])
+    kept = np.array(
+        [_engine_of(p) != without and find_step_kind(p.basis) == kind for p in some.predictions]
+    )
     found, count = {"latency": 0.0, "power": 0.0}, int(kept.sum())
     for quantity in some.measured:
         ratio = some.log_ratio(quantity)
@@ -326,8 +434,12 @@ def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPa
             enough = np.sum(((low <= ratio) & (ratio <= high))[kept]) >= LEVEL * (count + 1)
             least, most = (least, half) if enough else (half, most)
         found[quantity] = round(most, 4)
-    engines = len({_engine_of(p) for p, is_kept in zip(some.predictions, kept, strict=True) if is_kept})
-    return LearnedPair(**found, rows=count, source=f"steps of {engines} engines that no law was fitted to")
+    engines = len(
+        {_engine_of(p) for p, is_kept in zip(some.predictions, kept, strict=True) if is_kept}
+    )
+    return LearnedPair(
+        **found, rows=count, source=f"steps of {engines} engines that no law was fitted to"
+    )
 
 
 def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:
@@ -336,7 +448,9 @@ def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:
     kinds = {_engine_of(p): find_step_kind(p.basis) for p in some.predictions}
     found = np.empty((len(engines), 2))
     for name, kind in kinds.items():
-        found[engines == name] = some.ends(quantity, steps=learn_step_spread(some, kind, name))[engines == name]
+        found[engines == name] = some.ends(quantity, steps=learn_step_spread(some, kind, name))[
+            engines == name
+        ]
     return found
 
 
@@ -352,13 +466,17 @@ def load_layer_set(gpu: str) -> ModelSet:
     at = OperatingPoint(float(np.mean(chip.clocks.max_hz)), UNCAPPED_W)
     chains = read_table(database_folder(gpu) / CHAINS_FILE)
     whole = [
-        r for r in chains if r.get("handed_on") and r.get("latency_s") and not (r.get("error") or r.get("flags"))
+        r
+        for r in chains
+        if r.get("handed_on") and r.get("latency_s") and not (r.get("error") or r.get("flags"))
     ]
     predictions = []
     for row in whole:
         ops = parse_operators([json.loads(text) for text in row["operators"]])
         # a layer follows another like it
-        predictions.append(predict_graph(Graph(str(row["name"]), (Block(tuple(ops), 2),)), chip, at, bundle))
+        predictions.append(
+            predict_graph(Graph(str(row["name"]), (Block(tuple(ops), 2),)), chip, at, bundle)
+        )
     latency = 2.0 * np.array([float(row["latency_s"]) for row in whole])
     return ModelSet(f"{gpu} layers", "", tuple(predictions), {"latency": latency})
 
@@ -368,12 +486,12 @@ def learn_forecast_ends(
 ) -> dict[str, ForecastEnds]:
     """Learn the ends of a forecast from measured over forecast on other GPUs, ``without`` one chip.
 
-    A chip errs as a whole, and nobody knows in which direction the next one will: ends are as far below the forecast
-    as above it, in logs. A kind of kernel takes what holds 90 % of its rows, averaged over n chips and stretched by
-    1 + k/n, since these are few (``learn_stretch``). Other kinds share one pair of ends, as wide as it takes to hold
-    90 % of the published whole models, given those of the first; so does power. These need no stretch: whole models
-    of a chip left out are 91 % inside on average without.
-    """
+    A chip errs as a whole, and nobody knows in which direction the next one will: ends are as far
+    below the forecast as above it, in logs. A kind of kernel takes what holds 90 % of its rows,
+    averaged over n chips and stretched by 1 + k/n, since these are few (``learn_stretch``). Other
+    kinds share one pair of ends, as wide as it takes to hold 90 % of the published whole models,
+    given those of the first; so does power. These need no stretch: whole models of a chip left out
+    are 91 % inside on average without."""
     stretch = learn_stretch(kernels, without)
     found = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
     judged = [m for m in models if m.chip != without]
@@ -385,7 +503,12 @@ def learn_forecast_ends(
 
     def share_inside(quantity: str, ends: ForecastEnds) -> float:
         parts = [
-            m.ends(quantity, forecast_residuals(m.predictions[0].basis.bundle.residuals, found | {"other": ends}))
+            m.ends(
+                quantity,
+                forecast_residuals(
+                    m.predictions[0].basis.bundle.residuals, found | {"other": ends}
+                ),
+            )
             for m in judged
         ]
         at, ratio = np.concatenate(parts), ratios[quantity]
@@ -402,9 +525,9 @@ def learn_forecast_ends(
 def learn_stretch(kernels: Sequence[KernelSet], without: str = "") -> float:
     """Learn the least k at which sets of a chip left out are 90 % inside on average.
 
-    Ends of a kind of which n other chips have rows are stretched by 1 + k/n: a mean over more chips says more about
-    the next one. ``without``: a chip whose sets are judged by the factor, and have no part in learning it.
-    """
+    Ends of a kind of which n other chips have rows are stretched by 1 + k/n: a mean over more chips
+    says more about the next one. ``without``: a chip whose sets are judged by the factor, and have
+    no part in learning it."""
     judged = [k for k in kernels if k.chip not in ("", without)]
     if len({k.chip for k in judged}) < 2:
         return 0.0
@@ -416,18 +539,29 @@ def learn_stretch(kernels: Sequence[KernelSet], without: str = "") -> float:
             for some in (k for k in judged if k.chip == chip):
                 residuals = forecast_residuals(some.bundle.residuals, ends)
                 low, high = some.make_ends(replace(some.bundle, residuals=residuals), {})[:, :2].T
-                shares.append(np.mean((low <= some.log_ratio["latency"]) & (some.log_ratio["latency"] <= high)))
+                shares.append(
+                    np.mean(
+                        (low <= some.log_ratio["latency"]) & (some.log_ratio["latency"] <= high)
+                    )
+                )
         return float(np.mean(shares))
 
     return round(_least_scale(mean_inside, 0.01, 4.0), 2)
 
 
-def learn_engine_ends(kernels: Sequence[KernelSet], half: bool | None = None) -> dict[str, ForecastEnds]:
-    """Learn the ends of an engine's kernels on a card that was measured from public tables of other versions.
+def learn_engine_ends(
+    kernels: Sequence[KernelSet], half: bool | None = None
+) -> dict[str, ForecastEnds]:
+    """Learn the ends of an engine's kernels on a card that was measured from public tables of other
+    versions.
 
     ``half`` takes the shapes whose hash says so; None takes all.
     """
-    own = [k for k in kernels if k.bundle.status is FitStatus.MEASURED and not k.name.endswith("sustained")]
+    own = [
+        k
+        for k in kernels
+        if k.bundle.status is FitStatus.MEASURED and not k.name.endswith("sustained")
+    ]
     columns = [
         (group, float(ratio))
         for k in own
@@ -453,16 +587,19 @@ def _least_scale(share: Callable[[float], float], low: float = 0.1, high: float 
 
 
 def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, ForecastEnds]:
-    """Return the ends of products, and of each kind of an engine's kernels, from rows of chips that count alike.
+    """Return the ends of products, and of each kind of an engine's kernels, from rows of chips that
+    count alike.
 
-    All products of engines have ends together, and so has their attention: for kinds that no chip has rows of. A kind
-    that only one of several chips has takes the mean of its own and of these.
+    All products of engines have ends together, and so has their attention: for kinds that no chip
+    has rows of. A kind that only one of several chips has takes the mean of its own and of these.
     """
     columns: list[tuple[str, str, float]] = []
     for found in kernels:
         known = zip(found.group, found.log_ratio["latency"], found.inside, strict=True)
         columns += [
-            (group, found.chip, float(ratio)) for group, ratio, inside in known if inside or ".engine." in group
+            (group, found.chip, float(ratio))
+            for group, ratio, inside in known
+            if inside or ".engine." in group
         ]
     groups, chips, ratio = (np.array(column) for column in zip(*columns, strict=True))
     kinds, half = set(groups.tolist()), {}

@@ -1,9 +1,9 @@
-"""Compare bottom-up energies with those that McPAT inside GPGPU-Sim dumped, and leakage and area with its listing.
+"""Compare bottom-up energies with those that McPAT inside GPGPU-Sim dumped, and leakage and area
+with its listing.
 
-A class of components must have its median ratio within a factor of 1.5, and the counters of a file a rank correlation
-of 0.8.
-Run: ``wattcast lab check-energies`` in the repository (WATTCAST_REFERENCE names the dumped files).
-"""
+A class of components must have its median ratio within a factor of 1.5, and the counters of a file
+a rank correlation of 0.8. Run: ``wattcast lab check-energies`` in the repository
+(WATTCAST_REFERENCE names the dumped files)."""
 
 from __future__ import annotations
 
@@ -45,14 +45,27 @@ COUNTER_CLASSES = {
     "constant cache": ("CC_H", "CC_M"),
     "shared memory": ("SHRD_ACC",),
     "register file": ("REG_RD", "REG_WR", "NON_REG_OPs"),
-    "functional units": ("SP_ACC", "INT_ACC", "FPU_ACC", "SFU_ACC", "DPU_ACC", "FP_MUL_ACC", "TENSOR_ACC"),
+    "functional units": (
+        "SP_ACC",
+        "INT_ACC",
+        "FPU_ACC",
+        "SFU_ACC",
+        "DPU_ACC",
+        "FP_MUL_ACC",
+        "TENSOR_ACC",
+    ),
     "memory controller": ("MEM_RD", "MEM_WR"),
     "L2 cache": ("L2_RH", "L2_RM", "L2_WH", "L2_WM"),
     "network": ("NOC_A",),
 }
 _MUST, _AIM, _RANK_MUST, _RANK_AIM = 1.5, 1.25, 0.8, 0.95
 _LISTING = "mcpat_area_leakage_peak.txt"
-_BLOCKS = {"sm": "Total Cores", "l2": "Total L2s", "noc": "Total NoCs", "memory controller": "Total MCs"}
+_BLOCKS = {
+    "sm": "Total Cores",
+    "l2": "Total L2s",
+    "noc": "Total NoCs",
+    "memory controller": "Total MCs",
+}
 _LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKS = ("o", "s", "^", "D")
 
@@ -74,12 +87,16 @@ def make_dumped_rows(folder: Path) -> list[LedgerRow]:
         rows.append(make_ledger_row("dumped energies", f"{name}: ranks", len(own), None, **ranks))
     for r in leakage_area_ratios(folder):
         goal = _MUST if r.group == "whole chip" else None
-        rows.append(make_ratio_row("GTX480 leakage and area", f"{r.group}: {r.name}", 1, r.ratio, goal))
+        rows.append(
+            make_ratio_row("GTX480 leakage and area", f"{r.group}: {r.name}", 1, r.ratio, goal)
+        )
     return rows
 
 
 def dumped_ratios(folder: Path) -> list[EnergyRatio]:
-    """Compare every counter of the four dumped files, without the device memory that the files themselves give."""
+    """Compare every counter of the four dumped files, without the device memory that the files
+    themselves give.
+    """
     found: list[EnergyRatio] = []
     for name, (sms, clock_hz) in DUMPED_FILES.items():
         architecture = read_architecture(folder / "accelwattch" / "xml" / f"{name}.xml")
@@ -97,10 +114,14 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
         constant_w = mine.mc_constant_w, theirs.mc_constant_w
         found.append(EnergyRatio(name, "memory controller", "constant", "W", *constant_w))
         known, note = with_coalescer(theirs, ours.design.feature_nm)
-        for way in ("read", "write") if "derived" in note else ():  # not where it would be scaled from another node
+        for way in (
+            ("read", "write") if "derived" in note else ()
+        ):  # not where it would be scaled from another node
             a_j, b_j = (getattr(table, f"coalescer_{way}_j") for table in (mine, known))
             if a_j and b_j:
-                found.append(EnergyRatio(name, "coalescing logic", f"coalescer {way}", "J", a_j, b_j))
+                found.append(
+                    EnergyRatio(name, "coalescing logic", f"coalescer {way}", "J", a_j, b_j)
+                )
     return found
 
 
@@ -130,7 +151,9 @@ def leakage_area_ratios(folder: Path) -> list[EnergyRatio]:
 def class_medians(ratios: Sequence[EnergyRatio]) -> dict[str, float]:
     """Return the median ratio of each component class."""
     groups = dict.fromkeys(r.group for r in ratios)
-    return {group: float(np.median([r.ratio for r in ratios if r.group == group])) for group in groups}
+    return {
+        group: float(np.median([r.ratio for r in ratios if r.group == group])) for group in groups
+    }
 
 
 def rank_correlation(ratios: Iterable[EnergyRatio]) -> float:
@@ -153,8 +176,17 @@ def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
         own = [r for r in ratios if r.where == where]
         height = [groups.index(r.group) + 0.14 * (k - 0.5 * (len(wheres) - 1)) for r in own]
         ratio, mark = [r.ratio for r in own], _MARKS[k % 4]
-        axes.plot(ratio, height, mark, color=_LINE_COLOURS[k % 7], markersize=4, alpha=0.8, label=where)
-    axes.plot([middle[g] for g in groups], range(len(groups)), "|", color="black", markersize=18, label="median")
+        axes.plot(
+            ratio, height, mark, color=_LINE_COLOURS[k % 7], markersize=4, alpha=0.8, label=where
+        )
+    axes.plot(
+        [middle[g] for g in groups],
+        range(len(groups)),
+        "|",
+        color="black",
+        markersize=18,
+        label="median",
+    )
     axes.set_yticks(range(len(groups)), groups)
     axes.invert_yaxis()
     axes.set_xscale("log")
@@ -164,4 +196,7 @@ def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
     axes.set_xlabel("bottom-up energy over dumped energy")
     axes.set_title("Energies per event, no constant fitted to a file")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    return add_caption(figure, "dumped: McPAT inside GPGPU-Sim, before scaling factors; wattcast lab check-energies")
+    return add_caption(
+        figure,
+        "dumped: McPAT inside GPGPU-Sim, before scaling factors; wattcast lab check-energies",
+    )

@@ -1,9 +1,9 @@
 """Ledger rows of forecasts for other GPUs against published whole-model measurements.
 
-The rows cover forecasts with nothing fitted, with one and eight rows fitted, and at other clocks. No row
-chooses anything in the forecast; the rule and its history are in ``docs/method/other-gpus.md``.
-Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
-"""
+The rows cover forecasts with nothing fitted, with one and eight rows fitted, and at other clocks.
+No row chooses anything in the forecast; the rule and its history are in
+``docs/method/other-gpus.md``. Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE
+names the measurements)."""
 
 from __future__ import annotations
 
@@ -82,18 +82,26 @@ def _graph_terms(graph: Graph, gpu: Gpu, clock_hz: float) -> tuple[float, float,
 def _operator_terms(op: Operator, gpu: Gpu, clock_hz: float) -> tuple[float, float]:
     tensor, cuda = gpu.pipes.tensor_flop_per_cycle, gpu.pipes.cuda_flop_per_cycle
     product = op.kind in ("linear", "bmm", "conv2d", "attention")
-    rate = tensor.get(op.dtype, cuda.get(op.dtype, cuda[Dtype.FP32])) if product else cuda[Dtype.FP32]
+    rate = (
+        tensor.get(op.dtype, cuda.get(op.dtype, cuda[Dtype.FP32])) if product else cuda[Dtype.FP32]
+    )
     flop_per_s = float(sweep_values(rate)) * float(sweep_values(gpu.sm_count)) * clock_hz
-    return op.flop / flop_per_s, (op.read_byte + op.write_byte) / float(sweep_values(gpu.memory.byte_per_s))
+    return op.flop / flop_per_s, (op.read_byte + op.write_byte) / float(
+        sweep_values(gpu.memory.byte_per_s)
+    )
 
 
-def fit_floor_in_domain(measured: Sequence[MeasuredModel], family: Sequence[str], gpu: Gpu) -> tuple[Array, Array]:
+def fit_floor_in_domain(
+    measured: Sequence[MeasuredModel], family: Sequence[str], gpu: Gpu
+) -> tuple[Array, Array]:
     """Return latency and power of every row from a floor fitted to other model families.
 
-    t = max(launch · operators, Σ max(F/π, Q/β) / efficiency),   P = c0 + c1·u_compute·V²f + c2·u_memory
-    """
+    t = max(launch · operators, Σ max(F/π, Q/β) / efficiency),   P = c0 + c1·u_compute·V²f +
+    c2·u_memory"""
     work, names = roofline_terms(measured, gpu), np.array(family)
-    seconds, watts = (np.array([getattr(m, n) for m in measured], dtype=float) for n in ("latency_s", "power_w"))
+    seconds, watts = (
+        np.array([getattr(m, n) for m in measured], dtype=float) for n in ("latency_s", "power_w")
+    )
     said_s, said_w = np.zeros(len(names)), np.zeros(len(names))
     for name in dict.fromkeys(family):
         mine = names == name
@@ -106,7 +114,9 @@ def fit_floor_in_domain(measured: Sequence[MeasuredModel], family: Sequence[str]
 
 
 def transfer_floor(measured: Sequence[MeasuredModel], gpu: Gpu) -> tuple[Array, Array]:
-    """Return latency and power of every row from a floor fitted to the H200's kernels and scaled by specification."""
+    """Return latency and power of every row from a floor fitted to the H200's kernels and scaled by
+    specification.
+    """
     parent, rows = hardware.load_gpu("h200"), kernel_rows.load_kernel_rows("h200")
     kept = rows.select_rows(on_random_data(rows) & (rows.repeat == 0))
     top_hz = float(sweep_values(parent.clocks.max_hz))
@@ -140,12 +150,16 @@ def _fit_time(work: RooflineTerms, seconds: Array, use: Array) -> tuple[float, f
 
 
 def _columns(work: RooflineTerms, seconds: Array) -> Array:
-    return np.column_stack([np.ones(len(seconds)), work.compute_s / seconds * work.clock, work.memory_s / seconds])
+    return np.column_stack(
+        [np.ones(len(seconds)), work.compute_s / seconds * work.clock, work.memory_s / seconds]
+    )
 
 
 def _solve(columns: Array, watts: Array) -> Array:
     """Solve least squares on relative error."""
-    return np.asarray(np.linalg.lstsq(columns / watts[:, np.newaxis], np.ones(len(watts)), rcond=None)[0])
+    return np.asarray(
+        np.linalg.lstsq(columns / watts[:, np.newaxis], np.ones(len(watts)), rcond=None)[0]
+    )
 
 
 DRAWS, ANCHORS, SEED = 20, 8, 6  # draws of eight rows; the seed was not varied
@@ -159,14 +173,18 @@ def other_gpu_rows(folder: Path) -> list[LedgerRow]:
     at_900 = clean_runs(read_published_runs(folder, "900"))
     kept = [r for r in at_900 if r.model != "resnet101"]
     found = _zero_shot(kept, at_900, gpu, bundle) + _as_predicted(kept, gpu)
-    found += _anchored([to_calibration_row(r, gpu) for r in kept], [r.model for r in kept], gpu, bundle)
+    found += _anchored(
+        [to_calibration_row(r, gpu) for r in kept], [r.model for r in kept], gpu, bundle
+    )
     found += _clocks(folder, kept, gpu, bundle)
     for name, some in read_other_gpus(folder).items():
         chip = hardware.load_gpu(name)
         error = _errors([to_calibration_row(r, chip) for r in some], {}, chip, bundle_for(chip))
         found += [
             make_ledger_row(f"{name} whole models, forecast", q, len(some), e, must=must)
-            for q, e, must in zip(_QUANTITIES, error, _OTHER_MUSTS.get(name, (None,) * 3), strict=True)
+            for q, e, must in zip(
+                _QUANTITIES, error, _OTHER_MUSTS.get(name, (None,) * 3), strict=True
+            )
         ]
     return found
 
@@ -177,11 +195,12 @@ _LONG_S, _SHORT_S = 1e-4, 2e-5
 
 
 def kernel_table_rows(folder: Path) -> list[LedgerRow]:
-    """Return the errors on rows of public kernel tables that no fit saw, and of the forecast rule on all of them.
+    """Return the errors on rows of public kernel tables that no fit saw, and of the forecast rule
+    on all of them.
 
-    The H200's bundle is fitted to our own rows, so all rows of its tables are new to it; they time other libraries
-    (FlashInfer, Marlin) and have no goal. ``calibrated_table_rows`` judges a calibration on them.
-    """
+    The H200's bundle is fitted to our own rows, so all rows of its tables are new to it; they time
+    other libraries (FlashInfer, Marlin) and have no goal. ``calibrated_table_rows`` judges a
+    calibration on them."""
     found = []
     for name in TABLE_GPUS:
         chip = hardware.load_gpu(name)
@@ -189,9 +208,16 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
         away = held_out(table.rows.ops)
         bundle = bundle_for(chip)
         judged = _kernel_rows(
-            f"{name} kernel tables, held out, {bundle.status}", table.select_rows(away), chip, bundle
+            f"{name} kernel tables, held out, {bundle.status}",
+            table.select_rows(away),
+            chip,
+            bundle,
         )
-        found += judged if bundle.status is not FitStatus.MEASURED else [row | {"must": None} for row in judged]
+        found += (
+            judged
+            if bundle.status is not FitStatus.MEASURED
+            else [row | {"must": None} for row in judged]
+        )
         if bundle.status is not FitStatus.MEASURED:
             products = np.array([op.kind == "linear" for op in table.rows.ops], dtype=bool)
             rule = _kernel_rows(
@@ -205,7 +231,9 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
 
 
 def calibrated_table_rows(folder: Path | None, tell: Callable[[str], None]) -> list[LedgerRow]:
-    """Return held-out errors of the H200 calibrated on its tables, as ``wattcast calibrate --table`` does."""
+    """Return held-out errors of the H200 calibrated on its tables, as ``wattcast calibrate
+    --table`` does.
+    """
     where = "h200 kernel tables, held out, calibrated on the other rows"
     if folder is None or not (folder / "aiconfigurator").is_dir():
         return [make_absent_row(where, "latency", "no reference data")]
@@ -224,7 +252,9 @@ def _kernel_rows(where: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> list
     true_s, said_s = table.rows.column("latency_s"), predict_tables_s(table, gpu, bundle)
     what = np.array([describe_work(op) for op in table.rows.ops])
     plain = what == "products bf16"
-    starts = {start: np.char.startswith(what, start) for start in ("products", "attention", "experts")}
+    starts = {
+        start: np.char.startswith(what, start) for start in ("products", "attention", "experts")
+    }
     sets = {
         "products bf16, 0.1 ms and above": (plain & (true_s >= _LONG_S), 8.0),
         "products bf16, below 0.02 ms": (plain & (true_s < _SHORT_S), 20.0),
@@ -263,8 +293,12 @@ def _row_errors(
     return _against([r.measured for r in some], *predict_models(some, factors, gpu, bundle))
 
 
-def _against(measured: Sequence[MeasuredModel], seconds: Array, watts: Array) -> tuple[float | None, ...]:
-    true_s, true_w = (np.array([getattr(m, n) for m in measured], dtype=float) for n in ("latency_s", "power_w"))
+def _against(
+    measured: Sequence[MeasuredModel], seconds: Array, watts: Array
+) -> tuple[float | None, ...]:
+    true_s, true_w = (
+        np.array([getattr(m, n) for m in measured], dtype=float) for n in ("latency_s", "power_w")
+    )
     return (
         mean_percent_error(seconds, true_s),
         mean_percent_error(watts, true_w),
@@ -272,7 +306,9 @@ def _against(measured: Sequence[MeasuredModel], seconds: Array, watts: Array) ->
     )
 
 
-def _zero_shot(kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+def _zero_shot(
+    kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gpu, bundle: Bundle
+) -> list[LedgerRow]:
     mine, all_rows = ([to_calibration_row(r, gpu) for r in some] for some in (kept, everything))
     error, whole = _errors(mine, {}, gpu, bundle), _errors(all_rows, {}, gpu, bundle)
     floor = _against(mine, *transfer_floor(mine, gpu))
@@ -298,27 +334,46 @@ def _zero_shot(kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gp
 
 
 def _as_predicted(kept: list[PublishedRun], gpu: Gpu) -> list[LedgerRow]:
-    """Return errors of what ``wattcast.predict`` says: our templates, not the operators of the runs' own software."""
+    """Return errors of what ``wattcast.predict`` says: our templates, not the operators of the
+    runs' own software.
+    """
     found = []
     for r in kept:
         text = {} if r.seq is None else {"seq": r.seq, "head": "none"}
-        options: Any = {"batch": r.batch, "dtype": r.dtype, "attention": "eager", "stack": "eager"} | text
-        found.append(api.predict(r.model, gpu, clock=r.clock_hz, temperature=r.temperature_c, force=True, **options))
-    seconds, watts = (np.array([getattr(p, name) for p in found]) for name in ("latency_s", "power_w"))
+        options: Any = {
+            "batch": r.batch,
+            "dtype": r.dtype,
+            "attention": "eager",
+            "stack": "eager",
+        } | text
+        found.append(
+            api.predict(
+                r.model, gpu, clock=r.clock_hz, temperature=r.temperature_c, force=True, **options
+            )
+        )
+    seconds, watts = (
+        np.array([getattr(p, name) for p in found]) for name in ("latency_s", "power_w")
+    )
     error = _against([to_calibration_row(r, gpu) for r in kept], seconds, watts)
     where = "A100 900 MHz, forecast, as `predict` builds the models"
     return [
-        make_ledger_row(where, quantity, len(kept), e) for quantity, e in zip(_QUANTITIES[:2], error, strict=False)
+        make_ledger_row(where, quantity, len(kept), e)
+        for quantity, e in zip(_QUANTITIES[:2], error, strict=False)
     ]
 
 
-def _anchored(measured: list[MeasuredModel], family: list[str], gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+def _anchored(
+    measured: list[MeasuredModel], family: list[str], gpu: Gpu, bundle: Bundle
+) -> list[LedgerRow]:
     floor = _against(measured, *fit_floor_in_domain(measured, family, gpu))
     count = len(measured)
     analysed, draw = analyse_models(measured, gpu, bundle), np.random.default_rng(SEED)
     one = np.array([_drawn(analysed, [i], gpu, bundle) for i in range(count)])
     eight = np.array(
-        [_drawn(analysed, draw.choice(count, ANCHORS, replace=False).tolist(), gpu, bundle) for _ in range(DRAWS)]
+        [
+            _drawn(analysed, draw.choice(count, ANCHORS, replace=False).tolist(), gpu, bundle)
+            for _ in range(DRAWS)
+        ]
     )
     moved = _against(measured, *transfer_floor(measured, gpu))
     anchor, eighths = "A100 900 MHz, one row as anchor, mean of all", f"A100 900 MHz, {_EIGHT}"
@@ -326,20 +381,36 @@ def _anchored(measured: list[MeasuredModel], family: list[str], gpu: Gpu, bundle
     seconds = _rounded(one[:, 0].mean())
     return [
         make_ledger_row(
-            anchor, "power", count - 1, float(one[:, 1].mean()), moved[1], None, 8.0, 6.0, latency=seconds
+            anchor,
+            "power",
+            count - 1,
+            float(one[:, 1].mean()),
+            moved[1],
+            None,
+            8.0,
+            6.0,
+            latency=seconds,
         ),
         make_ledger_row(eighths, "latency", left, float(said[0]), floor[0], "11.7", 11.0, 8.0),
         make_ledger_row(eighths, "power", left, float(said[1]), floor[1], "8.3", 5.8, 4.5),
         make_ledger_row(
-            eighths, "energy", left, float(said[2]), must=_rounded(_row_errors(analysed, {}, gpu, bundle)[2])
+            eighths,
+            "energy",
+            left,
+            float(said[2]),
+            must=_rounded(_row_errors(analysed, {}, gpu, bundle)[2]),
         ),
     ]
 
 
-def _drawn(analysed: list[AnalysedRow], chosen: list[int], gpu: Gpu, bundle: Bundle) -> tuple[float | None, ...]:
+def _drawn(
+    analysed: list[AnalysedRow], chosen: list[int], gpu: Gpu, bundle: Bundle
+) -> tuple[float | None, ...]:
     """Return errors on the other rows after calibrating on some."""
     some = calibrate_bundle([analysed[i] for i in chosen], gpu, bundle, "drawn rows")
-    return _row_errors([r for i, r in enumerate(analysed) if i not in set(chosen)], some.factors, gpu, bundle)
+    return _row_errors(
+        [r for i, r in enumerate(analysed) if i not in set(chosen)], some.factors, gpu, bundle
+    )
 
 
 def _clocks(folder: Path, kept: list[PublishedRun], gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:

@@ -1,4 +1,5 @@
-"""List the sets of ledger rows that judge Wattcast by measurements of others, which lie outside the project.
+"""List the sets of ledger rows that judge Wattcast by measurements of others, which lie outside the
+project.
 
 Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
 ``--ablations`` also makes the sets that take minutes.
@@ -12,7 +13,11 @@ from studies.public_checks.collective_checks import collective_rows, public_rows
 from studies.public_checks.coverage_checks import coverage_rows
 from studies.public_checks.dumped_energies import make_dumped_rows
 from studies.public_checks.engine_tables import table_rows
-from studies.public_checks.other_gpu_checks import calibrated_table_rows, kernel_table_rows, other_gpu_rows
+from studies.public_checks.other_gpu_checks import (
+    calibrated_table_rows,
+    kernel_table_rows,
+    other_gpu_rows,
+)
 from studies.public_checks.published_checks import (
     TITANX,
     V100,
@@ -26,12 +31,17 @@ from studies.public_checks.training_checks import training_rows
 from wattcast.fit.scoring import LedgerRow
 from wattcast.validate.ledger import Tell
 
-# section of the kept results -> set and quantity of its row while it was not made, and what makes it
+# section of the kept results -> set and quantity of its row while it was not made, and what makes
+# it
 LONG_SETS = {
     "titanx": (TITANX, "power, leave one benchmark out, V inferred", titanx_rows),
     "v100": (V100, "power, leave one kernel out", v100_rows),
     "training": ("published training", "tokens/s", training_rows),
-    "tables": ("h200 kernel tables, held out, calibrated on the other rows", "latency", calibrated_table_rows),
+    "tables": (
+        "h200 kernel tables, held out, calibrated on the other rows",
+        "latency",
+        calibrated_table_rows,
+    ),
     "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),
 }
 

@@ -1,8 +1,9 @@
-"""Ledger rows against measurements and simulator runs of others: counter models, components, power limits.
+"""Ledger rows against measurements and simulator runs of others: counter models, components, power
+limits.
 
-The data stay outside the project (``core.strict_files.reference_folder``); where they are missing, a row says so.
-Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
-"""
+The data stay outside the project (``core.strict_files.reference_folder``); where they are missing,
+a row says so. Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the
+measurements)."""
 
 from __future__ import annotations
 
@@ -49,8 +50,12 @@ def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
         name, worst = max(run.worst_w.items(), key=lambda item: item[1])
         goals = (2e-5, 1e-5) if "gpuwattch" in run.run else (None, None)
         more: dict[str, Any] = {"worst_w": float(f"{worst:.2g}"), "component": name}
-        quantity = f"{run.run}, worst component, W" + (", with its power report" if run.reported else "")
-        rows.append(make_ledger_row(TRACES, quantity, run.samples, None, None, None, *goals, **more))
+        quantity = f"{run.run}, worst component, W" + (
+            ", with its power report" if run.reported else ""
+        )
+        rows.append(
+            make_ledger_row(TRACES, quantity, run.samples, None, None, None, *goals, **more)
+        )
     return [*rows, *_refined(reference)]
 
 
@@ -64,18 +69,23 @@ def _refined(reference: Path | None) -> list[LedgerRow]:
     one_out = make_ledger_row(
         where, "power, leave one kernel out", kernels, score.leave_one_out, score.constant, **more
     )
-    by_application = make_ledger_row(where, "power, leave one application out", kernels, score.leave_application_out)
+    by_application = make_ledger_row(
+        where, "power, leave one application out", kernels, score.leave_application_out
+    )
     path = reference / "accelwattch" / "accelwattch_validation_tidy.csv"
     theirs = published_model_errors(path) if path.is_file() else []
     others = [
-        make_ledger_row("AccelWattch's own watts", str(e["config"]), int(e["n"]), float(e["mape"])) for e in theirs
+        make_ledger_row("AccelWattch's own watts", str(e["config"]), int(e["n"]), float(e["mape"]))
+        for e in theirs
     ]
     return [one_out, by_application, *others]
 
 
 def v100_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     """Return errors of 25 kernels with hardware counters, one left out at a time."""
-    table = reference / "accelwattch" / "volta_hw_counters_power_components.csv" if reference else None
+    table = (
+        reference / "accelwattch" / "volta_hw_counters_power_components.csv" if reference else None
+    )
     if table is None or not table.is_file():
         return [make_absent_row(V100, "power, leave one kernel out", _MISSING, 10.0, 9.0)]
     columns = Path(__file__).with_name("volta.yaml")
@@ -86,22 +96,41 @@ def v100_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     floor = float(100 * abs((rows.sum() - rows) / (len(rows) - 1) / rows - 1).mean())
     n = len(rows)
     name = "power, leave one kernel out"
-    out = [make_ledger_row(V100, name, n, held["benchmark"].score.mape, floor, "7.5 in sample", 10.0, 9.0)]
+    out = [
+        make_ledger_row(
+            V100, name, n, held["benchmark"].score.mape, floor, "7.5 in sample", 10.0, 9.0
+        )
+    ]
     if "group" in held:
-        out.append(make_ledger_row(V100, "power, leave one application out", n, held["group"].score.mape, floor))
+        out.append(
+            make_ledger_row(
+                V100, "power, leave one application out", n, held["group"].score.mape, floor
+            )
+        )
     return out
 
 
 def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
-    """Return errors of 102 microbenchmarks over 64 clock pairs, one left out at a time; takes about 90 seconds."""
+    """Return errors of 102 microbenchmarks over 64 clock pairs, one left out at a time; takes about
+    90 seconds.
+    """
     path = reference / "titanx" / "micro_gtxtitanx.csv" if reference else None
     if path is None or not path.is_file():
         return [
-            make_absent_row(TITANX, "power, leave one benchmark out, V inferred", _MISSING, 6.5, 5.8),
-            make_absent_row(TITANX, "the same, power at the default clocks known", _MISSING, 3.5, 3.0),
+            make_absent_row(
+                TITANX, "power, leave one benchmark out, V inferred", _MISSING, 6.5, 5.8
+            ),
+            make_absent_row(
+                TITANX, "the same, power at the default clocks known", _MISSING, 3.5, 3.0
+            ),
         ]
     options = CounterFitOptions(
-        models=(CounterModelKind.HYBRID, CounterModelKind.RATE, CounterModelKind.ALPHA_C, CounterModelKind.LINEAR),
+        models=(
+            CounterModelKind.HYBRID,
+            CounterModelKind.RATE,
+            CounterModelKind.ALPHA_C,
+            CounterModelKind.LINEAR,
+        ),
         advice=False,
         hold=("benchmark",),
     )
@@ -114,12 +143,20 @@ def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     if main.anchored is not None:
         rows.append(
             make_ledger_row(
-                TITANX, "the same, power at the default clocks known", n, main.anchored.mape, None, None, 3.5, 3.0
+                TITANX,
+                "the same, power at the default clocks known",
+                n,
+                main.anchored.mape,
+                None,
+                None,
+                3.5,
+                3.0,
             )
         )
     others = ((CounterModelKind.RATE, "rate-based"), (CounterModelKind.ALPHA_C, "alpha-C"))
     return rows + [
-        make_ledger_row(TITANX, f"the same, {label} power", n, held[model].score.mape) for model, label in others
+        make_ledger_row(TITANX, f"the same, {label} power", n, held[model].score.mape)
+        for model, label in others
     ]
 
 
@@ -152,7 +189,9 @@ class TrainingEpoch:
 
 @dataclass(frozen=True)
 class PredictedEpoch:
-    """One row below the highest limit, measured and predicted; time is relative to the highest limit's."""
+    """One row below the highest limit, measured and predicted; time is relative to the highest
+    limit's.
+    """
 
     epoch: TrainingEpoch
     highest: TrainingEpoch
@@ -180,7 +219,11 @@ def read_epochs(folder: Path) -> list[TrainingEpoch]:
         groups[key].append((float(line["time_per_epoch"]), float(line["average_power"])))
     return [
         TrainingEpoch(
-            key[0], key[1], key[1:5], float(key[5]), *(float(np.mean(column)) for column in zip(*pairs, strict=True))
+            key[0],
+            key[1],
+            key[1:5],
+            float(key[5]),
+            *(float(np.mean(column)) for column in zip(*pairs, strict=True)),
         )
         for key, pairs in groups.items()
     ]
@@ -188,7 +231,9 @@ def read_epochs(folder: Path) -> list[TrainingEpoch]:
 
 @dataclass(frozen=True)
 class PrototypeCurves:
-    """A prototype over rising clocks: relative time, power without a cap, idle power; each ``(clock,)``."""
+    """A prototype over rising clocks: relative time, power without a cap, idle power; each
+    ``(clock,)``.
+    """
 
     clock_hz: Array
     time: Array
@@ -200,15 +245,21 @@ class PrototypeCurves:
 def prototype_curves(gpu: str, model: str) -> PrototypeCurves:
     """Predict the prototype's training step on the forecast of a card."""
     chip = hardware.load_gpu(ZEUS_GPUS[gpu])
-    given = {"batch": 64, "phase": "train", "dtype": "fp32"} | ({"seq": 128, "batch": 32} if "bert" in model else {})
+    given = {"batch": 64, "phase": "train", "dtype": "fp32"} | (
+        {"seq": 128, "batch": 32} if "bert" in model else {}
+    )
     bundle = bundle_for(chip)
-    timeline = analyse_graph(load_workload.load_workload(model, ModelOptions.from_names(**given)), chip, bundle)
+    timeline = analyse_graph(
+        load_workload.load_workload(model, ModelOptions.from_names(**given)), chip, bundle
+    )
     top_hz = float(np.max(chip.clocks.max_hz))
     lowest_hz = LOWEST * top_hz if chip.clocks.min_hz is None else float(np.min(chip.clocks.min_hz))
     clock_hz = np.linspace(lowest_hz, top_hz, 181)
     totals = total_at_clock(timeline, OperatingPoint(clock_hz[:, np.newaxis]), bundle)
     idle_w = bundle.power.idle_power_w(clock_hz, 45.0)
-    return PrototypeCurves(clock_hz, totals.latency_s / totals.latency_s[-1], totals.power_w, idle_w)
+    return PrototypeCurves(
+        clock_hz, totals.latency_s / totals.latency_s[-1], totals.power_w, idle_w
+    )
 
 
 def predict_epochs(found: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
@@ -220,7 +271,9 @@ def predict_epochs(found: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
     for alike in groups.values():
         highest = max(alike, key=lambda e: e.limit_w)
         limits_w = np.array([e.limit_w for e in alike if e is not highest])
-        time, power_w = _under(highest, prototype_curves(highest.gpu, PROTOTYPE[highest.network]), limits_w)
+        time, power_w = _under(
+            highest, prototype_curves(highest.gpu, PROTOTYPE[highest.network]), limits_w
+        )
         rest = (e for e in alike if e is not highest)
         rows += [
             PredictedEpoch(e, highest, e.time_s / highest.time_s, float(t), float(w))
@@ -230,14 +283,20 @@ def predict_epochs(found: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
 
 
 def _under(highest: TrainingEpoch, c: PrototypeCurves, limits_w: Array) -> tuple[Array, Array]:
-    """Return relative time and mean power under each limit; one row sets the busy share or the energy scale."""
+    """Return relative time and mean power under each limit; one row sets the busy share or the
+    energy scale.
+    """
     held = highest.power_w / highest.limit_w if highest.power_w > CAPPED * highest.limit_w else HELD
     idle_w = c.idle_w * min(1.0, WAITING * highest.power_w / c.idle_w[-1])
     above_w = c.power_w - c.idle_w
     scale = max(1.0, (highest.power_w - idle_w[-1]) / above_w[-1])
     busy_w = idle_w + scale * above_w
     capped = highest.power_w > CAPPED * highest.limit_w
-    busy = 1.0 if capped else float(np.clip((highest.power_w - idle_w[-1]) / (busy_w[-1] - idle_w[-1]), 0.0, 1.0))
+    busy = (
+        1.0
+        if capped
+        else float(np.clip((highest.power_w - idle_w[-1]) / (busy_w[-1] - idle_w[-1]), 0.0, 1.0))
+    )
     time = busy * c.time + 1.0 - busy
     mean_w = (busy * c.time * busy_w + (1.0 - busy) * idle_w) / time
     first = _governed(mean_w, held * highest.limit_w)
@@ -246,30 +305,46 @@ def _under(highest: TrainingEpoch, c: PrototypeCurves, limits_w: Array) -> tuple
 
 
 def _governed(power_w: Array, limit_w: float) -> int:
-    """Return the index of the highest clock at which mean power meets the limit; the lowest where none does."""
+    """Return the index of the highest clock at which mean power meets the limit; the lowest where
+    none does.
+    """
     within = np.flatnonzero(power_w <= limit_w)
     return int(within[-1]) if within.size else 0
 
 
 def power_limit_rows(folder: Path) -> list[LedgerRow]:
-    """Return errors of relative time and power by card; the floors are "time unchanged" and "power = limit"."""
+    """Return errors of relative time and power by card; the floors are "time unchanged" and "power
+    = limit".
+    """
     found = predict_epochs(read_epochs(folder))
     rows = []
     for gpu in (*ZEUS_GPUS, "all"):
         some = [p for p in found if gpu in (p.epoch.gpu, "all")]
         if not some:
             continue
-        true, said = (np.array(x) for x in zip(*((p.relative_time, p.predicted_time) for p in some), strict=True))
+        true, said = (
+            np.array(x)
+            for x in zip(*((p.relative_time, p.predicted_time) for p in some), strict=True)
+        )
         watts, told, limit, highest = (
             np.array(x)
             for x in zip(
-                *((p.epoch.power_w, p.predicted_w, p.epoch.limit_w, p.highest.power_w) for p in some), strict=True
+                *(
+                    (p.epoch.power_w, p.predicted_w, p.epoch.limit_w, p.highest.power_w)
+                    for p in some
+                ),
+                strict=True,
             )
         )
         name = "Zeus, power limits" if gpu == "all" else f"Zeus, power limits, {ZEUS_GPUS[gpu]}"
         rows += [
             make_ledger_row(
-                name, "relative time", len(some), _mean(said - true), _mean(1.0 - true), floor_is="time unchanged"
+                name,
+                "relative time",
+                len(some),
+                _mean(said - true),
+                _mean(1.0 - true),
+                floor_is="time unchanged",
             ),
             make_ledger_row(
                 name,
@@ -278,7 +353,9 @@ def power_limit_rows(folder: Path) -> list[LedgerRow]:
                 _mean(told / watts - 1),
                 _mean(limit / watts - 1),
                 floor_is="power = limit",
-                never_above_the_highest_limits=round(_mean(np.minimum(limit, highest) / watts - 1), 2),
+                never_above_the_highest_limits=round(
+                    _mean(np.minimum(limit, highest) / watts - 1), 2
+                ),
             ),
         ]
     return rows

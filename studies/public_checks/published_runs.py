@@ -1,8 +1,8 @@
-"""Read the published whole-model measurements [Lee2026, artifact] from the folder of reference data.
+"""Read the published whole-model measurements [Lee2026, artifact] from the folder of reference
+data.
 
-The sets of ``public_checks`` and ``studies/other_gpu_figures.py`` import it. The data belong to others and stay
-outside the project.
-"""
+The sets of ``public_checks`` and ``studies/other_gpu_figures.py`` import it. The data belong to
+others and stay outside the project."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ _OTHERS = {"a100_sxm": "a100-sxm-80gb", "h100": "h100-sxm", "l40s": "l40s", "a10
 
 
 def read_other_gpus(folder: Path) -> dict[str, list[PublishedRun]]:
-    """Read clean rows of other GPUs from files of the same form (``h100*.csv`` ...), by catalogue name."""
+    """Read clean rows of other GPUs from files of the same form (``h100*.csv`` ...), by catalogue
+    name.
+    """
     lists = _lists(folder)
     found: dict[str, list[PublishedRun]] = {}
     for path in sorted((folder / "energaizer" / "measurements").glob("*.csv")):
@@ -103,7 +105,9 @@ def select_reported_runs(folder: Path, clean_rows: list[PublishedRun]) -> list[P
     for row in report:
         model = PUBLISHED_MODELS[row["model"], row["config"]]
         keys.add((model, int(row["batch"]), int(row["seq"]), row["prec"], int(row["freq"])))
-    return [r for r in clean_rows if (r.model, r.batch, r.seq, r.dtype, round(r.set_hz / 1e6)) in keys]
+    return [
+        r for r in clean_rows if (r.model, r.batch, r.seq, r.dtype, round(r.set_hz / 1e6)) in keys
+    ]
 
 
 def clean_runs(found: list[PublishedRun]) -> list[PublishedRun]:
@@ -117,6 +121,9 @@ def clean_runs(found: list[PublishedRun]) -> list[PublishedRun]:
             groups.setdefault((r.name, r.set_hz), []).append(r)
     averaged = ("clock_hz", "temperature_c", "latency_s", "power_w")
     return [
-        replace(alike[0], **{name: sum(getattr(r, name) for r in alike) / len(alike) for name in averaged})
+        replace(
+            alike[0],
+            **{name: sum(getattr(r, name) for r in alike) / len(alike) for name in averaged},
+        )
         for alike in groups.values()
     ]

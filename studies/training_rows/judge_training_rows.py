@@ -1,9 +1,10 @@
-"""Predict the training steps of ``training_plan.csv``, and compare predictions with what was measured.
+"""Predict the training steps of ``training_plan.csv``, and compare predictions with what was
+measured.
 
-``python studies/training_rows/judge_training_rows.py`` prints errors set by set, of ``training_predictions.csv``,
-where a set was written (``--write SET``) before any row of it was measured, and of this tree, against
-``training_measured.csv``, which has what was measured on an H200 (``--keep DIR`` takes it from a campaign's folder).
-"""
+``python studies/training_rows/judge_training_rows.py`` prints errors set by set, of
+``training_predictions.csv``, where a set was written (``--write SET``) before any row of it was
+measured, and of this tree, against ``training_measured.csv``, which has what was measured on an
+H200 (``--keep DIR`` takes it from a campaign's folder)."""
 
 from __future__ import annotations
 
@@ -21,15 +22,19 @@ from wattcast.training.train_job import TrainingResult
 from wattcast.workload.model_catalogue import load_model
 
 PLAN = Path(__file__).with_name("training_plan.csv")
-PREDICTIONS, MEASURED = PLAN.with_name("training_predictions.csv"), PLAN.with_name("training_measured.csv")
+PREDICTIONS, MEASURED = (
+    PLAN.with_name("training_predictions.csv"),
+    PLAN.with_name("training_measured.csv"),
+)
 COLUMNS = ("latency_s", "power_w", "energy_j", "memory_byte")
 
 
 def predict_row(plan: dict[str, Any]) -> TrainingResult:
-    """Predict one row as it is measured: a step in one CUDA graph, bf16 moments and gradients, no master weights.
+    """Predict one row as it is measured: a step in one CUDA graph, bf16 moments and gradients, no
+    master weights.
 
-    A compiled row compiles the loss too: its kernels read the logits twice and write the gradient once.
-    """
+    A compiled row compiles the loss too: its kernels read the logits twice and write the gradient
+    once."""
     model = load_model(plan["model"])
     return train(
         replace(model, dims=replace(model.dims, layers=int(plan["layers"]))),
@@ -83,7 +88,9 @@ def write_predictions(chosen: str) -> None:
 def read_columns(path: Path) -> dict[str, dict[str, float]]:
     """Read the numbers of a file by row."""
     with path.open(newline="", encoding="utf-8") as stream:
-        return {row.pop("id"): {c: float(v) for c, v in row.items()} for row in csv.DictReader(stream)}
+        return {
+            row.pop("id"): {c: float(v) for c, v in row.items()} for row in csv.DictReader(stream)
+        }
 
 
 def write_columns(path: Path, rows: dict[str, dict[str, float]]) -> None:
@@ -96,32 +103,49 @@ def write_columns(path: Path, rows: dict[str, dict[str, float]]) -> None:
 
 
 def keep_measured(folder: Path) -> None:
-    """Take the rows of a campaign's folder; memory and ``launched_s`` are of steps that the host launched."""
+    """Take the rows of a campaign's folder; memory and ``launched_s`` are of steps that the host
+    launched.
+    """
     lines = {row["id"]: row for row in read_lines(folder / "models.jsonl") if not row.get("error")}
     known = read_columns(MEASURED)
     for name, row in lines.items():
         alone = lines.get(f"{name}-launched")
         if alone is not None and row["graph"]:
             memory = alone["peak_memory_byte"]
-            known[name] = {c: row[c] for c in COLUMNS[:3]} | {"memory_byte": memory, "launched_s": alone["latency_s"]}
+            known[name] = {c: row[c] for c in COLUMNS[:3]} | {
+                "memory_byte": memory,
+                "launched_s": alone["latency_s"],
+            }
     write_columns(MEASURED, known)
 
 
 def judge_rows() -> None:
-    """Print errors of time, power, energy and memory row by row, and their means and medians without sign."""
+    """Print errors of time, power, energy and memory row by row, and their means and medians
+    without sign.
+    """
     measured, predicted = read_columns(MEASURED), read_columns(PREDICTIONS)
     for chosen, plans in read_plan().items():
         rows = {name: measured[name] for name in plans if name in measured}
         if not rows:
             print(f"\n{chosen} set: {len(plans)} rows planned, none measured")
             continue
-        for words, found in (("before the measurement", predicted), ("this tree", predict_plans(plans))):
+        for words, found in (
+            ("before the measurement", predicted),
+            ("this tree", predict_plans(plans)),
+        ):
             print(f"\n{chosen} set, {words}")
-            print(f"{'row':38} {'ms':>9} {'launched':>9} {'time':>7} {'power':>7} {'energy':>7} {'memory':>7}")
-            errors = [[found[name][column] / row[column] - 1.0 for column in COLUMNS] for name, row in rows.items()]
+            print(
+                f"{'row':38} {'ms':>9} {'launched':>9} {'time':>7} {'power':>7} {'energy':>7} {'memory':>7}"
+            )
+            errors = [
+                [found[name][column] / row[column] - 1.0 for column in COLUMNS]
+                for name, row in rows.items()
+            ]
             for (name, row), own in zip(rows.items(), errors, strict=True):
                 shown = " ".join(f"{100 * error:+6.1f}%" for error in own)
-                print(f"{name:38} {1e3 * row['latency_s']:9.2f} {1e3 * row['launched_s']:9.2f} {shown}")
+                print(
+                    f"{name:38} {1e3 * row['latency_s']:9.2f} {1e3 * row['launched_s']:9.2f} {shown}"
+                )
             for label, mean in (("mean", np.mean), ("median", np.median)):
                 shown = " ".join(f"{100 * value:6.1f}%" for value in mean(np.abs(errors), axis=0))
                 print(f"{label:38} {'':19} {shown}")
@@ -130,7 +154,9 @@ def judge_rows() -> None:
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", choices=read_plan(), help="write this tree's predictions of a set")
+    parser.add_argument(
+        "--write", choices=read_plan(), help="write this tree's predictions of a set"
+    )
     parser.add_argument("--keep", type=Path, help="take measured rows from this folder")
     options = parser.parse_args()
     if options.write is not None:

@@ -1,8 +1,8 @@
-"""Training steps beyond plain AdamW in bf16: adapters, 4-bit weights, fp8, an 8-bit optimiser, recomputation.
+"""Training steps beyond plain AdamW in bf16: adapters, 4-bit weights, fp8, an 8-bit optimiser,
+recomputation.
 
-Only PyTorch, Triton and transformers are needed, so that a bare GPU node can run them. Without a GPU the same
-steps run on plain PyTorch operators, for tests.
-"""
+Only PyTorch, Triton and transformers are needed, so that a bare GPU node can run them. Without a
+GPU the same steps run on plain PyTorch operators, for tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ if triton is not None:
         narrow = tl.minimum(tl.maximum(value, -448.0), 448.0).to(tl.float8e4nv)
         tl.store(out + at, narrow, mask=inside)
         at_turned = j[:, None].to(tl.int64) * rows + i[None, :]
-        tl.store(turned + at_turned, tl.trans(narrow), mask=(j[:, None] < cols) & (i[None, :] < rows))
+        tl.store(
+            turned + at_turned, tl.trans(narrow), mask=(j[:, None] < cols) & (i[None, :] < rows)
+        )
 
     @triton.jit
     def _adamw8bit_kernel(p, g, m, v, m_scale, v_scale, n, rate, BLOCK: tl.constexpr):
@@ -92,11 +94,15 @@ def _multiply_fp8(a: Any, b_turned: Any, scales: tuple[Any, Any], dtype: Any) ->
     if not a.is_cuda:
         return (a.to(dtype) / scales[0]) @ (b_turned.t().to(dtype) / scales[1])
     inverse = [scale.reciprocal() for scale in scales]
-    return torch._scaled_mm(a, b_turned.t(), scale_a=inverse[0], scale_b=inverse[1], out_dtype=dtype)
+    return torch._scaled_mm(
+        a, b_turned.t(), scale_a=inverse[0], scale_b=inverse[1], out_dtype=dtype
+    )
 
 
 class _Fp8Product(torch.autograd.Function):
-    """A linear layer whose three products run in fp8 with scales known beforehand (delayed scaling)."""
+    """A linear layer whose three products run in fp8 with scales known beforehand (delayed
+    scaling).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, layer: Any) -> Any:
@@ -105,7 +111,9 @@ class _Fp8Product(torch.autograd.Function):
         narrow, turned = cast_fp8(flat, layer.scale["input"])
         ctx.save_for_backward(turned)
         ctx.layer, ctx.shape, ctx.dtype = layer, x.shape, x.dtype
-        out = _multiply_fp8(narrow, layer.narrow, (layer.scale["input"], layer.scale["weight"]), x.dtype)
+        out = _multiply_fp8(
+            narrow, layer.narrow, (layer.scale["input"], layer.scale["weight"]), x.dtype
+        )
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -116,7 +124,9 @@ class _Fp8Product(torch.autograd.Function):
         layer.set_scale("gradient", flat)
         narrow, turned = cast_fp8(flat, layer.scale["gradient"])
         scale = layer.scale
-        to_input = _multiply_fp8(narrow, layer.turned, (scale["gradient"], scale["weight"]), ctx.dtype)
+        to_input = _multiply_fp8(
+            narrow, layer.turned, (scale["gradient"], scale["weight"]), ctx.dtype
+        )
         to_weight = _multiply_fp8(turned, x_turned, (scale["gradient"], scale["input"]), ctx.dtype)
         return to_input.view(ctx.shape), to_weight, None
 
@@ -151,7 +161,9 @@ class NarrowWeight(nn.Module):
         super().__init__()
         self.shape, device = base.weight.shape, base.weight.device
         n = base.weight.numel()
-        self.register_buffer("codes", torch.randint(0, 256, (n // 2,), dtype=torch.uint8, device=device))
+        self.register_buffer(
+            "codes", torch.randint(0, 256, (n // 2,), dtype=torch.uint8, device=device)
+        )
         self.register_buffer("scales", torch.full((-(-n // WEIGHT_BLOCK),), 0.02, device=device))
         self.register_buffer("table", torch.linspace(-1.0, 1.0, 16, device=device))
         self.dtype, self.bias = base.weight.dtype, base.bias
@@ -162,7 +174,9 @@ class NarrowWeight(nn.Module):
         if not self.codes.is_cuda:
             code = torch.stack([self.codes >> 4, self.codes & 15], dim=-1).flatten().long()
             return (
-                (self.table[code] * self.scales.repeat_interleave(WEIGHT_BLOCK)[:n]).to(self.dtype).view(self.shape)
+                (self.table[code] * self.scales.repeat_interleave(WEIGHT_BLOCK)[:n])
+                .to(self.dtype)
+                .view(self.shape)
             )
         out = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
         _widen_kernel[(triton.cdiv(n, 1024),)](
@@ -191,7 +205,10 @@ class AdaptedLinear(nn.Module):
 
     def __init__(self, base: Any, rank: int, bits: int) -> None:
         super().__init__()
-        (features, width), like = base.weight.shape, {"dtype": base.weight.dtype, "device": base.weight.device}
+        (features, width), like = (
+            base.weight.shape,
+            {"dtype": base.weight.dtype, "device": base.weight.device},
+        )
         self.base = NarrowWeight(base) if bits == 4 else base
         self.down = nn.Parameter(torch.randn(rank, width, **like) * 0.01)
         self.up = nn.Parameter(torch.randn(features, rank, **like) * 0.01)
@@ -220,7 +237,9 @@ class BlockAdamW(torch.optim.Optimizer):
                     state[f"{name}_scale"] = torch.zeros(blocks, device=p.device)
             moments = [state[name] for name in ("m", "v", "m_scale", "v_scale")]
             if p.is_cuda:
-                _adamw8bit_kernel[(blocks,)](p, p.grad, *moments, n, LEARNING_RATE, BLOCK=STATE_BLOCK)
+                _adamw8bit_kernel[(blocks,)](
+                    p, p.grad, *moments, n, LEARNING_RATE, BLOCK=STATE_BLOCK
+                )
             else:
                 _update_plain(p, *moments)
 
@@ -244,7 +263,9 @@ def _update_plain(p: Any, m: Any, v: Any, m_scale: Any, v_scale: Any) -> None:
 
 def _keep_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Any:
     """Keep what products and attention wrote; recompute all else."""
-    kept = any(word in str(operator) for word in ("aten.mm.", "aten.addmm", "aten.bmm", "dot_product"))
+    kept = any(
+        word in str(operator) for word in ("aten.mm.", "aten.addmm", "aten.bmm", "dot_product")
+    )
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -260,7 +281,11 @@ def prepare_module(module: Any, plan: dict[str, Any]) -> None:
     if plan["lora"] or plan["precision"] == "fp8":
         for path, part in list(module.named_modules()):
             if isinstance(part, nn.Linear) and "lm_head" not in path:
-                own = AdaptedLinear(part, plan["lora"], plan["base_bits"]) if plan["lora"] else Fp8Linear(part)
+                own = (
+                    AdaptedLinear(part, plan["lora"], plan["base_bits"])
+                    if plan["lora"]
+                    else Fp8Linear(part)
+                )
                 parent, _, name = path.rpartition(".")
                 setattr(module.get_submodule(parent), name, own)
     if plan["lora"] and plan["recompute"] != "none":
@@ -268,7 +293,9 @@ def prepare_module(module: Any, plan: dict[str, Any]) -> None:
 
 
 def make_step(module: Any, plan: dict[str, Any], given: list[dict[str, Any]]) -> Callable[[], Any]:
-    """Return a whole training step: every micro-batch of ``given`` forward and backward, then the optimiser."""
+    """Return a whole training step: every micro-batch of ``given`` forward and backward, then the
+    optimiser.
+    """
     optimisers = _make_optimisers(module, plan["optimizer"])
     narrow = [part for part in module.modules() if isinstance(part, Fp8Linear)]
     if plan["stack"] == "compiled":
@@ -290,12 +317,17 @@ def make_step(module: Any, plan: dict[str, Any], given: list[dict[str, Any]]) ->
 
 
 def _make_optimisers(module: Any, name: str) -> list[Any]:
-    """Return the optimisers of what is trained: Muon takes the matrices of layers and leaves the rest to AdamW."""
+    """Return the optimisers of what is trained: Muon takes the matrices of layers and leaves the
+    rest to AdamW.
+    """
     trained = [p for p in module.parameters() if p.requires_grad]
     if name == "adamw8bit":
         return [BlockAdamW(trained)]
     if name == "adafactor":
-        fixed = {"scale_parameter": False, "relative_step": False}  # no number of the GPU is read by the host
+        fixed = {
+            "scale_parameter": False,
+            "relative_step": False,
+        }  # no number of the GPU is read by the host
         return [Adafactor(trained, lr=LEARNING_RATE, **fixed)]
     others, optimisers = trained, []
     if name == "muon":

@@ -1,13 +1,14 @@
 """Measure small kernels before and after a change, with which ``wattcast lab tune`` is judged.
 
-Run ``python studies/tune_pairs/measure_tune_pairs.py --out FOLDER`` on a machine with a GPU (time and power, about
-two minutes), then the same with ``--counters`` (Nsight Compute).
-``--dry-run`` compiles the kernels and measures nothing.
+Run ``python studies/tune_pairs/measure_tune_pairs.py --out FOLDER`` on a machine with a GPU (time
+and power, about two minutes), then the same with ``--counters`` (Nsight Compute). ``--dry-run``
+compiles the kernels and measures nothing.
 
-``tune_pairs.csv`` names every program, its kernels before and after each change, and its use. It was written before
-anything was measured: pairs for mending may be looked at while `tune` is changed, held-out pairs when it is done.
-A change that moves the time by less than 3 % counts as none. The first advice is right where it is one of the two
-changes that saved most time of the program's measured single changes.
+``tune_pairs.csv`` names every program, its kernels before and after each change, and its use. It
+was written before anything was measured: pairs for mending may be looked at while `tune` is
+changed, held-out pairs when it is done. A change that moves the time by less than 3 % counts as
+none. The first advice is right where it is one of the two changes that saved most time of the
+program's measured single changes.
 
 Rows go to ``tune_pairs.jsonl`` as they come and a second run goes on there. Clocks are never set.
 """
@@ -28,23 +29,45 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.measured_rows import Journal
-from wattcast.measure.campaigns.nsight_counters import find_ncu, keep_known_metrics, make_ncu_command, query_metrics
-from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, DeviceFault, compile_cubin
+from wattcast.measure.campaigns.nsight_counters import (
+    find_ncu,
+    keep_known_metrics,
+    make_ncu_command,
+    query_metrics,
+)
+from wattcast.measure.cuda_device import (
+    CudaDevice,
+    CudaError,
+    CudaKernel,
+    DeviceFault,
+    compile_cubin,
+)
 from wattcast.measure.sampler import Sampler, make_child_environment
-from wattcast.measure.steady_state import SettlingRule, describe_window, hold_load, make_run_info, make_run_name, say
+from wattcast.measure.steady_state import (
+    SettlingRule,
+    describe_window,
+    hold_load,
+    make_run_info,
+    make_run_name,
+    say,
+)
 
 HERE = Path(__file__).parent
 METRICS = HERE.parents[1] / "src" / "wattcast" / "microbench" / "microbench_metrics.csv"
 TYPES = (*(ctypes.c_void_p,) * 4, ctypes.c_int)
 LARGEST = 1 << 25  # elements of an input
-RULE = SettlingRule(settle_s=0.35, least_ticks=6, longest_s=2.4, least_s=1.2, linger_s=0.25, look_s=0.04)
+RULE = SettlingRule(
+    settle_s=0.35, least_ticks=6, longest_s=2.4, least_s=1.2, linger_s=0.25, look_s=0.04
+)
 BURSTS, BURST_S, REST_S = 15, 4e-4, 0.01
 CHUNK_S = 0.02
 COMPARED = 1 << 21  # numbers at the begin and at the end of an output
 WARM_S = 4.0
 STALLS = "barrier dispatch_stall drain imc_miss lg_throttle long_scoreboard math_pipe_throttle membar mio_throttle "
 STALLS += "no_instruction not_selected selected short_scoreboard sleeping tex_throttle wait"
-MORE_METRICS = [f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS.split()]
+MORE_METRICS = [
+    f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS.split()
+]
 MORE_METRICS += [
     "smsp__average_warp_latency_per_inst_issued.ratio",
     "smsp__warps_eligible.avg.per_cycle_active",
@@ -94,7 +117,9 @@ def read_versions() -> list[ProgramVersion]:
     with (HERE / "tune_pairs.csv").open(encoding="utf-8") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     for row in rows:
-        row |= {name: int(row[name]) for name in ("threads", "blocks", "n", "shared_byte", "outputs")}
+        row |= {
+            name: int(row[name]) for name in ("threads", "blocks", "n", "shared_byte", "outputs")
+        }
         row |= {"kernels": tuple(row["kernels"].split()), "rtol": float(row["rtol"])}
     return [ProgramVersion(**row) for row in rows]
 
@@ -104,7 +129,9 @@ class PairBench:
 
     def __init__(self) -> None:
         self.device = device = CudaDevice.open()
-        self.cubin = compile_cubin((HERE / "tune_kernels.cu").read_text(), device.architecture, "tune_kernels.cu")
+        self.cubin = compile_cubin(
+            (HERE / "tune_kernels.cu").read_text(), device.architecture, "tune_kernels.cu"
+        )
         self.single, self.double = device.allocate(4 * LARGEST), device.allocate(8 * LARGEST)
         self.out, self.room = device.allocate(8 * LARGEST), device.allocate(8 * LARGEST)
         self.loaded: dict[tuple[str, int], CudaKernel] = {}
@@ -117,8 +144,12 @@ class PairBench:
         """Put one launch on the stream."""
         kernel = self.loaded.get((name, shared_byte))
         if kernel is None:
-            kernel = self.loaded[name, shared_byte] = self.device.load(self.cubin, name, shared_byte)
-        self.device.launch(kernel, blocks, threads, (self.single, self.double, self.out, self.room, n), TYPES)
+            kernel = self.loaded[name, shared_byte] = self.device.load(
+                self.cubin, name, shared_byte
+            )
+        self.device.launch(
+            kernel, blocks, threads, (self.single, self.double, self.out, self.room, n), TYPES
+        )
 
     def enqueue(self, version: ProgramVersion) -> None:
         """Put the program's kernels on the stream, in order."""
@@ -166,9 +197,15 @@ def measure_version(
 ) -> dict[str, Any]:
     """Check the output against the program's before, then measure bursts and a sustained load."""
     found = bench.run_once(version)
-    error = float(np.max(np.abs(found - wanted) / (np.abs(wanted) + 1e-3))) if wanted is not None else 0.0
+    error = (
+        float(np.max(np.abs(found - wanted) / (np.abs(wanted) + 1e-3)))
+        if wanted is not None
+        else 0.0
+    )
     if not np.isfinite(found).all() or error > version.rtol:
-        raise CudaError(f"{version.id}: its output differs from the program's before by {error:.2g}.")
+        raise CudaError(
+            f"{version.id}: its output differs from the program's before by {error:.2g}."
+        )
     bursts_s = bench.time_bursts_s(version)
     burst_s = float(np.median(bursts_s))
     per_chunk = max(round(CHUNK_S / burst_s), 1)
@@ -191,7 +228,9 @@ def measure_version(
         "burst_quartiles_s": [float(q) for q in np.percentile(bursts_s, [25, 75])],
         "sustained_s": float(call_s.mean()),
         "energy_j": float(load.window.ticks.power_w * call_s.mean()),
-        **{name: value for name, value in describe_window(load.window).items() if value is not None},
+        **{
+            name: value for name, value in describe_window(load.window).items() if value is not None
+        },
     }
 
 
@@ -202,7 +241,9 @@ def measure_pairs(out: Path, versions: list[ProgramVersion], budget_s: float) ->
     with Sampler("nvml") as sampler:
         bench = PairBench()
         device = bench.device
-        info = make_run_info(run, sampler.identity, sm_count=device.sm_count, l2_byte=device.l2_byte)
+        info = make_run_info(
+            run, sampler.identity, sm_count=device.sm_count, l2_byte=device.l2_byte
+        )
         Journal(out / "runs.jsonl", key="run").append(info)
         end_s = time.monotonic() + WARM_S
         while time.monotonic() < end_s:
@@ -221,12 +262,16 @@ def measure_pairs(out: Path, versions: list[ProgramVersion], budget_s: float) ->
                     continue
                 row = measure_version(bench, sampler, version, before.get(version.program))
                 journal.append({**row, "run": run})
-                say(f"{version.id:44} {1e6 * row['burst_s']:9.1f} us {row['power_w']:6.1f} W {row['flags']}")
+                say(
+                    f"{version.id:44} {1e6 * row['burst_s']:9.1f} us {row['power_w']:6.1f} W {row['flags']}"
+                )
             except DeviceFault:
                 raise
             except Exception as error:
                 failed += 1
-                journal.append({"id": version.id, "error": f"{type(error).__name__}: {error}", "run": run})
+                journal.append(
+                    {"id": version.id, "error": f"{type(error).__name__}: {error}", "run": run}
+                )
                 say(f"{version.id}: {type(error).__name__}: {error}")
         mark, began_s = sampler.head, time.monotonic()
         time.sleep(1.3)
@@ -236,7 +281,9 @@ def measure_pairs(out: Path, versions: list[ProgramVersion], budget_s: float) ->
 
 
 def count_pairs(versions: list[ProgramVersion], budget_s: float) -> None:
-    """Launch every program twice, the second time for the profiler; those before a change come first."""
+    """Launch every program twice, the second time for the profiler; those before a change come
+    first.
+    """
     deadline_s, bench, seen = time.monotonic() + budget_s, PairBench(), set()
     for version in sorted(versions, key=lambda v: v.change != "before"):
         shape = (version.kernels, version.blocks, version.shared_byte)
@@ -256,13 +303,19 @@ def count_pairs(versions: list[ProgramVersion], budget_s: float) -> None:
 
 
 def collect_counters(out: Path, budget_s: float, use: str) -> int:
-    """Run the programs under ``ncu``; a list with a metric that it refuses is replaced by the shorter one."""
+    """Run the programs under ``ncu``; a list with a metric that it refuses is replaced by the
+    shorter one.
+    """
     ncu, raw = find_ncu(), out / "tune_pairs_ncu.csv"
     with METRICS.open(encoding="utf-8") as file:
         usual = [row["metric"] for row in csv.DictReader(file)]
     known = query_metrics(ncu)
     for wanted in ([*usual, *MORE_METRICS], usual):
-        command = [*make_ncu_command(ncu, raw, keep_known_metrics(wanted, known)), "--profile-from-start", "off"]
+        command = [
+            *make_ncu_command(ncu, raw, keep_known_metrics(wanted, known)),
+            "--profile-from-start",
+            "off",
+        ]
         command += [
             sys.executable,
             __file__,
@@ -275,7 +328,9 @@ def collect_counters(out: Path, budget_s: float, use: str) -> int:
             f"{budget_s:.0f}",
         ]
         try:
-            subprocess.run(command, timeout=budget_s + 60.0, check=False, env=make_child_environment())
+            subprocess.run(
+                command, timeout=budget_s + 60.0, check=False, env=make_child_environment()
+            )
         except subprocess.TimeoutExpired:
             say("ncu did not end in time.")
         text = raw.read_text(errors="replace") if raw.exists() else ""
@@ -295,19 +350,28 @@ def main() -> int:
     parser.add_argument("--target", action="store_true", help="the process under ncu")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--only", default="", help="programs, comma-separated")
-    parser.add_argument("--use", default="", help="mending, held-out, second held-out ...: pairs of this use alone")
+    parser.add_argument(
+        "--use", default="", help="mending, held-out, second held-out ...: pairs of this use alone"
+    )
     parser.add_argument("--budget", type=float, default=150.0, help="seconds")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     only = set(filter(None, options.only.split(",")))
-    versions = [v for v in read_versions() if (not only or v.program in only) and options.use in ("", v.use)]
+    versions = [
+        v for v in read_versions() if (not only or v.program in only) and options.use in ("", v.use)
+    ]
     if options.dry_run:
         cubin = compile_cubin((HERE / "tune_kernels.cu").read_text(), "sm_90a", "tune_kernels.cu")
         names = {
-            name for v in versions for name in (*v.kernels, *filter(None, [v.prepare])) if name.encode() in cubin
+            name
+            for v in versions
+            for name in (*v.kernels, *filter(None, [v.prepare]))
+            if name.encode() in cubin
         }
         lacking = {name for v in versions for name in v.kernels} - names
-        print(f"{len(versions)} versions, {len(names)} kernels, {len(cubin)} bytes; lacking: {sorted(lacking)}")
+        print(
+            f"{len(versions)} versions, {len(names)} kernels, {len(cubin)} bytes; lacking: {sorted(lacking)}"
+        )
         return 4 if lacking else 0
     if options.target:
         count_pairs(versions, options.budget)

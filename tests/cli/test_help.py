@@ -50,7 +50,9 @@ def test_help_fits_a_page(show_help, words: str) -> None:
 @pytest.mark.parametrize("words", WORDS)
 def test_help_names_every_option_and_help_all_describes_it(call, show_help, words: str) -> None:
     short, full = show_help(words), call("--traceback", *words.split(), "--help-all").out
-    for option in (o for o in COMMAND_OF[words].params if o.param_type_name == "option" and not o.hidden):
+    for option in (
+        o for o in COMMAND_OF[words].params if o.param_type_name == "option" and not o.hidden
+    ):
         assert f"{option.opts[0]} " in short.replace("\n", " ")
         assert f"{option.opts[0]} " in full
     assert "--help-all" not in full
@@ -58,4 +60,7 @@ def test_help_names_every_option_and_help_all_describes_it(call, show_help, word
 
 def test_ranges_are_still_told(call) -> None:
     call("simulate", "--help")
-    assert "1<=x<=100" in call("simulate", "gpt2", "--gpu", "h200", "--rate", "1/s", "--seeds", "0").err
+    assert (
+        "1<=x<=100"
+        in call("simulate", "gpt2", "--gpu", "h200", "--rate", "1/s", "--seeds", "0").err
+    )

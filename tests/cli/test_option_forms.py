@@ -1,4 +1,6 @@
-"""One idea has one form: an option that takes a quantity takes it in the same words in every command that has it."""
+"""One idea has one form: an option that takes a quantity takes it in the same words in every
+command that has it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,14 @@ FORMS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "--feature-size": ("28nm", "0.028um", ("28", "28W")),
     "--arrivals": ("poisson", "diurnal:peak=1.5,period=24h", ("posson", "diurnal:period=24")),
 }
-UNITS_OF_A_LIST = {"--clocks", "--limits", "--where", "--shortest", "--follow", "--offset"}  # ranges; of one command
+UNITS_OF_A_LIST = {
+    "--clocks",
+    "--limits",
+    "--where",
+    "--shortest",
+    "--follow",
+    "--offset",
+}  # ranges; of one command
 LINES = {  # a quick call of each command, which the options are added to
     "predict": "predict gpt2 --gpu h200 --seq 64",
     "compare": "compare gpt2@h200 ,batch=2 --seq 64",
@@ -64,7 +73,9 @@ LINES = {  # a quick call of each command, which the options are added to
     "models show": "models show gpt2 --seq 64",
     "gpus show": "gpus show h200 --energies",
 }
-REFUSING = {  # what needs a GPU, a server or a file of measurements: wrong forms are refused before any is asked for
+# what needs a GPU, a server or a file of measurements: wrong forms are refused before any is asked
+# for
+REFUSING = {
     "report": "report gpt2 --gpu h200 --seq 64 --out r.html",  # predict's options
     "manage watch": "manage watch",
     "manage run": "manage run --metrics http://localhost:1/metrics",
@@ -79,7 +90,10 @@ REFUSING = {  # what needs a GPU, a server or a file of measurements: wrong form
     "lab kernels": "lab kernels --out rows",
 }
 EXCLUDED = {("explore sweep", "--latency"), ("manage simulate", "--latency")}  # beside --slowdown
-OPTIONS = {words: {o.opts[0] for o in command.params if o.opts[0] in FORMS} for words, command in walk_commands()}
+OPTIONS = {
+    words: {o.opts[0] for o in command.params if o.opts[0] in FORMS}
+    for words, command in walk_commands()
+}
 FLEET = "gpus: {h200: 1}\nworkloads:\n  - {workload: gpt2, rate: 1/s, options: {seq: 64}}\n"
 
 
@@ -90,7 +104,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_option_with_a_unit_is_in_the_table() -> None:
-    quantity = re.compile(r"\d ?(?:ms|us|s|min|h|k?W|[MG]Hz|%|/s|GB/s|GB|C|V|nm)(?![\w:])|/kWh|\d/h\b")
+    quantity = re.compile(
+        r"\d ?(?:ms|us|s|min|h|k?W|[MG]Hz|%|/s|GB/s|GB|C|V|nm)(?![\w:])|/kWh|\d/h\b"
+    )
     shown = {
         option.opts[0]
         for _, command in walk_commands()
@@ -98,16 +114,27 @@ def test_every_option_with_a_unit_is_in_the_table() -> None:
         if option.param_type_name == "option" and quantity.search(f"{option.help} {option.default}")
     }
     assert shown - set(FORMS) - UNITS_OF_A_LIST == set()
-    assert {words for words, options in OPTIONS.items() if options} - set(LINES) - set(REFUSING) <= {
+    assert {words for words, options in OPTIONS.items() if options} - set(LINES) - set(
+        REFUSING
+    ) <= {
         *("manage replay", "lab microbench", "lab counters"),  # the options of another command
-        *("lab power-trace", "lab power-meter", "lab estimate", "lab fit component"),  # a core clock, parsed alike
+        *(
+            "lab power-trace",
+            "lab power-meter",
+            "lab estimate",
+            "lab fit component",
+        ),  # a core clock, parsed alike
     }
 
 
 @pytest.mark.parametrize("form", [0, 1])
 @pytest.mark.parametrize("words", LINES)
 def test_a_command_takes_both_forms(call, words: str, form: int) -> None:
-    added = [f"{name}={FORMS[name][form]}" for name in sorted(OPTIONS[words]) if (words, name) not in EXCLUDED]
+    added = [
+        f"{name}={FORMS[name][form]}"
+        for name in sorted(OPTIONS[words])
+        if (words, name) not in EXCLUDED
+    ]
     done = call(*LINES[words].split(), *added)
     assert done.code == 0, (added, done.err)
 
@@ -117,5 +144,8 @@ def test_wrong_forms_are_refused(call, words: str) -> None:
     for added in (f"{name}={value}" for name in sorted(OPTIONS[words]) for value in FORMS[name][2]):
         done = call(*{**LINES, **REFUSING}[words].split(), added)
         assert done.code == 2, (added, done.err)
-        assert added.partition("=")[0].strip("-").replace("-", "_") in done.err.replace("-", "_"), (added, done.err)
+        assert added.partition("=")[0].strip("-").replace("-", "_") in done.err.replace("-", "_"), (
+            added,
+            done.err,
+        )
         assert done.err.count("\n") <= 2, (added, done.err)

@@ -20,7 +20,9 @@ def test_the_table_is_long_and_every_command_is_in_it() -> None:
 
 
 @pytest.mark.parametrize(("line", "says"), ROWS, ids=[line for line, _ in ROWS])
-def test_a_wrong_input_gets_one_sentence(call, tmp_path: Path, monkeypatch, line: str, says: str) -> None:
+def test_a_wrong_input_gets_one_sentence(
+    call, tmp_path: Path, monkeypatch, line: str, says: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.csv").write_text("workload,latency_ms\n")
     done = call(*shlex.split(line))

@@ -1,4 +1,6 @@
-"""One model of every kind with round coefficients, on which the contracts of power models are tested."""
+"""One model of every kind with round coefficients, on which the contracts of power models are
+tested.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ def make_module() -> ModulePower:
     """Return a model with an energy for every event that is a count."""
     clock_hz = np.array([0.5e9, 1.0e9, 2.0e9])
     return ModulePower(
-        {name: 1e-12 * (i + 1) for i, name in enumerate(known_events()) if not known_events()[name].is_mean},
+        {
+            name: 1e-12 * (i + 1)
+            for i, name in enumerate(known_events())
+            if not known_events()[name].is_mean
+        },
         IdlePower(clock_hz, np.array([50.0, 60.0, 90.0]), reference_c=45.0, per_c=0.01),
         VoltageCurve(clock_hz, np.array([0.7, 0.75, 1.0])),
     )
@@ -27,7 +33,9 @@ def make_module() -> ModulePower:
 
 def make_rate() -> RatePower:
     """Return a model with round coefficients."""
-    return RatePower(40.0, {"int_busy_cycle": 3e-8, "dram_busy_cycle": 2e-8, "pipe_duty": 30.0}, 1e-8, 5e-9)
+    return RatePower(
+        40.0, {"int_busy_cycle": 3e-8, "dram_busy_cycle": 2e-8, "pipe_duty": 30.0}, 1e-8, 5e-9
+    )
 
 
 def make_capacitance() -> SwitchedCapacitance:
@@ -50,7 +58,10 @@ def make_rails() -> HybridRail:
         "core",
         RailClock.CORE,
         RailVoltage(
-            np.array([0.5e9, 1e9, 2e9]), np.array([0.8, 0.85, 1.1]), np.array([1e9, 3e9]), np.array([0.8, 0.9])
+            np.array([0.5e9, 1e9, 2e9]),
+            np.array([0.8, 0.85, 1.1]),
+            np.array([1e9, 3e9]),
+            np.array([0.8, 0.9]),
         ),
         leakage_a=20.0,
         clock_f=1e-8,
@@ -60,9 +71,13 @@ def make_rails() -> HybridRail:
     return HybridRail(
         15.0,
         (
-            replace(core, event_f={"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}),
+            replace(
+                core, event_f={"active_cycle": 1e-8, "int_busy_cycle": 3e-8, "l2_busy_cycle": 2e-8}
+            ),
             replace(memory, event_f={"dram_busy_cycle": 2e-8}, awake_w=6.0, awake_per_s=2e8),
-            replace(host, event_f={"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}),
+            replace(
+                host, event_f={"host_instruction_per_cycle": 3.7e-3, "host_active_cycle": 1.7e-10}
+            ),
         ),
     )
 
@@ -76,7 +91,13 @@ def make_components() -> ComponentPower:
             Term("pipe_duty", "PIPEP", 25.0, Drive.DUTY),
             Term("idle_sm", "IDLE_COREP", 1.5, Drive.MEAN),
         ),
-        (Part("DCP", 2), Part("DRAMP", 0), Part("PIPEP", 2), Part("IDLE_COREP", 1), Part("CONST", 2, 10.0, True)),
+        (
+            Part("DCP", 2),
+            Part("DRAMP", 0),
+            Part("PIPEP", 2),
+            Part("IDLE_COREP", 1),
+            Part("CONST", 2, 10.0, True),
+        ),
         7e8,
         leakage=Leakage(30.0, 5.0, 16.0),
     )

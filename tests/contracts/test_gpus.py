@@ -13,7 +13,16 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.operator_types import Attention, Bmm, Conv2d, Elementwise, LayerNorm, Linear, RmsNorm, Softmax
+from wattcast.workload.operator_types import (
+    Attention,
+    Bmm,
+    Conv2d,
+    Elementwise,
+    LayerNorm,
+    Linear,
+    RmsNorm,
+    Softmax,
+)
 
 RTOL = 1e-9
 
@@ -34,7 +43,10 @@ def graph(dtype: Dtype) -> Graph:
         RmsNorm(512, 1024, dtype=dtype),
         Elementwise("gelu", 1 << 20, dtype=dtype, count=3),
     )
-    return Graph(f"contract in {dtype}", (Block(layer, 4), Block((Elementwise("copy", 1 << 24, dtype=dtype),))))
+    return Graph(
+        f"contract in {dtype}",
+        (Block(layer, 4), Block((Elementwise("copy", 1 << 24, dtype=dtype),))),
+    )
 
 
 WORK = [graph(Dtype(name)) for name in ("fp32", "fp16", "bf16")]
@@ -68,20 +80,36 @@ def test_numbers_are_finite_and_consistent_and_inherited_coefficients_say_so(gpu
 
 def test_a_batch_equals_its_members(gpu: Gpu) -> None:
     for work in WORK:
-        clocks, limits = np.linspace(0.5, 1.0, 3) * gpu.clocks.max_hz, np.array([0.6, 1.0]) * gpu.power.limit_w
+        clocks, limits = (
+            np.linspace(0.5, 1.0, 3) * gpu.clocks.max_hz,
+            np.array([0.6, 1.0]) * gpu.power.limit_w,
+        )
         clock_hz, limit_w = np.meshgrid(clocks, limits, indexing="ij")
         bundle = bundle_for(gpu)
-        batch = predict_graph(work, gpu, OperatingPoint(as_sweep(clock_hz), as_sweep(limit_w)), bundle)
+        batch = predict_graph(
+            work, gpu, OperatingPoint(as_sweep(clock_hz), as_sweep(limit_w)), bundle
+        )
         for at in np.ndindex(3, 2):
             point = OperatingPoint(float(clock_hz[at]), float(limit_w[at]))
             one = predict_graph(work, gpu, point, bundle)
-            for name in ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "capped"):
-                assert_allclose(getattr(batch, name)[at], getattr(one, name), rtol=1e-12, err_msg=name)
+            for name in (
+                "latency_s",
+                "power_w",
+                "energy_j",
+                "clock_hz",
+                "effective_clock_hz",
+                "capped",
+            ):
+                assert_allclose(
+                    getattr(batch, name)[at], getattr(one, name), rtol=1e-12, err_msg=name
+                )
 
 
 def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu) -> None:
     for work in WORK:
-        wider = gpu.sweep(memory__byte_per_s=gpu.memory.byte_per_s * np.array([1.0, 1.1, 2.0, 16.0]))
+        wider = gpu.sweep(
+            memory__byte_per_s=gpu.memory.byte_per_s * np.array([1.0, 1.1, 2.0, 16.0])
+        )
         latency_s = predict_graph(work, wider, locked(gpu), bundle_for(gpu)).latency_s
         assert (latency_s[1:] <= latency_s[0] * (1 + RTOL)).all()
 
@@ -89,7 +117,9 @@ def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu) -> None:
 def test_a_higher_locked_clock_never_slows_and_never_saves_power(gpu: Gpu) -> None:
     for work in WORK:
         clocks = np.linspace(0.4, 1.0, 7) * gpu.clocks.max_hz
-        p = predict_graph(work, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), bundle_for(gpu))
+        p = predict_graph(
+            work, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), bundle_for(gpu)
+        )
         assert (np.diff(p.latency_s) <= 1e-15).all()
         assert (np.diff(p.power_w) >= -1e-9).all()
 

@@ -29,7 +29,8 @@ RTOL = 1e-12
 
 @dataclass(frozen=True)
 class RooflinePower(PowerModel):
-    """A made-up model, as a contributor's file holds it: watts per share of a peak rate, and nothing else.
+    """A made-up model, as a contributor's file holds it: watts per share of a peak rate, and
+    nothing else.
 
     What predictions, factors and forecasts ask beyond this comes from ``PowerModel``.
     """
@@ -82,7 +83,8 @@ def activity(model: PowerModel) -> Activity:
         value=rng.uniform(0.1, 1.0, (3, 5, len(names))) * scale,
         events=names,
         at=OperatingPoint(
-            clock_hz=rng.uniform(0.6e9, 1.9e9, (3, 1)), memory_clock_hz=rng.uniform(0.8e9, 3e9, (3, 1))
+            clock_hz=rng.uniform(0.6e9, 1.9e9, (3, 1)),
+            memory_clock_hz=rng.uniform(0.8e9, 3e9, (3, 1)),
         ),
         source=ActivitySource.PROFILED,
     )
@@ -94,7 +96,9 @@ def member(activity: Activity, row: int) -> Activity:
 
     at = activity.at
     point = OperatingPoint(of(at.clock_hz), None, of(at.temperature_c), of(at.memory_clock_hz))
-    return replace(activity, duration_s=activity.duration_s[row], value=activity.value[row], at=point)
+    return replace(
+        activity, duration_s=activity.duration_s[row], value=activity.value[row], at=point
+    )
 
 
 def total_j(model: PowerModel, activity: Activity) -> np.ndarray:
@@ -106,7 +110,10 @@ def merge_intervals(activity: Activity) -> Activity:
     known = known_events()
     total_s = activity.duration_s.sum(axis=-1, keepdims=True)
     weight = np.divide(
-        activity.duration_s, total_s, out=np.zeros_like(activity.duration_s, dtype=float), where=total_s > 0
+        activity.duration_s,
+        total_s,
+        out=np.zeros_like(activity.duration_s, dtype=float),
+        where=total_s > 0,
     )
     is_mean = np.array([known[name].is_mean for name in activity.events])
     summed = np.where(
@@ -118,13 +125,17 @@ def merge_intervals(activity: Activity) -> Activity:
 
 
 def split_intervals(activity: Activity, share: Sweepable) -> Activity:
-    """Return each interval cut in two, ``share`` of its time and counts first; means stay as they are."""
+    """Return each interval cut in two, ``share`` of its time and counts first; means stay as they
+    are.
+    """
     known = known_events()
     is_mean = np.array([known[name].is_mean for name in activity.events])
     parts_s = [activity.duration_s * share, activity.duration_s * (1.0 - np.asarray(share))]
     factor = np.asarray(share)[..., np.newaxis]
     parts = [activity.value * np.where(is_mean, 1.0, f) for f in (factor, 1.0 - factor)]
-    at: Any = {name: _twice(value) for name, value in vars(activity.at).items() if value is not None}
+    at: Any = {
+        name: _twice(value) for name, value in vars(activity.at).items() if value is not None
+    }
     return replace(
         activity,
         duration_s=np.concatenate(parts_s, axis=-1),
@@ -134,9 +145,15 @@ def split_intervals(activity: Activity, share: Sweepable) -> Activity:
 
 
 def _twice(setting: Sweepable) -> Sweepable:
-    """Return a setting laid out twice along the interval axis, where it differs from interval to interval."""
+    """Return a setting laid out twice along the interval axis, where it differs from interval to
+    interval.
+    """
     array = np.asarray(setting, dtype=np.float64)
-    return setting if array.ndim == 0 or array.shape[-1] == 1 else np.concatenate([array, array], axis=-1)
+    return (
+        setting
+        if array.ndim == 0 or array.shape[-1] == 1
+        else np.concatenate([array, array], axis=-1)
+    )
 
 
 def test_a_batch_equals_its_members(model: PowerModel, activity: Activity) -> None:
@@ -147,13 +164,19 @@ def test_a_batch_equals_its_members(model: PowerModel, activity: Activity) -> No
 
 def test_shuffling_intervals_changes_nothing(model: PowerModel, activity: Activity) -> None:
     order = [3, 0, 4, 2, 1]
-    shuffled = replace(activity, duration_s=activity.duration_s[:, order], value=activity.value[:, order])
+    shuffled = replace(
+        activity, duration_s=activity.duration_s[:, order], value=activity.value[:, order]
+    )
     assert_allclose(model.power(shuffled).part_w, model.power(activity).part_w[:, order], rtol=RTOL)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_splitting_an_interval_keeps_its_energy(model: PowerModel, activity: Activity, share: float) -> None:
-    assert_allclose(total_j(model, split_intervals(activity, share)), total_j(model, activity), rtol=RTOL)
+def test_splitting_an_interval_keeps_its_energy(
+    model: PowerModel, activity: Activity, share: float
+) -> None:
+    assert_allclose(
+        total_j(model, split_intervals(activity, share)), total_j(model, activity), rtol=RTOL
+    )
 
 
 def test_merging_at_one_clock_keeps_the_energy(model: PowerModel, activity: Activity) -> None:
@@ -176,7 +199,9 @@ def test_no_work_costs_static_power_only(model: PowerModel, activity: Activity) 
 
 
 def test_an_interval_of_no_duration_costs_nothing(model: PowerModel, activity: Activity) -> None:
-    empty = replace(activity, duration_s=np.zeros_like(activity.duration_s), value=np.zeros_like(activity.value))
+    empty = replace(
+        activity, duration_s=np.zeros_like(activity.duration_s), value=np.zeros_like(activity.value)
+    )
     assert (total_j(model, empty) == 0).all()
 
 
@@ -196,9 +221,15 @@ def test_a_missing_event_is_named(model: PowerModel, activity: Activity) -> None
         model.power(blind)
 
 
-def test_the_prepared_mean_power_is_that_of_one_interval(model: PowerModel, activity: Activity) -> None:
+def test_the_prepared_mean_power_is_that_of_one_interval(
+    model: PowerModel, activity: Activity
+) -> None:
     """Governors and sweeps ask for it; a model may answer faster, never otherwise."""
-    one = replace(activity, duration_s=activity.duration_s[:, :1], value=activity.value[:1, :1].repeat(3, axis=0))
+    one = replace(
+        activity,
+        duration_s=activity.duration_s[:, :1],
+        value=activity.value[:1, :1].repeat(3, axis=0),
+    )
     last = np.array([1.0, 2.0, 5.0]) * one.value[:, 0, -1]
     value = np.concatenate([one.value[..., :-1], last[:, np.newaxis, np.newaxis]], axis=-1)
     mean_power = model.prepare_mean_power(activity.events, one.value[0, 0, :-1])
@@ -209,9 +240,13 @@ def test_the_prepared_mean_power_is_that_of_one_interval(model: PowerModel, acti
 def test_idle_power_is_that_of_no_events(model: PowerModel, activity: Activity) -> None:
     clock_hz = np.asarray(activity.at.clock_hz)
     still = replace(
-        activity, value=np.zeros_like(activity.value), at=replace(activity.at, memory_clock_hz=activity.at.clock_hz)
+        activity,
+        value=np.zeros_like(activity.value),
+        at=replace(activity.at, memory_clock_hz=activity.at.clock_hz),
     )
-    assert_allclose(model.idle_power_w(clock_hz[:, 0], 45.0), model.power(still).total_w[:, 0], rtol=RTOL)
+    assert_allclose(
+        model.idle_power_w(clock_hz[:, 0], 45.0), model.power(still).total_w[:, 0], rtol=RTOL
+    )
 
 
 def test_scaling_changes_the_named_parts_alone(model: PowerModel, activity: Activity) -> None:
@@ -223,11 +258,15 @@ def test_scaling_changes_the_named_parts_alone(model: PowerModel, activity: Acti
     before, after = model.power(activity), model.scale_energy({name: 2.0}, 1.5).power(activity)
     idle_w = model.idle_power_w(np.asarray(activity.at.clock_hz), activity.at.temperature_c)
     assert_allclose(after.part_power_w(name), 2.0 * before.part_power_w(name), rtol=RTOL)
-    assert_allclose(after.total_w, before.total_w + before.part_power_w(name) + 0.5 * idle_w, rtol=RTOL)
+    assert_allclose(
+        after.total_w, before.total_w + before.part_power_w(name) + 0.5 * idle_w, rtol=RTOL
+    )
 
 
 def test_random_data_changes_nothing(model: PowerModel, activity: Activity) -> None:
-    assert (model.with_data_factor(1.0).power(activity).part_w == model.power(activity).part_w).all()
+    assert (
+        model.with_data_factor(1.0).power(activity).part_w == model.power(activity).part_w
+    ).all()
 
 
 def test_it_is_found_by_its_name(model: PowerModel) -> None:
@@ -235,10 +274,14 @@ def test_it_is_found_by_its_name(model: PowerModel) -> None:
 
 
 def test_a_made_up_model_predicts_a_workload() -> None:
-    """From one file, without a line elsewhere: the governor, the totals and the parts are those of the new model."""
+    """From one file, without a line elsewhere: the governor, the totals and the parts are those of
+    the new model.
+    """
     gpu = load_gpu("h200")
     bundle = replace(bundle_for(gpu), power=MODELS[RooflinePower.kind])
-    timeline = analyse_graph(Graph.from_operators("made up", [Linear(4096, 4096, 4096)]), gpu, bundle)
+    timeline = analyse_graph(
+        Graph.from_operators("made up", [Linear(4096, 4096, 4096)]), gpu, bundle
+    )
     at = run_governed(timeline, gpu, OperatingPoint(), bundle)[0].at
     totals, detail = total_at_clock(timeline, at, bundle), detail_at_clock(timeline, at, bundle)
     assert detail.parts == ("idle", "memory")

@@ -27,7 +27,11 @@ def test_the_front_is_what_nothing_beats(objectives: int, data) -> None:
 
 def test_of_equal_points_the_first_and_the_same_after_splitting() -> None:
     rng = np.random.default_rng(0)
-    columns = {"point": np.arange(500), "a": rng.integers(0, 50, 500) * 1.0, "b": rng.integers(0, 50, 500) * 1.0}
+    columns = {
+        "point": np.arange(500),
+        "a": rng.integers(0, 50, 500) * 1.0,
+        "b": rng.integers(0, 50, 500) * 1.0,
+    }
     whole = arrays.pareto_rows(columns, ("a", "b"))
     halves = [{k: v[s] for k, v in columns.items()} for s in (slice(0, 250), slice(250, 500))]
     fronts = [arrays.pareto_rows(half, ("a", "b")) for half in halves]

@@ -33,7 +33,10 @@ BOMB = b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n"
     [
         (b"name: x\nmemory: {capacity: big}\n", r"f\.yaml: memory\.capacity: expected `int`"),
         (b"name: x\nmemory: {capacty: 1}\n", r"capacity"),
-        (b"name: x\nmemory: {capacity: 1}\nmemroy: 1\n", r"unknown field `memroy`\. Closest: memory"),
+        (
+            b"name: x\nmemory: {capacity: 1}\nmemroy: 1\n",
+            r"unknown field `memroy`\. Closest: memory",
+        ),
         (b"name: x\nname: y\nmemory: {capacity: 1}\n", r"stands twice"),
         (b"name: x\nmemory: {capacity: 1}\nratio: .nan\n", r"ratio: expected a finite number"),
         (b"name: x\nmemory: {capacity: 1}\nratio: .inf\n", r"ratio: expected a finite number"),
@@ -91,7 +94,9 @@ def test_size_is_bounded(tmp_path: Path) -> None:
         read_bytes(tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "out.json"
     write_whole(path, b"old")
 

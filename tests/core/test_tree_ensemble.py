@@ -95,6 +95,10 @@ def test_trees_answered_at_once_are_the_trees_walked(trees: int, depth: int) -> 
         for t in range(trees):
             node = 0
             while inner[t, node]:
-                node = left[t, node] if row[feature[t, node]] <= forest.threshold[t, node] else right[t, node]
+                node = (
+                    left[t, node]
+                    if row[feature[t, node]] <= forest.threshold[t, node]
+                    else right[t, node]
+                )
             total += forest.value[t, node]
         assert found == pytest.approx(total, rel=1e-12)

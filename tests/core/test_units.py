@@ -36,7 +36,15 @@ def test_parse_reads_what_datasheets_write(text: object, unit: str, value: float
 @pytest.mark.parametrize(
     ("text", "unit"),
     [
-        *[("50 MHz", "byte"), ("1830", "Hz"), (1830, "Hz"), ("W", "W"), ("", "W"), ("nan W", "W"), ("inf W", "W")],
+        *[
+            ("50 MHz", "byte"),
+            ("1830", "Hz"),
+            (1830, "Hz"),
+            ("W", "W"),
+            ("", "W"),
+            ("nan W", "W"),
+            ("inf W", "W"),
+        ],
         *[
             ("1e400 W", "W"),
             ("5 w", "W"),
@@ -46,7 +54,13 @@ def test_parse_reads_what_datasheets_write(text: object, unit: str, value: float
             (True, ""),
             (float("nan"), ""),
         ],
-        *[("4,8 TB/s", "byte/s"), ("1/0 W", "W"), ("9" * 200 + " W", "W"), ([1], "W"), (float("nan"), "")],
+        *[
+            ("4,8 TB/s", "byte/s"),
+            ("1/0 W", "W"),
+            ("9" * 200 + " W", "W"),
+            ([1], "W"),
+            (float("nan"), ""),
+        ],
     ],
 )
 def test_parse_refuses_what_is_not_that_quantity(text: object, unit: str) -> None:
@@ -54,7 +68,9 @@ def test_parse_refuses_what_is_not_that_quantity(text: object, unit: str) -> Non
         units.parse(text, unit, "here")
 
 
-@given(st.floats(1e-12, 1e15), st.sampled_from(["byte/s", "Hz", "W", "J", "s", "byte", "flop/s", "V"]))
+@given(
+    st.floats(1e-12, 1e15), st.sampled_from(["byte/s", "Hz", "W", "J", "s", "byte", "flop/s", "V"])
+)
 def test_what_is_shown_parses_back(value: float, unit: str) -> None:
     assert units.parse(units.show(value, unit, digits=12), unit) == pytest.approx(value, rel=1e-11)
 

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from wattcast.core.errors import BadInput, CannotWrite, Refused
-from wattcast.core.measured_rows import Journal, KernelRow, RunInfo, read_lines, read_table, write_table
+from wattcast.core.measured_rows import (
+    Journal,
+    KernelRow,
+    RunInfo,
+    read_lines,
+    read_table,
+    write_table,
+)
 from wattcast.core.whole_files import (
     LOCK_FILE,
     append_whole,
@@ -24,7 +31,11 @@ from wattcast.core.whole_files import (
     write_whole,
 )
 
-DETAIL = {"op": "linear", "m": 8, "detail": {"note": 'a "quoted" \\ brace }', "list": [1, {"x": -1.5e-7}]}}
+DETAIL = {
+    "op": "linear",
+    "m": 8,
+    "detail": {"note": 'a "quoted" \\ brace }', "list": [1, {"x": -1.5e-7}]},
+}
 
 
 def test_a_journal_cut_at_any_byte_loses_one_row_and_goes_on(tmp_path: Path) -> None:
@@ -41,7 +52,9 @@ def test_a_journal_cut_at_any_byte_loses_one_row_and_goes_on(tmp_path: Path) -> 
         assert [row["id"] for row in read_lines(path)] in (["a", "c"], ["a", "b", "c"]), cut
 
 
-def test_file_and_folder_are_on_the_disk_before_the_name_changes(tmp_path: Path, monkeypatch) -> None:
+def test_file_and_folder_are_on_the_disk_before_the_name_changes(
+    tmp_path: Path, monkeypatch
+) -> None:
     seen: list[str] = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (seen.append("fsync"), fsync(fd))[1])
@@ -62,7 +75,9 @@ def test_writers_of_one_file_use_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_pipe_a_link_and_a_private_file_stay_what_they_are(tmp_path: Path) -> None:
-    """``--out /dev/null``, given by root, put a file in the place of the device; links and modes were lost too."""
+    """``--out /dev/null``, given by root, put a file in the place of the device; links and modes
+    were lost too.
+    """
     pipe, link, private, fresh = (tmp_path / name for name in ("pipe", "link", "private", "fresh"))
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -142,8 +157,9 @@ def test_a_writer_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    code = "import os\nfrom pathlib import Path\nfrom wattcast.core.whole_files import hold_folder\n" + (
-        f"hold_folder(Path({str(tmp_path)!r})).__enter__(); os.kill(os.getpid(), 9)"
+    code = (
+        "import os\nfrom pathlib import Path\nfrom wattcast.core.whole_files import hold_folder\n"
+        + (f"hold_folder(Path({str(tmp_path)!r})).__enter__(); os.kill(os.getpid(), 9)")
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert (tmp_path / LOCK_FILE).exists()
@@ -166,7 +182,9 @@ def test_a_damaged_table_is_told_by_its_checksum(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_private_and_follows_no_link(tmp_path: Path, monkeypatch) -> None:
-    """Machine code was kept in a folder under the temporary directory whose links and modes nobody looked at."""
+    """Machine code was kept in a folder under the temporary directory whose links and modes nobody
+    looked at.
+    """
     monkeypatch.setenv("WATTCAST_CACHE", str(tmp_path / "cache"))
     folder = private_cache("cubins")
     assert folder == tmp_path / "cache" / "cubins"
@@ -195,7 +213,9 @@ def _campaign(folder: Path, number: int, rows: int = 12) -> None:
 
 
 def _pack_at_once(tmp_path: Path, processes: int, each: int) -> None:
-    """Start ``processes`` together, each of which packs ``each`` campaigns one by one; every row is there once."""
+    """Start ``processes`` together, each of which packs ``each`` campaigns one by one; every row is
+    there once.
+    """
     count = processes * each
     for number in range(count):
         _campaign(tmp_path / f"c{number}", number)

@@ -23,14 +23,27 @@ def truth(floored: bool = False) -> HybridRail:
     """A device whose costs and voltages the tests know."""
     level = np.array([0.85, 0.86, 0.90, 0.95, 1.0, 1.12])
     floors = (MEMORY_HZ, np.array([0.85, 1.0, 1.0])) if floored else ()
-    core = EventRail("core", RailClock.CORE, RailVoltage(CORE_HZ, level, *floors), leakage_a=12.0, clock_f=8e-9)
+    core = EventRail(
+        "core", RailClock.CORE, RailVoltage(CORE_HZ, level, *floors), leakage_a=12.0, clock_f=8e-9
+    )
     memory = EventRail("memory", RailClock.MEMORY, clock_f=6e-9)
-    costs = {"active_cycle": 1e-8, "int_busy_cycle": 4e-8, "l2_busy_cycle": 2.5e-8, "shared_busy_cycle": 3e-8}
-    return HybridRail(20.0, (replace(core, event_f=costs), replace(memory, event_f={"dram_busy_cycle": 1.5e-8})))
+    costs = {
+        "active_cycle": 1e-8,
+        "int_busy_cycle": 4e-8,
+        "l2_busy_cycle": 2.5e-8,
+        "shared_busy_cycle": 3e-8,
+    }
+    return HybridRail(
+        20.0, (replace(core, event_f=costs), replace(memory, event_f={"dram_busy_cycle": 1.5e-8}))
+    )
 
 
-def made_table(noise: float = 0.0, floored: bool = False, benchmarks: int = 14, seed: int = 3) -> CounterTable:
-    """Rows that ``truth`` would draw: each benchmark at every pair of clocks, the first of them idle."""
+def made_table(
+    noise: float = 0.0, floored: bool = False, benchmarks: int = 14, seed: int = 3
+) -> CounterTable:
+    """Rows that ``truth`` would draw: each benchmark at every pair of clocks, the first of them
+    idle.
+    """
     rng = np.random.default_rng(seed)
     share = rng.uniform(0.0, 1.0, (benchmarks, 4)) * rng.integers(0, 2, (benchmarks, 4))
     share[0] = 0.0
@@ -40,7 +53,11 @@ def made_table(noise: float = 0.0, floored: bool = False, benchmarks: int = 14, 
     rate = share[work] * np.stack([clock_hz] * 3 + [memory_hz], axis=1)
     names = (*EVENTS, "dram_busy_cycle")
     predictors = tuple(
-        CounterPredictor(name, "memory" if name == "dram_busy_cycle" else "core", full=1e9 if name in EVENTS else 2e9)
+        CounterPredictor(
+            name,
+            "memory" if name == "dram_busy_cycle" else "core",
+            full=1e9 if name in EVENTS else 2e9,
+        )
         for name in names
     )
     blank = CounterTable(
@@ -61,17 +78,31 @@ def made_table(noise: float = 0.0, floored: bool = False, benchmarks: int = 14, 
 
 
 def tegra_table() -> tuple[CounterTable, HybridRail]:
-    """Rows the published Tegra K1 model would draw: idle, each event alone, eight mixtures, at 30 clock pairs."""
+    """Rows the published Tegra K1 model would draw: idle, each event alone, eight mixtures, at 30
+    clock pairs.
+    """
     model = power_model.load_saved_model(Path("tegra-k1")).model
     names = model.required_events
-    rail_of = {e: rail for r, rail in zip(model.rails, ("core", "memory", "host"), strict=True) for e in r.event_f}
+    rail_of = {
+        e: rail
+        for r, rail in zip(model.rails, ("core", "memory", "host"), strict=True)
+        for e in r.event_f
+    }
     rng = np.random.default_rng(11)
     top = np.array(
-        [{"instruction": 3e10, "cycle": 1.0 if "per" in n else 5e8}.get(n.split("_")[-1], 3e7) for n in names]
+        [
+            {"instruction": 3e10, "cycle": 1.0 if "per" in n else 5e8}.get(n.split("_")[-1], 3e7)
+            for n in names
+        ]
     )
     stress = top * rng.uniform(0.5, 1.0, len(names))
-    work = np.vstack([np.zeros(len(names)), np.diag(stress), stress * rng.uniform(0, 1, (8, len(names)))])
-    core, memory = np.array([72, 252, 396, 540, 684, 852]) * 1e6, np.array([204, 300, 396, 600, 924]) * 1e6
+    work = np.vstack(
+        [np.zeros(len(names)), np.diag(stress), stress * rng.uniform(0, 1, (8, len(names)))]
+    )
+    core, memory = (
+        np.array([72, 252, 396, 540, 684, 852]) * 1e6,
+        np.array([204, 300, 396, 600, 924]) * 1e6,
+    )
     pairs = [a.ravel() for a in np.meshgrid(core, memory, indexing="ij")]
     clock_hz, memory_hz = (np.tile(a, len(work)) for a in pairs)
     benchmark = np.repeat(np.arange(len(work)), pairs[0].size)
@@ -100,12 +131,20 @@ def tegra_table() -> tuple[CounterTable, HybridRail]:
 def activity_of(table: CounterTable) -> Activity:
     """One second of each row of a table, as a model sees it."""
     names = ("active_cycle", *(p.event for p in table.predictors))
-    value = np.concatenate([(table.busy() * table.clock_hz)[:, np.newaxis], table.occurrence], axis=1)
-    at = OperatingPoint(table.clock_hz[:, np.newaxis], memory_clock_hz=table.memory_clock_hz[:, np.newaxis])
-    return Activity(np.ones((table.rows, 1)), value[:, np.newaxis, :], names, at, ActivitySource.PROFILED)
+    value = np.concatenate(
+        [(table.busy() * table.clock_hz)[:, np.newaxis], table.occurrence], axis=1
+    )
+    at = OperatingPoint(
+        table.clock_hz[:, np.newaxis], memory_clock_hz=table.memory_clock_hz[:, np.newaxis]
+    )
+    return Activity(
+        np.ones((table.rows, 1)), value[:, np.newaxis, :], names, at, ActivitySource.PROFILED
+    )
 
 
-def anchored_w(model: HybridRail, activity: Activity, reference: Activity, measured_w: np.ndarray) -> np.ndarray:
+def anchored_w(
+    model: HybridRail, activity: Activity, reference: Activity, measured_w: np.ndarray
+) -> np.ndarray:
     """Total power when that of the same work is known at one setting, ``(*sweep, interval)``.
 
     What the model misses there is taken for activity of the first rail that no counter sees, so it
@@ -118,10 +157,13 @@ def anchored_w(model: HybridRail, activity: Activity, reference: Activity, measu
 
 
 def _switching(model: HybridRail, activity: Activity) -> np.ndarray:
-    """How much the first rail switches, in a unit of its own; its clock stands in where nothing is counted."""
+    """How much the first rail switches, in a unit of its own; its clock stands in where nothing is
+    counted.
+    """
     rail = model.rails[0]
     square = rail.volt(activity.at) ** 2
     counted = sum(
-        (c * event_intensity(activity, e) for e, c in rail.event_f.items()), np.zeros(activity.duration_s.shape)
+        (c * event_intensity(activity, e) for e, c in rail.event_f.items()),
+        np.zeros(activity.duration_s.shape),
     )
     return np.where(counted > 0, square * counted, square * rail.own_clock_hz(activity.at))

@@ -17,10 +17,14 @@ from wattcast.counter_models.two_rails import design_counters
 def with_idle_talk(table: CounterTable) -> CounterTable:
     """The table with two events that cost nothing, busy whenever the device is."""
     rng = np.random.default_rng(1)
-    more = rng.uniform(0.0, 1e9, (table.benchmarks, 2))[table.benchmark] * table.busy()[:, np.newaxis]
+    more = (
+        rng.uniform(0.0, 1e9, (table.benchmarks, 2))[table.benchmark] * table.busy()[:, np.newaxis]
+    )
     names = (CounterPredictor("dmma_cycle", "core"), CounterPredictor("imma_cycle", "core"))
     return replace(
-        table, predictors=(*table.predictors, *names), occurrence=np.concatenate([table.occurrence, more], axis=1)
+        table,
+        predictors=(*table.predictors, *names),
+        occurrence=np.concatenate([table.occurrence, more], axis=1),
     )
 
 
@@ -30,12 +34,16 @@ def test_events_that_cost_nothing_are_left_out(rails: bool) -> None:
     if not rails:  # watts that a straight line gives, a percent apart
         straight_w = 30.0 + table.occurrence @ np.array([4e-8, 2.5e-8, 3e-8, 1.5e-8])
         table = replace(
-            table, power_w=straight_w * (1.0 + 0.01 * np.random.default_rng(2).standard_normal(table.rows))
+            table,
+            power_w=straight_w
+            * (1.0 + 0.01 * np.random.default_rng(2).standard_normal(table.rows)),
         )
     table = with_idle_talk(table)
     found = design_counters(table)
     assert not {"dmma_cycle", "imma_cycle"} & set(found.events)
-    assert found.always == (tuple(p.event for p in table.predictors if p.rail == "memory") if rails else ())
+    assert found.always == (
+        tuple(p.event for p in table.predictors if p.rail == "memory") if rails else ()
+    )
     assert [s.metrics for s in found.steps] == sorted(s.metrics for s in found.steps)
     assert found.steps[found.enough - 1].error < 0.5 * found.steps[0].error
 

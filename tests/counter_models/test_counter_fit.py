@@ -29,7 +29,12 @@ from wattcast.counter_models.model_selection import (
     deal_inner_folds,
     predict_held_out,
 )
-from wattcast.counter_models.rail_terms import CounterModelKind, check_rank, family_penalty, solve_costs
+from wattcast.counter_models.rail_terms import (
+    CounterModelKind,
+    check_rank,
+    family_penalty,
+    solve_costs,
+)
 
 
 def everyone(table) -> np.ndarray:
@@ -73,7 +78,8 @@ def test_a_fit_of_aliased_counters_is_refused_by_name() -> None:
     value[:, 1] = 3.0 * value[:, 0]
     with pytest.raises(BadInput, match="int_busy_cycle, l2_busy_cycle move together"):
         fit_counters(
-            {"made": replace(table, occurrence=value)}, CounterFitOptions(models=(CounterModelKind.RATE,), folds=3)
+            {"made": replace(table, occurrence=value)},
+            CounterFitOptions(models=(CounterModelKind.RATE,), folds=3),
         )
 
 
@@ -83,7 +89,9 @@ def test_ordinary_least_squares_says_that_a_cost_is_negative() -> None:
     table = replace(table, power_w=np.maximum(spoiled, 5.0))
     bench = FitWorkbench({"made": table}, CostEstimator.ORDINARY)
     settings = FitSettings("made", strength=0.0)
-    words = diagnose_fit(bench.fit(CounterModelKind.RATE, settings, everyone(table)), table, everyone(table)).warnings
+    words = diagnose_fit(
+        bench.fit(CounterModelKind.RATE, settings, everyone(table)), table, everyone(table)
+    ).warnings
     assert any("Negative" in w and "shared_busy_cycle" in w for w in words)
     held = FitWorkbench({"made": table}).fit(CounterModelKind.RATE, settings, everyone(table))
     diagnosis = diagnose_fit(held, table, everyone(table))
@@ -96,11 +104,16 @@ def test_collinear_counters_are_warned_of() -> None:
     value = table.occurrence.copy()
     value[:, 1] = value[:, 0] * (1.0 + 0.02 * np.random.default_rng(1).standard_normal(table.rows))
     table = replace(table, occurrence=value)
-    fit = FitWorkbench({"made": table}).fit(CounterModelKind.RATE, FitSettings("made", strength=0.0), everyone(table))
+    fit = FitWorkbench({"made": table}).fit(
+        CounterModelKind.RATE, FitSettings("made", strength=0.0), everyone(table)
+    )
     found = diagnose_fit(fit, table, everyone(table))
     assert found.condition > 30
     assert any("Variance inflation" in w and "int_busy_cycle" in w for w in found.warnings)
-    assert {c.name for c in found.coefficients if (c.vif or 0) > 10} == {"int_busy_cycle", "l2_busy_cycle"}
+    assert {c.name for c in found.coefficients if (c.vif or 0) > 10} == {
+        "int_busy_cycle",
+        "l2_busy_cycle",
+    }
 
 
 def test_standard_errors_equal_the_textbook_on_independent_rows() -> None:
@@ -149,7 +162,9 @@ def test_shrinkage_pulls_to_family_then_rail() -> None:
 
 def test_a_unit_that_training_never_used_gets_the_cost_of_its_kin() -> None:
     table = made_table(0.0, benchmarks=20)
-    without = np.array([not table.occurrence[table.benchmark == b, 1].any() for b in range(table.benchmarks)])
+    without = np.array(
+        [not table.occurrence[table.benchmark == b, 1].any() for b in range(table.benchmarks)]
+    )
     assert 3 < without.sum() < table.benchmarks
     bench = FitWorkbench({"made": table})
     costs = {}
@@ -165,13 +180,17 @@ def test_folds_split_whole_labels_and_cover_each_once() -> None:
     for folds in (deal_folds(labels), deal_folds(labels, 3)):
         assert (np.sum(folds, axis=0) == 1).all()
         for fold in folds:
-            assert all(fold[labels == label].min() == fold[labels == label].max() for label in range(4))
+            assert all(
+                fold[labels == label].min() == fold[labels == label].max() for label in range(4)
+            )
     with pytest.raises(BadInput, match="at least two"):
         deal_folds(np.zeros(3, dtype=np.int64), 2)
 
 
 def test_clusters_put_like_work_together() -> None:
-    features = np.concatenate([np.zeros((4, 2)), np.ones((4, 2))]) + 0.01 * np.arange(16).reshape(8, 2)
+    features = np.concatenate([np.zeros((4, 2)), np.ones((4, 2))]) + 0.01 * np.arange(16).reshape(
+        8, 2
+    )
     found = cluster_benchmarks(features, 2)
     assert len(set(found[:4])) == len(set(found[4:])) == 1
     assert found[0] != found[7]
@@ -188,17 +207,23 @@ def test_inner_folds_never_touch_what_is_held_out() -> None:
 
 
 def test_held_out_rows_do_not_reach_their_own_prediction() -> None:
-    """Spoil the power of one benchmark at all but the default clocks: its own prediction must not move.
+    """Spoil the power of one benchmark at all but the default clocks: its own prediction must not
+    move.
 
-    It once did: the shrinkage was scaled by the mean power of all rows, the held-out ones among them.
-    """
+    It once did: the shrinkage was scaled by the mean power of all rows, the held-out ones among
+    them."""
     table = made_table(0.02, benchmarks=9)
     spoiled = table.power_w.copy()
     spoiled[(table.benchmark == 5) & ~table.at_default()] *= 3.0
     labels = np.arange(table.benchmarks) % 3  # three parts, each held out in turn
-    first = predict_held_out(FitWorkbench({"made": table}), CounterModelKind.HYBRID, labels, "benchmark")
+    first = predict_held_out(
+        FitWorkbench({"made": table}), CounterModelKind.HYBRID, labels, "benchmark"
+    )
     second = predict_held_out(
-        FitWorkbench({"made": replace(table, power_w=spoiled)}), CounterModelKind.HYBRID, labels, "benchmark"
+        FitWorkbench({"made": replace(table, power_w=spoiled)}),
+        CounterModelKind.HYBRID,
+        labels,
+        "benchmark",
     )
     own = table.benchmark == 5
     assert_allclose(second.predicted_w[own], first.predicted_w[own], rtol=1e-12)
@@ -225,7 +250,9 @@ def test_settings_find_the_floor_that_is_there() -> None:
 
 def test_few_clocks_suffice_where_many_agree() -> None:
     table = made_table(0.01)
-    subsets = try_training_clocks(FitWorkbench({"made": table}), CounterModelKind.HYBRID, FitSettings("made"))
+    subsets = try_training_clocks(
+        FitWorkbench({"made": table}), CounterModelKind.HYBRID, FitSettings("made")
+    )
     whole = max(subsets, key=lambda s: s.points)
     assert whole.points == 18
     best = smallest_sufficient_clocks(subsets)
@@ -245,7 +272,9 @@ def test_the_next_benchmark_stresses_what_is_least_known() -> None:
     found = rank_next_benchmarks(bench, fit, everyone(table))
     assert "l2_busy_cycle" in found[0].name
     assert max(found, key=lambda candidate: candidate.determinant).name == "l2_busy_cycle alone"
-    assert all(0.0 < candidate.variance < 1.0 and candidate.determinant > 0.0 for candidate in found)
+    assert all(
+        0.0 < candidate.variance < 1.0 and candidate.determinant > 0.0 for candidate in found
+    )
 
 
 def test_without_inner_folds_the_first_options_stand() -> None:

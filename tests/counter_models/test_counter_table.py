@@ -45,7 +45,9 @@ def built(columns: str = MAP, **changes: object):
 
 def test_columns_become_rates_means_groups_and_clocks() -> None:
     table = built()
-    assert_allclose(table.occurrence[:, 0], [1.5e9, 1e9, 0.75e9, 4.5e9, 3.25e9])  # Eq. 6, per second
+    assert_allclose(
+        table.occurrence[:, 0], [1.5e9, 1e9, 0.75e9, 4.5e9, 3.25e9]
+    )  # Eq. 6, per second
     assert_allclose(table.occurrence[:, 1], [80, 70, 60, 40, 20])
     assert_allclose(table.clock_hz, [1e9, 1e9, 1e9, 0.8e9, 0.8e9])
     assert table.group_names == ("app", "other", "third")
@@ -74,8 +76,16 @@ def test_csv_and_parquet_say_the_same(tmp_path: Path, ending: str) -> None:
         ("l1_read_word", "l1_read_words", "unknown event 'l1_read_words'. Closest: l1_read_word"),
         ("unit: ms", "unit: MHz", "duration.unit"),
         ("idle, from: 80", "idle, frm: 80", "frm"),
-        ("column: watts", "column: kernel", "column 'kernel', row 1: expected a finite number, got 'app_k1'"),
-        ("duration: {column: time, unit: ms}\n", "", "duration: expected a column, to turn counts of l1_read_word"),
+        (
+            "column: watts",
+            "column: kernel",
+            "column 'kernel', row 1: expected a finite number, got 'app_k1'",
+        ),
+        (
+            "duration: {column: time, unit: ms}\n",
+            "",
+            "duration: expected a column, to turn counts of l1_read_word",
+        ),
     ],
 )
 def test_a_bad_map_names_the_key(old: str, new: str, words: str) -> None:
@@ -86,12 +96,21 @@ def test_a_bad_map_names_the_key(old: str, new: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"watts": [100.0, -3.0, 150.0, 90.0, 95.0]}, "power, row 2: expected watts above zero, got -3.0"),
+        (
+            {"watts": [100.0, -3.0, 150.0, 90.0, 95.0]},
+            "power, row 2: expected watts above zero, got -3.0",
+        ),
         ({"watts": [100.0, 1.2e5, 150.0, 90.0, 95.0]}, "mW"),
-        ({"watts": [100.0, None, 150.0, 90.0, 95.0]}, "column 'watts', row 2: expected a finite number"),
+        (
+            {"watts": [100.0, None, 150.0, 90.0, 95.0]},
+            "column 'watts', row 2: expected a finite number",
+        ),
         ({"mhz": [1000.0, 1000.0, 1000.0, 800.0, 1.2e9]}, "clock: expected one unit throughout"),
         ({"hits": [1e6, -2e6, 3e6, 4e6, 6e6]}, "column 'hits', row 2: expected counts"),
-        ({"idle": [5, 5, 5, 5, 5]}, r"active_sm \(idle\): expected values that differ between rows"),
+        (
+            {"idle": [5, 5, 5, 5, 5]},
+            r"active_sm \(idle\): expected values that differ between rows",
+        ),
         ({"idle": [0, 10, 90, 40, 60]}, r"active_sm \(idle\), row 3: expected zero or more"),
         ({"time": [1.0, 0.0, 4.0, 1.0, 2.0]}, "column 'time': expected durations above zero"),
     ],
@@ -117,7 +136,9 @@ def test_a_counter_that_wrapped_is_found() -> None:
 
 
 def test_windows_of_one_length_do_not_count_as_wrapped() -> None:
-    """Samples of a tenth of a second: what is done in one follows the clock, and may differ by 2^32."""
+    """Samples of a tenth of a second: what is done in one follows the clock, and may differ by
+    2^32.
+    """
     counts = {"kernel": ["a", "a", "b", "b", "c"], "hits": [5e9, 5e9 - 2**32, 1e6, 2e6, 3e6]}
     table = built(**counts, time=[100.0, 100.1, 99.9, 100.0, 100.2])
     assert table.rows == 5

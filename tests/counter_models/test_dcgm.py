@@ -1,4 +1,6 @@
-"""Logs of DCGM and GPU metrics of Nsight Systems; the files are made up in the forms that these tools write."""
+"""Logs of DCGM and GPU metrics of Nsight Systems; the files are made up in the forms that these
+tools write.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,20 @@ FIELDS = {
 
 
 def made_rounds(count: int = 80) -> list[dict[str, float]]:
-    """A card of 100 W, 300 W more for tensor cores at full use and 150 W for memory; loads last ten rounds."""
-    shares = np.random.default_rng(7).uniform(0.0, 1.0, (count // 10, 2)).repeat(10, axis=0).round(3)
+    """A card of 100 W, 300 W more for tensor cores at full use and 150 W for memory; loads last ten
+    rounds.
+    """
+    shares = (
+        np.random.default_rng(7).uniform(0.0, 1.0, (count // 10, 2)).repeat(10, axis=0).round(3)
+    )
     return [
-        {"POWER": round(100.0 + 300.0 * t + 150.0 * d, 3), "SMCLK": 1980, "MMCLK": 3201, "TENSO": t, "DRAMA": d}
+        {
+            "POWER": round(100.0 + 300.0 * t + 150.0 * d, 3),
+            "SMCLK": 1980,
+            "MMCLK": 3201,
+            "TENSO": t,
+            "DRAMA": d,
+        }
         for t, d in shares.tolist()
     ]
 
@@ -63,7 +75,18 @@ def test_units_cost_what_they_cost(form, tmp_path: Path) -> None:
     assert (table.rows, table.benchmarks) == (80, 8)
     assert [p.event for p in table.predictors] == ["tensor_busy_cycle", "dram_busy_cycle"]
     env = Environment(io.StringIO(), io.StringIO())
-    argv = ["lab", "fit", "counters", str(path), "--form", "dcgm", "--model", "rate", "--no-advice", "--json"]
+    argv = [
+        "lab",
+        "fit",
+        "counters",
+        str(path),
+        "--form",
+        "dcgm",
+        "--model",
+        "rate",
+        "--no-advice",
+        "--json",
+    ]
     assert main(argv, env) == 0
     said = json.loads(env.stdout.getvalue())
     largest = {c["name"]: c["value"] for c in said["coefficients"]}
@@ -92,17 +115,27 @@ METRICS = (
 
 
 def write_nsys(path: Path, samples: list[tuple[float, ...]], gpus: int = 1) -> Path:
-    """A database of ``nsys profile --gpu-metrics-devices``: a sample every millisecond, the clock in Hz."""
+    """A database of ``nsys profile --gpu-metrics-devices``: a sample every millisecond, the clock
+    in Hz.
+    """
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as base:
-        base.execute("CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INT, metricId INT, metricName TEXT)")
-        base.execute("CREATE TABLE GPU_METRICS (timestamp INT, typeId INT, metricId INT, value INT)")
+        base.execute(
+            "CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INT, metricId INT, metricName TEXT)"
+        )
+        base.execute(
+            "CREATE TABLE GPU_METRICS (timestamp INT, typeId INT, metricId INT, value INT)"
+        )
         for gpu in range(gpus):
             base.executemany(
                 "INSERT INTO TARGET_INFO_GPU_METRICS VALUES (?, ?, ?)",
                 [(512 + gpu, n, name) for n, name in enumerate(METRICS)],
             )
-            rows = [(i * 1_000_000, 512 + gpu, n, v) for i, each in enumerate(samples) for n, v in enumerate(each)]
+            rows = [
+                (i * 1_000_000, 512 + gpu, n, v)
+                for i, each in enumerate(samples)
+                for n, v in enumerate(each)
+            ]
             base.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, ?, ?)", rows)
         base.commit()
     return path
@@ -126,18 +159,25 @@ def test_gpu_metrics_of_nsys_give_watts_over_time(tmp_path: Path) -> None:
         str(model),
     ]
     assert main(fit, Environment(io.StringIO(), io.StringIO())) == 0
-    path = write_nsys(tmp_path / "run.sqlite", [(1.98e9, 9, 9, 9), (1.98e9, 50, 20, 20), (1.98e9, 0, 0, 0)])
+    path = write_nsys(
+        tmp_path / "run.sqlite", [(1.98e9, 9, 9, 9), (1.98e9, 50, 20, 20), (1.98e9, 0, 0, 0)]
+    )
 
     def estimate(*more: str) -> tuple[int, str, str]:
         env = Environment(io.StringIO(), io.StringIO())
-        code = main(["lab", "estimate", str(path), "--model", str(model), "--counters", str(path), *more], env)
+        code = main(
+            ["lab", "estimate", str(path), "--model", str(model), "--counters", str(path), *more],
+            env,
+        )
         return code, env.stdout.getvalue(), env.stderr.getvalue()
 
     code, out, err = estimate("--memory-clock", "3201MHz", "--json")
     assert code == 0, err
     said = json.loads(out)
     assert said["clock_hz"] == pytest.approx(1.98e9)
-    assert said["traced_s"] == pytest.approx(2e-3)  # a sample stands for the time since the one before
+    assert said["traced_s"] == pytest.approx(
+        2e-3
+    )  # a sample stands for the time since the one before
     assert said["power_w"] == pytest.approx(100.0 + (150.0 + 60.0) / 2.0, rel=0.02)
     code, _, err = estimate()
     assert (code, "--memory-clock" in err) == (2, True)

@@ -7,7 +7,9 @@ from importlib.resources import files
 
 
 def test_every_event_stands_once_with_all_its_cells() -> None:
-    """Marks of an unsettled merge once stood in the table and were read as three events called ``=======``."""
+    """Marks of an unsettled merge once stood in the table and were read as three events called
+    ``=======``.
+    """
     text = files("wattcast.power").joinpath("events.csv").read_text(encoding="utf-8")
     rows = list(csv.reader(text.splitlines()))
     assert rows[0] == ["event", "unit", "kind", "module", "meaning"]

@@ -16,8 +16,18 @@ from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.counter_models import counter_figures, counter_fit
-from wattcast.counter_models.counter_fit import CounterFit, counter_fit_to_plain, fit_counters, make_saved_model
-from wattcast.counter_models.launch_power import CounterBook, KernelLaunch, LaunchKey, estimate_launch_power
+from wattcast.counter_models.counter_fit import (
+    CounterFit,
+    counter_fit_to_plain,
+    fit_counters,
+    make_saved_model,
+)
+from wattcast.counter_models.launch_power import (
+    CounterBook,
+    KernelLaunch,
+    LaunchKey,
+    estimate_launch_power,
+)
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.hardware import OperatingPoint
 from wattcast.power import power_model
@@ -45,7 +55,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     rows = ["work,watts,core,memory,int,l2,shared,dram"]
     for i in range(table.rows):
         name = table.benchmark_names[table.benchmark[i]]
-        cells = [table.power_w[i], table.clock_hz[i] / 1e6, table.memory_clock_hz[i] / 1e6, *table.occurrence[i]]
+        cells = [
+            table.power_w[i],
+            table.clock_hz[i] / 1e6,
+            table.memory_clock_hz[i] / 1e6,
+            *table.occurrence[i],
+        ]
         rows.append(",".join([name, *(f"{float(cell)!r}" for cell in cells)]))
     (folder / "t.csv").write_text("\n".join(rows) + "\n")
     (folder / "map.yaml").write_text(MAP)
@@ -53,7 +68,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def run(*argv: object) -> tuple[str, str]:
-    """The command as ``wattcast lab fit counters`` will call it; errors pass through, as they do to ``main``."""
+    """The command as ``wattcast lab fit counters`` will call it; errors pass through, as they do to
+    ``main``.
+    """
     env = Environment(io.StringIO(), io.StringIO())
     build_command("lab fit counters").main([str(a) for a in argv], standalone_mode=False, obj=env)
     return env.stdout.getvalue(), env.stderr.getvalue()
@@ -61,11 +78,26 @@ def run(*argv: object) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def command_run(files: tuple[Path, Path]) -> tuple[tuple[str, str], CounterFit]:
-    """What the command prints, and the fit that it made; its figures lie in ``figures`` beside the table."""
+    """What the command prints, and the fit that it made; its figures lie in ``figures`` beside the
+    table.
+    """
     fits: list[CounterFit] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counter_fit, "fit_counters", lambda *given: fits.append(fit_counters(*given)) or fits[-1])
-        said = run(files[0], "--columns", files[1], "--folds", 4, "--json", "--figures", files[0].parent / "figures")
+        patch.setattr(
+            counter_fit,
+            "fit_counters",
+            lambda *given: fits.append(fit_counters(*given)) or fits[-1],
+        )
+        said = run(
+            files[0],
+            "--columns",
+            files[1],
+            "--folds",
+            4,
+            "--json",
+            "--figures",
+            files[0].parent / "figures",
+        )
     return said, fits[0]
 
 
@@ -88,20 +120,33 @@ def test_json_holds_the_error_of_each_kind(printed: tuple[str, str]) -> None:
     assert errors["hybrid_rail"] < errors["linear_with_clocks"] < errors["rate"]
     assert said["models"][3]["held_out"]["benchmark"]["default_known"]["mape"] < 2.0
     assert np.shape(said["models"][0]["plane"]["mape"]) == (6, 3)
-    assert {"coefficients", "voltage", "training_clocks", "next_benchmark", "warnings", "assumptions"} <= set(said)
+    assert {
+        "coefficients",
+        "voltage",
+        "training_clocks",
+        "next_benchmark",
+        "warnings",
+        "assumptions",
+    } <= set(said)
     assert "held out by benchmark" in err
 
 
-def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_groups_to_test_are_not_trained_on_without_rails_too(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     """A map without rails ignored `test:`; rows with absurd watts there must not move the model."""
     lines = files[0].read_text().splitlines()
     cells = [line.split(",") for line in lines[1:]]
-    wild = [",".join([c[0], "900.0", *c[2:]]) if c[0] in ("b3", "b4") else ",".join(c) for c in cells]
+    wild = [
+        ",".join([c[0], "900.0", *c[2:]]) if c[0] in ("b3", "b4") else ",".join(c) for c in cells
+    ]
     (tmp_path / "wild.csv").write_text("\n".join([lines[0], *wild]) + "\n")
     columns = tmp_path / "map.yaml"
     columns.write_text(MAP + "test: [b3]\nleft_out: {b4: a broken sensor, b77: misspelt}\n")
     options = ("--columns", columns, "--folds", 2, "--no-advice", "--model", "hybrid_rail")
-    said, wild_said = (json.loads(run(path, *options, "--json")[0]) for path in (files[0], tmp_path / "wild.csv"))
+    said, wild_said = (
+        json.loads(run(path, *options, "--json")[0]) for path in (files[0], tmp_path / "wild.csv")
+    )
     assert said["coefficients"] == wild_said["coefficients"]
     assert said["table"]["benchmarks"] == 12
     assert {row["benchmark"] for row in said["test"]} == {"b3"}
@@ -116,14 +161,24 @@ def test_groups_to_test_are_not_trained_on_without_rails_too(files: tuple[Path, 
 
 
 def test_microbenchmarks_of_one_group_train_and_programs_of_another_test(tmp_path: Path) -> None:
-    """The paper's protocol was refused: with one group to train on, no group can be held out, benchmarks can."""
+    """The paper's protocol was refused: with one group to train on, no group can be held out,
+    benchmarks can.
+    """
     rows = [f"k{n},micro,{100 + 20 * n},{1 + n}e9" for n in range(5)] + ["p,programs,240,7e9"]
     (tmp_path / "t.csv").write_text("\n".join(["kernel,kind,watts,ops", *rows]) + "\n")
     clocks = "clock: 1000 MHz\nmemory_clock: 850 MHz\ndefault: {clock: 1000 MHz, memory_clock: 850 MHz}\n"
     columns = "benchmark: kernel\ngroup: {column: kind}\npower: {column: watts, unit: W}\n" + clocks
     columns += "test: [programs]\nevents: {executed_warp: {column: ops, rate: true}}\n"
     (tmp_path / "map.yaml").write_text(columns)
-    argv = (tmp_path / "t.csv", "--columns", tmp_path / "map.yaml", "--model", "rate", "--no-advice", "--json")
+    argv = (
+        tmp_path / "t.csv",
+        "--columns",
+        tmp_path / "map.yaml",
+        "--model",
+        "rate",
+        "--no-advice",
+        "--json",
+    )
     (model,) = json.loads(run(*argv)[0])["models"]
     assert model["test_mape"] == pytest.approx(100.0 * (1.0 - 220.0 / 240.0))
     assert "group" not in model["held_out"]
@@ -132,7 +187,16 @@ def test_microbenchmarks_of_one_group_train_and_programs_of_another_test(tmp_pat
 def test_the_saved_model_is_readable_and_predicts(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
     out, _ = run(
-        files[0], "--columns", files[1], "--folds", 3, "--model", "hybrid_rail", "--out", path, "--no-advice"
+        files[0],
+        "--columns",
+        files[1],
+        "--folds",
+        3,
+        "--model",
+        "hybrid_rail",
+        "--out",
+        path,
+        "--no-advice",
     )
     assert "hybrid_rail" in out
     back = power_model.load_saved_model(path)
@@ -168,7 +232,11 @@ def test_figures_are_saved(files: tuple[Path, Path], printed: tuple[str, str]) -
 def test_error_planes_show_all_three_kinds(result: CounterFit) -> None:
     figure = counter_figures.draw_error_planes(result)
     titles = [axes.get_title() for axes in figure.axes[:3]]
-    assert [t.split(":")[0] for t in titles] == ["rate-based", "switched capacitance", "hybrid rail"]
+    assert [t.split(":")[0] for t in titles] == [
+        "rate-based",
+        "switched capacitance",
+        "hybrid rail",
+    ]
     assert figure.axes[0].get_ylabel() == "Core clock (MHz)"
 
 
@@ -183,7 +251,9 @@ def test_power_over_time_stacks_to_the_total() -> None:
     key = LaunchKey("dct", (1, 1, 1), (1, 1, 1))
     book = CounterBook().with_pass(key, dict.fromkeys(model.required_events, 1000000.0))
     at = OperatingPoint(clock_hz=852e6, memory_clock_hz=924e6)
-    found = estimate_launch_power([KernelLaunch(key, 0.0, 1e-3), KernelLaunch(key, 2e-3, 1e-3)], book, model, at)
+    found = estimate_launch_power(
+        [KernelLaunch(key, 0.0, 1e-3), KernelLaunch(key, 2e-3, 1e-3)], book, model, at
+    )
     measured = np.array([0.0, 1e-3, 2e-3]), np.array([5.0, 4.0, 5.0])
     axes = counter_figures.draw_launch_power(found, measured, most=4).axes[0]
     tops = [patch.get_data().values for patch in axes.patches]
@@ -193,12 +263,16 @@ def test_power_over_time_stacks_to_the_total() -> None:
 
 
 def test_idle_planes_of_the_tegra_k1() -> None:
-    """Figure 5: with the GPU off the core clock does not matter; on, it costs clock power that grows with V²f."""
+    """Figure 5: with the GPU off the core clock does not matter; on, it costs clock power that
+    grows with V²f.
+    """
     model = power_model.load_saved_model(Path("tegra-k1")).model
     core, memory = np.meshgrid([72e6, 396e6, 852e6], [204e6, 924e6], indexing="ij")
     at = OperatingPoint(clock_hz=core[..., np.newaxis], memory_clock_hz=memory[..., np.newaxis])
     names = model.required_events
-    idle = Activity(np.ones((3, 2, 1)), np.zeros((3, 2, 1, len(names))), names, at, ActivitySource.PREDICTED)
+    idle = Activity(
+        np.ones((3, 2, 1)), np.zeros((3, 2, 1, len(names))), names, at, ActivitySource.PREDICTED
+    )
     power = model.power(idle)
     of_gpu = next(rail.parts for rail in model.rails if rail.name == "gpu")
     kept = [i for i, part in enumerate(power.parts) if part not in of_gpu]

@@ -66,11 +66,17 @@ def test_at_the_default_clocks_nothing_is_scaled() -> None:
 def test_work_follows_the_slower_of_core_and_memory(
     clock: float, memory: float, traffic: float, saturation: float
 ) -> None:
-    """Within the rounding of the corner: two equal terms in a norm of order 30 exceed the larger by 2.4 %."""
-    found = float(relative_pace(np.float64(clock), np.float64(memory), np.float64(traffic), saturation))
+    """Within the rounding of the corner: two equal terms in a norm of order 30 exceed the larger by
+    2.4 %.
+    """
+    found = float(
+        relative_pace(np.float64(clock), np.float64(memory), np.float64(traffic), saturation)
+    )
     limit = min(clock, memory * saturation / traffic) if traffic else clock
     assert 0.97 * limit <= found <= 1.03 * limit
-    faster = float(relative_pace(np.float64(1.01 * clock), np.float64(memory), np.float64(traffic), saturation))
+    faster = float(
+        relative_pace(np.float64(1.01 * clock), np.float64(memory), np.float64(traffic), saturation)
+    )
     assert faster >= found * (1 - 1e-12)
 
 
@@ -85,14 +91,18 @@ def test_activity_of_applications_equals_the_table(tmp_path: Path) -> None:
     found = application_activity(work, made.scaling, *clocks)
     assert_allclose(found.value[..., 0, 1:4].reshape(16, 3), made.occurrence, rtol=1e-12)
     for rail in ("core", "memory"):
-        assert_allclose(found.event_values(f"{rail}_busy_share")[..., 0].ravel(), made.share(rail), rtol=1e-12)
+        assert_allclose(
+            found.event_values(f"{rail}_busy_share")[..., 0].ravel(), made.share(rail), rtol=1e-12
+        )
     assert_allclose(found.event_values("active_cycle")[..., 0].ravel(), made.busy() * made.clock_hz)
 
 
 def test_watts_of_programs_by_clock(tmp_path: Path) -> None:
     """A program with the same clocks twice is two programs whose second name is missing."""
     path = tmp_path / "real.csv"
-    path.write_text("2mm\n810,595,22.5,82.9,1866\n810,633,21.3,85.4,1826\ntwice\n810,595,1,2,2\n810,595,1,2,2\n")
+    path.write_text(
+        "2mm\n810,595,22.5,82.9,1866\n810,633,21.3,85.4,1826\ntwice\n810,595,1,2,2\n810,595,1,2,2\n"
+    )
     found = read_measured_programs(path)
     assert found.names == ("2mm", "2mm")
     assert_allclose(found.power_w, [82.9, 85.4])
@@ -113,7 +123,10 @@ def test_watts_of_programs_by_clock(tmp_path: Path) -> None:
         (HEAD + ROWS + "1,2\n", "line 21: expected 6 cells, got '2'"),
         (HEAD + ROWS + "50,800,1000,0.1,x,0\n", "line 21, cell 5: expected a number"),
         (HEAD + ROWS + "50,800,1000,0.1,nan,0\n", "line 21, cell 5"),
-        (HEAD + ROWS + "50,800,1000,10,40,0\n", "INT, line 21: expected a share of the peak, 0 to 1"),
+        (
+            HEAD + ROWS + "50,800,1000,10,40,0\n",
+            "INT, line 21: expected a share of the peak, 0 to 1",
+        ),
     ],
 )
 def test_broken_files_name_line_and_cell(text: str, words: str) -> None:
@@ -135,7 +148,9 @@ def test_rows_no_card_could_give_are_refused(row: str, words: str) -> None:
 
 
 def test_a_component_that_nothing_uses_is_named() -> None:
-    text = HEAD + ROWS.replace(",0.1,", ",0,").replace(",0.4,", ",0,").replace(",0.3,0.05", ",0,0.05")
+    text = HEAD + ROWS.replace(",0.1,", ",0,").replace(",0.4,", ",0,").replace(
+        ",0.3,0.05", ",0,0.05"
+    )
     with pytest.raises(BadInput, match=r"l2_busy_cycle \(L2\): expected values that differ"):
         make_utilisation_table(parse_utilisations(text, "x.csv"), None)
 

@@ -69,13 +69,17 @@ def test_an_untimed_launch_takes_its_cycles_over_the_clock() -> None:
 
 def test_overlapping_launches_add_up() -> None:
     alone = estimate_launch_power([KernelLaunch(DCT, 0.0, 1e-3)], book(), MODEL, AT)
-    both = estimate_launch_power([KernelLaunch(DCT, 0.0, 1e-3), KernelLaunch(DCT, 0.5e-3, 1e-3)], book(), MODEL, AT)
+    both = estimate_launch_power(
+        [KernelLaunch(DCT, 0.0, 1e-3), KernelLaunch(DCT, 0.5e-3, 1e-3)], book(), MODEL, AT
+    )
     dynamic_w = alone.power.total_w[0] - 10.0
     assert_allclose(both.power.total_w, [10.0 + dynamic_w, 10.0 + 2 * dynamic_w, 10.0 + dynamic_w])
 
 
 def test_kernels_without_counters_are_left_out_not_counted_as_idle() -> None:
-    found = estimate_launch_power([KernelLaunch(DCT, 0.0, 1e-3), KernelLaunch(WIDE, 1e-3, 9e-3)], book(), MODEL, AT)
+    found = estimate_launch_power(
+        [KernelLaunch(DCT, 0.0, 1e-3), KernelLaunch(WIDE, 1e-3, 9e-3)], book(), MODEL, AT
+    )
     assert found.unknown == (WIDE,)
     assert found.known.tolist() == [1.0, 0.0]
     assert_allclose(found.energy_j, 10.0 * 1e-3 + 4e-3 + 1e-3)
@@ -158,7 +162,10 @@ def test_metrics_of_nvprof_hold_for_every_launch_of_a_kernel(tmp_path: Path) -> 
     path.write_text(NVPROF)
     book = read_counter_book(path)
     counts = book.find_counts(make_launch_key("k(float*,int)", (7, 1, 1), (32, 1, 1)))
-    assert counts == {"fp32_instruction": 1250.0, "dram_read_byte": 64.0}  # means over all launches, of both devices
+    assert counts == {
+        "fp32_instruction": 1250.0,
+        "dram_read_byte": 64.0,
+    }  # means over all launches, of both devices
     assert book.missing(make_launch_key("other", (7, 1, 1), (32, 1, 1)), ["fp32_instruction"]) == (
         "fp32_instruction",
     )

@@ -16,11 +16,15 @@ from wattcast.counter_models.model_selection import CostEstimator, FitSettings, 
 from wattcast.counter_models.rail_terms import CounterModelKind
 
 
-def fitted(floored: bool, noise: float = 0.0, estimator: CostEstimator = CostEstimator.NON_NEGATIVE):
+def fitted(
+    floored: bool, noise: float = 0.0, estimator: CostEstimator = CostEstimator.NON_NEGATIVE
+):
     table = made_table(noise, floored)
     bench = FitWorkbench({"made": table}, estimator)
     everyone = np.ones(table.benchmarks, dtype=bool)
-    fit = bench.fit(CounterModelKind.HYBRID, FitSettings("made", floored=floored, strength=0.0), everyone)
+    fit = bench.fit(
+        CounterModelKind.HYBRID, FitSettings("made", floored=floored, strength=0.0), everyone
+    )
     return table, bench, fit, everyone
 
 
@@ -34,14 +38,20 @@ def test_voltages_and_costs_are_found_again(floored: bool) -> None:
     assert_allclose(core.level_at(clocks, others), wanted.level_at(clocks, others), atol=2e-3)
     assert_allclose(memory.level, 1.0, atol=2e-3)
     found = dict(zip(fit.terms.names, fit.coefficient, strict=True))
-    for event, cost in (("int_busy_cycle", 4e-8), ("l2_busy_cycle", 2.5e-8), ("dram_busy_cycle", 1.5e-8)):
+    for event, cost in (
+        ("int_busy_cycle", 4e-8),
+        ("l2_busy_cycle", 2.5e-8),
+        ("dram_busy_cycle", 1.5e-8),
+    ):
         assert_allclose(found[event], cost, rtol=0.01)
 
 
 def test_the_same_floor_is_missed_by_one_curve() -> None:
     """A single V(f) for all memory clocks cannot follow a floor: its squares are far larger."""
     _, bench, floored, everyone = fitted(True, noise=0.002)
-    pooled = bench.fit(CounterModelKind.HYBRID, FitSettings("made", floored=False, strength=0.0), everyone)
+    pooled = bench.fit(
+        CounterModelKind.HYBRID, FitSettings("made", floored=False, strength=0.0), everyone
+    )
     assert pooled.inferred.squares > 10 * floored.inferred.squares
 
 
@@ -62,8 +72,12 @@ def test_anchored_rows_equal_the_models_own_anchoring() -> None:
     assert bench.anchor is not None
     whole = activity_of(table)
     rows = bench.anchor[table.benchmark]
-    at = OperatingPoint(table.clock_hz[rows][:, None], memory_clock_hz=table.memory_clock_hz[rows][:, None])
-    reference = Activity(whole.duration_s, whole.value[rows], whole.events, at, ActivitySource.PROFILED)
+    at = OperatingPoint(
+        table.clock_hz[rows][:, None], memory_clock_hz=table.memory_clock_hz[rows][:, None]
+    )
+    reference = Activity(
+        whole.duration_s, whole.value[rows], whole.events, at, ActivitySource.PROFILED
+    )
     wanted = anchored_w(model, whole, reference, table.power_w[rows][:, None])[:, 0]
     assert_allclose(bench.anchored(fit), wanted, rtol=1e-9)
 
@@ -77,7 +91,9 @@ def test_huber_shrugs_off_spoiled_rows_that_mislead_plain_squares() -> None:
     settings = FitSettings("made", strength=0.0)
     errors = {}
     for estimator in (CostEstimator.NON_NEGATIVE, CostEstimator.HUBER):
-        fit = FitWorkbench({"made": table}, estimator).fit(CounterModelKind.HYBRID, settings, everyone)
+        fit = FitWorkbench({"made": table}, estimator).fit(
+            CounterModelKind.HYBRID, settings, everyone
+        )
         found = dict(zip(fit.terms.names, fit.coefficient, strict=True))
         errors[estimator] = abs(found["int_busy_cycle"] / 4e-8 - 1.0)
     assert errors[CostEstimator.HUBER] < 0.02
@@ -96,7 +112,11 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
         everyone = np.ones(table.benchmarks, dtype=bool)
         fit = bench.fit(CounterModelKind.HYBRID, FitSettings("made", strength=0.0), everyone)
         for c in diagnose_fit(fit, table, everyone).coefficients:
-            wanted = {"int_busy_cycle": 4e-8, "l2_busy_cycle": 2.5e-8, "shared_busy_cycle": 3e-8}.get(c.name)
+            wanted = {
+                "int_busy_cycle": 4e-8,
+                "l2_busy_cycle": 2.5e-8,
+                "shared_busy_cycle": 3e-8,
+            }.get(c.name)
             if wanted is not None:
                 inside, total = inside + (c.low <= wanted <= c.high), total + 1
     assert 0.85 <= inside / total <= 1.0, f"{inside} of {total}"
@@ -120,7 +140,10 @@ def test_a_clock_that_never_changes_leaves_its_voltage_unknown_and_says_so() -> 
     assert not memory.identifiable
     assert "never changes" in memory.reason
     assert any("memory clock is the same in every row" in words for words in result.warnings)
-    assert all(c.name != "memory clock" for c in result.kinds[CounterModelKind.HYBRID].diagnosis.coefficients)
+    assert all(
+        c.name != "memory clock"
+        for c in result.kinds[CounterModelKind.HYBRID].diagnosis.coefficients
+    )
 
 
 def test_measured_volts_are_used_instead_of_inferred_ones() -> None:
@@ -135,15 +158,19 @@ def test_measured_volts_are_used_instead_of_inferred_ones() -> None:
     assert_allclose(found["core leakage"], 12.0, rtol=1e-6)
     assert_allclose(found["base"], 20.0, rtol=1e-6)
     assert_allclose(found["core clock"], 8e-9, rtol=1e-6)
-    assert_allclose(make_power_model(fit, table).power(activity_of(table)).total_w[:, 0], table.power_w, rtol=1e-9)
+    assert_allclose(
+        make_power_model(fit, table).power(activity_of(table)).total_w[:, 0],
+        table.power_w,
+        rtol=1e-9,
+    )
 
 
 def test_the_published_tegra_model_is_found_again_from_rows_it_would_draw() -> None:
-    """Section 5.2: ordinary least squares over all benchmarks and clocks, three rails, offsets at 204 and 300 MHz.
+    """Section 5.2: ordinary least squares over all benchmarks and clocks, three rails, offsets at
+    204 and 300 MHz.
 
-    Only the leakage of the low-power core cannot be found: its voltage never moves, so it is part of
-    the base power, as the paper says of the memory rail.
-    """
+    Only the leakage of the low-power core cannot be found: its voltage never moves, so it is part
+    of the base power, as the paper says of the memory rail."""
     table, model = tegra_table()
     bench = FitWorkbench({"tegra": table}, CostEstimator.ORDINARY, (204e6, 300e6))
     fit = bench.fit(
@@ -163,9 +190,15 @@ def test_the_published_tegra_model_is_found_again_from_rows_it_would_draw() -> N
     assert_allclose(found["base"], 0.78 + 0.79 * 1.05, rtol=1e-4)
     assert "host leakage" not in found
     activity = activity_of(table)
-    assert_allclose(make_power_model(fit, table).power(activity).total_w, model.power(activity).total_w, rtol=1e-6)
+    assert_allclose(
+        make_power_model(fit, table).power(activity).total_w,
+        model.power(activity).total_w,
+        rtol=1e-6,
+    )
 
 
 def test_an_offset_at_a_clock_that_was_not_measured_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"a memory clock of the table \(800, 2000, 3000 MHz\), got '810 MHz'"):
+    with pytest.raises(
+        BadInput, match=r"a memory clock of the table \(800, 2000, 3000 MHz\), got '810 MHz'"
+    ):
         FitWorkbench({"made": made_table()}, offset_hz=(810e6,))

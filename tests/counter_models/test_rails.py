@@ -22,7 +22,8 @@ CLOCKS = np.array([1e9, 2e9])
 def test_a_floor_holds_the_voltage_up() -> None:
     voltage = RailVoltage(CLOCKS, np.array([0.8, 1.0]), np.array([1e9, 3e9]), np.array([0.8, 0.95]))
     assert_allclose(
-        voltage.level_at(np.array([1e9, 1e9, 2e9, 1.5e9]), np.array([1e9, 3e9, 3e9, 1e9])), [0.8, 0.95, 1.0, 0.9]
+        voltage.level_at(np.array([1e9, 1e9, 2e9, 1.5e9]), np.array([1e9, 3e9, 3e9, 1e9])),
+        [0.8, 0.95, 1.0, 0.9],
     )
 
 
@@ -71,7 +72,9 @@ def test_alpha_c_follows_equation_3() -> None:
     work = {"alpha": "core_busy_share", "full_f": 5e-9}
     rail = EventRail("core", RailClock.CORE, voltage, leakage_a=3.0, clock_f=2e-9, **work)
     at = OperatingPoint(clock_hz=1e9)
-    activity = Activity(np.ones(1), np.array([[0.5]]), ("core_busy_share",), at, ActivitySource.PROFILED)
+    activity = Activity(
+        np.ones(1), np.array([[0.5]]), ("core_busy_share",), at, ActivitySource.PROFILED
+    )
     power = SwitchedCapacitance(7.0, (rail,)).power(activity)
     assert_allclose(power.part_w[0], [7.0, 3.0 * 0.8, 2e-9 * 0.64 * 1e9, 0.5 * 5e-9 * 0.64 * 1e9])
 
@@ -80,11 +83,19 @@ def test_anchoring_gives_back_the_anchor_and_scales_with_switching() -> None:
     model, table = truth(), made_table()
     activity = activity_of(table)
     row = 40
-    at = OperatingPoint(float(table.clock_hz[row]), memory_clock_hz=float(table.memory_clock_hz[row]))
-    reference = Activity(np.ones(1), activity.value[row], activity.events, at, ActivitySource.PROFILED)
+    at = OperatingPoint(
+        float(table.clock_hz[row]), memory_clock_hz=float(table.memory_clock_hz[row])
+    )
+    reference = Activity(
+        np.ones(1), activity.value[row], activity.events, at, ActivitySource.PROFILED
+    )
     plain = model.power(reference).total_w
     assert_allclose(anchored_w(model, reference, reference, plain + 9.0), plain + 9.0)
     faster = OperatingPoint(1.1e9, memory_clock_hz=float(table.memory_clock_hz[row]))
-    again = Activity(np.ones(1), activity.value[row], activity.events, faster, ActivitySource.PROFILED)
+    again = Activity(
+        np.ones(1), activity.value[row], activity.events, faster, ActivitySource.PROFILED
+    )
     square = (model.rails[0].volt(faster) / model.rails[0].volt(at)) ** 2
-    assert_allclose(anchored_w(model, again, reference, plain + 9.0), model.power(again).total_w + 9.0 * square)
+    assert_allclose(
+        anchored_w(model, again, reference, plain + 9.0), model.power(again).total_w + 9.0 * square
+    )

@@ -1,4 +1,6 @@
-"""The published Tegra K1 model: Tables 1, 3 and 4 and section 6.3 of Stokke et al. (MMSys 2016), errata stated."""
+"""The published Tegra K1 model: Tables 1, 3 and 4 and section 6.3 of Stokke et al. (MMSys 2016),
+errata stated.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def model() -> HybridRail:
 def one_second(model: HybridRail, at: OperatingPoint = TOP, **events: float) -> dict[str, float]:
     """Watts by part of one second with these counts."""
     value = np.array([[events.get(name, 0.0) for name in model.required_events]])
-    power = model.power(Activity(np.ones(1), value, model.required_events, at, ActivitySource.PROFILED))
+    power = model.power(
+        Activity(np.ones(1), value, model.required_events, at, ActivitySource.PROFILED)
+    )
     return dict(zip(power.parts, power.part_w[0].tolist(), strict=True))
 
 
@@ -39,8 +43,12 @@ def one_second(model: HybridRail, at: OperatingPoint = TOP, **events: float) -> 
         ("l1_read_word", 852e6, 9.81),
     ],
 )
-def test_table_4_energy_per_transaction(model: HybridRail, event: str, clock_hz: float, printed_nj: float) -> None:
-    """To half a unit of the last printed digit, and one more: the paper truncates as often as it rounds."""
+def test_table_4_energy_per_transaction(
+    model: HybridRail, event: str, clock_hz: float, printed_nj: float
+) -> None:
+    """To half a unit of the last printed digit, and one more: the paper truncates as often as it
+    rounds.
+    """
     at = OperatingPoint(clock_hz=clock_hz, memory_clock_hz=924e6)
     assert_allclose(one_second(model, at, **{event: 1e9})[event], printed_nj, atol=0.0101)
 
@@ -58,7 +66,9 @@ def test_table_4_energy_per_transaction(model: HybridRail, event: str, clock_hz:
 def test_table_4_energy_per_byte(
     model: HybridRail, event: str, clock_hz: float, byte: int, printed_nj: float
 ) -> None:
-    """Erratum: the L2 rows divide by 16 bytes though Table 1 counts 32, so half the printed energy is true."""
+    """Erratum: the L2 rows divide by 16 bytes though Table 1 counts 32, so half the printed energy
+    is true.
+    """
     at = OperatingPoint(clock_hz=clock_hz, memory_clock_hz=924e6)
     assert_allclose(one_second(model, at, **{event: 1e9})[event] / byte, printed_nj, atol=0.0101)
     if event == "l2_read_sector":
@@ -75,7 +85,10 @@ def test_section_6_3_clock_watts(model: HybridRail) -> None:
 
 def test_section_6_3_leakage_watts(model: HybridRail) -> None:
     """0.27 A and 0.79 A (section 6.3) at the voltages of Table 3."""
-    top, bottom = one_second(model), one_second(model, OperatingPoint(clock_hz=72e6, memory_clock_hz=924e6))
+    top, bottom = (
+        one_second(model),
+        one_second(model, OperatingPoint(clock_hz=72e6, memory_clock_hz=924e6)),
+    )
     assert_allclose(top["gpu leakage"], 0.27 * HIGH_V, rtol=1e-12)
     assert_allclose(bottom["gpu leakage"], 0.27 * LOW_V, rtol=1e-12)
     assert_allclose(top["core leakage"], 0.79 * HIGH_V, rtol=1e-12)
@@ -83,7 +96,9 @@ def test_section_6_3_leakage_watts(model: HybridRail) -> None:
 
 def test_offsets_hold_at_their_clocks_alone(model: HybridRail) -> None:
     def clock_w(memory_hz: float) -> float:
-        return one_second(model, OperatingPoint(clock_hz=852e6, memory_clock_hz=memory_hz))["memory clock"]
+        return one_second(model, OperatingPoint(clock_hz=852e6, memory_clock_hz=memory_hz))[
+            "memory clock"
+        ]
 
     line = 258.66e-12 * MEMORY_V**2
     assert_allclose(clock_w(204e6), line * 204e6 - 0.03, rtol=1e-12)
@@ -93,10 +108,16 @@ def test_offsets_hold_at_their_clocks_alone(model: HybridRail) -> None:
 
 def test_instructions_per_cycle_are_a_mean_not_a_rate(model: HybridRail) -> None:
     """Eq. 7: the same instructions per cycle cost the same power however long the interval."""
-    value = np.array([[1.5 if n == "host_instruction_per_cycle" else 0.0 for n in model.required_events]] * 2)
-    activity = Activity(np.array([1.0, 7.0]), value, model.required_events, TOP, ActivitySource.PROFILED)
+    value = np.array(
+        [[1.5 if n == "host_instruction_per_cycle" else 0.0 for n in model.required_events]] * 2
+    )
+    activity = Activity(
+        np.array([1.0, 7.0]), value, model.required_events, TOP, ActivitySource.PROFILED
+    )
     assert_allclose(
-        model.power(activity).part_power_w("host_instruction_per_cycle"), 3.72e-3 * 1.5 * HIGH_V**2, rtol=1e-12
+        model.power(activity).part_power_w("host_instruction_per_cycle"),
+        3.72e-3 * 1.5 * HIGH_V**2,
+        rtol=1e-12,
     )
 
 

@@ -1,9 +1,9 @@
-"""The Titan X clock plane: 102 microbenchmarks, 16 core and 4 memory clocks, utilisations at the defaults only.
+"""The Titan X clock plane: 102 microbenchmarks, 16 core and 4 memory clocks, utilisations at the
+defaults only.
 
-Every error is on benchmarks never used for fitting or choosing. The quick tests hold out four parts of the benchmarks
-instead of each one and choose between two scalings of activity instead of four; the slow one leaves each benchmark
-out in turn, as the ledger reports it.
-"""
+Every error is on benchmarks never used for fitting or choosing. The quick tests hold out four parts
+of the benchmarks instead of each one and choose between two scalings of activity instead of four;
+the slow one leaves each benchmark out in turn, as the ledger reports it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ TABLE = "titanx/micro_gtxtitanx.csv"
 @pytest.fixture(scope="module")
 def quick(titanx: gpmtool_files.UtilisationFile) -> CounterFit:
     return fit_counters(
-        {str(s): gpmtool_files.make_utilisation_table(titanx, s) for s in MEMORY_SATURATIONS if s in (None, 0.8)},
+        {
+            str(s): gpmtool_files.make_utilisation_table(titanx, s)
+            for s in MEMORY_SATURATIONS
+            if s in (None, 0.8)
+        },
         CounterFitOptions(folds=4, hold=()),
     )
 
@@ -65,10 +69,16 @@ def test_the_hybrid_beats_a_linear_model_with_clock_terms(quick: CounterFit) -> 
         return quick.kinds[model].held_out["benchmark"].score.mape
 
     assert error(CounterModelKind.HYBRID) <= error(CounterModelKind.LINEAR) - 2.0
-    assert error(CounterModelKind.LINEAR) < error(CounterModelKind.ALPHA_C) < error(CounterModelKind.RATE)
+    assert (
+        error(CounterModelKind.LINEAR)
+        < error(CounterModelKind.ALPHA_C)
+        < error(CounterModelKind.RATE)
+    )
 
 
-def test_the_inferred_core_voltage_agrees_with_the_published_fit(quick: CounterFit, reference: Path) -> None:
+def test_the_inferred_core_voltage_agrees_with_the_published_fit(
+    quick: CounterFit, reference: Path
+) -> None:
     """The authors fit one V(f) for all memory clocks, so the one-curve fit is what compares."""
     core = next(rail for rail in quick.rails if rail.rail == "core")
     clocks, wanted = published_voltage(reference)
@@ -85,7 +95,9 @@ def test_the_memory_voltage_is_said_to_be_unknown(quick: CounterFit) -> None:
 
 
 def test_the_core_voltage_has_a_floor_set_by_the_memory_clock(quick: CounterFit) -> None:
-    """At 810 MHz of memory the voltage falls by 10 % below the default clock, at 3300 and more by nothing."""
+    """At 810 MHz of memory the voltage falls by 10 % below the default clock, at 3300 and more by
+    nothing.
+    """
     hybrid = quick.kinds[CounterModelKind.HYBRID]
     assert hybrid.settings.floored
     curve, _ = hybrid.fit.how.curves(hybrid.fit.inferred.theta)
@@ -106,12 +118,17 @@ def test_the_model_file_predicts_what_the_fit_predicts(
     titanx: gpmtool_files.UtilisationFile, quick: CounterFit
 ) -> None:
     hybrid = quick.kinds[CounterModelKind.HYBRID]
-    first = [int(np.flatnonzero(quick.table.benchmark == b)[0]) for b in range(quick.table.benchmarks)]
+    first = [
+        int(np.flatnonzero(quick.table.benchmark == b)[0]) for b in range(quick.table.benchmarks)
+    ]
     names = quick.table.benchmark_names
     work = replace(titanx, names=names, share=titanx.share[first])
     plane = np.array([row["power_w"] for row in predict_applications(quick, work)])
     core, memory = np.unique(quick.table.clock_hz), np.unique(quick.table.memory_clock_hz)
-    at = np.searchsorted(core, quick.table.clock_hz), np.searchsorted(memory, quick.table.memory_clock_hz)
+    at = (
+        np.searchsorted(core, quick.table.clock_hz),
+        np.searchsorted(memory, quick.table.memory_clock_hz),
+    )
     assert_allclose(plane[quick.table.benchmark, at[0], at[1]], hybrid.predicted_w, rtol=1e-9)
 
 
@@ -120,7 +137,9 @@ def test_programs_over_the_clock_plane_are_predicted_by_models_of_microbenchmark
 ) -> None:
     """Eight programs that both files name: 20 % off, nearly the same at all clocks of a program."""
     work = gpmtool_files.read_applications(reference / "titanx" / "real_gtxtitanx.csv")
-    measured = gpmtool_files.read_measured_programs(reference / "titanx" / "real_time_power_by_clock.csv")
+    measured = gpmtool_files.read_measured_programs(
+        reference / "titanx" / "real_time_power_by_clock.csv"
+    )
     tested = predict_programs(quick, work, measured).tested
     assert tested is not None
     assert (len(set(tested.names)), len(tested.names)) == (8, 256)
@@ -132,21 +151,29 @@ def test_programs_over_the_clock_plane_are_predicted_by_models_of_microbenchmark
 def test_the_plain_fit_takes_the_scaling_it_is_given(titanx: gpmtool_files.UtilisationFile) -> None:
     table = gpmtool_files.make_utilisation_table(titanx, 0.8)
     bench = FitWorkbench({"0.8": table})
-    fit = bench.fit(CounterModelKind.HYBRID, FitSettings("0.8", floored=True), np.ones(table.benchmarks, dtype=bool))
+    fit = bench.fit(
+        CounterModelKind.HYBRID,
+        FitSettings("0.8", floored=True),
+        np.ones(table.benchmarks, dtype=bool),
+    )
     model = make_power_model(fit, table)
     work = replace(titanx, names=("idle",), share=np.zeros((1, 12)))
-    idle_w = model.power(application_activity(work, table.scaling, np.array([975e6]), np.array([3505e6])))
+    idle_w = model.power(
+        application_activity(work, table.scaling, np.array([975e6]), np.array([3505e6]))
+    )
     assert_allclose(idle_w.total_w, 75.5, rtol=0.05)  # measured: 75.5 W
 
 
 @pytest.mark.slow
 def test_every_benchmark_left_out_in_turn(reference: Path) -> None:
-    """The figures of the accuracy ledger: must 6.5, 3.5, 8.5 and 1 point; aims 5.8, 3.0, 7.5 and 2 points.
+    """The figures of the accuracy ledger: must 6.5, 3.5, 8.5 and 1 point; aims 5.8, 3.0, 7.5 and 2
+    points.
 
-    12 Ward clusters, one a predictor, make whole kinds of work unseen: all shared-memory benchmarks, or all
-    that multiply in fp64.
-    """
-    result = fit_counters(read_counter_tables(reference / TABLE, "gpmtool", None), CounterFitOptions(advice=False))
+    12 Ward clusters, one a predictor, make whole kinds of work unseen: all shared-memory
+    benchmarks, or all that multiply in fp64."""
+    result = fit_counters(
+        read_counter_tables(reference / TABLE, "gpmtool", None), CounterFitOptions(advice=False)
+    )
     hybrid = result.kinds[CounterModelKind.HYBRID].held_out
     linear = result.kinds[CounterModelKind.LINEAR].held_out["benchmark"].score.mape
     assert hybrid["benchmark"].score.mape <= 5.8

@@ -1,4 +1,6 @@
-"""Two rails, each with its own power: known costs are found, the fit leans where told, unseen rows stay unseen."""
+"""Two rails, each with its own power: known costs are found, the fit leans where told, unseen rows
+stay unseen.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ TOP_HZ = 1.98e9
 
 
 def two_rail_table(seed: int = 5, singles: int = 30) -> CounterTable:
-    """A device of known costs: idle at two clocks, single units, mixes, and a group kept for testing."""
+    """A device of known costs: idle at two clocks, single units, mixes, and a group kept for
+    testing.
+    """
     rng = np.random.default_rng(seed)
     groups = ["idle"] * 2 + ["arithmetic"] * singles + ["mix"] * 8 + ["multimedia"] * 6
     names = [f"{group}_{i}" for i, group in enumerate(groups)]
@@ -42,7 +46,9 @@ def two_rail_table(seed: int = 5, singles: int = 30) -> CounterTable:
     clock_hz[0], clock_hz[-1] = 0.9e9, 1.5e9
     relative = np.interp(clock_hz, [0.9e9, 1.5e9, TOP_HZ], [0.9, 0.92, 1.0])
     memory_w = MEMORY_W + DRAM_J * rate[:, 2]
-    power_w = BASE_W + CLOCK_J * relative**2 * clock_hz + relative**2 * (rate[:, :2] @ CORE_J) + memory_w
+    power_w = (
+        BASE_W + CLOCK_J * relative**2 * clock_hz + relative**2 * (rate[:, :2] @ CORE_J) + memory_w
+    )
     benchmark_names, benchmark = index_distinct(names)
     group_names, group_of = index_distinct(groups)
     return CounterTable(
@@ -75,10 +81,17 @@ def test_known_costs_are_found() -> None:
     assert_allclose(fit.costs.static, [BASE_W, CLOCK_J], rtol=1e-6)
     assert fit.error_percent(fit.test) < 1e-4
     assert fit.error_percent(fit.train & ~fit.design.idle, held_out=True) < 1e-4
-    assert {c.name for c in fit.coefficients} == {"alu_full_warp", "l1_wavefront", "memory base", "dram_read_byte"}
+    assert {c.name for c in fit.coefficients} == {
+        "alu_full_warp",
+        "l1_wavefront",
+        "memory base",
+        "dram_read_byte",
+    }
 
 
-def with_a_step(table: CounterTable, awake_per_s: float = 2e11, awake_w: float = 12.0) -> CounterTable:
+def with_a_step(
+    table: CounterTable, awake_per_s: float = 2e11, awake_w: float = 12.0
+) -> CounterTable:
     """The same device with a memory that draws 12 W more as soon as it is awake."""
     step_w = awake_w * np.minimum(table.occurrence[:, 2] / awake_per_s, 1.0)
     rails = {"memory": table.rail_w["memory"] + step_w}
@@ -91,11 +104,15 @@ def test_memory_that_wakes_up_draws_a_step() -> None:
     assert fit.error_percent(fit.test) < 1e-4
     assert fit.model.rails[1].awake_w == pytest.approx(12.0)
     assert "memory awake" in {c.name for c in fit.coefficients}
-    assert fit_rails(replace(fit.table, awake_per_s=None)).error_percent(fit.test) > 0.1  # a line misses it
+    assert (
+        fit_rails(replace(fit.table, awake_per_s=None)).error_percent(fit.test) > 0.1
+    )  # a line misses it
 
 
 @pytest.mark.parametrize("change", [lambda table: table, with_a_step])
-def test_the_model_predicts_what_the_fit_predicts(change: Callable[[CounterTable], CounterTable]) -> None:
+def test_the_model_predicts_what_the_fit_predicts(
+    change: Callable[[CounterTable], CounterTable],
+) -> None:
     fit = fit_rails(change(two_rail_table()))
     power = fit.model.power(table_activity(fit.table, fit.model.required_events))
     assert_allclose(power.total_w, fit.predicted_w, rtol=1e-9)
@@ -103,11 +120,15 @@ def test_the_model_predicts_what_the_fit_predicts(change: Callable[[CounterTable
         power_model.encode_model(make_saved_rails(fit, "made", "a device")), "made.yaml"
     )
     assert back.model.to_plain() == fit.model.to_plain()
-    assert back.error_percent.keys() == {what.replace(",", "") for what, _, _ in rails_fit_to_plain(fit)["errors"]}
+    assert back.error_percent.keys() == {
+        what.replace(",", "") for what, _, _ in rails_fit_to_plain(fit)["errors"]
+    }
 
 
 def test_a_fit_leans_towards_rows_whose_operands_do_not_repeat() -> None:
-    """Half of the single units switch little; the mixes show what real operands cost, so the fit leans upwards."""
+    """Half of the single units switch little; the mixes show what real operands cost, so the fit
+    leans upwards.
+    """
     table = two_rail_table(singles=60)
     cheap = np.array([name.startswith("arithmetic") for name in table.benchmark_names]) & (
         np.arange(table.rows) % 2 == 0
@@ -123,7 +144,9 @@ def test_a_fit_leans_towards_rows_whose_operands_do_not_repeat() -> None:
 
 
 def test_rows_that_are_not_trained_on_change_nothing() -> None:
-    """Watts of test rows and of benchmarks left out may be anything: costs and the leaning stay the same."""
+    """Watts of test rows and of benchmarks left out may be anything: costs and the leaning stay the
+    same.
+    """
     table = replace(two_rail_table(), left_out={"arithmetic_5": "broken", "mix_33": "broken"})
     _, test = split_rows(table)
     gone = test | np.isin(np.array(table.benchmark_names)[table.benchmark], list(table.left_out))
@@ -141,7 +164,9 @@ def test_rows_that_are_not_trained_on_change_nothing() -> None:
 
 def test_a_held_out_row_does_not_see_itself() -> None:
     table = two_rail_table()
-    spoilt = replace(table, power_w=np.where(np.arange(table.rows) == 9, 2.0 * table.power_w, table.power_w))
+    spoilt = replace(
+        table, power_w=np.where(np.arange(table.rows) == 9, 2.0 * table.power_w, table.power_w)
+    )
     one, other = fit_rails(table, 0.6), fit_rails(spoilt, 0.6)
     assert_allclose(other.held_out_w[9], one.held_out_w[9], rtol=1e-9)
     assert abs(other.predicted_w[9] / one.predicted_w[9] - 1.0) > 1e-3
@@ -151,7 +176,9 @@ def test_memory_outliers_are_weighted_down() -> None:
     table = two_rail_table()
     memory_w = table.rail_w["memory"].copy()
     memory_w[[4, 7]] += 150.0
-    costs = solve_rails(make_rails_design(replace(table, rail_w={"memory": memory_w})), split_rows(table)[0], 0.5)
+    costs = solve_rails(
+        make_rails_design(replace(table, rail_w={"memory": memory_w})), split_rows(table)[0], 0.5
+    )
     assert_allclose(costs.memory, [MEMORY_W, DRAM_J], rtol=0.02)
 
 
@@ -170,7 +197,11 @@ def test_an_event_of_one_benchmark_is_named() -> None:
         ({"test": ("multimedai",)}, "multimedai"),
         ({"choose_on": "mixes"}, "choose_on"),
         (
-            {"predictors": tuple(CounterPredictor(e) for e in ("alu_full_warp", "l1_wavefront", "dram_read_byte"))},
+            {
+                "predictors": tuple(
+                    CounterPredictor(e) for e in ("alu_full_warp", "l1_wavefront", "dram_read_byte")
+                )
+            },
             "events on",
         ),
     ],

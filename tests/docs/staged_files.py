@@ -20,7 +20,14 @@ KERNEL = {"op": "linear", "m": 64, "n": 4096, "k": 4096, "dtype": "bf16"}
 TIME = "gpu__time_duration.sum"
 CAMPAIGN = (
     {"record": "run", "run": "r1", "date": "2026-11-16T00:00:00+00:00"},
-    {"record": "row", "id": "burst-1", "run": "r1", "kind": "burst", "family": "linear", "latency_s": 1e-5}
+    {
+        "record": "row",
+        "id": "burst-1",
+        "run": "r1",
+        "kind": "burst",
+        "family": "linear",
+        "latency_s": 1e-5,
+    }
     | {"operator": {"op": "linear", "m": 8, "n": 8, "k": 8}},
 )
 TEXTS = {
@@ -30,7 +37,9 @@ TEXTS = {
     "nvidia-smi.csv": "timestamp, power.draw [W]\n"
     + "".join(f"2026/10/25 02:59:0{second}.100, 300.00 W\n" for second in range(10)),
     "kernels.json": json.dumps({"name": "mine", "ops": [KERNEL]}),
-    "run.json": json.dumps({"name": "python", "duration_s": 0.6, "power_w": 240.0, "energy_j": 144.0}),
+    "run.json": json.dumps(
+        {"name": "python", "duration_s": 0.6, "power_w": 240.0, "energy_j": 144.0}
+    ),
 }
 
 
@@ -41,7 +50,9 @@ def stage_files(folder: Path) -> None:
     for name in CHIPS:
         write_architecture(demo_architecture(), folder / name)
     columns = [c.column for c in dialect_counters(SimulatorDialect.GPUWATTCH)]
-    rows = [",".join(f"{1.0 + 0.01 * i + j:f}" for j in range(len(columns))) + "," for i in range(6)]
+    rows = [
+        ",".join(f"{1.0 + 0.01 * i + j:f}" for j in range(len(columns))) + "," for i in range(6)
+    ]
     trace = "\n".join([",".join(columns), *rows]) + "\n"
     (folder / "TRACE").write_text(trace)
     energies = [
@@ -51,17 +62,31 @@ def stage_files(folder: Path) -> None:
     for name in ("gtx480.csv", "TABLE"):
         _write_table(folder / name, [*energies, ["#executionTime_s(sample)", 7.14285714e-07]])
     (folder / "metric_trace.log.gz").write_bytes(gzip.compress(trace.encode()))
-    parts = [[f"app{i % 5}_k{i}", 1.4 * (5 + i) + 0.7 * (20 - i), 0.001, 5 + i, 20 - i] for i in range(15)]
-    _write_table(folder / "runs.csv", [["kernel", "watts", "seconds", "part_RFP", "part_L2CP"], *parts])
+    parts = [
+        [f"app{i % 5}_k{i}", 1.4 * (5 + i) + 0.7 * (20 - i), 0.001, 5 + i, 20 - i]
+        for i in range(15)
+    ]
+    _write_table(
+        folder / "runs.csv", [["kernel", "watts", "seconds", "part_RFP", "part_L2CP"], *parts]
+    )
     reads = [[f"k{i}", 1e9 * (1 + i % 4), 1e9 * (1 + i % 3), 1e8 * (1 + i % 5)] for i in range(20)]
-    watts = [[name, 2e-9 * rd + 1e-9 * wr + 4e-9 * pre, 1.0, pre, rd, wr] for name, rd, wr, pre in reads]
-    _write_table(folder / "dram.csv", [["kernel", "dram_watts", "seconds", "MEM_PRE", "MEM_RD", "MEM_WR"], *watts])
+    watts = [
+        [name, 2e-9 * rd + 1e-9 * wr + 4e-9 * pre, 1.0, pre, rd, wr] for name, rd, wr, pre in reads
+    ]
+    _write_table(
+        folder / "dram.csv",
+        [["kernel", "dram_watts", "seconds", "MEM_PRE", "MEM_RD", "MEM_WR"], *watts],
+    )
     clocks = [(core, 12000 / core, 60 + core / 20) for core in range(600, 1165, 47)]
-    lines = [[memory, core, ms, watt, ms * watt] for memory in (810, 3505) for core, ms, watt in clocks]
+    lines = [
+        [memory, core, ms, watt, ms * watt] for memory in (810, 3505) for core, ms, watt in clocks
+    ]
     _write_table(folder / "table.csv", [["work"], *lines])
     for name in ("DIR", "mine"):
         (folder / name).mkdir()
-        (folder / name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CAMPAIGN))
+        (folder / name / "rows.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in CAMPAIGN)
+        )
     save_bundle(forecast_bundle(load_gpu("h100-sxm")), folder / "my-bundle")
     measured = results_folder(load_gpu("h200"))
     (folder / "rows").symlink_to(measured)
@@ -72,7 +97,10 @@ def stage_files(folder: Path) -> None:
     heading = ["kernel_source", "gemm_dtype", "m", "n", "k", "latency"]
     _write_table(folder / "tables" / "l40s.vllm-0.24.0.gemm.csv", [heading, *products])
     profile = ["ID", "Kernel Name", TIME, "sm__inst_executed_pipe_fp64.sum"]
-    _write_table(folder / "profile.csv", [profile, ["", "", "nsecond", "inst"], [0, "fp64_product", 1e6, 2.5e8]])
+    _write_table(
+        folder / "profile.csv",
+        [profile, ["", "", "nsecond", "inst"], [0, "fp64_product", 1e6, 2.5e8]],
+    )
 
 
 def _write_table(path: Path, rows: list[list[object]]) -> None:

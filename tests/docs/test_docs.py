@@ -1,4 +1,6 @@
-"""The documentation: every example runs, every command that cannot be run here exists, the site builds."""
+"""The documentation: every example runs, every command that cannot be run here exists, the site
+builds.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,19 @@ from typer.core import TyperCommand
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-RUN = sorted([DOCS / "index.md", DOCS / "start.md", *(DOCS / "how-to").glob("*.md"), *(DOCS / "learn").glob("*.md")])
+RUN = sorted(
+    [
+        DOCS / "index.md",
+        DOCS / "start.md",
+        *(DOCS / "how-to").glob("*.md"),
+        *(DOCS / "learn").glob("*.md"),
+    ]
+)
 EVERY = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 NOT_RUN_FILE = Path(__file__).with_name("not_run.txt")
-FENCE = re.compile(r"^(?:[^\n]*`([\w.-]+\.(?:json|yaml|csv))`:\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?:[^\n]*`([\w.-]+\.(?:json|yaml|csv))`:\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def fences(page: Path) -> list[tuple[str, str, str]]:
@@ -37,13 +48,19 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw figures without arranging them first, which takes half the time; tests of each package arrange theirs."""
-    drawing = pytest.importorskip("matplotlib.figure", reason="no matplotlib: pip install 'wattcast[plot]'")
+    """Draw figures without arranging them first, which takes half the time; tests of each package
+    arrange theirs.
+    """
+    drawing = pytest.importorskip(
+        "matplotlib.figure", reason="no matplotlib: pip install 'wattcast[plot]'"
+    )
     monkeypatch.setattr(drawing.Figure, "get_layout_engine", lambda figure: None)
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda p: p.stem)
-def test_every_example_of_a_page_runs(page: Path, call, tmp_path: Path, monkeypatch, drafts: None) -> None:
+def test_every_example_of_a_page_runs(
+    page: Path, call, tmp_path: Path, monkeypatch, drafts: None
+) -> None:
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {}
     for name, language, text in fences(page):
@@ -53,7 +70,9 @@ def test_every_example_of_a_page_runs(page: Path, call, tmp_path: Path, monkeypa
             exec(compile(text, page.name, "exec"), space)
         elif language == "sh":
             found = commands(text)
-            assert len(found) == len(text.replace("\\\n", " ").strip().splitlines()), "a shell example is ours to run"
+            assert len(found) == len(text.replace("\\\n", " ").strip().splitlines()), (
+                "a shell example is ours to run"
+            )
             for argv in found:
                 done = call(*argv)
                 assert done.code == 0, (argv, done.err)
@@ -63,7 +82,11 @@ def test_every_example_of_a_page_runs(page: Path, call, tmp_path: Path, monkeypa
 
 COMMAND = re.compile(r"^(?: {4}|\$ |.*&& )?(wattcast \w.*?)(?=\s*(?:#|&&|\||$))", re.MULTILINE)
 MENTION = re.compile(r"`(wattcast \w[^`|]*)`")
-NOT_RUN = [tuple(row.split(" | ")) for row in NOT_RUN_FILE.read_text().splitlines() if not row.startswith("#")]
+NOT_RUN = [
+    tuple(row.split(" | "))
+    for row in NOT_RUN_FILE.read_text().splitlines()
+    if not row.startswith("#")
+]
 
 
 def documented(page: Path, pattern: re.Pattern[str] = COMMAND) -> list[str]:
@@ -99,7 +122,9 @@ def staged_folder(call, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stage(staged_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafts: None) -> None:
+def stage(
+    staged_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafts: None
+) -> None:
     """A copy of the reader's files to work in."""
     monkeypatch.chdir(shutil.copytree(staged_folder, tmp_path, dirs_exist_ok=True))
 
@@ -111,7 +136,10 @@ def run_line(call, line: str) -> None:
 
 
 def test_every_command_in_the_docs_exists_with_its_options(call, monkeypatch) -> None:
-    for place in (f"{TyperCommand.__module__}.TyperCommand.format_help", "wattcast.cli.main.shorten_help"):
+    for place in (
+        f"{TyperCommand.__module__}.TyperCommand.format_help",
+        "wattcast.cli.main.shorten_help",
+    ):
         monkeypatch.setattr(place, lambda *given: None)  # drawn in tests/cli/test_help.py
     asked = {}
     for page in EVERY:
@@ -126,9 +154,13 @@ def test_every_command_in_the_docs_exists_with_its_options(call, monkeypatch) ->
         assert done.code == 0, (page.name, ours, done.err)
 
 
-@pytest.mark.parametrize("page", [p for p in EVERY if any(map(runs, left_over(p)))], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page", [p for p in EVERY if any(map(runs, left_over(p)))], ids=lambda p: p.stem
+)
 def test_every_other_command_runs(page: Path, call, stage: None) -> None:
-    """Commands outside the blocks that are run as a whole, in order; not_run.txt says why some are left out."""
+    """Commands outside the blocks that are run as a whole, in order; not_run.txt says why some are
+    left out.
+    """
     for line in filter(runs, left_over(page)):
         run_line(call, line)
 
@@ -153,15 +185,23 @@ LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in DAMAGE if kind !
 
 
 @pytest.mark.parametrize("kind", ["random", *LATER])
-def test_a_damaged_file_is_no_internal_error(kind: str, call, staged_folder, tmp_path, monkeypatch) -> None:
-    """Damaged tables, journals and logs, and folders in their place, gave an internal error at thirteen places."""
+def test_a_damaged_file_is_no_internal_error(
+    kind: str, call, staged_folder, tmp_path, monkeypatch
+) -> None:
+    """Damaged tables, journals and logs, and folders in their place, gave an internal error at
+    thirteen places.
+    """
     tried = 0
     for line in sorted({line for page in EVERY for line in left_over(page) if runs(line)}):
         argv = shlex.split(re.sub(r" \[[^]]*\]| ?\.\.\.", "", line))[1:]
-        for name in {word.rstrip("/") for word in argv} & {path.name for path in staged_folder.iterdir()}:
+        for name in {word.rstrip("/") for word in argv} & {
+            path.name for path in staged_folder.iterdir()
+        }:
             folder = shutil.copytree(staged_folder, tmp_path / str(tried), symlinks=True)
             monkeypatch.chdir(folder)
-            found = [path for path in (folder / name, *(folder / name).rglob("*")) if path.is_file()]
+            found = [
+                path for path in (folder / name, *(folder / name).rglob("*")) if path.is_file()
+            ]
             found = [
                 path for path in found if path.resolve().is_relative_to(folder.resolve())
             ]  # not the database that ships
@@ -190,7 +230,16 @@ def test_examples_that_are_not_run_say_so() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="no mkdocs: pip install 'wattcast[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -198,10 +247,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_site_builds_and_asks_nobody(site: Path) -> None:
     pages = {str(path.relative_to(site)) for path in site.rglob("*.html")}
-    assert {"index.html", "start.html", "accuracy.html", "reference/cli.html", "reference/api.html"} <= pages
+    assert {
+        "index.html",
+        "start.html",
+        "accuracy.html",
+        "reference/cli.html",
+        "reference/api.html",
+    } <= pages
     assert {f"method/{page.stem}.html" for page in (DOCS / "method").glob("*.md")} <= pages
     for path in site.rglob("*.html"):
-        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', path.read_text())
+        fetched = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', path.read_text()
+        )
         assert not [address for address in fetched if "wattcast" not in address], path
 
 
@@ -209,16 +266,24 @@ def test_links_between_pages_lead_somewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
         if path.name == "404.html":
             continue
-        for target in re.findall(r'<a[^>]+href="([^"#?:]+)(?:#[^"]*)?"', path.read_text(encoding="utf-8")):
+        for target in re.findall(
+            r'<a[^>]+href="([^"#?:]+)(?:#[^"]*)?"', path.read_text(encoding="utf-8")
+        ):
             assert (path.parent / target).exists(), f"{path.relative_to(site)}: {target}"
 
 
 def test_schemas_are_published_and_hold_for_what_is_printed(site: Path, call) -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema: pip install 'wattcast[dev]'")
+    jsonschema = pytest.importorskip(
+        "jsonschema", reason="no jsonschema: pip install 'wattcast[dev]'"
+    )
     schema = json.loads((site / "reference" / "predict.schema.json").read_text())
     check = jsonschema.Draft202012Validator(schema)
     for more in ((), ("--price", "2USD/h")):
-        check.validate(json.loads(call("predict", "gpt2", "--gpu", "h200", "--seq", "512", "--json", *more).out))
+        check.validate(
+            json.loads(
+                call("predict", "gpt2", "--gpu", "h200", "--seq", "512", "--json", *more).out
+            )
+        )
     assert list(check.iter_errors({"wattcast": "1"})), "and not for anything"
     routes = json.loads((site / "reference" / "openapi.json").read_text())["paths"]
     assert {"/api/predict", "/api/plan"} <= routes.keys()
@@ -231,6 +296,10 @@ def test_the_reference_names_every_command(site: Path) -> None:
     for verb in COMMANDS:
         assert f"wattcast {verb}" in text
     api = (site / "reference" / "api.html").read_text(encoding="utf-8")
-    for name in ("wattcast.predict", "wattcast.plan", "wattcast.report.configuration_view.build_power_trace"):
+    for name in (
+        "wattcast.predict",
+        "wattcast.plan",
+        "wattcast.report.configuration_view.build_power_trace",
+    ):
         assert f'id="{name}"' in api, name
     assert "Predict" in api, "with docstrings"

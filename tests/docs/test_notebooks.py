@@ -1,4 +1,6 @@
-"""The notebooks run from top to bottom; ``python tests/docs/test_notebooks.py`` keeps what they print."""
+"""The notebooks run from top to bottom; ``python tests/docs/test_notebooks.py`` keeps what they
+print.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "notebooks").
 def run_notebooks(paths: list[Path]) -> dict[Path, list]:
     """Return the cells of notebooks with the outputs of this run; an error in a cell is raised.
 
-    They run in one kernel, which forgets all names between two: to start it takes longer than most cells.
-    """
+    They run in one kernel, which forgets all names between two: to start it takes longer than most
+    cells."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -23,7 +25,10 @@ def run_notebooks(paths: list[Path]) -> dict[Path, list]:
     for own in cells.values():
         for cell in own:
             cell.pop("outputs", None)
-        whole.cells += [*own, nbformat.v4.new_code_cell("import matplotlib.pyplot as p\np.close('all')\n%reset -f")]
+        whole.cells += [
+            *own,
+            nbformat.v4.new_code_cell("import matplotlib.pyplot as p\np.close('all')\n%reset -f"),
+        ]
     NotebookClient(whole, timeout=300, kernel_name="python3", record_timing=False).execute()
     return cells
 
@@ -32,11 +37,16 @@ def run_notebooks(paths: list[Path]) -> dict[Path, list]:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list]:
     for name in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(name, reason=f"no {name}: pip install 'wattcast[dev]'")
-    source, folder = str(Path(__file__).resolve().parents[2] / "src"), str(tmp_path_factory.mktemp("jupyter"))
+    source, folder = (
+        str(Path(__file__).resolve().parents[2] / "src"),
+        str(tmp_path_factory.mktemp("jupyter")),
+    )
     with pytest.MonkeyPatch.context() as patch:
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
             patch.setenv(name, folder)
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        )
         return run_notebooks(NOTEBOOKS)
 
 
@@ -47,8 +57,13 @@ def test_a_notebook_runs_and_shows_what_it_printed(path: Path, ran: dict[Path, l
 
     for before, now in zip(nbformat.read(path, as_version=4).cells, ran[path], strict=True):
         # what a loaded kernel prints may come in two pieces
-        kinds = [list(dict.fromkeys(o.output_type for o in cell.get("outputs", []))) for cell in (before, now)]
-        assert kinds[0] == kinds[1], f"{path.name} has not been run since this changed:\n{before.source}"
+        kinds = [
+            list(dict.fromkeys(o.output_type for o in cell.get("outputs", [])))
+            for cell in (before, now)
+        ]
+        assert kinds[0] == kinds[1], (
+            f"{path.name} has not been run since this changed:\n{before.source}"
+        )
     assert path.stat().st_size < 100_000, "figures in a notebook stay small"
 
 

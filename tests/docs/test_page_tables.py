@@ -1,4 +1,6 @@
-"""Numbers in tables of two method pages are those that the commands beside them print, to the digits shown."""
+"""Numbers in tables of two method pages are those that the commands beside them print, to the
+digits shown.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def numbers(text: str) -> list[str]:
 
 
 def same(shown: str, value: float) -> bool:
-    """Tell whether a number as it is shown is the value, rounded to as many digits; a tie may go either way."""
+    """Tell whether a number as it is shown is the value, rounded to as many digits; a tie may go
+    either way.
+    """
     digits = len(shown.partition(".")[2])
     return abs(float(shown) - value) <= 0.5001 * 10.0**-digits
 
@@ -72,12 +76,19 @@ def test_leakage_and_area(reference: Path) -> None:
 
 
 def test_doubled_and_halved_sizes(call) -> None:
-    parts = {"registers of an SM": "registers", "L1 data cache": "l1", "shared memory": "shared", "L2 slices": "l2"}
+    parts = {
+        "registers of an SM": "registers",
+        "L1 data cache": "l1",
+        "shared memory": "shared",
+        "L2 slices": "l2",
+    }
     for name, cells in table(ENERGIES, "| H200 | doubled |").items():
         words = re.findall(r"([A-Za-z_]\w*) [\d.]+", cells[0])
         for factor, cell in ((2, cells[0]), (0.5, cells[1])):
             asked = f"{parts.get(name, 'sms')}={factor}"
-            plain = json.loads(call("gpus", "show", "h200", "--energies", "--change", asked, "--json").out)
+            plain = json.loads(
+                call("gpus", "show", "h200", "--energies", "--change", asked, "--json").out
+            )
             ratios = {row["name"]: row["ratio"] for row in plain["changes"]}
             values = [ratios[word] for word in words]
             shown = re.findall(r"\d\.\d+", cell)
@@ -134,7 +145,9 @@ def test_counter_models_are_quoted_as_the_ledger_has_them() -> None:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and len(cells) > 3 and re.fullmatch(r"[\d.]+", cells[2]):
             ledger[f"{section}: {cells[0]}"] = cells[1], float(cells[2])
-    quoted = {name: cells for head in HEADS for name, cells in table("method/counters.md", head).items()}
+    quoted = {
+        name: cells for head in HEADS for name, cells in table("method/counters.md", head).items()
+    }
     for name, rows in LEDGER.items():
         cells = quoted[name]
         for shown, row in zip(numbers(cells[-1]), rows, strict=False):
@@ -150,6 +163,14 @@ def test_the_overview_quotes_the_result_of_each_page() -> None:
     rows = re.findall(r"^(\|.*) \| \[[^]]+\]\(([\w-]+\.md)\) \|$", text, re.MULTILINE)
     assert len(rows) > 8
     for row, page in rows:
-        result = (DOCS / "method" / page).read_text(encoding="utf-8").partition("**Result.**")[2].partition("\n\n")[0]
+        result = (
+            (DOCS / "method" / page)
+            .read_text(encoding="utf-8")
+            .partition("**Result.**")[2]
+            .partition("\n\n")[0]
+        )
         known = {float(number) for number in numbers(result)}
-        assert {float(number) for number in re.findall(r"(\d+(?:\.\d+)?) %", row)} <= known, (row, page)
+        assert {float(number) for number in re.findall(r"(\d+(?:\.\d+)?) %", row)} <= known, (
+            row,
+            page,
+        )

@@ -24,7 +24,9 @@ def distributed():
 
 
 def test_a_killed_worker_costs_nothing(distributed, study: Study, tmp_path: Path) -> None:
-    local = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    local = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    )
     with local, distributed.Client(local) as client:
         pids = list(client.run(os.getpid).values())
         assert len(pids) == 2
@@ -48,10 +50,27 @@ def test_a_killed_worker_costs_nothing(distributed, study: Study, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_cluster_of_its_own_gives_the_same(distributed, call, study: Study, tmp_path: Path) -> None:
-    done = sweep.run_sweep(study, tmp_path / "x.parquet", runner=cluster.cluster_runner("local", 1), part_points=300)
-    assert done.summary.front["point"].tolist() == sweep.run_sweep(study).summary.front["point"].tolist()
-    argv = ("explore", "designs", "gpt2", "--gpu", "h200", "--vary", "sm_count=64,128", "--cluster", "local")
+def test_a_cluster_of_its_own_gives_the_same(
+    distributed, call, study: Study, tmp_path: Path
+) -> None:
+    done = sweep.run_sweep(
+        study, tmp_path / "x.parquet", runner=cluster.cluster_runner("local", 1), part_points=300
+    )
+    assert (
+        done.summary.front["point"].tolist()
+        == sweep.run_sweep(study).summary.front["point"].tolist()
+    )
+    argv = (
+        "explore",
+        "designs",
+        "gpt2",
+        "--gpu",
+        "h200",
+        "--vary",
+        "sm_count=64,128",
+        "--cluster",
+        "local",
+    )
     done = call(*argv, "--workers", "1", "--out", str(tmp_path / "y.csv"))
     assert done.code == 0, done.err
     assert len((tmp_path / "y.csv").read_text().splitlines()) == 3

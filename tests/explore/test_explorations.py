@@ -20,30 +20,45 @@ MODEL = {"batch": 8, "seq": 256}
 
 
 def test_every_setting_equals_its_prediction_and_the_best_is_the_least() -> None:
-    found = explore("gpt2", "h200", ["clock=600MHz:1980MHz:60MHz", "power_limit=250W,700W"], **MODEL)
+    found = explore(
+        "gpt2", "h200", ["clock=600MHz:1980MHz:60MHz", "power_limit=250W,700W"], **MODEL
+    )
     for point in found.points[::7]:
-        asked = {"clock": point.names["asked_clock_hz"], "power_limit": point.names["asked_power_limit_w"]}
+        asked = {
+            "clock": point.names["asked_clock_hz"],
+            "power_limit": point.names["asked_power_limit_w"],
+        }
         alone = wattcast.predict("gpt2", "h200", **asked, **MODEL)
         assert point.results["energy_j"] == pytest.approx(float(alone.energy_j), rel=1e-12)
         assert point.results["clock_hz"] == pytest.approx(float(alone.clock_hz), rel=1e-12)
-    energy, delay = (np.array([row[name] for row in found.rows]) for name in ("energy_j", "latency_s"))
+    energy, delay = (
+        np.array([row[name] for row in found.rows]) for name in ("energy_j", "latency_s")
+    )
     least = {**found.best, **found.bolder}
     assert least[ExploreObjective.ENERGY].results["energy_j"] == energy.min()
     assert least[ExploreObjective.ED2] is found.points[int(np.argmin(energy * delay**2))]
 
 
 def test_anything_varies_with_anything() -> None:
-    found = explore("gpt2", "h200,l4", ["dtype=fp32,bf16", "batch=1,4", "clock=900MHz,1.2GHz"], seq=128)
+    found = explore(
+        "gpt2", "h200,l4", ["dtype=fp32,bf16", "batch=1,4", "clock=900MHz,1.2GHz"], seq=128
+    )
     assert found.axes == ("gpu", "dtype", "batch", "asked_clock_hz")
     assert len({tuple(point.names.values()) for point in found.points}) == len(found.points) == 16
     names = dict(found.points[-1].names)
-    alone = wattcast.predict("gpt2", names.pop("gpu"), clock=names.pop("asked_clock_hz"), seq=128, **names)
+    alone = wattcast.predict(
+        "gpt2", names.pop("gpu"), clock=names.pop("asked_clock_hz"), seq=128, **names
+    )
     assert found.points[-1].results["latency_s"] == pytest.approx(float(alone.latency_s), rel=1e-12)
-    assert found.points[-1].results["energy_j_per_request"] == pytest.approx(float(alone.energy_j) / 4, rel=1e-12)
+    assert found.points[-1].results["energy_j_per_request"] == pytest.approx(
+        float(alone.energy_j) / 4, rel=1e-12
+    )
 
 
 def test_all_clocks_of_the_card() -> None:
-    assert len(explore("gpt2", "h200", ["clock=all"], **MODEL).points) == 110  # 345 to 1980 MHz by 15
+    assert (
+        len(explore("gpt2", "h200", ["clock=all"], **MODEL).points) == 110
+    )  # 345 to 1980 MHz by 15
 
 
 def test_a_bound_holds_and_costs_energy() -> None:
@@ -81,14 +96,22 @@ def test_unknown_steps_are_asked_for() -> None:
 
 
 def test_gpus_equal_their_predictions_in_order() -> None:
-    found = explore("gpt2", ["h200", "h100-sxm", "a100-sxm-80gb"], electricity="0.36USD/kWh", **MODEL).points
+    found = explore(
+        "gpt2", ["h200", "h100-sxm", "a100-sxm-80gb"], electricity="0.36USD/kWh", **MODEL
+    ).points
     each = [choice.results["energy_j_per_request"] for choice in found]
     assert each == sorted(each)
     for choice in found:
         alone = wattcast.predict("gpt2", choice.names["gpu"], **MODEL)
-        assert choice.results["energy_j_per_request"] == pytest.approx(float(alone.energy_j) / 8, rel=1e-12)
-        assert choice.results["requests_per_s"] == pytest.approx(8 / float(alone.latency_s), rel=1e-12)
-        assert choice.results["cost_per_request"] == pytest.approx(float(alone.energy_j) / 8 * 1e-7, rel=1e-12)
+        assert choice.results["energy_j_per_request"] == pytest.approx(
+            float(alone.energy_j) / 8, rel=1e-12
+        )
+        assert choice.results["requests_per_s"] == pytest.approx(
+            8 / float(alone.latency_s), rel=1e-12
+        )
+        assert choice.results["cost_per_request"] == pytest.approx(
+            float(alone.energy_j) / 8 * 1e-7, rel=1e-12
+        )
 
 
 def test_a_gpu_that_cannot_is_a_row_with_a_reason() -> None:
@@ -102,14 +125,22 @@ def test_a_gpu_that_cannot_is_a_row_with_a_reason() -> None:
 
 
 def test_gpus_on_which_it_does_not_fit_come_last() -> None:
-    found = [choice.results.get("fits") for choice in explore("llama3-8b", "all", batch=1, seq=128).points]
+    found = [
+        choice.results.get("fits")
+        for choice in explore("llama3-8b", "all", batch=1, seq=128).points
+    ]
     assert found == sorted(found, reverse=True)
     assert set(found) == {True, False}
 
 
 def test_options_are_every_combination_against_the_first() -> None:
     found = explore("gpt2", "h200", ["dtype=fp32,bf16", "batch=1,4"], seq=256).points
-    assert [tuple(c.names.values()) for c in found] == [("fp32", 1), ("fp32", 4), ("bf16", 1), ("bf16", 4)]
+    assert [tuple(c.names.values()) for c in found] == [
+        ("fp32", 1),
+        ("fp32", 4),
+        ("bf16", 1),
+        ("bf16", 4),
+    ]
     assert found[0].results["speedup"] == 1.0
     assert found[3].results["speedup"] == pytest.approx(
         found[3].results["requests_per_s"] / found[0].results["requests_per_s"]
@@ -201,12 +232,31 @@ def test_the_commands(call, tmp_path: Path) -> None:
     assert "least energy without a bound at asked clock" in done.out
     assert "40 of 220 points" in done.out
     assert png.stat().st_size > 1000
-    argv = ("--gpu", "h200,l4", "--electricity", "0.12USD/kWh", "--carbon", "world", "--plot", f"{tmp_path}/g.svg")
+    argv = (
+        "--gpu",
+        "h200,l4",
+        "--electricity",
+        "0.12USD/kWh",
+        "--carbon",
+        "world",
+        "--plot",
+        f"{tmp_path}/g.svg",
+    )
     done = call(*sweep, *argv)
     assert done.code == 0, done.err
     assert "USD/request" in done.out
     assert (tmp_path / "g.svg").read_bytes().startswith(b"<?xml")
-    done = call("explore", "sweep", "gpt2", "--gpu", "h200", "--vary", "phase=prefill,train", "--vary", "dtype=fp8")
+    done = call(
+        "explore",
+        "sweep",
+        "gpt2",
+        "--gpu",
+        "h200",
+        "--vary",
+        "phase=prefill,train",
+        "--vary",
+        "dtype=fp8",
+    )
     assert done.code == 0, done.err
     assert "train, fp8: " in done.out
 
@@ -215,9 +265,19 @@ def test_a_gpu_of_ones_own_is_compared_and_drawn(call, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     text = (files("wattcast.hardware") / "catalogue" / "h200.yaml").read_text(encoding="utf-8")
     mine = tmp_path / "mine.yaml"
-    mine.write_text(text.replace("sm_count: {value: 132", "sm_count: {value: 160"), encoding="utf-8")
+    mine.write_text(
+        text.replace("sm_count: {value: 132", "sm_count: {value: 160"), encoding="utf-8"
+    )
     done = call(
-        "explore", "sweep", "gpt2", "--batch", "64", "--gpu", f"h200,{mine}", "--plot", str(tmp_path / "m.png")
+        "explore",
+        "sweep",
+        "gpt2",
+        "--batch",
+        "64",
+        "--gpu",
+        f"h200,{mine}",
+        "--plot",
+        str(tmp_path / "m.png"),
     )
     assert done.code == 0, done.err
     assert "mine" in done.out
@@ -243,7 +303,9 @@ def test_a_mistake_gets_one_paragraph(call, argv: tuple[str, ...], says: str) ->
 
 
 def test_the_best_point_is_not_far_from_what_was_measured() -> None:
-    """Sweeps recommended clocks and limits far below any measured ones, and warned of them in the same line."""
+    """Sweeps recommended clocks and limits far below any measured ones, and warned of them in the
+    same line.
+    """
     found = explore("llama3-8b", "h200", ["power_limit=200W:700W:100W"], phase="decode", batch=32)
     best, bolder = (some[ExploreObjective.ENERGY] for some in (found.best, found.bolder))
     assert best.describe_risk() == ""

@@ -58,7 +58,9 @@ def test_designs_sampled_and_with_other_objectives(call) -> None:
     assert json.loads(call(*DESIGNS, *argv, "--json").out) == told
 
 
-@pytest.mark.parametrize("more", [(), ("--heat-map", "clock,sm_count"), ("--heat-map", "clock,sm_count,latency_s")])
+@pytest.mark.parametrize(
+    "more", [(), ("--heat-map", "clock,sm_count"), ("--heat-map", "clock,sm_count,latency_s")]
+)
 def test_designs_draws(call, tmp_path: Path, more: tuple[str, ...]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "figure.png"
@@ -73,7 +75,11 @@ def test_designs_draws(call, tmp_path: Path, more: tuple[str, ...]) -> None:
         ((*DESIGNS, "--vary", "smcuont=1,2"), ExitCode.BAD_INPUT, "Closest: sm_count"),
         ((*DESIGNS, "--vary", "batch=1,2"), ExitCode.BAD_INPUT, "explore sweep"),
         ((*DESIGNS, "--vary", "clock=1GHz", "--clock", "1GHz"), ExitCode.BAD_INPUT, "both"),
-        ((*DESIGNS, *VARY, "--where", "power<=1W"), ExitCode.BAD_INPUT, "power_w<=1 W holds for 0.0%"),
+        (
+            (*DESIGNS, *VARY, "--where", "power<=1W"),
+            ExitCode.BAD_INPUT,
+            "power_w<=1 W holds for 0.0%",
+        ),
         ((*DESIGNS, *VARY, "--out", "points.xls"), ExitCode.BAD_INPUT, ".parquet"),
         ((*DESIGNS, *VARY, "--front", "latency_s,pwr"), ExitCode.BAD_INPUT, "unknown column"),
         ((*DESIGNS, *VARY, "--heat-map", "clock,sm_count"), ExitCode.BAD_INPUT, "--plot"),
@@ -88,7 +94,9 @@ def test_designs_draws(call, tmp_path: Path, more: tuple[str, ...]) -> None:
         (DESIGNS, ExitCode.BAD_INPUT, "--vary"),
     ],
 )
-def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, code: ExitCode, says: str) -> None:
+def test_a_mistake_gets_one_paragraph(
+    call, tmp_path: Path, monkeypatch, argv, code: ExitCode, says: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(*argv)
     assert done.code == code, done.err
@@ -99,7 +107,9 @@ def test_a_mistake_gets_one_paragraph(call, tmp_path: Path, monkeypatch, argv, c
 
 
 def test_ctrl_c_inside_a_lock_is_still_an_interrupt(call, tmp_path: Path, monkeypatch) -> None:
-    """Once in many runs Ctrl-C fell into a lock of the pool: "internal error (release unlocked lock)"."""
+    """Once in many runs Ctrl-C fell into a lock of the pool: "internal error (release unlocked
+    lock)".
+    """
 
     def run_sweep(*_: object) -> None:
         with lock:
@@ -116,13 +126,34 @@ def test_ctrl_c_inside_a_lock_is_still_an_interrupt(call, tmp_path: Path, monkey
 def test_ctrl_c_keeps_finished_parts_and_the_same_command_continues(tmp_path: Path) -> None:
     pytest.importorskip("polars")
     script = "from wattcast.cli import main; main.entry()"
-    axes = ("--vary", "clock=600MHz:1980MHz:15MHz", "--vary", "sm_count=64:192:1", "--vary", "voltage=0.5:1.4:0.01")
-    argv = [sys.executable, "-c", script, *DESIGNS, *axes, "--workers", "2", "--out", str(tmp_path / "points")]
+    axes = (
+        "--vary",
+        "clock=600MHz:1980MHz:15MHz",
+        "--vary",
+        "sm_count=64:192:1",
+        "--vary",
+        "voltage=0.5:1.4:0.01",
+    )
+    argv = [
+        sys.executable,
+        "-c",
+        script,
+        *DESIGNS,
+        *axes,
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path / "points"),
+    ]
     running = subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("points/part-*")) and time.monotonic() < deadline and running.poll() is None:
+    while (
+        not list(tmp_path.glob("points/part-*"))
+        and time.monotonic() < deadline
+        and running.poll() is None
+    ):
         time.sleep(0.1)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: the whole group
     out, err = running.communicate(timeout=60)
@@ -132,7 +163,9 @@ def test_ctrl_c_keeps_finished_parts_and_the_same_command_continues(tmp_path: Pa
     assert out == ""
     kept = sorted(path.name for path in tmp_path.glob("points/part-*"))
     assert kept
-    again = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    again = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     while (
         len(list(tmp_path.glob("points/part-*"))) <= len(kept)
         and time.monotonic() < deadline

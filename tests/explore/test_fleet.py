@@ -32,7 +32,9 @@ def columns_once() -> Iterator[None]:
     list_columns, kept = fleets._list_columns, {}
 
     def list_once(fleet: fleets.Fleet) -> object:
-        asked = repr(([(gpu.name, count) for gpu, count in fleet.gpus], fleet.demands, fleets.SERVED_CLOCKS))
+        asked = repr(
+            ([(gpu.name, count) for gpu, count in fleet.gpus], fleet.demands, fleets.SERVED_CLOCKS)
+        )
         if asked not in kept:
             kept[asked] = list_columns(fleet)
         columns, notes = kept[asked]
@@ -51,7 +53,10 @@ def site(tmp_path: Path, power: str = "3 kW", chat: str = "200/s", search: str =
 
 def idle_of(fleet: fleets.Fleet) -> np.ndarray:
     return np.array(
-        [float(bundle_for(g).power.idle_power_w(fleets.list_settable_clocks(g)[0])) for g, _ in fleet.gpus]
+        [
+            float(bundle_for(g).power.idle_power_w(fleets.list_settable_clocks(g)[0]))
+            for g, _ in fleet.gpus
+        ]
     )
 
 
@@ -69,11 +74,16 @@ def every_assignment(fleet: fleets.Fleet, columns, power_w: float):
     """Factor, and least mean power where every rate is met, of every way to give four GPUs away."""
     base = idle_of(fleet)
     kinds = [kind for kind, (_, n) in enumerate(fleet.gpus) for _ in range(n)]
-    for chosen in itertools.product(*([None, *(c for c in columns if c.kind == kind)] for kind in kinds)):
+    for chosen in itertools.product(
+        *([None, *(c for c in columns if c.kind == kind)] for kind in kinds)
+    ):
         each = list(zip(chosen, kinds, strict=True))
         if sum(base[k] if c is None else c.power_w for c, k in each) > power_w:
             continue
-        served = [sum(c.per_s for c in chosen if c is not None and c.demand == i) for i in range(len(fleet.demands))]
+        served = [
+            sum(c.per_s for c in chosen if c is not None and c.demand == i)
+            for i in range(len(fleet.demands))
+        ]
         extra = [least_power(chosen, i, d.rate_per_s) for i, d in enumerate(fleet.demands)]
         rest = sum(base[k] if c is None else c.idle_w for c, k in each)
         mean_w = None if None in extra else rest + sum(extra)
@@ -84,11 +94,18 @@ def test_the_best_is_the_best_of_all_assignments(tmp_path: Path) -> None:
     fleet = replace(fleets.read_fleet(site(tmp_path)), power_w=700.0)
     columns, _ = fleets._list_columns(fleet)
     few = [
-        c for kind in (0, 1) for i in (0, 1) for c in [c for c in columns if c.kind == kind and c.demand == i][::6]
+        c
+        for kind in (0, 1)
+        for i in (0, 1)
+        for c in [c for c in columns if c.kind == kind and c.demand == i][::6]
     ]
     everything = list(every_assignment(fleet, few, 700.0))
-    given, busy = fleets._solve_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, 700.0)
-    most = fleets._make_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, given, busy, ())
+    given, busy = fleets._solve_assignment(
+        fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, 700.0
+    )
+    most = fleets._make_assignment(
+        fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, given, busy, ()
+    )
     assert most.factor == pytest.approx(max(factor for factor, _ in everything), rel=1e-6)
     assert (busy <= given + 1e-9).all()
     solved = fleets._solve_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, 700.0)
@@ -118,7 +135,9 @@ def test_a_smaller_budget_serves_less_and_binds(tmp_path: Path) -> None:
         for power in ("3 kW", "800 W", "500 W")
     ]
     factors = [one.factor for one in found]
-    assert factors == pytest.approx(sorted(factors, reverse=True), rel=1e-9)  # a solver's last digit aside
+    assert factors == pytest.approx(
+        sorted(factors, reverse=True), rel=1e-9
+    )  # a solver's last digit aside
     assert factors[2] < factors[0]
     assert "power" in found[2].binds
 
@@ -152,13 +171,34 @@ def test_what_cannot_be_says_what_binds(tmp_path: Path, power: str, chat: str, s
         ("gpus: {h200: 0}\nworkloads: [{workload: gpt2, rate: 1/s}]", "gpus.h200"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: '1'}]", "rate"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 0/s}]", "above zero"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {bach: 4}}]", "Closest: batch"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {tp: 2}}]", "2 GPUs a replica, of which"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9}]", "prompt and output"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, latency: 1us}]", "more than 1 us"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: bert-large, rate: 1/s, prompt: 9, output: 9}]", "a language model"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9, output: 9, ttft: 1us}]", "TTFT p90"),
-        ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9, output: 9, latency: 1s}]", "no batch"),
+        (
+            "gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {bach: 4}}]",
+            "Closest: batch",
+        ),
+        (
+            "gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, options: {tp: 2}}]",
+            "2 GPUs a replica, of which",
+        ),
+        (
+            "gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9}]",
+            "prompt and output",
+        ),
+        (
+            "gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, latency: 1us}]",
+            "more than 1 us",
+        ),
+        (
+            "gpus: {h200: 1}\nworkloads: [{workload: bert-large, rate: 1/s, prompt: 9, output: 9}]",
+            "a language model",
+        ),
+        (
+            "gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9, output: 9, ttft: 1us}]",
+            "TTFT p90",
+        ),
+        (
+            "gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s, prompt: 9, output: 9, latency: 1s}]",
+            "no batch",
+        ),
         ("gpus: {h200: 1}\nworkloads: [{workload: gtp2, rate: 1/s}]", "Closest: gpt2"),
         ("gpus: {l4: 1}\nworkloads: [{workload: llama3-70b, rate: 1/s}]", "does not fit"),
         ("gpus: {h200: 1}\nworkloads: [{workload: gpt2, rate: 1/s}]\npue: 0.2", "pue"),
@@ -184,7 +224,9 @@ workloads:
 
 
 def test_engines_and_batches_share_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas of several GPUs count as such, latencies are kept when simulated, a clock that is far says so."""
+    """Replicas of several GPUs count as such, latencies are kept when simulated, a clock that is
+    far says so.
+    """
     monkeypatch.setattr(fleets, "SERVED_CLOCKS", (1.0, 0.6))
     path = tmp_path / "mix.yaml"
     path.write_text(MIX)
@@ -212,9 +254,20 @@ def test_the_command(call, tmp_path: Path) -> None:
     done = call("explore", "fleet", path, "--aim", "throughput", "--site-power", "600W")
     assert done.code == 0, done.err
     assert "Assignment for throughput" in done.out
-    assert call("explore", "fleet", path, "--aim", "cost").code == ExitCode.BAD_INPUT  # no price is known
+    assert (
+        call("explore", "fleet", path, "--aim", "cost").code == ExitCode.BAD_INPUT
+    )  # no price is known
     done = call(
-        "explore", "fleet", path, "--aim", "cost", "--price", "h200=3USD/h", "--price", "l4=20USD/h", "--json"
+        "explore",
+        "fleet",
+        path,
+        "--aim",
+        "cost",
+        "--price",
+        "h200=3USD/h",
+        "--price",
+        "l4=20USD/h",
+        "--json",
     )
     dear = json.loads(done.out)
     assert {row["gpu"] for row in dear["assignment"]} == {"h200"}

@@ -50,7 +50,9 @@ def test_every_field_of_the_chip_is_one_of_the_gpu() -> None:
 
 
 def test_a_grid_is_every_combination_once_whatever_the_chunks() -> None:
-    grid = search_space.parse_space(["sm_count=64,128,132", "clock=600MHz,900MHz", "temperature=30C:50C:10C"], GPU)
+    grid = search_space.parse_space(
+        ["sm_count=64,128,132", "clock=600MHz,900MHz", "temperature=30C:50C:10C"], GPU
+    )
     whole = grid.points(0, grid.size)
     rows = set(zip(*(column.tolist() for column in whole.values()), strict=True))
     assert len(rows) == grid.size == 18
@@ -62,7 +64,9 @@ def test_a_grid_is_every_combination_once_whatever_the_chunks() -> None:
 
 @pytest.mark.parametrize("method", ["random", "sobol"])
 @given(cut=st.integers(1, 9_999), seed=st.integers(0, 5))
-def test_samples_do_not_depend_on_chunks_and_keep_their_seed(method: str, cut: int, seed: int) -> None:
+def test_samples_do_not_depend_on_chunks_and_keep_their_seed(
+    method: str, cut: int, seed: int
+) -> None:
     if method == "sobol":
         pytest.importorskip("scipy")
     specs = ["clock=600MHz:1980MHz", "sm_count=64:192", "l2.capacity=25MB,50MB"]
@@ -147,7 +151,11 @@ def test_constraints() -> None:
     (two,) = search_space.parse_constraints(["latency < 50ms"], GPU, axes)
     assert (two.column, two.bound) == ("latency_s", pytest.approx(0.05))
     (three,) = search_space.parse_constraints(["bandwidth>=4TB/s"], GPU, axes)
-    assert three.holds({"memory.byte_per_s": np.array([3e12, 4e12, 5e12])}).tolist() == [False, True, True]
+    assert three.holds({"memory.byte_per_s": np.array([3e12, 4e12, 5e12])}).tolist() == [
+        False,
+        True,
+        True,
+    ]
     assert str(one) == "power_w<=400 W"
 
 

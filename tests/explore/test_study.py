@@ -14,7 +14,9 @@ from wattcast.power.power_model import PowerModel
 
 
 def test_a_used_study_ships_no_more_than_a_fresh_one(study: Study) -> None:
-    """A bundle keeps what it worked out; once every part that went to a cluster took all of it along."""
+    """A bundle keeps what it worked out; once every part that went to a cluster took all of it
+    along.
+    """
     tabulate_points(study, 0, 1)  # reads the learned factors that the study asks for
     fresh = len(pickle.dumps(study))
     tabulate_points(study, 0, 200)
@@ -31,7 +33,10 @@ def test_an_unpacked_study_is_the_same_study(study: Study) -> None:
     assert again is not study
     assert again.digest() == study.digest()
     assert again.bundle.learned.reference is again.bundle.reference
-    found, wanted = tabulate_points(again, 0, study.space.size), tabulate_points(study, 0, study.space.size)
+    found, wanted = (
+        tabulate_points(again, 0, study.space.size),
+        tabulate_points(study, 0, study.space.size),
+    )
     assert list(found) == list(wanted)
     for name, values in wanted.items():
         assert np.array_equal(found[name], values), name

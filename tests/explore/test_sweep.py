@@ -31,13 +31,18 @@ def test_points_equal_single_predictions(study: Study) -> None:
         one = {name: values[0] for name, values in study.space.points(number, number + 1).items()}
         alone = predict_graph(study.graph, *configure_points(study, one))
         for name in QUANTITIES:
-            assert found[name][number] == pytest.approx(float(getattr(alone, name)), rel=1e-12), (name, number)
+            assert found[name][number] == pytest.approx(float(getattr(alone, name)), rel=1e-12), (
+                name,
+                number,
+            )
         assert bool(alone.capped) == bool(found["capped"][number])
         assert bool(alone.fits) == bool(found["fits"][number])
 
 
 def test_chunks_change_nothing(study: Study, monkeypatch) -> None:
-    """Points above their limit are gathered over all chunks before the governor sees them, in chunks again."""
+    """Points above their limit are gathered over all chunks before the governor sees them, in
+    chunks again.
+    """
     found = whole(study)
     monkeypatch.setattr(studies, "CELLS", 7 * len(count_operators(study.graph)))
     small = whole(study)
@@ -65,20 +70,30 @@ def test_a_limit_below_idle_power_is_said_not_hidden() -> None:
 
 
 def test_scales_do_what_they_say(study: Study) -> None:
-    slow = explorations.build_study("gpt2", "h200", ["tensor=0.25,1,4"], batch=64, seq=512, clock="1200MHz")
+    slow = explorations.build_study(
+        "gpt2", "h200", ["tensor=0.25,1,4"], batch=64, seq=512, clock="1200MHz"
+    )
     latency = whole(slow)["latency_s"]
     assert latency[0] > latency[1] > latency[2]
-    dim = explorations.build_study("gpt2", "h200", ["voltage=0.8,1"], batch=64, seq=512, clock="1200MHz")
+    dim = explorations.build_study(
+        "gpt2", "h200", ["voltage=0.8,1"], batch=64, seq=512, clock="1200MHz"
+    )
     power = whole(dim)["power_w"]
     assert power[0] < power[1]
-    unused = explorations.build_study("gpt2", "h200", ["sm_count=64,128", "links.pcie=64GB/s,128GB/s"])
+    unused = explorations.build_study(
+        "gpt2", "h200", ["sm_count=64,128", "links.pcie=64GB/s,128GB/s"]
+    )
     assert find_unused_fields(unused) == ["links.pcie"]
 
 
 def test_constraints_keep_exactly_the_points_that_meet_them(study: Study) -> None:
     free = whole(study)
     limits = ["power_w<=250", "sm_count>64"]
-    kept = whole(replace(study, constraints=constraints.parse_constraints(limits, study.gpu, study.space.columns)))
+    kept = whole(
+        replace(
+            study, constraints=constraints.parse_constraints(limits, study.gpu, study.space.columns)
+        )
+    )
     wanted = (free["power_w"] <= 250) & (free["sm_count"] > 64)
     assert 0 < wanted.sum() < wanted.size
     assert kept["point"].tolist() == free["point"][wanted].tolist()
@@ -86,9 +101,13 @@ def test_constraints_keep_exactly_the_points_that_meet_them(study: Study) -> Non
 
 
 def test_parts_without_any_point_left_are_parts_all_the_same(study: Study, tmp_path: Path) -> None:
-    """Clock is the slowest axis: whole parts and chunks fall to the constraint before anything is evaluated."""
+    """Clock is the slowest axis: whole parts and chunks fall to the constraint before anything is
+    evaluated.
+    """
     limits = ["clock>=1.6GHz", "sm_count<=96", "power_w>=280"]
-    bound = replace(study, constraints=constraints.parse_constraints(limits, study.gpu, study.space.columns))
+    bound = replace(
+        study, constraints=constraints.parse_constraints(limits, study.gpu, study.space.columns)
+    )
     done = sweep.run_sweep(bound, tmp_path / "points.parquet", part_points=40)
     found = sweep.import_polars().read_parquet(tmp_path / "points.parquet")
     assert found["point"].to_list() == whole(bound)["point"].tolist()
@@ -113,17 +132,26 @@ def test_parts_processes_and_files_give_the_same(study: Study, tmp_path: Path) -
     pl = sweep.import_polars()
     once = sweep.run_sweep(study, tmp_path / "once.parquet")
     parted = sweep.run_sweep(study, tmp_path / "parted.parquet", part_points=100)
-    spread = sweep.run_sweep(study, tmp_path / "spread", part_points=250, runner=sweep.process_runner(2))
+    spread = sweep.run_sweep(
+        study, tmp_path / "spread", part_points=250, runner=sweep.process_runner(2)
+    )
     again = sweep.run_sweep(study, tmp_path / "again", part_points=250)
     first, second = (pl.read_parquet(tmp_path / f"{name}.parquet") for name in ("once", "parted"))
     assert first["point"].to_list() == list(range(study.space.size))
-    by_two, by_one = (pl.read_parquet(tmp_path / name / "*.parquet") for name in ("spread", "again"))
+    by_two, by_one = (
+        pl.read_parquet(tmp_path / name / "*.parquet") for name in ("spread", "again")
+    )
     assert by_two.equals(by_one)
     for name in QUANTITIES:
         assert np.allclose(first[name], second[name], rtol=1e-12, atol=0)
     fronts = {tuple(s.summary.front["point"].tolist()) for s in (once, parted, spread, again)}
     assert len(fronts) == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "once.parquet", "parted.parquet", "spread"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "again",
+        "once.parquet",
+        "parted.parquet",
+        "spread",
+    ]
 
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
@@ -165,8 +193,13 @@ def test_a_killed_run_continues_and_computes_nothing_twice(study: Study, tmp_pat
     done = sweep.run_sweep(study, out, runner=counting, part_points=64)
     assert done.continued == 3
     assert sorted(seen) == list(range(-(-study.space.size // 64)))
-    assert sweep.import_polars().read_parquet(out)["point"].to_list() == list(range(study.space.size))
-    assert done.summary.front["point"].tolist() == sweep.run_sweep(study).summary.front["point"].tolist()
+    assert sweep.import_polars().read_parquet(out)["point"].to_list() == list(
+        range(study.space.size)
+    )
+    assert (
+        done.summary.front["point"].tolist()
+        == sweep.run_sweep(study).summary.front["point"].tolist()
+    )
 
 
 def test_another_study_in_the_same_folder_is_refused(study: Study, tmp_path: Path) -> None:
@@ -208,7 +241,9 @@ def test_a_torn_part_is_named(study: Study, tmp_path: Path) -> None:
 
 
 def test_impossible_constraints_say_which_one_binds() -> None:
-    study = explorations.build_study("gpt2", "h200", ["sm_count=64:192:32"], ["power_w<=10", "latency<=1h"], seq=128)
+    study = explorations.build_study(
+        "gpt2", "h200", ["sm_count=64:192:32"], ["power_w<=10", "latency<=1h"], seq=128
+    )
     says = r"power_w<=10 W holds for 0\.0% \(closest: .* W\); latency_s<=.* holds for 100"
     with pytest.raises(BadInput, match=says):
         sweep.run_sweep(study)
@@ -222,9 +257,14 @@ def test_a_huge_space_asks_first() -> None:
 
 def test_the_fingerprint_tells_studies_apart() -> None:
     same = explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=128)
-    assert same.digest() == explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=128).digest()
+    assert (
+        same.digest()
+        == explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=128).digest()
+    )
     before = same.digest()
-    whole(same)  # a bundle keeps what it worked out; once that was part of the digest, and no study could continue
+    whole(
+        same
+    )  # a bundle keeps what it worked out; once that was part of the digest, and no study could continue
     assert same.digest() == before
     others = [
         explorations.build_study("gpt2", "h200", ["sm_count=64,132"], seq=128),

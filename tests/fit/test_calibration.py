@@ -25,12 +25,16 @@ CASES = [("gpt2", 1, 128), ("gpt2", 32, 512), ("bert-large", 8, 512), ("bert-lar
          ("bert-large", 1, 128), ("gpt2", 8, 1024), ("opt-1.3b", 1, 2048)]  # fmt: skip
 
 
-def synthetic(factors: dict[str, float], count: int = 8, noise: float = 0.0, seed: int = 0) -> list[MeasuredModel]:
+def synthetic(
+    factors: dict[str, float], count: int = 8, noise: float = 0.0, seed: int = 0
+) -> list[MeasuredModel]:
     """Rows as a card with these factors would give them."""
     truth, draw = apply_factors(forecast_bundle(GPU), factors), np.random.default_rng(seed)
     rows = []
     for model, batch, seq in CASES[:count]:
-        graph = load_workload.load_workload(model, ModelOptions(batch=batch, seq=seq, attention="eager", head="none"))
+        graph = load_workload.load_workload(
+            model, ModelOptions(batch=batch, seq=seq, attention="eager", head="none")
+        )
         totals = total_at_clock(analyse_graph(graph, GPU, truth), OperatingPoint(1200e6), truth)
         off = np.exp(noise * draw.standard_normal(2))
         rows.append(MeasuredModel(graph.name, graph, float(totals.latency_s) * off[0], float(totals.power_w) * off[1],
@@ -59,7 +63,8 @@ def test_rows_that_agree_with_the_forecast_teach_nothing() -> None:
 
 
 def test_a_host_in_a_slow_mood_is_no_factor() -> None:
-    """Launch-bound rows are found a quarter apart from day to day: one such row says nothing about the next, and
+    """Launch-bound rows are found a quarter apart from day to day: one such row says nothing about
+    the next, and
     rows of the GPU must not pay for it. A host half as fast again shows in the test above."""
     rows = synthetic({})
     waits = [i for i, (model, batch, _) in enumerate(CASES) if batch == 1 and model != "opt-1.3b"]
@@ -84,7 +89,14 @@ def test_one_row_gives_at_most_one_factor_of_each_kind() -> None:
 
 
 def test_never_more_factors_than_rows() -> None:
-    true = {"launch": 2.0, "compute": 1.5, "memory": 0.7, "products": 1.4, "energy": 0.6, "dram_energy": 1.6}
+    true = {
+        "launch": 2.0,
+        "compute": 1.5,
+        "memory": 0.7,
+        "products": 1.4,
+        "energy": 0.6,
+        "dram_energy": 1.6,
+    }
     for count in (1, 2, 3):
         found = calibrate_models(synthetic(true, count))
         time = [n for n in found.factors if n in ("launch", "compute", "memory", "products")]
@@ -102,7 +114,10 @@ def test_one_odd_row_does_not_rule() -> None:
 def test_intervals_shrink_with_good_rows_and_only_then() -> None:
     base = forecast_bundle(GPU)
     good, wild = (calibrate_models(synthetic({}, noise=n, seed=3)).bundle for n in (0.01, 0.5))
-    width = [np.log(b.residuals["gemm"].latency[1] / b.residuals["gemm"].latency[0]) for b in (base, good, wild)]
+    width = [
+        np.log(b.residuals["gemm"].latency[1] / b.residuals["gemm"].latency[0])
+        for b in (base, good, wild)
+    ]
     assert width[1] < width[0] < width[2]
 
 
@@ -121,7 +136,9 @@ def write(folder: Path, rows: list[MeasuredModel], text: str = "") -> Path:
 
 def test_the_command_saves_a_bundle_that_predict_uses(call, tmp_path: Path) -> None:
     path = write(tmp_path, synthetic({"compute": 1.4, "energy": 0.8}))
-    done = call("calibrate", "--gpu", "a100-sxm", str(path), "--out", str(tmp_path / "mine"), "--json")
+    done = call(
+        "calibrate", "--gpu", "a100-sxm", str(path), "--out", str(tmp_path / "mine"), "--json"
+    )
     assert done.code == 0, done.err
     out = json.loads(done.out)
     assert {item["name"] for item in out["learned"]} >= {"compute", "energy"}
@@ -140,8 +157,14 @@ def test_the_command_saves_a_bundle_that_predict_uses(call, tmp_path: Path) -> N
 
 def test_json_rows_with_units_in_the_cells(call, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    path.write_text(json.dumps([{"workload": "gpt2", "batch": 8, "seq": 512, "latency": "16 ms", "power": "210 W"}]))
-    done = call("calibrate", "--gpu", "a100-sxm", str(path), "--out", str(tmp_path / "mine"), "--json")
+    path.write_text(
+        json.dumps(
+            [{"workload": "gpt2", "batch": 8, "seq": 512, "latency": "16 ms", "power": "210 W"}]
+        )
+    )
+    done = call(
+        "calibrate", "--gpu", "a100-sxm", str(path), "--out", str(tmp_path / "mine"), "--json"
+    )
     assert done.code == 0, done.err
     assert json.loads(done.out)["rows"] == 1
 
@@ -162,14 +185,24 @@ def test_json_rows_with_units_in_the_cells(call, tmp_path: Path) -> None:
         ("latency_ms\n9\n", "workload"),
         ("workload,latency_ms\ngpt2,-3\n", "above zero"),
         ("workload,latency_ms\ngpt2\n", "cells"),
-        ("workload,seq,latency_ms,power_w\ngpt2,512,5,150\ngpt2,512,9,150\n", "two rows of the same run"),
+        (
+            "workload,seq,latency_ms,power_w\ngpt2,512,5,150\ngpt2,512,9,150\n",
+            "two rows of the same run",
+        ),
         ("workload,energy,time,avg_freq,temp\nnonsense.csv,1,2,900,60\n", "nonsense"),
     ],
 )
 def test_bad_rows_are_refused_in_one_paragraph(call, tmp_path: Path, text: str, word: str) -> None:
     import re
 
-    done = call("calibrate", "--gpu", "a100-sxm", str(write(tmp_path, [], text)), "--out", str(tmp_path / "mine"))
+    done = call(
+        "calibrate",
+        "--gpu",
+        "a100-sxm",
+        str(write(tmp_path, [], text)),
+        "--out",
+        str(tmp_path / "mine"),
+    )
     assert done.code == 2, done.err
     assert re.search(word, done.err), done.err
     assert "Traceback" not in done.err
@@ -179,7 +212,13 @@ def test_bad_rows_are_refused_in_one_paragraph(call, tmp_path: Path, text: str, 
 def test_repeats_that_differ_a_little_are_used_and_noted(call, tmp_path: Path) -> None:
     text = "workload,seq,latency_ms,power_w\ngpt2,512,7.0,150\ngpt2,512,8.4,150\n"
     done = call(
-        "calibrate", "--gpu", "a100-sxm", str(write(tmp_path, [], text)), "--out", str(tmp_path / "m"), "--json"
+        "calibrate",
+        "--gpu",
+        "a100-sxm",
+        str(write(tmp_path, [], text)),
+        "--out",
+        str(tmp_path / "m"),
+        "--json",
     )
     assert done.code == 0, done.err
     assert "both are used" in " ".join(json.loads(done.out)["notes"])

@@ -1,4 +1,6 @@
-"""Forecast and calibration against published rows; bounds are the ledger's, with a little room for a refit."""
+"""Forecast and calibration against published rows; bounds are the ledger's, with a little room for
+a refit.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ import numpy as np
 import pytest
 from studies.public_checks.other_gpu_checks import other_gpu_rows, to_calibration_row
 from studies.public_checks.published_checks import power_limit_rows
-from studies.public_checks.published_runs import PUBLISHED_GPU, clean_runs, read_published_runs, select_reported_runs
+from studies.public_checks.published_runs import (
+    PUBLISHED_GPU,
+    clean_runs,
+    read_published_runs,
+    select_reported_runs,
+)
 
 from wattcast import hardware
 from wattcast.fit.calibration import analyse_models, calibrate_bundle, predict_models
@@ -26,7 +33,9 @@ def test_the_clean_rows_are_those_the_reference_counts(reference: Path) -> None:
     assert len(select_reported_runs(reference, clocks)) == 65
 
 
-def test_the_forecast_of_an_a100_uses_none_of_its_rows_and_meets_the_ledger(reference: Path) -> None:
+def test_the_forecast_of_an_a100_uses_none_of_its_rows_and_meets_the_ledger(
+    reference: Path,
+) -> None:
     gpu = hardware.load_gpu(PUBLISHED_GPU)
     bundle = bundle_for(gpu)
     measured = [
@@ -57,7 +66,8 @@ def test_every_row_of_the_ledger_beats_its_floor_and_keeps_to_its_must(reference
 
 @pytest.mark.slow
 def test_calibrating_on_eight_rows_does_not_hurt(reference: Path) -> None:
-    """Other draws than the ledger's: latency no worse than the forecast's by more than 0.3 points in the mean, power
+    """Other draws than the ledger's: latency no worse than the forecast's by more than 0.3 points
+    in the mean, power
     better by a point at least. Before, the eight rows made latency worse in one draw of five."""
     gpu = hardware.load_gpu(PUBLISHED_GPU)
     bundle = bundle_for(gpu)

@@ -1,4 +1,6 @@
-"""Another card of the same kind: components are found again, intervals widen by them and cover what they say."""
+"""Another card of the same kind: components are found again, intervals widen by them and cover what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ def rows() -> KernelRows:
     return kernel_rows.load_kernel_rows("h200")
 
 
-def on_cards(rows: KernelRows, count: int, card: float, by_kernel: float, noise: float, seed: int) -> KernelRows:
+def on_cards(
+    rows: KernelRows, count: int, card: float, by_kernel: float, noise: float, seed: int
+) -> KernelRows:
     """The first rows of bursts, each twice on every card, with the deviations given."""
     rng = np.random.default_rng(seed)
-    first = np.flatnonzero(rows.is_kind("burst") & rows.fit & (rows.repeat == 0) & on_random_data(rows))[:150]
+    first = np.flatnonzero(
+        rows.is_kind("burst") & rows.fit & (rows.repeat == 0) & on_random_data(rows)
+    )[:150]
     mask = np.isin(np.arange(len(rows)), first)
     base = rows.select_rows(mask)
     true, names = np.log(base.column("latency_s")), []
@@ -58,7 +64,9 @@ def on_cards(rows: KernelRows, count: int, card: float, by_kernel: float, noise:
             names += [f"card {c}"] * len(base)
             specs += [f"{i}" for i in range(len(base))]
     times = 2 * count
-    columns = {name: np.tile(v, times) for name, v in base.number.items()} | {"latency_s": np.concatenate(values)}
+    columns = {name: np.tile(v, times) for name, v in base.number.items()} | {
+        "latency_s": np.concatenate(values)
+    }
     settled = {"settled_power_w": np.full(times * len(base), np.nan)}
     return KernelRows(
         base.kind * times,
@@ -80,7 +88,10 @@ def on_cards(rows: KernelRows, count: int, card: float, by_kernel: float, noise:
 
 
 def test_components_are_found_again(rows: KernelRows) -> None:
-    found = [variance_components(on_cards(rows, 6, 0.03, 0.01, 0.004, seed), "latency") for seed in range(12)]
+    found = [
+        variance_components(on_cards(rows, 6, 0.03, 0.01, 0.004, seed), "latency")
+        for seed in range(12)
+    ]
     known = [f for f in found if f is not None]
     assert len(known) == 12
     assert known[0].cards == 6
@@ -112,7 +123,9 @@ def test_measured_cards_are_weighed_with_the_published_figures() -> None:
     assert known.latency < far.latency < wide.apart
     assert far.power == known.power
     assert far.cards == 3
-    near = combine_spread({"latency": CardComponents("latency", 0.0, 0.0, 0.0, 3, 100), "power": []})
+    near = combine_spread(
+        {"latency": CardComponents("latency", 0.0, 0.0, 0.0, 3, 100), "power": []}
+    )
     assert near.latency == pytest.approx(known.latency / 2**0.5)
 
 
@@ -124,7 +137,9 @@ def test_a_shift_of_residuals_widens_and_never_narrows() -> None:
 
 
 def test_shifts_are_differences_of_the_residuals_of_random_rows(rows: KernelRows) -> None:
-    """A second card that is 5 % slower, of every other row, shows as 5 %; rows chosen otherwise do not count."""
+    """A second card that is 5 % slower, of every other row, shows as 5 %; rows chosen otherwise do
+    not count.
+    """
     rng = np.random.default_rng(0)
     second = rng.uniform(size=len(rows)) < 0.4
     odd = rng.uniform(size=len(rows)) < 0.2
@@ -172,7 +187,9 @@ def test_the_database_says_which_card_measured_what(rows: KernelRows) -> None:
 
 
 def test_moved_ends_cover_another_card() -> None:
-    """Skewed residuals of one card, moved out by the spread, hold 85 to 95 % of other cards' rows on average."""
+    """Skewed residuals of one card, moved out by the spread, hold 85 to 95 % of other cards' rows
+    on average.
+    """
     rng = np.random.default_rng(4)
 
     def of_card(n: int) -> np.ndarray:
@@ -198,7 +215,9 @@ def test_ends_on_one_side_of_the_prediction_move_apart() -> None:
 
 
 def test_intervals_are_for_another_card_unless_told() -> None:
-    other, this = (api.predict("gpt2", "h200", batch=1, seq=64, card=card) for card in ("another", "this"))
+    other, this = (
+        api.predict("gpt2", "h200", batch=1, seq=64, card=card) for card in ("another", "this")
+    )
     assert float(other.latency_s) == float(this.latency_s)
     for name in ("latency_s", "power_w", "energy_j"):
         (low, high), (own_low, own_high) = (getattr(p.interval, name) for p in (other, this))
@@ -226,7 +245,9 @@ def test_a_spread_out_of_reason_is_refused() -> None:
 
 
 def test_idle_rows_of_two_cards_keep_the_slope_of_each() -> None:
-    """Pooled as they were, a cooler card that draws more hid that idle power grows with temperature."""
+    """Pooled as they were, a cooler card that draws more hid that idle power grows with
+    temperature.
+    """
     degrees = np.array([34.0, 42.0, 43.0, 48.0])
     power_w = np.array([128.0, 132.8, 127.0, 130.0])  # 0.6 W a degree on both, 6.4 W apart
     found = kernel_rows._at_one_level(power_w, degrees, ["a", "a", "b", "b"], {"a": 300, "b": 100})

@@ -1,4 +1,6 @@
-"""A fit from few rows: nothing to learn moves nothing, a card that differs is followed, and the command does both."""
+"""A fit from few rows: nothing to learn moves nothing, a card that differs is followed, and the
+command does both.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,13 @@ def test_an_odd_row_does_not_rule() -> None:
     assert found[0] == pytest.approx(0.2, abs=0.08)
 
 
-@pytest.mark.parametrize(("count", "draws"), [(100, 1), pytest.param(50, 6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("count", "draws"), [(100, 1), pytest.param(50, 6, marks=pytest.mark.slow)]
+)
 def test_a_twin_is_left_as_it_is(twin: Setting, count: int, draws: int) -> None:
-    """Fifty rows have seventeen of power, and one draw in six moves it by more than the mean of the draws does."""
+    """Fifty rows have seventeen of power, and one draw in six moves it by more than the mean of the
+    draws does.
+    """
     before, after = errors(twin.parent, twin.test, twin.gpu), []
     for seed in range(draws):
         own = twin.own.select_rows(drawn(twin.own, count, seed))
@@ -83,7 +89,9 @@ def test_a_twin_is_left_as_it_is(twin: Setting, count: int, draws: int) -> None:
 
 @pytest.mark.slow
 def test_fifty_rows_of_other_chips_halve_what_is_to_be_learned(twin: Setting) -> None:
-    """Three chips are distorted, their forecast is not told; the twin's own error is what can be reached."""
+    """Three chips are distorted, their forecast is not told; the twin's own error is what can be
+    reached.
+    """
     best = errors(twin.parent, twin.test, twin.gpu)
     before, after = [], []
     for seed in (1, 2, 3):
@@ -108,7 +116,9 @@ def test_without_rows_the_forecast_stands(twin: Setting) -> None:
 
 
 def test_idle_rows_scale_the_idle_curve(twin: Setting) -> None:
-    doubled = scale_idle(twin.parent, [(hz, 2.0 * watts, degrees) for hz, watts, degrees in twin.idle])
+    doubled = scale_idle(
+        twin.parent, [(hz, 2.0 * watts, degrees) for hz, watts, degrees in twin.idle]
+    )
     ratio = doubled.power.idle.power_w / scale_idle(twin.parent, twin.idle).power.idle.power_w  # type: ignore[attr-defined]
     assert ratio == pytest.approx(2.0)
 
@@ -120,26 +130,35 @@ def run(*argv: str) -> tuple[int, str, str]:
 
 
 def few(folder: Path, count: int) -> Path:
-    """A database with a few rows of the shipped one: two thirds bursts, a third sustained, and its idle rows."""
+    """A database with a few rows of the shipped one: two thirds bursts, a third sustained, and its
+    idle rows.
+    """
     rows = [row for row in read_table(database_folder("h200") / ROWS_FILE) if not row["error"]]
     rng = np.random.default_rng(5)
 
     def some(kind: str, n: int) -> list[dict[str, object]]:
         of_kind = [
-            r for r in rows if r["kind"] == kind and r["data"] == "random" and not r["flags"] and not r["repeat"]
+            r
+            for r in rows
+            if r["kind"] == kind and r["data"] == "random" and not r["flags"] and not r["repeat"]
         ]
         return [of_kind[i] for i in rng.permutation(len(of_kind))[:n]]
 
     folder.mkdir()
     sustained = count // 3
     idle = [row for row in rows if row["kind"] == "idle"]
-    write_table(folder / ROWS_FILE, [*some("burst", count - sustained), *some("sustained", sustained), *idle])
+    write_table(
+        folder / ROWS_FILE,
+        [*some("burst", count - sustained), *some("sustained", sustained), *idle],
+    )
     return folder
 
 
 def test_fifty_rows_make_a_bundle_that_predicts(tmp_path: Path) -> None:
     database = few(tmp_path / "mine", 50)
-    code, out, err = run("lab", "fit", "kernels", str(database), "--gpu", "h200", "--out", str(tmp_path / "fitted"))
+    code, out, err = run(
+        "lab", "fit", "kernels", str(database), "--gpu", "h200", "--out", str(tmp_path / "fitted")
+    )
     assert code == 0, err
     found = read_bundle(tmp_path / "fitted")
     assert found.status is FitStatus.CALIBRATED
@@ -147,16 +166,29 @@ def test_fifty_rows_make_a_bundle_that_predicts(tmp_path: Path) -> None:
     assert found.provenance.device.startswith("NVIDIA H200")
     for family, residual in found.residuals.items():
         assert residual.latency[0] < 1 < residual.latency[1], family
-    code, out, err = run("predict", "gpt2", "--gpu", "h200", "--seq", "256", "--bundle", str(tmp_path / "fitted"))
+    code, out, err = run(
+        "predict", "gpt2", "--gpu", "h200", "--seq", "256", "--bundle", str(tmp_path / "fitted")
+    )
     assert code == 0, err
     assert "W" in out
 
 
 @pytest.mark.slow
 def test_rows_of_another_kind_of_card_move_its_forecast(tmp_path: Path) -> None:
-    """Rows of an H200 called those of an H100: memory is faster than the forecast thinks, and the fit follows."""
+    """Rows of an H200 called those of an H100: memory is faster than the forecast thinks, and the
+    fit follows.
+    """
     database = few(tmp_path / "mine", 90)
-    code, _, err = run("lab", "fit", "kernels", str(database), "--gpu", "h100-sxm", "--out", str(tmp_path / "fitted"))
+    code, _, err = run(
+        "lab",
+        "fit",
+        "kernels",
+        str(database),
+        "--gpu",
+        "h100-sxm",
+        "--out",
+        str(tmp_path / "fitted"),
+    )
     assert code == 0, err
     assert "time by card" in read_bundle(tmp_path / "fitted").provenance.note
 
@@ -165,7 +197,15 @@ def test_few_rows_alone_refuse_or_fit_but_never_hang(tmp_path: Path) -> None:
     """A family without bursts had no corrections, and looking for them never ended."""
     database = few(tmp_path / "mine", 60)
     code, _, err = run(
-        "lab", "fit", "kernels", str(database), "--gpu", "h200", "--alone", "--out", str(tmp_path / "fitted")
+        "lab",
+        "fit",
+        "kernels",
+        str(database),
+        "--gpu",
+        "h200",
+        "--alone",
+        "--out",
+        str(tmp_path / "fitted"),
     )
     assert code == 0, err
     assert read_bundle(tmp_path / "fitted").status is FitStatus.MEASURED

@@ -24,7 +24,13 @@ from wattcast.fit.kernel_fit import (
     loaded_clock_hz,
     starting_rule,
 )
-from wattcast.fit.kernel_rows import KernelRows, assign_folds, load_kernel_rows, settled_figures, shape_name
+from wattcast.fit.kernel_rows import (
+    KernelRows,
+    assign_folds,
+    load_kernel_rows,
+    settled_figures,
+    shape_name,
+)
 from wattcast.fit.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.hardware import load_gpu
 from wattcast.kernels import RunCondition, build_kernels, reference_chip
@@ -79,7 +85,16 @@ def test_energies_voltage_and_toggling_are_found_again() -> None:
     core = rate[:, 0] * energy[0] * factor + rate[:, 2] * energy[2]
     power = idle.power_at(clock, 45.0) + volts**2 * core + rate[:, 1] * energy[1] * factor
     model, toggling = fit_module_power(
-        PowerRows(rate, events, ("tensor", "dram", "sm"), clock, power, data, np.zeros(n), np.ones(n, bool)),
+        PowerRows(
+            rate,
+            events,
+            ("tensor", "dram", "sm"),
+            clock,
+            power,
+            data,
+            np.zeros(n),
+            np.ones(n, bool),
+        ),
         idle,
         45.0,
     )
@@ -92,8 +107,12 @@ def test_energies_voltage_and_toggling_are_found_again() -> None:
     assert toggling["zeros"] == pytest.approx(0.4, abs=0.05)
 
 
-def _card_rows(levels: dict[float, tuple[float, float]], counts: list[int], common: int) -> CardRows:
-    """Make rows of cards that draw more by ``u + v * memory``; the first ``common`` kernels ran on every card."""
+def _card_rows(
+    levels: dict[float, tuple[float, float]], counts: list[int], common: int
+) -> CardRows:
+    """Make rows of cards that draw more by ``u + v * memory``; the first ``common`` kernels ran on
+    every card.
+    """
     rng = np.random.default_rng(4)
     memory = rng.uniform(0.0, 0.6, 4000)
     kernel_error = 0.06 * rng.normal(size=4000)
@@ -107,7 +126,9 @@ def _card_rows(levels: dict[float, tuple[float, float]], counts: list[int], comm
     log_ratio = 0.05 - 0.1 * memory[kernel] + kernel_error[kernel] + u + v * memory[kernel]
     log_ratio += 0.01 * rng.normal(size=len(card))
     families = tuple(f"family {k % 3}" for k in kernel)
-    return CardRows(card, memory[kernel], log_ratio, families, tuple(map(str, kernel)), np.ones(len(card), bool))
+    return CardRows(
+        card, memory[kernel], log_ratio, families, tuple(map(str, kernel)), np.ones(len(card), bool)
+    )
 
 
 def test_levels_of_cards_are_found_whatever_the_number_of_their_rows() -> None:
@@ -147,7 +168,9 @@ def test_conformal_ends_cover_what_they_say() -> None:
 
 
 def test_a_family_of_few_rows_gets_ends_of_its_own_width() -> None:
-    """Twenty rows of softmax erred more than those of norms, and shared their ends: too narrow for it."""
+    """Twenty rows of softmax erred more than those of norms, and shared their ends: too narrow for
+    it.
+    """
     rng = np.random.default_rng(6)
     covered: dict[str, list[float]] = {"softmax": [], "rmsnorm": []}
     spread = {"softmax": 0.15, "layernorm": 0.06, "rmsnorm": 0.06}
@@ -165,11 +188,17 @@ def test_a_family_of_few_rows_gets_ends_of_its_own_width() -> None:
 
 def test_the_busier_a_kernels_tensor_units_the_lower_its_clock() -> None:
     gpu = load_gpu("h200")
-    kernels = build_kernels((Linear(8192, 8192, 8192),), (RunCondition(),), gpu, reference_chip(gpu), ())
+    kernels = build_kernels(
+        (Linear(8192, 8192, 8192),), (RunCondition(),), gpu, reference_chip(gpu), ()
+    )
     law = ClockLaw(1.0, np.array([0.0, 1.0]), np.array([0.95, 0.75]), top_hz=1.98e9)
     rate = float(np.asarray(kernels.pipe_per_cycle)[0]) * 132.0
     found = [
-        float(loaded_clock_hz(law, kernels, kernels.flop / rate / (activity * 1.98e9), 1.98e9, 132.0)[0])
+        float(
+            loaded_clock_hz(law, kernels, kernels.flop / rate / (activity * 1.98e9), 1.98e9, 132.0)[
+                0
+            ]
+        )
         for activity in (0.1, 0.5, 0.9)
     ]
     assert 0.95 * 1.98e9 > found[0] > found[1] > found[2] > 0.75 * 1.98e9
@@ -179,10 +208,15 @@ def test_a_row_may_count_as_it_ran_and_as_it_is_chosen() -> None:
     """Both samples say the same of a shape; the factor learned from both is that."""
     gpu = load_gpu("h200")
     rng = np.random.default_rng(7)
-    ops = tuple(Linear(int(m), 1024, 8 * int(k)) for m, k in zip(*(2 ** rng.uniform(4, 11, (2, 60))), strict=True))
+    ops = tuple(
+        Linear(int(m), 1024, 8 * int(k))
+        for m, k in zip(*(2 ** rng.uniform(4, 11, (2, 60))), strict=True)
+    )
     kernels = build_kernels(ops, (RunCondition(),) * 60, gpu, reference_chip(gpu), ())
     ratio = np.exp(0.1 * kernels.work.features["log_m"] - 0.5)
-    learned = fit_residuals([ResidualSample(kernels, ratio), ResidualSample(kernels, ratio, again=True)])["gemm"]
+    learned = fit_residuals(
+        [ResidualSample(kernels, ratio), ResidualSample(kernels, ratio, again=True)]
+    )["gemm"]
     found, _ = evaluate_factors({"gemm": learned}, kernels.work.root_family, kernels.work.features)
     error = found / ratio - 1.0
     assert np.abs(error).mean() < 0.05

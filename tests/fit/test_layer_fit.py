@@ -1,4 +1,6 @@
-"""What operators cost among others: found again where it is known, nothing where it must be, right on the H200."""
+"""What operators cost among others: found again where it is known, nothing where it must be, right
+on the H200.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ def test_an_operator_larger_than_the_cache_is_as_cold_in_its_own_bursts() -> Non
 
 
 def test_a_block_that_runs_once_sees_the_whole_workload_pass() -> None:
-    once, often = Block((SMALL,), 1, "head"), Block((Linear(16, 2048, 2048),), 32, "layer")  # 8 MB a layer
+    once, often = (
+        Block((SMALL,), 1, "head"),
+        Block((Linear(16, 2048, 2048),), 32, "layer"),
+    )  # 8 MB a layer
     graph = replace(Graph.from_operators("some", [SMALL]), blocks=(often, once))
     assert met(graph).tolist() == [0.0, 1.0]
     assert met(replace(graph, blocks=(often, replace(once, repeat=2)))).tolist() == [0.0, 0.0]
@@ -71,12 +76,17 @@ def test_a_block_that_runs_once_sees_the_whole_workload_pass() -> None:
 def test_kernels_of_a_workload_take_so_many_seconds_more() -> None:
     law, graph = ColdCacheDelay(5e-7, 1e-13), layered(SMALL, WIDE)
     with_, without = (replace(shipped(), cold=cold) for cold in (law, None))
-    for make in (lambda b: analyse_graph(graph, GPU, b), lambda b: analyse_graphs([graph, graph], GPU, b)[1]):
+    for make in (
+        lambda b: analyse_graph(graph, GPU, b),
+        lambda b: analyse_graphs([graph, graph], GPU, b)[1],
+    ):
         later, plain = make(with_), make(without)
         fixed = [phase.seconds for phase in later.phases if phase.cycles is None]
         before = [phase.seconds for phase in plain.phases if phase.cycles is None]
         byte = plain.kernels.work.l2_byte[0]
-        np.testing.assert_allclose(np.sum(fixed, axis=0) - np.sum(before, axis=0), [5e-7 + 1e-13 * byte, 0.0])
+        np.testing.assert_allclose(
+            np.sum(fixed, axis=0) - np.sum(before, axis=0), [5e-7 + 1e-13 * byte, 0.0]
+        )
 
 
 def test_a_law_is_found_again() -> None:
@@ -91,7 +101,10 @@ def test_a_law_is_found_again() -> None:
 
 def test_layers_that_were_not_measured_whole_are_left_out() -> None:
     with pytest.raises(BadInput, match="--steps stack"):
-        collect_layers([{"name": "stack a-1 decode 1 1", "handed_on": True, "latency_s": 1e-4, "alone_s": []}], GPU)
+        collect_layers(
+            [{"name": "stack a-1 decode 1 1", "handed_on": True, "latency_s": 1e-4, "alone_s": []}],
+            GPU,
+        )
 
 
 def test_a_database_without_layers_has_no_law(tmp_path: Path) -> None:
@@ -104,7 +117,8 @@ def test_on_the_h200_the_law_explains_most_of_what_layers_take_more() -> None:
     assert len(set(layers.name)) >= 36
     assert shipped().cold == fit_cold_cache(layers)
     without, with_ = (
-        np.abs(s / layers.layer_s - 1.0).mean() for s in (layers.alone_s, predict_held_out_layers_s(layers))
+        np.abs(s / layers.layer_s - 1.0).mean()
+        for s in (layers.alone_s, predict_held_out_layers_s(layers))
     )
     assert with_ < 0.5 * without
 

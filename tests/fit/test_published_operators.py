@@ -46,12 +46,16 @@ def on_scores(graph: Graph, scores: int) -> Counter[str]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_operators_on_scores_are_those_of_the_runs_own_list(reference: Path, name: str) -> None:
-    """BERT's rows were up to a sixth too fast without the mask that its list has, OPT's a tenth too slow with a
+    """BERT's rows were up to a sixth too fast without the mask that its list has, OPT's a tenth too
+    slow with a
     scaling that its list lacks. GPT-2's mask is a choice between two, which lists do not hold."""
     model, batch, seq, heads = RUNS[name]
     scores = batch * heads * seq * seq
     listed = on_scores(
-        load_workload.load_workload(reference / "energaizer" / "workloads" / f"{name}.json", ModelOptions()), scores
+        load_workload.load_workload(
+            reference / "energaizer" / "workloads" / f"{name}.json", ModelOptions()
+        ),
+        scores,
     )
     if model == "gpt2":
         listed["add"] += 12
@@ -61,7 +65,9 @@ def test_operators_on_scores_are_those_of_the_runs_own_list(reference: Path, nam
 
 @pytest.mark.parametrize("model", DECODERS)
 def test_the_first_keys_and_values_are_not_copied(model: str) -> None:
-    labels = {op.label for block in build_run_graph(model, 2, 128, "bf16").blocks for op in block.ops}
+    labels = {
+        op.label for block in build_run_graph(model, 2, 128, "bf16").blocks for op in block.ops
+    }
     assert not any("cache" in label or "packing" in label for label in labels)
 
 
@@ -71,7 +77,8 @@ def test_vision_models_are_the_templates() -> None:
 
 
 def test_a_linear_layer_costs_the_host_more_than_another_operator() -> None:
-    """On a decoder with RMS norms operators cost the stated figure in the mean; on BERT, with a third of its
+    """On a decoder with RMS norms operators cost the stated figure in the mean; on BERT, with a
+    third of its
     operators linear, more."""
     bundle = bundle_for(A100)
     each = float(bundle.launch.host_s_per_operator)

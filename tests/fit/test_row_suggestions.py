@@ -33,29 +33,47 @@ def rows() -> KernelRows:
 
 
 def linear(m: int, n: int, k: int, share: float) -> RowCandidate:
-    return RowCandidate({"op": "linear", "m": m, "n": n, "k": k, "dtype": "bf16"}, WEIGHTS, share, f"{m}x{n}x{k}")
+    return RowCandidate(
+        {"op": "linear", "m": m, "n": n, "k": k, "dtype": "bf16"}, WEIGHTS, share, f"{m}x{n}x{k}"
+    )
 
 
-def ranked(candidates: list[RowCandidate], count: int, rows: KernelRows, plan_share: float = 0.0) -> list[str]:
+def ranked(
+    candidates: list[RowCandidate], count: int, rows: KernelRows, plan_share: float = 0.0
+) -> list[str]:
     chip = hardware.load_gpu("h200")
     found = suggest_rows(candidates, count, rows, chip, bundle_for(chip), plan_share)
     return [suggestion.candidate.source for suggestion in found]
 
 
 def test_what_takes_more_time_comes_first(rows: KernelRows) -> None:
-    assert ranked([linear(3000, 30000, 9000, 0.1), linear(24, 30000, 9000, 0.6)], 2, rows)[0] == "24x30000x9000"
+    assert (
+        ranked([linear(3000, 30000, 9000, 0.1), linear(24, 30000, 9000, 0.6)], 2, rows)[0]
+        == "24x30000x9000"
+    )
 
 
 def test_what_is_new_comes_before_what_was_measured(rows: KernelRows) -> None:
-    first = next(op for op, kind in zip(rows.ops, rows.kind, strict=True) if op.name == "linear" and kind == "burst")
+    first = next(
+        op
+        for op, kind in zip(rows.ops, rows.kind, strict=True)
+        if op.name == "linear" and kind == "burst"
+    )
     same = RowCandidate(
-        {"op": "linear", "m": first.m, "n": first.n, "k": first.k, "dtype": "bf16"}, WEIGHTS, 0.5, "old"
+        {"op": "linear", "m": first.m, "n": first.n, "k": first.k, "dtype": "bf16"},
+        WEIGHTS,
+        0.5,
+        "old",
     )
     assert ranked([same, linear(16000, 60000, 30000, 0.5)], 1, rows) == ["16000x60000x30000"]
 
 
 def test_two_that_are_alike_are_not_both_taken_first(rows: KernelRows) -> None:
-    twins = [linear(16000, 60000, 30000, 0.4), linear(16000, 60000, 30016, 0.39), linear(1, 60000, 60, 0.3)]
+    twins = [
+        linear(16000, 60000, 30000, 0.4),
+        linear(16000, 60000, 30016, 0.39),
+        linear(1, 60000, 60, 0.3),
+    ]
     first, second = ranked(twins, 2, rows)
     assert first.startswith("16000x60000x300")
     assert second == "1x60000x60"
@@ -71,7 +89,11 @@ def test_a_share_comes_from_the_plan(rows: KernelRows) -> None:
 
 def test_nothing_measured_yet_begins_with_what_takes_most_time(rows: KernelRows) -> None:
     nothing = rows.select_rows(np.zeros(len(rows), dtype=bool))
-    some = [linear(512, 4096, 4096, 0.1), linear(4096, 14336, 4096, 0.7), linear(1, 4096, 4096, 0.2)]
+    some = [
+        linear(512, 4096, 4096, 0.1),
+        linear(4096, 14336, 4096, 0.7),
+        linear(1, 4096, 4096, 0.2),
+    ]
     assert ranked(some, 1, nothing) == ["4096x14336x4096"]
 
 
@@ -92,7 +114,9 @@ def run(*argv: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_list_that_the_campaign_measures(rows: KernelRows, tmp_path: Path) -> None:
+def test_the_command_writes_a_list_that_the_campaign_measures(
+    rows: KernelRows, tmp_path: Path
+) -> None:
     code, out, err = run("lab", "kernels", "--suggest", "12", "--out", str(tmp_path), "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -118,7 +142,9 @@ def test_the_command_writes_a_list_that_the_campaign_measures(rows: KernelRows, 
         ({"op": "linear", "m": 4, "n": 8, "k": 16, "dtype": "bf16", "weight_dtype": "int8"}, None),
     ],
 )
-def test_operators_of_models_as_the_campaign_runs_them(operator: dict[str, object], family: str | None) -> None:
+def test_operators_of_models_as_the_campaign_runs_them(
+    operator: dict[str, object], family: str | None
+) -> None:
     spec = spec_from_operator(operator)
     assert (spec.family if spec else None) == family
     if family == "elementwise":
@@ -126,7 +152,9 @@ def test_operators_of_models_as_the_campaign_runs_them(operator: dict[str, objec
         assert spec.detail["rows"] * spec.detail["cols"] == 3072
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "at least one"), ('{"family": "linear"}\n', "operator")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "at least one"), ('{"family": "linear"}\n', "operator")]
+)
 def test_a_list_that_is_wrong_is_named(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(text)
     with pytest.raises(BadInput, match=said):

@@ -1,4 +1,6 @@
-"""What was never measured: predictions say so, intervals widen by what was learned, and the learning is right."""
+"""What was never measured: predictions say so, intervals widen by what was learned, and the
+learning is right.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,21 @@ from wattcast.workload.operator_types import Attention, Conv2d, Elementwise, Lin
 
 
 def predicted(op: Operator, as_if_measured: bool = False) -> Prediction:
-    """One operator on an H200; ``as_if_measured``: by a bundle that claims to have met its form as every kernel."""
+    """One operator on an H200; ``as_if_measured``: by a bundle that claims to have met its form as
+    every kernel.
+    """
     bundle = shipped_bundle("h200")
     assert bundle is not None
     if as_if_measured:
         seen = bundle.seen[op.kind]
         assert seen.forms is not None
-        claimed = replace(seen, forms={group: (*names, op.form) for group, names in seen.forms.items()})
+        claimed = replace(
+            seen, forms={group: (*names, op.form) for group, names in seen.forms.items()}
+        )
         bundle = replace(bundle, seen={**bundle.seen, op.kind: claimed})
-    return predict_graph(Graph.from_operators("one", [op]), load_gpu("h200"), OperatingPoint(), bundle)
+    return predict_graph(
+        Graph.from_operators("one", [op]), load_gpu("h200"), OperatingPoint(), bundle
+    )
 
 
 def width(p: Prediction) -> float:
@@ -102,7 +110,9 @@ def test_a_function_never_measured_says_so_and_is_wider() -> None:
 
 
 def test_a_plain_function_among_many_is_near_and_hardly_wider() -> None:
-    """Left out, nine in ten rows of such functions are held by the ends that their distance gives them."""
+    """Left out, nine in ten rows of such functions are held by the ends that their distance gives
+    them.
+    """
     known, unknown = (
         predicted(Elementwise("log", 1 << 24), as_if_measured=True),
         predicted(Elementwise("log", 1 << 24)),
@@ -129,7 +139,8 @@ def test_forms_of_products_that_nobody_measured_are_outside(op: Operator) -> Non
 
 
 def test_a_measured_operator_has_a_narrower_interval_than_a_far_one() -> None:
-    """Distance counts: both are inside, and the same family's ends serve both. The measured one is too long to wait
+    """Distance counts: both are inside, and the same family's ends serve both. The measured one is
+    too long to wait
     for the host, whose spread would hide the distance."""
     measured = Linear(512, 24576, 4096, dtype=Dtype.FP32)
     assert measured in kernel_rows.load_kernel_rows("h200").ops
@@ -145,7 +156,9 @@ def test_what_is_needed_puts_a_row_at_the_end() -> None:
     ends = np.column_stack([-rng.uniform(0.01, 0.3, n), rng.uniform(0.01, 0.3, n)])
     log_ratio = rng.normal(0, 0.5, n)
     nothing = np.full(n, np.nan)
-    left = LeftOutRows(np.arange(n), ("a",) * n, ("kind",) * n, log_ratio, nothing, np.column_stack([ends, ends]))
+    left = LeftOutRows(
+        np.arange(n), ("a",) * n, ("kind",) * n, log_ratio, nothing, np.column_stack([ends, ends])
+    )
     needed = left.needed("latency")
     moved = widen_log_ends(ends, needed[:, np.newaxis])
     beyond = (log_ratio < ends[:, 0]) | (log_ratio > ends[:, 1])
@@ -162,15 +175,20 @@ def made(things: int, spread: float, seed: int, rows: int = 40) -> LeftOutRows:
     log_ratio = np.repeat(rng.normal(0, spread, things), rows) + rng.normal(0, 0.05, len(names))
     ends = np.tile([-0.08, 0.08, -0.05, 0.05], (len(names), 1))
     nothing = np.full(len(names), np.nan)
-    return LeftOutRows(np.arange(len(names)), tuple(names), ("kind",) * len(names), log_ratio, nothing, ends)
+    return LeftOutRows(
+        np.arange(len(names)), tuple(names), ("kind",) * len(names), log_ratio, nothing, ends
+    )
 
 
 def test_half_widths_are_those_of_another_thing() -> None:
-    found = [fit_reason_widening(made(60, 0.4, seed))[OutsideReason.KIND].latency for seed in range(20)]
+    found = [
+        fit_reason_widening(made(60, 0.4, seed))[OutsideReason.KIND].latency for seed in range(20)
+    ]
     assert np.mean(found) == pytest.approx(1.645 * 0.4, rel=0.12)
     one = made(60, 0.4, 3)
     assert (
-        fit_reason_widening(one)[OutsideReason.KIND].power == default_widening().apart[OutsideReason.KIND].power
+        fit_reason_widening(one)[OutsideReason.KIND].power
+        == default_widening().apart[OutsideReason.KIND].power
     )  # no sustained row to learn from
     assert OutsideReason.FORM not in fit_reason_widening(one)
 
@@ -180,7 +198,9 @@ def test_a_thing_with_many_rows_counts_once() -> None:
     big = made(1, 0.0, 2, rows=5000)
     both = LeftOutRows(
         *(
-            np.concatenate([getattr(few, name), getattr(big, name)]) if name not in ("thing", "why") else value
+            np.concatenate([getattr(few, name), getattr(big, name)])
+            if name not in ("thing", "why")
+            else value
             for name, value in (
                 ("row", None),
                 ("thing", (*few.thing, *("big",) * 5000)),
@@ -198,12 +218,16 @@ def test_a_thing_with_many_rows_counts_once() -> None:
 
 
 def test_the_ledger_judges_each_thing_by_the_others() -> None:
-    """90 % of things that err alike are held; without what was learned, few are; nothing is judged by itself."""
+    """90 % of things that err alike are held; without what was learned, few are; nothing is judged
+    by itself.
+    """
     shares = [counted_rows("made", made(80, 0.4, seed, rows=10))[0] for seed in range(8)]
     assert 85.0 <= np.mean([one["coverage"] for one in shares]) <= 95.0
     assert np.mean([one["without_widening"] for one in shares]) < 40.0
     alike = made(8, 0.001, 0)
-    odd = replace(alike, latency=np.where(np.array(alike.thing) == "elementwise: f0", 2.0, alike.latency))
+    odd = replace(
+        alike, latency=np.where(np.array(alike.thing) == "elementwise: f0", 2.0, alike.latency)
+    )
     (row,) = counted_rows("made", odd)
     assert row["half_width"] > 1.5  # it is one of eight, more than a tenth
     assert row["coverage"] <= 87.5  # and yet is not held by what the other seven say
@@ -214,7 +238,11 @@ def test_growth_with_distance_is_found_again(slope: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     near = rng.uniform(0.3, 1.0, 6000)
     family = np.where(rng.uniform(size=6000) < 0.5, "gemm", "softmax")
-    log_ratio = rng.normal(0, 0.05, 6000) * (1.0 + slope * (1.0 - near)) * np.where(family == "gemm", 2.0, 1.0)
+    log_ratio = (
+        rng.normal(0, 0.05, 6000)
+        * (1.0 + slope * (1.0 - near))
+        * np.where(family == "gemm", 2.0, 1.0)
+    )
     line = fit_nearness_line(log_ratio, family, near)
     a, b, most = line
     assert 0.95 < most < 1.0
@@ -230,8 +258,14 @@ def test_growth_with_distance_is_found_again(slope: float, seed: int) -> None:
 
 def test_few_rows_tell_nothing_of_distance() -> None:
     rng = np.random.default_rng(0)
-    assert fit_nearness_line(rng.normal(size=50), np.array(["gemm"] * 50), rng.uniform(size=50)) == UNSCALED
-    assert fit_nearness_line(rng.normal(size=5000), np.array(["gemm"] * 5000), np.full(5000, np.nan)) == UNSCALED
+    assert (
+        fit_nearness_line(rng.normal(size=50), np.array(["gemm"] * 50), rng.uniform(size=50))
+        == UNSCALED
+    )
+    assert (
+        fit_nearness_line(rng.normal(size=5000), np.array(["gemm"] * 5000), np.full(5000, np.nan))
+        == UNSCALED
+    )
     assert default_widening().scale(None) is None
     found = (
         default_widening()
@@ -250,7 +284,9 @@ def test_held_out_rows_are_covered_at_every_distance() -> None:
     for row in rows:
         assert 85.0 <= row["coverage"] <= 95.0, row
     for quantity in ("latency", "power"):
-        quarters = [row for row in rows if "quarter" in row["quantity"] and quantity in row["quantity"]]
+        quarters = [
+            row for row in rows if "quarter" in row["quantity"] and quantity in row["quantity"]
+        ]
         assert len(quarters) == 4
         assert quarters[0]["width"] > 1.5 * quarters[-1]["width"]
 
@@ -289,7 +325,11 @@ def some(rows: KernelRows) -> KernelRows:
 @pytest.mark.slow
 def test_leaving_things_out_says_why_each_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "ROUNDS", {"form": 2, "kind": 2, "dtype": 1, "size": 1})
-    rows, chip, shipped = some(kernel_rows.load_kernel_rows("h200")), load_gpu("h200"), shipped_bundle("h200")
+    rows, chip, shipped = (
+        some(kernel_rows.load_kernel_rows("h200")),
+        load_gpu("h200"),
+        shipped_bundle("h200"),
+    )
     assert shipped is not None
     with one_thread():
         idle = fit_idle_curve(kernel_rows.load_idle_rows("h200"), chip)
@@ -306,7 +346,10 @@ def test_a_bundle_keeps_its_widening_and_forms(tmp_path: Path) -> None:
     assert shipped is not None
     assert shipped.widening.near[1] > 0.0
     assert all(shipped.widening.apart[why].kinds > 3 for why in OutsideReason)
-    assert shipped.widening.apart[OutsideReason.KIND].latency > shipped.widening.apart[OutsideReason.FORM].latency
+    assert (
+        shipped.widening.apart[OutsideReason.KIND].latency
+        > shipped.widening.apart[OutsideReason.FORM].latency
+    )
     bundles.write_bundle(shipped, tmp_path / "bundle.json")
     again = bundles.read_bundle(tmp_path)
     assert again.widening == shipped.widening
@@ -321,7 +364,10 @@ def test_errors_of_several_kernels_partly_cancel() -> None:
     gpu, bundle = load_gpu("h200"), shipped_bundle("h200")
     assert bundle is not None
     ops = [Linear(4096, 4096, 4096), Softmax(65536, 1024), Elementwise("add", 1 << 26)]
-    alone = [width(predict_graph(Graph.from_operators("one", [op]), gpu, OperatingPoint(), bundle)) for op in ops]
+    alone = [
+        width(predict_graph(Graph.from_operators("one", [op]), gpu, OperatingPoint(), bundle))
+        for op in ops
+    ]
     graph = Graph.from_operators("all", ops)
     assert width(predict_graph(graph, gpu, OperatingPoint(), bundle)) < min(alone)
     clocks = OperatingPoint(clock_hz=np.linspace(1e9, 1.9e9, 3)[:, np.newaxis])
@@ -340,7 +386,9 @@ def test_a_widening_out_of_reason_is_refused() -> None:
 
 
 def test_a_fit_takes_what_ships_unless_it_learns_anew() -> None:
-    """Half-widths of what was never measured, and what layers cost; distance is always of the rows at hand."""
+    """Half-widths of what was never measured, and what layers cost; distance is always of the rows
+    at hand.
+    """
     near = ((0.5, 1.0, 0.9), (0.6, 0.8, 0.95))
     shipped = shipped_bundle("h200")
     assert shipped is not None

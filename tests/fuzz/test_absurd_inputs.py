@@ -1,4 +1,6 @@
-"""Inputs that are well formed and absurd, or no files at all: each is refused in one sentence, at once."""
+"""Inputs that are well formed and absurd, or no files at all: each is refused in one sentence, at
+once.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _config(**fields: Any) -> bytes:
     "kind", ["gemma2", "gemma3_text", "qwen2", "modernbert", "jamba", "llama4_text", "t5", "sam"]
 )
 def test_a_file_with_billions_of_layers_builds_nothing(kind: str) -> None:
-    """A ``config.json`` of 400 bytes with 1.6e9 layers took 24 GB: a list held an entry for each layer."""
+    """A ``config.json`` of 400 bytes with 1.6e9 layers took 24 GB: a list held an entry for each
+    layer.
+    """
     began = time.perf_counter()
     deep = dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers"), 1600000000)
     config = _config(
@@ -78,7 +82,9 @@ def test_as_many_layers_as_allowed_are_predicted() -> None:
     ],
 )
 def test_sizes_that_no_framework_runs_are_refused_by_name(fields: dict[str, Any], why: str) -> None:
-    """More heads than elements were a division by zero; a head of one element was an index out of range."""
+    """More heads than elements were a division by zero; a head of one element was an index out of
+    range.
+    """
     config = _config(
         **{"num_local_experts": 8, "num_experts_per_tok": 2, "num_channels": 3} | fields
     )
@@ -130,7 +136,9 @@ def test_a_request_that_arrives_in_a_million_years_is_refused(time_s: str) -> No
     ],
 )
 def test_a_bundle_of_absurd_factors_is_refused(path: str, value: object) -> None:
-    """Bundles with negative or huge factors gave modules of -22 W and runs of 142 days, and nobody was told."""
+    """Bundles with negative or huge factors gave modules of -22 W and runs of 142 days, and nobody
+    was told.
+    """
     bundle = shipped_bundle("h200")
     assert bundle is not None
     plain: Any = bundle_to_plain(wattcast.core.replace(bundle, learned=None))

@@ -1,9 +1,9 @@
-"""Make the golden files: ``python tests/golden/make.py``. A changed golden is explained in the commit.
+"""Make the golden files: ``python tests/golden/make.py``. A changed golden is explained in the
+commit.
 
 They freeze what others build on: the shape of the JSON output, the options and names, the workload
-file and the bundle file. They hold shapes, not predictions, so a better model changes none of them. The
-answers in the README are the commands' own words, to the digits they print.
-"""
+file and the bundle file. They hold shapes, not predictions, so a better model changes none of them.
+The answers in the README are the commands' own words, to the digits they print."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def schema_of_workload() -> object:
     from wattcast.workload.operator_base import load_functions, registered_operators
     from wattcast.workload.readers.from_json import operator_struct
 
-    kinds = {kind: msgspec.json.schema(operator_struct(cls)) for kind, cls in registered_operators().items()}
+    kinds = {
+        kind: msgspec.json.schema(operator_struct(cls))
+        for kind, cls in registered_operators().items()
+    }
     return {"operators": kinds, "elementwise": sorted(load_functions())}
 
 
@@ -49,8 +52,12 @@ def options_of_predict() -> object:
 
 
 def readme() -> str:
-    """The README with the answer of each command in a console block: a prediction's first lines, or a first table."""
-    return re.sub(r"```console\n\$ wattcast (.*)\n(?:.*\n)*?```", _answer, README.read_text(encoding="utf-8"))
+    """The README with the answer of each command in a console block: a prediction's first lines, or
+    a first table.
+    """
+    return re.sub(
+        r"```console\n\$ wattcast (.*)\n(?:.*\n)*?```", _answer, README.read_text(encoding="utf-8")
+    )
 
 
 def _answer(block: re.Match[str]) -> str:
@@ -83,7 +90,9 @@ def path(name: str) -> Path:
 def text(name: str) -> str:
     if name == README.name:
         return readme()
-    return json.dumps(MAKERS[name](), indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n"
+    return (
+        json.dumps(MAKERS[name](), indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n"
+    )
 
 
 if __name__ == "__main__":

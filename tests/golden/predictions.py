@@ -1,8 +1,8 @@
-"""Golden predictions of 200 configurations; ``python tests/golden/predictions.py`` writes the table.
+"""Golden predictions of 200 configurations; ``python tests/golden/predictions.py`` writes the
+table.
 
-A change that is not meant to change predictions leaves all of them within a millionth. One that is meant to
-makes the table anew and says in its commit which rows moved, and why.
-"""
+A change that is not meant to change predictions leaves all of them within a millionth. One that is
+meant to makes the table anew and says in its commit which rows moved, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ COLUMNS = (
     "high_w",
 )
 GPUS = "h200 h200 h200 h100-sxm a100-pcie-40gb a100-sxm-80gb l40s b200 a10 v100-sxm l4".split()
-# Named, so that a new catalogue model draws no other configurations; new ones have tests of their own.
+# Named, so that a new catalogue model draws no other configurations; new ones have tests of their
+# own.
 MODELS = (
     "bert-base bert-large clip-base clip-large deepseek-v3 dit-xl-2 gemma-2b gemma-7b gpt2 gpt2-large "
     "gpt2-medium gpt2-xl llama2-13b llama2-70b llama2-7b llama3-70b llama3-8b mistral-7b mixtral-8x7b "
@@ -47,7 +48,9 @@ MODELS = (
 
 
 def draw_configurations() -> list[tuple[str, str, dict[str, object]]]:
-    """Draw the same configurations each time: all of ``MODELS`` with phases, stacks, clocks and parallelism."""
+    """Draw the same configurations each time: all of ``MODELS`` with phases, stacks, clocks and
+    parallelism.
+    """
     rng = random.Random(20261115)
     known = sorted(MODELS)
     drawn = []
@@ -56,11 +59,21 @@ def draw_configurations() -> list[tuple[str, str, dict[str, object]]]:
         kind = model_catalogue.load_model(model).kind
         options: dict[str, object] = {"batch": rng.choice([1, 2, 8, 32])}
         if kind is ModelKind.LANGUAGE:
-            options |= {"phase": rng.choice(["prefill", "decode", "train"]), "seq": rng.choice([128, 512, 2048])}
-            stacks = ["eager", "compiled", "engine"] if options["phase"] != "train" else ["eager", "compiled"]
+            options |= {
+                "phase": rng.choice(["prefill", "decode", "train"]),
+                "seq": rng.choice([128, 512, 2048]),
+            }
+            stacks = (
+                ["eager", "compiled", "engine"]
+                if options["phase"] != "train"
+                else ["eager", "compiled"]
+            )
             options["stack"] = rng.choice(stacks)
         else:
-            options |= {"phase": rng.choice(["forward", "train"]), "stack": rng.choice(["eager", "compiled"])}
+            options |= {
+                "phase": rng.choice(["forward", "train"]),
+                "stack": rng.choice(["eager", "compiled"]),
+            }
         if rng.random() < 0.2:
             options["clock"] = rng.choice(["900MHz", "1.2GHz"])
         if rng.random() < 0.15 and options.get("phase") != "train" and kind is ModelKind.LANGUAGE:
@@ -70,7 +83,9 @@ def draw_configurations() -> list[tuple[str, str, dict[str, object]]]:
 
 
 def predict_row(model: str, gpu: str, options: dict[str, object]) -> list[float] | str:
-    """Latency, power, energy, clock and the ends of the intervals; or the refusal, in its first words."""
+    """Latency, power, energy, clock and the ends of the intervals; or the refusal, in its first
+    words.
+    """
     try:
         p = wattcast.predict(model, gpu=gpu, force=True, **options)
     except WattcastError as error:
@@ -85,7 +100,12 @@ def read_table() -> list[tuple[str, str, dict[str, object], list[float] | str]]:
     with TABLE.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.reader(stream))[1:]
     return [
-        (model, gpu, json.loads(options), values[0] if len(set(values)) == 1 else [float(v) for v in values])
+        (
+            model,
+            gpu,
+            json.loads(options),
+            values[0] if len(set(values)) == 1 else [float(v) for v in values],
+        )
         for model, gpu, options, *values in rows
     ]
 
@@ -96,6 +116,8 @@ if __name__ == "__main__":
         writer.writerow(COLUMNS)
         for model, gpu, options in draw_configurations():
             found = predict_row(model, gpu, options)
-            values = [found] * (len(COLUMNS) - 3) if isinstance(found, str) else [repr(v) for v in found]
+            values = (
+                [found] * (len(COLUMNS) - 3) if isinstance(found, str) else [repr(v) for v in found]
+            )
             writer.writerow([model, gpu, json.dumps(options, sort_keys=True), *values])
     sys.stdout.write(f"{COUNT} predictions in {TABLE.name}\n")

@@ -35,7 +35,9 @@ FIELDS = (
 
 @pytest.mark.parametrize("name", sorted(make.MAKERS))
 def test_golden_file_is_current(name: str) -> None:
-    assert make.text(name) == make.path(name).read_text(encoding="utf-8"), f"{name} changed: run tests/golden/make.py"
+    assert make.text(name) == make.path(name).read_text(encoding="utf-8"), (
+        f"{name} changed: run tests/golden/make.py"
+    )
 
 
 def test_names_users_were_promised_are_there() -> None:
@@ -44,13 +46,17 @@ def test_names_users_were_promised_are_there() -> None:
 
     assert sorted(hardware.gpu_names()) == sorted(GPUS)
     options = json.loads((HERE / "options.json").read_text(encoding="utf-8"))
-    assert {f"--{name}" for name in OPTIONS} <= {o for entry in options.values() for o in entry["names"]}
+    assert {f"--{name}" for name in OPTIONS} <= {
+        o for entry in options.values() for o in entry["names"]
+    }
     output = json.loads((HERE / "output.json").read_text(encoding="utf-8"))
     assert set(FIELDS) <= set(output["$defs"]["PredictionOut"]["required"])
     assert set(output["$defs"]["PredictOut"]["required"]) == {"wattcast", "predictions"}
 
 
-@pytest.mark.parametrize("row", predictions.read_table(), ids=lambda row: f"{row[0]}-{row[1]}-{row[2].get('phase')}")
+@pytest.mark.parametrize(
+    "row", predictions.read_table(), ids=lambda row: f"{row[0]}-{row[1]}-{row[2].get('phase')}"
+)
 def test_predictions_are_those_of_the_table(row) -> None:
     model, gpu, options, expected = row
     found = predictions.predict_row(model, gpu, options)

@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 from wattcast.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_architecture
-from wattcast.gpuwattch.component_build import build_component_model, demo_architecture, demo_energies
+from wattcast.gpuwattch.component_build import (
+    build_component_model,
+    demo_architecture,
+    demo_energies,
+)
 from wattcast.gpuwattch.energy_table import read_component_set
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters, open_metric_trace
+from wattcast.gpuwattch.trace_reading import (
+    SimulatorDialect,
+    TraceSampling,
+    dialect_counters,
+    open_metric_trace,
+)
 from wattcast.gpuwattch.trace_run import FIGURE, LOGS, TraceRun
 
 COLUMNS = [c.column for c in dialect_counters(SimulatorDialect.GPUWATTCH)]
@@ -46,11 +55,18 @@ def trace_text(rows: np.ndarray, columns: list[str] | None = None) -> str:
 def write_trace(tmp_path: Path) -> TraceMaker:
     """Write rows to a trace; ``members`` makes one gzip member a line, as the simulator does."""
 
-    def write(rows: np.ndarray, columns: list[str] | None = None, members: bool = False, name: str = "m.log") -> Path:
+    def write(
+        rows: np.ndarray,
+        columns: list[str] | None = None,
+        members: bool = False,
+        name: str = "m.log",
+    ) -> Path:
         text = trace_text(rows, columns)
         path = tmp_path / (name + ".gz" if members else name)
         if members:
-            path.write_bytes(b"".join(gzip.compress(line.encode()) for line in text.splitlines(keepends=True)))
+            path.write_bytes(
+                b"".join(gzip.compress(line.encode()) for line in text.splitlines(keepends=True))
+            )
         else:
             path.write_text(text)
         return path
@@ -62,7 +78,9 @@ def write_trace(tmp_path: Path) -> TraceMaker:
 def demo_run(tmp_path: Path):
     """A run of the demo chip over a trace: ``demo_run(path, compat=True, ...)`` -> TraceRun."""
 
-    def make(path: Path, compat: bool = False, sampling: TraceSampling | None = None, **more: object) -> TraceRun:
+    def make(
+        path: Path, compat: bool = False, sampling: TraceSampling | None = None, **more: object
+    ) -> TraceRun:
         components = read_component_set(SimulatorDialect.GPUWATTCH, compat)
         model = build_component_model(demo_architecture(), demo_energies(), components).model
         trace = open_metric_trace(path, SimulatorDialect.GPUWATTCH)
@@ -93,4 +111,6 @@ def read_lines(path: Path) -> list[str]:
 def read_table(path: Path) -> tuple[list[str], np.ndarray]:
     """Header and numbers of a trace, with or without trailing commas."""
     head, *rows = read_lines(path)
-    return head.split(","), np.array([[float(x) for x in row.rstrip(",").split(",")] for row in rows])
+    return head.split(","), np.array(
+        [[float(x) for x in row.rstrip(",").split(",")] for row in rows]
+    )

@@ -41,7 +41,9 @@ def test_xml_and_yaml_there_and_back(tmp_path: Path) -> None:
 def test_the_manuals_spellings_will_do_in_yaml(tmp_path: Path) -> None:
     path = tmp_path / "demo.yaml"
     write_architecture(demo_architecture(), path)
-    path.write_text(path.read_text().replace("pipelines_per_core", "pipeline_per_core").replace("temp", "Temp"))
+    path.write_text(
+        path.read_text().replace("pipelines_per_core", "pipeline_per_core").replace("temp", "Temp")
+    )
     assert read_architecture(path).parameters == demo_architecture().parameters
 
 
@@ -51,7 +53,9 @@ def test_every_public_file_survives_both_conversions(reference: Path, tmp_path: 
     for file in files:
         first = read_architecture(file)
         assert first.dialect is (
-            SimulatorDialect.ACCELWATTCH if "accelwattch" in file.name else SimulatorDialect.GPUWATTCH
+            SimulatorDialect.ACCELWATTCH
+            if "accelwattch" in file.name
+            else SimulatorDialect.GPUWATTCH
         )
         write_architecture(first, tmp_path / "a.yaml")
         second = read_architecture(tmp_path / "a.yaml")
@@ -99,7 +103,9 @@ def test_a_missing_scaling_factor_is_named() -> None:
 )
 def test_each_senseless_parameter_is_named(name: str, value: str, complaint: str) -> None:
     text = re.sub(
-        rb'<param name="%s" value="[^"]*"' % name.encode(), f'<param name="{name}" value="{value}"'.encode(), DEMO
+        rb'<param name="%s" value="[^"]*"' % name.encode(),
+        f'<param name="{name}" value="{value}"'.encode(),
+        DEMO,
     )
     with pytest.raises(BadInput, match=complaint) as caught:
         parse_xml_architecture(text, "gpu.xml")
@@ -124,16 +130,25 @@ BOMB = b"""<?xml version="1.0"?>
     ("data", "complaint"),
     [
         (BOMB, "document types are not read"),
-        (b'<?xml version="1.0"?><!DOCTYPE x SYSTEM "file:///etc/passwd"><component id="root"/>', "are not read"),
+        (
+            b'<?xml version="1.0"?><!DOCTYPE x SYSTEM "file:///etc/passwd"><component id="root"/>',
+            "are not read",
+        ),
         (b'<component id="a">' * 100 + b"</component>" * 100, "at most 32 levels"),
-        (b'<component id="root">' + b'<param name="a" value="1"/>' * 30_000 + b"</component>", "elements"),
+        (
+            b'<component id="root">' + b'<param name="a" value="1"/>' * 30_000 + b"</component>",
+            "elements",
+        ),
         (DEMO[: len(DEMO) // 2], "not valid XML"),
         (b"", "not valid XML"),
         (b"\xff\xfe\x00", "not valid XML"),
         (b'<component id="root" name="root"></component>', "component 'system'"),
         (b'<component id="system"><param name="x"/></component>', "'value'"),
         (b'<component id="system"><script/></component>', "params and stats"),
-        (b'<component id="system"><param name="x" value="1"/><param name="x" value="2"/></component>', "1 and 2"),
+        (
+            b'<component id="system"><param name="x" value="1"/><param name="x" value="2"/></component>',
+            "1 and 2",
+        ),
     ],
 )
 def test_hostile_xml_is_refused(data: bytes, complaint: str) -> None:

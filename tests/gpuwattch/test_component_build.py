@@ -10,8 +10,17 @@ import pytest
 import yaml
 
 from wattcast.core.errors import BadInput, MissingSpecification, UnknownName
-from wattcast.gpuwattch.component_build import build_component_model, demo_architecture, demo_energies
-from wattcast.gpuwattch.energy_table import format_energy_table, read_component_set, read_energies, with_coalescer
+from wattcast.gpuwattch.component_build import (
+    build_component_model,
+    demo_architecture,
+    demo_energies,
+)
+from wattcast.gpuwattch.energy_table import (
+    format_energy_table,
+    read_component_set,
+    read_energies,
+    with_coalescer,
+)
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, open_metric_trace
 from wattcast.hardware import OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource
@@ -34,15 +43,32 @@ MODEL = ComponentPower(
         Term("pipe_duty", "PIPEP", 10.0, Drive.DUTY),
         Term("idle_sm", "IDLEP", 0.5, Drive.MEAN),
     ),
-    (Part("DCP", 2), Part("DRAMP", 0), Part("PIPEP", 2), Part("IDLEP", 1), Part("CONSTP", 2, 4.0, clocked=True)),
+    (
+        Part("DCP", 2),
+        Part("DRAMP", 0),
+        Part("PIPEP", 2),
+        Part("IDLEP", 1),
+        Part("CONSTP", 2, 4.0, clocked=True),
+    ),
     1e9,
 )
 
 
 def activity(clock_hz: float = 1e9, **values: float) -> Activity:
-    events = {"l1_read_hit": 1000.0, "dram_read_access": 100.0, "pipe_duty": 0.5, "idle_sm": 2.0} | values
+    events = {
+        "l1_read_hit": 1000.0,
+        "dram_read_access": 100.0,
+        "pipe_duty": 0.5,
+        "idle_sm": 2.0,
+    } | values
     at = OperatingPoint(clock_hz=clock_hz)
-    return Activity(np.array([1e-6]), np.array([list(events.values())]), tuple(events), at, ActivitySource.SIMULATED)
+    return Activity(
+        np.array([1e-6]),
+        np.array([list(events.values())]),
+        tuple(events),
+        at,
+        ActivitySource.SIMULATED,
+    )
 
 
 def watts(model: ComponentPower, seen: Activity) -> dict[str, float]:
@@ -57,7 +83,9 @@ def test_energy_times_rate_plus_constants() -> None:
 
 def test_voltage_reaches_each_rail_by_its_law() -> None:
     low = watts(MODEL, activity(core_voltage=0.5))
-    assert low == pytest.approx({"DCP": 0.25, "DRAMP": 2.0, "PIPEP": 1.25, "IDLEP": 0.5, "CONSTP": 1.0})
+    assert low == pytest.approx(
+        {"DCP": 0.25, "DRAMP": 2.0, "PIPEP": 1.25, "IDLEP": 0.5, "CONSTP": 1.0}
+    )
 
 
 def test_duties_and_clock_power_follow_the_clock() -> None:
@@ -84,7 +112,9 @@ def test_gated_idle_sms_do_not_leak() -> None:
 
 def test_the_duty_is_cut_only_where_the_original_cuts_it() -> None:
     assert watts(MODEL, activity(pipe_duty=0.95))["PIPEP"] == pytest.approx(9.5)
-    assert watts(replace(MODEL, duty_cap=0.8), activity(pipe_duty=0.95))["PIPEP"] == pytest.approx(8.0)
+    assert watts(replace(MODEL, duty_cap=0.8), activity(pipe_duty=0.95))["PIPEP"] == pytest.approx(
+        8.0
+    )
 
 
 def test_accelwattchs_total_forgets_the_voltage() -> None:
@@ -111,7 +141,13 @@ def lane_activity(thread: float | None, **counts: float) -> Activity:
     if thread is not None:
         events["active_thread"] = thread
     at = OperatingPoint(clock_hz=1e9)
-    return Activity(np.array([1e-6]), np.array([list(events.values())]), tuple(events), at, ActivitySource.SIMULATED)
+    return Activity(
+        np.array([1e-6]),
+        np.array([list(events.values())]),
+        tuple(events),
+        at,
+        ActivitySource.SIMULATED,
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,9 +168,15 @@ def lane_activity(thread: float | None, **counts: float) -> Activity:
 def test_static_power_by_mix_lanes_and_active_sms(mix: str, counts: dict[str, float]) -> None:
     model = LaneStatic(STATIC, 8.0)
     first, more = STATIC[f"static_{mix}_flane"], STATIC[f"static_{mix}_addlane"]
-    assert model.at(lane_activity(10.0, **counts, idle_sm=2.0))[0] == pytest.approx((first + 9 * more) * 6 / 8)
-    assert model.at(lane_activity(9.3, **counts))[0] == pytest.approx(first + 9 * more)  # whole lanes, upwards
-    assert model.at(lane_activity(None, **counts))[0] == pytest.approx(first + 31 * more)  # full warps
+    assert model.at(lane_activity(10.0, **counts, idle_sm=2.0))[0] == pytest.approx(
+        (first + 9 * more) * 6 / 8
+    )
+    assert model.at(lane_activity(9.3, **counts))[0] == pytest.approx(
+        first + 9 * more
+    )  # whole lanes, upwards
+    assert model.at(lane_activity(None, **counts))[0] == pytest.approx(
+        first + 31 * more
+    )  # full warps
 
 
 def test_static_power_of_memory_alone() -> None:
@@ -146,7 +188,9 @@ def test_static_power_of_memory_alone() -> None:
         ("light", {}),
     ):
         assert model.at(lane_activity(0.0, **counts))[0] == STATIC[f"static_{name}_flane"]
-        assert old.at(lane_activity(0.0, **counts))[0] == STATIC["static_l1_flane"]  # the original never gets further
+        assert (
+            old.at(lane_activity(0.0, **counts))[0] == STATIC["static_l1_flane"]
+        )  # the original never gets further
 
 
 def test_accelwattch_takes_every_mix_for_one_with_additions() -> None:
@@ -188,7 +232,9 @@ def test_a_new_component_is_an_entry_in_a_file(tmp_path: Path, write_trace) -> N
     model = build_component_model(demo_architecture(), demo_energies(), components).model
     rows = np.column_stack([sample_rows(3), [0.0, 1000.0, 500.0]])
     trace = open_metric_trace(
-        write_trace(rows, [*COLUMNS, "RAY_ACC"]), SimulatorDialect.GPUWATTCH, custom=components.custom
+        write_trace(rows, [*COLUMNS, "RAY_ACC"]),
+        SimulatorDialect.GPUWATTCH,
+        custom=components.custom,
     )
     power = model.power(trace.activity(next(iter(trace.blocks())), TraceSampling(500, 1e9)))
     assert power.part_power_w("RAYP") == pytest.approx([0.0, 4.0, 2.0])
@@ -204,7 +250,10 @@ def test_a_new_component_is_an_entry_in_a_file(tmp_path: Path, write_trace) -> N
         ("components: [{name: XP, term: {RAY: 2 nJ}}]", "unknown field"),
         ("components: [{name: XP, rail: moon, constant: 1 W}]", "rail"),
         ("wattcast: energies\ncomponents: []", "wattcast"),
-        ("components: [{name: XP, terms: {" + ", ".join(f"C{i}: 1 nJ" for i in range(9)) + "}}]", "at most 8"),
+        (
+            "components: [{name: XP, terms: {" + ", ".join(f"C{i}: 1 nJ" for i in range(9)) + "}}]",
+            "at most 8",
+        ),
     ],
 )
 def test_bad_component_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -218,11 +267,15 @@ def test_an_energy_that_is_not_there_is_named(tmp_path: Path) -> None:
     table = demo_energies()
     poorer = replace(table, energy_j={k: v for k, v in table.energy_j.items() if k != "SHRD_ACC"})
     with pytest.raises(MissingSpecification, match=r"no energy for SHRD_ACC, which SHRDP needs"):
-        build_component_model(demo_architecture(), poorer, read_component_set(SimulatorDialect.GPUWATTCH))
+        build_component_model(
+            demo_architecture(), poorer, read_component_set(SimulatorDialect.GPUWATTCH)
+        )
     path = tmp_path / "x.yaml"
     path.write_text("components: [{name: XP, terms: {TOT_INST: [coalescer_raed]}}]")
     with pytest.raises(UnknownName, match="coalescer_read"):
-        build_component_model(demo_architecture(), table, read_component_set(SimulatorDialect.GPUWATTCH, more=[path]))
+        build_component_model(
+            demo_architecture(), table, read_component_set(SimulatorDialect.GPUWATTCH, more=[path])
+        )
 
 
 def test_energy_tables_there_and_back(tmp_path: Path) -> None:
@@ -236,7 +289,9 @@ def test_a_table_without_a_coalescer_takes_the_nodes_or_says_it_estimates() -> N
     known, said = with_coalescer(bare, 40.0)
     assert known.coalescer_read_j == pytest.approx(1.587e-11, rel=1e-3)
     assert "derived from a run" in said
-    guessed, said = with_coalescer(replace(bare, energy_j=dict(bare.energy_j) | {"TOT_INST": 4e-12}), 65.0)
+    guessed, said = with_coalescer(
+        replace(bare, energy_j=dict(bare.energy_j) | {"TOT_INST": 4e-12}), 65.0
+    )
     assert 1.6e-11 < guessed.coalescer_read_j < 6e-11
     assert "estimate" in said
     assert with_coalescer(demo_energies(), 40.0) == (demo_energies(), "")
@@ -257,7 +312,9 @@ def test_a_dumped_table_is_read(tmp_path: Path) -> None:
     assert table.reference_clock_hz == 700e6  # the file's 7.14285714e-07 s is 500 cycles of it
     assert table.duty_w == pytest.approx(7e-6 / (500 / 700e6))
     assert table.mc_constant_w == 1.25
-    assert table.energy_j["TOT_INST"] == pytest.approx(1.80705243e-12, rel=1e-8)  # both prints agree on more digits
+    assert table.energy_j["TOT_INST"] == pytest.approx(
+        1.80705243e-12, rel=1e-8
+    )  # both prints agree on more digits
 
 
 @pytest.mark.parametrize(
@@ -282,11 +339,15 @@ def test_a_built_model_survives_yaml(reference: Path) -> None:
     from wattcast.gpuwattch.architecture import read_architecture
 
     architecture = read_architecture(reference / "accelwattch" / "xml" / "accelwattch_sass_sim.xml")
-    table = read_energies(reference / "accelwattch" / "coefficients" / "accelwattch_sass_sim.csv", 500, 1132e6)
+    table = read_energies(
+        reference / "accelwattch" / "coefficients" / "accelwattch_sass_sim.csv", 500, 1132e6
+    )
     model = build_component_model(
         architecture, table, read_component_set(SimulatorDialect.ACCELWATTCH), sm_count=80
     ).model
-    back = power_model_kind("component").from_plain(yaml.safe_load(yaml.safe_dump(model.to_plain())))
+    back = power_model_kind("component").from_plain(
+        yaml.safe_load(yaml.safe_dump(model.to_plain()))
+    )
     assert back == model
 
 
@@ -298,4 +359,6 @@ def test_every_public_table_builds_a_model(reference: Path) -> None:
         architecture = read_architecture(reference / "accelwattch" / "xml" / f"{name}.xml")
         components = read_component_set(architecture.dialect, compat=True)
         built = build_component_model(architecture, read_energies(file), components, sm_count=80)
-        assert len(built.model.parts) == (18 if architecture.dialect is SimulatorDialect.GPUWATTCH else 33)
+        assert len(built.model.parts) == (
+            18 if architecture.dialect is SimulatorDialect.GPUWATTCH else 33
+        )

@@ -27,13 +27,20 @@ from wattcast.gpuwattch.component_fit import (
 NAMES = ("RFP", "L2CP", "DRAMP", "CONSTP")
 
 
-def made_runs(factors: list[float], count: int = 40, seed: int = 2, noise: float = 0.0) -> MeasuredKernels:
+def made_runs(
+    factors: list[float], count: int = 40, seed: int = 2, noise: float = 0.0
+) -> MeasuredKernels:
     random = np.random.default_rng(seed)
     drive = np.column_stack([random.exponential(10.0, (count, 3)), np.full(count, 20.0)])
     measured = drive @ np.array(factors) * (1.0 + noise * random.standard_normal(count))
     kernels = tuple(f"app{i // 4}_k{i % 4}" for i in range(count))
     return MeasuredKernels(
-        kernels, tuple(k.split("_")[0] for k in kernels), NAMES, drive, measured, np.full(count, 1e-3)
+        kernels,
+        tuple(k.split("_")[0] for k in kernels),
+        NAMES,
+        drive,
+        measured,
+        np.full(count, 1e-3),
     )
 
 
@@ -51,7 +58,9 @@ def test_bounds_hold_and_are_named() -> None:
     assert found.value[0] == pytest.approx(2.0, rel=1e-6)
     assert (found.value >= 0.5 - 1e-9).all()
     assert "RFP" in found.at_bound
-    fixed = fit_components(made_runs([1.5, 1.0, 1.0, 1.0]), FitConstraints(special={"RFP": (1.0, 1.0)}))
+    fixed = fit_components(
+        made_runs([1.5, 1.0, 1.0, 1.0]), FitConstraints(special={"RFP": (1.0, 1.0)})
+    )
     assert fixed.value[0] == 1.0
 
 
@@ -68,7 +77,9 @@ def test_orderings_hold() -> None:
 
 def test_orderings_that_cannot_hold_are_refused() -> None:
     pytest.importorskip("clarabel")
-    tight = FitConstraints(special={"RFP": (1.9, 2.0), "L2CP": (0.5, 0.6)}, orders=(ValueOrdering("RFP", "L2CP"),))
+    tight = FitConstraints(
+        special={"RFP": (1.9, 2.0), "L2CP": (0.5, 0.6)}, orders=(ValueOrdering("RFP", "L2CP"),)
+    )
     with pytest.raises(BadInput, match="contradict"):
         fit_components(made_runs([1.0] * 4), tight)
 
@@ -87,7 +98,9 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_short_kernels_are_dropped_as_in_the_manual() -> None:
-    """Section 2.3: below 0.5 ms the power is still rising. Ten short kernels read 40 % low; the fit ignores them."""
+    """Section 2.3: below 0.5 ms the power is still rising. Ten short kernels read 40 % low; the fit
+    ignores them.
+    """
     runs = made_runs([1.3, 0.9, 1.1, 1.0])
     short = np.arange(40) < 10
     measured = np.where(short, 0.6 * runs.measured_w, runs.measured_w)
@@ -126,7 +139,9 @@ def test_dram_energies_come_back_from_microbenchmarks() -> None:
 def test_a_component_no_kernel_drives_keeps_its_factor() -> None:
     runs = made_runs([1.2, 1.0, 1.0, 1.0])
     drive = np.column_stack([runs.drive, np.zeros(40)])
-    more = MeasuredKernels(runs.kernels, runs.applications, (*NAMES, "TEXP"), drive, runs.measured_w)
+    more = MeasuredKernels(
+        runs.kernels, runs.applications, (*NAMES, "TEXP"), drive, runs.measured_w
+    )
     found = fit_components(more, FitConstraints())
     assert found.value[-1] == pytest.approx(1.0)
     assert "TEXP" not in found.determined
@@ -144,14 +159,18 @@ def test_tables_of_kernels(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(TABLE)
     runs = read_measured_kernels(
-        path, KernelColumns("watts", prefix="part_", cycles="cycles", clock_hz=1e9, leave_out=("total",))
+        path,
+        KernelColumns("watts", prefix="part_", cycles="cycles", clock_hz=1e9, leave_out=("total",)),
     )
     assert runs.names == ("RFP", "L2CP")
     assert runs.applications == ("a", "a", "b")
     assert runs.duration_s is not None
     assert_allclose(runs.duration_s, [1e-3, 0.9e-3, 0.8e-3])
     rates = read_measured_kernels(
-        path, KernelColumns("watts", prefix="part_", cycles="cycles", clock_hz=1e9), ["RFP"], rates=True
+        path,
+        KernelColumns("watts", prefix="part_", cycles="cycles", clock_hz=1e9),
+        ["RFP"],
+        rates=True,
     )
     assert_allclose(rates.drive[:, 0], [30e3, 10 / 0.9e-3, 33 / 0.8e-3])
 
@@ -160,7 +179,10 @@ def test_tables_of_kernels(tmp_path: Path) -> None:
     ("columns", "complaint"),
     [
         (KernelColumns("wats"), "closest: watts"),
-        (KernelColumns("watts", prefix="part_", leave_out=("totl",)), "column to leave out 'totl'.*total"),
+        (
+            KernelColumns("watts", prefix="part_", leave_out=("totl",)),
+            "column to leave out 'totl'.*total",
+        ),
         (KernelColumns("watts", prefix="none_"), r"columns none_\*"),
         (KernelColumns("watts", kernel="cycles", prefix="part_", application="program"), "program"),
     ],
@@ -174,7 +196,9 @@ def test_bad_columns_are_named(tmp_path: Path, columns: KernelColumns, complaint
 
 def test_factors_go_back_into_the_architecture() -> None:
     before = demo_architecture()
-    after = apply_factors(before, {"RFP": 1.5, "IDLE_COREP": 2.0, "CONST_DYNAMICP": 0.5, "DRAMP": 3.0})
+    after = apply_factors(
+        before, {"RFP": 1.5, "IDLE_COREP": 2.0, "CONST_DYNAMICP": 0.5, "DRAMP": 3.0}
+    )
     assert after.scaling["REG_RD"] == 1.5 * before.scaling["REG_RD"]
     assert after.scaling["MEM_PRE"] == 3.0 * before.scaling["MEM_PRE"]
     assert after.scaling["CONST_DYNAMICN"] == 3.0

@@ -1,4 +1,6 @@
-"""Bottom-up energies beside those dumped from McPAT, its leakage and area, and those fitted to a measured GPU."""
+"""Bottom-up energies beside those dumped from McPAT, its leakage and area, and those fitted to a
+measured GPU.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_ranks_in_every_file(dumped: list[EnergyRatio]) -> None:
         own = [r for r in dumped if r.where == name]
         assert rank_correlation(own) > 0.95, name
         arrays = [r for r in own if r.group not in ("functional units", "memory controller")]
-        assert rank_correlation(arrays) > 0.95, name  # without what stands on the same published constants
+        assert rank_correlation(arrays) > 0.95, (
+            name
+        )  # without what stands on the same published constants
 
 
 def test_leakage_and_area_of_a_gtx480(reference: Path) -> None:
@@ -75,7 +79,9 @@ def test_a_file_alone_decides_its_energies(reference: Path) -> None:
     """No constant belongs to a file: the same design under another name has the same energies."""
     path = reference / "accelwattch" / "xml" / "gpuwattch_gtx480.xml"
     one = build_architecture_chip(read_architecture(path))
-    placeholder = build_architecture_chip(read_architecture(path.with_name("gpuwattch_gtx750Ti.xml")))
+    placeholder = build_architecture_chip(
+        read_architecture(path.with_name("gpuwattch_gtx750Ti.xml"))
+    )
     assert one.data == placeholder.data
 
 

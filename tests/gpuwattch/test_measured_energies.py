@@ -1,4 +1,6 @@
-"""Energies for AccelWattch from measurements, the XML files they go into, and the meter of simulators in C++."""
+"""Energies for AccelWattch from measurements, the XML files they go into, and the meter of
+simulators in C++.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_factors_give_the_measured_energies(name: str) -> None:
 
 
 def test_carried_energies_are_less_certain() -> None:
-    own, other = (measured.measured_chip(name).values["INT_ACC"] for name in ("h200", "a100-sxm-80gb"))
+    own, other = (
+        measured.measured_chip(name).values["INT_ACC"] for name in ("h200", "a100-sxm-80gb")
+    )
     assert (other.high - other.low) / other.value > 2 * (own.high - own.low) / own.value
     with pytest.raises(BadInput, match="GPU with energies"):
         measured.measured_chip("l40s")
@@ -68,7 +72,13 @@ def test_operators_that_were_never_used() -> None:
 def test_a_file_and_a_name_give_the_same_watts(verb, tmp_path: Path) -> None:
     """The XML and energies that the command writes are the model that --config h200 has."""
     rows = np.zeros((6, len(COLUMNS)))
-    for column, value in (("TOT_INST", 4e5), ("INT_ACC", 3e6), ("TENSOR_ACC", 5e5), ("MEM_RD", 900), ("L2_RH", 4e3)):
+    for column, value in (
+        ("TOT_INST", 4e5),
+        ("INT_ACC", 3e6),
+        ("TENSOR_ACC", 5e5),
+        ("MEM_RD", 900),
+        ("L2_RH", 4e3),
+    ):
         rows[:, COLUMNS.index(column)] = value * np.arange(1, 7)
     trace = tmp_path / "m.log"
     trace.write_text(trace_text(rows, COLUMNS))
@@ -79,7 +89,15 @@ def test_a_file_and_a_name_give_the_same_watts(verb, tmp_path: Path) -> None:
     assert "a count -->" in xml.read_text()  # an interval beside every energy
     watts = []
     for named in (["h200"], [str(xml), "--energies", str(yaml), "--clock", "1980MHz"]):
-        argv = [str(trace), "--config", *named, "--out", str(tmp_path / "p"), "--no-figure", "--json"]
+        argv = [
+            str(trace),
+            "--config",
+            *named,
+            "--out",
+            str(tmp_path / "p"),
+            "--no-figure",
+            "--json",
+        ]
         code, said, _ = verb("lab", "power-trace", *argv)
         assert code == 0
         watts.append(json.loads(said)["mean_power_w"])
@@ -87,9 +105,19 @@ def test_a_file_and_a_name_give_the_same_watts(verb, tmp_path: Path) -> None:
     assert watts[0] > 124.0
 
 
-def test_counters_hold_the_factors_of_the_file_the_simulator_ran_with(reference: Path, verb, tmp_path: Path) -> None:
+def test_counters_hold_the_factors_of_the_file_the_simulator_ran_with(
+    reference: Path, verb, tmp_path: Path
+) -> None:
     run = reference / "simulator_runs" / "qv100_accelwattch"
-    argv = [str(run / "metric_trace.log.gz"), "--config", "h200", "--out", str(tmp_path), "--no-figure", "--json"]
+    argv = [
+        str(run / "metric_trace.log.gz"),
+        "--config",
+        "h200",
+        "--out",
+        str(tmp_path),
+        "--no-figure",
+        "--json",
+    ]
     watts = []
     for more in ([], ["--ran-with", str(run / "accelwattch_ptx_sim.xml")]):
         code, said, notes = verb("lab", "power-trace", *argv, *more)
@@ -114,7 +142,9 @@ def test_a_simulators_own_tree_stays(reference: Path, verb, tmp_path: Path) -> N
 def meter() -> PowerMeter:
     architecture, _, built = measured.measured_model("h200")
     scaling = architecture.all_scaling()
-    return PowerMeter(built.model, ClockSetting(1.98e9), SimulatorDialect.ACCELWATTCH, scaling=scaling)
+    return PowerMeter(
+        built.model, ClockSetting(1.98e9), SimulatorDialect.ACCELWATTCH, scaling=scaling
+    )
 
 
 def test_the_meter_answers_line_by_line() -> None:
@@ -146,7 +176,12 @@ def test_a_simulator_in_cpp_gets_the_same_watts(tmp_path: Path) -> None:
 
     def run(*more: str) -> tuple[int, list[str]]:
         done = subprocess.run(
-            [str(binary), *more], check=False, capture_output=True, text=True, env=where, timeout=120
+            [str(binary), *more],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=where,
+            timeout=120,
         )
         return done.returncode, done.stdout.splitlines()
 
@@ -156,7 +191,12 @@ def test_a_simulator_in_cpp_gets_the_same_watts(tmp_path: Path) -> None:
     own, said = meter(), []
     own.listeners = (lambda seen: said.append(seen.power_w),)
     for i in range(1, 6):
-        counts = {"TOT_INST": 1000.0 * i, "INT_ACC": 32000.0 * i, "MEM_RD": 10.0, "IDLE_CORE_N": 2.0}
+        counts = {
+            "TOT_INST": 1000.0 * i,
+            "INT_ACC": 32000.0 * i,
+            "MEM_RD": 10.0,
+            "IDLE_CORE_N": 2.0,
+        }
         own.sample(dict.fromkeys(METERED, 0.0) | counts, 500)
         if i == 4:
             own.setting = ClockSetting(0.99e9)

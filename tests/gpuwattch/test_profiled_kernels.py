@@ -16,7 +16,13 @@ HW = (
     "Pipeline_Duty,Num_Idle_SMs,Elapsed_Cycles,Chip Voltage\n"
     "app,kern,1,2,3,4,5,6,7,8,9,10,11,12,13,0.9,2.5,1000,1.0\n"
 )
-METRICS = ("gpu__time_duration", "sm__cycles_elapsed", "sm__cycles_active", "dram__bytes_read", "sm__inst_executed")
+METRICS = (
+    "gpu__time_duration",
+    "sm__cycles_elapsed",
+    "sm__cycles_active",
+    "dram__bytes_read",
+    "sm__inst_executed",
+)
 TITLES = ",".join(f'"{m}.{"max" if "elapsed" in m else "sum"}"' for m in METRICS)
 WIDE = f"""==PROF== Disconnected from process 1
 "ID","Kernel Name",{TITLES}
@@ -95,12 +101,20 @@ def test_a_metric_that_one_kernel_lacks_is_named(tmp_path: Path, cell: str) -> N
     """An empty cell became NaN and then nan W; now the kernel is named."""
     path = tmp_path / "ncu.csv"
     path.write_text(WIDE.replace('"560000","1",', f'"560000","{cell}",'))
-    with pytest.raises(BadInput, match=r"kernel 2: expected a number for dram__bytes_read.sum, got 'none in 1 of 2"):
+    with pytest.raises(
+        BadInput, match=r"kernel 2: expected a number for dram__bytes_read.sum, got 'none in 1 of 2"
+    ):
         read_ncu(path)
 
 
 @pytest.mark.parametrize(
-    "text", ["hello\n", '"ID","Kernel Name"\n"0","k"\n', WIDE.split('"0"')[0], LONG.replace("gpu__time", "gpu__tame")]
+    "text",
+    [
+        "hello\n",
+        '"ID","Kernel Name"\n"0","k"\n',
+        WIDE.split('"0"')[0],
+        LONG.replace("gpu__time", "gpu__tame"),
+    ],
 )
 def test_bad_exports_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ncu.csv"

@@ -19,7 +19,9 @@ def request(reference: Path, out: Path, run: str, xml: str, **more: object) -> T
     folder = reference / "simulator_runs" / run
     names = out / "names.txt"
     out.mkdir(parents=True, exist_ok=True)
-    found = re.findall(r"^kernel_name = (\S+)", (folder / "power_report.log").read_text(), re.MULTILINE)
+    found = re.findall(
+        r"^kernel_name = (\S+)", (folder / "power_report.log").read_text(), re.MULTILINE
+    )
     names.write_text("\n".join(found))
     return TraceRequest(
         folder / "metric_trace.log.gz",
@@ -74,7 +76,9 @@ def test_gtx480_metric_trace_is_the_same_file(gtx480) -> None:
 
 def figure_of(line: str) -> tuple[str, str]:
     label, _, figure = line.partition(" = ")
-    return re.sub(r"^(gpu|kernel)_(avg|max|min|tot|tot_avg|tot_max|tot_min)_", "", label).rstrip(","), figure.strip()
+    return re.sub(r"^(gpu|kernel)_(avg|max|min|tot|tot_avg|tot_max|tot_min)_", "", label).rstrip(
+        ","
+    ), figure.strip()
 
 
 def last_place(figure: str) -> float:
@@ -84,11 +88,11 @@ def last_place(figure: str) -> float:
 
 
 def test_gtx480_report_agrees_to_the_printed_digits(gtx480) -> None:
-    """Same lines; figures equal, but for the duty and what hangs on it, and for ties of table digits.
+    """Same lines; figures equal, but for the duty and what hangs on it, and for ties of table
+    digits.
 
-    The energy table has 8 digits. A figure that falls on a rounding tie (0.07475625 W) may print its last digit
-    otherwise: at most one unit, and rarely.
-    """
+    The energy table has 8 digits. A figure that falls on a rounding tie (0.07475625 W) may print
+    its last digit otherwise: at most one unit, and rarely."""
     truth, ours, _ = gtx480
     wanted, found = read_lines(truth / "power_report.log"), read_lines(ours / "power_report.log")
     assert len(found) == len(wanted) == 2106
@@ -100,7 +104,9 @@ def test_gtx480_report_agrees_to_the_printed_digits(gtx480) -> None:
         assert figure_of(got)[0] == name
         difference = abs(float(figure_of(got)[1]) - float(figure))
         if name in PRINTED_TOO_COARSELY:
-            assert difference <= 1.01 * last_place(figure) or difference <= (1e-6 if name == "PIPE_A" else 2e-5), line
+            assert difference <= 1.01 * last_place(figure) or difference <= (
+                1e-6 if name == "PIPE_A" else 2e-5
+            ), line
         else:
             ties += 1
             assert difference <= 1.01 * last_place(figure), line
@@ -158,7 +164,9 @@ def test_qv100_steady_states(qv100) -> None:
         assert np.array(a[4:-1], float) == pytest.approx(np.array(b[4:-1], float), abs=1.1e-6)
 
 
-def test_default_mode_has_the_same_totals_and_no_repeated_rows(reference: Path, tmp_path: Path, gtx480) -> None:
+def test_default_mode_has_the_same_totals_and_no_repeated_rows(
+    reference: Path, tmp_path: Path, gtx480
+) -> None:
     strict = gtx480[2]
     made = request(reference, tmp_path, "gtx480_gpuwattch", "gpuwattch_gtx480", parquet=False)
     job, result = make_power_trace(made)

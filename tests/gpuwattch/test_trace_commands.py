@@ -23,10 +23,14 @@ def chip(tmp_path: Path) -> list[str]:
     return ["--config", str(tmp_path / "demo.xml"), "--energies", str(tmp_path / "energies.yaml")]
 
 
-def test_every_file_is_written(verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path) -> None:
+def test_every_file_is_written(
+    verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path
+) -> None:
     trace = write_trace(with_ends(KERNELS))
     out = tmp_path / "power"
-    code, said, notes = verb("lab", "power-trace", str(trace), *chip, "--compat", "gpuwattch", "--out", str(out))
+    code, said, notes = verb(
+        "lab", "power-trace", str(trace), *chip, "--compat", "gpuwattch", "--out", str(out)
+    )
     assert code == 0
     assert said.startswith("25 samples, ")
     for stem in ("power_report", "power_trace", "metric_trace", "steady_state"):
@@ -41,7 +45,16 @@ def test_json_says_it_all(verb, chip: list[str], write_trace: TraceMaker, tmp_pa
     names = tmp_path / "names.txt"
     names.write_text("one\ntwo\nthree\nfour\n")
     trace = write_trace(with_ends(KERNELS))
-    argv = [str(trace), *chip, "--out", str(tmp_path / "p"), "--kernels", str(names), "--no-figure", "--json"]
+    argv = [
+        str(trace),
+        *chip,
+        "--out",
+        str(tmp_path / "p"),
+        "--kernels",
+        str(names),
+        "--no-figure",
+        "--json",
+    ]
     code, said, _ = verb("lab", "power-trace", *argv)
     assert code == 0
     found = json.loads(said)
@@ -49,10 +62,14 @@ def test_json_says_it_all(verb, chip: list[str], write_trace: TraceMaker, tmp_pa
     assert [k["name"] for k in found["kernels"]] == ["one", "two", "three", "four"]
     assert found["mean_power_w"] == pytest.approx(found["energy_j"] / found["duration_s"])
     assert found["fault"] is None
-    assert sum(found["kernels"][0]["mean_part_w"].values()) == pytest.approx(found["kernels"][0]["mean_w"])
+    assert sum(found["kernels"][0]["mean_part_w"].values()) == pytest.approx(
+        found["kernels"][0]["mean_w"]
+    )
 
 
-def test_a_damaged_trace_fails_after_writing_what_is_good(verb, chip: list[str], tmp_path: Path) -> None:
+def test_a_damaged_trace_fails_after_writing_what_is_good(
+    verb, chip: list[str], tmp_path: Path
+) -> None:
     trace = tmp_path / "m.log"
     trace.write_text(trace_text(with_ends(KERNELS)) + "broken\n")
     out = tmp_path / "p"
@@ -73,7 +90,15 @@ def test_simulator_configuration_beside_the_files_is_used(
         "-power_simulation_enabled 1\n-power_trace_enabled 1\n"
     )
     out = tmp_path / "p"
-    argv = [str(write_trace(with_ends(KERNELS))), *chip, "--out", str(out), "--no-figure", "--no-parquet", "--json"]
+    argv = [
+        str(write_trace(with_ends(KERNELS))),
+        *chip,
+        "--out",
+        str(out),
+        "--no-figure",
+        "--no-parquet",
+        "--json",
+    ]
     code, said, notes = verb("lab", "power-trace", *argv)
     assert code == 0
     assert json.loads(said)["duration_s"] == pytest.approx(25 * 1000 / 500e6)
@@ -84,14 +109,25 @@ def test_simulator_configuration_beside_the_files_is_used(
     assert code == 0
     assert "steady_power_levels_enabled off in gpgpusim.config" in notes
     assert not list((tmp_path / "q").glob("steady_state*"))
-    code, said, _ = verb("lab", "power-trace", *argv, "--clock", "1GHz", "--sample-cycles", "500", "--steady", "5:3")
+    code, said, _ = verb(
+        "lab", "power-trace", *argv, "--clock", "1GHz", "--sample-cycles", "500", "--steady", "5:3"
+    )
     assert json.loads(said)["duration_s"] == pytest.approx(25 * 500e-9)
 
 
-def test_clock_steps_and_conversion(verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path) -> None:
+def test_clock_steps_and_conversion(
+    verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path
+) -> None:
     steps = tmp_path / "steps.csv"
     steps.write_text("sample,clock,voltage\n0,1 GHz,1 V\n10,500 MHz,0.8 V\n")
-    argv = [str(write_trace(with_ends(KERNELS))), *chip, "--out", str(tmp_path / "p"), "--no-figure", "--no-parquet"]
+    argv = [
+        str(write_trace(with_ends(KERNELS))),
+        *chip,
+        "--out",
+        str(tmp_path / "p"),
+        "--no-figure",
+        "--no-parquet",
+    ]
     code, said, _ = verb(
         "lab",
         "power-trace",
@@ -118,13 +154,25 @@ def test_clock_steps_and_conversion(verb, chip: list[str], write_trace: TraceMak
         assert complaint in said
 
 
-def test_own_components_and_gating(verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path) -> None:
+def test_own_components_and_gating(
+    verb, chip: list[str], write_trace: TraceMaker, tmp_path: Path
+) -> None:
     extra = tmp_path / "ray.yaml"
     extra.write_text("components: [{name: RAYP, terms: {RAY_ACC: 2 nJ}}]\n")
     rows = np.column_stack([sample_rows(4), [100.0, 0.0, 50.0, 10.0]])
     trace = write_trace(rows, [*COLUMNS, "RAY_ACC"])
-    argv = [str(trace), *chip, "--out", str(tmp_path / "p"), "--no-figure", "--no-parquet", "--json"]
-    code, said, _ = verb("lab", "power-trace", *argv, "--components", str(extra), "--gate-idle-sms", "--sms", "8")
+    argv = [
+        str(trace),
+        *chip,
+        "--out",
+        str(tmp_path / "p"),
+        "--no-figure",
+        "--no-parquet",
+        "--json",
+    ]
+    code, said, _ = verb(
+        "lab", "power-trace", *argv, "--components", str(extra), "--gate-idle-sms", "--sms", "8"
+    )
     assert code == 0
     parts = json.loads(said)["kernels"][0]["mean_part_w"]
     assert parts["RAYP"] == pytest.approx(40 * 2e-9 / 500e-9)
@@ -163,7 +211,8 @@ def test_mistakes_are_one_paragraph(
 
 
 RUNS = "kernel,watts,seconds,part_RFP,part_L2CP\n" + "".join(
-    f"app{i % 5}_k{i},{1.4 * (5 + i) + 0.7 * (20 - i)},{0.001 if i else 0.0001},{5 + i},{20 - i}\n" for i in range(15)
+    f"app{i % 5}_k{i},{1.4 * (5 + i) + 0.7 * (20 - i)},{0.001 if i else 0.0001},{5 + i},{20 - i}\n"
+    for i in range(15)
 )
 
 
@@ -184,9 +233,16 @@ def test_fit_prints_held_out_errors_and_recalibrates(verb, tmp_path: Path) -> No
     assert "leave one application out" in said
     assert "1 kernels shorter than 0.5 ms dropped: app0_k0" in notes
     assert read_architecture(tmp_path / "new.xml").scaling["REG_RD"] == pytest.approx(1.4, rel=1e-2)
-    code, said, _ = verb("lab", "fit", "component", *argv, "--bound", "RFP=1:1", "--bounds", "0.1:10", "--json")
+    code, said, _ = verb(
+        "lab", "fit", "component", *argv, "--bound", "RFP=1:1", "--bounds", "0.1:10", "--json"
+    )
     assert json.loads(said)["values"]["RFP"] == 1.0
-    assert set(json.loads(said)["mape"]) >= {"in_sample", "leave_one_out", "leave_application_out", "constant"}
+    assert set(json.loads(said)["mape"]) >= {
+        "in_sample",
+        "leave_one_out",
+        "leave_application_out",
+        "constant",
+    }
 
 
 def test_fit_energies(verb, tmp_path: Path) -> None:
@@ -194,7 +250,8 @@ def test_fit_energies(verb, tmp_path: Path) -> None:
     counts = np.rint(10.0 ** random.uniform(4, 6, (12, 3)))
     watts = counts @ np.array([4e-9, 2.6e-8, 1.6e-8]) / 1e-3
     rows = [
-        f"k{i},{w!r},0.001,{c[0]},{c[1]},{c[2]}" for i, (w, c) in enumerate(zip(watts.tolist(), counts, strict=True))
+        f"k{i},{w!r},0.001,{c[0]},{c[1]},{c[2]}"
+        for i, (w, c) in enumerate(zip(watts.tolist(), counts, strict=True))
     ]
     table = tmp_path / "dram.csv"
     table.write_text("kernel,watts,seconds,MEM_PRE,MEM_RD,MEM_WR\n" + "\n".join(rows) + "\n")
@@ -219,7 +276,9 @@ def test_fit_energies(verb, tmp_path: Path) -> None:
         (["--measured", "watts", "--order", "RFP<L2CP"], "A<=B"),
     ],
 )
-def test_fit_mistakes_are_one_paragraph(verb, tmp_path: Path, argv: list[str], complaint: str) -> None:
+def test_fit_mistakes_are_one_paragraph(
+    verb, tmp_path: Path, argv: list[str], complaint: str
+) -> None:
     table = tmp_path / "runs.csv"
     table.write_text(RUNS)
     code, _, said = verb("lab", "fit", "component", str(table), "--prefix", "part_", *argv)

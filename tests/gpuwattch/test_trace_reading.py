@@ -41,9 +41,18 @@ def read(trace: TraceFile, block_byte: int = 1 << 20) -> tuple[np.ndarray, str]:
     return np.concatenate([np.zeros((0, len(trace.columns))), *rows]), said
 
 
-@given(block_byte=st.integers(50, 5000), count=st.integers(0, 40), members=st.booleans(), comma=st.booleans())
+@given(
+    block_byte=st.integers(50, 5000),
+    count=st.integers(0, 40),
+    members=st.booleans(),
+    comma=st.booleans(),
+)
 def test_any_block_size_gives_the_same_rows(
-    tmp_path_factory: pytest.TempPathFactory, block_byte: int, count: int, members: bool, comma: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    block_byte: int,
+    count: int,
+    members: bool,
+    comma: bool,
 ) -> None:
     rows = sample_rows(count, seed=count)
     text = trace_text(rows) if comma else trace_text(rows).replace(",\n", "\n")
@@ -155,7 +164,9 @@ def test_a_gzip_bomb_is_refused_in_little_memory(tmp_path: Path) -> None:
     import tracemalloc
 
     engine = zlib.compressobj(9, wbits=31)
-    bomb = engine.compress(b"TOT_INST\n") + b"".join(engine.compress(b"0" * (1 << 20)) for _ in range(300))
+    bomb = engine.compress(b"TOT_INST\n") + b"".join(
+        engine.compress(b"0" * (1 << 20)) for _ in range(300)
+    )
     path = tmp_path / "bomb.gz"
     path.write_bytes(bomb + engine.flush())
     tracemalloc.start()
@@ -168,7 +179,9 @@ def test_a_gzip_bomb_is_refused_in_little_memory(tmp_path: Path) -> None:
 
 def test_a_bomb_of_short_lines_is_refused_too(tmp_path: Path) -> None:
     engine = zlib.compressobj(9, wbits=31)
-    bomb = engine.compress(b"TOT_INST\n") + b"".join(engine.compress(b"\n" * (1 << 20)) for _ in range(64))
+    bomb = engine.compress(b"TOT_INST\n") + b"".join(
+        engine.compress(b"\n" * (1 << 20)) for _ in range(64)
+    )
     path = tmp_path / "bomb.gz"
     path.write_bytes(bomb + engine.flush())
     with pytest.raises(BadInput):
@@ -212,7 +225,9 @@ def test_unknown_and_missing_counters_are_named(tmp_path: Path, write_trace: Tra
 def test_columns_may_stand_in_any_order(write_trace: TraceMaker) -> None:
     rows = sample_rows(4)
     order = np.random.default_rng(3).permutation(30)
-    mixed = open_metric_trace(write_trace(rows[:, order], [COLUMNS[i] for i in order]), SimulatorDialect.GPUWATTCH)
+    mixed = open_metric_trace(
+        write_trace(rows[:, order], [COLUMNS[i] for i in order]), SimulatorDialect.GPUWATTCH
+    )
     plain = open_metric_trace(write_trace(rows, name="p.log"), SimulatorDialect.GPUWATTCH)
     sampling = TraceSampling(500, 1e9)
     a, b = (next(iter(t.blocks())) for t in (mixed, plain))
@@ -231,7 +246,9 @@ def test_a_sample_without_time_is_a_fault_at_its_line(write_trace: TraceMaker, d
     assert result.samples == 6
 
 
-@pytest.mark.parametrize(("cycles", "clock"), [(0, 1e9), (500, 0.0), (float("nan"), 1e9), (500, float("inf"))])
+@pytest.mark.parametrize(
+    ("cycles", "clock"), [(0, 1e9), (500, 0.0), (float("nan"), 1e9), (500, float("inf"))]
+)
 def test_samples_that_last_no_time_are_refused(cycles: float, clock: float) -> None:
     with pytest.raises(BadInput, match="above zero"):
         TraceSampling(cycles, clock)

@@ -1,4 +1,6 @@
-"""A run over a trace: kernels, statistics, steady states, files; nothing depends on how the file is cut in blocks."""
+"""A run over a trace: kernels, statistics, steady states, files; nothing depends on how the file is
+cut in blocks.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,20 @@ from hypothesis import strategies as st
 from gpuwattch.conftest import COLUMNS, TraceMaker, read_lines, read_table, sample_rows, trace_text
 from wattcast.core.errors import BadInput, CannotWrite
 from wattcast.gpuwattch import trace_reading
-from wattcast.gpuwattch.architecture import SimulatorConfig, SteadyStateDefinition, read_simulator_config
+from wattcast.gpuwattch.architecture import (
+    SimulatorConfig,
+    SteadyStateDefinition,
+    read_simulator_config,
+)
 from wattcast.gpuwattch.trace_outputs import GrowingTextFile, restore_idle_sms
 from wattcast.gpuwattch.trace_reading import CLOCK, INSTRUCTIONS, VOLTAGE, TraceSampling
 from wattcast.gpuwattch.trace_run import FIGURE, LOGS, TABLE, run_trace
-from wattcast.gpuwattch.trace_statistics import KernelEndFinder, ListedKernel, SteadyStateFinder, read_kernel_list
+from wattcast.gpuwattch.trace_statistics import (
+    KernelEndFinder,
+    ListedKernel,
+    SteadyStateFinder,
+    read_kernel_list,
+)
 
 
 def with_ends(kernels: list[np.ndarray]) -> np.ndarray:
@@ -107,7 +118,10 @@ def test_kernel_lists_in_every_form(tmp_path: Path) -> None:
     log.write_text(
         "kernel_name = k1 \nkernel_launch_uid = 7 \nnoise\ngpu_sim_cycle = 1000\ngpu_ipc =  3.5\nkernel_name = k2\n"
     )
-    assert [(k.name, k.uid, k.samples) for k in read_kernel_list(log, 500)] == [("k1", 7, None), ("k2", 2, None)]
+    assert [(k.name, k.uid, k.samples) for k in read_kernel_list(log, 500)] == [
+        ("k1", 7, None),
+        ("k2", 2, None),
+    ]
     table.write_text("name,cycles\nx,-1\n")
     with pytest.raises(BadInput, match="line 2: cycles"):
         read_kernel_list(table, 500)
@@ -119,7 +133,12 @@ def test_kernel_lists_in_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compat", [False, True])
 @pytest.mark.parametrize("block", [400, 1500, 1 << 20])
 def test_results_do_not_depend_on_blocks(
-    write_trace: TraceMaker, demo_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compat: bool, block: int
+    write_trace: TraceMaker,
+    demo_run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compat: bool,
+    block: int,
 ) -> None:
     path = write_trace(with_ends(KERNELS))
     whole = demo_run(path, compat, out=tmp_path / "whole")
@@ -128,7 +147,12 @@ def test_results_do_not_depend_on_blocks(
     monkeypatch.setattr(trace_reading.TraceFile, "blocks", lambda self, size=0: real(self, block))
     pieces = replace(whole, out=tmp_path / "pieces")
     run_trace(pieces)
-    for name in ("power_trace.log", "metric_trace.log", "steady_state_tracking.log", "power_report.log"):
+    for name in (
+        "power_trace.log",
+        "metric_trace.log",
+        "steady_state_tracking.log",
+        "power_report.log",
+    ):
         assert (pieces.out / name).read_text() == (whole.out / name).read_text(), name
 
 
@@ -199,7 +223,9 @@ def test_an_empty_trace_gives_headers(write_trace: TraceMaker, demo_run) -> None
     assert len(read_lines(job.out / "power_trace.log")) == 1
 
 
-def brute_force(power: np.ndarray, kernels: list[int], rule: SteadyStateDefinition) -> list[tuple[int, int]]:
+def brute_force(
+    power: np.ndarray, kernels: list[int], rule: SteadyStateDefinition
+) -> list[tuple[int, int]]:
     """The rule of the manual, sample by sample."""
     found, start, region, index = [], 0, [], 0
     for count in kernels:
@@ -246,12 +272,16 @@ def test_steady_states_follow_the_rule_however_samples_arrive(
         assert region.power_w == pytest.approx(power[region.start : region.end].mean())
 
 
-def test_ipc_from_the_list_or_from_a_column(write_trace: TraceMaker, demo_run, tmp_path: Path) -> None:
+def test_ipc_from_the_list_or_from_a_column(
+    write_trace: TraceMaker, demo_run, tmp_path: Path
+) -> None:
     steady = np.repeat(sample_rows(1), 8, axis=0)
     steady[:, 0] += np.arange(8)
     path = write_trace(with_ends([steady]))
     run_trace(demo_run(path, kernels=(ListedKernel("a", 1, ipc=12.5),)))
-    assert read_lines(tmp_path / "out" / "steady_state_tracking.log")[1].split(",")[3] == "12.500000"
+    assert (
+        read_lines(tmp_path / "out" / "steady_state_tracking.log")[1].split(",")[3] == "12.500000"
+    )
     wide = np.column_stack([with_ends([steady]), np.full(9, 6000.0)])
     job = demo_run(write_trace(wide, [*COLUMNS, INSTRUCTIONS], name="w.log"), out=tmp_path / "w")
     result = run_trace(job)
@@ -260,10 +290,14 @@ def test_ipc_from_the_list_or_from_a_column(write_trace: TraceMaker, demo_run, t
 
 
 def test_clock_and_voltage_per_sample(write_trace: TraceMaker, demo_run, tmp_path: Path) -> None:
-    """Half the clock doubles a sample's time; counts stay; half the voltage quarters the core's dynamic power."""
+    """Half the clock doubles a sample's time; counts stay; half the voltage quarters the core's
+    dynamic power.
+    """
     row = np.repeat(sample_rows(1), 4, axis=0)
     row[:, 0] += np.arange(4)  # no two alike
-    steps = TraceSampling(500, 1e9, np.array([0.0, 2.0]), np.array([1e9, 0.5e9]), np.array([1.0, 0.5]))
+    steps = TraceSampling(
+        500, 1e9, np.array([0.0, 2.0]), np.array([1e9, 0.5e9]), np.array([1.0, 0.5])
+    )
     job = demo_run(write_trace(row), sampling=steps)
     result = run_trace(job)
     names, watts = read_table(job.out / "power_trace.log")
@@ -273,7 +307,9 @@ def test_clock_and_voltage_per_sample(write_trace: TraceMaker, demo_run, tmp_pat
     assert column["DRAMP"][2] == pytest.approx(column["DRAMP"][0] / 2, rel=1e-5)
     assert column["LEAKAGEP"][2] == pytest.approx(column["LEAKAGEP"][0] / 2, rel=1e-5)
     wide = np.column_stack([row, [1000, 1000, 500, 500], [1, 1, 0.5, 0.5]])
-    inside = demo_run(write_trace(wide, [*COLUMNS, CLOCK, VOLTAGE], name="w.log"), out=tmp_path / "w")
+    inside = demo_run(
+        write_trace(wide, [*COLUMNS, CLOCK, VOLTAGE], name="w.log"), out=tmp_path / "w"
+    )
     run_trace(inside)
     assert read_table(inside.out / "power_trace.log")[1] == pytest.approx(watts, abs=1e-6)
 
@@ -347,7 +383,11 @@ def test_simulator_configuration(tmp_path: Path) -> None:
     )
     path.write_text("-gpgpu_n_clusters 4\n-gpu_stat_sample_frequency 100\n")
     bare = read_simulator_config(path)
-    assert (bare.sample_cycle, bare.power_trace_enabled, bare.steady_power_levels_enabled) == (100, False, False)
+    assert (bare.sample_cycle, bare.power_trace_enabled, bare.steady_power_levels_enabled) == (
+        100,
+        False,
+        False,
+    )
     assert bare.sm_count == 4
 
 
@@ -365,7 +405,9 @@ def test_simulator_configuration(tmp_path: Path) -> None:
         ("hello", "options such as"),
     ],
 )
-def test_bad_simulator_configurations_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+def test_bad_simulator_configurations_are_refused(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     path = tmp_path / "gpgpusim.config"
     path.write_text(text)
     with pytest.raises(BadInput, match=complaint):

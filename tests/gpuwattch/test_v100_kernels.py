@@ -1,4 +1,6 @@
-"""25 kernels on a QV100: AccelWattch's components from hardware counters, refinement, published errors."""
+"""25 kernels on a QV100: AccelWattch's components from hardware counters, refinement, published
+errors.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from wattcast.gpuwattch.component_fit import (
 from wattcast.gpuwattch.simulator_logs import CounterSource
 from wattcast.gpuwattch.trace_request import TraceRequest, compute_kernel_power
 
-CLOCK_HZ = 1447e6  # AccelWattch's Volta clock; every component of three kernels agrees to 1e-4 at this clock only
+# AccelWattch's Volta clock; every component of three kernels agrees to 1e-4 at this clock only
+CLOCK_HZ = 1447e6
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,9 @@ def _column(table: Path, name: str) -> np.ndarray:
         ("PIPEP", ["PIPEP"]),
     ],
 )
-def test_components_from_counters_within_one_percent(kernels, table: Path, component: str, parts: list[str]) -> None:
+def test_components_from_counters_within_one_percent(
+    kernels, table: Path, component: str, parts: list[str]
+) -> None:
     theirs = published(table, component)
     ours = sum(kernels.power.part_power_w(part) for part in parts)
     used = theirs > 0
@@ -73,28 +78,42 @@ def test_components_from_counters_within_one_percent(kernels, table: Path, compo
 
 
 def test_idle_power_is_the_idle_sms_of_another_profiling_run(kernels, table: Path) -> None:
-    """Idle power is 0.2828 W an idle SM, nothing else. Three kernels agree exactly; the others' published watts
-    come from counters of another profiling run, a fraction of an SM apart: 5 % at the median, 2.4 % of the sum."""
+    """Idle power is 0.2828 W an idle SM, nothing else. Three kernels agree exactly; the others'
+    published watts
+    come from counters of another profiling run, a fraction of an SM apart: 5 % at the median, 2.4 %
+    of the sum."""
     theirs, ours = published(table, "IDLE_COREP"), kernels.power.part_power_w("IDLE_COREP")
     same = np.abs(ours / theirs - 1) < 1e-4
-    assert sum(name.startswith("cutlass") for name, s in zip(kernels.names, same, strict=True) if s) == 3
+    assert (
+        sum(name.startswith("cutlass") for name, s in zip(kernels.names, same, strict=True) if s)
+        == 3
+    )
     assert np.abs(ours - theirs).max() < 0.3  # about one SM
     assert np.abs(ours - theirs).sum() / theirs.sum() < 0.03
 
 
-def test_published_idle_watts_hold_a_percentage_that_is_not_in_the_published_counters(kernels, table: Path) -> None:
-    """Idle SMs come from a percentage with two decimals, so one launch's count is a whole number of 80 SMs / 10^4.
+def test_published_idle_watts_hold_a_percentage_that_is_not_in_the_published_counters(
+    kernels, table: Path
+) -> None:
+    """Idle SMs come from a percentage with two decimals, so one launch's count is a whole number of
+    80 SMs / 10^4.
 
-    For every kernel counted in one launch the published watts are such a whole number too, but of another run:
-    what they were computed from is not in the file, and the counters alone cannot give it."""
+    For every kernel counted in one launch the published watts are such a whole number too, but of
+    another run: what they were computed from is not in the file, and the counters alone cannot give
+    it."""
     per_sm_w = kernels.power.part_power_w("IDLE_COREP") / _column(table, "hw_Num_Idle_SMs")
     assert np.ptp(per_sm_w) < 1e-9 * per_sm_w[0]
     unit_w = per_sm_w[0] * 80e-4
-    ours, theirs = kernels.power.part_power_w("IDLE_COREP") / unit_w, published(table, "IDLE_COREP") / unit_w
+    ours, theirs = (
+        kernels.power.part_power_w("IDLE_COREP") / unit_w,
+        published(table, "IDLE_COREP") / unit_w,
+    )
     once = np.abs(ours - np.round(ours)) < 1e-6
     assert once.sum() >= 12
     assert np.abs(theirs[once] - np.round(theirs[once])).max() < 0.03
-    assert np.median(np.abs(np.round(theirs[once]) - ours[once])) > 10  # of 10,000: about 0.2 % of the time
+    assert (
+        np.median(np.abs(np.round(theirs[once]) - ours[once])) > 10
+    )  # of 10,000: about 0.2 % of the time
 
 
 def test_what_counters_do_not_show_is_named(kernels) -> None:
@@ -105,7 +124,9 @@ def test_what_counters_do_not_show_is_named(kernels) -> None:
 
 @pytest.fixture(scope="module")
 def runs(table: Path):
-    return read_measured_kernels(table, KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",)))
+    return read_measured_kernels(
+        table, KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",))
+    )
 
 
 def test_refinement_with_bounds_declared_beforehand(runs) -> None:
@@ -136,7 +157,9 @@ def test_published_errors_are_reproduced(reference: Path) -> None:
     """Mean errors as AccelWattch's paper and figures print them."""
     found = {
         row["config"]: row
-        for row in published_model_errors(reference / "accelwattch" / "accelwattch_validation_tidy.csv")
+        for row in published_model_errors(
+            reference / "accelwattch" / "accelwattch_validation_tidy.csv"
+        )
     }
     printed = {
         "Volta_SASS_SIM": 9.2,

@@ -1,4 +1,5 @@
-"""The hardware catalogue: every name is there, every number has a source, peaks are the published ones.
+"""The hardware catalogue: every name is there, every number has a source, peaks are the published
+ones.
 
 The readers are tested on broken copies of a real file: each must be refused with one sentence that
 names the file and the key.
@@ -36,8 +37,28 @@ from wattcast.hardware.catalogue_reader import (
 from wattcast.hardware.gpu import ClockCurve
 
 NAMES = [
-    *("v100-sxm", "a100-pcie-40gb", "a100-sxm-80gb", "a10", "a40", "l4", "l40s", "h100-pcie", "h100-sxm", "h200"),
-    *("b200", "gtx-titan-x", "quadro-gv100", "tegra-k1", "gtx-660", "gtx-480", "quadro-fx-5600", "hd-7970"),
+    *(
+        "v100-sxm",
+        "a100-pcie-40gb",
+        "a100-sxm-80gb",
+        "a10",
+        "a40",
+        "l4",
+        "l40s",
+        "h100-pcie",
+        "h100-sxm",
+        "h200",
+    ),
+    *(
+        "b200",
+        "gtx-titan-x",
+        "quadro-gv100",
+        "tegra-k1",
+        "gtx-660",
+        "gtx-480",
+        "quadro-fx-5600",
+        "hd-7970",
+    ),
     *(
         "rtx-4090",
         "l40",
@@ -50,14 +71,28 @@ NAMES = [
         "p100-pcie",
         "quadro-rtx-6000",
     ),
-    *("mi300x", "mi325x", "mi355x", "rtx-5090", "rtx-pro-6000", "gb200", "gb300", "b300", "h20", "a16", "gh200"),
+    *(
+        "mi300x",
+        "mi325x",
+        "mi355x",
+        "rtx-5090",
+        "rtx-pro-6000",
+        "gb200",
+        "gb300",
+        "b300",
+        "h20",
+        "a16",
+        "gh200",
+    ),
     "jetson-agx-orin",
 ]
 
-# Dense peaks as their sources print them. A clock stands where the peak is stated at another clock than
-# clocks.boost: Hopper and Blackwell state tensor peaks at one clock and the others at a higher one.
-# Peaks of the seven cards whose sources say "quoted from memory" were written down together with their rates. They
-# show that SMs, rates and clocks of such a file agree, not that the documents say so.
+# Dense peaks as their sources print them. A clock stands where the peak is stated at another clock
+# than clocks.boost: Hopper and Blackwell state tensor peaks at one clock and the others at a higher
+# one. Peaks of the seven cards whose sources say "quoted from memory" were written down together
+# with their rates. They show that SMs, rates and clocks of such a file agree, not that the
+# documents say
+# so.
 PEAKS = """\
 gpu,pipe,dtype,peak,clock,source
 rtx-4090,tensor,fp16,165.2 TFLOP/s,,NVIDIA Ada whitepaper V2.1 appendix
@@ -266,7 +301,9 @@ def test_the_catalogue_holds_exactly_the_frozen_names() -> None:
 def test_every_number_has_a_source(gpu: Gpu) -> None:
     paths = [path for path, _ in _numbers(gpu, "")]
     assert len(paths) >= 14
-    without = [path for path in paths if path not in gpu.claims or not gpu.claims[path].source.strip()]
+    without = [
+        path for path in paths if path not in gpu.claims or not gpu.claims[path].source.strip()
+    ]
     assert without == []
 
 
@@ -280,7 +317,13 @@ def test_what_is_unknown_says_why_and_is_not_also_claimed(gpu: Gpu) -> None:
 def test_what_a_prediction_needs_is_known(gpu: Gpu) -> None:
     assert gpu.memory.kind != "unknown"
     assert Dtype.FP32 in gpu.pipes.cuda_flop_per_cycle
-    for path in ("sm_count", "memory.capacity_byte", "memory.byte_per_s", "clocks.boost_hz", "power.limit_w"):
+    for path in (
+        "sm_count",
+        "memory.capacity_byte",
+        "memory.byte_per_s",
+        "clocks.boost_hz",
+        "power.limit_w",
+    ):
         assert gpu.need(path) > 0
     assert 0 < gpu.clocks.boost_hz <= gpu.clocks.max_hz
 
@@ -298,7 +341,11 @@ def test_peaks_are_the_published_ones() -> None:
     """SMs x rate x clock within 2 %: datasheets round to two or three digits."""
     for row in PEAK_ROWS:
         gpu, dtype = load_gpu(row["gpu"]), Dtype.parse(row["dtype"])
-        rates = gpu.pipes.tensor_flop_per_cycle if row["pipe"] == "tensor" else gpu.pipes.cuda_flop_per_cycle
+        rates = (
+            gpu.pipes.tensor_flop_per_cycle
+            if row["pipe"] == "tensor"
+            else gpu.pipes.cuda_flop_per_cycle
+        )
         clock_hz = units.parse(row["clock"], "Hz") if row["clock"] else gpu.clocks.boost_hz
         peak_per_s = units.parse(row["peak"], "op/s" if dtype is Dtype.INT8 else "flop/s")
         assert gpu.sm_count * rates[dtype] * clock_hz == pytest.approx(peak_per_s, rel=0.02), row
@@ -308,19 +355,25 @@ def test_peaks_are_the_published_ones() -> None:
 
 def test_every_tensor_rate_has_a_published_peak() -> None:
     published = {(row["gpu"], row["dtype"]) for row in PEAK_ROWS if row["pipe"] == "tensor"}
-    held = {(name, str(dtype)) for name in NAMES for dtype in load_gpu(name).pipes.tensor_flop_per_cycle}
-    assert held - published == {(name, dtype) for name, dtypes in FOLLOWING.items() for dtype in dtypes}
+    held = {
+        (name, str(dtype)) for name in NAMES for dtype in load_gpu(name).pipes.tensor_flop_per_cycle
+    }
+    assert held - published == {
+        (name, dtype) for name, dtypes in FOLLOWING.items() for dtype in dtypes
+    }
     assert published <= held
 
 
 def test_every_gpu_has_a_published_fp32_peak() -> None:
-    assert {row["gpu"] for row in PEAK_ROWS if (row["pipe"], row["dtype"]) == ("cuda", "fp32")} == set(
-        NAMES
-    ) - FP32_FOLLOWING
+    assert {
+        row["gpu"] for row in PEAK_ROWS if (row["pipe"], row["dtype"]) == ("cuda", "fp32")
+    } == set(NAMES) - FP32_FOLLOWING
 
 
 def test_memory_bandwidth_follows_from_bus_and_clock() -> None:
-    """Bus width x transfers a clock x clock, where the bus is published: a check on clock conventions."""
+    """Bus width x transfers a clock x clock, where the bus is published: a check on clock
+    conventions.
+    """
     bus_bit = {
         "v100-sxm": 4096,
         "quadro-gv100": 4096,
@@ -328,8 +381,22 @@ def test_memory_bandwidth_follows_from_bus_and_clock() -> None:
         "a100-sxm-80gb": 5120,
         "h100-pcie": 5120,
     }
-    bus_bit |= {"h100-sxm": 5120, "h200": 6016, "b200": 7680, "a10": 384, "a40": 384, "l4": 192, "l40s": 384}
-    bus_bit |= {"gtx-titan-x": 384, "gtx-660": 192, "gtx-480": 384, "quadro-fx-5600": 384, "tegra-k1": 64}
+    bus_bit |= {
+        "h100-sxm": 5120,
+        "h200": 6016,
+        "b200": 7680,
+        "a10": 384,
+        "a40": 384,
+        "l4": 192,
+        "l40s": 384,
+    }
+    bus_bit |= {
+        "gtx-titan-x": 384,
+        "gtx-660": 192,
+        "gtx-480": 384,
+        "quadro-fx-5600": 384,
+        "tegra-k1": 64,
+    }
     for name, bits in bus_bit.items():
         memory = load_gpu(name).memory
         assert memory.clock_hz is not None
@@ -355,7 +422,11 @@ def test_which_gpus_have_published_curves() -> None:
         "tegra-k1",
         "hd-7970",
     }
-    assert {n for n in NAMES if load_gpu(n).power.idle_w} == {"a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm"}
+    assert {n for n in NAMES if load_gpu(n).power.idle_w} == {
+        "a100-pcie-40gb",
+        "a100-sxm-80gb",
+        "h100-sxm",
+    }
 
 
 @pytest.mark.parametrize(
@@ -371,7 +442,9 @@ def test_which_gpus_have_published_curves() -> None:
         ("tegra-k1", "voltage_v", "852 MHz", "1.05 V", "V"),
     ],
 )
-def test_curves_at_published_points(name: str, curve: str, clock: str, value: str, unit: str) -> None:
+def test_curves_at_published_points(
+    name: str, curve: str, clock: str, value: str, unit: str
+) -> None:
     found = getattr(load_gpu(name).power, curve).value_at(units.parse(clock, "Hz"))
     assert found == pytest.approx(units.parse(value, unit), abs=1e-9)
 
@@ -386,8 +459,12 @@ def test_curves_at_published_points(name: str, curve: str, clock: str, value: st
         ("h100-sxm", "h100", "idle_power", 0.3),
     ],
 )
-def test_thinned_curves_reproduce_the_whole_table(name: str, folder: str, table: str, within: float) -> None:
-    """Within 1 mV and 0.3 W at every clock of the EnergAIzer artifact but the H100's 345 MHz, an outlier."""
+def test_thinned_curves_reproduce_the_whole_table(
+    name: str, folder: str, table: str, within: float
+) -> None:
+    """Within 1 mV and 0.3 W at every clock of the EnergAIzer artifact but the H100's 345 MHz, an
+    outlier.
+    """
     published = _reference_table(folder, table)
     if name == "h100-sxm":
         assert published.pop(345e6) > 1.5 * published[360e6]
@@ -412,8 +489,13 @@ def test_disputed_numbers_name_both_sides() -> None:
     assert l40s.memory.byte_per_s == 864e9
     claim = l40s.claims["memory.byte_per_s"]
     assert "NVIDIA" in claim.source
-    assert ("846 GB/s", "Lee et al., EnergAIzer, arXiv:2604.20105 (2026), Table IV") in claim.disputed
-    assert any(value == "50 MB" for value, _ in load_gpu("h200").claims["l2.capacity_byte"].disputed)
+    assert (
+        "846 GB/s",
+        "Lee et al., EnergAIzer, arXiv:2604.20105 (2026), Table IV",
+    ) in claim.disputed
+    assert any(
+        value == "50 MB" for value, _ in load_gpu("h200").claims["l2.capacity_byte"].disputed
+    )
     assert load_gpu("h200").need("l2.capacity_byte") == 60 * 2**20
 
 
@@ -442,7 +524,9 @@ def test_an_unknown_gpu_gets_the_nearest_names() -> None:
 
 
 def test_an_unpublished_number_says_why() -> None:
-    with pytest.raises(MissingSpecification, match=r"l4: l2.byte_per_cycle is unknown \(not published for Ada\)"):
+    with pytest.raises(
+        MissingSpecification, match=r"l4: l2.byte_per_cycle is unknown \(not published for Ada\)"
+    ):
         load_gpu("l4").need("l2.byte_per_cycle")
 
 
@@ -451,7 +535,8 @@ def test_no_gpu_file_names_this_machine() -> None:
     assert not re.search(r"/work/|/tmp/|/home/", text)
 
 
-# Broken files. Each is the H200's with one edit: (what is broken, edit, what the message must hold).
+# Broken files. Each is the H200's with one edit: (what is broken, edit, what the message must
+# hold).
 
 Edit = Callable[[str], str]
 
@@ -465,20 +550,60 @@ def _put(old: str, new: str) -> Edit:
 
 
 BROKEN: list[tuple[str, Edit, str]] = [
-    ("unknown key", _put("  boost:", "  bosst:"), r"clocks: .*unknown field `bosst`.*Closest: boost"),
+    (
+        "unknown key",
+        _put("  boost:", "  bosst:"),
+        r"clocks: .*unknown field `bosst`.*Closest: boost",
+    ),
     ("unknown top key", _put("vendor:", "vendro:"), r"vendro"),
-    ("unknown key of a leaf", _put("{value: 132, ", "{value: 132, unit: SM, "), r"sm_count: .*unit"),
+    (
+        "unknown key of a leaf",
+        _put("{value: 132, ", "{value: 132, unit: SM, "),
+        r"sm_count: .*unit",
+    ),
     ("missing group", _put("links:", "links: {}\nold:"), r"links|old"),
-    ("wrong unit", _put("value: 60 MiB", "value: 60 MHz"), r"l2\.capacity: expected a quantity in byte.*60 MHz"),
-    ("no unit", _put("value: 60 MiB", "value: 60"), r"l2\.capacity: .*Write the unit beside the number"),
-    ("unit on a count", _put("value: 132,", "value: 132 W,"), r"sm_count: expected a pure number, got '132 W'"),
-    ("flop for op", _put("{value: 8192 OP/cycle", "{value: 8192 FLOP/cycle"), r"pipes\.tensor_per_cycle_sm\.int8"),
-    ("missing source", _put("{value: 132, source: attributes}", "{value: 132}"), r"sm_count: expected a source"),
-    ("undeclared source", _put("132, source: attributes", "132, source: hearsay"), r"sm_count\.source.*'hearsay'"),
+    (
+        "wrong unit",
+        _put("value: 60 MiB", "value: 60 MHz"),
+        r"l2\.capacity: expected a quantity in byte.*60 MHz",
+    ),
+    (
+        "no unit",
+        _put("value: 60 MiB", "value: 60"),
+        r"l2\.capacity: .*Write the unit beside the number",
+    ),
+    (
+        "unit on a count",
+        _put("value: 132,", "value: 132 W,"),
+        r"sm_count: expected a pure number, got '132 W'",
+    ),
+    (
+        "flop for op",
+        _put("{value: 8192 OP/cycle", "{value: 8192 FLOP/cycle"),
+        r"pipes\.tensor_per_cycle_sm\.int8",
+    ),
+    (
+        "missing source",
+        _put("{value: 132, source: attributes}", "{value: 132}"),
+        r"sm_count: expected a source",
+    ),
+    (
+        "undeclared source",
+        _put("132, source: attributes", "132, source: hearsay"),
+        r"sm_count\.source.*'hearsay'",
+    ),
     ("NaN", _put("value: 132,", "value: .nan,"), r"sm_count\.value: expected a finite number"),
     ("infinity", _put("value: 132,", "value: .inf,"), r"sm_count\.value: expected a finite number"),
-    ("NaN in words", _put("value: 700 W", "value: nan W"), r"power\.limit: expected a quantity in W"),
-    ("negative", _put("value: 700 W", "value: -700 W"), r"power\.limit: expected a number above zero"),
+    (
+        "NaN in words",
+        _put("value: 700 W", "value: nan W"),
+        r"power\.limit: expected a quantity in W",
+    ),
+    (
+        "negative",
+        _put("value: 700 W", "value: -700 W"),
+        r"power\.limit: expected a number above zero",
+    ),
     ("zero", _put("value: 132,", "value: 0,"), r"sm_count: expected a number above zero"),
     ("list for a number", _put("value: 132,", "value: [132],"), r"sm_count\.value"),
     ("boolean for a number", _put("value: 132,", "value: true,"), r"sm_count\.value"),
@@ -487,29 +612,75 @@ BROKEN: list[tuple[str, Edit, str]] = [
         _put("{value: 132, source: attributes}", "{unknown: secret}"),
         r"sm_count: expected a value",
     ),
-    ("value and unknown", _put("{value: 132, source", "{value: 132, unknown: secret, source"), r"sm_count: .*both"),
-    ("neither", _put("{value: 132, source: attributes}", "{source: attributes}"), r"sm_count: .*neither"),
-    ("unknown dtype", _put("    fp8:", "    fp9:"), r"mine.yaml: pipes.tensor_per_cycle_sm: .*fp8.*'fp9'"),
+    (
+        "value and unknown",
+        _put("{value: 132, source", "{value: 132, unknown: secret, source"),
+        r"sm_count: .*both",
+    ),
+    (
+        "neither",
+        _put("{value: 132, source: attributes}", "{source: attributes}"),
+        r"sm_count: .*neither",
+    ),
+    (
+        "unknown dtype",
+        _put("    fp8:", "    fp9:"),
+        r"mine.yaml: pipes.tensor_per_cycle_sm: .*fp8.*'fp9'",
+    ),
     ("disputed unit", _put("value: 50 MB,", "value: 50 MHz,"), r"l2\.capacity\.disputed: .*50 MHz"),
-    ("disputed source", _put("50 MB, source: whitepaper", "50 MB, source: x"), r"l2\.capacity\.disputed\.source"),
-    ("memory clock", _put("- {value: 2201 MHz", "- {value: 2201 W"), r"clocks\.memory\[1\]: .*2201 W"),
-    ("anchor", _put("value: 132,", "value: &sms 132,"), r"line \d+: expected plain values, got 'an anchor or alias'"),
-    ("alias", _put("value: 132,", "value: *sms ,"), r"line \d+: expected plain values|not valid YAML"),
-    ("duplicate key", _put("vendor: NVIDIA", "vendor: NVIDIA\nvendor: AMD"), r"'vendor' stands twice"),
-    ("duplicate key inside", _put("{value: 132,", "{value: 132, value: 133,"), r"'value' stands twice"),
+    (
+        "disputed source",
+        _put("50 MB, source: whitepaper", "50 MB, source: x"),
+        r"l2\.capacity\.disputed\.source",
+    ),
+    (
+        "memory clock",
+        _put("- {value: 2201 MHz", "- {value: 2201 W"),
+        r"clocks\.memory\[1\]: .*2201 W",
+    ),
+    (
+        "anchor",
+        _put("value: 132,", "value: &sms 132,"),
+        r"line \d+: expected plain values, got 'an anchor or alias'",
+    ),
+    (
+        "alias",
+        _put("value: 132,", "value: *sms ,"),
+        r"line \d+: expected plain values|not valid YAML",
+    ),
+    (
+        "duplicate key",
+        _put("vendor: NVIDIA", "vendor: NVIDIA\nvendor: AMD"),
+        r"'vendor' stands twice",
+    ),
+    (
+        "duplicate key inside",
+        _put("{value: 132,", "{value: 132, value: 133,"),
+        r"'value' stands twice",
+    ),
     ("tab", _put("  boost:", "\tboost:"), r"not valid YAML"),
-    ("tag", _put("value: 132,", "value: !!python/name:os.system ,"), r"line \d+: expected plain values, got .a tag"),
+    (
+        "tag",
+        _put("value: 132,", "value: !!python/name:os.system ,"),
+        r"line \d+: expected plain values, got .a tag",
+    ),
     ("not a mapping", lambda text: "- 1\n- 2\n", r"expected `object`, got `array`"),
     ("empty", lambda text: "", r"expected `object`, got `null`"),
     ("deep", lambda text: "[" * 500 + "]" * 500, r"at most 64 levels"),
     (
         "curve lengths",
-        _put('idle: {unknown: "no', 'idle: {clock: [1 GHz, 2 GHz], value: [80 W], source: nvml, note: "no'),
+        _put(
+            'idle: {unknown: "no',
+            'idle: {clock: [1 GHz, 2 GHz], value: [80 W], source: nvml, note: "no',
+        ),
         r"power\.idle: expected 2 values, one a clock, got 1",
     ),
     (
         "curve unit",
-        _put('idle: {unknown: "no', 'idle: {clock: [1 GHz, 2 V], value: [80 W, 90 W], source: nvml, note: "no'),
+        _put(
+            'idle: {unknown: "no',
+            'idle: {clock: [1 GHz, 2 V], value: [80 W, 90 W], source: nvml, note: "no',
+        ),
         r"power\.idle\.clock\[1\]: expected a quantity in Hz.*2 V",
     ),
     (
@@ -533,7 +704,10 @@ def test_a_broken_file_is_refused_by_name_and_key(edit: Edit, message: str) -> N
 
 
 def test_falling_clocks_in_a_curve_are_refused() -> None:
-    edit = _put('idle: {unknown: "no', 'idle: {clock: [2 GHz, 1 GHz], value: [80 W, 90 W], source: nvml, note: "no')
+    edit = _put(
+        'idle: {unknown: "no',
+        'idle: {clock: [2 GHz, 1 GHz], value: [80 W, 90 W], source: nvml, note: "no',
+    )
     with pytest.raises(BadInput, match="rising clocks"):
         parse_gpu(edit(_bytes("h200").decode()).encode(), "mine", "mine.yaml")
 
@@ -566,7 +740,9 @@ def test_any_text_for_a_number_is_a_quantity_or_an_error_with_its_path(text: str
 def test_a_users_limit_arrives_in_watts(number: int, unit: str) -> None:
     mine = _put("value: 700 W", f"value: {number} {unit}")(_bytes("h200").decode())
     scale = {"W": 1.0, "kW": 1e3, "mW": 1e-3}[unit]
-    assert parse_gpu(mine.encode(), "mine", "mine.yaml").power.limit_w == pytest.approx(number * scale)
+    assert parse_gpu(mine.encode(), "mine", "mine.yaml").power.limit_w == pytest.approx(
+        number * scale
+    )
 
 
 def test_a_users_own_file_loads_under_its_own_name(tmp_path: Path) -> None:
@@ -630,7 +806,9 @@ def _reference_table(folder: str, table: str) -> dict[float, Any]:
     root = Path(os.environ.get("WATTCAST_REFERENCE", beside))
     path = root / "energaizer" / "config" / "dvfs" / folder / f"{table}.json"
     if not path.is_file():
-        pytest.skip("the EnergAIzer artifact is not here; set WATTCAST_REFERENCE to the reference folder")
+        pytest.skip(
+            "the EnergAIzer artifact is not here; set WATTCAST_REFERENCE to the reference folder"
+        )
     return {float(clock) * 1e6: value for clock, value in json.loads(path.read_text()).items()}
 
 

@@ -1,4 +1,6 @@
-"""Kernels of an inference engine: what they read and compute, and how formats and routing change it."""
+"""Kernels of an inference engine: what they read and compute, and how formats and routing change
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_paged_attention_counts_what_masks_and_windows_keep() -> None:
     windowed = PagedAttention(8, 2, 128, ((3, 100, 300),), window=250)
     assert windowed.scores == 3 * sum(min(keys, 250) for keys in range(201, 301))
     assert PagedAttention(8, 2, 128, ((1, 1, 300),), window=64).scores == 64
-    assert PagedAttention(8, 2, 128, ((1, 50, 50),), window=20).scores == sum(min(i, 20) for i in range(1, 51))
+    assert PagedAttention(8, 2, 128, ((1, 50, 50),), window=20).scores == sum(
+        min(i, 20) for i in range(1, 51)
+    )
 
 
 def test_an_fp8_cache_halves_the_bytes_and_multiplies_in_fp8() -> None:
@@ -69,11 +73,15 @@ def test_long_sequences_are_split_over_the_chip_and_many_are_not() -> None:
         2 ** lower(PagedAttention(32, 8, 128, groups, splits=32)).features["log_cut"][0]
         for groups in (((1, 1, 8192),), ((256, 1, 1024),))
     )
-    assert (one, many) == (13, 1), "64 blocks of 128 keys by 8 heads: 5 a part, 1.1 times an even share of 132 SMs"
+    assert (one, many) == (13, 1), (
+        "64 blocks of 128 keys by 8 heads: 5 a part, 1.1 times an even share of 132 SMs"
+    )
 
 
 def test_a_prompt_walks_over_the_blocks_that_its_tiles_see() -> None:
-    """512 tokens by 8 key heads: 16 tiles of 32 tokens see 1 to 4 blocks, 40 in all; the longest ones go first."""
+    """512 tokens by 8 key heads: 16 tiles of 32 tokens see 1 to 4 blocks, 40 in all; the longest
+    ones go first.
+    """
     work = lower(PagedAttention(32, 8, 128, ((1, 512, 512),), splits=32))
     features = work.features
     assert (2 ** features["log_cut"][0], 2 ** features["log_units"][0]) == (1, 128)
@@ -82,7 +90,9 @@ def test_a_prompt_walks_over_the_blocks_that_its_tiles_see() -> None:
 
 
 def test_without_a_limit_the_longest_sequence_decides_how_often_it_is_cut() -> None:
-    """Two tokens of 4 key heads are 4 tiles; 27 parts of each fill 82 % of 132 SMs, within 85 % of the best."""
+    """Two tokens of 4 key heads are 4 tiles; 27 parts of each fill 82 % of 132 SMs, within 85 % of
+    the best.
+    """
     long, filled = (
         2 ** lower(PagedAttention(8, 4, 128, groups)).features["log_cut"][0]
         for groups in (((1, 2, 16384),), ((1, 8192, 8192),))
@@ -93,49 +103,76 @@ def test_without_a_limit_the_longest_sequence_decides_how_often_it_is_cut() -> N
 
 def lower_forecast(gpu: str, *ops: Operator) -> KernelWork:
     chip = load_gpu(gpu)
-    return build_kernels(ops, (USUAL_CONDITION,) * len(ops), chip, forecast_bundle(chip).reference, ()).work
+    return build_kernels(
+        ops, (USUAL_CONDITION,) * len(ops), chip, forecast_bundle(chip).reference, ()
+    ).work
 
 
 def test_a_window_keeps_heads_apart_before_hopper() -> None:
-    """FlashAttention 2 packs heads that share keys without a window alone: an L40S took 16 times its forecast."""
+    """FlashAttention 2 packs heads that share keys without a window alone: an L40S took 16 times
+    its forecast.
+    """
     sizes = (32, 4, 128, ((256, 1, 64),))
     plain, windowed = PagedAttention(*sizes), PagedAttention(*sizes, window=128)
     units = 2 ** lower_forecast("l40s", plain, windowed).features["log_units"]
     assert units.tolist() == pytest.approx([256 * 4, 256 * 32])
-    narrow = 2 ** lower_forecast("l40s", replace(windowed, kv_dtype=Dtype.FP8)).features["log_units"]
+    narrow = (
+        2 ** lower_forecast("l40s", replace(windowed, kv_dtype=Dtype.FP8)).features["log_units"]
+    )
     assert narrow.tolist() == pytest.approx([256 * 4])  # FlashInfer packs them
     hopper = 2 ** lower_forecast("h100-sxm", windowed).features["log_units"]
     assert hopper.tolist() == pytest.approx([256 * 4])
 
 
 def test_sequences_of_one_token_are_cut_as_each_chip_cuts_them() -> None:
-    shared, own = PagedAttention(32, 8, 128, ((1, 1, 65536),)), PagedAttention(8, 8, 128, ((1, 1, 65536),))
-    assert 2 ** lower_forecast("b200", shared, own).features["log_cut"] == pytest.approx([148 // 8] * 2)
+    shared, own = (
+        PagedAttention(32, 8, 128, ((1, 1, 65536),)),
+        PagedAttention(8, 8, 128, ((1, 1, 65536),)),
+    )
+    assert 2 ** lower_forecast("b200", shared, own).features["log_cut"] == pytest.approx(
+        [148 // 8] * 2
+    )
     cut, whole = 2 ** lower_forecast("l40s", shared, own).features["log_cut"]
     assert whole == pytest.approx(1.0)  # FlashAttention 2 cuts where it packs
     assert 2 * 142 * 0.85 <= 8 * cut <= 2 * 142
 
 
 def test_flash_attention_2_counts_the_tiles_of_the_whole_batch() -> None:
-    """8 key heads of 4 sequences are 32 tiles for 216 places of an A100: 6 parts of 16 blocks fill 89 % of them."""
-    few, many = PagedAttention(32, 8, 128, ((4, 1, 2048),)), PagedAttention(32, 8, 128, ((64, 1, 2048),))
+    """8 key heads of 4 sequences are 32 tiles for 216 places of an A100: 6 parts of 16 blocks fill
+    89 % of them.
+    """
+    few, many = (
+        PagedAttention(32, 8, 128, ((4, 1, 2048),)),
+        PagedAttention(32, 8, 128, ((64, 1, 2048),)),
+    )
     work = lower_forecast("a100-sxm-80gb", few, many)
     assert 2 ** work.features["log_cut"] == pytest.approx([6.0, 1.0])
-    assert work.launches.tolist() == [4.0, 3.0], "a kernel, two copies of packed heads, and the sum of parts"
-    assert work.slots.tolist() == [2.0, 2.0], "tiles of 80 KiB, two of which fit 163 KiB of shared memory"
+    assert work.launches.tolist() == [4.0, 3.0], (
+        "a kernel, two copies of packed heads, and the sum of parts"
+    )
+    assert work.slots.tolist() == [2.0, 2.0], (
+        "tiles of 80 KiB, two of which fit 163 KiB of shared memory"
+    )
     assert lower_forecast("l40s", few).slots.tolist() == [1.0]
     one = lower_forecast("a100-sxm-80gb", PagedAttention(32, 8, 128, ((1, 1, 129),)))
     assert one.l2_byte[0] < 2 * 2 * 8 * 130 * 128 * 2, "keys behind the last one are not loaded"
 
 
 def test_blackwell_decodes_with_tiles_of_few_rows() -> None:
-    """TensorRT-LLM's kernels take 8 rows for up to 8 heads that share keys, which FlashAttention 3 pads to 64."""
-    op, wide = PagedAttention(32, 8, 128, ((64, 1, 4096),)), PagedAttention(64, 4, 128, ((64, 1, 4096),))
+    """TensorRT-LLM's kernels take 8 rows for up to 8 heads that share keys, which FlashAttention 3
+    pads to 64.
+    """
+    op, wide = (
+        PagedAttention(32, 8, 128, ((64, 1, 4096),)),
+        PagedAttention(64, 4, 128, ((64, 1, 4096),)),
+    )
     blackwell, hopper = lower_forecast("b200", op, wide), lower_forecast("h100-sxm", op)
     assert blackwell.features["pad_m"].tolist() == [0.5, 1.0]
     assert hopper.features["pad_m"].tolist() == [4 / 64]
     odd = replace(op, head_dim=192, kv_dtype=Dtype.FP8)
-    assert lower_forecast("b200", odd).kernel_family == ("attention.engine.paged.decode.fp8.triton",)
+    assert lower_forecast("b200", odd).kernel_family == (
+        "attention.engine.paged.decode.fp8.triton",
+    )
 
 
 def test_latent_attention_reads_its_cache_once() -> None:
@@ -152,7 +189,9 @@ def test_expected_experts_and_blocks_are_those_of_drawn_routings(routing: str, t
     active, blocks = [], []
     block, _ = expert_tile(op)
     for _ in range(60):
-        score = rng.gumbel(size=(tokens, 64)) - (np.log(1.0 + rng.permutation(64)) if routing == "skewed" else 0.0)
+        score = rng.gumbel(size=(tokens, 64)) - (
+            np.log(1.0 + rng.permutation(64)) if routing == "skewed" else 0.0
+        )
         chosen = np.argsort(-score, axis=1)[:, :6]
         if routing == "same":
             chosen = np.tile(np.arange(6), (tokens, 1))
@@ -164,29 +203,37 @@ def test_expected_experts_and_blocks_are_those_of_drawn_routings(routing: str, t
 
 
 def test_skew_sends_tokens_to_fewer_experts() -> None:
-    even, skewed, same = (FusedExperts(16, 64, 6, 2048, 1408, skew=skew).active for skew in (0.0, 0.5, 1.0))
+    even, skewed, same = (
+        FusedExperts(16, 64, 6, 2048, 1408, skew=skew).active for skew in (0.0, 0.5, 1.0)
+    )
     assert even > skewed > same == 6
 
 
 def test_balanced_routing_gives_every_expert_as_many_tokens() -> None:
     """Drawn at random, 64 picks meet 40 of 64 experts; public tables that balance them time all 64."""
     op = FusedExperts(8, 64, 8, 2048, 1408, routing="balanced")
-    assert (op.active, op.count_blocks(16), FusedExperts(100, 64, 8, 64, 64, routing="balanced").count_blocks(8)) == (
-        *(64.0, 64.0, 128.0),
-    )
+    assert (
+        op.active,
+        op.count_blocks(16),
+        FusedExperts(100, 64, 8, 64, 64, routing="balanced").count_blocks(8),
+    ) == (*(64.0, 64.0, 128.0),)
     assert 30.0 < FusedExperts(8, 64, 8, 2048, 1408, routing="power").active < 40.0
 
 
 def test_visits_to_experts_elsewhere_pass_through_vllms_own_kernels_only() -> None:
     byte = [
-        float(lower(FusedExperts(64, 2, 1, 2048, 1408, kernel=kernel, elsewhere=4032)).between_byte[0])
+        float(
+            lower(FusedExperts(64, 2, 1, 2048, 1408, kernel=kernel, elsewhere=4032)).between_byte[0]
+        )
         for kernel in ("triton", "marlin", "trtllm")
     ]
     assert byte[0] > byte[1] > 10.0 * byte[2]
 
 
 def test_tiles_of_experts_are_chosen_by_the_tokens_of_all_gpus() -> None:
-    """A GPU with two of 128 experts gets 16 of 1024 tokens: its kernels have the tiles of 1024, and Marlin's too."""
+    """A GPU with two of 128 experts gets 16 of 1024 tokens: its kernels have the tiles of 1024, and
+    Marlin's too.
+    """
     alone = FusedExperts(16, 2, 1, 2048, 1408)
     shared = replace(alone, elsewhere=8176, all_tokens=1024, gpus=64)
     assert [expert_tile(op) for op in (alone, shared)] == [(16, 64.0), (128, 128.0)]
@@ -194,22 +241,32 @@ def test_tiles_of_experts_are_chosen_by_the_tokens_of_all_gpus() -> None:
 
 
 def test_older_versions_of_vllm_have_small_tiles() -> None:
-    """On an A100, 160 tokens took 1.4 times as long as 128 with 128 experts: there the tile changed (vLLM 0.14)."""
-    ops = [FusedExperts(tokens, 128, 8, 4096, 1536, kernel=SMALL_TILES) for tokens in (128, 160, 4096)]
+    """On an A100, 160 tokens took 1.4 times as long as 128 with 128 experts: there the tile changed
+    (vLLM 0.14).
+    """
+    ops = [
+        FusedExperts(tokens, 128, 8, 4096, 1536, kernel=SMALL_TILES) for tokens in (128, 160, 4096)
+    ]
     assert [expert_tile(op, op.kernel) for op in ops] == [(16, 32.0), (64, 64.0), (64, 64.0)]
     large = lower(ops[-1], replace(ops[-1], kernel="triton")).l2_byte
-    assert large[0] == pytest.approx(2.0 * large[1], rel=0.1), "tiles half as high and wide load twice as much"
+    assert large[0] == pytest.approx(2.0 * large[1], rel=0.1), (
+        "tiles half as high and wide load twice as much"
+    )
 
 
 def test_tiles_of_zeros_take_their_time() -> None:
-    """Padded blocks of tokens of other GPUs' experts run as well, and return after they stored zeros."""
+    """Padded blocks of tokens of other GPUs' experts run as well, and return after they stored
+    zeros.
+    """
     shared = FusedExperts(128, 2, 1, 2048, 1408, elsewhere=8064, all_tokens=1024, gpus=64)
     work = lower(shared, replace(shared, gpus=1), replace(shared, kernel="trtllm"))
     assert work.steps[0] > 2.0 * work.steps[1] == 2.0 * work.steps[2]
 
 
 def test_tensor_cores_of_blackwell_apply_scales_of_fp4_blocks_themselves() -> None:
-    """Products in nvfp4 once took the steps of Hopper's fp8 blocks, of which each promotes its sums."""
+    """Products in nvfp4 once took the steps of Hopper's fp8 blocks, of which each promotes its
+    sums.
+    """
     gpu = load_gpu("b200")
     op = BlockProduct(4096, 4096, 4096, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
     work = build_kernels((op,), (USUAL_CONDITION,), gpu, reference_chip(gpu), ()).work
@@ -217,7 +274,9 @@ def test_tensor_cores_of_blackwell_apply_scales_of_fp4_blocks_themselves() -> No
 
 
 def test_kernels_of_tensorrt_llm_gate_in_the_first_product() -> None:
-    """Its results pass once, half as wide, and fp8 needs no kernels that look for the largest value of a tensor."""
+    """Its results pass once, half as wide, and fp8 needs no kernels that look for the largest value
+    of a tensor.
+    """
     half = FusedExperts(512, 64, 8, 2048, 1408)
     fp8 = replace(half, dtype=Dtype.FP8, weights="fp8", scales="tensor")
     ops = (half, fp8, replace(fp8, scales="block"))
@@ -228,23 +287,35 @@ def test_kernels_of_tensorrt_llm_gate_in_the_first_product() -> None:
 
 
 def test_an_sm_runs_marlin_no_faster_on_a_larger_chip() -> None:
-    """On public tables an SM of a B200 gets through as many flops and weights a cycle as one of an H200."""
-    few, many = (FusedExperts(m, 64, 8, 4096, 1536, "int4", "group", kernel="marlin") for m in (8, 8192))
+    """On public tables an SM of a B200 gets through as many flops and weights a cycle as one of an
+    H200.
+    """
+    few, many = (
+        FusedExperts(m, 64, 8, 4096, 1536, "int4", "group", kernel="marlin") for m in (8, 8192)
+    )
 
     def cycles(gpu: str, op: FusedExperts) -> float:
         chip = load_gpu(gpu)
         kernels = build_kernels((op,), (USUAL_CONDITION,), chip, reference_chip(chip), ())
         return float(kernels.work.unit_flop[0] / np.asarray(kernels.pipe_per_cycle).ravel()[0])
 
-    assert [cycles("b200", op) for op in (few, many)] == pytest.approx([cycles("h200", op) for op in (few, many)])
-    assert cycles("h200", few) == pytest.approx(few.expert_byte / 56 / 14.0), "56 tiles share an expert"
-    assert cycles("l40s", many) / cycles("h200", many) == pytest.approx(1300.0 / 1024.0), "slower tensor cores"
+    assert [cycles("b200", op) for op in (few, many)] == pytest.approx(
+        [cycles("h200", op) for op in (few, many)]
+    )
+    assert cycles("h200", few) == pytest.approx(few.expert_byte / 56 / 14.0), (
+        "56 tiles share an expert"
+    )
+    assert cycles("l40s", many) / cycles("h200", many) == pytest.approx(1300.0 / 1024.0), (
+        "slower tensor cores"
+    )
 
 
 def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:
     def library(gpu: str, weights: str) -> set[str]:
         chip, op = load_gpu(gpu), FusedExperts(64, 8, 2, 2048, 1408, weights=weights, kernel="")
-        found = build_kernels((op,), (USUAL_CONDITION,), chip, bundle_for(chip).reference, ()).work.features
+        found = build_kernels(
+            (op,), (USUAL_CONDITION,), chip, bundle_for(chip).reference, ()
+        ).work.features
         return {name for name in EXPERT_LIBRARIES if found[name][0]}
 
     chips = (("h200", "bf16"), ("h200", "fp4"), ("l40s", "fp4"), ("b200", "int4"), ("b200", "bf16"))
@@ -252,16 +323,20 @@ def test_experts_run_on_the_library_that_vllm_takes_on_the_chip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "measured_s"), [(1, 54e-6), (16, 172e-6), (64, 183e-6), (256, 328e-6), (2048, 937e-6)]
+    ("tokens", "measured_s"),
+    [(1, 54e-6), (16, 172e-6), (64, 183e-6), (256, 328e-6), (2048, 937e-6)],
 )
 def test_experts_of_gpt_oss_take_as_long_as_in_an_engine(tokens: int, measured_s: float) -> None:
-    """Kernels of a layer of gpt-oss-20b in vLLM 0.25.1 on an H200, summed up; nothing was fitted to them.
+    """Kernels of a layer of gpt-oss-20b in vLLM 0.25.1 on an H200, summed up; nothing was fitted to
+    them.
 
     As tensor work over bytes alone, a token would take 30 us and 64 tokens 130.
     """
     layer = {"tokens": tokens, "experts": 32, "top_k": 4, "hidden": 2880, "intermediate": 2880}
     op = {"op": "engine_experts", "weights": "fp4", "scales": "mx", "kernel": "", **layer}
-    found = wattcast.predict({"name": "layer", "ops": [op]}, "h200", host_launch=0.0, clock="1.98GHz")
+    found = wattcast.predict(
+        {"name": "layer", "ops": [op]}, "h200", host_launch=0.0, clock="1.98GHz"
+    )
     assert found.latency_s == pytest.approx(measured_s, rel=0.22)
 
 
@@ -280,21 +355,31 @@ def test_tiles_of_packed_experts_follow_the_mean_tokens_of_an_expert() -> None:
 
 
 def test_experts_know_for_which_shapes_vllm_has_tuned_tiles() -> None:
-    """Mixtral's have tables in bf16 and fp8, its halves none for blocks of scales; DeepSeek-V2-Lite's have none."""
+    """Mixtral's have tables in bf16 and fp8, its halves none for blocks of scales;
+    DeepSeek-V2-Lite's have none.
+    """
     mixtral, half, lite = (FusedExperts(64, 8, 2, 4096, inner) for inner in (14336, 7168, 1408))
     ops = (mixtral, replace(mixtral, dtype=Dtype.FP8, weights="fp8", scales="tensor"), half)
-    ops += (replace(half, dtype=Dtype.FP8, weights="fp8", scales="block"), replace(lite, experts=64))
+    ops += (
+        replace(half, dtype=Dtype.FP8, weights="fp8", scales="block"),
+        replace(lite, experts=64),
+    )
     assert lower(*ops).features["tuned"].tolist() == [1, 1, 1, 0, 0]
 
 
 def test_narrow_weights_count_their_scales() -> None:
     product = WeightOnlyProduct(1, 4096, 4096, "int4", 128, True)
     assert product.weight_byte == 4096 * 4096 * RECIPES["awq"].bit / 8
-    assert WeightOnlyProduct(1, 256, 256, "fp4", 32).weight_byte == 256 * 256 * RECIPES["mxfp4"].bit / 8
+    assert (
+        WeightOnlyProduct(1, 256, 256, "fp4", 32).weight_byte
+        == 256 * 256 * RECIPES["mxfp4"].bit / 8
+    )
 
 
 def test_a_block_of_machete_takes_eight_steps_and_marlin_several_kernels() -> None:
-    """Grids and names on an H200: 512 x 512 ran without the memset of a split; 1097 rows as 1024, 64 and 9."""
+    """Grids and names on an H200: 512 x 512 ran without the memset of a split; 1097 rows as 1024,
+    64 and 9.
+    """
     short, split = (lower(WeightOnlyProduct(9, 512, k)) for k in (512, 4096))
     assert [float(work.launches[0]) for work in (short, split)] == [1, 2]
     assert [float(work.units[0]) for work in (short, split)] == [4, 32]
@@ -305,18 +390,26 @@ def test_a_block_of_machete_takes_eight_steps_and_marlin_several_kernels() -> No
 
 def test_small_kernels_take_the_blocks_that_an_h200_ran() -> None:
     few, many, token = (
-        lower(EngineRmsNorm(rows, 7168, quant=quant)) for rows, quant in ((64, ""), (1024, ""), (64, "token"))
+        lower(EngineRmsNorm(rows, 7168, quant=quant))
+        for rows, quant in ((64, ""), (1024, ""), (64, "token"))
     )
     blocks_of_an_sm = [float(work.slots[0]) for work in (few, many, token)]
     assert blocks_of_an_sm == [2, 8, 2], "blocks of 896, 256 and 1024 threads"
-    by_rows = [float(lower(EngineRmsNorm(64, dim, quant="token")).unit_flop[0]) for dim in (2048, 4096, 8192)]
+    by_rows = [
+        float(lower(EngineRmsNorm(64, dim, quant="token")).unit_flop[0])
+        for dim in (2048, 4096, 8192)
+    ]
     assert by_rows[0] == by_rows[1] == by_rows[2] / 2, (
         "1024 threads take four values each, whether they have them or not"
     )
-    norms = lower(*(CompiledRows(16, 4096, function=name) for name in ("rms_norm", "add_rms_norm_quant")))
+    norms = lower(
+        *(CompiledRows(16, 4096, function=name) for name in ("rms_norm", "add_rms_norm_quant"))
+    )
     assert [name.split(".")[-1] for name in norms.kernel_family] == ["norm", "norm_quant"]
     groups = lower(*(Quantize(rows, 2304, mode="block") for rows in (112, 113)))
-    assert groups.unit_flop[1] > 3.9 * groups.unit_flop[0], "2034 groups of 128 values fill blocks of two"
+    assert groups.unit_flop[1] > 3.9 * groups.unit_flop[0], (
+        "2034 groups of 128 values fill blocks of two"
+    )
     sorts = lower(*(AlignTokens(rows, 16, experts=16, top_k=2) for rows in (256, 1024)))
     assert sorts.launches.tolist() == [1, 2]
     assert sorts.steps[0] > sorts.steps[1], "a warp sorts 512 choices, 1024 threads 2048"
@@ -348,7 +441,9 @@ def test_every_kind_was_fitted_on_the_h200() -> None:
 @pytest.mark.parametrize("name", [*RECIPES, None])
 def test_a_recipe_keeps_as_many_bytes_as_its_bits_say(name: str | None) -> None:
     wide = compute_footprint("llama3-8b", ModelOptions(stack="engine", phase="decode"))
-    found = compute_footprint("llama3-8b", ModelOptions(stack="engine", phase="decode", quantization=name))
+    found = compute_footprint(
+        "llama3-8b", ModelOptions(stack="engine", phase="decode", quantization=name)
+    )
     linear = 32 * 4096 * (6144 + 4096 + 3 * 14336)
     bit = 16.0 if name is None else RECIPES[name].bit
     assert wide.weight_byte - found.weight_byte == pytest.approx(linear * (16 - bit) / 8, rel=1e-6)

@@ -35,8 +35,11 @@ def sides(op: Operator) -> list[float]:
         (Bmm(48, 512, 512, 64, turned=True), "tn"),
     ],
 )
-def test_a_product_of_activations_is_the_same_in_a_campaign_and_in_a_model(op: Operator, layout: str) -> None:
-    """Whether weights were warm was once asked of products without weights too, and answered yes by every campaign
+def test_a_product_of_activations_is_the_same_in_a_campaign_and_in_a_model(
+    op: Operator, layout: str
+) -> None:
+    """Whether weights were warm was once asked of products without weights too, and answered yes by
+    every campaign
     and no by every model: models met a condition that no row had."""
     spec = spec_from_operator(operator_to_plain(op))
     assert spec is not None
@@ -48,7 +51,9 @@ def test_a_product_of_activations_is_the_same_in_a_campaign_and_in_a_model(op: O
 
 def test_the_gradient_of_a_weight_is_told_from_a_layer_of_its_size() -> None:
     """Like sizes, other operands: one's error once moved the other's prediction by a quarter."""
-    layer, gradient = (lowered(Linear(1024, 1024, 1024, turned=turned)).work for turned in (False, True))
+    layer, gradient = (
+        lowered(Linear(1024, 1024, 1024, turned=turned)).work for turned in (False, True)
+    )
     assert (layer.features["left_turned"][0], gradient.features["left_turned"][0]) == (0.0, 1.0)
     assert gradient.dram_read_byte[0] < layer.dram_read_byte[0]  # both operands stay in L2
 
@@ -64,7 +69,9 @@ def test_the_gradient_of_a_weight_is_told_from_a_layer_of_its_size() -> None:
         (False, "wgrad", [8, 512, 128, 28 * 28]),
     ],
 )
-def test_a_point_convolution_and_its_gradients_are_products(last: bool, direction: str, product: list[int]) -> None:
+def test_a_point_convolution_and_its_gradients_are_products(
+    last: bool, direction: str, product: list[int]
+) -> None:
     op = Conv2d(8, 128, 512, 28, 28, 1, 1, channels_last=last, direction=direction)
     assert lowered(op).work.kernel_family[0].startswith("gemm")
     assert sides(op) == product
@@ -91,7 +98,9 @@ def test_sums_larger_than_the_images_make_it_an_implicit_product() -> None:
     ],
 )
 def test_implicit_products_of_a_strided_convolution(direction: str, product: list[int]) -> None:
-    op = Conv2d(4, 128, 256, 56, 56, 3, 3, stride=2, padding=1, channels_last=True, direction=direction)
+    op = Conv2d(
+        4, 128, 256, 56, 56, 3, 3, stride=2, padding=1, channels_last=True, direction=direction
+    )
     assert sides(op) == product
     assert np.prod(product) * 2 == pytest.approx(op.flop)
 
@@ -105,8 +114,12 @@ def test_implicit_products_of_a_strided_convolution(direction: str, product: lis
         (True, "wgrad", "last.filter"),
     ],
 )
-def test_gradients_of_depthwise_convolutions_have_kernels_of_their_own(last: bool, direction: str, kind: str) -> None:
-    op = Conv2d(8, 96, 96, 28, 28, 3, 3, padding=1, groups=96, channels_last=last, direction=direction)
+def test_gradients_of_depthwise_convolutions_have_kernels_of_their_own(
+    last: bool, direction: str, kind: str
+) -> None:
+    op = Conv2d(
+        8, 96, 96, 28, 28, 3, 3, padding=1, groups=96, channels_last=last, direction=direction
+    )
     assert lowered(op).work.kernel_family == (f"conv2d.depthwise.{kind}",)
 
 

@@ -33,10 +33,15 @@ NVJET = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
 
 @pytest.fixture(scope="module")
 def rows() -> KernelRows:
-    """Products in bf16 and fp16 whose sizes are whole powers of two and the like: a part that is quick to fit."""
+    """Products in bf16 and fp16 whose sizes are whole powers of two and the like: a part that is
+    quick to fit.
+    """
     database = load_kernel_rows("h200")
     kept = database.is_kind("burst") & np.array(
-        [isinstance(op, Linear) and op.dtype.byte == 2 and op.k % 8 == 0 and op.n % 8 == 0 for op in database.ops]
+        [
+            isinstance(op, Linear) and op.dtype.byte == 2 and op.k % 8 == 0 and op.n % 8 == 0
+            for op in database.ops
+        ]
     )
     return database.select_rows(kept)
 
@@ -66,7 +71,10 @@ def reference(rows: KernelRows) -> ReferenceChip:
             ["cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1>(Params)"],
             KernelLabel("turing", 256, 128, False),
         ),
-        (["void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true>"], KernelLabel("vector", 64, 8, False)),
+        (
+            ["void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true>"],
+            KernelLabel("vector", 64, 8, False),
+        ),
         (
             ["void precomputed_convolve_sgemm<__nv_bfloat16, 128, 6, 7, 3, 3, 5, 1, false>(int)"],
             KernelLabel("plain", 128, 64, False),
@@ -88,29 +96,42 @@ def test_no_product_has_no_label() -> None:
     assert find_label(["void at::native::vectorized_elementwise_kernel<4, x>(int)"]) is None
 
 
-def test_the_choice_finds_kernels_of_shapes_it_has_not_seen(rows: KernelRows, reference: ReferenceChip) -> None:
-    """Half of the rows fit it, the other half test it; the fastest tile of the scaffold agrees in about 30 %."""
+def test_the_choice_finds_kernels_of_shapes_it_has_not_seen(
+    rows: KernelRows, reference: ReferenceChip
+) -> None:
+    """Half of the rows fit it, the other half test it; the fastest tile of the scaffold agrees in
+    about 30 %.
+    """
     half = np.arange(len(rows)) % 2 == 1
-    ran, took = find_labels_run(rows.select_rows(half)), choose_labels(rows.select_rows(half), reference)
+    ran, took = (
+        find_labels_run(rows.select_rows(half)),
+        choose_labels(rows.select_rows(half), reference),
+    )
     exact = np.mean([a == b for a, b in zip(ran, took, strict=True) if a is not None])
     assert exact > 0.4
 
 
 def test_parts_of_k_are_those_of_the_products_own_grid() -> None:
-    """Blocks of layout kernels were once taken for the product's: convolutions that never split K were said to, and
+    """Blocks of layout kernels were once taken for the product's: convolutions that never split K
+    were said to, and
     products split without a kernel that adds up were said not to."""
     database = load_kernel_rows("h200")
     named = np.array([bool(names) for names in database.names]) & database.is_kind("burst")
     of = database.select_rows(named & np.isin(database.family, ("gemm", "conv2d")))
     parts, labels = np.array(count_k_parts(of)), find_labels_run(of)
     turned = np.array([any("nchwToNhwc" in name for name in names) for names in of.names])
-    known = turned & np.array([label is not None and label.kind in ("ampere", "simt") for label in labels])
+    known = turned & np.array(
+        [label is not None and label.kind in ("ampere", "simt") for label in labels]
+    )
     assert known.sum() > 30
     assert (parts[known] == 1).mean() > 0.7
     apart = [
         i
         for i, (label, names) in enumerate(zip(labels, of.names, strict=True))
-        if label is not None and label.split and parts[i] > 1 and not any("reduce" in n.lower() for n in names)
+        if label is not None
+        and label.split
+        and parts[i] > 1
+        and not any("reduce" in n.lower() for n in names)
     ]
     assert len(apart) > 10
 
@@ -142,7 +163,9 @@ def test_a_batch_of_products_is_chosen_as_its_members(reference: ReferenceChip) 
 
 
 def test_products_of_a_long_list_are_chosen_as_those_of_a_short_one() -> None:
-    """Every 64 products copied the columns of all: a million took 2 TB of copies, and some formats 8 GB at once."""
+    """Every 64 products copied the columns of all: a million took 2 TB of copies, and some formats
+    8 GB at once.
+    """
     learned = bundle_for(GPU).learned
     assert learned is not None
     choice = learned.reference.choice
@@ -160,7 +183,9 @@ def test_products_of_a_long_list_are_chosen_as_those_of_a_short_one() -> None:
 
 
 def test_without_a_choice_the_fastest_tile_is_taken() -> None:
-    kernels = build_kernels((Linear(8192, 8192, 8192),), (RunCondition(),), GPU, reference_chip(GPU), ())
+    kernels = build_kernels(
+        (Linear(8192, 8192, 8192),), (RunCondition(),), GPU, reference_chip(GPU), ()
+    )
     assert kernels.work.kernel_family == ("gemm.tensor",)
     assert kernels.work.features["tile_n"][0] * kernels.work.features["tile_m"][0] >= 128 * 128
 
@@ -189,7 +214,9 @@ def test_a_kind_that_is_not_known_is_named(reference: ReferenceChip) -> None:
 
 
 def test_scores_are_weights_times_what_candidates_would_do() -> None:
-    """Scores are added up in another order than while fitting, and leave out what all candidates of a row share."""
+    """Scores are added up in another order than while fitting, and leave out what all candidates of
+    a row share.
+    """
     reference = bundle_for(GPU).reference
     rng = np.random.default_rng(5)
     sizes = tuple(2.0 ** rng.integers(0, 13, 9) for _ in range(4))
@@ -197,6 +224,9 @@ def test_scores_are_weights_times_what_candidates_would_do() -> None:
         shape = rng.normal(size=(9, len(chooser.names)))
         of = chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split
         own = chooser.own[:, 0] + ((shape - chooser.mean) / chooser.spread) @ chooser.own[:, 1:].T
-        plain = np.moveaxis(candidate_terms(*sizes, *of, reference.sm_count), 0, -1) @ chooser.weight + own
+        plain = (
+            np.moveaxis(candidate_terms(*sizes, *of, reference.sm_count), 0, -1) @ chooser.weight
+            + own
+        )
         score = chooser.score(*sizes, shape, reference.sm_count)
         assert_allclose(score - score[:, :1], plain - plain[:, :1], rtol=1e-12, atol=1e-12)

@@ -1,4 +1,6 @@
-"""Kernel names as the libraries write them -> tile parameters; real names from profiles, expectations by hand."""
+"""Kernel names as the libraries write them -> tile parameters; real names from profiles,
+expectations by hand.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ KNOWN: dict[str, dict[str, object]] = {
         "tile_m": 128,
         "tile_n": 128,
     },
-    "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_f2f_stages_64x5_tn": {"tile_m": 64, "tile_n": 64},
+    "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_f2f_stages_64x5_tn": {
+        "tile_m": 64,
+        "tile_n": 64,
+    },
     "ampere_sgemm_128x64_tn": {
         "tile_m": 128,
         "tile_n": 64,
@@ -130,9 +135,13 @@ KNOWN: dict[str, dict[str, object]] = {
         "family": "elementwise"
     },
     "void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float, float, float, "
-    "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 2ul> >(int)": {"family": "elementwise"},
+    "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 2ul> >(int)": {
+        "family": "elementwise"
+    },
     "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::launch_clamp_scalar("
-    "at::TensorIteratorBase&, c10::Scalar)::{lambda(c10::BFloat16)#1}, x>(int)": {"family": "elementwise"},
+    "at::TensorIteratorBase&, c10::Scalar)::{lambda(c10::BFloat16)#1}, x>(int)": {
+        "family": "elementwise"
+    },
     "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
     "::{lambda()#3}::operator()() const::{lambda(float)#1}, std::array<char*, 2ul>, 4, x>(int)": {
         "family": "elementwise",
@@ -147,7 +156,9 @@ KNOWN: dict[str, dict[str, object]] = {
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy_vectorized<x, unsigned int, 2, 128, 1, 16, 8>": {
         "family": "cat"
     },
-    "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long)": {"family": "gather"},
+    "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long)": {
+        "family": "gather"
+    },
     "Memcpy DtoD (Device -> Device)": {"family": "copy", "library": "cuda"},
 }
 
@@ -166,7 +177,13 @@ def test_an_unknown_name_is_returned_with_nothing_guessed() -> None:
 
 
 def test_hostile_names_do_no_harm() -> None:
-    for name in ("", "x" * 100_000, "nvjet_" * 5_000, "a" * 50 + "\x00\n", "cutlass_80_tensorop_" + "_a" * 20_000):
+    for name in (
+        "",
+        "x" * 100_000,
+        "nvjet_" * 5_000,
+        "a" * 50 + "\x00\n",
+        "cutlass_80_tensorop_" + "_a" * 20_000,
+    ):
         assert parse_kernel_name(name).name == name
 
 
@@ -182,7 +199,10 @@ def test_nearly_every_kernel_of_the_h200_database_is_known() -> None:
     assert len(names) > 2500
     assert sum(parse_kernel_name(name).family != "other" for name in names) / len(names) >= 0.995
     products = [
-        parse_kernel_name(n) for row in rows if row["family"] in ("linear", "bmm") for n in row["kernel_names"]
+        parse_kernel_name(n)
+        for row in rows
+        if row["family"] in ("linear", "bmm")
+        for n in row["kernel_names"]
     ]
     tiled = [kernel.tiled for kernel in products if kernel.family == "gemm"]
     assert sum(tiled) / len(tiled) >= 0.97

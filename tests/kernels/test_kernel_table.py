@@ -1,4 +1,6 @@
-"""Columns of many operators at once: what is looked up, folded or left out for speed changes nothing."""
+"""Columns of many operators at once: what is looked up, folded or left out for speed changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,9 @@ def test_nothing_told_is_what_usual_conditions_say() -> None:
     """Conditions of a whole workload are not read: one that is not usual makes all of them be."""
     usual, read = (
         ConditionColumns.from_conditions((USUAL_CONDITION,) * 4),
-        ConditionColumns.from_conditions((*(USUAL_CONDITION,) * 4, RunCondition(rotated="all"))).select_rows(
-            np.arange(4)
-        ),
+        ConditionColumns.from_conditions(
+            (*(USUAL_CONDITION,) * 4, RunCondition(rotated="all"))
+        ).select_rows(np.arange(4)),
     )
     assert usual.usual
     assert not read.usual
@@ -92,13 +94,19 @@ def test_columns_of_mixed_families_are_those_of_each_operator() -> None:
 
 
 def test_a_workload_of_collectives_alone_has_no_family() -> None:
-    work = build_kernels((Collective("all_reduce", 800, 8),), (USUAL_CONDITION,), GPU, REFERENCE, ()).work
-    assert (work.launches.tolist(), work.slots.tolist()) == ([0.0], [1.0])  # the law of links has its launch
+    work = build_kernels(
+        (Collective("all_reduce", 800, 8),), (USUAL_CONDITION,), GPU, REFERENCE, ()
+    ).work
+    assert (work.launches.tolist(), work.slots.tolist()) == (
+        [0.0],
+        [1.0],
+    )  # the law of links has its launch
     assert work.features["is collective"].tolist() == [1.0]
 
 
 def test_what_is_put_behind_a_small_cache_is_spread_over_all_sms() -> None:
-    """Its grid says nothing of cycles: they stay those of a concatenation, whose blocks are many however small it is,
+    """Its grid says nothing of cycles: they stay those of a concatenation, whose blocks are many
+    however small it is,
     and not those of a block for 1,024 elements."""
     op = Elementwise("cat", 4096, layout=Layout.STRIDED, rows=16, run=8)
     kernels = build_kernels((op,), (USUAL_CONDITION,), GPU, REFERENCE, ())
@@ -111,6 +119,8 @@ def test_what_is_put_behind_a_small_cache_is_spread_over_all_sms() -> None:
 
 def test_constants_of_a_tile_are_finite_for_every_kind() -> None:
     kind = np.arange(len(KERNEL_KINDS))
-    found = tile_constants(kind, np.full(len(KERNEL_KINDS), 128.0), np.full(len(KERNEL_KINDS), 64.0))
+    found = tile_constants(
+        kind, np.full(len(KERNEL_KINDS), 128.0), np.full(len(KERNEL_KINDS), 64.0)
+    )
     assert np.isfinite(found).all()
     assert (found[4] >= 1.0).all()  # tiles on an SM

@@ -74,9 +74,18 @@ def test_large_products_waste_little_on_padding() -> None:
         (Elementwise("cast", 1 << 20, out_dtype=Dtype.FP32), "elementwise.unrolled"),
         (Elementwise("gelu", 1 << 20), "elementwise.vector"),
         (Elementwise("cat", 1 << 20), "elementwise.vector.cat"),
-        (Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=64), "elementwise.cat.append"),
-        (Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=1 << 13), "elementwise.cat"),
-        (Elementwise("sum", 1 << 20, layout=Layout.TRANSPOSED, write=1 << 11), "elementwise.reduce.columns"),
+        (
+            Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=64),
+            "elementwise.cat.append",
+        ),
+        (
+            Elementwise("cat", 1 << 20, layout=Layout.STRIDED, rows=64, run=1 << 13),
+            "elementwise.cat",
+        ),
+        (
+            Elementwise("sum", 1 << 20, layout=Layout.TRANSPOSED, write=1 << 11),
+            "elementwise.reduce.columns",
+        ),
         (Elementwise("batchnorm", 1 << 20, rows=64, run=1024), "elementwise.batchnorm"),
         (Elementwise("adamw", 1 << 20), "elementwise.optimizer"),
         (Elementwise("dropout", 1 << 20), "elementwise.vector.dropout"),
@@ -105,7 +114,12 @@ def test_a_depthwise_convolution_runs_on_cuda_cores() -> None:
 
 
 def test_a_batch_of_operators_equals_its_members() -> None:
-    ops = (Linear(100, 1000, 768), Bmm(7, 33, 65, 129), Softmax(512, 3000), Attention(2, 8, 2, 256, 256, 64))
+    ops = (
+        Linear(100, 1000, 768),
+        Bmm(7, 33, 65, 129),
+        Softmax(512, 3000),
+        Attention(2, 8, 2, 256, 256, 64),
+    )
     together = lowered(*ops).work
     for i, op in enumerate(ops):
         alone = lowered(op).work
@@ -130,24 +144,33 @@ def test_a_plain_transpose_moves_more_through_l2_than_one_of_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "blocks"), [(512, 16384, 512), (8192, 64, 512), (64, 3072, 4), (8, 8192, 8), (14, 15858, 14)]
+    ("rows", "columns", "blocks"),
+    [(512, 16384, 512), (8192, 64, 512), (64, 3072, 4), (8, 8192, 8), (14, 15858, 14)],
 )
-def test_a_reduction_launches_the_blocks_that_were_seen(rows: int, columns: int, blocks: int) -> None:
+def test_a_reduction_launches_the_blocks_that_were_seen(
+    rows: int, columns: int, blocks: int
+) -> None:
     """Grids of PyTorch's reduction in the H200 database."""
     op = Elementwise("mean", rows * columns, read=2 * rows * columns, write=2 * rows)
     assert lowered(op).work.units[0] == blocks
 
 
 def test_a_sum_of_one_long_row_is_cut_among_all_sms() -> None:
-    """A sum over 25 million elements was predicted to take 2.3 ms, in one block; its rows alone would take 45 us."""
-    whole = lowered(Elementwise("sum", 25_000_000, dtype=Dtype.FP32, read=100_000_000, write=4)).work
+    """A sum over 25 million elements was predicted to take 2.3 ms, in one block; its rows alone
+    would take 45 us.
+    """
+    whole = lowered(
+        Elementwise("sum", 25_000_000, dtype=Dtype.FP32, read=100_000_000, write=4)
+    ).work
     assert (whole.units[0], whole.launches[0]) == (4 * 132, 2)
     short = lowered(Elementwise("sum", 130_000, dtype=Dtype.FP32, read=520_000, write=4)).work
     assert (short.units[0], short.launches[0]) == (1, 1)
 
 
 def test_an_image_is_turned_in_blocks_of_32() -> None:
-    """An image of 7 by 7 pixels costs a layout kernel as much as one of 64; layout kernels start fast."""
+    """An image of 7 by 7 pixels costs a layout kernel as much as one of 64; layout kernels start
+    fast.
+    """
     small = lowered(Conv2d(8, 64, 64, 7, 7, 3, 3, padding=1)).work
     last = lowered(Conv2d(8, 64, 64, 7, 7, 3, 3, padding=1, channels_last=True)).work
     images, filters = 2 * 8 * 64 * 64, 64 * 32 * 64
@@ -163,12 +186,16 @@ def test_strides_beyond_the_filter_leave_pixels_unread() -> None:
     whole = Conv2d(256, 256, 512, 56, 56, 1, 1, channels_last=True)
     sparse = Conv2d(256, 256, 512, 56, 56, 1, 1, stride=2, channels_last=True)
     image = 2 * 256 * 256 * 56 * 56
-    assert lowered(sparse).work.dram_read_byte[0] == pytest.approx(image / 4 + 2 * 256 * 512, rel=1e-3)
+    assert lowered(sparse).work.dram_read_byte[0] == pytest.approx(
+        image / 4 + 2 * 256 * 512, rel=1e-3
+    )
     assert lowered(whole).work.dram_read_byte[0] > image
 
 
 def test_images_of_odd_size_and_many_channels_are_turned() -> None:
-    """cuDNN does not read 7 by 7 images an element at a time where channels are many; of one image it does."""
+    """cuDNN does not read 7 by 7 images an element at a time where channels are many; of one image
+    it does.
+    """
     assert lowered(Conv2d(32, 2048, 512, 7, 7, 1, 1)).work.turn_element[0] > 0
     assert lowered(Conv2d(1, 2048, 512, 7, 7, 1, 1)).work.turn_element[0] == 0.0
     assert lowered(Conv2d(32, 1024, 256, 14, 14, 1, 1)).work.turn_element[0] == 0.0
@@ -190,10 +217,18 @@ def test_a_kernel_on_cuda_cores_takes_as_long_whatever_the_format() -> None:
 @pytest.mark.parametrize(
     ("op", "kind"),
     [
-        (Conv2d(24, 96, 96, 152, 152, 1, 1, stride=2, groups=96, channels_last=True), "last.direct"),
+        (
+            Conv2d(24, 96, 96, 152, 152, 1, 1, stride=2, groups=96, channels_last=True),
+            "last.direct",
+        ),
         (Conv2d(256, 56, 56, 51, 51, 1, 1, groups=56, channels_last=True), "last.special"),
         (Conv2d(4, 99, 99, 89, 89, 1, 1, groups=99, channels_last=True), "last.plain"),
-        (Conv2d(8, 96, 96, 56, 56, 3, 3, padding=1, groups=96, channels_last=True, dtype=Dtype.TF32), "last.wide"),
+        (
+            Conv2d(
+                8, 96, 96, 56, 56, 3, 3, padding=1, groups=96, channels_last=True, dtype=Dtype.TF32
+            ),
+            "last.wide",
+        ),
     ],
 )
 def test_depthwise_kernels_as_names_in_the_database_have_them(op: Conv2d, kind: str) -> None:
@@ -208,7 +243,8 @@ def test_a_profiler_finds_operands_in_device_memory_and_results_in_l2() -> None:
 
 
 def test_a_pool_that_writes_more_than_it_counts_is_finite() -> None:
-    """A pool's ``n`` counts what it reads once; its result and indices may be larger. Rows longer than the operand
+    """A pool's ``n`` counts what it reads once; its result and indices may be larger. Rows longer
+    than the operand
     once had no alignment, and a prediction of ResNet-50 was not a number."""
     work = lowered(Elementwise("pool", 1000, read=2000, write=8000)).work
     assert np.isfinite([values[0] for values in work.features.values()]).all()
@@ -271,7 +307,9 @@ def test_many_operators_of_a_form_are_counted_as_one_by_one() -> None:
         )
     ]
     ops = tuple(dict.fromkeys(mixed))
-    assert {op.kind for op in ops} == {kind for kind, cls in registered_operators().items() if cls.stacks}
+    assert {op.kind for op in ops} == {
+        kind for kind, cls in registered_operators().items() if cls.stacks
+    }
     together = lowered(*ops)
     for i in range(0, len(ops), 17):
         alone = lowered(ops[i])
@@ -280,15 +318,21 @@ def test_many_operators_of_a_form_are_counted_as_one_by_one() -> None:
         assert together.family[i] == alone.family[0]
         assert together.work.kernel_family[i] == alone.work.kernel_family[0]
         for name in WORK_COLUMNS:
-            assert getattr(together.work, name)[i] == pytest.approx(getattr(alone.work, name)[0], rel=1e-12)
+            assert getattr(together.work, name)[i] == pytest.approx(
+                getattr(alone.work, name)[0], rel=1e-12
+            )
         for name, values in alone.work.features.items():
             assert together.work.features[name][i] == pytest.approx(values[0], rel=1e-12, abs=1e-12)
 
 
 def test_products_before_hopper_run_in_large_tiles() -> None:
-    """192 tiles of 256 x 128 for the 108 SMs of an A100; with 128 x 128 the work would be cut as well."""
+    """192 tiles of 256 x 128 for the 108 SMs of an A100; with 128 x 128 the work would be cut as
+    well.
+    """
     op = Linear(1024, 6144, 2048, dtype=Dtype.BF16)
     chip = load_gpu("a100-sxm-80gb")
     work = build_kernels((op,), (RunCondition(),), chip, forecast_bundle(chip).reference, ()).work
     assert work.features["tile_n"][0] * work.features["tile_m"][0] == 256 * 128
-    assert work.unit_flop[0] * work.units[0] == pytest.approx(op.flop), "a larger tile is no faster than 128 x 128"
+    assert work.unit_flop[0] * work.units[0] == pytest.approx(op.flop), (
+        "a larger tile is no faster than 128 x 128"
+    )

@@ -1,4 +1,6 @@
-"""A new operator is one file: a made-up one is added in one place, predicted from JSON and measured."""
+"""A new operator is one file: a made-up one is added in one place, predicted from JSON and
+measured.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def add_group_norm() -> type[Operator]:
 
     @register_operator("groupnorm", family="layernorm")
     class GroupNorm(Operator):
-        """Normalises groups of channels of images, each group of an image by its own mean and variance."""
+        """Normalises groups of channels of images, each group of an image by its own mean and
+        variance.
+        """
 
         images: int
         channels: int
@@ -55,15 +59,24 @@ def add_group_norm() -> type[Operator]:
         ops: Sequence[Any], told: ConditionColumns, rate: Array, reference: ReferenceChip
     ) -> FamilyColumns:
         """Count it as a layer norm whose rows are the groups."""
-        rows = [LayerNorm(op.images * op.groups, op.channels * op.pixels // op.groups, dtype=op.dtype) for op in ops]
+        rows = [
+            LayerNorm(op.images * op.groups, op.channels * op.pixels // op.groups, dtype=op.dtype)
+            for op in ops
+        ]
         return row_reduction_work(rows, told, rate, reference)
 
-    def call_group_norm(torch: Any, take: Callable[..., Any], operator: Mapping[str, Any]) -> Callable[[], Any]:
-        image = take(operator["dtype"], operator["images"], operator["channels"], operator["pixels"])
+    def call_group_norm(
+        torch: Any, take: Callable[..., Any], operator: Mapping[str, Any]
+    ) -> Callable[[], Any]:
+        image = take(
+            operator["dtype"], operator["images"], operator["channels"], operator["pixels"]
+        )
         weight, bias = (take(operator["dtype"], operator["channels"]) for _ in range(2))
         return lambda: torch.nn.functional.group_norm(image, operator["groups"], weight, bias)
 
-    register_kernels(GroupNorm, mapping=KernelMapping(group_norm_work), measured_call=call_group_norm)
+    register_kernels(
+        GroupNorm, mapping=KernelMapping(group_norm_work), measured_call=call_group_norm
+    )
     return GroupNorm
 
 
@@ -71,12 +84,26 @@ def add_group_norm() -> type[Operator]:
 def group_norm() -> Iterator[type[Operator]]:
     cls = add_group_norm()
     yield cls
-    del operator_base._REGISTRY["groupnorm"], families._MAPPINGS[cls], measured_rows._BUILDERS["groupnorm"]
+    del (
+        operator_base._REGISTRY["groupnorm"],
+        families._MAPPINGS[cls],
+        measured_rows._BUILDERS["groupnorm"],
+    )
     shipped_bundle.cache_clear()  # the bundle knows the operator by now, and no other process can
 
 
-ENTRY = {"op": "groupnorm", "images": 8, "channels": 320, "groups": 32, "pixels": 4096, "dtype": "fp16"}
-WORKLOAD = {"name": "made up", "ops": [{"op": "linear", "m": 4096, "n": 320, "k": 320, "dtype": "fp16"}, ENTRY]}
+ENTRY = {
+    "op": "groupnorm",
+    "images": 8,
+    "channels": 320,
+    "groups": 32,
+    "pixels": 4096,
+    "dtype": "fp16",
+}
+WORKLOAD = {
+    "name": "made up",
+    "ops": [{"op": "linear", "m": 4096, "n": 320, "k": 320, "dtype": "fp16"}, ENTRY],
+}
 
 
 def test_it_is_predicted_from_json(group_norm: type[Operator], tmp_path: Path) -> None:
@@ -85,8 +112,12 @@ def test_it_is_predicted_from_json(group_norm: type[Operator], tmp_path: Path) -
     found = wattcast.predict(str(path), "h200")
     (own,) = [share for share in found.ops if share.op.name == "groupnorm"]
     assert isinstance(own.op, group_norm)
-    like = wattcast.predict(Graph.from_operators("like", [LayerNorm(256, 40960, dtype=own.op.dtype)]), "h200")
-    assert float(own.latency_s) == pytest.approx(float(like.ops[0].latency_s), rel=0.3)  # in a model, not alone
+    like = wattcast.predict(
+        Graph.from_operators("like", [LayerNorm(256, 40960, dtype=own.op.dtype)]), "h200"
+    )
+    assert float(own.latency_s) == pytest.approx(
+        float(like.ops[0].latency_s), rel=0.3
+    )  # in a model, not alone
     assert not found.support.inside  # nobody has measured this form
     assert "groupnorm" in found.support.reason
 
@@ -104,7 +135,9 @@ def test_it_is_measured(group_norm: type[Operator]) -> None:
 
     spec = spec_from_operator({**ENTRY, "images": 2, "pixels": 16, "dtype": "fp32"})
     assert spec is not None
-    operands = OperandPools(torch, "cpu", {"bf16": 2**16, "fp16": 2**16, "fp32": 2**20, "fp8": 2**12})
+    operands = OperandPools(
+        torch, "cpu", {"bf16": 2**16, "fp16": 2**16, "fp32": 2**20, "fp8": 2**12}
+    )
     operands.fill("random")
     call = build_call(CallBuilder(torch, operands, l2_byte=1e5), spec)
     assert call.run(0).shape == (2, 320, 16)

@@ -1,4 +1,6 @@
-"""Grids of batch norm, pools, caches, the optimiser, softmax and attention, against kernels an H200 ran."""
+"""Grids of batch norm, pools, caches, the optimiser, softmax and attention, against kernels an H200
+ran.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator, load_functions
-from wattcast.workload.operator_types import Attention, Elementwise, Layout, RmsNorm, RowReduction, Softmax
+from wattcast.workload.operator_types import (
+    Attention,
+    Elementwise,
+    Layout,
+    RmsNorm,
+    RowReduction,
+    Softmax,
+)
 
 SMS = 132.0
 
@@ -39,18 +48,31 @@ def predict_us(op: Operator) -> float:
     bundle = bundle_for(gpu)
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     many = Graph("many", (Block((op,), 200),))
-    return 1e6 / 200 * float(predict_graph(many, gpu, OperatingPoint(1.98e9, 1e9), bundle).latency_s)
+    return (
+        1e6 / 200 * float(predict_graph(many, gpu, OperatingPoint(1.98e9, 1e9), bundle).latency_s)
+    )
 
 
-def _norm(function: str, pictures: int, channels: int, pixels: int, dtype: Dtype = Dtype.BF16) -> Elementwise:
-    return Elementwise(function, pictures * channels * pixels, dtype=dtype, rows=channels, run=pixels)
+def _norm(
+    function: str, pictures: int, channels: int, pixels: int, dtype: Dtype = Dtype.BF16
+) -> Elementwise:
+    return Elementwise(
+        function, pictures * channels * pixels, dtype=dtype, rows=channels, run=pixels
+    )
 
 
 @pytest.mark.parametrize(
     ("pictures", "channels", "pixels", "blocks"),
-    [(4, 2048, 49, 2048 * 4), (16, 192, 784, 192 * 16), (64, 256, 3136, 256 * 64), (256, 144, 3136, 144 * 256)],
+    [
+        (4, 2048, 49, 2048 * 4),
+        (16, 192, 784, 192 * 16),
+        (64, 256, 3136, 256 * 64),
+        (256, 144, 3136, 144 * 256),
+    ],
 )
-def test_batch_norm_is_a_block_a_channel_and_picture(pictures: int, channels: int, pixels: int, blocks: int) -> None:
+def test_batch_norm_is_a_block_a_channel_and_picture(
+    pictures: int, channels: int, pixels: int, blocks: int
+) -> None:
     grid = batch_norm(_norm("batchnorm", pictures, channels, pixels), SMS, 0.0)
     assert grid is not None
     assert (grid.units, grid.launches) == (blocks, 3.0)
@@ -59,8 +81,12 @@ def test_batch_norm_is_a_block_a_channel_and_picture(pictures: int, channels: in
     assert alone.launches == 1.0  # cuDNN's
 
 
-@pytest.mark.parametrize(("n", "channels", "pixels", "blocks"), [(102760448, 512, 784, 2048), (802816, 512, 49, 112)])
-def test_channels_last_batch_norm_has_128_parts_at_most(n: int, channels: int, pixels: int, blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "channels", "pixels", "blocks"), [(102760448, 512, 784, 2048), (802816, 512, 49, 112)]
+)
+def test_channels_last_batch_norm_has_128_parts_at_most(
+    n: int, channels: int, pixels: int, blocks: int
+) -> None:
     op = Elementwise("batchnorm", n, layout=Layout.TRANSPOSED, rows=channels, run=pixels)
     grid = batch_norm(op, SMS, 0.0)
     assert grid is not None
@@ -68,7 +94,9 @@ def test_channels_last_batch_norm_has_128_parts_at_most(n: int, channels: int, p
 
 
 def test_statistics_of_few_channels_leave_the_chip_idle() -> None:
-    """As many values in an eighth of the channels: an eighth of the blocks, each eight times as long."""
+    """As many values in an eighth of the channels: an eighth of the blocks, each eight times as
+    long.
+    """
     few, many = (
         batch_norm(_norm("batchnorm_grad", 16, channels, pixels), SMS, 0.0)
         for channels, pixels in ((32, 16384), (256, 2048))
@@ -96,10 +124,13 @@ def _grid(op: Elementwise) -> LaunchGrid:
 
 def test_a_pool_costs_by_its_results_and_its_gradient_by_its_planes() -> None:
     half, double = (
-        _grid(Elementwise("pool", n, write=n // 4 * 10, rows=n // 3136)) for n in (25690112, 2 * 25690112)
+        _grid(Elementwise("pool", n, write=n // 4 * 10, rows=n // 3136))
+        for n in (25690112, 2 * 25690112)
     )
     assert double.sm_cycle == pytest.approx(2 * half.sm_cycle)
-    few, many = (_grid(Elementwise("pool_grad", planes * 196, rows=planes)) for planes in (32768, 65536))
+    few, many = (
+        _grid(Elementwise("pool_grad", planes * 196, rows=planes)) for planes in (32768, 65536)
+    )
     assert few.launches == 2
     assert few.units == 32768
     assert many.units == 65535
@@ -107,9 +138,12 @@ def test_a_pool_costs_by_its_results_and_its_gradient_by_its_planes() -> None:
 
 
 def test_a_list_of_parameters_is_cut_into_chunks_of_one_tensor() -> None:
-    """Grids of 16 tensors on an H200: 16 blocks of 31,603 parameters, 256 in one kernel, 688 in three."""
+    """Grids of 16 tensors on an H200: 16 blocks of 31,603 parameters, 256 in one kernel, 688 in
+    three.
+    """
     assert [
-        (_grid(Elementwise("adamw", n)).units, _grid(Elementwise("adamw", n)).launches) for n in (505650, 16632367)
+        (_grid(Elementwise("adamw", n)).units, _grid(Elementwise("adamw", n)).launches)
+        for n in (505650, 16632367)
     ] == [
         (16, 1),
         (256, 1),
@@ -117,12 +151,16 @@ def test_a_list_of_parameters_is_cut_into_chunks_of_one_tensor() -> None:
     large = _grid(Elementwise("adamw", 44107262))
     assert (large.units, large.launches) == (688, 3)
     even, odd = _grid(Elementwise("adamw", 1 << 24)), _grid(Elementwise("adamw", (1 << 24) + 16))
-    assert odd.sm_cycle == pytest.approx(2 * even.sm_cycle, rel=1e-3)  # four do not divide 2**20 + 1
+    assert odd.sm_cycle == pytest.approx(
+        2 * even.sm_cycle, rel=1e-3
+    )  # four do not divide 2**20 + 1
 
 
 def test_the_gradient_of_a_table_is_sorted_beyond_some_rows() -> None:
     few, many = (
-        Elementwise("scatter_add", rows * 1024, read=4 * rows * 1024 + 8 * rows, write=2 * rows * 1024)
+        Elementwise(
+            "scatter_add", rows * 1024, read=4 * rows * 1024 + 8 * rows, write=2 * rows * 1024
+        )
         for rows in (256, 8192)
     )
     assert (special_kernel(few), special_kernel(many)) == ("scatter", "scatter.sorted")
@@ -141,12 +179,19 @@ def test_a_cache_of_one_batch_measured_as_strided_is_copied_whole() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "heads", "tokens", "dim", "measured_us"),
-    [(8, 12, 512, 64, 22.4), (4, 32, 512, 64, 28.9), (1, 12, 4096, 64, 22.3), (8, 8, 1024, 128, 54.4)],
+    [
+        (8, 12, 512, 64, 22.4),
+        (4, 32, 512, 64, 28.9),
+        (1, 12, 4096, 64, 22.3),
+        (8, 8, 1024, 128, 54.4),
+    ],
 )
 def test_a_prompts_cache_is_copied_an_element_at_a_time(
     batch: int, heads: int, tokens: int, dim: int, measured_us: float
 ) -> None:
-    """Hugging Face puts keys behind an empty tensor; times of ``torch.cat`` on an H200, whole or turned alike."""
+    """Hugging Face puts keys behind an empty tensor; times of ``torch.cat`` on an H200, whole or
+    turned alike.
+    """
     rows, run = batch * heads, tokens * dim
     op = Elementwise("cat", rows * run, layout=Layout.STRIDED, rows=rows, run=run)
     assert predict_us(op) == pytest.approx(measured_us, rel=0.1)
@@ -165,9 +210,13 @@ def test_masked_scores_take_the_slow_way_through_a_division(
     rows: int, dim: int, dtype: Dtype, measured: tuple[float, float]
 ) -> None:
     """Times of ``torch.softmax`` on an H200, without and with a causal mask."""
-    predicted = [predict_us(Softmax(rows, dim, dtype=dtype, masked=masked)) for masked in (0.0, 0.5)]
+    predicted = [
+        predict_us(Softmax(rows, dim, dtype=dtype, masked=masked)) for masked in (0.0, 0.5)
+    ]
     assert predicted == pytest.approx(measured, rel=0.1)
-    assert walk_warm(Softmax(rows, dim, masked=0.5, backward=True)) == walk_warm(Softmax(rows, dim, backward=True))
+    assert walk_warm(Softmax(rows, dim, masked=0.5, backward=True)) == walk_warm(
+        Softmax(rows, dim, backward=True)
+    )
 
 
 def test_every_cost_is_that_of_a_known_function() -> None:
@@ -181,7 +230,9 @@ def test_every_cost_is_that_of_a_known_function() -> None:
 
 
 def test_stores_bound_what_computes_little() -> None:
-    """An SM stores 16 bytes a cycle: twice as wide a result takes twice as long, a gelu of halves longer still."""
+    """An SM stores 16 bytes a cycle: twice as wide a result takes twice as long, a gelu of halves
+    longer still.
+    """
     half, wide, costly = (
         lowered(op).work
         for op in (
@@ -218,7 +269,9 @@ def walk_warm(op: RowReduction) -> RowWalk:
 
 
 def test_one_block_an_sm_takes_longer_than_two() -> None:
-    """Rows of seven thousand elements need 34 registers a thread, and an SM holds one block instead of two."""
+    """Rows of seven thousand elements need 34 registers a thread, and an SM holds one block instead
+    of two.
+    """
     two, one = (walk_warm(Softmax(13200, dim)).sm_cycle / dim for dim in (6144, 7168))
     assert one > 1.2 * two
 
@@ -230,9 +283,23 @@ def test_the_gradient_of_a_norm_walks_over_all_rows() -> None:
 
 
 def test_parts_of_a_cache_are_those_that_ran() -> None:
-    ran = {(2, 8192): 64, (8, 4096): 32, (16, 16384): 16, (24, 8192): 8, (64, 1025): 4, (96, 8192): 1, (2, 777): 4}
+    ran = {
+        (2, 8192): 64,
+        (8, 4096): 32,
+        (16, 16384): 16,
+        (24, 8192): 8,
+        (64, 1025): 4,
+        (96, 8192): 1,
+        (2, 777): 4,
+    }
     assert {key: cudnn_parts(*key, SMS) for key in ran} == ran
-    flash = {(4, 333, 96): 3, (32, 1050, 96): 5, (12, 1300, 64): 6, (48, 8192, 64): 5, (128, 8192, 128): 2}
+    flash = {
+        (4, 333, 96): 3,
+        (32, 1050, 96): 5,
+        (12, 1300, 64): 6,
+        (48, 8192, 64): 5,
+        (128, 8192, 128): 2,
+    }
     assert {key: flash_parts(*key, SMS) for key in flash} == flash
 
 

@@ -36,7 +36,8 @@ def standin_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def standin(standin_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in card: ``standin.follow(...)`` scripts it, ``standin.environment`` points processes at it.
+    """A stand-in card: ``standin.follow(...)`` scripts it, ``standin.environment`` points processes
+    at it.
 
     Notes and locks of cards lie in one place of the machine; every test has a place of its own.
     """

@@ -1,8 +1,7 @@
 """Every decision of many controllers on cards that need no file: what ``decisions.json`` holds.
 
-Made by ``python tests/manage/decisions.py``. A change of it is a change of what the controller does, and is explained
-in the commit; work on its speed changes nothing here.
-"""
+Made by ``python tests/manage/decisions.py``. A change of it is a change of what the controller
+does, and is explained in the commit; work on its speed changes nothing here."""
 
 from __future__ import annotations
 
@@ -66,7 +65,9 @@ def _cases() -> Iterator[tuple[str, list[str]]]:
 
 
 def _surface(lattice: Lattice, draw: Random) -> list[str]:
-    """A card whose time and power are powers of its knobs, with scatter, and a governor that may hold its clock."""
+    """A card whose time and power are powers of its knobs, with scatter, and a governor that may
+    hold its clock.
+    """
     slows, draws = [[draw.uniform(0.0, most) for _ in lattice.knobs] for most in (1.0, 1.5)]
     base_w, scatter = draw.uniform(50.0, 150.0), draw.choice([0.0, 0.002, 0.02])
     cap_w = draw.choice([None, 150.0, 200.0, 240.0])

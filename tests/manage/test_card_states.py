@@ -1,4 +1,6 @@
-"""What is reported of a card, when drivers lie, fail or hang, notes are torn and clients crowd the daemon."""
+"""What is reported of a card, when drivers lie, fail or hang, notes are torn and clients crowd the
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ def read_status(node: Node) -> tuple[int, dict[str, Any]]:
 def test_a_limit_that_cannot_be_read_is_not_set(node: Node) -> None:
     """One failed reading of the power limit, and it was never given back.
 
-    The note said that the limit before was unknown, so that the daemon tried to set a limit of None. The
-    card stayed at 500 W, `status` called it free and `restore` ended with an internal error.
-    """
+    The note said that the limit before was unknown, so that the daemon tried to set a limit of
+    None. The card stayed at 500 W, `status` called it free and `restore` ended with an internal
+    error."""
     node.serve()
     node.standin.follow(USUAL, "error number 999 0 1e6")
     with Client(node) as client:
@@ -152,7 +154,8 @@ def test_a_call_that_hangs_may_still_set_the_card(node: Node) -> None:
     assert node.card == UNTOUCHED
 
 
-# -- notes that cannot be read ---------------------------------------------------------------------------
+# -- notes that cannot be read
+# ---------------------------------------------------------------------------
 
 SECOND_FORMAT = {
     "format": 2,
@@ -203,7 +206,9 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_a_note_that_cannot_be_read_does_not_mean_free(node: Node, kind: str) -> None:
-    """Such a note was set aside and its card called free with exit code 0; a folder crashed the daemon."""
+    """Such a note was set aside and its card called free with exit code 0; a folder crashed the
+    daemon.
+    """
     (node.folder / "card").write_text("1200 1200 0 0 500000\n")
     path = damage_note(node, kind)
     without_daemon = node.call("status", "--socket", str(node.socket))
@@ -260,11 +265,14 @@ def test_a_limit_that_an_earlier_version_did_not_know_is_unknown(node: Node) -> 
     assert node.card == UNTOUCHED
 
 
-# -- many clients ----------------------------------------------------------------------------------------
+# -- many clients
+# ----------------------------------------------------------------------------------------
 
 
 def test_idle_connections_shut_nobody_out(node: Node) -> None:
-    """64 idle connections of any member of the group shut everyone out, and `restore` said no card is changed."""
+    """64 idle connections of any member of the group shut everyone out, and `restore` said no card
+    is changed.
+    """
     node.serve()
     with Client(node) as holder:
         assert holder.ask("claim")["ok"]
@@ -320,7 +328,8 @@ def test_a_daemon_that_does_not_answer_is_not_called_free(node: Node) -> None:
     assert "no card is changed" not in restored.stderr
 
 
-# -- what a clock shows ----------------------------------------------------------------------------------
+# -- what a clock shows
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -40,20 +40,28 @@ def test_memory_clock_and_sms_are_knobs_of_a_catalogue_gpu() -> None:
     assert time_s[0, -1, -1] >= time_s[-1, -1, -1]
     (mine,) = compare_policies([tables], PolicySetup(), [PolicyName.HARMONIA]).outcomes
     assert mine.shares["objective_over_oracle"] < 0.02
-    alone = clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, h200, options, 50, [KnobRole.MEMORY_CLOCK])
+    alone = clock_forecast.build_predicted_plant(
+        {"gpt2": "gpt2"}, h200, options, 50, [KnobRole.MEMORY_CLOCK]
+    )
     assert [knob.role for knob in alone.lattice.knobs] == [KnobRole.MEMORY_CLOCK]
     np.testing.assert_allclose(alone.time_s, time_s[-1:, -1])
     with pytest.raises(BadInput, match="no two memory clocks"):
-        clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, api.find_gpu("b200"), options, 5, roles)
+        clock_forecast.build_predicted_plant(
+            {"gpt2": "gpt2"}, api.find_gpu("b200"), options, 5, roles
+        )
 
 
 def test_a_forecast_picks_what_its_own_plant_rewards() -> None:
     """On a plant that is the predictor itself, taking the prediction at its word is the oracle."""
-    tables = clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, A100, {"batch": 8, "seq": 512}, iterations=20)
+    tables = clock_forecast.build_predicted_plant(
+        {"gpt2": "gpt2"}, A100, {"batch": 8, "seq": 512}, iterations=20
+    )
     objective = Objective(Goal.ENERGY, slowdown=0.1)
     time_s, power_w = tables.time_s[0], tables.power_w[0]
     scores = objective.log_scores(time_s, power_w, time_s[tables.default[0]])
-    at_its_word = {"gpt2": (int(np.argmax(scores <= scores.min() + 1e-6)),)}  # of equal ones the lowest clock
+    at_its_word = {
+        "gpt2": (int(np.argmax(scores <= scores.min() + 1e-6)),)
+    }  # of equal ones the lowest clock
     setup = PolicySetup(objective=objective, forecast=at_its_word)
     comparison = compare_policies([tables], setup)
     (mine,) = comparison.for_policy(PolicyName.PREDICTIVE)
@@ -74,8 +82,14 @@ def test_names_of_runs_lead_to_workloads(tmp_path: Path) -> None:
         "attention": "eager",
         "head": "none",
     }
-    assert clock_forecast.find_named_workload("optmodel_opt-1p3b_pbf16_b2_s2048_modeprefill", None)[0] == "opt-1.3b"
-    assert clock_forecast.find_named_workload("bertmodel_large_pbf16_b8_s512_modeprefill", None)[0] == "bert-large"
+    assert (
+        clock_forecast.find_named_workload("optmodel_opt-1p3b_pbf16_b2_s2048_modeprefill", None)[0]
+        == "opt-1.3b"
+    )
+    assert (
+        clock_forecast.find_named_workload("bertmodel_large_pbf16_b8_s512_modeprefill", None)[0]
+        == "bert-large"
+    )
     listed = tmp_path / "gpt2model_gpt2_pfp32_b32_s128_modeprefill.json"
     listed.write_text("[]")
     assert clock_forecast.find_named_workload(name, tmp_path) == (listed, {})
@@ -101,7 +115,9 @@ def test_time_is_split_into_what_follows_the_core_clock_and_what_does_not(core: 
 
 
 def test_the_path_to_dram_follows_the_clock_below_the_knee_and_costs_no_energy() -> None:
-    """As on the Titan X: time put down to the knee, then one to one. With no time in DRAM nothing changes."""
+    """As on the Titan X: time put down to the knee, then one to one. With no time in DRAM nothing
+    changes.
+    """
     all_dram = curves(0.0)
     time_s, power_w = clock_forecast.estimate_card_behaviour(all_dram, LEVELS_HZ)
     above = LEVELS_HZ >= MEMORY_KNEE * 1.4e9
@@ -137,8 +153,12 @@ def test_a_slowdown_bound_holds_on_the_path_to_dram() -> None:
 
 
 def test_the_knee_is_the_titan_x_s(reference: Path) -> None:
-    """Microbenchmarks that follow the memory clock: their time over the core clock gives the knee to a percent."""
-    (tables,) = policy_comparison.read_replay_tables(reference / "titanx" / "micro_time_power_by_clock.csv")
+    """Microbenchmarks that follow the memory clock: their time over the core clock gives the knee
+    to a percent.
+    """
+    (tables,) = policy_comparison.read_replay_tables(
+        reference / "titanx" / "micro_time_power_by_clock.csv"
+    )
     core_hz, memory_hz = (np.array(knob.levels) for knob in tables.lattice.knobs)
     time_s = tables.time_s.reshape(len(tables.kernels), len(core_hz), len(memory_hz))
     follows = -np.log(time_s[:, -1, -1] / time_s[:, -1, -2]) / np.log(memory_hz[-1] / memory_hz[-2])

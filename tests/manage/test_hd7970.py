@@ -1,4 +1,6 @@
-"""The simulated HD 7970 does what the paper says the real one does. It was frozen before any controller ran."""
+"""The simulated HD 7970 does what the paper says the real one does. It was frozen before any
+controller ran.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from wattcast.manage import hd7970
 from wattcast.manage.hd7970 import perturb_simulation
 from wattcast.manage.plants import PlantTables
 
-NUMBERS = {"time", "valu", "dram", "fetch", "serial", "fixed", "occupancy", "divergence", "vgpr", "sgpr"}
+NUMBERS = {
+    "time",
+    "valu",
+    "dram",
+    "fetch",
+    "serial",
+    "fixed",
+    "occupancy",
+    "divergence",
+    "vgpr",
+    "sgpr",
+}
 FROZEN = {
     "hd7970.yaml": "68c9589bc8074819ce02284353a7b387674015e8aa1b772ff927b682d52f6997",
     "hd7970_kernels.yaml": "d0f8267f00eb58bb3fff1fc6d9dc83d0acc259bcf8ad3d577ddbc8c5bd50bff5",
@@ -25,7 +38,9 @@ def tables() -> PlantTables:
 
 
 def at(tables: PlantTables, units: float, core_mhz: float, memory_mhz: float) -> int:
-    return tables.lattice.flat_index(tables.lattice.nearest_settings(units, core_mhz * 1e6, memory_mhz * 1e6))
+    return tables.lattice.flat_index(
+        tables.lattice.nearest_settings(units, core_mhz * 1e6, memory_mhz * 1e6)
+    )
 
 
 def row(tables: PlantTables, kernel: str) -> int:
@@ -63,22 +78,30 @@ def test_maxflops_scales_with_compute_alone(tables: PlantTables) -> None:
     k = row(tables, "MaxFlops.MulMAdd")
     low = tables.time_s[k, at(tables, 4, 300, 475)]
     for memory_mhz in (475, 925, 1375):
-        assert low / tables.time_s[k, at(tables, 32, 1000, memory_mhz)] == pytest.approx(27, abs=0.5)
+        assert low / tables.time_s[k, at(tables, 32, 1000, memory_mhz)] == pytest.approx(
+            27, abs=0.5
+        )
 
 
-@pytest.mark.parametrize(("kernel", "knee"), [("DeviceMemory.ReadGlobal", 4.0), ("LUD.Internal", 15.0)])
+@pytest.mark.parametrize(
+    ("kernel", "knee"), [("DeviceMemory.ReadGlobal", 4.0), ("LUD.Internal", 15.0)]
+)
 def test_balance_point_is_at_the_normalised_ops_per_byte_of_figure_3(
     tables: PlantTables, kernel: str, knee: float
 ) -> None:
     """Compute and memory times meet there: the asymptotes of the balance curve cross at the knee."""
     work = hd7970.load_simulation().work
     k = row(tables, kernel)
-    card = (32 * 1000 / (4 * 300)) / (264 / (264 * 475 / 1375))  # normalised ops/byte of the top settings
+    card = (32 * 1000 / (4 * 300)) / (
+        264 / (264 * 475 / 1375)
+    )  # normalised ops/byte of the top settings
     assert card * work["valu_s"][k] / work["dram_s"][k] == pytest.approx(knee, rel=0.05)
 
 
 def test_board_power_over_compute_settings(tables: PlantTables) -> None:
-    """Figure 4: 'normalized board power varies by about 70%' (DeviceMemory, 264 GB/s); ours varies by 81 %."""
+    """Figure 4: 'normalized board power varies by about 70%' (DeviceMemory, 264 GB/s); ours varies
+    by 81 %.
+    """
     k = row(tables, "DeviceMemory.ReadGlobal")
     full = tables.lattice.knob_values(hd7970.KnobRole.MEMORY_CLOCK) == 1.375e9
     power = tables.power_w[k, full]
@@ -92,7 +115,9 @@ def test_board_power_over_memory_settings(tables: PlantTables) -> None:
     assert 1 - low / high == pytest.approx(0.10, abs=0.01)
 
 
-def test_clock_domain_crossing_makes_a_memory_bound_kernel_follow_a_low_core_clock(tables: PlantTables) -> None:
+def test_clock_domain_crossing_makes_a_memory_bound_kernel_follow_a_low_core_clock(
+    tables: PlantTables,
+) -> None:
     """Figure 9: high sensitivity to compute frequency, 'especially when compute frequency is low'."""
     k = row(tables, "DeviceMemory.ReadGlobal")
 
@@ -104,7 +129,9 @@ def test_clock_domain_crossing_makes_a_memory_bound_kernel_follow_a_low_core_clo
 
 
 def test_sort_bottom_scan_needs_no_memory_bandwidth(tables: PlantTables) -> None:
-    """Section 7.1: 475 MHz 'without hurting performance with a 12% overall GPU card power savings'; ours 10 %."""
+    """Section 7.1: 475 MHz 'without hurting performance with a 12% overall GPU card power savings';
+    ours 10 %.
+    """
     k = row(tables, "Sort.BottomScan")
     low, top = at(tables, 32, 1000, 475), at(tables, 32, 1000, 1375)
     assert tables.time_s[k, low] / tables.time_s[k, top] < 1.01
@@ -116,7 +143,9 @@ def test_fewer_units_make_bpt_faster(tables: PlantTables) -> None:
     order = tables.order("BPT")
     settings = [at(tables, n, 1000, 1375) for n in (8, 12, 16, 20, 24, 28)]
     total = tables.time_s[order][:, settings].sum(axis=0).min()
-    assert tables.time_s[order, at(tables, 32, 1000, 1375)].sum() / total == pytest.approx(1.11, abs=0.02)
+    assert tables.time_s[order, at(tables, 32, 1000, 1375)].sum() / total == pytest.approx(
+        1.11, abs=0.02
+    )
 
 
 def test_counters_stay_in_their_ranges(tables: PlantTables) -> None:
@@ -136,7 +165,11 @@ def test_more_of_anything_never_slows_a_kernel_without_cache_thrash(tables: Plan
 
 def test_perturbed_plants_differ_and_repeat(tables: PlantTables) -> None:
     plant = hd7970.load_simulation()
-    one, again, other = perturb_simulation(plant, 1), perturb_simulation(plant, 1), perturb_simulation(plant, 2)
+    one, again, other = (
+        perturb_simulation(plant, 1),
+        perturb_simulation(plant, 1),
+        perturb_simulation(plant, 2),
+    )
     np.testing.assert_array_equal(one.time_s, again.time_s)
     assert not np.allclose(one.time_s, other.time_s)
     assert not np.allclose(one.power_w, tables.power_w)

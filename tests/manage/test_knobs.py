@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 from wattcast.core.errors import BadInput, MissingEvents
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Observation
 from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs
-from wattcast.manage.search_problem import ControllerTuning, Goal, Objective, SearchProblem, SearchView
+from wattcast.manage.search_problem import (
+    ControllerTuning,
+    Goal,
+    Objective,
+    SearchProblem,
+    SearchView,
+)
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity, load_shipped_model
 
 positive = st.floats(1e-3, 1e3)
 
 
 def lattice() -> Lattice:
-    return Lattice((Knob(KnobRole.CORE_CLOCK, (1e9, 1.5e9, 2e9)), Knob(KnobRole.MEMORY_CLOCK, (1e9, 3e9))))
+    return Lattice(
+        (Knob(KnobRole.CORE_CLOCK, (1e9, 1.5e9, 2e9)), Knob(KnobRole.MEMORY_CLOCK, (1e9, 3e9)))
+    )
 
 
 def test_flat_positions_follow_the_order_of_all_settings() -> None:
@@ -42,16 +50,34 @@ def test_scores_are_logs_of_the_objective(time_s: float, power_w: float) -> None
         assert np.exp(value) == pytest.approx(power_w * time_s**power, rel=1e-9)
 
 
-@given(positive, positive, positive, st.sampled_from(list(Goal)), st.none() | st.floats(0, 1), st.none() | positive)
+@given(
+    positive,
+    positive,
+    positive,
+    st.sampled_from(list(Goal)),
+    st.none() | st.floats(0, 1),
+    st.none() | positive,
+)
 def test_the_scores_of_a_decision_and_of_a_table_agree(
-    time_s: float, power_w: float, reference_s: float, goal: Goal, slowdown: float | None, cap_w: float | None
+    time_s: float,
+    power_w: float,
+    reference_s: float,
+    goal: Goal,
+    slowdown: float | None,
+    cap_w: float | None,
 ) -> None:
-    """The controller scores plain numbers, policies that know the tables score arrays and need no margin."""
+    """The controller scores plain numbers, policies that know the tables score arrays and need no
+    margin.
+    """
     found, objective = lattice(), Objective(goal, slowdown, None, cap_w)
     tuning = ControllerTuning(bound_sigmas=0.0)
     problem = SearchProblem(found, found.top, found.top, objective, tuning, (True, True))
-    memory = RunMemory().record(Observation("k", found.top, reference_s, 100.0), None, problem.slope_levels)
-    memory = memory.record(Observation("k", found.bottom, time_s, power_w), None, problem.slope_levels)
+    memory = RunMemory().record(
+        Observation("k", found.top, reference_s, 100.0), None, problem.slope_levels
+    )
+    memory = memory.record(
+        Observation("k", found.bottom, time_s, power_w), None, problem.slope_levels
+    )
     one = SearchView(problem, memory, None).score[found.bottom]
     many = objective.log_scores(np.array([time_s]), np.array([power_w]), np.array([reference_s]))
     assert one == pytest.approx(float(many[0]), rel=1e-6, abs=1e-6)
@@ -78,13 +104,24 @@ def test_table_3_as_printed() -> None:
     }
     compute, bandwidth = model.predict(counters)
     assert compute == pytest.approx(0.06 + 0.007 * 100.0 + 0.452 * 0.1 + 0.024 * 0.2)
-    by_hand = -0.42 + 0.003 * 80 + 0.011 * 2 + 0.01 * 40 - 0.004 * 10 + 1.003 * 0.3 + 1.158 * 0.1 - 0.731 * 0.2
+    by_hand = (
+        -0.42
+        + 0.003 * 80
+        + 0.011 * 2
+        + 0.01 * 40
+        - 0.004 * 10
+        + 1.003 * 0.3
+        + 1.158 * 0.1
+        - 0.731 * 0.2
+    )
     assert bandwidth == pytest.approx(by_hand)
 
 
 def test_a_missing_counter_is_named() -> None:
     with pytest.raises(MissingEvents, match="WriteUnitStalled"):
-        load_shipped_model().predict({"VALUBusy": 1.0, "MemUnitBusy": 2.0, "NormVGPR": 0.1, "NormSGPR": 0.1})
+        load_shipped_model().predict(
+            {"VALUBusy": 1.0, "MemUnitBusy": 2.0, "NormVGPR": 0.1, "NormSGPR": 0.1}
+        )
 
 
 def test_bins_have_the_edges_of_the_paper() -> None:
@@ -101,7 +138,9 @@ def test_bins_have_the_edges_of_the_paper() -> None:
 
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_beliefs_bound_the_sensitivities_they_were_made_of(units: float, rest: float) -> None:
-    """A kernel follows the clock at least as much as the units; both lie within the bounds of their mean."""
+    """A kernel follows the clock at least as much as the units; both lie within the bounds of their
+    mean.
+    """
     clock = units + rest * (1 - units)
     beliefs = SensitivityBeliefs(0.5 * (units + clock), None, 0.0)
     for role, value in ((KnobRole.COMPUTE_UNITS, units), (KnobRole.CORE_CLOCK, clock)):
@@ -112,7 +151,10 @@ def test_beliefs_bound_the_sensitivities_they_were_made_of(units: float, rest: f
 def test_coarse_targets_fall_with_the_bins() -> None:
     tuning = ControllerTuning()
     found = Lattice(
-        (Knob(KnobRole.CORE_CLOCK, (1e9, 1.5e9, 1.8e9, 2e9)), Knob(KnobRole.MEMORY_CLOCK, (1e9, 2e9, 3e9)))
+        (
+            Knob(KnobRole.CORE_CLOCK, (1e9, 1.5e9, 1.8e9, 2e9)),
+            Knob(KnobRole.MEMORY_CLOCK, (1e9, 2e9, 3e9)),
+        )
     )
     assert tuning.coarse_target(found, SensitivityBin.HIGH, SensitivityBin.HIGH) == found.top
     low = tuning.coarse_target(found, SensitivityBin.LOW, SensitivityBin.LOW)

@@ -50,7 +50,9 @@ class Seen(NvmlReading):
 
 @dataclass
 class FakeCard:
-    """A memory-bound program on a card whose time hardly follows the core clock and whose power does."""
+    """A memory-bound program on a card whose time hardly follows the core clock and whose power
+    does.
+    """
 
     name: str = "Fake"
     uuid: str = "GPU-fake"
@@ -112,7 +114,9 @@ class Told(ProgressFile):
 
 def live(card: FakeCard, until_s: float, log: Any = lambda text: None) -> LivePlant:
     lattice = build_card_lattice(*card.clocks_hz())
-    return LivePlant(card, lattice, 1.0, lambda: card.now_s < until_s, card.pass_time, Told(card), log)
+    return LivePlant(
+        card, lattice, 1.0, lambda: card.now_s < until_s, card.pass_time, Told(card), log
+    )
 
 
 def test_knobs_of_a_card_are_its_own_clocks_and_not_too_many() -> None:
@@ -142,8 +146,12 @@ def test_the_controller_finds_the_frugal_clock_of_a_live_card() -> None:
     ("busy", "core_hz", "told"),
     [(1.0, 1.5e9, True), (0.1, 1.5e9, False), (math.nan, 1.5e9, False), (1.0, 0.3e9, False)],
 )
-def test_a_clock_is_the_governors_only_while_the_card_works(busy: float, core_hz: float, told: bool) -> None:
-    """An idle card falls to a low clock by itself; taken for the governor's it would lead to the lowest setting."""
+def test_a_clock_is_the_governors_only_while_the_card_works(
+    busy: float, core_hz: float, told: bool
+) -> None:
+    """An idle card falls to a low clock by itself; taken for the governor's it would lead to the
+    lowest setting.
+    """
 
     class Idle(FakeCard):
         def read(self) -> Seen:
@@ -192,7 +200,9 @@ def test_a_counter_that_stands_still_is_stale_and_leads_back_to_the_default() ->
 def test_a_program_that_tells_nothing_is_not_tuned() -> None:
     card, said = FakeCard(), list[str]()
     lattice = build_card_lattice(*card.clocks_hz())
-    plant = LivePlant(card, lattice, 1.0, lambda: card.now_s < 20, card.pass_time, None, said.append)
+    plant = LivePlant(
+        card, lattice, 1.0, lambda: card.now_s < 20, card.pass_time, None, said.append
+    )
     assert control_plant(plant, Objective()) is None
     assert card.calls == []
     assert sum("nothing is tuned" in why for why in said) == 1
@@ -200,7 +210,8 @@ def test_a_program_that_tells_nothing_is_not_tuned() -> None:
 
 @pytest.mark.parametrize("busy", [0.4, 0.6, 0.9])
 def test_a_card_that_waits_for_work_is_not_slowed(busy: float) -> None:
-    """At 30 to 50 % load throughput does not fall with the clock: the controller walked to the floor, and response
+    """At 30 to 50 % load throughput does not fall with the clock: the controller walked to the
+    floor, and response
     times rose 2.5 to 6 times."""
 
     class Waiting(FakeCard):
@@ -212,7 +223,9 @@ def test_a_card_that_waits_for_work_is_not_slowed(busy: float) -> None:
             self.work = 100.0 * self.now_s  # what comes in is done, at any clock
 
     card, said = Waiting(), list[str]()
-    assert control_plant(live(card, 60.0, said.append), Objective(Goal.ENERGY, slowdown=0.05)) is None
+    assert (
+        control_plant(live(card, 60.0, said.append), Objective(Goal.ENERGY, slowdown=0.05)) is None
+    )
     assert card.locked_hz is None
     assert sum("waits for work" in why for why in said) == 1
 
@@ -234,7 +247,9 @@ def test_knobs_that_are_refused_are_left_out_and_control_goes_on() -> None:
             self.energy_j += seconds * self.power()
             self.work += seconds * 100.0 * (self.clock_hz / 1.5e9) ** 0.6
 
-        def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
+        def apply(
+            self, core_hz: float | None, memory_hz: float | None, limit_w: float | None
+        ) -> None:
             if memory_hz is not None:
                 raise RefusedKnob("memory", "memory clocks cannot be locked.")
             if core_hz is not None and core_hz > 1.5e9:
@@ -258,17 +273,23 @@ def test_rows_of_a_controlled_program_are_those_that_calibrate_reads(tmp_path: P
     plant = live(FakeCard(), 80.0)
     control_plant(plant, Objective(Goal.ENERGY))
     path = tmp_path / "rows.csv"
-    count = live_control.write_calibration_rows(plant, {"workload": "llama3-8b", "batch": 8, "phase": "decode"}, path)
+    count = live_control.write_calibration_rows(
+        plant, {"workload": "llama3-8b", "batch": 8, "phase": "decode"}, path
+    )
     rows = read_calibration_rows(path, find_gpu("h200"))
     assert count == len(rows) > 3
     clocks = np.array([row.clock_hz for row in rows], dtype=float)
     assert_allclose([row.latency_s for row in rows], 0.01 * (CORE[-1] / clocks) ** 0.1, rtol=0.05)
     assert_allclose(
-        np.array([row.power_w for row in rows], dtype=float), 120.0 + 300.0 * (clocks / CORE[-1]) ** 2.5, rtol=0.02
+        np.array([row.power_w for row in rows], dtype=float),
+        120.0 + 300.0 * (clocks / CORE[-1]) ** 2.5,
+        rtol=0.02,
     )
 
 
-def test_rows_that_cannot_be_saved_leave_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_saved_leave_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -304,7 +325,8 @@ def test_progress_in_lines_adds_amounts_up_and_ignores_what_is_none(
     assert told.count() == 4117.5
 
 
-# -- programs ----------------------------------------------------------------------------------------------
+# -- programs
+# ----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -317,7 +339,10 @@ class TimedCard(FakeCard):
 
 
 def controlled(card: FakeCard, *command: str, **more: Any) -> int:
-    say, task = more.pop("say", lambda text: None), live_control.ControlTask(Objective(), 0.05, **more)
+    say, task = (
+        more.pop("say", lambda text: None),
+        live_control.ControlTask(Objective(), 0.05, **more),
+    )
     return live_control.run_controlled_program(card, command, task, say, dict(os.environ))
 
 
@@ -329,7 +354,9 @@ def test_a_program_runs_to_its_end_and_its_code_is_ours(tmp_path: Path) -> None:
         "raise SystemExit(7)"
     )
     card, said = TimedCard(), list[str]()
-    code = controlled(card, sys.executable, "-c", script, progress=tmp_path / "progress", say=said.append)
+    code = controlled(
+        card, sys.executable, "-c", script, progress=tmp_path / "progress", say=said.append
+    )
     assert code == 7
     assert said[-1].startswith("the card has back what it had.")
     assert not [text for text in said if "control ends" in text]
@@ -354,11 +381,19 @@ def test_a_program_that_cannot_be_started_leaves_nothing_changed(tmp_path: Path)
 
 
 def test_a_signal_at_any_moment_of_the_wait_is_only_remembered() -> None:
-    """An Event set by a handler while the same thread waits on it never returned: the lock inside is held by the
+    """An Event set by a handler while the same thread waits on it never returned: the lock inside
+    is held by the
     code that was interrupted. What a handler touches must have no lock."""
     signals = PassedSignals()
-    assert not [value for value in vars(signals).values() if hasattr(value, "wait") or hasattr(value, "acquire")]
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as process, signals:
+    assert not [
+        value
+        for value in vars(signals).values()
+        if hasattr(value, "wait") or hasattr(value, "acquire")
+    ]
+    with (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as process,
+        signals,
+    ):
         signals.process = process
         for _ in range(200):
             signals._note_signal(signal.SIGTERM, None)
@@ -370,7 +405,9 @@ def test_a_signal_at_any_moment_of_the_wait_is_only_remembered() -> None:
 def test_signals_reach_the_program_and_clocks_are_reset(number: signal.Signals) -> None:
     """The program itself sends the signal: one that came before we listen would end the tests."""
     card = TimedCard()
-    script = f"import os, time; time.sleep(0.3); os.kill({os.getpid()}, {int(number)}); time.sleep(30)"
+    script = (
+        f"import os, time; time.sleep(0.3); os.kill({os.getpid()}, {int(number)}); time.sleep(30)"
+    )
     assert controlled(card, sys.executable, "-c", script) != 0
     assert card.calls[-1] == "reset"
 
@@ -379,7 +416,9 @@ def test_clocks_that_are_refused_and_programs_that_fail_are_told(tmp_path: Path)
     class Particular(TimedCard):
         given_back = 0
 
-        def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
+        def apply(
+            self, core_hz: float | None, memory_hz: float | None, limit_w: float | None
+        ) -> None:
             if core_hz == 1e9:
                 raise RefusedKnob("core", "1000 MHz will not be set")
 
@@ -389,9 +428,9 @@ def test_clocks_that_are_refused_and_programs_that_fail_are_told(tmp_path: Path)
     card, said = Particular(), list[str]()
     fails_at_2000 = [sys.executable, "-c", "raise SystemExit({core} == 2000)"]
     plane = [(2e9, 3e9), (1e9, 3e9), (0.5e9, 3e9)]
-    assert list(live_control.visit_clock_plane(card, plane, fails_at_2000, said.append, os.environ).values()) == [
-        *(1, None, 0)
-    ]
+    assert list(
+        live_control.visit_clock_plane(card, plane, fails_at_2000, said.append, os.environ).values()
+    ) == [*(1, None, 0)]
     assert said == ["1000 and 3000 MHz are left out: 1000 MHz will not be set"]
     with pytest.raises(MissingTool, match="cannot be started"):
         live_control.visit_clock_plane(card, plane, ["/nowhere"], said.append, os.environ)
@@ -411,7 +450,9 @@ def test_a_share_of_the_units_needs_an_mps_server(tmp_path: Path) -> None:
 
 @dataclass
 class SlicedCard(FakeCard):
-    """A program that keeps to the SMs it is told: memory holds it, so fewer of them draw less and lose nothing."""
+    """A program that keeps to the SMs it is told: memory holds it, so fewer of them draw less and
+    lose nothing.
+    """
 
     units: SmCountFile | None = None
 
@@ -429,7 +470,9 @@ def test_sms_are_a_knob_where_the_program_turns_it(tmp_path: Path) -> None:
     units.reset()
     card = SlicedCard(units=units)
     lattice = build_card_lattice(*card.clocks_hz(), units.levels)
-    plant = LivePlant(card, lattice, 1.0, lambda: card.now_s < 120.0, card.pass_time, Told(card), units=units)
+    plant = LivePlant(
+        card, lattice, 1.0, lambda: card.now_s < 120.0, card.pass_time, Told(card), units=units
+    )
     state = play_plant(plant, Harmonia(lattice, lattice.top))
     memory = state.kernels[PROGRAM_KERNEL]
     assert memory.settled
@@ -443,7 +486,9 @@ def test_sms_that_a_program_does_not_turn_stay_as_they_were(tmp_path: Path) -> N
     units = SmCountFile(tmp_path / "units", 132)
     card = FakeCard()
     lattice = build_card_lattice(*card.clocks_hz(), units.levels)
-    plant = LivePlant(card, lattice, 1.0, lambda: card.now_s < 120.0, card.pass_time, Told(card), units=units)
+    plant = LivePlant(
+        card, lattice, 1.0, lambda: card.now_s < 120.0, card.pass_time, Told(card), units=units
+    )
     memory = play_plant(plant, Harmonia(lattice, lattice.top)).kernels[PROGRAM_KERNEL]
     assert memory.settled
     clocks = np.asarray(lattice.knobs[0].levels)
@@ -458,7 +503,8 @@ def test_all_sms_are_given_back_when_the_program_ends(tmp_path: Path) -> None:
     assert units.path.read_text() == "132\n"
 
 
-# -- watching ----------------------------------------------------------------------------------------------
+# -- watching
+# ----------------------------------------------------------------------------------------------
 
 
 def test_watching_advises_a_lower_clock_when_memory_is_what_holds_the_program() -> None:

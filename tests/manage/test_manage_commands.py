@@ -34,7 +34,9 @@ def table(tmp_path: Path) -> str:
         lines.append(name)
         for memory in (810, 3505):
             for core in range(600, 1201, 50):
-                time_ms = 10 * (1200 / core) ** follows * (1 if follows == 1.0 or memory == 3505 else 4)
+                time_ms = (
+                    10 * (1200 / core) ** follows * (1 if follows == 1.0 or memory == 3505 else 4)
+                )
                 power = 60 + 60 * (core / 1200) ** 2 + memory / 100
                 lines.append(f"{memory},{core},{time_ms:.6f},{power:.6f},{time_ms * power:.6f}")
     path = tmp_path / "table.csv"
@@ -48,7 +50,13 @@ def test_replay_prints_what_it_promises(call: Any, table: str) -> None:
     out = json.loads(done.out)
     assert [a["name"] for a in out["applications"]] == ["bound", "free"]
     for application in out["applications"]:
-        assert set(application["policies"]) >= {"default", "static_best", "harmonia", "oracle", "coarse_only"}
+        assert set(application["policies"]) >= {
+            "default",
+            "static_best",
+            "harmonia",
+            "oracle",
+            "coarse_only",
+        }
         for policy in application["policies"].values():
             assert set(policy) >= FIELDS
         oracle, mine = (application["policies"][p] for p in ("oracle", "harmonia"))
@@ -56,7 +64,9 @@ def test_replay_prints_what_it_promises(call: Any, table: str) -> None:
         assert mine["ed2_over_oracle"] < 0.01
         assert mine["ed2_over_oracle_with_probing"] >= mine["ed2_over_oracle"] - 1e-9
     free = out["applications"][1]["policies"]["harmonia"]
-    assert free["settings"]["memory_clock"] == 810e6  # memory does not matter to it, and its power does
+    assert (
+        free["settings"]["memory_clock"] == 810e6
+    )  # memory does not matter to it, and its power does
     assert set(out["mean"]["harmonia"]) >= FIELDS
     mean = sum(a["policies"]["harmonia"]["ed2_gain_over_default"] for a in out["applications"]) / 2
     assert out["mean"]["harmonia"]["ed2_gain_over_default"] == pytest.approx(mean, abs=1e-8)
@@ -71,8 +81,20 @@ def test_replay_is_a_table_for_people(call: Any, table: str) -> None:
 
 
 def test_the_table_scores_the_objective_that_was_asked_for(call: Any, table: str) -> None:
-    """With --minimise energy it showed gains and distances in ED², in which saving energy looked like a loss."""
-    arguments = ("manage", "replay", table, "--default", "1200/3505", "--minimise", "energy", "--slowdown", "50%")
+    """With --minimise energy it showed gains and distances in ED², in which saving energy looked
+    like a loss.
+    """
+    arguments = (
+        "manage",
+        "replay",
+        table,
+        "--default",
+        "1200/3505",
+        "--minimise",
+        "energy",
+        "--slowdown",
+        "50%",
+    )
     shown, plain = call(*arguments).out, json.loads(call(*arguments, "--json").out)
     assert "Energy gain" in shown
     assert "ED²" not in shown
@@ -91,7 +113,9 @@ def test_replay_repeats_with_noise_and_counts_who_is_worse_off(call: Any, table:
     assert found["runs"] == 10
     assert found["share_over_1_percent_worse"] == 0.0
     assert 0.0 <= found["share_over_1_percent_worse_with_probing"] <= 1.0
-    assert call("manage", "replay", table, "--repeats", "5").code == ExitCode.BAD_INPUT  # without noise all are alike
+    assert (
+        call("manage", "replay", table, "--repeats", "5").code == ExitCode.BAD_INPUT
+    )  # without noise all are alike
 
 
 def test_replay_takes_several_files_and_a_bound(call: Any, table: str, tmp_path: Path) -> None:
@@ -119,7 +143,9 @@ def test_replay_takes_several_files_and_a_bound(call: Any, table: str, tmp_path:
         (("--leave-out", "nobody"), "leave out"),
     ],
 )
-def test_mistakes_are_one_paragraph(call: Any, table: str, arguments: tuple[str, str], words: str) -> None:
+def test_mistakes_are_one_paragraph(
+    call: Any, table: str, arguments: tuple[str, str], words: str
+) -> None:
     done = call("manage", "replay", table, *arguments)
     assert done.code == ExitCode.BAD_INPUT
     assert words in done.err
@@ -137,7 +163,9 @@ def test_mistakes_are_one_paragraph(call: Any, table: str, arguments: tuple[str,
         ("run", "--bogus", "--", "true"),
     ],
 )
-def test_numbers_and_options_that_cannot_be_are_named(call: Any, arguments: tuple[str, ...]) -> None:
+def test_numbers_and_options_that_cannot_be_are_named(
+    call: Any, arguments: tuple[str, ...]
+) -> None:
     done = call("manage", *arguments)
     assert done.code == ExitCode.BAD_INPUT
     assert next(a for a in arguments if a.startswith("--")) in done.err
@@ -165,7 +193,10 @@ def test_simulate_in_json_with_perturbed_plants_and_both_means(call: Any) -> Non
     assert out["plants"][0]["settings"] == 448
     assert out["perturbed"]["ed2_over_oracle_with_probing"]["plants"] == 2
     mean = out["mean"]["harmonia"]
-    assert {"ed2_gain_geometric_mean_with_probing", "ed2_gain_geometric_mean_2_with_probing"} <= set(mean)
+    assert {
+        "ed2_gain_geometric_mean_with_probing",
+        "ed2_gain_geometric_mean_2_with_probing",
+    } <= set(mean)
 
 
 def simulated_a100(call: Any) -> dict[str, Any]:
@@ -177,8 +208,10 @@ def simulated_a100(call: Any) -> dict[str, Any]:
 
 
 def test_the_controller_leaves_the_plateau_a_power_cap_makes(call: Any) -> None:
-    """Capped at 250 W, all clocks above 1217 MHz are the same state, and the first step below it saves nothing
-    yet; the controller settled there, 8.6 % above the oracle's energy. The oracle goes on to 1110 MHz."""
+    """Capped at 250 W, all clocks above 1217 MHz are the same state, and the first step below it
+    saves nothing
+    yet; the controller settled there, 8.6 % above the oracle's energy. The oracle goes on to 1110
+    MHz."""
     policies = simulated_a100(call)["applications"][0]["policies"]
     assert policies["harmonia"]["objective_over_oracle"] < 0.02
 
@@ -192,14 +225,29 @@ def test_simulate_a_catalogue_gpu_through_our_own_predictor(call: Any) -> None:
 
 
 def test_simulate_takes_the_options_of_a_workload(call: Any) -> None:
-    """A decode step of one sequence waits for memory at any clock; a large prompt follows the core clock."""
+    """A decode step of one sequence waits for memory at any clock; a large prompt follows the core
+    clock.
+    """
     slowdowns = []
     for options in (("--phase", "decode", "--batch", "1"), ("--batch", "8", "--seq", "1024")):
-        done = call("manage", "simulate", "gpt2", "--gpu", "h200", *options, "--minimise", "energy", "--json")
+        done = call(
+            "manage",
+            "simulate",
+            "gpt2",
+            "--gpu",
+            "h200",
+            *options,
+            "--minimise",
+            "energy",
+            "--json",
+        )
         assert done.code == 0, done.err
         slowdowns.append(json.loads(done.out)["applications"][0]["policies"]["oracle"]["slowdown"])
     assert slowdowns[0] < slowdowns[1]
-    assert call("manage", "simulate", "gpt2", "--gpu", "h200", "--phase", "sideways").code == ExitCode.BAD_INPUT
+    assert (
+        call("manage", "simulate", "gpt2", "--gpu", "h200", "--phase", "sideways").code
+        == ExitCode.BAD_INPUT
+    )
 
 
 @pytest.mark.parametrize("arguments", [("simulate", "llama3-8b"), ("simulate", "--gpu", "h200")])
@@ -230,7 +278,11 @@ def test_the_unit_of_the_daemon_is_printed(call: Any) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("daemon", "--clocks", "2GHz:1GHz"), ("daemon", "--limits", "300W"), ("daemon", "--group", "no such")],
+    [
+        ("daemon", "--clocks", "2GHz:1GHz"),
+        ("daemon", "--limits", "300W"),
+        ("daemon", "--group", "no such"),
+    ],
 )
 def test_mistakes_about_a_scope_are_told(call: Any, arguments: tuple[str, ...]) -> None:
     done = call("manage", *arguments)
@@ -258,9 +310,14 @@ def test_an_exported_table_gives_the_shipped_predictors_back(call: Any, tmp_path
     result = json.loads(out)
     assert result["kernels"] == 32
     assert result["error"]["compute"] < 0.08
-    fitted, shipped = sensitivity_model.read_sensitivity_model(model), load_shipped_model("hd7970_simulated")
+    fitted, shipped = (
+        sensitivity_model.read_sensitivity_model(model),
+        load_shipped_model("hd7970_simulated"),
+    )
     for side, stored in ((fitted.compute, shipped.compute), (fitted.bandwidth, shipped.bandwidth)):
-        assert dict(side.coefficients) == pytest.approx(dict(stored.coefficients), rel=1e-4, abs=1e-7)
+        assert dict(side.coefficients) == pytest.approx(
+            dict(stored.coefficients), rel=1e-4, abs=1e-7
+        )
     assert call("manage", "simulate", "--sensitivity", str(model), "--json").code == 0
     text, _ = fit_command(str(table))
     assert "compute: error" in text

@@ -36,7 +36,12 @@ READ = (
 
 def test_readings_come_from_the_driver_and_what_it_lacks_is_nan(node: Node) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", READ], env=node.environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", READ],
+        env=node.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     core_hz, energy_j, no_work, top_hz = done.stdout.split()[-4:]
     assert float(core_hz) == float(top_hz) == 1980e6
@@ -64,7 +69,9 @@ def test_the_kind_of_phase_comes_from_performance_monitoring_where_there_is_any(
 ) -> None:
     node.standin.follow(USUAL, told)
     argv = [sys.executable, "-c", PHASES]
-    done = subprocess.run(argv, env=node.environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        argv, env=node.environment, capture_output=True, text=True, timeout=60, check=True
+    )
     phase, busy, memory, work = done.stdout.split()
     assert phase == kind
     if told.startswith("gpm"):
@@ -89,7 +96,8 @@ def test_a_dry_run_sets_nothing_and_starts_nothing(node: Node) -> None:
     assert not mark.exists()
 
 
-# -- without a daemon, root gets one for the time of the program -------------------------------------------
+# -- without a daemon, root gets one for the time of the program
+# -------------------------------------------
 
 
 def test_a_program_runs_and_the_card_has_back_what_it_had(node: Node) -> None:
@@ -116,8 +124,16 @@ VISIT = "import sys; print(open(sys.argv[1]).read().strip(), file=open(sys.argv[
 
 
 def test_a_program_visits_a_plane_of_clocks(node: Node) -> None:
-    """The program sees the clocks that its words name, and the card has back what it had, also when we are killed."""
-    program = (sys.executable, "-c", VISIT, str(node.folder / "card"), str(node.folder / "at-{core}"))
+    """The program sees the clocks that its words name, and the card has back what it had, also when
+    we are killed.
+    """
+    program = (
+        sys.executable,
+        "-c",
+        VISIT,
+        str(node.folder / "card"),
+        str(node.folder / "at-{core}"),
+    )
     dry = node.call("plane", "--cores", "3", "--", *program)
     assert dry.returncode == 0
     assert "1980/" in dry.stderr
@@ -130,7 +146,14 @@ def test_a_program_visits_a_plane_of_clocks(node: Node) -> None:
     assert all(card[0] == card[1] == name.removeprefix("at-") for name, card in seen.items()), seen
     assert not node.is_set
     sleeping = node.start(
-        "plane", "--apply", "--cores", "2", "--", sys.executable, "-c", "import time; time.sleep(60)"
+        "plane",
+        "--apply",
+        "--cores",
+        "2",
+        "--",
+        sys.executable,
+        "-c",
+        "import time; time.sleep(60)",
     )
     wait_for(lambda: node.is_set)
     sleeping.kill()
@@ -138,7 +161,9 @@ def test_a_program_visits_a_plane_of_clocks(node: Node) -> None:
 
 
 def test_a_reset_that_fails_is_told_with_exit_code_5(node: Node) -> None:
-    """The controller said "clocks reset" and ended with 0 when the driver had refused to reset them."""
+    """The controller said "clocks reset" and ended with 0 when the driver had refused to reset
+    them.
+    """
     node.command = (sys.executable, "-c", IMPATIENT)
     process = node.control(by_daemon=False)
     wait_for(lambda: node.is_set)
@@ -173,7 +198,9 @@ def test_an_administrators_lock_is_found_kept_to_and_given_back(node: Node) -> N
 
 
 def test_memory_clocks_that_cannot_be_locked_are_left_alone(node: Node) -> None:
-    """A card that listed two memory clocks and refused to lock them ended control at the first move."""
+    """A card that listed two memory clocks and refused to lock them ended control at the first
+    move.
+    """
     node.standin.follow(USUAL, "memory_mhz 810", "error memory_set 3 0 1e9")
     process = node.control(by_daemon=False)
     wait_for(lambda: len({line for line in node.calls if line.startswith("SetGpu")}) > 1)
@@ -204,7 +231,9 @@ def test_a_driver_that_allows_nothing_ends_control_and_not_the_program(node: Nod
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_the_program_and_the_card_has_back_what_it_had(node: Node, number: signal.Signals) -> None:
+def test_signals_end_the_program_and_the_card_has_back_what_it_had(
+    node: Node, number: signal.Signals
+) -> None:
     process = node.control(by_daemon=False)
     wait_for(lambda: node.is_set)
     process.send_signal(number)
@@ -231,7 +260,8 @@ def test_readings_that_end_give_the_card_back(node: Node, fault: tuple[str, ...]
     assert "Traceback" not in node.said()
 
 
-# -- the daemon ------------------------------------------------------------------------------------------
+# -- the daemon
+# ------------------------------------------------------------------------------------------
 
 
 def test_one_daemon_has_a_card_wherever_its_socket_is(node: Node) -> None:
@@ -253,7 +283,9 @@ def test_a_card_has_one_controller_and_settings_stay_in_scope(node: Node) -> Non
             return json.loads(stream.readline())
 
         assert say(request("claim", gpu=node.uuid))["ok"]
-        refused, unclaimed = ask(node, request("claim", gpu=node.uuid), request("set", gpu=node.uuid, core_hz=1.2e9))
+        refused, unclaimed = ask(
+            node, request("claim", gpu=node.uuid), request("set", gpu=node.uuid, core_hz=1.2e9)
+        )
         assert "is held by" in refused["say"]
         assert not unclaimed["ok"]
         assert not say(request("set", gpu=node.uuid, core_hz=1.98e9))["ok"]
@@ -262,9 +294,13 @@ def test_a_card_has_one_controller_and_settings_stay_in_scope(node: Node) -> Non
         assert not node.is_set
         assert say(request("set", gpu=node.uuid, core_hz=1.2e9, limit_w=500.0))["ok"]
         assert node.card == "1200 1200 0 0 500000"
-        assert say(request("set", gpu=node.uuid, limit_w=500.0))["ok"]  # the clock is not wanted any more
+        assert say(request("set", gpu=node.uuid, limit_w=500.0))[
+            "ok"
+        ]  # the clock is not wanted any more
         assert node.card == "0 0 0 0 500000"
-    wait_for(lambda: not node.is_set and not node.notes)  # the connection has ended; the note goes last
+    wait_for(
+        lambda: not node.is_set and not node.notes
+    )  # the connection has ended; the note goes last
 
 
 def test_a_silent_client_loses_its_card_and_is_told(node: Node) -> None:
@@ -273,7 +309,10 @@ def test_a_silent_client_loses_its_card_and_is_told(node: Node) -> None:
         link.settimeout(PATIENCE_S)
         link.connect(str(node.socket))
         stream = link.makefile("rb")
-        for message in (request("claim", gpu=node.uuid), request("set", gpu=node.uuid, core_hz=1.2e9)):
+        for message in (
+            request("claim", gpu=node.uuid),
+            request("set", gpu=node.uuid, core_hz=1.2e9),
+        ):
             link.sendall(message + b"\n")
             assert json.loads(stream.readline())["ok"]
         began = time.monotonic()
@@ -299,7 +338,8 @@ def test_status_names_who_holds_a_card_and_restore_takes_it(node: Node) -> None:
     node.stop.touch()
     assert process.wait(PATIENCE_S) == 3, node.said()
     nothing, named = (
-        node.call("restore", "--socket", str(node.socket), *given).stderr for given in ((), (node.uuid,))
+        node.call("restore", "--socket", str(node.socket), *given).stderr
+        for given in ((), (node.uuid,))
     )
     assert nothing.strip() == "no card is changed."
     assert named.strip() == f"{node.uuid}: has back what it had"
@@ -328,7 +368,9 @@ def test_ten_thousand_malformed_messages_change_nothing(node: Node) -> None:
                     message = bytearray(message * draw.choice((1, 1, 2)))
                     for _ in range(min(len(message), 3)):
                         message[draw.randrange(len(message))] = draw.randrange(256)
-                    message = bytes(message[: draw.randrange(len(message) + 1)]).replace(b"\n", b" ")
+                    message = bytes(message[: draw.randrange(len(message) + 1)]).replace(
+                        b"\n", b" "
+                    )
                 link.sendall(message + b"\n")
                 assert json.loads(stream.readline())["ok"] is False
     with socket.socket(socket.AF_UNIX) as link:
@@ -361,7 +403,9 @@ def test_a_user_outside_the_group_gets_nothing(node: Node) -> None:
     assert codes == {12345: errno.EACCES, group.gr_gid: 0}
 
 
-def test_a_full_disk_refuses_the_setting_and_leaves_no_note(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_the_setting_and_leaves_no_note(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A note cut short by a full disk blocked every later run."""
     from wattcast.core.errors import BadInput, Refused
     from wattcast.manage import card_notes
@@ -392,10 +436,14 @@ def test_a_site_shares_its_budget_and_gives_every_limit_back(node: Node) -> None
         (node.folder / name).write_text("0 0 0 0 300000\n")
     node.standin.follow(USUAL, "devices 2")
     daemon = node.serve()
-    coordinator = node.start("site", str(node.socket), "--site-power", "850W", "--priority", f"{node.uuid}-1=1")
+    coordinator = node.start(
+        "site", str(node.socket), "--site-power", "850W", "--priority", f"{node.uuid}-1=1"
+    )
 
     def limits() -> list[float]:
-        return [int((node.folder / name).read_text().split()[4]) / 1e3 for name in ("card", "card.1")]
+        return [
+            int((node.folder / name).read_text().split()[4]) / 1e3 for name in ("card", "card.1")
+        ]
 
     wait_for(lambda: limits()[1] > 340.0)  # the one of priority is raised first, in steps of 50 W
     assert sum(limits()) <= 850.0
@@ -420,15 +468,17 @@ def test_no_driver_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-# -- kills, stops and hangs ------------------------------------------------------------------------------
+# -- kills, stops and hangs
+# ------------------------------------------------------------------------------
 
 
 def disturb(node: Node, draw: random.Random, devices: tuple[str, ...]) -> str:
-    """Kill, stop or hang some of controller, parent, child and device; check what became of the card.
+    """Kill, stop or hang some of controller, parent, child and device; check what became of the
+    card.
 
-    The card must have back what it had within the patience of a busy machine, or somebody must say that it has not:
-    the controller with exit code 5, or ``manage status`` where the controller is dead itself.
-    """
+    The card must have back what it had within the patience of a busy machine, or somebody must say
+    that it has not: the controller with exit code 5, or ``manage status`` where the controller is
+    dead itself."""
     daemon = node.serve()
     controller = node.control()
     wait_for(lambda: node.is_set)
@@ -454,7 +504,9 @@ def disturb(node: Node, draw: random.Random, devices: tuple[str, ...]) -> str:
             return f"{story}: told"
     end_s = time.monotonic() + 20.0
     wait_for(lambda: not node.is_set or time.monotonic() > end_s or device in ("lost", "refuses"))
-    while node.is_set:  # a device that is lost, or refuses, does so for good: who asks is told so before the end
+    while (
+        node.is_set
+    ):  # a device that is lost, or refuses, does so for good: who asks is told so before the end
         told = node.call("status", "--socket", str(node.socket))
         if told.returncode == ExitCode.REFUSED and node.uuid in told.stdout:
             return f"{story}: told by status"

@@ -1,4 +1,6 @@
-"""Figures like the paper's 10 to 13 and 18: each one has labelled axes, something on them, and says what it shows."""
+"""Figures like the paper's 10 to 13 and 18: each one has labelled axes, something on them, and says
+what it shows.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,16 @@ def comparison() -> PolicyComparison:
 
 
 MAKERS: dict[str, Callable[[PolicyComparison], Any]] = {
-    "10": lambda c: figures.draw_gains(c, "ed2_gain_over_default_with_probing", "ED² gain (%)", "here"),
+    "10": lambda c: figures.draw_gains(
+        c, "ed2_gain_over_default_with_probing", "ED² gain (%)", "here"
+    ),
     "13": lambda c: figures.draw_gains(c, "slowdown_with_probing", "Slowdown (%)", "here"),
-    "18": lambda c: figures.list_management_figures([TABLES], c, PolicySetup())["figure_18_contributions"](),
-    "convergence": lambda c: figures.draw_convergence(TABLES, c.runs[PolicyName.HARMONIA, "CoMD"], Objective()),
+    "18": lambda c: figures.list_management_figures([TABLES], c, PolicySetup())[
+        "figure_18_contributions"
+    ](),
+    "convergence": lambda c: figures.draw_convergence(
+        TABLES, c.runs[PolicyName.HARMONIA, "CoMD"], Objective()
+    ),
 }
 
 
@@ -45,7 +53,9 @@ def test_every_figure_is_labelled_and_not_empty(comparison: PolicyComparison, wh
 
 def test_picks_lie_on_the_measured_curves() -> None:
     gpu = api.find_gpu("a100-pcie-40gb")
-    tables = clock_forecast.build_predicted_plant({"gpt2": "gpt2"}, gpu, {"batch": 8, "seq": 512}, iterations=5)
+    tables = clock_forecast.build_predicted_plant(
+        {"gpt2": "gpt2"}, gpu, {"batch": 8, "seq": 512}, iterations=5
+    )
     found = {
         "gpt2": clock_forecast.forecast_workload(
             "gpt2", gpu, tables.lattice.knobs[0].levels, {"batch": 8, "seq": 512}

@@ -18,7 +18,9 @@ from wattcast.manage.run_memory import RunMemory
 from wattcast.manage.search_problem import ControllerTuning, Goal, Objective
 from wattcast.manage.sensitivity_model import load_shipped_model
 
-SMALL = Lattice((Knob(KnobRole.CORE_CLOCK, (0.8e9, 0.9e9, 1.0e9)), Knob(KnobRole.MEMORY_CLOCK, (1.5e9, 2.0e9))))
+SMALL = Lattice(
+    (Knob(KnobRole.CORE_CLOCK, (0.8e9, 0.9e9, 1.0e9)), Knob(KnobRole.MEMORY_CLOCK, (1.5e9, 2.0e9)))
+)
 EVERYWHERE = list(product(range(3), range(2)))
 CUBE = Lattice(
     (
@@ -32,7 +34,9 @@ CUBE = Lattice(
 def settle(
     controller: Harmonia, power_w: dict[Settings, float], runs: int = 60
 ) -> tuple[ControllerState, list[Settings]]:
-    """Play a card whose time is always 1 s and whose power is given; returns the last state and the path."""
+    """Play a card whose time is always 1 s and whose power is given; returns the last state and the
+    path.
+    """
     state, path = controller.start(), []
     for _ in range(runs):
         at = controller.settings(state, "k")
@@ -60,18 +64,28 @@ def test_three_knobs_settle_without_leaving_the_lattice_and_never_above_the_defa
     controller = Harmonia(CUBE, CUBE.top)
     rng = np.random.default_rng(0)
     for _ in range(300):
-        power = dict(zip(product(range(2), repeat=3), 100.0 * np.exp(0.1 * rng.standard_normal(8)), strict=True))
+        power = dict(
+            zip(
+                product(range(2), repeat=3),
+                100.0 * np.exp(0.1 * rng.standard_normal(8)),
+                strict=True,
+            )
+        )
         state, path = settle(controller, power)
         memory = state.kernels["k"]
         assert memory.settled
         assert power[memory.next_settings] <= power[CUBE.top]
         # within the scatter it reckons with before it knows better, the default is kept
-        assert power[memory.next_settings] <= min(power[at] for at in path) * (1 + 2 * controller.tuning.prior_sigma)
+        assert power[memory.next_settings] <= min(power[at] for at in path) * (
+            1 + 2 * controller.tuning.prior_sigma
+        )
 
 
 def test_a_step_changes_nothing_it_was_given_and_repeats_exactly() -> None:
     tables = hd7970.load_tables()
-    controller = Harmonia(tables.lattice, tables.default, model=load_shipped_model("hd7970_simulated"))
+    controller = Harmonia(
+        tables.lattice, tables.default, model=load_shipped_model("hd7970_simulated")
+    )
     _, state = play_application(tables, "CoMD", controller)
     seen = Observation("CoMD.EAM_Force_1", tables.default, 0.01, 230.0)
     before = repr(state)
@@ -86,13 +100,17 @@ awkward = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1e
 @settings(max_examples=60)
 @given(
     st.lists(
-        st.tuples(awkward, awkward, awkward, st.booleans(), st.integers(-1, 2), awkward), min_size=1, max_size=25
+        st.tuples(awkward, awkward, awkward, st.booleans(), st.integers(-1, 2), awkward),
+        min_size=1,
+        max_size=25,
     )
 )
 def test_any_stream_of_observations_leaves_settings_on_the_lattice(
     stream: list[tuple[float, float, float, bool, int, float]],
 ) -> None:
-    """NaN, infinity, zero, negative, stale, settings that do not exist: nothing raises, nothing escapes."""
+    """NaN, infinity, zero, negative, stale, settings that do not exist: nothing raises, nothing
+    escapes.
+    """
     controller = Harmonia(SMALL, SMALL.top)
     state = controller.start()
     for duration, power, work, stale, level, clock_hz in stream:
@@ -116,7 +134,9 @@ def test_any_stream_of_observations_leaves_settings_on_the_lattice(
     ],
 )
 def test_blind_controllers_go_back_to_the_default(bad: dict[str, float]) -> None:
-    """Counters that are stale or NaN are not learned from; after a few the card is left as the vendor has it."""
+    """Counters that are stale or NaN are not learned from; after a few the card is left as the
+    vendor has it.
+    """
     controller = Harmonia(SMALL, SMALL.top)
     power = {at: 100.0 + 10 * sum(at) for at in EVERYWHERE}
     state, _ = settle(controller, power)
@@ -128,13 +148,17 @@ def test_blind_controllers_go_back_to_the_default(bad: dict[str, float]) -> None
         state, chosen = controller.step(state, replace(good, **bad))
     assert chosen == SMALL.top
     assert state.kernels["k"].runs == learned
-    state, chosen = controller.step(state, replace(good, settings=SMALL.top, power_w=power[SMALL.top]))
+    state, chosen = controller.step(
+        state, replace(good, settings=SMALL.top, power_w=power[SMALL.top])
+    )
     assert chosen == settled  # sight regained: what was learned still holds
 
 
 def test_nan_counters_are_not_used_and_time_and_power_still_are() -> None:
     tables = hd7970.load_tables()
-    controller = Harmonia(tables.lattice, tables.default, model=load_shipped_model("hd7970_simulated"))
+    controller = Harmonia(
+        tables.lattice, tables.default, model=load_shipped_model("hd7970_simulated")
+    )
     seen = Observation("k", tables.default, 1.0, 200.0, 1.0, {"VALUBusy": math.nan})
     state, _ = controller.step(controller.start(), seen)
     assert state.kernels["k"].bins is None
@@ -164,13 +188,22 @@ def test_a_change_of_time_at_unchanged_settings_starts_the_search_anew() -> None
 def test_bins_that_change_with_a_knob_are_no_new_phase_and_bins_that_change_alone_are() -> None:
     """Section 5.2: coarse tuning runs only when no knob changed before the sensitivities did."""
     tables = hd7970.load_tables()
-    controller = Harmonia(tables.lattice, tables.default, model=load_shipped_model("hd7970_simulated"))
-    rows = {k: {n: float(t[i, -1]) for n, t in tables.counters.items()} for i, k in enumerate(tables.kernels)}
+    controller = Harmonia(
+        tables.lattice, tables.default, model=load_shipped_model("hd7970_simulated")
+    )
+    rows = {
+        k: {n: float(t[i, -1]) for n, t in tables.counters.items()}
+        for i, k in enumerate(tables.kernels)
+    }
     bound, free = rows["DeviceMemory.ReadGlobal"], rows["MaxFlops.MulMAdd"]
     top = tables.default
-    state, target = controller.step(controller.start(), Observation("k", top, 1.0, 220.0, 1.0, bound))
+    state, target = controller.step(
+        controller.start(), Observation("k", top, 1.0, 220.0, 1.0, bound)
+    )
     first = state.kernels["k"].bins
-    state, _ = controller.step(state, Observation("k", target, 1.0, 200.0, 1.0, free))  # a knob moved
+    state, _ = controller.step(
+        state, Observation("k", target, 1.0, 200.0, 1.0, free)
+    )  # a knob moved
     assert state.kernels["k"].bins == first
     known, _ = controller.step(
         state, Observation("k", target, 1.0, 200.0, 1.0, free)
@@ -178,11 +211,15 @@ def test_bins_that_change_with_a_knob_are_no_new_phase_and_bins_that_change_alon
     assert known.kernels["k"].bins == first  # the same program, seen from other settings
     assert known.kernels["k"].runs.runs == 3
     assert known.kernels["k"].beliefs != state.kernels["k"].beliefs
-    state, _ = controller.step(state, Observation("k", target, 1.3, 200.0, 1.0, free))  # none did, and time has
+    state, _ = controller.step(
+        state, Observation("k", target, 1.3, 200.0, 1.0, free)
+    )  # none did, and time has
     assert state.kernels["k"].bins != first
     assert ("k", first) in state.shelf
     last = state.kernels["k"].last
-    state, _ = controller.step(state, Observation("k", last, 1.0, 200.0, 1.0, bound))  # the phase comes back
+    state, _ = controller.step(
+        state, Observation("k", last, 1.0, 200.0, 1.0, bound)
+    )  # the phase comes back
     assert state.kernels["k"].runs.seen.keys() >= {top}
 
 
@@ -201,12 +238,15 @@ def test_dithering_ends() -> None:
 
 @pytest.mark.parametrize("cap_w", [165.0, 180.0, 210.0])
 def test_a_cap_is_kept_once_a_kernel_is_known(cap_w: float) -> None:
-    """Compute and memory share the cap. Only a kernel's first runs, before its power is known, may exceed it;
-    a later step may exceed it once, by a little, and is then never run again. Before knobs that were never changed
+    """Compute and memory share the cap. Only a kernel's first runs, before its power is known, may
+    exceed it; a later step may exceed it once, by a little, and is then never run again. Before
+    knobs that were never changed
     alone were credited with a fall, kernels stayed far below a cap of 165 W."""
     tables = hd7970.load_tables()
     objective = Objective(cap_w=cap_w)
-    controller = Harmonia(tables.lattice, tables.default, objective, load_shipped_model("hd7970_simulated"))
+    controller = Harmonia(
+        tables.lattice, tables.default, objective, load_shipped_model("hd7970_simulated")
+    )
     best, table = score_tables(tables, objective).min(axis=1), score_tables(tables, objective)
     gaps, over, runs = [], 0, 0
     for application in tables.applications:
@@ -235,15 +275,23 @@ def test_a_cap_is_kept_once_a_kernel_is_known(cap_w: float) -> None:
 def test_a_slowdown_bound_holds_where_the_controller_settles(slowdown: float) -> None:
     tables = hd7970.load_tables()
     controller = Harmonia(
-        tables.lattice, tables.default, Objective(Goal.ENERGY, slowdown), load_shipped_model("hd7970_simulated")
+        tables.lattice,
+        tables.default,
+        Objective(Goal.ENERGY, slowdown),
+        load_shipped_model("hd7970_simulated"),
     )
     top = tables.lattice.flat_index(tables.default)
     for application in tables.applications:
         _, state = play_application(tables, application, controller)
         for kernel, memory in state.kernels.items():
-            if memory.settled and application != "Graph500":  # its iterations differ from one another
+            if (
+                memory.settled and application != "Graph500"
+            ):  # its iterations differ from one another
                 row = tables.kernels.index(kernel)
-                ratio = tables.time_s[row, tables.lattice.flat_index(memory.next_settings)] / tables.time_s[row, top]
+                ratio = (
+                    tables.time_s[row, tables.lattice.flat_index(memory.next_settings)]
+                    / tables.time_s[row, top]
+                )
                 assert ratio <= 1 + slowdown + 1e-9
 
 
@@ -258,11 +306,18 @@ def test_a_latency_target_is_met_where_it_can_be() -> None:
         load_shipped_model("hd7970_simulated"),
     )
     _, state = play_application(tables, "SRAD", controller)
-    assert tables.time_s[row, tables.lattice.flat_index(state.kernels["SRAD.Srad"].next_settings)] <= target
+    assert (
+        tables.time_s[row, tables.lattice.flat_index(state.kernels["SRAD.Srad"].next_settings)]
+        <= target
+    )
 
 
-def governed(clocks_told: bool, held_hz: float = 1.217e9) -> tuple[Harmonia, list[Settings], ControllerState]:
-    """A card whose power limit holds it at one clock, whatever higher one is set; energy within 10 % more time."""
+def governed(
+    clocks_told: bool, held_hz: float = 1.217e9
+) -> tuple[Harmonia, list[Settings], ControllerState]:
+    """A card whose power limit holds it at one clock, whatever higher one is set; energy within 10
+    % more time.
+    """
     lattice = Lattice((Knob(KnobRole.CORE_CLOCK, tuple(0.9e9 + 30e6 * i for i in range(18))),))
     controller = Harmonia(lattice, lattice.top, Objective(Goal.ENERGY, slowdown=0.10))
     state, path = controller.start(), []
@@ -272,17 +327,23 @@ def governed(clocks_told: bool, held_hz: float = 1.217e9) -> tuple[Harmonia, lis
         runs_hz = min(lattice.level_values(at)[0], held_hz)
         told = runs_hz if clocks_told else math.nan
         power = 60.0 + 190.0 * (runs_hz / held_hz) ** 3
-        state, _ = controller.step(state, Observation("k", at, 1.217e9 / runs_hz, power, core_hz=told))
+        state, _ = controller.step(
+            state, Observation("k", at, 1.217e9 / runs_hz, power, core_hz=told)
+        )
     return controller, path, state
 
 
 @pytest.mark.parametrize("clocks_told", [True, False])
 def test_a_plateau_of_equal_clocks_is_left_at_its_edge(clocks_told: bool) -> None:
-    """A simulated A100 at its power limit: all clocks above the governor's were one state, the search saw no
-    change there and stayed, 8.6 % of energy above the best. The bound allows 1217 / 1.1 = 1106 MHz, so 1110."""
+    """A simulated A100 at its power limit: all clocks above the governor's were one state, the
+    search saw no
+    change there and stayed, 8.6 % of energy above the best. The bound allows 1217 / 1.1 = 1106 MHz,
+    so 1110."""
     controller, path, state = governed(clocks_told)
     assert state.kernels["k"].settled
-    assert controller.lattice.level_values(state.kernels["k"].next_settings)[0] == pytest.approx(1.11e9)
+    assert controller.lattice.level_values(state.kernels["k"].next_settings)[0] == pytest.approx(
+        1.11e9
+    )
     if clocks_told:  # nothing between the governor's clock and the top is worth a run
         assert not any(1.23e9 < controller.lattice.level_values(at)[0] < 1.41e9 for at in path)
 
@@ -295,7 +356,9 @@ def test_a_plateau_that_is_best_is_left_to_the_vendor() -> None:
     for _ in range(30):
         at = controller.settings(state, "k")
         runs_hz = min(lattice.level_values(at)[0], 1.217e9)
-        state, _ = controller.step(state, Observation("k", at, 1.217e9 / runs_hz, 250.0, core_hz=runs_hz))
+        state, _ = controller.step(
+            state, Observation("k", at, 1.217e9 / runs_hz, 250.0, core_hz=runs_hz)
+        )
     assert state.kernels["k"].settled
     assert state.kernels["k"].next_settings == lattice.top
 
@@ -313,9 +376,12 @@ def test_settings_a_governor_makes_one_state_share_what_is_known_of_it() -> None
 
 
 @pytest.mark.parametrize("cap_w", [300.0, 400.0, 550.0, 650.0])
-def test_one_clock_under_a_cap_ends_at_the_highest_that_is_reckoned_to_keep_to_it(cap_w: float) -> None:
-    """From the lowest clock, half the way to one that broke the cap was not permitted, and nothing shorter was
-    looked at: a simulated H200 capped at 400 W stayed at 600 MHz. A clock less than 2 % below the cap may be left
+def test_one_clock_under_a_cap_ends_at_the_highest_that_is_reckoned_to_keep_to_it(
+    cap_w: float,
+) -> None:
+    """From the lowest clock, half the way to one that broke the cap was not permitted, and nothing
+    shorter was looked at: a simulated H200 capped at 400 W stayed at 600 MHz. A clock less than 2 %
+    below the cap may be left
     out, as its power is reckoned with a margin."""
     lattice = Lattice((Knob(KnobRole.CORE_CLOCK, tuple(0.6e9 + 60e6 * i for i in range(24))),))
     clocks = np.asarray(lattice.knobs[0].levels)
@@ -325,7 +391,9 @@ def test_one_clock_under_a_cap_ends_at_the_highest_that_is_reckoned_to_keep_to_i
     for i in range(40):
         at = controller.settings(state, "k")
         over += i > 1 and power[at[0]] > cap_w
-        state, _ = controller.step(state, Observation("k", at, 1e9 / clocks[at[0]], float(power[at[0]])))
+        state, _ = controller.step(
+            state, Observation("k", at, 1e9 / clocks[at[0]], float(power[at[0]]))
+        )
     assert state.kernels["k"].settled
     end = state.kernels["k"].next_settings[0]
     assert power[end] <= cap_w

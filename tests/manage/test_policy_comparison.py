@@ -1,4 +1,6 @@
-"""The numbers the controller is held to, on plants it was and was not tuned on (docs/method/manage.md)."""
+"""The numbers the controller is held to, on plants it was and was not tuned on
+(docs/method/manage.md).
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,14 @@ def test_hd7970_distance_from_the_oracle_and_slowdown(simulated: PolicyCompariso
     assert mean["ed2_over_oracle_with_probing"] < 0.03
     assert mean["slowdown_with_probing"] < 0.004
     assert (
-        max(o.shares["slowdown_with_probing"] for o in simulated.for_policy(PolicyName.HARMONIA)) < 0.036
+        max(o.shares["slowdown_with_probing"] for o in simulated.for_policy(PolicyName.HARMONIA))
+        < 0.036
     )  # the paper's worst
 
 
 def test_hd7970_ranks_policies_as_the_paper_does(simulated: PolicyComparison) -> None:
-    """Coarse alone gains less than coarse and fine and slows some applications a lot; the clock alone gains
+    """Coarse alone gains less than coarse and fine and slows some applications a lot; the clock
+    alone gains
     little; BPT gains most (36 % in the paper)."""
     gain = {
         p: geometric_mean_gain(simulated.for_policy(p), hd7970.STRESS_APPLICATIONS)
@@ -63,7 +67,8 @@ def test_hd7970_ranks_policies_as_the_paper_does(simulated: PolicyComparison) ->
     )
     assert max(o.shares["slowdown"] for o in simulated.for_policy(PolicyName.COARSE)) > 0.1
     best = max(
-        simulated.for_policy(PolicyName.HARMONIA), key=lambda o: o.shares["ed2_gain_over_default_with_probing"]
+        simulated.for_policy(PolicyName.HARMONIA),
+        key=lambda o: o.shares["ed2_gain_over_default_with_probing"],
     )
     assert best.application == "BPT"
     assert best.shares["ed2_gain_over_default_with_probing"] == pytest.approx(0.36, abs=0.05)
@@ -96,7 +101,10 @@ def test_sensitivity_predictors_are_about_as_good_as_the_papers() -> None:
     assert fitted.error["bandwidth"] < 0.06
     assert fitted.left_out_error["bandwidth"] < 0.10
     shipped = sensitivity_model.load_shipped_model("hd7970_simulated")
-    for side, stored in ((fitted.model.compute, shipped.compute), (fitted.model.bandwidth, shipped.bandwidth)):
+    for side, stored in (
+        (fitted.model.compute, shipped.compute),
+        (fitted.model.bandwidth, shipped.bandwidth),
+    ):
         assert side.intercept == pytest.approx(stored.intercept)
         assert dict(side.coefficients) == pytest.approx(dict(stored.coefficients))
 
@@ -124,7 +132,9 @@ def test_titan_x_with_one_percent_noise(titan_x: list) -> None:
     worse = []
     for seed in range(40):
         comparison = compare_policies(
-            titan_x, PolicySetup(noise=MeasurementNoise(0.01, 0.01), seed=seed), [PolicyName.HARMONIA]
+            titan_x,
+            PolicySetup(noise=MeasurementNoise(0.01, 0.01), seed=seed),
+            [PolicyName.HARMONIA],
         )
         worse += [o.shares["ed2_gain_over_default"] < -0.01 for o in comparison.outcomes]
     assert np.mean(worse) <= 0.01
@@ -139,22 +149,31 @@ def a100(reference: Path) -> list:
 
 
 def predictive(a100: list, reference: Path, objective: Objective) -> PolicyComparison:
-    """Model-predictive policies with and without feedback, and the oracle, on the A100's rows, which none knows."""
+    """Model-predictive policies with and without feedback, and the oracle, on the A100's rows,
+    which none knows.
+    """
     gpu, outcomes = api.find_gpu("a100-pcie-40gb"), []
     for tables in a100:
-        found, missing = clock_forecast.forecast_applications(tables, gpu, reference / "energaizer" / "workloads")
+        found, missing = clock_forecast.forecast_applications(
+            tables, gpu, reference / "energaizer" / "workloads"
+        )
         assert not missing
         setup = PolicySetup(
-            objective=objective, forecast=clock_forecast.choose_forecast_settings(tables, found, objective)
+            objective=objective,
+            forecast=clock_forecast.choose_forecast_settings(tables, found, objective),
         )
         wanted = [PolicyName.PREDICTIVE, PolicyName.GUIDED, PolicyName.ORACLE]
         outcomes += compare_policies([tables], setup, wanted).outcomes
     return PolicyComparison(objective, tuple(outcomes), {})
 
 
-def test_a100_forecast_alone_is_near_the_oracle_but_leaves_savings(a100: list, reference: Path) -> None:
-    """The baseline that no measurement corrects: 0.70 % over the oracle's ED² in the mean, 1.63 % at worst, and
-    66 % of the energy that a slowdown of 10 % can save. What `manage run` does is the next test's policy."""
+def test_a100_forecast_alone_is_near_the_oracle_but_leaves_savings(
+    a100: list, reference: Path
+) -> None:
+    """The baseline that no measurement corrects: 0.70 % over the oracle's ED² in the mean, 1.63 %
+    at worst, and
+    66 % of the energy that a slowdown of 10 % can save. What `manage run` does is the next test's
+    policy."""
     gaps = [
         o.shares["ed2_over_oracle"]
         for o in predictive(a100, reference, Objective()).for_policy(PolicyName.PREDICTIVE)
@@ -163,13 +182,22 @@ def test_a100_forecast_alone_is_near_the_oracle_but_leaves_savings(a100: list, r
     assert 0.006 < np.mean(gaps) < 0.008
     assert 0.015 < max(gaps) < 0.02
     found = predictive(a100, reference, Objective(Goal.ENERGY, slowdown=0.10))
-    alone, best = (found.for_policy(policy) for policy in (PolicyName.PREDICTIVE, PolicyName.ORACLE))
-    assert 0.55 < sum(o.shares["energy_saving"] for o in alone) / sum(o.shares["energy_saving"] for o in best) < 0.8
+    alone, best = (
+        found.for_policy(policy) for policy in (PolicyName.PREDICTIVE, PolicyName.ORACLE)
+    )
+    assert (
+        0.55
+        < sum(o.shares["energy_saving"] for o in alone)
+        / sum(o.shares["energy_saving"] for o in best)
+        < 0.8
+    )
     assert max(o.shares["slowdown"] for o in alone) <= 0.10
 
 
 def test_a100_forecast_corrected_by_measurements(a100: list, reference: Path) -> None:
-    """What the forecast alone misses, a few runs correct: 0.5 % in the mean and 1.5 % at worst, probing included."""
+    """What the forecast alone misses, a few runs correct: 0.5 % in the mean and 1.5 % at worst,
+    probing included.
+    """
     found = predictive(a100, reference, Objective()).for_policy(PolicyName.GUIDED)
     gaps = [o.shares["ed2_over_oracle_with_probing"] for o in found]
     assert np.mean(gaps) < 0.005
@@ -192,15 +220,20 @@ def test_a100_with_feedback(a100: list) -> None:
         for p in (PolicyName.HARMONIA, PolicyName.ORACLE)
     )
     assert mine > 0.99 * best
-    assert max(o.shares["slowdown"] for o in comparison.for_policy(PolicyName.HARMONIA)) <= 0.10 + 1e-9
+    assert (
+        max(o.shares["slowdown"] for o in comparison.for_policy(PolicyName.HARMONIA)) <= 0.10 + 1e-9
+    )
 
 
 def test_a100_forecast_bounds_hold_with_the_promised_chance(a100: list, reference: Path) -> None:
-    """At its word, an earlier forecast broke its bound at 2, 3, 5, 8 and 15 % in 1, 1, 4, 2 and 2 of 14 applications.
+    """At its word, an earlier forecast broke its bound at 2, 3, 5, 8 and 15 % in 1, 1, 4, 2 and 2
+    of 14 applications.
     Margins come from how it missed other model families."""
     gpu, found = api.find_gpu("a100-pcie-40gb"), {}
     for tables in a100:
-        found |= clock_forecast.forecast_applications(tables, gpu, reference / "energaizer" / "workloads")[0]
+        found |= clock_forecast.forecast_applications(
+            tables, gpu, reference / "energaizer" / "workloads"
+        )[0]
     errors = clock_forecast.measure_slowdown_errors(a100, found)
     kept, saved = [], []
     for percent in range(1, 21):
@@ -218,8 +251,11 @@ def test_a100_forecast_bounds_hold_with_the_promised_chance(a100: list, referenc
 
 
 @pytest.mark.parametrize("percent", [1, 5, 20])
-def test_bounds_hold_under_noise_on_measured_tables(a100: list, titan_x: list, percent: int) -> None:
-    """With 1 % noise the controller broke a bound of 1 % in a third of its runs on the Titan X, of 5 % in a seventh
+def test_bounds_hold_under_noise_on_measured_tables(
+    a100: list, titan_x: list, percent: int
+) -> None:
+    """With 1 % noise the controller broke a bound of 1 % in a third of its runs on the Titan X, of
+    5 % in a seventh
     on the A100."""
     goal, kept = Objective(Goal.ENERGY, slowdown=percent / 100), []
     for seed in range(3):

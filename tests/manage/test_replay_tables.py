@@ -24,7 +24,9 @@ def block(name: str, slow: float = 1.0) -> str:
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.csv"
-    path.write_text(block("one") + "\n" + block("two", 2.0) + "\n" + block("two", 3.0).split("\n", 1)[1] + "\n")
+    path.write_text(
+        block("one") + "\n" + block("two", 2.0) + "\n" + block("two", 3.0).split("\n", 1)[1] + "\n"
+    )
     return path
 
 
@@ -38,7 +40,9 @@ def test_blocks_are_applications_and_a_block_without_a_name_is_one_too(table: Pa
     assert tables.power_w[0, at] == pytest.approx(50 + 899 / 20 + 8.1)
 
 
-@pytest.mark.parametrize("default", ["1164/3505", "3505/1164", "1164 MHz/3505 MHz", "1.164GHz/3.505GHz"])
+@pytest.mark.parametrize(
+    "default", ["1164/3505", "3505/1164", "1164 MHz/3505 MHz", "1.164GHz/3.505GHz"]
+)
 def test_the_default_may_be_written_in_any_order_and_unit(table: Path, default: str) -> None:
     (tables,) = policy_comparison.read_replay_tables(table, default=default)
     assert tables.default == tables.lattice.top
@@ -85,7 +89,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 def test_runs_with_the_clock_in_their_names(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    rows = [f"net_b1_freq{c}_iter10.csv,{0.5 + c / 2000},{1e4 / c},{c},60" for c in (510, 900, 1410)]
+    rows = [
+        f"net_b1_freq{c}_iter10.csv,{0.5 + c / 2000},{1e4 / c},{c},60" for c in (510, 900, 1410)
+    ]
     path.write_text("workload,energy,time,avg_freq,temp\n" + "\n".join(rows) + "\n")
     (tables,) = policy_comparison.read_replay_tables(path)
     assert tables.lattice.shape == (3,)
@@ -113,7 +119,9 @@ def test_applications_measured_at_other_clocks_are_plants_of_their_own(tmp_path:
 
 def test_leaving_out_what_is_not_there_is_a_mistake(table: Path) -> None:
     plants = policy_comparison.read_replay_tables(table)
-    assert [list(t.applications) for t in policy_comparison.leave_out_applications(plants, ["two"])] == [["one"]]
+    assert [
+        list(t.applications) for t in policy_comparison.leave_out_applications(plants, ["two"])
+    ] == [["one"]]
     with pytest.raises(BadInput, match="Closest"):
         policy_comparison.leave_out_applications(plants, ["onee"])
     with pytest.raises(BadInput, match="left"):

@@ -10,7 +10,13 @@ import pytest
 
 from wattcast.manage.live_control import LivePlant, ProgressFile, control_plant
 from wattcast.manage.plants import Observation, build_card_lattice
-from wattcast.manage.savings import LEAST_PAIRS, MeasuredSavings, ReferencePairs, estimate_change, student_t
+from wattcast.manage.savings import (
+    LEAST_PAIRS,
+    MeasuredSavings,
+    ReferencePairs,
+    estimate_change,
+    student_t,
+)
 from wattcast.manage.search_problem import Objective
 
 TOP_HZ = 1.98e9
@@ -29,14 +35,22 @@ class Seen:
 
 
 class NoisyCard:
-    """A card whose power falls by ``effect`` at any clock below the top, and a program that starts and drifts.
+    """A card whose power falls by ``effect`` at any clock below the top, and a program that starts
+    and drifts.
 
-    The energy counter steps every 100 ms, work comes in whole units. Rate and power wander from 100 ms to 100 ms.
-    """
+    The energy counter steps every 100 ms, work comes in whole units. Rate and power wander from 100
+    ms to 100 ms."""
 
     name = "Noisy"
 
-    def __init__(self, effect: float, seed: int, noise: float = 0.02, drift: float = 0.05, units_per_s: float = 7.3):
+    def __init__(
+        self,
+        effect: float,
+        seed: int,
+        noise: float = 0.02,
+        drift: float = 0.05,
+        units_per_s: float = 7.3,
+    ):
         self._draw = np.random.default_rng(seed)
         self.effect, self.noise, self.drift, self.units_per_s = effect, noise, drift, units_per_s
         self.now_s = self.energy_j = self.shown_j = self.work = 0.0
@@ -53,7 +67,11 @@ class NoisyCard:
     def pass_time(self, seconds: float) -> None:
         lowered = self.locked_hz is not None and self.locked_hz < TOP_HZ
         power_w = 400.0 * (1.0 - self.effect * lowered) * (1.0 + self.drift * self.now_s / 60.0)
-        ready = 0.0 if self.now_s < self._start_s else min(1.0, 0.5 + 0.5 * (self.now_s - self._start_s))
+        ready = (
+            0.0
+            if self.now_s < self._start_s
+            else min(1.0, 0.5 + 0.5 * (self.now_s - self._start_s))
+        )
         self.now_s += seconds
         self.energy_j += seconds * power_w * self._factors[0]
         self.work += seconds * self.units_per_s * ready * self._factors[1]
@@ -92,8 +110,12 @@ def control(card: NoisyCard, seconds: float = 60.0, seed: int = 0) -> MeasuredSa
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_a_card_that_saves_nothing_is_said_to_save_nothing(noise: float) -> None:
-    """On constant power and rate, savings of 1.9, 49.6 and 49.1 % were claimed in 25 s and 9.2 % in 60 s."""
-    found = [control(NoisyCard(0.0, seed, noise), seed=seed) for seed in range(100 if noise else 10)]
+    """On constant power and rate, savings of 1.9, 49.6 and 49.1 % were claimed in 25 s and 9.2 % in
+    60 s.
+    """
+    found = [
+        control(NoisyCard(0.0, seed, noise), seed=seed) for seed in range(100 if noise else 10)
+    ]
     assert sum(one is not None and one.energy.is_shown for one in found) <= 5
 
 
@@ -153,6 +175,8 @@ def test_pairs_leave_out_unusable_periods_and_start_anew_with_other_settings() -
     assert pairs.measure() == found  # the settings with the most pairs
 
 
-@pytest.mark.parametrize(("freedom", "quantile"), [(4, 2.776), (9, 2.262), (19, 2.093), (99, 1.984)])
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(4, 2.776), (9, 2.262), (19, 2.093), (99, 1.984)]
+)
 def test_students_t_is_that_of_the_tables(freedom: int, quantile: float) -> None:
     assert student_t(freedom) == pytest.approx(quantile, rel=3e-3)

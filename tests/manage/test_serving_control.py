@@ -52,7 +52,9 @@ vllm:generation_tokens_total{model_name="a"} 1100.0
 
 
 def find_capacity(costs: StepCosts, prompt: str | int, output: str | int) -> float:
-    """Return the requests per second that the engine ends at its highest clock when all come at once."""
+    """Return the requests per second that the engine ends at its highest clock when all come at
+    once.
+    """
     trace = draw_trace(1e3, prompt, output, "poisson", requests=2000)
     engine = EngineReplica(costs, EngineSettings(), plan_requests(trace, EngineSettings()))
     engine.submit(range(len(trace)))
@@ -62,7 +64,11 @@ def find_capacity(costs: StepCosts, prompt: str | int, output: str | int) -> flo
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_metrics_of_both_engines_are_read(engine: str) -> None:
-    text = VLLM if engine == "vllm" else VLLM.replace("vllm:num_requests_waiting", "vllm:num_queue_reqs")
+    text = (
+        VLLM
+        if engine == "vllm"
+        else VLLM.replace("vllm:num_requests_waiting", "vllm:num_queue_reqs")
+    )
     found = parse_engine_metrics(text.replace("vllm:", f"{engine}:"))
     assert found.ttft == LatencyHistogram((0.1, 0.25, math.inf), (60.0, 100.0, 100.0), 12.0)
     assert found.tpot.count == 1000.0
@@ -71,7 +77,9 @@ def test_metrics_of_both_engines_are_read(engine: str) -> None:
     assert twice.ttft.count == 200.0
 
 
-@pytest.mark.parametrize("text", ["", "vllm:time_to_first_token_seconds_sum 1\n", "<html>", 'a{le="x"} y\n\x00'])
+@pytest.mark.parametrize(
+    "text", ["", "vllm:time_to_first_token_seconds_sum 1\n", "<html>", 'a{le="x"} y\n\x00']
+)
 def test_what_is_no_engine_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="histogram"):
         parse_engine_metrics(text)
@@ -108,7 +116,9 @@ class SharedEngine:
             level = self.keeper.level
             per_token_s = TRUE_STEPS.empty_s[level] / (1 - load * TRUE_STEPS.request_s[level])
             requests = 5 * load
-            self.counts += np.array([requests, requests * 3 * per_token_s, requests * per_token_s, requests * OUTPUT])
+            self.counts += np.array(
+                [requests, requests * 3 * per_token_s, requests * per_token_s, requests * OUTPUT]
+            )
             self.now_s += 5.0
             self.energy_j += 5.0 * (200.0 + 10.0 * abs(level - self.cheapest))
             ended, first_s, token_s, tokens = self.counts.tolist()
@@ -130,8 +140,14 @@ def test_the_clock_is_the_lowest_that_serves_the_load(
     scale: float | None, load: float, lowest: int, highest: int
 ) -> None:
     """By a forecast, by one that is 30 % off, and by what is learned without one."""
-    told = None if scale is None else StepForecast(scale * TRUE_STEPS.empty_s, scale * TRUE_STEPS.request_s)
-    engine = SharedEngine(LatencyKeeper(LEVELS_HZ, LIMITS, None if told is None else lambda *_: told))
+    told = (
+        None
+        if scale is None
+        else StepForecast(scale * TRUE_STEPS.empty_s, scale * TRUE_STEPS.request_s)
+    )
+    engine = SharedEngine(
+        LatencyKeeper(LEVELS_HZ, LIMITS, None if told is None else lambda *_: told)
+    )
     levels = engine.play(load, 600.0)
     assert levels[0] == 16
     assert lowest <= levels[-1] <= highest
@@ -191,7 +207,9 @@ def test_an_engine_that_stops_answering_gets_its_card_back() -> None:
 
     def serve_until(end_s: float) -> LivePlant:
         lattice, held = Lattice((Knob(KnobRole.CORE_CLOCK, tuple(LEVELS_HZ)),)), cast(Any, card)
-        plant = LivePlant(held, lattice, 1.0, lambda: card.now_s < end_s, card.wait, say=said.append)
+        plant = LivePlant(
+            held, lattice, 1.0, lambda: card.now_s < end_s, card.wait, say=said.append
+        )
         control_serving(plant, keeper, read)
         return plant
 
@@ -205,7 +223,8 @@ def test_an_engine_that_stops_answering_gets_its_card_back() -> None:
     assert card.now_s < 1000.0
 
 
-# -- the simulator as the plant ----------------------------------------------------------------------------
+# -- the simulator as the plant
+# ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +247,11 @@ def test_costs_at_a_tabulated_clock_are_those_of_the_table(engine: list[StepCost
 
 def test_a_simulated_engine_is_slowed_within_its_limits(engine: list[StepCosts]) -> None:
     trace = draw_trace(0.3 * find_capacity(engine[-1], 512, 128), seconds=240.0, seed=3)
-    policies = 16, make_keeper(engine, LIMITS), LatencyKeeper([float(costs.clock_hz[0]) for costs in engine], LIMITS)
+    policies = (
+        16,
+        make_keeper(engine, LIMITS),
+        LatencyKeeper([float(costs.clock_hz[0]) for costs in engine], LIMITS),
+    )
     top, ours, learned = (serve_at_levels(engine, trace, LIMITS, policy) for policy in policies)
     assert ours.minutes_kept == 1.0
     assert ours.energy_j < 0.75 * top.energy_j
@@ -246,7 +269,9 @@ JUDGED_SEEDS, OTHER_SEEDS = (301, 302), (1001, 1002, 1003)
 
 
 def find_served_load(by_level: list[StepCosts], limits: ServingLimits) -> float:
-    """Return the requests per second up to which the highest clock keeps the limits in 99 % of the minutes."""
+    """Return the requests per second up to which the highest clock keeps the limits in 99 % of the
+    minutes.
+    """
     throughput = find_capacity(by_level[-1], 512, 128)
     for share in np.arange(0.98, 0.5, -0.02):
         traces = [draw_trace(share * throughput, seconds=3600.0, seed=seed) for seed in OTHER_SEEDS]
@@ -259,7 +284,9 @@ def find_served_load(by_level: list[StepCosts], limits: ServingLimits) -> float:
 def judge_policy(
     by_level: list[StepCosts], limits: ServingLimits, rate: float, seeds: tuple[int, ...]
 ) -> dict[str, float]:
-    """Return the means of what the policy, the highest clock and the oracle did in an hour of each seed."""
+    """Return the means of what the policy, the highest clock and the oracle did in an hour of each
+    seed.
+    """
     found = []
     for seed in seeds:
         found.append(rehearse_load(by_level, draw_trace(rate, seconds=3600.0, seed=seed), limits))
@@ -269,7 +296,9 @@ def judge_policy(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "load"), list(product(JUDGED, (0.1, 0.3, 0.5, 0.7, 0.9))))
-def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_saving(case: str, load: float) -> None:
+def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_saving(
+    case: str, load: float
+) -> None:
     """Load is a share of what the highest clock serves within the limits."""
     model, gpu, limits = JUDGED[case]
     by_level = build_clock_levels(model, find_gpu(gpu), longest_context=1024)
@@ -281,11 +310,12 @@ def test_limits_are_kept_in_99_percent_of_minutes_at_70_percent_of_the_oracles_s
 @pytest.mark.slow
 @pytest.mark.parametrize("case", JUDGED)
 def test_limits_at_90_percent_of_the_throughput(case: str) -> None:
-    """More than the highest clock of an H200 and an A100 serves within the limits: it breaks them in some minutes.
+    """More than the highest clock of an H200 and an A100 serves within the limits: it breaks them
+    in some minutes.
 
-    Of the minutes in which the highest clock keeps the limits, the policy keeps 99 %. Where the highest clock does
-    not keep them in 99 % of all, which an A100 does not, there is nothing to be saved.
-    """
+    Of the minutes in which the highest clock keeps the limits, the policy keeps 99 %. Where the
+    highest clock does not keep them in 99 % of all, which an A100 does not, there is nothing to be
+    saved."""
     model, gpu, limits = JUDGED[case]
     by_level = build_clock_levels(model, find_gpu(gpu), longest_context=1024)
     mean = judge_policy(by_level, limits, 0.9 * find_capacity(by_level[-1], 512, 128), (201, 202))

@@ -1,4 +1,5 @@
-"""What one decision costs, without a clock: bytecodes are counted, which are the same on every machine.
+"""What one decision costs, without a clock: bytecodes are counted, which are the same on every
+machine.
 
 Microseconds are in docs/method/manage.md; ``python -m benchmarks.bench_manage`` prints them.
 """
@@ -51,7 +52,9 @@ def bytecodes(work: Callable[[], object]) -> Counter[str]:
     return found
 
 
-def made(controller: Harmonia, applications: tuple[str, ...]) -> Iterator[tuple[ControllerState, Observation]]:
+def made(
+    controller: Harmonia, applications: tuple[str, ...]
+) -> Iterator[tuple[ControllerState, Observation]]:
     """Every state and observation of some applications of the simulated card."""
     for application in applications:
         run, state = TablePlant(hd7970.load_tables(), application), controller.start()
@@ -64,25 +67,39 @@ def made(controller: Harmonia, applications: tuple[str, ...]) -> Iterator[tuple[
 @pytest.mark.parametrize(
     ("cap_w", "most", "usual"), [(None, 4_000, 1_000), (150.0, 5_900, 3_700), (180.0, 6_400, 1_000)]
 )
-def test_no_decision_runs_more_than_a_few_thousand_bytecodes(cap_w: float | None, most: int, usual: int) -> None:
-    """Trades are looked for in decisions of their own, one knob at a time: at 150 W some ran 9,900 before that."""
+def test_no_decision_runs_more_than_a_few_thousand_bytecodes(
+    cap_w: float | None, most: int, usual: int
+) -> None:
+    """Trades are looked for in decisions of their own, one knob at a time: at 150 W some ran 9,900
+    before that.
+    """
     tables = hd7970.load_tables()
     controller = Harmonia(
-        tables.lattice, tables.default, Objective(cap_w=cap_w), load_shipped_model("hd7970_simulated")
+        tables.lattice,
+        tables.default,
+        Objective(cap_w=cap_w),
+        load_shipped_model("hd7970_simulated"),
     )
     costs = []
     for state, seen in made(controller, ("CoMD", "Graph500", "BPT")):
         found = bytecodes(lambda s=state, o=seen: controller.step(s, o))  # type: ignore[misc]
         costs.append(sum(found.values()))
     assert max(costs) < most
-    assert np.median(costs) < usual  # most decisions leave a settled kernel alone, but at 150 W they search
+    assert (
+        np.median(costs) < usual
+    )  # most decisions leave a settled kernel alone, but at 150 W they search
 
 
 def test_a_decision_predicts_nothing_and_solves_nothing() -> None:
-    """It runs code of the controller and of the linear sensitivity model alone: no array, no governor's clock."""
+    """It runs code of the controller and of the linear sensitivity model alone: no array, no
+    governor's clock.
+    """
     tables = hd7970.load_tables()
     controller = Harmonia(
-        tables.lattice, tables.default, Objective(cap_w=150.0), load_shipped_model("hd7970_simulated")
+        tables.lattice,
+        tables.default,
+        Objective(cap_w=150.0),
+        load_shipped_model("hd7970_simulated"),
     )
     ran: Counter[str] = Counter()
     for state, seen in made(controller, ("Graph500",)):
@@ -95,12 +112,16 @@ def test_a_decision_predicts_nothing_and_solves_nothing() -> None:
 
 
 def test_decisions_are_those_of_the_version_before() -> None:
-    """All of them, on the simulated card and on random ones, with and without a cap, counters and a governor."""
+    """All of them, on the simulated card and on random ones, with and without a cap, counters and a
+    governor.
+    """
     assert decisions.digests() == json.loads(decisions.FILE.read_text())
 
 
 def least_expected(memory: RunMemory, to: Settings) -> float:
-    """What ``PowerCapCheck.permits`` compares with the cap, worked out from the memory with nothing kept."""
+    """What ``PowerCapCheck.permits`` compares with the cap, worked out from the memory with nothing
+    kept.
+    """
     lattice, seen, expected = decisions.LATTICES[-1], memory.seen, []
     if to in seen:
         return seen[to].log_power
@@ -108,7 +129,11 @@ def least_expected(memory: RunMemory, to: Settings) -> float:
     for which, knob in enumerate(lattice.knobs):
         slopes = []
         for at, here in seen.items():
-            above = [s for s in seen if s[:which] + s[which + 1 :] == at[:which] + at[which + 1 :] and s > at]
+            above = [
+                s
+                for s in seen
+                if s[:which] + s[which + 1 :] == at[:which] + at[which + 1 :] and s > at
+            ]
             if above:
                 next_up = min(above)
                 ratio = math.log(knob.levels[next_up[which]]) - math.log(knob.levels[at[which]])
@@ -122,7 +147,9 @@ def least_expected(memory: RunMemory, to: Settings) -> float:
     for at, here in seen.items():
         reckoned = here.log_power
         for knob, a, b, up, down in zip(lattice.knobs, at, to, ups, downs, strict=True):
-            reckoned += (up if b > a else down) * (math.log(knob.levels[b]) - math.log(knob.levels[a]))
+            reckoned += (up if b > a else down) * (
+                math.log(knob.levels[b]) - math.log(knob.levels[a])
+            )
         expected.append(reckoned)
     return min(expected)
 
@@ -132,11 +159,17 @@ RUNS = st.lists(st.tuples(SETTINGS, st.floats(60.0, 300.0)), min_size=1, max_siz
 
 
 @settings(deadline=None, max_examples=200)
-@given(runs=RUNS, asked=st.lists(SETTINGS, min_size=1, max_size=12), cap_w=st.floats(70.0, 280.0), near=st.booleans())
+@given(
+    runs=RUNS,
+    asked=st.lists(SETTINGS, min_size=1, max_size=12),
+    cap_w=st.floats(70.0, 280.0),
+    near=st.booleans(),
+)
 def test_kept_columns_permit_what_the_plain_rule_permits(
     runs: list[tuple[Settings, float]], asked: list[Settings], cap_w: float, near: bool
 ) -> None:
-    """Any order, any power; ``near`` keeps runs on few lines, where slopes are known. Each setting is run once:
+    """Any order, any power; ``near`` keeps runs on few lines, where slopes are known. Each setting
+    is run once:
     slopes are those measured when a setting was run, which repeats may move."""
     lattice, memory = decisions.LATTICES[-1], RunMemory()
     for at, power_w in runs:

@@ -14,7 +14,9 @@ DAY_S = 86_400
 
 def make_site(count: int = 6, budget_w: float = 2700.0) -> SitePlan:
     """Build two nodes of GPUs between 300 W, safe, and 700 W; the first GPU of each goes first."""
-    gpus = [SiteGpu(f"{'ab'[i % 2]}{i // 2}", 300.0, 700.0, priority=int(i < 2)) for i in range(count)]
+    gpus = [
+        SiteGpu(f"{'ab'[i % 2]}{i // 2}", 300.0, 700.0, priority=int(i < 2)) for i in range(count)
+    ]
     return SitePlan(budget_w, tuple(gpus))
 
 
@@ -30,9 +32,9 @@ def draw_demand(count: int, seconds: int, seed: int) -> np.ndarray:
 def replay_losses(plan: SitePlan, demand_w: np.ndarray, lost: np.ndarray, coordinated: np.ndarray):
     """Replay a day; return the sums, ``(second,)``, of what GPUs draw and of their limits in force.
 
-    ``lost`` marks seconds in which a node does not answer, ``(gpu, second)``; ``coordinated`` those in which the
-    coordinator lives, ``(second,)``. A GPU that hears nothing for ``SILENT_S`` goes back to its safe share.
-    """
+    ``lost`` marks seconds in which a node does not answer, ``(gpu, second)``; ``coordinated`` those
+    in which the coordinator lives, ``(second,)``. A GPU that hears nothing for ``SILENT_S`` goes
+    back to its safe share."""
     count, seconds = demand_w.shape
     limits, heard, now = [gpu.safe_w for gpu in plan.gpus], [0] * count, 0
 
@@ -50,7 +52,9 @@ def replay_losses(plan: SitePlan, demand_w: np.ndarray, lost: np.ndarray, coordi
         if not coordinated[now]:
             down_since = now if down_since is None else down_since
         else:
-            if down_since is not None:  # a new coordinator begins with the safe shares, once they are in force
+            if (
+                down_since is not None
+            ):  # a new coordinator begins with the safe shares, once they are in force
                 if now - down_since <= SILENT_S + 1:
                     continue
                 coordinator, down_since = SiteCoordinator(plan, set_limit), None
@@ -75,7 +79,9 @@ def test_need_and_priority_decide_and_everybody_keeps_the_safe_share() -> None:
     assert shares[:2] == [700.0, 700.0]
     assert shares[2:] == pytest.approx([325.0] * 4)  # what is left of 2700 W, in equal parts
     assert sum(shares) <= 2700.0
-    idle = plan.share([90.0, 90.0, 690.0, 690.0, 90.0, 90.0], [300.0, 300.0, 690.0, 690.0, 300.0, 300.0])
+    idle = plan.share(
+        [90.0, 90.0, 690.0, 690.0, 90.0, 90.0], [300.0, 300.0, 690.0, 690.0, 300.0, 300.0]
+    )
     assert idle[2] == idle[3] == pytest.approx(700.0)
     assert idle[0] == 300.0
 
@@ -121,7 +127,9 @@ def test_no_second_of_a_day_exceeds_the_budget() -> None:
     fixed = np.minimum(demand, 2700.0 / 6).sum() / demand.sum()
     drawn_w, shares = rehearse_site(plan, demand)
     served = (shares * demand.sum(axis=1)).sum() / demand.sum()
-    print(f"most drawn {drawn_w.max():.1f} W of 2700; served {served:.1%}, equal shares {fixed:.1%}, {shares}")
+    print(
+        f"most drawn {drawn_w.max():.1f} W of 2700; served {served:.1%}, equal shares {fixed:.1%}, {shares}"
+    )
     assert drawn_w.max() <= 2700.0
     assert served > fixed
     assert shares[:2].min() > shares[2:].max()

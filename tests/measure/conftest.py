@@ -1,4 +1,6 @@
-"""Fixtures for measuring without a GPU: the stand-in NVML library, synthetic samples, recorded runs."""
+"""Fixtures for measuring without a GPU: the stand-in NVML library, synthetic samples, recorded
+runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A serving engine on a clock of its own: it schedules one step ahead as vLLM does, with step times as told."""
+"""A serving engine on a clock of its own: it schedules one step ahead as vLLM does, with step times
+as told.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ class _Scheduler:
             num_scheduled_tokens=scheduled,
             scheduled_new_reqs=new,
             scheduled_cached_reqs=SimpleNamespace(req_ids=names, num_computed_tokens=computed),
-            sampled=[r for r in self.running if r.request_id in scheduled and r.computed >= r.num_tokens],
+            sampled=[
+                r for r in self.running if r.request_id in scheduled and r.computed >= r.num_tokens
+            ],
         )
 
     @staticmethod
@@ -162,7 +166,9 @@ class _Executor:
 class FakeEngine:
     """Stands in for ``LLMEngine``: add_request, abort_request, step, has_unfinished_requests."""
 
-    def __init__(self, token_s: float = 1e-5, step_s: float = 8e-3, budget: int = 1024, max_seqs: int = 64) -> None:
+    def __init__(
+        self, token_s: float = 1e-5, step_s: float = 8e-3, budget: int = 1024, max_seqs: int = 64
+    ) -> None:
         self.clock = FakeClock()
         self.scheduler = _Scheduler(self.clock, budget, max_seqs)
         self.model_executor = _Executor(self.clock, token_s, step_s)
@@ -171,7 +177,9 @@ class FakeEngine:
         self.unfinished: dict[str, _Request] = {}
         self.fail_after = 10**9
 
-    def add_request(self, name: str, prompt: dict[str, list[int]], parameters: SimpleNamespace) -> None:
+    def add_request(
+        self, name: str, prompt: dict[str, list[int]], parameters: SimpleNamespace
+    ) -> None:
         request = _Request(name, prompt["prompt_token_ids"], parameters.max_tokens)
         self.unfinished[name] = request
         self.scheduler.waiting.append(request)
@@ -179,8 +187,12 @@ class FakeEngine:
     def abort_request(self, names: list[str]) -> None:
         for name in names:
             self.unfinished.pop(name, None)
-        self.scheduler.running = [r for r in self.scheduler.running if r.request_id in self.unfinished]
-        self.scheduler.waiting = deque(r for r in self.scheduler.waiting if r.request_id in self.unfinished)
+        self.scheduler.running = [
+            r for r in self.scheduler.running if r.request_id in self.unfinished
+        ]
+        self.scheduler.waiting = deque(
+            r for r in self.scheduler.waiting if r.request_id in self.unfinished
+        )
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.unfinished)
@@ -202,7 +214,11 @@ class FakeEngine:
         future, output = self.queue.pop()
         future.result()
         self.clock.sleep(REST_S)
-        return [self._hand_out(request) for request in output.sampled if request.request_id in self.unfinished]
+        return [
+            self._hand_out(request)
+            for request in output.sampled
+            if request.request_id in self.unfinished
+        ]
 
     def _hand_out(self, request: _Request) -> Any:
         request.given += 1

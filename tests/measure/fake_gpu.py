@@ -1,4 +1,6 @@
-"""A GPU that only keeps time: a stream that is busy until some moment, so that rows can be measured without one."""
+"""A GPU that only keeps time: a stream that is busy until some moment, so that rows can be measured
+without one.
+"""
 
 from __future__ import annotations
 

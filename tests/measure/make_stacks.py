@@ -1,8 +1,7 @@
 """Write ``studies/plans/stacks.jsonl``: ``python tests/measure/make_stacks.py``.
 
-Models of made-up sizes, none of them one that is measured whole, so that what is learned from their layers can be
-judged by whole models. Layers are spelled by Wattcast's own front end.
-"""
+Models of made-up sizes, none of them one that is measured whole, so that what is learned from their
+layers can be judged by whole models. Layers are spelled by Wattcast's own front end."""
 
 from __future__ import annotations
 
@@ -46,7 +45,12 @@ MADE_UP = (
 def config(dims: ModelDims, layers: int) -> dict[str, Any]:
     """The sizes as Hugging Face writes them."""
     if dims.architecture == "gpt2":
-        sizes = {"n_layer": layers, "n_embd": dims.hidden, "n_head": dims.heads, "n_positions": dims.max_positions}
+        sizes = {
+            "n_layer": layers,
+            "n_embd": dims.hidden,
+            "n_head": dims.heads,
+            "n_positions": dims.max_positions,
+        }
     else:
         sizes = {
             "num_hidden_layers": layers,
@@ -62,16 +66,25 @@ def config(dims: ModelDims, layers: int) -> dict[str, Any]:
 
 
 def layer(dims: ModelDims, options: ModelOptions) -> list[dict[str, Any]]:
-    """The distinct operators of what repeats, each with how often it is called; in training its optimizer too."""
-    few, graph = (load_workload.load_workload(config(dims, layers), options) for layers in (_LAYERS // 2, _LAYERS))
+    """The distinct operators of what repeats, each with how often it is called; in training its
+    optimizer too.
+    """
+    few, graph = (
+        load_workload.load_workload(config(dims, layers), options)
+        for layers in (_LAYERS // 2, _LAYERS)
+    )
     calls: dict[Operator, int] = {}
     for op in (op for block in graph.blocks if block.repeat > 1 for op in block.ops):
         calls[op] = calls.get(op, 0) + op.count
     if options.phase is WorkloadPhase.TRAIN:
-        each = (math.prod(_optimiser(graph)) - math.prod(_optimiser(few))) // (_LAYERS - _LAYERS // 2)
+        each = (math.prod(_optimiser(graph)) - math.prod(_optimiser(few))) // (
+            _LAYERS - _LAYERS // 2
+        )
         count = math.ceil(each / ADAMW_ELEMENTS_PER_LAUNCH)
         n = each // count // ADAMW_ALIGNMENT * ADAMW_ALIGNMENT
-        calls[Elementwise("adamw", n, dtype=options.dtype, write=3 * n * options.dtype.byte)] = count
+        calls[Elementwise("adamw", n, dtype=options.dtype, write=3 * n * options.dtype.byte)] = (
+            count
+        )
     return [_runnable(operator_to_plain(op)) | {"count": count} for op, count in calls.items()]
 
 
@@ -89,7 +102,9 @@ def _runnable(plain: dict[str, Any]) -> dict[str, Any]:
     """As the campaign runs it: one element for all of a single row is an operand like any other."""
     kept = {name: value for name, value in plain.items() if name not in ("count", "label")}
     if spec_from_operator(kept) is None:
-        kept = {name: value for name, value in kept.items() if name not in ("layout", "rows", "read")}
+        kept = {
+            name: value for name, value in kept.items() if name not in ("layout", "rows", "read")
+        }
     return kept
 
 

@@ -21,7 +21,9 @@ def synthetic(
     throttle=lambda t: 0,
     seed: int = 0,
 ) -> EnergySamples:
-    """Samples of a counter that steps every ``step_s`` under a power that may change, polled with jitter."""
+    """Samples of a counter that steps every ``step_s`` under a power that may change, polled with
+    jitter.
+    """
     random = np.random.default_rng(seed)
     even_s = np.arange(0.0, length_s, poll_s)
     time_s = np.sort(even_s + random.uniform(0.0, jitter_s, len(even_s)))

@@ -31,7 +31,9 @@ def test_three_ways_of_measuring_agree(standin: StandIn, monkeypatch: pytest.Mon
 
     def measure() -> SimpleNamespace:
         rows = module.compare_methods(0.9)
-        return SimpleNamespace(rows=rows, flags=[flag for row in rows[:-1] for flag in row["flags"]])
+        return SimpleNamespace(
+            rows=rows, flags=[flag for row in rows[:-1] for flag in row["flags"]]
+        )
 
     *found, last = undisturbed(measure).rows
     assert len(found) == 3

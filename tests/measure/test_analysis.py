@@ -1,4 +1,6 @@
-"""Sensor, comparison, profiler traces, counters, packing and the shipped database; recorded runs replayed."""
+"""Sensor, comparison, profiler traces, counters, packing and the shipped database; recorded runs
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from wattcast.core.errors import BadInput, Refused
 from wattcast.core.measured_rows import Journal, KernelRow, NameRow, RunInfo, database_folder
 from wattcast.core.measured_rows import read_table as read_parquet
 from wattcast.measure.campaigns.kernel_campaign import kernels_by_range
-from wattcast.measure.campaigns.nsight_counters import keep_known_metrics, read_counter_table, read_wanted_metrics
+from wattcast.measure.campaigns.nsight_counters import (
+    keep_known_metrics,
+    read_counter_table,
+    read_wanted_metrics,
+)
 from wattcast.measure.database_files import (
     find_phases,
     make_summary_page,
@@ -28,7 +34,9 @@ from wattcast.measure.measured_run import Measurement, ModelTerm, compare_with_p
 from wattcast.measure.sampler import describe_sensor
 from wattcast.measure.steady_state import SettlingRule, find_settled_window
 
-CAPPED = DATA / "h200_capped.npz"  # an H200 under a linear layer of 16384 x 4096 x 1024, bf16, after a convolution
+CAPPED = (
+    DATA / "h200_capped.npz"
+)  # an H200 under a linear layer of 16384 x 4096 x 1024, bf16, after a convolution
 
 
 def test_the_recorded_sensor_of_an_h200_is_described_as_it_is() -> None:
@@ -78,7 +86,9 @@ def test_a_recorded_capped_load_shows_why_half_a_second_is_too_little() -> None:
 
 def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is(tmp_path: Path) -> None:
     linear = {"op": "linear", "m": 16, "n": 16, "k": 16, "dtype": "bf16"}
-    row = KernelRow("sustained-y", "sustained", "linear", linear, power_w=691.0, sm_clock_hz=1.9e9, ticks=20)
+    row = KernelRow(
+        "sustained-y", "sustained", "linear", linear, power_w=691.0, sm_clock_hz=1.9e9, ticks=20
+    )
     row = replace(row, throttle=("sw_power_cap",), date="2026-11-15T02:55:45+00:00", run="r")
     short = replace(row, id="sustained-z", ticks=5)
     journal = Journal(tmp_path / "sustained.jsonl")
@@ -86,13 +96,20 @@ def test_a_capped_row_that_holds_a_cycle_is_settled_as_it_is(tmp_path: Path) -> 
     journal.append(short)
     pack_database([tmp_path], tmp_path / "packed")
     found = {one["id"]: one for one in read_parquet(tmp_path / "packed" / "rows.parquet")}
-    settled = [found["sustained-y"][name] for name in ("settled_power_w", "settled_clock_hz", "settled_ticks")]
+    settled = [
+        found["sustained-y"][name]
+        for name in ("settled_power_w", "settled_clock_hz", "settled_ticks")
+    ]
     assert settled == [691.0, 1.9e9, 20]
     assert found["sustained-z"]["settled_power_w"] is None
 
 
 def predicted_json(**changes: float) -> dict[str, Any]:
-    return {"predictions": [{"latency_s": 1.0, "power_w": 500.0, "clock_hz": 1.98e9, "busy_s": 0.9} | changes]}
+    return {
+        "predictions": [
+            {"latency_s": 1.0, "power_w": 500.0, "clock_hz": 1.98e9, "busy_s": 0.9} | changes
+        ]
+    }
 
 
 def test_the_term_that_is_off_is_named() -> None:
@@ -116,7 +133,9 @@ def test_the_term_that_is_off_is_named() -> None:
 def test_figures_that_are_none_are_refused() -> None:
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(BadInput, match="above zero"):
-            compare_with_prediction(Measurement("run", 1.0, power_w=500.0), predicted_json(latency_s=wrong))
+            compare_with_prediction(
+                Measurement("run", 1.0, power_w=500.0), predicted_json(latency_s=wrong)
+            )
 
 
 def test_a_window_against_the_output_of_predict() -> None:
@@ -124,7 +143,9 @@ def test_a_window_against_the_output_of_predict() -> None:
     window = Measurement("run", 10.0, energy_j=5000.0, power_w=500.0, sm_clock_hz=1.98e9)
     assert compare_with_prediction(window, predicted, 100).term is ModelTerm.NONE
     with pytest.raises(Refused, match="nothing to compare"):
-        compare_with_prediction(Measurement("run", 0.1, flags=("2 counter steps, 5 needed",)), predicted)
+        compare_with_prediction(
+            Measurement("run", 0.1, flags=("2 counter steps, 5 needed",)), predicted
+        )
     with pytest.raises(BadInput, match="wattcast predict"):
         compare_with_prediction(window, {"predictions": []})
     with pytest.raises(BadInput, match="at least 1"):
@@ -147,7 +168,9 @@ def test_kernels_belong_to_the_range_that_launched_them() -> None:
         {"cat": "kernel", "name": "between", "ts": 75.0, "dur": 1.0, "args": {"correlation": 4}},
         {"cat": "kernel", "name": "unlaunched", "ts": 75.0, "dur": 1.0, "args": {}},
     ]
-    found = {name: [event["name"] for event in held] for name, held in kernels_by_range(events).items()}
+    found = {
+        name: [event["name"] for event in held] for name, held in kernels_by_range(events).items()
+    }
     assert found == {"aaaa": ["first"], "bbbb": ["second", "third"]}
 
 
@@ -175,7 +198,9 @@ def test_metrics_a_profiler_does_not_know_are_dropped() -> None:
     known = keep_known_metrics(wanted, {"dram__bytes_read"})
     assert "dram__bytes_read.sum" in known
     assert all(name.startswith(("dram__bytes_read", "launch__")) for name in known)
-    assert keep_known_metrics(wanted, set())  # a profiler that does not say gets the few that all know
+    assert keep_known_metrics(
+        wanted, set()
+    )  # a profiler that does not say gets the few that all know
 
 
 def test_periods_that_beat_with_the_boards_sampling_are_found() -> None:
@@ -201,11 +226,17 @@ def campaign(tmp_path: Path) -> Path:
     journal = Journal(tmp_path / "in" / "sustained.jsonl")
     journal.append(row)
     journal.append(replace(row, id="sustained-a-random-r1", repeat=1, power_w=404.0))
-    journal.append(replace(row, id="sustained-b-random", detail={"spec": "bbbb"}, error="boom", latency_s=None))
+    journal.append(
+        replace(row, id="sustained-b-random", detail={"spec": "bbbb"}, error="boom", latency_s=None)
+    )
     duty = replace(row, id="duty-a", kind="duty", period_s=0.05, on_power_w=500.0)
     Journal(tmp_path / "in" / "duty.jsonl").append(duty)
-    Journal(tmp_path / "in" / "runs.jsonl", "run").append(RunInfo("r1", "2026-11-15", "NVIDIA H200", "GPU-1"))
-    Journal(tmp_path / "in" / "names.jsonl", "spec").append(NameRow("aaaa", ("k1",), ((1, 1, 1),), ((128, 1, 1),)))
+    Journal(tmp_path / "in" / "runs.jsonl", "run").append(
+        RunInfo("r1", "2026-11-15", "NVIDIA H200", "GPU-1")
+    )
+    Journal(tmp_path / "in" / "names.jsonl", "spec").append(
+        NameRow("aaaa", ("k1",), ((1, 1, 1),), ((128, 1, 1),))
+    )
     (tmp_path / "in" / "counters.csv").write_text(NCU)
     return tmp_path
 
@@ -226,7 +257,9 @@ def test_packing_joins_cards_names_and_counters(campaign: Path) -> None:
 
 
 def test_packing_adds_to_a_database_and_loses_nothing(campaign: Path) -> None:
-    """A later campaign without the earlier one's files: its rows join, known operators keep their kernels' names."""
+    """A later campaign without the earlier one's files: its rows join, known operators keep their
+    kernels' names.
+    """
     pytest.importorskip("polars")
     pack_database([campaign / "in"], campaign / "out")
     first = {row["id"]: row for row in read_parquet(campaign / "out" / "rows.parquet")}
@@ -287,7 +320,9 @@ def shipped_rows(h200: Path) -> list[dict[str, Any]]:
     return read_parquet(h200 / "rows.parquet")
 
 
-def test_the_shipped_database_holds_what_its_readme_says(h200: Path, summary: dict[str, Any]) -> None:
+def test_the_shipped_database_holds_what_its_readme_says(
+    h200: Path, summary: dict[str, Any]
+) -> None:
     """The README's tables are the summary's own words."""
     text = (h200 / "README.md").read_text(encoding="utf-8")
     assert make_summary_page(summary) in text
@@ -307,7 +342,9 @@ def test_the_shipped_database_is_large_enough_and_repeats(summary: dict[str, Any
     assert within["power, sustained, settled where capped"]["median"] <= 0.01
 
 
-def test_every_row_of_the_shipped_database_is_an_operator(shipped_rows: list[dict[str, Any]]) -> None:
+def test_every_row_of_the_shipped_database_is_an_operator(
+    shipped_rows: list[dict[str, Any]],
+) -> None:
     from wattcast.workload.readers.from_json import parse_workload
 
     assert all(row["card_uuid"] and row["driver"] and row["date"] for row in shipped_rows)
@@ -317,18 +354,26 @@ def test_every_row_of_the_shipped_database_is_an_operator(shipped_rows: list[dic
 
 
 def test_rows_of_the_shipped_database_are_physical(shipped_rows: list[dict[str, Any]]) -> None:
-    """No row beats DRAM from beyond the cache, none draws less than idle; capped loads settle near the limit."""
+    """No row beats DRAM from beyond the cache, none draws less than idle; capped loads settle near
+    the limit.
+    """
     from wattcast.workload.readers.from_json import parse_workload
 
     rows = [row for row in shipped_rows if row["latency_s"]]
     for row in rows:
-        skips = row["operator"].get("stride", 1) > row["operator"].get("r", 1)  # pixels that no filter reads
+        skips = row["operator"].get("stride", 1) > row["operator"].get(
+            "r", 1
+        )  # pixels that no filter reads
         if row["footprint_byte"] and row["footprint_byte"] > 4 * row_l2_byte and not skips:
-            graph = parse_workload(json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x")
+            graph = parse_workload(
+                json.dumps({"name": "x", "ops": [row["operator"]]}).encode(), "x"
+            )
             assert graph.byte / row["latency_s"] < 4.8e12, row["id"]
         if row["kind"] == "sustained":
             assert 120.0 < row["power_w"] < 780.0, row["id"]
-    settled_w = [row["settled_power_w"] for row in rows if row["settled_power_w"] and row["data"] == "random"]
+    settled_w = [
+        row["settled_power_w"] for row in rows if row["settled_power_w"] and row["data"] == "random"
+    ]
     assert np.percentile(settled_w, 5) > 680.0
     assert np.percentile(settled_w, 95) < 710.0
 

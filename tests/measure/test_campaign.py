@@ -1,4 +1,6 @@
-"""The campaign without a GPU: rows of every kind, failures that cost one row, and continuing where it stopped."""
+"""The campaign without a GPU: rows of every kind, failures that cost one row, and continuing where
+it stopped.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Spin:
 @pytest.fixture
 def bench(standin: StandIn) -> Iterator[OperatorBench]:
     gpu = FakeGpu()
-    gpu.operands = SimpleNamespace(pattern="random", fill=lambda p: setattr(gpu.operands, "pattern", p))
+    gpu.operands = SimpleNamespace(
+        pattern="random", fill=lambda p: setattr(gpu.operands, "pattern", p)
+    )
     with Sampler("nvml") as sampler:
         yield OperatorBench(gpu, sampler, "run-1", Spin(), top_clock_hz=1.98e9)
 
@@ -54,7 +58,9 @@ def read(path: Path) -> list[KernelRow]:
     return [row_from_plain(row, KernelRow) for row in read_lines(path)]
 
 
-def test_a_disk_that_fails_at_any_write_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_at_any_write_leaves_whole_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk ended a campaign with a traceback and exit code 0, and left half a line behind."""
     fsync, calls, fails_at = os.fsync, [0], [0]
 
@@ -68,7 +74,10 @@ def test_a_disk_that_fails_at_any_write_leaves_whole_rows(tmp_path: Path, monkey
     samples = EnergySamples(np.ones((3, len(COLUMNS))))
     sampler = SimpleNamespace(healthy=True, lost=False, errors=0, since=lambda _: samples)
     bench: Any = SimpleNamespace(gpu=FakeGpu(), sampler=sampler, run="run-1")
-    blanks = [KernelRow(f"row-{i}", RowKind.BURST, "gemm", {"op": "linear"}, latency_s=1e-5) for i in range(4)]
+    blanks = [
+        KernelRow(f"row-{i}", RowKind.BURST, "gemm", {"op": "linear"}, latency_s=1e-5)
+        for i in range(4)
+    ]
 
     def run(out: Path) -> None:
         calls[0] = 0
@@ -81,7 +90,9 @@ def test_a_disk_that_fails_at_any_write_leaves_whole_rows(tmp_path: Path, monkey
     writes = calls[0]
     for fails_at[0] in range(1, writes + 1):
         out = tmp_path / f"fails-{fails_at[0]}"
-        if fails_at[0] == writes:  # the name of the samples' file, which may be put on the disk later
+        if (
+            fails_at[0] == writes
+        ):  # the name of the samples' file, which may be put on the disk later
             run(out)
             continue
         with pytest.raises(CannotWrite, match="No space left"):
@@ -106,17 +117,23 @@ def test_a_burst_gives_the_latency_at_the_top_clock(bench: OperatorBench) -> Non
     assert row.flags == ()
 
 
-def test_a_burst_below_the_top_clock_is_tried_again_and_flagged(bench: OperatorBench, standin: StandIn) -> None:
+def test_a_burst_below_the_top_clock_is_tried_again_and_flagged(
+    bench: OperatorBench, standin: StandIn
+) -> None:
     standin.follow("at -10 300 1500 4")
     rows = (operator_rows.measure_burst_row(bench, SPECS[0]) for _ in range(20))
-    assert "clock_low" in next(row for row in rows if row.sm_clock_hz == 1.5e9).flags  # a late sampler saw no clock
+    assert (
+        "clock_low" in next(row for row in rows if row.sm_clock_hz == 1.5e9).flags
+    )  # a late sampler saw no clock
 
 
 def test_a_sustained_row_has_power_clock_latency_and_ticks(bench: OperatorBench) -> None:
     row = undisturbed(lambda: operator_rows.measure_sustained_row(bench, SPECS[0]))
     assert row.power_w == pytest.approx(300.0, rel=0.01)
     assert row.ticks >= 5
-    assert row.latency_s == pytest.approx(bench.gpu.call_s, rel=0.3)  # a stalled host leaves gaps in the fake stream
+    assert row.latency_s == pytest.approx(
+        bench.gpu.call_s, rel=0.3
+    )  # a stalled host leaves gaps in the fake stream
     assert row.effective_clock_hz == 1.85e9
     assert row.memory_power_w == 60.0
     assert row.flags == ()
@@ -135,7 +152,9 @@ def test_a_sustained_row_waits_for_the_governor(bench: OperatorBench, standin: S
     assert row.throttle == ("sw_power_cap",)
 
 
-def test_a_load_that_never_settles_is_kept_and_flagged(bench: OperatorBench, standin: StandIn) -> None:
+def test_a_load_that_never_settles_is_kept_and_flagged(
+    bench: OperatorBench, standin: StandIn
+) -> None:
     lines = [f"at {0.15 * i:.2f} 500 {1980 - 40 * i}" for i in range(40)]
     standin.follow("at -1 500 1980", *lines)
     bench.rule = SettlingRule(longest_s=1.6, capped_settle_s=0.5)
@@ -148,7 +167,9 @@ def test_a_load_that_never_settles_is_kept_and_flagged(bench: OperatorBench, sta
 def test_a_duty_cycle_gives_the_power_while_on(bench: OperatorBench) -> None:
     """Mean 300 W at idle 100 W and duty d: on-power must be 100 + 200 / d."""
     bench.gpu.call_s = 2e-5  # graphs of half a millisecond, so that replays can fill half a period
-    row = undisturbed(lambda: operator_rows.measure_duty_row(bench, SPECS[0], 0.5, idle_power_w=100.0))
+    row = undisturbed(
+        lambda: operator_rows.measure_duty_row(bench, SPECS[0], 0.5, idle_power_w=100.0)
+    )
     assert row.duty == pytest.approx(0.5, abs=0.04)
     assert row.on_power_w == pytest.approx(100.0 + 200.0 / row.duty, rel=0.02)
     assert row.period_s >= 0.012
@@ -167,7 +188,9 @@ def test_idle_power_is_measured_without_work(bench: OperatorBench) -> None:
     assert row.operator == {"op": "idle"}
 
 
-def test_a_failing_operator_costs_one_row_and_the_next_goes_on(bench: OperatorBench, tmp_path: Path) -> None:
+def test_a_failing_operator_costs_one_row_and_the_next_goes_on(
+    bench: OperatorBench, tmp_path: Path
+) -> None:
     campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1)
     specs = campaign.specs()
     bench.gpu.fails = {specs[2].id}
@@ -194,12 +217,16 @@ def test_the_budget_ends_a_step(bench: OperatorBench, tmp_path: Path) -> None:
     assert campaign.counts["burst"] == 0
 
 
-@pytest.mark.parametrize(("steps", "rows"), [(["sustained"], 28), (["sustained", "repeat-sustained"], 17)])
+@pytest.mark.parametrize(
+    ("steps", "rows"), [(["sustained"], 28), (["sustained", "repeat-sustained"], 17)]
+)
 def test_time_is_held_back_for_repeats_that_were_asked_for_alone(
     steps: list[str], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to 68 s of a call's budget were left unused for a repeat step that was not to come."""
-    bench: Any = SimpleNamespace(sampler=SimpleNamespace(lost=False, errors=0), run="run-1", top_clock_hz=0.0)
+    bench: Any = SimpleNamespace(
+        sampler=SimpleNamespace(lost=False, errors=0), run="run-1", top_clock_hz=0.0
+    )
 
     spent_s = [0.0]
 
@@ -220,11 +247,15 @@ def test_time_is_held_back_for_repeats_that_were_asked_for_alone(
     assert module.run_kernel_campaign(tmp_path, steps, 100.0)["sustained"] == rows
 
 
-@pytest.mark.parametrize(("clocks_mhz", "waited_s"), [([1980.0], 4.0), ([1980.0] * 9 + [1200.0] * 30 + [345.0], 9.0)])
+@pytest.mark.parametrize(
+    ("clocks_mhz", "waited_s"), [([1980.0], 4.0), ([1980.0] * 9 + [1200.0] * 30 + [345.0], 9.0)]
+)
 def test_a_clock_that_does_not_fall_is_not_waited_for(
     clocks_mhz: list[float], waited_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cards keep the top clock while a context is open, and every idle step waited 25 s for it to fall."""
+    """Cards keep the top clock while a context is open, and every idle step waited 25 s for it to
+    fall.
+    """
     slept, left = [0.0], [1e6 * clock for clock in clocks_mhz]
 
     def wait(length_s: float) -> None:
@@ -236,7 +267,9 @@ def test_a_clock_that_does_not_fall_is_not_waited_for(
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: slept[0], sleep=wait))
     monkeypatch.setattr(module, "_warm_idle_w", lambda *_: None)
     monkeypatch.setattr(
-        operator_rows, "measure_idle_row", lambda _, name, __: KernelRow(name, RowKind.IDLE, "idle", {"op": "idle"})
+        operator_rows,
+        "measure_idle_row",
+        lambda _, name, __: KernelRow(name, RowKind.IDLE, "idle", {"op": "idle"}),
     )
     sampler = SimpleNamespace(head=20, since=lambda _: SimpleNamespace(last=last))
     bench: Any = SimpleNamespace(sampler=sampler, top_clock_hz=1.98e9)
@@ -257,7 +290,9 @@ def test_a_device_lost_mid_run_stops_the_step_and_keeps_every_row(
     assert kept.power_w == pytest.approx(300.0, rel=0.01)
 
 
-def test_a_hanging_driver_costs_one_row(bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
+def test_a_hanging_driver_costs_one_row(
+    bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch
+) -> None:
     from wattcast.measure import sampler as sampler_module
 
     monkeypatch.setattr(sampler_module, "SILENCE_S", 0.4)
@@ -276,7 +311,9 @@ def test_a_hanging_driver_costs_one_row(bench: OperatorBench, standin: StandIn, 
     assert good.power_w == pytest.approx(300.0, rel=0.02)
 
 
-def test_duty_takes_capped_kernels_only(bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch) -> None:
+def test_duty_takes_capped_kernels_only(
+    bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(module, "CAPPED_WANTED", 1)
     monkeypatch.setattr(module, "CAPPED", {"linear": 2})
     standin.follow("at -10 300 1980")
@@ -289,23 +326,36 @@ def test_duty_takes_capped_kernels_only(bench: OperatorBench, standin: StandIn, 
 def test_all_kernels_of_a_list_are_duty_cycled(
     bench: OperatorBench, standin: StandIn, tmp_path: Path, monkeypatch
 ) -> None:
-    """Whoever lists kernels knows that they meet the cap: no fixed number, and no guess at which ones may."""
+    """Whoever lists kernels knows that they meet the cap: no fixed number, and no guess at which
+    ones may.
+    """
     monkeypatch.setattr(module, "CAPPED_WANTED", 1)
     monkeypatch.setattr(module, "is_likely_capped", lambda spec: False)
     monkeypatch.setattr(module, "DUTIES", (0.5,))
-    monkeypatch.setattr(module, "find_last_row", lambda journal, row_id: {"throttle": ["sw_power_cap"]})
+    monkeypatch.setattr(
+        module, "find_last_row", lambda journal, row_id: {"throttle": ["sw_power_cap"]}
+    )
     standin.follow("at -10 300 1980")
     campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 120, listed=list(SPECS[:2]))
     module.duty_step(campaign)
-    assert {row.detail["spec"] for row in read(tmp_path / "duty.jsonl")} == {spec.id for spec in SPECS[:2]}
+    assert {row.detail["spec"] for row in read(tmp_path / "duty.jsonl")} == {
+        spec.id for spec in SPECS[:2]
+    }
 
 
-def test_patterns_of_a_list_include_random_values(bench: OperatorBench, tmp_path: Path, monkeypatch) -> None:
+def test_patterns_of_a_list_include_random_values(
+    bench: OperatorBench, tmp_path: Path, monkeypatch
+) -> None:
     """No other step of the campaign measures them, as the sustained one does for the plan."""
     monkeypatch.setattr(module, "choose_patterns", lambda spec: True)
     campaign = KernelCampaign(bench, tmp_path, time.monotonic() + 120, listed=[SPECS[0]])
     module.pattern_step(campaign)
-    assert {row.data for row in read(tmp_path / "sustained.jsonl")} == {"zeros", "relu", "ones", "random"}
+    assert {row.data for row in read(tmp_path / "sustained.jsonl")} == {
+        "zeros",
+        "relu",
+        "ones",
+        "random",
+    }
 
 
 def test_patterns_are_measured_under_their_own_ids(bench: OperatorBench, tmp_path: Path) -> None:

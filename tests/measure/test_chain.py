@@ -1,4 +1,6 @@
-"""Chains of different operators: built on the CPU, measured on a GPU that keeps time, packed and compared."""
+"""Chains of different operators: built on the CPU, measured on a GPU that keeps time, packed and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_plans_are_what_their_study_writes(name: str) -> None:
 
 def test_operators_of_a_workload_file_are_a_plan(tmp_path: Path) -> None:
     named = list_chain_members()
-    assert {spec.id for spec in named} == {member.id for chain in read_chains() for member in chain.members}
+    assert {spec.id for spec in named} == {
+        member.id for chain in read_chains() for member in chain.members
+    }
     assert len(read_listed(PLANS / "training.jsonl")) > 800
     with pytest.raises(BadInput, match="studies/plans"):
         read_listed(Path("trainings"))
@@ -71,24 +75,33 @@ def test_a_chain_runs_its_members_one_after_another() -> None:
     assert len(out) == len(chain.members)
 
 
-def test_the_step_measures_members_first_and_keeps_chains_apart(bench: OperatorBench, tmp_path: Path) -> None:
+def test_the_step_measures_members_first_and_keeps_chains_apart(
+    bench: OperatorBench, tmp_path: Path
+) -> None:
     STEPS["chains"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=2))
     found = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
     assert [row.name for row in found] == [chain.name for chain in read_chains()[:2]]
     assert all(row.latency_s and not row.error for row in found)
-    alone = {row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")}
+    alone = {
+        row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")
+    }
     for row in found:
         assert row.alone_s == tuple(alone[spec] for spec in row.specs)
         assert row.id.startswith("chain-")
 
 
-def test_a_member_that_fails_leaves_its_chain_without_a_sum(bench: OperatorBench, tmp_path: Path) -> None:
+def test_a_member_that_fails_leaves_its_chain_without_a_sum(
+    bench: OperatorBench, tmp_path: Path
+) -> None:
     bench.gpu.fails = {read_chains()[0].members[1].id}
     STEPS["chains"](KernelCampaign(bench, tmp_path, time.monotonic() + 60, few=1))
     (row,) = (row_from_plain(plain, ChainRow) for plain in read_lines(tmp_path / "chain.jsonl"))
     assert row.alone_s == ()
     assert row.latency_s
-    assert find_chain_extras([{"name": row.name, "specs": row.specs, "latency_s": row.latency_s}], []) == []
+    assert (
+        find_chain_extras([{"name": row.name, "specs": row.specs, "latency_s": row.latency_s}], [])
+        == []
+    )
 
 
 def test_chains_are_packed_beside_rows_and_summed_up(bench: OperatorBench, tmp_path: Path) -> None:
@@ -115,11 +128,18 @@ def test_the_extra_time_is_shared_among_kernels() -> None:
 
 
 def test_the_plan_common_to_all_cards_is_of_rows_that_ship() -> None:
-    """What is measured on every card was measured on another: otherwise cards could not be compared."""
+    """What is measured on every card was measured on another: otherwise cards could not be
+    compared.
+    """
     shipped = read_table(database_folder("h200") / ROWS_FILE)
-    for name, kind, least in (("common_burst", "burst", 200), ("common_sustained", "sustained", 50)):
+    for name, kind, least in (
+        ("common_burst", "burst", 200),
+        ("common_sustained", "sustained", 50),
+    ):
         specs = read_listed(PLANS / f"{name}.jsonl")
-        known = {row["spec"] for row in shipped if row["kind"] == kind and row["chosen"] != "common"}
+        known = {
+            row["spec"] for row in shipped if row["kind"] == kind and row["chosen"] != "common"
+        }
         assert len(specs) >= least
         assert {spec.chosen for spec in specs} == {"common"}
         assert all(spec.id in known for spec in specs)

@@ -1,4 +1,6 @@
-"""The engine campaign without a GPU: a stand-in engine with known step times gives rows with those times."""
+"""The engine campaign without a GPU: a stand-in engine with known step times gives rows with those
+times.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ from wattcast.measure.campaigns.engine_steps import (
 )
 from wattcast.serving.host_times import pack_engine_folders
 
-MODEL = EngineModel("made-up", {"vocab_size": 1000, "max_position_embeddings": 4096}, held_out=True, start_s=1.0)
+MODEL = EngineModel(
+    "made-up", {"vocab_size": 1000, "max_position_embeddings": 4096}, held_out=True, start_s=1.0
+)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +103,10 @@ def test_at_least_half_of_the_models_are_held_out_and_every_class_is_among_them(
 def test_planned_points_have_ids_of_their_own_and_fit_a_step() -> None:
     assert len({point.id for point in STEP_POINTS}) == len(STEP_POINTS)
     for point in STEP_POINTS:
-        assert point.kind != "mixed" or point.batch + point.prompts * point.prompt_tokens <= MAX_BATCHED_TOKENS
+        assert (
+            point.kind != "mixed"
+            or point.batch + point.prompts * point.prompt_tokens <= MAX_BATCHED_TOKENS
+        )
     with pytest.raises(WattcastError):
         StepPoint(batch=4)
     assert not StepPoint(64, 1024).fits(cache_tokens=64 * 1024, max_seqs=256, max_model_len=4096)
@@ -108,7 +115,9 @@ def test_planned_points_have_ids_of_their_own_and_fit_a_step() -> None:
 
 
 def test_a_decode_row_says_the_engines_own_times() -> None:
-    """Host work is hidden behind the GPU, so a step takes the device's time; the host's share is said beside it."""
+    """Host work is hidden behind the GPU, so a step takes the device's time; the host's share is
+    said beside it.
+    """
     engine = FakeEngine(token_s=1e-5, step_s=8e-3)
     row = measure_point(bench_of(engine), StepPoint(16, 512))
     device_s = 8e-3 + 16e-5
@@ -139,14 +148,18 @@ def test_prompts_of_decoding_requests_are_not_computed() -> None:
 
 
 def test_prefill_steps_hold_one_prompt_each() -> None:
-    row = measure_point(bench_of(FakeEngine(token_s=2e-5, step_s=1e-3, budget=1024)), StepPoint(0, 0, 1, 500))
+    row = measure_point(
+        bench_of(FakeEngine(token_s=2e-5, step_s=1e-3, budget=1024)), StepPoint(0, 0, 1, 500)
+    )
     assert row["prompt_tokens_per_step"] == pytest.approx(500)
     assert row["latency_s"] == pytest.approx(1e-3 + 500 * 2e-5, rel=0.02)
     assert row["flags"] == []
 
 
 def test_chunks_of_a_long_prompt_are_told_apart() -> None:
-    row = measure_point(bench_of(FakeEngine(token_s=2e-5, step_s=1e-3, budget=1024)), StepPoint(0, 0, 1, 1500))
+    row = measure_point(
+        bench_of(FakeEngine(token_s=2e-5, step_s=1e-3, budget=1024)), StepPoint(0, 0, 1, 1500)
+    )
     found = {(group["prompt_tokens"], group["prompt_context"]): group for group in row["groups"]}
     assert set(found) == {(1024.0, 0.0), (476.0, 1024.0)}
     assert found[1024.0, 0.0]["device_median_s"] == pytest.approx(1e-3 + 1024 * 2e-5, rel=0.01)
@@ -182,8 +195,12 @@ def test_idle_power_and_warming() -> None:
 def test_arrivals_follow_the_seed() -> None:
     point = TrafficPoint(0.5, duration_s=100.0, seed=3)
     first, other = draw_arrivals(point, 20.0), draw_arrivals(replace(point, seed=4), 20)
-    assert list(map(str, first)) == list(map(str, draw_arrivals(point, 20.0)))  # as words: a NaN never equals itself
-    assert [request.arrival_s for request in first[:50]] != [request.arrival_s for request in other[:50]]
+    assert list(map(str, first)) == list(
+        map(str, draw_arrivals(point, 20.0))
+    )  # as words: a NaN never equals itself
+    assert [request.arrival_s for request in first[:50]] != [
+        request.arrival_s for request in other[:50]
+    ]
     assert len(first) == pytest.approx(2000, rel=0.08)
     pauses_s = np.diff([request.arrival_s for request in first])
     assert pauses_s.std() == pytest.approx(pauses_s.mean(), rel=0.1)  # exponential
@@ -197,11 +214,15 @@ def test_arrivals_follow_the_seed() -> None:
 
 def test_percentiles_of_a_known_trace() -> None:
     served = []
-    for number in range(1, 101):  # request n waits n ms for its first token and then 10 ms for each of four more
+    for number in range(
+        1, 101
+    ):  # request n waits n ms for its first token and then 10 ms for each of four more
         first_s = 1.0 + 0.001 * number
         tokens_s = [first_s + 0.010 * place for place in range(5)]
         served.append(ServedRequest(1.0, 10, 5, added_s=1.0, token_s=tokens_s, finished=True))
-    served.append(ServedRequest(1.0, 10, 5, added_s=1.0, token_s=[9.0]))  # given up: in no percentile
+    served.append(
+        ServedRequest(1.0, 10, 5, added_s=1.0, token_s=[9.0])
+    )  # given up: in no percentile
     row = summarise_requests(served, length_s=10.0)
     assert row["ttft_s"]["p50"] == pytest.approx(0.0505)
     assert row["ttft_s"]["p99"] == pytest.approx(0.09901)
@@ -214,7 +235,9 @@ def test_percentiles_of_a_known_trace() -> None:
 
 def test_capacity_comes_from_the_engines_own_steps() -> None:
     point = TrafficPoint(
-        1.0, prompt=LengthDistribution(100, 0.0, 1, 1000), output=LengthDistribution(50, 0.0, 1, 1000)
+        1.0,
+        prompt=LengthDistribution(100, 0.0, 1, 1000),
+        output=LengthDistribution(50, 0.0, 1, 1000),
     )
     prefill = {"kind": "prefill", "latency_s": 0.02, "prompt_tokens_per_step": 2000.0}
     decode = {"kind": "decode", "latency_s": 0.01, "batch": 100, "context": 1024}
@@ -228,11 +251,16 @@ def test_serving_records_every_request_and_step(rate_per_s: float) -> None:
     engine = FakeEngine(token_s=1e-5, step_s=5e-3)
     bench = bench_of(engine, power_w=400.0)
     point = TrafficPoint(
-        0.5, 6.0, prompt=LengthDistribution(200, 0.5, 16, 900), output=LengthDistribution(20, 0.5, 2, 60)
+        0.5,
+        6.0,
+        prompt=LengthDistribution(200, 0.5, 16, 900),
+        output=LengthDistribution(20, 0.5, 2, 60),
     )
     row, requests, steps, power = measure_traffic(bench, point, rate_per_s, "made-up/run")
     arrivals = draw_arrivals(point, rate_per_s)
-    prompts, outputs = zip(*((one.prompt_tokens, one.output_tokens) for one in arrivals), strict=True)
+    prompts, outputs = zip(
+        *((one.prompt_tokens, one.output_tokens) for one in arrivals), strict=True
+    )
     assert row["requests"] == row["finished"] == len(requests) == len(arrivals)
     assert [request["made_tokens"] for request in requests] == list(outputs)
     assert all(request["first_token_s"] > request["arrival_s"] for request in requests)
@@ -249,7 +277,10 @@ def test_serving_records_every_request_and_step(rate_per_s: float) -> None:
 def test_overload_gives_requests_up_after_the_drain() -> None:
     engine = FakeEngine(token_s=1e-5, step_s=50e-3, max_seqs=2)
     point = TrafficPoint(
-        1.1, 3.0, prompt=LengthDistribution(200, 0.5, 16, 900), output=LengthDistribution(40, 0.5, 2, 60)
+        1.1,
+        3.0,
+        prompt=LengthDistribution(200, 0.5, 16, 900),
+        output=LengthDistribution(40, 0.5, 2, 60),
     )
     row, requests, _, _ = measure_traffic(bench_of(engine), point, 20.0, "made-up/run")
     assert 0 < row["finished"] < row["requests"] == len(requests)
@@ -274,7 +305,9 @@ def test_rows_are_saved_and_a_second_call_skips_them(tmp_path: Path) -> None:
     assert not elsewhere.missing_ids(MODEL)
 
 
-def test_a_disk_that_fails_at_any_write_loses_and_doubles_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_a_disk_that_fails_at_any_write_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch
+) -> None:
     """Requests and steps without their row made ``lab pack-engine`` end in an internal error."""
     fsync, calls, fails_at = os.fsync, [0], [0]
 
@@ -285,11 +318,15 @@ def test_a_disk_that_fails_at_any_write_loses_and_doubles_nothing(tmp_path: Path
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", count_or_fail)
-    monkeypatch.setattr("wattcast.serving.host_times.COMPILING_S", 0.0)  # every run looks up its row
+    monkeypatch.setattr(
+        "wattcast.serving.host_times.COMPILING_S", 0.0
+    )  # every run looks up its row
 
     def measure(out: Path) -> None:
         calls[0] = 0
-        session_of(EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3)).measure_all()
+        session_of(
+            EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3)
+        ).measure_all()
 
     def pack(out: Path) -> tuple[list[str], int, int]:
         Journal(out / "runs.jsonl", key="run").append({"run": "run-1", "card_uuid": "GPU-1"})
@@ -314,9 +351,16 @@ def test_requests_of_a_run_that_was_measured_again_replace_all_of_it(tmp_path: P
     for name, count in (("first", 5), ("again", 3)):
         folder = tmp_path / name
         Journal(folder / "runs.jsonl", key="run").append({"run": "r", "card_uuid": name})
-        Journal(folder / "rows.jsonl").append({"id": "m/traffic", "kind": "traffic", "model": "m", "run": "r"})
+        Journal(folder / "rows.jsonl").append(
+            {"id": "m/traffic", "kind": "traffic", "model": "m", "run": "r"}
+        )
         for number in range(count):
-            row = {"id": str(number), "run": "m/traffic", "number": number, "arrival_s": 0.1 * number}
+            row = {
+                "id": str(number),
+                "run": "m/traffic",
+                "number": number,
+                "arrival_s": 0.1 * number,
+            }
             Journal(folder / "requests.jsonl").append(row)
     found = pack_engine_folders([tmp_path / "first"], tmp_path / "packed")
     assert len(found.requests) == 5
@@ -337,7 +381,9 @@ def test_an_engine_gets_weights_that_tell_tokens_apart(tmp_path: Path) -> None:
     """Dummy weights send all tokens to the same experts, and make tokens of some models alike."""
     for filled in (1, 0):
         out = tmp_path / str(filled)
-        session = session_of(EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3))
+        session = session_of(
+            EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3)
+        )
         session.fill_weights = lambda filled=filled: filled
         session.measure_all()
         assert {row["normal_weights"] for row in read_lines(out / "rows.jsonl")} == {bool(filled)}
@@ -348,7 +394,9 @@ def test_weights_are_filled_by_what_they_are() -> None:
     model.norm = model[1]
     narrow = torch.zeros(256, 128).to(torch.float8_e4m3fn).t()
     model.register_parameter("weight", torch.nn.Parameter(narrow, requires_grad=False))
-    model.register_parameter("weight_scale", torch.nn.Parameter(torch.ones(()), requires_grad=False))
+    model.register_parameter(
+        "weight_scale", torch.nn.Parameter(torch.ones(()), requires_grad=False)
+    )
     model.register_parameter("input_scale", torch.nn.Parameter(torch.ones(()), requires_grad=False))
     codes = torch.zeros(32, 16, dtype=torch.int32)  # Marlin packs eight weights in each
     model.register_parameter("packed_weight", torch.nn.Parameter(codes, requires_grad=False))
@@ -356,11 +404,16 @@ def test_weights_are_filled_by_what_they_are() -> None:
     model.register_parameter("packed_weight_scale", torch.nn.Parameter(scales, requires_grad=False))
     blocks = torch.ones(4, 4).to(torch.float8_e4m3fn)  # nvfp4 has scales in fp8: no exponents
     model.register_parameter("block_weight_scale", torch.nn.Parameter(blocks, requires_grad=False))
-    kinds = {name: type(name, (), {"__module__": "triton_kernels.tensor"}) for name in ("Tensor", "MXScaleLayout")}
+    kinds = {
+        name: type(name, (), {"__module__": "triton_kernels.tensor"})
+        for name in ("Tensor", "MXScaleLayout")
+    }
     wrapped, their_scales = kinds["Tensor"](), kinds["Tensor"]()
     with torch.inference_mode():  # as an engine holds experts in mxfp4
         wrapped.storage = SimpleNamespace(data=torch.zeros(64, 64, dtype=torch.uint8), layout=None)
-        told = SimpleNamespace(data=torch.zeros(64, 4, dtype=torch.uint8), layout=kinds["MXScaleLayout"]())
+        told = SimpleNamespace(
+            data=torch.zeros(64, 4, dtype=torch.uint8), layout=kinds["MXScaleLayout"]()
+        )
     their_scales.storage = told
     worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
     libraries = SimpleNamespace(
@@ -433,7 +486,9 @@ class FakeChild:
         return self.code
 
 
-def test_a_model_that_fails_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_campaign, "_end_child", lambda child: None)
     models = tuple(replace(MODEL, name=name) for name in ("broken", "hanging", "fine"))
     codes = {"broken": 1, "hanging": None, "fine": 0}
@@ -449,7 +504,11 @@ def test_a_model_that_fails_costs_only_itself(tmp_path: Path, monkeypatch: pytes
     assert all(float(child.told[0]) <= 500.0 for child in started)
     assert counts["models"] == counts["rows"] == 1
     assert counts["models broken off"] == 2
-    errors = {row["model"]: row["error"] for row in read_lines(tmp_path / "rows.jsonl") if row["kind"] == "failed"}
+    errors = {
+        row["model"]: row["error"]
+        for row in read_lines(tmp_path / "rows.jsonl")
+        if row["kind"] == "failed"
+    }
     assert "no such architecture" in errors["broken"]
     assert "did not start" in errors["hanging"]
 
@@ -467,7 +526,9 @@ def test_no_model_is_started_without_time_for_rows(tmp_path: Path) -> None:
     assert counts["models left for another call"] == 1
 
 
-def test_wrong_options_are_refused_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
         request_campaign(tmp_path, models="llama-9")
     with pytest.raises(UnknownName):

@@ -1,4 +1,6 @@
-"""The engine campaign without a GPU: its plan, its workers on a GPU that keeps time, and workers that die."""
+"""The engine campaign without a GPU: its plan, its workers on a GPU that keeps time, and workers
+that die.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,11 @@ def test_the_plan_has_the_wanted_size_and_no_row_twice() -> None:
     assert 1400 <= kinds[RowKind.BURST] <= 1700
     assert 240 <= kinds[RowKind.SUSTAINED] <= 310
     assert len({task.id for task in ALL}) == len(ALL)
-    assert {task.spec.family for task in ALL} == set(CALLS) == {f for all_ in plan.GROUPS.values() for f in all_}
+    assert (
+        {task.spec.family for task in ALL}
+        == set(CALLS)
+        == {f for all_ in plan.GROUPS.values() for f in all_}
+    )
 
 
 def test_the_plan_of_served_steps_has_captured_sizes_and_uneven_contexts() -> None:
@@ -94,10 +100,19 @@ def test_a_fifth_of_the_shapes_is_held_out_whatever_the_routing() -> None:
     share = np.mean([spec.detail["held_out"] for spec in specs])
     assert share == pytest.approx(plan.HELD_OUT_SHARE, abs=0.04)
     form = shapes.experts_form(64, 8, 2, 4096, 3584, "bf16", "none")
-    decided = {plan.is_held_out(form | {"routing": kind, "tokens": n}) for kind in shapes.ROUTINGS for n in range(9)}
+    decided = {
+        plan.is_held_out(form | {"routing": kind, "tokens": n})
+        for kind in shapes.ROUTINGS
+        for n in range(9)
+    }
     assert decided == {True, False}
     for tokens in range(9):
-        assert len({plan.is_held_out(form | {"routing": k, "tokens": tokens}) for k in shapes.ROUTINGS}) == 1
+        assert (
+            len(
+                {plan.is_held_out(form | {"routing": k, "tokens": tokens}) for k in shapes.ROUTINGS}
+            )
+            == 1
+        )
 
 
 def test_held_out_does_not_depend_on_the_order_of_fields() -> None:
@@ -112,7 +127,10 @@ def test_every_variant_is_served_in_the_first_fifth(group: str) -> None:
     common = Counter(plan.name_variant(task.spec.operator) for task in bursts)
     early = {plan.name_variant(task.spec.operator) for task in bursts[: len(bursts) // 5]}
     assert {name for name, count in common.items() if count >= 8} <= early
-    families = {task.spec.family for task in of_kind(TASKS[group], RowKind.SUSTAINED)[: len(plan.GROUPS[group])]}
+    families = {
+        task.spec.family
+        for task in of_kind(TASKS[group], RowKind.SUSTAINED)[: len(plan.GROUPS[group])]
+    }
     assert families == set(plan.GROUPS[group])
 
 
@@ -131,7 +149,9 @@ def test_dummy_weights_and_routing_are_compared_on_the_same_shapes() -> None:
     by_shape: dict[str, set[str]] = {}
     for task in sustained:
         if task.spec.family == "engine_experts":
-            key = json.dumps({n: v for n, v in task.spec.operator.items() if n != "routing"}, sort_keys=True)
+            key = json.dumps(
+                {n: v for n, v in task.spec.operator.items() if n != "routing"}, sort_keys=True
+            )
             by_shape.setdefault(key, set()).add(task.spec.operator["routing"])
     assert sum(kinds == set(shapes.ROUTINGS) for kinds in by_shape.values()) >= 4
 
@@ -148,9 +168,13 @@ def test_operands_fit_the_pools(group: str) -> None:
 
 def test_rows_of_the_plan_survive_json() -> None:
     for task in ALL[::53]:
-        row = KernelRow(task.id, task.kind, task.spec.family, task.spec.operator, detail=task.spec.detail)
+        row = KernelRow(
+            task.id, task.kind, task.spec.family, task.spec.operator, detail=task.spec.detail
+        )
         back = row_from_plain(json.loads(json.dumps(row_to_plain(row))), KernelRow)
-        again = OperatorSpec(back.family, back.operator, rotated=task.spec.rotated, detail=back.detail)
+        again = OperatorSpec(
+            back.family, back.operator, rotated=task.spec.rotated, detail=back.detail
+        )
         assert again.id == task.spec.id
         assert back == row
 
@@ -217,19 +241,25 @@ def worker_on(
         pattern="random", fill=lambda pattern: setattr(bench.gpu.operands, "pattern", pattern)
     )
     told: list[dict[str, object]] = []
-    worker = KernelWorker(KernelCampaign(bench, out, float("inf")), tasks, done or set(), told.append)
+    worker = KernelWorker(
+        KernelCampaign(bench, out, float("inf")), tasks, done or set(), told.append
+    )
     worker.told = told  # type: ignore[attr-defined]
     return worker
 
 
 def test_a_slice_measures_bursts_then_sustained_rows(bench: OperatorBench, tmp_path: Path) -> None:
     tasks = [*of_kind(TASKS["experts"], RowKind.BURST)[:4]]
-    tiny = next(task for task in of_kind(TASKS["experts"], RowKind.SUSTAINED) if task.data == "tiny")
+    tiny = next(
+        task for task in of_kind(TASKS["experts"], RowKind.SUSTAINED) if task.data == "tiny"
+    )
     worker = worker_on(bench, tmp_path, [*tasks, tiny])
     assert worker.measure_slice(12.0) == {"burst": 4, "sustained": 1}
     assert worker.left() == {"burst": 0, "sustained": 0}
     assert [told["begin"] for told in worker.told] == [task.id for task in [*tasks, tiny]]  # type: ignore[attr-defined]
-    (row,) = (row_from_plain(plain, KernelRow) for plain in read_lines(tmp_path / "sustained.jsonl"))
+    (row,) = (
+        row_from_plain(plain, KernelRow) for plain in read_lines(tmp_path / "sustained.jsonl")
+    )
     assert (row.data, row.id) == ("tiny", tiny.id)
     assert row.power_w == pytest.approx(300.0, rel=0.1)  # a busy host may cost a sharp edge
     assert row.detail["held_out"] == tiny.spec.detail["held_out"]
@@ -238,7 +268,9 @@ def test_a_slice_measures_bursts_then_sustained_rows(bench: OperatorBench, tmp_p
 def test_a_slice_ends_in_time_and_the_next_goes_on(bench: OperatorBench, tmp_path: Path) -> None:
     worker = worker_on(bench, tmp_path, of_kind(TASKS["small"], RowKind.BURST)[:300])
     took_s: list[float] = []
-    while not took_s or (took_s[-1] >= 2.0 and len(took_s) < 4):  # a stalled machine is late, a slice never twice
+    while not took_s or (
+        took_s[-1] >= 2.0 and len(took_s) < 4
+    ):  # a stalled machine is late, a slice never twice
         began_s = time.monotonic()
         first = worker.measure_slice(1.2)["burst"]
         took_s.append(time.monotonic() - began_s)
@@ -265,7 +297,9 @@ def test_a_failing_operator_is_recorded_and_tried_again_by_the_next_call(
 
 
 def test_a_broken_context_ends_the_worker(bench: OperatorBench, tmp_path: Path) -> None:
-    """An illegal address breaks every later call: recovering raises, and the campaign must hear which row it was."""
+    """An illegal address breaks every later call: recovering raises, and the campaign must hear
+    which row it was.
+    """
     tasks = of_kind(TASKS["products"], RowKind.BURST)[:3]
     bench.gpu.fails = {tasks[1].spec.id}
     worker = worker_on(bench, tmp_path, tasks)
@@ -337,7 +371,9 @@ for line in sys.stdin:
 """
 
 
-def test_workers_that_die_cost_a_row_each_and_are_given_up_at_last(tmp_path: Path, monkeypatch) -> None:
+def test_workers_that_die_cost_a_row_each_and_are_given_up_at_last(
+    tmp_path: Path, monkeypatch
+) -> None:
     """Every fp8 mixture kills its worker and one group never starts: all other rows must be there."""
     script = tmp_path / "worker.py"
     script.write_text(FIND_STUDY + FAKE_WORKER)
@@ -353,7 +389,9 @@ def test_workers_that_die_cost_a_row_each_and_are_given_up_at_last(tmp_path: Pat
         burst_shares=(0.3,) * 5,
     )
     assert counts["block given up: died while starting"] == 1
-    assert counts["experts given up: died or hung while measuring: AcceleratorError: CUDA error"] == 1
+    assert (
+        counts["experts given up: died or hung while measuring: AcceleratorError: CUDA error"] == 1
+    )
     failures = list(read_lines(tmp_path / "out" / "failures.jsonl"))
     killers = [row for row in failures if row["group"] == "experts"]
     assert [row["status"] for row in killers] == [9, 9, 9]
@@ -367,7 +405,9 @@ def test_workers_that_die_cost_a_row_each_and_are_given_up_at_last(tmp_path: Pat
     assert small <= found
     lines = campaign_module.describe_variants(tmp_path / "out")
     assert any("worker lost: experts" in line for line in lines)
-    assert any(line.startswith("rms_norm residual token") and "1 of   1 ok" in line for line in lines)
+    assert any(
+        line.startswith("rms_norm residual token") and "1 of   1 ok" in line for line in lines
+    )
 
 
 REAL_WORKER = """

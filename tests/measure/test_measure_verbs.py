@@ -24,28 +24,45 @@ SHARED = [verb for verb in (*VERBS, microbench, multimedia) if verb.__name__ in 
 
 
 @pytest.mark.parametrize("verb", SHARED, ids=lambda verb: verb.__name__)
-def test_a_verb_has_the_same_options_on_both_command_lines(verb: object, capsys: pytest.CaptureFixture[str]) -> None:
-    """``measure kernels`` once took other steps by default than ``python -m wattcast.measure kernels``."""
+def test_a_verb_has_the_same_options_on_both_command_lines(
+    verb: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``measure kernels`` once took other steps by default than ``python -m wattcast.measure
+    kernels``.
+    """
     with pytest.raises(SystemExit):
         main([verb.__name__, "--help"])  # type: ignore[attr-defined]
-    bare = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help", "--suggest", "--list", "--own"}
+    bare = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {
+        "--help",
+        "--suggest",
+        "--list",
+        "--own",
+    }
     full = {flag for option in COMMANDS[verb.__name__].params for flag in option.opts}  # type: ignore[attr-defined]
     assert bare <= full
 
 
 def test_mistakes_are_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "--out", str(tmp_path), "--round", "0"]) == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err == "BadInput: --round: expected a round of the plan, 1 to 4, got 0.\n"
+    assert (
+        capsys.readouterr().err
+        == "BadInput: --round: expected a round of the plan, 1 to 4, got 0.\n"
+    )
     with pytest.raises(SystemExit):
         main(["pack", "--out", str(tmp_path)])
     assert "folders" in capsys.readouterr().err
 
 
 def test_a_node_without_msgspec_measures(tmp_path: Path) -> None:
-    """A bare GPU node has NumPy and PyTorch; msgspec, which reads packed results, may be missing there."""
+    """A bare GPU node has NumPy and PyTorch; msgspec, which reads packed results, may be missing
+    there.
+    """
     code = "import sys; sys.modules['msgspec'] = None; from wattcast.measure.__main__ import main; main(['--help'])"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "kernels" in done.stdout

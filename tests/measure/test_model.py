@@ -21,7 +21,8 @@ from wattcast.counter_models.launch_power import LaunchKey, read_counter_book, r
 from wattcast.power.power_model import SavedModel, save_model
 from wattcast.power.rate_power import RatePower
 
-# A program of kernels of 1 ms every 2 ms, which runs for some seconds and writes the trace a profiler would.
+# A program of kernels of 1 ms every 2 ms, which runs for some seconds and writes the trace a
+# profiler would.
 TRACED = """
 import json, sys, time
 began_ns, length_s = time.time_ns(), float(sys.argv[2])
@@ -50,7 +51,10 @@ def files(tmp_path: Path) -> SimpleNamespace:
 
 
 def write_book(path: Path, key: LaunchKey, instructions: float) -> None:
-    counted = vars(key) | {"count": {"warp_instruction": instructions}, "passes": {"warp_instruction": 1}}
+    counted = vars(key) | {
+        "count": {"warp_instruction": instructions},
+        "passes": {"warp_instruction": 1},
+    }
     path.write_text(json.dumps({"format": 1, "kernels": [counted]}))
 
 
@@ -81,19 +85,37 @@ def test_launches_give_the_power_of_the_stretch_that_was_measured(
     found = undisturbed(measure)
     assert found.power_w == pytest.approx(300.0, rel=0.002)
     assert found.measured_w == pytest.approx(300.0, rel=0.02)
-    assert found.part_w == {"base": pytest.approx(100.0), "warp_instruction": pytest.approx(200.0, rel=0.002)}
+    assert found.part_w == {
+        "base": pytest.approx(100.0),
+        "warp_instruction": pytest.approx(200.0, rel=0.002),
+    }
     assert found.known_share == 1.0
     assert found.without_counters == []
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_kernel_without_counters_is_named_and_its_time_left_out(standin: StandIn, files: SimpleNamespace) -> None:
+def test_a_kernel_without_counters_is_named_and_its_time_left_out(
+    standin: StandIn, files: SimpleNamespace
+) -> None:
     write_book(Path(files.book), LaunchKey("other", (1, 1, 1), (1, 1, 1)), 1.0)
     out = command_line(
-        *("run", "--source", "nvml", "--model", files.model, "--counters", files.book, "--launches", files.trace),
+        *(
+            "run",
+            "--source",
+            "nvml",
+            "--model",
+            files.model,
+            "--counters",
+            files.book,
+            "--launches",
+            files.trace,
+        ),
         *("--", *files.program, "0.5"),
     )
-    assert "1 kernels have no counters (50 % of the time), the first: scale<float,4> grid (240, 1, 1)" in out
+    assert (
+        "1 kernels have no counters (50 % of the time), the first: scale<float,4> grid (240, 1, 1)"
+        in out
+    )
 
 
 def test_what_is_missing_is_said_before_the_command_runs(files: SimpleNamespace) -> None:
@@ -108,7 +130,10 @@ def test_what_is_missing_is_said_before_the_command_runs(files: SimpleNamespace)
 def test_an_export_of_ncu_becomes_a_book_keyed_by_configuration(tmp_path: Path) -> None:
     path = tmp_path / "ncu.csv"
     head = '"ID","Kernel Name","Block Size","Grid Size","Metric Name","Metric Unit","Metric Value"'
-    metrics = {"gpu__time_duration.sum": ("nsecond", "1,000"), "sm__cycles_elapsed.max": ("cycle", "1,800")}
+    metrics = {
+        "gpu__time_duration.sum": ("nsecond", "1,000"),
+        "sm__cycles_elapsed.max": ("cycle", "1,800"),
+    }
     lines = [
         f'"{i}","void scale<float, 4>(float *)","(64, 1, 1)","({grid}, 1, 1)","{name}","{unit}","{value}"'
         for i, grid in enumerate((240, 480))
@@ -125,7 +150,11 @@ def test_bad_traces_are_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "dur": 1}]}))
     with pytest.raises(BadInput, match=r"expected kernels.*cpu_op"):
         read_launches(path)
-    path.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "dur": 1.0, "args": {}}]}))
+    path.write_text(
+        json.dumps(
+            {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "dur": 1.0, "args": {}}]}
+        )
+    )
     with pytest.raises(BadInput, match="grid and block"):
         read_launches(path)
     path.write_bytes(gzip.compress(path.read_bytes())[:-9])
@@ -136,14 +165,25 @@ def test_bad_traces_are_named(tmp_path: Path) -> None:
 def test_counters_that_are_not_there_are_collected_once(
     standin: StandIn, files: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in ncu runs the command and leaves a table; the next run finds it and does not call ncu again."""
+    """A stand-in ncu runs the command and leaves a table; the next run finds it and does not call
+    ncu again.
+    """
     tool = tmp_path / "bin" / "ncu"
     tool.parent.mkdir()
     tool.write_text(NCU.format(python=sys.executable, calls=tmp_path / "calls"))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     arguments = (
-        *("run", "--source", "nvml", "--model", files.model, "--counters", str(tmp_path / "new.csv"), "--launches"),
+        *(
+            "run",
+            "--source",
+            "nvml",
+            "--model",
+            files.model,
+            "--counters",
+            str(tmp_path / "new.csv"),
+            "--launches",
+        ),
         *(files.trace, "--", *files.program, "0.1"),
     )
     first, second = command_line(*arguments), command_line(*arguments)

@@ -1,4 +1,6 @@
-"""Specs -> PyTorch calls, on the CPU: shapes, bytes, layouts and rotation. Needs PyTorch, not a GPU."""
+"""Specs -> PyTorch calls, on the CPU: shapes, bytes, layouts and rotation. Needs PyTorch, not a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
-from wattcast.measure.campaigns.operator_calls import MOST_SETS, CallBuilder, OperandPools, build_call
+from wattcast.measure.campaigns.operator_calls import (
+    MOST_SETS,
+    CallBuilder,
+    OperandPools,
+    build_call,
+)
 
 POOL = {"bf16": 2**24, "fp16": 2**24, "fp32": 2**25, "fp8": 2**22}
 
@@ -31,7 +38,9 @@ def small(family: str, most: int = 12) -> list[OperatorSpec]:
     return [s for s in specs if s.detail.get("backend", "default") == "default"][:most]
 
 
-@pytest.mark.parametrize("family", ["linear", "bmm", "conv2d", "softmax", "layernorm", "rmsnorm", "attention"])
+@pytest.mark.parametrize(
+    "family", ["linear", "bmm", "conv2d", "softmax", "layernorm", "rmsnorm", "attention"]
+)
 def test_calls_give_what_the_operator_says(builder: CallBuilder, family: str) -> None:
     specs = small(family)
     assert specs
@@ -58,10 +67,14 @@ def _outputs(spec: OperatorSpec) -> int:
             return int(o["rows"] * o["dim"])
 
 
-@pytest.mark.parametrize("form", ["contiguous", "strided", "broadcast", "transposed", "reduce", "gather"])
+@pytest.mark.parametrize(
+    "form", ["contiguous", "strided", "broadcast", "transposed", "reduce", "gather"]
+)
 def test_elementwise_forms_write_what_they_say(builder: CallBuilder, form: str) -> None:
     specs = [
-        s for s in read_kernel_plan() if s.family == "elementwise" and s.detail["form"] == form and s.byte < 2e6
+        s
+        for s in read_kernel_plan()
+        if s.family == "elementwise" and s.detail["form"] == form and s.byte < 2e6
     ][:15]
     assert specs
     for spec in specs:
@@ -70,7 +83,9 @@ def test_elementwise_forms_write_what_they_say(builder: CallBuilder, form: str) 
         assert out.numel() * out.element_size() == written, spec
 
 
-def test_weights_rotate_until_they_pass_the_cache_and_activations_stay(builder: CallBuilder) -> None:
+def test_weights_rotate_until_they_pass_the_cache_and_activations_stay(
+    builder: CallBuilder,
+) -> None:
     operator = {"op": "linear", "m": 8, "n": 64, "k": 64, "bias": False, "dtype": "bf16"}
     call = build_call(builder, OperatorSpec("linear", operator, "nt", "weights"))
     assert call.sets * 64 * 64 * 2 >= 3 * builder.l2_byte

@@ -1,4 +1,6 @@
-"""The plan: every family early, no operator twice, the same on every machine, and each one an operator we know."""
+"""The plan: every family early, no operator twice, the same on every machine, and each one an
+operator we know.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,16 @@ from wattcast.measure.database_files import make_workload_form
 from wattcast.workload.operator_base import load_functions
 from wattcast.workload.readers.from_json import parse_workload
 
-FAMILIES = {"linear", "bmm", "conv2d", "softmax", "layernorm", "rmsnorm", "elementwise", "attention"}
+FAMILIES = {
+    "linear",
+    "bmm",
+    "conv2d",
+    "softmax",
+    "layernorm",
+    "rmsnorm",
+    "elementwise",
+    "attention",
+}
 
 
 def test_the_plan_is_the_same_every_time() -> None:
@@ -63,7 +74,9 @@ def test_what_the_campaign_must_cover_is_in_it() -> None:
     """Formats, layouts and forms of docs/method/measuring.md and the plan's own promise."""
     specs = read_kernel_plan()
     linear = {(s.operator["dtype"], s.operator["bias"]) for s in specs if s.family == "linear"}
-    assert {(d, b) for d in ("bf16", "fp16", "fp32", "tf32", "fp8") for b in (True, False)} <= linear
+    assert {
+        (d, b) for d in ("bf16", "fp16", "fp32", "tf32", "fp8") for b in (True, False)
+    } <= linear
     conv = [s.operator for s in specs if s.family == "conv2d"]
     assert {1, 3, 7} <= {o["r"] for o in conv}
     assert any(o["groups"] == o["c"] > 1 for o in conv)
@@ -76,7 +89,21 @@ def test_what_the_campaign_must_cover_is_in_it() -> None:
     assert any(o["heads"] > o["kv_heads"] for o in attention)
     assert {o["causal"] for o in attention} == {True, False}
     elementwise = {s.operator["function"] for s in specs if s.family == "elementwise"}
-    wanted = {"add", "mul", "scale", "gelu", "silu", "relu", "tanh", "exp", "cast", "copy", "cat", "gather", "sum"}
+    wanted = {
+        "add",
+        "mul",
+        "scale",
+        "gelu",
+        "silu",
+        "relu",
+        "tanh",
+        "exp",
+        "cast",
+        "copy",
+        "cat",
+        "gather",
+        "sum",
+    }
     assert wanted <= elementwise
     layouts = {s.layout for s in specs if s.family == "elementwise"}
     assert layouts == {"contiguous", "strided", "broadcast", "transposed"}
@@ -123,7 +150,9 @@ def test_counted_operators_are_of_every_family_and_small_enough_to_replay() -> N
 def test_a_list_may_say_what_is_counted(tmp_path: Path) -> None:
     wanted = [read_kernel_plan()[3], read_kernel_plan()[9]]
     write_listed(tmp_path / "list.jsonl", [(spec, {}) for spec in wanted])
-    assert [s.id for s in choose_counted_specs(listed=str(tmp_path / "list.jsonl"))] == [s.id for s in wanted]
+    assert [s.id for s in choose_counted_specs(listed=str(tmp_path / "list.jsonl"))] == [
+        s.id for s in wanted
+    ]
     with pytest.raises(BadInput, match="no file"):
         choose_counted_specs(listed=str(tmp_path / "other.jsonl"))
 

@@ -21,7 +21,14 @@ from wattcast.core.measured_rows import (
     write_table,
 )
 
-ROW = KernelRow("burst-1", "burst", "linear", {"op": "linear", "m": 8, "n": 8, "k": 8}, latency_s=1e-5, flags=("x",))
+ROW = KernelRow(
+    "burst-1",
+    "burst",
+    "linear",
+    {"op": "linear", "m": 8, "n": 8, "k": 8},
+    latency_s=1e-5,
+    flags=("x",),
+)
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
@@ -32,7 +39,9 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_names_and_runs_come_back_too() -> None:
-    names = NameRow("abc", ("k1", "k2"), ((1, 2, 3), (4, 5, 6)), ((128, 1, 1), (64, 1, 1)), (1e-6, 2e-6))
+    names = NameRow(
+        "abc", ("k1", "k2"), ((1, 2, 3), (4, 5, 6)), ((128, 1, 1), (64, 1, 1)), (1e-6, 2e-6)
+    )
     run = RunInfo("r1", "2026-11-15T00:00:00+00:00", card_uuid="GPU-1", power_limit_w=700.0)
     for row in (names, run):
         assert row_from_plain(json.loads(json.dumps(row_to_plain(row))), type(row)) == row
@@ -46,7 +55,9 @@ def test_a_re_run_knows_what_is_done_and_retries_what_failed(tmp_path: Path) -> 
 
 
 def test_a_torn_last_line_is_passed_over_and_not_glued_to_the_next(tmp_path: Path) -> None:
-    """A process killed while writing leaves half a line; the rows before it and after it must survive."""
+    """A process killed while writing leaves half a line; the rows before it and after it must
+    survive.
+    """
     path = tmp_path / "burst.jsonl"
     Journal(path).append(ROW)
     with path.open("ab") as stream:
@@ -66,7 +77,9 @@ def test_damage_inside_a_file_is_not_passed_over(tmp_path: Path) -> None:
 
 
 def test_not_a_number_is_absent_and_refused_when_read(tmp_path: Path) -> None:
-    assert "latency_s" not in row_to_plain(KernelRow("a", "burst", "linear", {}, latency_s=float("nan")))
+    assert "latency_s" not in row_to_plain(
+        KernelRow("a", "burst", "linear", {}, latency_s=float("nan"))
+    )
     path = tmp_path / "burst.jsonl"
     path.write_text('{"id": "a", "latency_s": NaN}\n')
     with pytest.raises(BadInput, match="line 1"):
@@ -82,7 +95,15 @@ def test_an_unknown_field_is_named() -> None:
 
 def test_tables_keep_nested_values(tmp_path: Path) -> None:
     pytest.importorskip("polars")
-    rows = [{"id": "a", "operator": {"op": "linear", "m": 8}, "names": ["k"], "latency_s": None, "grid": [[1, 2]]}]
+    rows = [
+        {
+            "id": "a",
+            "operator": {"op": "linear", "m": 8},
+            "names": ["k"],
+            "latency_s": None,
+            "grid": [[1, 2]],
+        }
+    ]
     write_table(tmp_path / "t.parquet", [*rows, rows[0] | {"latency_s": 1.5}])
     assert read_table(tmp_path / "t.parquet")[1] == rows[0] | {"latency_s": 1.5}
 

@@ -1,4 +1,6 @@
-"""``measure run`` and windows: what a program took, its exit code, and an interrupt that loses nothing."""
+"""``measure run`` and windows: what a program took, its exit code, and an interrupt that loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, CannotWrite, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
-from wattcast.measure.measured_run import MeasuredRun, Measurement, measure_idle, run_command, summarise_window
+from wattcast.measure.measured_run import (
+    MeasuredRun,
+    Measurement,
+    measure_idle,
+    run_command,
+    summarise_window,
+)
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1.2)"]
 
@@ -80,23 +88,35 @@ def test_an_unknown_command_and_none_at_all_are_the_users_mistake(standin: Stand
         run_command([], "nvml")
 
 
-def test_an_interrupt_goes_to_the_command_and_the_figures_are_still_printed(standin: StandIn) -> None:
+def test_an_interrupt_goes_to_the_command_and_the_figures_are_still_printed(
+    standin: StandIn,
+) -> None:
     found = undisturbed(_interrupted)
     assert found.power_w == pytest.approx(300.0, rel=0.02)
 
 
 def _interrupted() -> SimpleNamespace:
-    code = (
-        "import signal, sys, time\nsignal.signal(2, lambda *a: sys.exit(9))\nprint('up', flush=True)\ntime.sleep(30)"
-    )
+    code = "import signal, sys, time\nsignal.signal(2, lambda *a: sys.exit(9))\nprint('up', flush=True)\ntime.sleep(30)"
     process = subprocess.Popen(
-        [sys.executable, "-m", "wattcast.measure", "run", "--json", "--", sys.executable, "-c", code],
+        [
+            sys.executable,
+            "-m",
+            "wattcast.measure",
+            "run",
+            "--json",
+            "--",
+            sys.executable,
+            "-c",
+            code,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
-    assert process.stderr.readline() == "up\n"  # with --json the command's own output goes to stderr
+    assert (
+        process.stderr.readline() == "up\n"
+    )  # with --json the command's own output goes to stderr
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
@@ -107,7 +127,9 @@ def _interrupted() -> SimpleNamespace:
 def test_the_command_line_prints_json_and_saves_a_figure(standin: StandIn, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = tmp_path / "power.png"
-    code, out, _ = command_line("run", "--source", "nvml", "--json", "--plot", str(figure), "--", *SLEEP)
+    code, out, _ = command_line(
+        "run", "--source", "nvml", "--json", "--plot", str(figure), "--", *SLEEP
+    )
     assert code == 0
     assert json.loads(out)["device"]["name"] == "Stand-in H200"
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -130,12 +152,18 @@ def test_results_go_to_stdout_and_overhead_to_stderr(standin: StandIn) -> None:
 
 def test_against_a_prediction_it_says_which_term_is_off(standin: StandIn, tmp_path: Path) -> None:
     prediction = tmp_path / "predicted.json"
-    first = {"latency_s": 3.1, "power_w": 200.0, "clock_hz": 1.98e9}  # 3 s and the start of a program
+    first = {
+        "latency_s": 3.1,
+        "power_w": 200.0,
+        "clock_hz": 1.98e9,
+    }  # 3 s and the start of a program
     prediction.write_text(json.dumps({"predictions": [first]}))
     longer = ["sleep", "3"]  # an interpreter takes a tenth of that to start on a busy machine
 
     def measure() -> SimpleNamespace:
-        found = measured_by("run", "--source", "nvml", "--against", str(prediction), "--json", "--", *longer)
+        found = measured_by(
+            "run", "--source", "nvml", "--against", str(prediction), "--json", "--", *longer
+        )
         late = ["late_polls"] if found.duration_s > 3.25 else []  # a stalled machine is no term
         return SimpleNamespace(against=found.against, flags=[*found.flags, *late])
 
@@ -143,7 +171,9 @@ def test_against_a_prediction_it_says_which_term_is_off(standin: StandIn, tmp_pa
 
 
 def test_idle_and_sensor_answer(standin: StandIn) -> None:
-    found = undisturbed(lambda: measured_by("idle", "--seconds", "1.2", "--source", "nvml", "--json"))
+    found = undisturbed(
+        lambda: measured_by("idle", "--seconds", "1.2", "--source", "nvml", "--json")
+    )
     assert found.power_w == pytest.approx(300.0, rel=0.01)
     code, out, _ = command_line("sensor", "--source", "nvml", "--json")
     assert code == 0
@@ -151,7 +181,9 @@ def test_idle_and_sensor_answer(standin: StandIn) -> None:
 
 
 def test_idle_is_refused_while_something_runs(standin: StandIn) -> None:
-    standin.follow("at -10 100 1980", *(f"at {0.3 * i:.1f} {100 if i % 2 else 500} 1980" for i in range(20)))
+    standin.follow(
+        "at -10 100 1980", *(f"at {0.3 * i:.1f} {100 if i % 2 else 500} 1980" for i in range(20))
+    )
     with pytest.raises(Refused, match="something else is running"):
         measure_idle(2.0, "nvml")
 
@@ -164,7 +196,9 @@ def test_a_bare_node_without_a_device_gets_a_sentence(monkeypatch, tmp_path: Pat
 
 
 def test_windows_nest_and_share_one_sampler(standin: StandIn) -> None:
-    with wattcast.measure("outermost", "nvml") as outermost:  # the sampler is up before the script begins
+    with wattcast.measure(
+        "outermost", "nvml"
+    ) as outermost:  # the sampler is up before the script begins
         standin.follow("at -10 200 1980", "at 1.5 500 1980")
         time.sleep(0.3)
         with wattcast.measure("whole") as whole:
@@ -224,7 +258,9 @@ def test_a_device_lost_or_hung_amid_a_run_gives_no_energy_and_exit_code_5(
 
 
 @pytest.mark.slow
-def test_a_device_away_at_a_hundred_moments_gives_no_unflagged_error_over_a_percent(standin: StandIn) -> None:
+def test_a_device_away_at_a_hundred_moments_gives_no_unflagged_error_over_a_percent(
+    standin: StandIn,
+) -> None:
     """Whole runs in real time, five at once; the polling loop meets the same in imagined time."""
     code = (
         "import json, sys\nfrom wattcast.measure.measured_run import run_command\n"
@@ -238,16 +274,33 @@ def test_a_device_away_at_a_hundred_moments_gives_no_unflagged_error_over_a_perc
         started = []
         for number in range(5):
             fault = chance.choice(["lost 0", "hang 0 60", "hang 0 0.3", "error energy 999 0 1e9"])
-            begin_s, away_s = chance.uniform(0.0, 2.5), chance.choice([chance.uniform(0.05, 2.0), 60.0])
+            begin_s, away_s = (
+                chance.uniform(0.0, 2.5),
+                chance.choice([chance.uniform(0.05, 2.0), 60.0]),
+            )
             own = StandIn(standin.folder, standin.script.with_name(f"own-{number}.txt"))
             epoch_s = own.follow(*lines)
             for name, more in (("bad", [fault]), ("good", [])):
                 own.script.with_suffix(f".{name}").write_text(
                     "\n".join([f"epoch {epoch_s:.6f}", *lines, *more]) + "\n"
                 )
-            away = [f"mv {own.script.with_suffix('.bad')} {own.script}", f"sleep {min(away_s, 2.6 - begin_s):.3f}"]
-            back = [f"mv {own.script.with_suffix('.good')} {own.script}"] if begin_s + away_s < 2.6 else []
-            shell = "; ".join([f"sleep {begin_s:.3f}", *away, *back, f"sleep {max(2.6 - begin_s - away_s, 0.0):.3f}"])
+            away = [
+                f"mv {own.script.with_suffix('.bad')} {own.script}",
+                f"sleep {min(away_s, 2.6 - begin_s):.3f}",
+            ]
+            back = (
+                [f"mv {own.script.with_suffix('.good')} {own.script}"]
+                if begin_s + away_s < 2.6
+                else []
+            )
+            shell = "; ".join(
+                [
+                    f"sleep {begin_s:.3f}",
+                    *away,
+                    *back,
+                    f"sleep {max(2.6 - begin_s - away_s, 0.0):.3f}",
+                ]
+            )
             process = subprocess.Popen(
                 [sys.executable, "-c", code, shell],
                 env=os.environ | own.environment,
@@ -284,7 +337,9 @@ def test_a_device_lost_before_its_first_step_gives_exit_code_5(standin: StandIn)
 def test_a_counter_that_is_read_and_never_steps_has_stopped() -> None:
     rows = np.full((60, len(COLUMNS)), np.nan)
     rows[:, COLUMNS.index("time_s")] = np.arange(60) * 0.05
-    assert summarise_window("x", EnergySamples(rows), 0.5, 2.5).unmeasured_s is None, "it has no counter"
+    assert summarise_window("x", EnergySamples(rows), 0.5, 2.5).unmeasured_s is None, (
+        "it has no counter"
+    )
     rows[:, COLUMNS.index("energy_j")] = 100.0
     found = summarise_window("x", EnergySamples(rows), 0.5, 2.5)
     assert found.unmeasured_s == 2.0
@@ -295,16 +350,33 @@ def test_a_counter_that_is_read_and_never_steps_has_stopped() -> None:
 def test_ending_signals_go_to_the_command_and_nothing_is_lost(
     standin: StandIn, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """SIGTERM ended ``measure run`` alone: the figures were lost and the command ran on as an orphan."""
+    """SIGTERM ended ``measure run`` alone: the figures were lost and the command ran on as an
+    orphan.
+    """
     code = (
         "import os, signal, sys, time\nfor n in (1, 15): signal.signal(n, lambda n, f: sys.exit(40 + n))\n"
         "print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)"
     )
     kept = tmp_path / "new" / "kept.npz"
     start = "import sys\nfrom wattcast.cli.main import main\nsys.exit(main())"
-    words = ["measure", "run", "--source", "nvml", "--json", "--save", str(kept), "--", sys.executable, "-c", code]
+    words = [
+        "measure",
+        "run",
+        "--source",
+        "nvml",
+        "--json",
+        "--save",
+        str(kept),
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-c", start, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", start, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
     child = int(process.stderr.readline())
@@ -322,8 +394,13 @@ def test_places_to_write_are_tried_before_the_run(call, tmp_path: Path) -> None:
     """``--save`` into a folder that could not be written failed after the run, and lost it."""
     (tmp_path / "taken").write_text("a file")
     ran = tmp_path / "ran"
-    for option, name, told in (("--save", "x.npz", "cannot be written"), ("--plot", "x.png", "a folder that exists")):
-        found = call("measure", "run", option, str(tmp_path / "taken" / name), "--", "touch", str(ran))
+    for option, name, told in (
+        ("--save", "x.npz", "cannot be written"),
+        ("--plot", "x.png", "a folder that exists"),
+    ):
+        found = call(
+            "measure", "run", option, str(tmp_path / "taken" / name), "--", "touch", str(ran)
+        )
         assert found.code == ExitCode.BAD_INPUT
         assert told in found.err
     assert not ran.exists()
@@ -341,7 +418,9 @@ def test_samples_that_cannot_be_saved_go_beside_and_the_result_is_printed(
         replace(source, to)
 
     monkeypatch.setattr(os, "replace", fail)
-    code, out, err = command_line("run", "--source", "nvml", "--json", "--save", str(target), "--", *SLEEP)
+    code, out, err = command_line(
+        "run", "--source", "nvml", "--json", "--save", str(target), "--", *SLEEP
+    )
     assert code == ExitCode.FAILED
     assert json.loads(out)["duration_s"] > 1.0
     (beside,) = tmp_path.glob("kept-*.npz")
@@ -359,12 +438,23 @@ def test_a_disk_that_takes_nothing_leaves_the_measurement_printed(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    code, out, err = command_line("sensor", "--source", "nvml", "--json", "--out", str(tmp_path / "new"))
+    code, out, err = command_line(
+        "sensor", "--source", "nvml", "--json", "--out", str(tmp_path / "new")
+    )
     assert code == ExitCode.BAD_INPUT
     assert json.loads(out)["energy_period_s"] > 0.0
     assert "No space left" in err
     env = Environment(io.StringIO(), io.StringIO())
-    words = ["run", "--source", "nvml", "--json", "--save", str(tmp_path / "kept.npz"), "--", "true"]
+    words = [
+        "run",
+        "--source",
+        "nvml",
+        "--json",
+        "--save",
+        str(tmp_path / "kept.npz"),
+        "--",
+        "true",
+    ]
     with pytest.raises(CannotWrite, match="No space left"):
         build_command("measure").main(words, standalone_mode=False, obj=env)
     assert json.loads(env.stdout.getvalue())["duration_s"] > 0.0
@@ -374,11 +464,25 @@ def test_a_disk_that_takes_nothing_leaves_the_measurement_printed(
         command_line("sensor", "--source", "none of these", "--out", str(ran))
 
 
-def test_a_comparison_that_fails_leaves_the_measurement_printed(standin: StandIn, tmp_path: Path) -> None:
+def test_a_comparison_that_fails_leaves_the_measurement_printed(
+    standin: StandIn, tmp_path: Path
+) -> None:
     prediction = tmp_path / "predicted.json"
-    prediction.write_text(json.dumps({"predictions": [{"latency_s": 1.0, "power_w": 200.0, "clock_hz": 1e9}]}))
+    prediction.write_text(
+        json.dumps({"predictions": [{"latency_s": 1.0, "power_w": 200.0, "clock_hz": 1e9}]})
+    )
     env = Environment(io.StringIO(), io.StringIO())
-    words = ["run", "--source", "nvml", "--against", str(prediction), "--json", "--", "sleep", "0.2"]
+    words = [
+        "run",
+        "--source",
+        "nvml",
+        "--against",
+        str(prediction),
+        "--json",
+        "--",
+        "sleep",
+        "0.2",
+    ]
     with pytest.raises(Refused, match="nothing to compare"):
         build_command("measure").main(words, standalone_mode=False, obj=env)
     assert json.loads(env.stdout.getvalue())["duration_s"] > 0.1

@@ -1,4 +1,6 @@
-"""The polling process against the stand-in library, through the real binding: it outlives what drivers do."""
+"""The polling process against the stand-in library, through the real binding: it outlives what
+drivers do.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_errors_of_the_driver_are_counted_and_outlived(standin: StandIn) -> None
         assert wait_for(lambda: sampler.since(mark).last("energy_j") is not None)
         time.sleep(0.9)
         assert sampler.healthy
-        assert sampler.since(mark).last("temperature_c") is None  # soft readings are NaN, not an error
+        assert (
+            sampler.since(mark).last("temperature_c") is None
+        )  # soft readings are NaN, not an error
 
 
 def test_a_vanished_device_is_reported_and_what_was_seen_is_kept(standin: StandIn) -> None:
@@ -75,7 +79,9 @@ def test_a_vanished_device_is_reported_and_what_was_seen_is_kept(standin: StandI
     assert find_ticks(kept).intervals >= 5
 
 
-def test_a_hanging_driver_is_noticed_by_silence_and_killed(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_driver_is_noticed_by_silence_and_killed(
+    standin: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.4)
     sampler = Sampler("nvml")
     sampler.start()
@@ -107,9 +113,15 @@ def test_a_restart_brings_it_back(standin: StandIn) -> None:
 def test_a_wrapping_counter_goes_on_counting(standin: StandIn) -> None:
     """32 bits of millijoules wrap after 4.3 MJ, two hours of a busy card."""
     wrap_mj = 2**32
-    standin.follow("at 0 300 1980", f"start_mj {wrap_mj - 900_000}", f"wrap_mj {wrap_mj}")  # in three seconds
+    standin.follow(
+        "at 0 300 1980", f"start_mj {wrap_mj - 900_000}", f"wrap_mj {wrap_mj}"
+    )  # in three seconds
     with Sampler("nvml") as sampler:
-        assert wait_for(lambda: (sampler.since(sampler.head - 50).last("energy_j") or 0.0) > wrap_mj / 1e3 + 100.0)
+        assert wait_for(
+            lambda: (
+                (sampler.since(sampler.head - 50).last("energy_j") or 0.0) > wrap_mj / 1e3 + 100.0
+            )
+        )
         samples = sampler.since(0)
     assert (samples.known("energy_j")[1:] >= samples.known("energy_j")[:-1]).all()
     assert samples.known("energy_j")[-1] > wrap_mj / 1e3
@@ -133,7 +145,9 @@ def test_the_polling_process_ends_with_its_parent(standin: StandIn) -> None:
         "from wattcast.measure.sampler import Sampler\n"
         "s = Sampler('nvml'); s.start(); print(s._process.pid, flush=True); os._exit(0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     child = int(done.stdout)
     assert wait_for(lambda: not _running(child))
 
@@ -160,7 +174,9 @@ def test_measuring_code_holds_no_setter() -> None:
     folder = os.path.dirname(module.__file__)
     for root, _, names in os.walk(folder):
         for name in names:
-            if name.endswith(".py") and name != "device_control.py":  # `manage run --apply` alone sets clocks
+            if (
+                name.endswith(".py") and name != "device_control.py"
+            ):  # `manage run --apply` alone sets clocks
                 with open(os.path.join(root, name), encoding="utf-8") as stream:
                     text = stream.read()
                 assert "nvmlDeviceSet" not in text, name
@@ -194,7 +210,9 @@ def test_permission_errors_come_back_from_the_setters(standin: StandIn) -> None:
         "try:\n    n.nvmlDeviceSetGpuLockedClocks(h, 1200, 1500)\n"
         "except n.NVMLError_NoPermission:\n    print('refused')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout == "refused\n"
 
 

@@ -28,7 +28,9 @@ from wattcast.measure.steady_state import SettlingRule, find_settled_window, tak
 
 
 @given(power_w=st.floats(40.0, 1000.0), poll_s=st.floats(0.001, 0.005), seed=st.integers(0, 1000))
-def test_constant_power_is_found_whatever_the_polls_do(power_w: float, poll_s: float, seed: int) -> None:
+def test_constant_power_is_found_whatever_the_polls_do(
+    power_w: float, poll_s: float, seed: int
+) -> None:
     samples = synthetic(1.5, lambda t: power_w, poll_s=poll_s, jitter_s=0.004, seed=seed)
     found = find_ticks(samples)
     assert found.intervals >= 12
@@ -128,8 +130,13 @@ def test_too_few_steps_are_refused_with_the_reason() -> None:
 
 
 def test_energy_between_moments_inside_steps() -> None:
-    stepped, none = CounterTicks(np.arange(0.0, 2.0, 0.1), 300.0 * np.arange(0.0, 2.0, 0.1)), synthetic(0.0)
-    assert bound_energy_j(stepped, none, 0.333, 1.271) == pytest.approx((300.0 * 0.938, 0.0), abs=1e-9)
+    stepped, none = (
+        CounterTicks(np.arange(0.0, 2.0, 0.1), 300.0 * np.arange(0.0, 2.0, 0.1)),
+        synthetic(0.0),
+    )
+    assert bound_energy_j(stepped, none, 0.333, 1.271) == pytest.approx(
+        (300.0 * 0.938, 0.0), abs=1e-9
+    )
     assert bound_energy_j(stepped, none, -0.05, 1.95) == pytest.approx((300.0 * 2.0, 0.0), abs=1e-9)
     two = CounterTicks(np.array([0.0, 1.0]), np.array([0.0, 300.0]), 0.1)
     assert bound_energy_j(two, none, 0.25, 0.75)[1] > 150.0, "anything may have been inside"
@@ -140,28 +147,40 @@ def test_energy_where_power_jumps_inside_a_step_is_exact_and_bounded() -> None:
     samples = synthetic(4.0, lambda t: 500.0 if 1.0 <= t < 2.58 else 50.0)
     energy_j, doubt_j = bound_energy_j(find_ticks(samples), samples, 1.0, 2.58)
     assert energy_j == pytest.approx(500.0 * 1.58, rel=2e-3)
-    assert doubt_j == pytest.approx(450.0 * 0.02, abs=3.0), "20 ms of the step may have been idle before the end"
+    assert doubt_j == pytest.approx(450.0 * 0.02, abs=3.0), (
+        "20 ms of the step may have been idle before the end"
+    )
     found = summarise_window("jump", samples, 1.0, 2.58)
     assert len(found.flags) == 1
-    assert re.fullmatch(r"energy known only to .* J: power changed at the start or end", found.flags[0])
+    assert re.fullmatch(
+        r"energy known only to .* J: power changed at the start or end", found.flags[0]
+    )
     longer = synthetic(8.0, lambda t: 500.0 if 1.0 <= t < 6.58 else 50.0)
-    assert summarise_window("jump", longer, 1.0, 6.58).require().energy_j == pytest.approx(500.0 * 5.58, rel=2e-3)
+    assert summarise_window("jump", longer, 1.0, 6.58).require().energy_j == pytest.approx(
+        500.0 * 5.58, rel=2e-3
+    )
 
 
 def test_a_pulse_across_two_steps_is_not_taken_for_a_level() -> None:
-    """Power of the two steps was taken for the highest there is; the pulse was 700 W, half of it after the end."""
+    """Power of the two steps was taken for the highest there is; the pulse was 700 W, half of it
+    after the end.
+    """
     samples = synthetic(5.0, lambda t: 700.0 if 3.05 <= t < 3.13 else 100.0)
     found = summarise_window("pulse", samples, 1.0, 3.09)
     drawn_j = 100.0 * 2.05 + 700.0 * 0.04
     assert found.flags
-    assert bound_energy_j(find_ticks(samples), samples, 1.0, 3.09)[1] > abs(found.energy_j - drawn_j)
+    assert bound_energy_j(find_ticks(samples), samples, 1.0, 3.09)[1] > abs(
+        found.energy_j - drawn_j
+    )
 
 
 def test_readings_of_power_show_a_load_that_swings_inside_steps() -> None:
     """Every step shows 400 W of a load that swings between 100 and 700 W twenty times a second."""
     samples = synthetic(3.0, lambda t: 700.0 if t % 0.05 < 0.025 else 100.0)
     assert bound_energy_j(find_ticks(samples), samples, 0.51, 2.52)[1] < 1.0
-    samples.rows[:, COLUMNS.index("instant_w")] = np.where(samples["time_s"] % 0.05 < 0.025, 700.0, 100.0)
+    samples.rows[:, COLUMNS.index("instant_w")] = np.where(
+        samples["time_s"] % 0.05 < 0.025, 700.0, 100.0
+    )
     assert bound_energy_j(find_ticks(samples), samples, 0.51, 2.52)[1] > 8.0
 
 
@@ -185,7 +204,9 @@ def test_a_short_window_keeps_its_time_but_gets_no_power() -> None:
 
 
 def test_plateaus_are_found_one_by_one() -> None:
-    samples = synthetic(6.0, lambda t: 600.0 if 1.0 < t < 2.5 else (300.0 if 3.5 < t < 5.0 else 100.0))
+    samples = synthetic(
+        6.0, lambda t: 600.0 if 1.0 < t < 2.5 else (300.0 if 3.5 < t < 5.0 else 100.0)
+    )
     powers = [round(s.power_w) for s in find_stretches(find_ticks(samples), 0.0)]
     assert 600 in powers
     assert 300 in powers
@@ -202,18 +223,25 @@ def test_a_counter_reset_inside_a_window_gives_no_power() -> None:
 def test_a_gap_in_the_samples_is_flagged() -> None:
     samples = synthetic(4.0)
     time_s = samples["time_s"]
-    found = summarise_window("gap", EnergySamples(samples.rows[(time_s < 1.0) | (time_s > 2.5)]), 0.1, 3.9)
+    found = summarise_window(
+        "gap", EnergySamples(samples.rows[(time_s < 1.0) | (time_s > 2.5)]), 0.1, 3.9
+    )
     assert any("no samples for 1.5 s" in flag for flag in found.flags)
 
 
 def test_a_counter_read_too_rarely_to_know_its_period_is_flagged() -> None:
     samples = synthetic(12.0, poll_s=0.45)
     assert find_ticks(samples).step_s is None
-    assert any("known only to 0.45 s" in flag for flag in summarise_window("slow", samples, 0.5, 11.5).flags)
+    assert any(
+        "known only to 0.45 s" in flag
+        for flag in summarise_window("slow", samples, 0.5, 11.5).flags
+    )
 
 
 def test_a_stalled_poller_is_noticed_where_the_counter_has_no_grid() -> None:
-    """Too few steps for a grid: one seen 80 ms late misplaces the power of a half-second window by up to 8 %."""
+    """Too few steps for a grid: one seen 80 ms late misplaces the power of a half-second window by
+    up to 8 %.
+    """
     samples = synthetic(0.55)
     stalled = EnergySamples(samples.rows[(samples["time_s"] < 0.45) | (samples["time_s"] > 0.53)])
     assert find_ticks(samples).power_doubt < 0.01
@@ -225,7 +253,9 @@ def test_a_stalled_poller_is_noticed_where_the_counter_has_no_grid() -> None:
 @pytest.mark.parametrize("how", ["lost", "hung", "frozen"])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_energy_is_invented_after_the_counter_stops(how: str, seed: int) -> None:
-    """A command drew 13,000 J and was told 2,003 J: the last reading was carried on for half a minute, unflagged."""
+    """A command drew 13,000 J and was told 2,003 J: the last reading was carried on for half a
+    minute, unflagged.
+    """
     random = np.random.default_rng(seed)
     level_w, jump_s = random.uniform(100.0, 700.0, 3), np.sort(random.uniform(1.0, 7.5, 2))
     samples = synthetic(8.0, lambda t: level_w[(t > jump_s).sum()], poll_s=0.004, jitter_s=0.003)
@@ -236,7 +266,9 @@ def test_no_energy_is_invented_after_the_counter_stops(how: str, seed: int) -> N
         rows, gone = samples.rows.copy(), samples["time_s"] >= at_s
         rows[gone, 1:] = np.nan if how == "lost" else rows[gone, 1:]
         rows[gone, 1] = rows[gone, 1][0] if how == "frozen" and gone.any() else rows[gone, 1]
-        found = summarise_window("run", EnergySamples(rows[~gone] if how == "hung" else rows), 1.1, 7.6)
+        found = summarise_window(
+            "run", EnergySamples(rows[~gone] if how == "hung" else rows), 1.1, 7.6
+        )
         if found.energy_j is not None and not found.flags:
             assert found.energy_j == pytest.approx(true_j, rel=0.01)
             reported += 1
@@ -255,7 +287,9 @@ def test_a_stopped_counter_says_for_how_long_and_what_it_counted() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no posix_fallocate on this system")
-def test_a_full_disk_under_the_samples_is_told_before_anything_runs(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_under_the_samples_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch
+) -> None:
     """The file was left sparse: the first sample that found no room ended the process with SIGBUS."""
 
     def fill(*_: int) -> None:

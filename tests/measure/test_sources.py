@@ -25,7 +25,10 @@ def package(root: Path, name: str, energy_uj: int, range_uj: int = 65_532_610_98
 
 
 def test_rapl_adds_packages_and_unwraps_each(tmp_path: Path) -> None:
-    first, second = package(tmp_path, "intel-rapl:0", 5_000_000), package(tmp_path, "intel-rapl:1", 65_532_000_000)
+    first, second = (
+        package(tmp_path, "intel-rapl:0", 5_000_000),
+        package(tmp_path, "intel-rapl:1", 65_532_000_000),
+    )
     package(tmp_path, "intel-rapl:0:0", 999)  # a core domain, counted in its package
     source = RaplSource(root=tmp_path)
     assert "2 package" in source.open().name
@@ -65,13 +68,22 @@ def fake_amdsmi(gpus: int = 1) -> ModuleType:
         "amdsmi_init": lambda: None,
         "amdsmi_shut_down": lambda: None,
         "amdsmi_get_processor_handles": lambda: list(range(gpus)),
-        "amdsmi_get_gpu_asic_info": lambda h: {"market_name": "Instinct MI300X", "asic_serial": "0xabc"},
+        "amdsmi_get_gpu_asic_info": lambda h: {
+            "market_name": "Instinct MI300X",
+            "asic_serial": "0xabc",
+        },
         "amdsmi_get_gpu_device_uuid": lambda h: "uuid-0",
         "amdsmi_get_gpu_driver_info": lambda h: {"driver_version": "6.10"},
-        "amdsmi_get_energy_count": lambda h: {"energy_accumulator": 2_000_000, "counter_resolution": 15.3},
+        "amdsmi_get_energy_count": lambda h: {
+            "energy_accumulator": 2_000_000,
+            "counter_resolution": 15.3,
+        },
         "amdsmi_get_clock_info": lambda h, domain: {"clk": 2100 if domain == "gfx" else 1300},
         "amdsmi_get_temp_metric": lambda h, kind, metric: 61,
-        "amdsmi_get_power_info": lambda h: {"current_socket_power": 655, "average_socket_power": "N/A"},
+        "amdsmi_get_power_info": lambda h: {
+            "current_socket_power": 655,
+            "average_socket_power": "N/A",
+        },
     }
     for name, value in values.items():
         setattr(module, name, value)
@@ -141,7 +153,9 @@ def test_the_pace_is_quick_when_asked() -> None:
 
 
 def _relaxed_run(phase_s: float, seed: int, length_s: float = 24.0) -> EnergySamples:
-    """A relaxed sampler beside a program of loads and rests; each reading of the counter takes about 3.5 ms."""
+    """A relaxed sampler beside a program of loads and rests; each reading of the counter takes
+    about 3.5 ms.
+    """
     random = np.random.default_rng(seed)
     steps_s = np.arange(0.0, length_s + 1.0, 0.1) + phase_s
     busy = (steps_s > 4.1) & ((steps_s - 4.1) % 6.3 < 5.3)
@@ -152,14 +166,20 @@ def _relaxed_run(phase_s: float, seed: int, length_s: float = 24.0) -> EnergySam
         took_s = 0.0035 * random.uniform(0.8, 1.2)
         row = np.full((1, len(COLUMNS)), np.nan)
         row[0, 0] = now_s + 0.5 * took_s
-        row[0, COLUMNS.index("energy_j")] = energy_j[int((now_s + 0.9 * took_s - phase_s) // 0.1) + 1]
+        row[0, COLUMNS.index("energy_j")] = energy_j[
+            int((now_s + 0.9 * took_s - phase_s) // 0.1) + 1
+        ]
         rows = np.concatenate([rows, row])
-        now_s = max(row[0, 0] + pace.wait_s(row[0, 0], row[0, COLUMNS.index("energy_j")]), now_s + took_s)
+        now_s = max(
+            row[0, 0] + pace.wait_s(row[0, 0], row[0, COLUMNS.index("energy_j")]), now_s + took_s
+        )
     return EnergySamples(rows)
 
 
 def test_a_relaxed_sampler_keeps_the_counters_phase_for_many_seconds() -> None:
-    """Its first guess at the period is a percent off; readings half a second apart must still be placed."""
+    """Its first guess at the period is a percent off; readings half a second apart must still be
+    placed.
+    """
     found = [find_ticks(_relaxed_run(0.003 * number, number)) for number in range(30)]
     known = [t for t in found if t.step_s is not None and abs(t.step_s - 0.1) < 2e-4]
     assert len(known) >= 28

@@ -1,4 +1,6 @@
-"""Stacks of made-up layers: listed as the front end spells them, built on the CPU, measured on a stand-in GPU."""
+"""Stacks of made-up layers: listed as the front end spells them, built on the CPU, measured on a
+stand-in GPU.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,14 @@ def test_the_list_is_what_the_front_end_spells() -> None:
 
 
 def test_no_stack_is_a_model_that_is_measured_whole() -> None:
-    assert not {stack.dims.model for stack in read_chains("stacks")} & {spec.model for spec in read_model_plan()}
-    assert len({stack.spec(MANY).id for stack in read_chains("stacks")}) == len(read_chains("stacks")) >= 20
+    assert not {stack.dims.model for stack in read_chains("stacks")} & {
+        spec.model for spec in read_model_plan()
+    }
+    assert (
+        len({stack.spec(MANY).id for stack in read_chains("stacks")})
+        == len(read_chains("stacks"))
+        >= 20
+    )
     assert all(len(stack.members) >= 15 for stack in read_chains("stacks"))
 
 
@@ -44,13 +52,19 @@ def test_a_stack_hands_on_its_results(size: str) -> None:
     pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
     from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, build_call
 
-    stack = next(stack for stack in read_chains("stacks") if stack.name == f"stack qwen3-2560 {size}")
-    dims = replace(stack.dims, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocab=50)
+    stack = next(
+        stack for stack in read_chains("stacks") if stack.name == f"stack qwen3-2560 {size}"
+    )
+    dims = replace(
+        stack.dims, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocab=50
+    )
     small = replace(stack, dims=dims, batch=2, seq=8)
     builder = CallBuilder(torch, OperandPools(torch, "cpu", {"bf16": 2**12}), l2_byte=1e5)
     calls = [build_call(builder, small.spec(layers)) for layers in (FEW, MANY)]
     assert calls[1].fixed_byte > calls[0].fixed_byte
-    with torch.no_grad():  # as the campaign runs everything; a step of training asks for gradients itself
+    with (
+        torch.no_grad()
+    ):  # as the campaign runs everything; a step of training asks for gradients itself
         found = calls[0].run(0)
     if stack.phase == "train":
         assert torch.isfinite(found)
@@ -60,7 +74,16 @@ def test_a_stack_hands_on_its_results(size: str) -> None:
 
 def test_a_layer_is_the_difference_of_two_depths() -> None:
     few, many = (
-        KernelRow(f"burst-{s}", RowKind.BURST, "stack", {}, latency_s=s, latency_spread_s=0.0, flags=flags, run="r")
+        KernelRow(
+            f"burst-{s}",
+            RowKind.BURST,
+            "stack",
+            {},
+            latency_s=s,
+            latency_spread_s=0.0,
+            flags=flags,
+            run="r",
+        )
         for s, flags in ((3.0, ("clock_low",)), (11.0, ()))
     )
     stack = read_chains("stacks")[0]
@@ -75,10 +98,14 @@ def test_a_layer_is_the_difference_of_two_depths() -> None:
     assert make_chain_row(stack, [few, many], alone_s).alone_s == ()
 
 
-def test_the_step_measures_operators_first_and_packs_layers_with_chains(bench: OperatorBench, tmp_path: Path) -> None:
+def test_the_step_measures_operators_first_and_packs_layers_with_chains(
+    bench: OperatorBench, tmp_path: Path
+) -> None:
     STEPS["stacks"](KernelCampaign(bench, tmp_path, time.monotonic() + 120, few=1))
     (found,) = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
-    alone = {row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")}
+    alone = {
+        row["detail"]["spec"]: row["latency_s"] for row in read_lines(tmp_path / "burst.jsonl")
+    }
     assert found.name == read_chains("stacks")[0].name
     assert not found.error
     assert found.alone_s == tuple(alone[spec] for spec in found.specs)
@@ -95,4 +122,6 @@ def test_every_step_can_be_found_from_help(call, capsys: pytest.CaptureFixture[s
         main(["kernels", "--help"])
     for text in (told, capsys.readouterr().out):
         unbroken = "".join(text.replace("│", "").split())  # lines end where the terminal does
-        assert [step for step in STEPS if step not in {"chains", "stacks"} and step not in unbroken] == []
+        assert [
+            step for step in STEPS if step not in {"chains", "stacks"} and step not in unbroken
+        ] == []

@@ -1,4 +1,6 @@
-"""Callbacks against the real libraries: a counter set by the test, two steps, what the library has kept."""
+"""Callbacks against the real libraries: a counter set by the test, two steps, what the library has
+kept.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def read_once(meter: StepMeter) -> dict[str, float] | None:
         return meter.read(1)
 
 
-def test_what_cannot_be_measured_is_refused(sources: list[CountingSource], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_is_refused(
+    sources: list[CountingSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for wrong in ({"every": 0}, {"devices": ()}):
         with pytest.raises(BadInput, match="every, devices"):
             StepMeter(**wrong)
@@ -100,7 +104,9 @@ def test_weights_and_biases_keeps_the_numbers(
         log_to_wandb({"wattcast/power_w": 1.0}, 1)
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
-    with wandb.init(mode="offline", project="wattcast", dir=tmp_path, settings=wandb.Settings(console="off")) as run:
+    with wandb.init(
+        mode="offline", project="wattcast", dir=tmp_path, settings=wandb.Settings(console="off")
+    ) as run:
         with StepMeter(PREDICTED, every=1) as meter:
             for step in (1, 2):
                 run.log({"loss": 1.0 / step})  # which counts steps of its own
@@ -142,7 +148,9 @@ def test_lightning_logs_while_it_trains(sources: list[CountingSource], tmp_path:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     told: list[tuple[dict[str, float], int]] = []
-    callback = make_lightning_callback(StepMeter(PREDICTED, every=2), lambda found, step: told.append((found, step)))
+    callback = make_lightning_callback(
+        StepMeter(PREDICTED, every=2), lambda found, step: told.append((found, step))
+    )
     trainer = lightning.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -176,14 +184,21 @@ def test_transformers_logs_while_it_trains(sources: list[CountingSource], tmp_pa
             return {"loss": self.layer(x).square().mean()}
 
     told: list[int] = []
-    callback = make_transformers_callback(StepMeter(PREDICTED, every=2), lambda found, step: told.append(step))
+    callback = make_transformers_callback(
+        StepMeter(PREDICTED, every=2), lambda found, step: told.append(step)
+    )
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=1, report_to=[], save_strategy="no",
         use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    trainer = Trainer(model=Line(), args=arguments, train_dataset=[{"x": torch.ones(4)}] * 8, callbacks=[callback])
+    trainer = Trainer(
+        model=Line(), args=arguments, train_dataset=[{"x": torch.ones(4)}] * 8, callbacks=[callback]
+    )
     trainer.train()
     assert told == [2, 4]
     kept = [row for row in trainer.state.log_history if "wattcast/energy_j_per_step" in row]
-    assert [(row["step"], row["wattcast/energy_j_per_step"]) for row in kept] == [(2, 50.0), (4, 50.0)]
+    assert [(row["step"], row["wattcast/energy_j_per_step"]) for row in kept] == [
+        (2, 50.0),
+        (4, 50.0),
+    ]
     assert sources[0].closed

@@ -1,4 +1,6 @@
-"""Gradients, caches, batch norm and the optimiser as the campaign runs them: each against autograd, on the CPU."""
+"""Gradients, caches, batch norm and the optimiser as the campaign runs them: each against autograd,
+on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def close(found: Any, wanted: Any) -> None:
 def test_gradient_of_layer_norm(builder: CallBuilder) -> None:
     grad, x, weight, bias = views(builder, (24, 48), (24, 48), (48,), (48,))
     found = build_call(builder, spec_of(op="layernorm", rows=24, dim=48, backward=True)).run(0)
-    wanted = by_autograd(lambda x, w, b: F.layer_norm(x, (48,), w, b, 1e-5), [x, weight, bias], grad)
+    wanted = by_autograd(
+        lambda x, w, b: F.layer_norm(x, (48,), w, b, 1e-5), [x, weight, bias], grad
+    )
     close(tuple(found), wanted)
 
 
@@ -68,14 +72,21 @@ def test_gradient_of_softmax(builder: CallBuilder) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradient_of_attention(builder: CallBuilder, causal: bool) -> None:
     shape = {"batch": 2, "heads": 3, "kv_heads": 3, "q_len": 16, "kv_len": 16, "head_dim": 8}
-    spec = spec_from_operator({"op": "attention", "dtype": "bf16", "causal": causal, "backward": True, **shape})
+    spec = spec_from_operator(
+        {"op": "attention", "dtype": "bf16", "causal": causal, "backward": True, **shape}
+    )
     assert spec is not None
-    spec = OperatorSpec(spec.family, spec.operator | {"dtype": "fp32"}, spec.layout, spec.rotated, spec.detail)
+    spec = OperatorSpec(
+        spec.family, spec.operator | {"dtype": "fp32"}, spec.layout, spec.rotated, spec.detail
+    )
     drawn = views(builder, *((2, 16, 3, 8),) * 4)
     q, grad, k, v = (x.transpose(1, 2) for x in drawn)
     found = build_call(builder, spec).run(0)
     attend = F.scaled_dot_product_attention
-    close(tuple(found), by_autograd(lambda q, k, v: attend(q, k, v, is_causal=causal), [q, k, v], grad))
+    close(
+        tuple(found),
+        by_autograd(lambda q, k, v: attend(q, k, v, is_causal=causal), [q, k, v], grad),
+    )
 
 
 def test_attention_with_dropped_weights_runs(builder: CallBuilder) -> None:
@@ -92,21 +103,35 @@ def test_attention_with_dropped_weights_runs(builder: CallBuilder) -> None:
 
 @pytest.mark.parametrize("direction", ["dgrad", "wgrad"])
 @pytest.mark.parametrize(
-    "places", [{"padding": 1}, {"stride": 2}, {"padding_w": 2, "stride_w": 2}, {"groups": 4}, {"channels_last": True}]
+    "places",
+    [
+        {"padding": 1},
+        {"stride": 2},
+        {"padding_w": 2, "stride_w": 2},
+        {"groups": 4},
+        {"channels_last": True},
+    ],
 )
-def test_gradients_of_convolutions(builder: CallBuilder, direction: str, places: dict[str, Any]) -> None:
+def test_gradients_of_convolutions(
+    builder: CallBuilder, direction: str, places: dict[str, Any]
+) -> None:
     shape = {"n": 2, "c": 4, "k": 8, "h": 10, "w": 12, "r": 3, "s": 3}
     spec = spec_of(op="conv2d", direction=direction, **shape, **places)
     stride = [places.get("stride", 1), places.get("stride_w", places.get("stride", 1))]
     padding = [places.get("padding", 0), places.get("padding_w", places.get("padding", 0))]
     groups, last = places.get("groups", 1), places.get("channels_last", False)
-    p, q = ((side + 2 * pad - 3) // step + 1 for side, pad, step in zip((10, 12), padding, stride, strict=True))
+    p, q = (
+        (side + 2 * pad - 3) // step + 1
+        for side, pad, step in zip((10, 12), padding, stride, strict=True)
+    )
     sizes = [(2, 4, 10, 12), (2, 8, p, q), (8, 4 // groups, 3, 3)]
     drawn = views(builder, *((n, h, w, c) if last else (n, c, h, w) for n, c, h, w in sizes))
     image, grad, weight = (x.permute(0, 3, 1, 2) if last else x for x in drawn)
     found = build_call(builder, spec).run(0)
     wanted = by_autograd(
-        lambda x, w: F.conv2d(x, w, stride=stride, padding=padding, groups=groups), [image, weight], grad
+        lambda x, w: F.conv2d(x, w, stride=stride, padding=padding, groups=groups),
+        [image, weight],
+        grad,
     )
     close(found, wanted[0 if direction == "dgrad" else 1])
 
@@ -127,9 +152,14 @@ def test_gradient_of_a_weight(builder: CallBuilder) -> None:
         ("relu_grad", F.relu),
     ],
 )
-def test_gradients_of_activations_from_their_input(builder: CallBuilder, name: str, forward: Any) -> None:
+def test_gradients_of_activations_from_their_input(
+    builder: CallBuilder, name: str, forward: Any
+) -> None:
     grad, x = views(builder, (1, 1024), (1, 1024))
-    close(build_call(builder, spec_of(op=name, n=1024)).run(0).view(1, 1024), by_autograd(forward, [x], grad)[0])
+    close(
+        build_call(builder, spec_of(op=name, n=1024)).run(0).view(1, 1024),
+        by_autograd(forward, [x], grad)[0],
+    )
 
 
 def test_gradients_of_activations_from_their_result(builder: CallBuilder) -> None:
@@ -140,7 +170,9 @@ def test_gradients_of_activations_from_their_result(builder: CallBuilder) -> Non
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided"])
 def test_a_cache_grows_by_one_token(builder: CallBuilder, layout: str) -> None:
-    """The new part lies in memory as a slice of one projection of q, k and v where the operator is strided."""
+    """The new part lies in memory as a slice of one projection of q, k and v where the operator is
+    strided.
+    """
     rows, cols, last = 12, 17 * 8, 8
     spec = spec_of(op="cat", n=rows * cols, rows=rows, run=last, layout=layout)
     assert (spec.detail["form"], spec.rotated) == ("append", "all")
@@ -170,12 +202,21 @@ def test_batch_norm_serving_training_and_its_gradient(builder: CallBuilder, layo
     mean, variance = torch.zeros(c), torch.ones(c)
 
     def run(name: str, **more: Any) -> Any:
-        operator = {"op": name, "n": n * c * h * w, "rows": c, "run": h * w, "layout": layout, **more}
+        operator = {
+            "op": name,
+            "n": n * c * h * w,
+            "rows": c,
+            "run": h * w,
+            "layout": layout,
+            **more,
+        }
         return build_call(builder, spec_of(**operator)).run(0)
 
     close(run("batchnorm"), F.batch_norm(x, mean, variance, weight, bias))
     close(run("batchnorm_train"), F.batch_norm(x, mean, variance, weight, bias, training=True))
-    wanted = by_autograd(lambda x: F.batch_norm(x, None, None, weight, bias, training=True), [x], grad)[0]
+    wanted = by_autograd(
+        lambda x: F.batch_norm(x, None, None, weight, bias, training=True), [x], grad
+    )[0]
     close(run("batchnorm_grad", read=4 * x.numel() * 4), wanted)
 
 
@@ -206,7 +247,10 @@ def test_a_step_of_the_optimiser(builder: CallBuilder) -> None:
     before = views(builder, *((size,),) * (4 * 16))
     spec = spec_of(op="adamw", n=16 * size, write=3 * 16 * size * 4)
     values = build_call(builder, spec).run(0)
-    assert all(torch.equal(a, b) for a, b in zip(views(builder, *((size,),) * (4 * 16)), before, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(views(builder, *((size,),) * (4 * 16)), before, strict=True)
+    )
     value, gradient, first = before[0], before[16], before[32]
     second = before[48].abs()
     first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
@@ -228,10 +272,17 @@ def test_rows_that_serve_several_and_small_tensors_spread_out(builder: CallBuild
     spec = spec_of(op="mul", n=48, rows=6, layout="broadcast", read=(48 + 16) * 4)
     assert spec.detail["groups"] == 2
     close(build_call(builder, spec).run(0), full * small)
-    spread = build_call(builder, spec_of(op="copy", n=48, rows=6, layout="broadcast", read=16 * 4)).run(0)
+    spread = build_call(
+        builder, spec_of(op="copy", n=48, rows=6, layout="broadcast", read=16 * 4)
+    ).run(0)
     assert torch.equal(spread, small.expand(2, 3, 8))
     by_row, full = views(builder, (6, 1), (6, 8))
-    close(build_call(builder, spec_of(op="mul", n=48, rows=6, layout="broadcast", read=54 * 4)).run(0), full * by_row)
+    close(
+        build_call(builder, spec_of(op="mul", n=48, rows=6, layout="broadcast", read=54 * 4)).run(
+            0
+        ),
+        full * by_row,
+    )
     channel, full = views(builder, (1, 3, 1), (2, 3, 8))
     bias = spec_of(op="add", n=48, rows=6, layout="broadcast", read=51 * 4)
     close(build_call(builder, bias).run(0), full + channel)
@@ -279,8 +330,12 @@ _MORE_THAN_SAID = ("layernorm", "rmsnorm", "adamw", "scatter_add")
 
 def test_formats_the_pools_lack_are_left_out() -> None:
     """A cast of token numbers was suggested once and failed on the GPU with ``KeyError: 'int64'``."""
-    assert spec_from_operator({"op": "cast", "n": 128, "dtype": "int64", "out_dtype": "int32"}) is None
-    assert spec_from_operator({"op": "cast", "n": 128, "dtype": "fp32", "out_dtype": "bool"}) is None
+    assert (
+        spec_from_operator({"op": "cast", "n": 128, "dtype": "int64", "out_dtype": "int32"}) is None
+    )
+    assert (
+        spec_from_operator({"op": "cast", "n": 128, "dtype": "fp32", "out_dtype": "bool"}) is None
+    )
 
 
 def test_what_the_gpu_alone_can_run_is_built(builder: CallBuilder) -> None:
@@ -288,11 +343,16 @@ def test_what_the_gpu_alone_can_run_is_built(builder: CallBuilder) -> None:
     call = build_call(builder, spec_of(op="rmsnorm", rows=24, dim=48, backward=True))
     with pytest.raises(NotImplementedError, match="_fused_rms_norm_backward"):
         call.run(0)
-    spec = spec_from_operator({"op": "linear", "m": 16, "n": 32, "k": 64, "dtype": "fp8", "out_dtype": "bf16"})
+    spec = spec_from_operator(
+        {"op": "linear", "m": 16, "n": 32, "k": 64, "dtype": "fp8", "out_dtype": "bf16"}
+    )
     assert spec is not None
     assert (spec.layout, spec.rotated) == ("nt", "weights")
     assert (
-        spec_from_operator({"op": "linear", "m": 15, "n": 32, "k": 64, "dtype": "fp8", "out_dtype": "bf16"}) is None
+        spec_from_operator(
+            {"op": "linear", "m": 15, "n": 32, "k": 64, "dtype": "fp8", "out_dtype": "bf16"}
+        )
+        is None
     )
 
 
@@ -309,7 +369,11 @@ def test_the_plan_of_training_is_fixed_and_its_small_operators_run(builder: Call
     assert max(spec.byte for spec in specs) <= LARGEST_BYTE
     kinds = {(spec.operator["op"], spec.detail.get("form", "")) for spec in specs}
     assert {(spec.operator["op"], spec.detail.get("form", "")) for spec in specs[:60]} == kinds
-    small = [s for s in specs if s.byte < 4e6 and s.flop < 3e7 and s.operator["op"] not in ("rmsnorm", "attention")]
+    small = [
+        s
+        for s in specs
+        if s.byte < 4e6 and s.flop < 3e7 and s.operator["op"] not in ("rmsnorm", "attention")
+    ]
     ran = set()
     for spec in small[:60]:
         build_call(builder, spec).run(0)
@@ -318,7 +382,9 @@ def test_the_plan_of_training_is_fixed_and_its_small_operators_run(builder: Call
 
 
 def test_the_plan_of_training_is_one_of_our_workloads() -> None:
-    """Every operator reads back as a workload file's, into the group that its rows are to speak for."""
+    """Every operator reads back as a workload file's, into the group that its rows are to speak
+    for.
+    """
     import json
 
     from studies.kernel_chains import PLANS
@@ -330,20 +396,38 @@ def test_the_plan_of_training_is_one_of_our_workloads() -> None:
     from wattcast.workload.readers.from_json import parse_workload
 
     specs = read_listed(PLANS / "training.jsonl")
-    text = json.dumps({"name": "training", "ops": [make_workload_form(spec.operator) for spec in specs]})
+    text = json.dumps(
+        {"name": "training", "ops": [make_workload_form(spec.operator) for spec in specs]}
+    )
     ops = tuple(op for op, _ in parse_workload(text.encode(), "training").calls())
-    conditions = [RunCondition(s.layout, s.rotated, "", int(s.detail.get("rows", 0))) for s in specs]
+    conditions = [
+        RunCondition(s.layout, s.rotated, "", int(s.detail.get("rows", 0))) for s in specs
+    ]
     gpu = load_gpu("h200")
     groups = set(build_kernels(ops, conditions, gpu, reference_chip(gpu), ()).work.kernel_family)
-    wanted = {"cat.append", "vector.cat", "reduce.columns", "batchnorm", "batchnorm.train", "batchnorm.backward"}
+    wanted = {
+        "cat.append",
+        "vector.cat",
+        "reduce.columns",
+        "batchnorm",
+        "batchnorm.train",
+        "batchnorm.backward",
+    }
     wanted |= {"pool", "pool.backward", "optimizer", "scatter", "vector.dropout"}
     assert {f"elementwise.{name}" for name in wanted} <= groups
-    assert {"layernorm.backward", "rmsnorm.backward", "softmax.backward", "attention.backward"} <= groups
+    assert {
+        "layernorm.backward",
+        "rmsnorm.backward",
+        "softmax.backward",
+        "attention.backward",
+    } <= groups
     assert {"attention.prefill.dropout", "gemm.turing"} <= groups
 
 
 def test_every_operator_of_the_plan_runs_on_tensors_without_data() -> None:
-    """Shapes and arguments of all calls, cuDNN's and FlashAttention's among them, through PyTorch's meta device."""
+    """Shapes and arguments of all calls, cuDNN's and FlashAttention's among them, through PyTorch's
+    meta device.
+    """
     from dataclasses import replace
 
     from studies.kernel_chains import PLANS, read_chains

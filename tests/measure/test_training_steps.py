@@ -41,16 +41,32 @@ def test_every_variant_takes_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any("nan" in line for line in lines)
 
 
-def test_a_row_comes_out_whole_with_a_launched_one(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = next(spec for spec in study.read_training_plan() if spec.id.startswith("accumulate-qwen3"))
+def test_a_row_comes_out_whole_with_a_launched_one(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = next(
+        spec for spec in study.read_training_plan() if spec.id.startswith("accumulate-qwen3")
+    )
     small = replace(spec, batch=1, seq=16)
     real = study.build_step
-    tiny = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate": 32, "vocab": 100}
-    monkeypatch.setattr(study, "build_step", lambda s, device, dims: real(s, "cpu", replace(dims, **tiny)))
+    tiny = {
+        "layers": 1,
+        "hidden": 32,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "intermediate": 32,
+        "vocab": 100,
+    }
+    monkeypatch.setattr(
+        study, "build_step", lambda s, device, dims: real(s, "cpu", replace(dims, **tiny))
+    )
     row = study.measure_row(campaign.bench, small, campaign)
     assert row.graph
     assert row.latency_s > 0.0
     assert row.power_w == pytest.approx(300.0, rel=0.05)
-    (launched,) = (row_from_plain(line, ModelRow) for line in read_lines(campaign.out / "models.jsonl"))
+    (launched,) = (
+        row_from_plain(line, ModelRow) for line in read_lines(campaign.out / "models.jsonl")
+    )
     assert launched.id == f"{spec.id}-launched"
     assert not launched.graph

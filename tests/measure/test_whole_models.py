@@ -1,4 +1,5 @@
-"""Whole models without a GPU: the plan says what the catalogue says, no captured iteration waits for the GPU's
+"""Whole models without a GPU: the plan says what the catalogue says, no captured iteration waits
+for the GPU's
 answer, rows come out whole, and a model that fails costs only its rows."""
 
 from __future__ import annotations
@@ -59,7 +60,13 @@ def tiny(dims: ModelDims) -> ModelDims:
     if dims.architecture == "resnet":
         return replace(dims, layers=4)
     heads = 4 if dims.kv_heads == dims.heads else 8
-    sizes = {"layers": 2, "hidden": 64, "heads": heads, "head_dim": 64 // heads, "intermediate": 128}
+    sizes = {
+        "layers": 2,
+        "hidden": 64,
+        "heads": heads,
+        "head_dim": 64 // heads,
+        "intermediate": 128,
+    }
     kv = heads if dims.kv_heads == dims.heads else 2
     return replace(dims, **sizes, kv_heads=kv, vocab=min(dims.vocab, 500))
 
@@ -133,12 +140,23 @@ def test_the_plan_has_the_rows_it_promises() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(row["model"] for row in read_shipped_table("wattcast.measure.campaigns", "models.csv"))
+    "name",
+    sorted(row["model"] for row in read_shipped_table("wattcast.measure.campaigns", "models.csv")),
 )
 def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
     dims, published = find_dims(name), catalogue.load_model(name).dims
-    for field in ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "max_positions"):
-        if hasattr(published, field) and not (dims.architecture == "vit" and field in ("vocab", "max_positions")):
+    for field in (
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "intermediate",
+        "vocab",
+        "max_positions",
+    ):
+        if hasattr(published, field) and not (
+            dims.architecture == "vit" and field in ("vocab", "max_positions")
+        ):
             assert getattr(dims, field) == getattr(published, field), field
     if hasattr(published, "dim"):
         assert dims.head_dim == published.dim
@@ -156,7 +174,10 @@ def test_every_row_is_a_workload_that_can_be_predicted(spec: ModelRunSpec) -> No
 
 
 KINDS = sorted(
-    {(find_dims(s.model).architecture, s.phase, s.attention): s for s in reversed(read_model_plan())}.values(),
+    {
+        (find_dims(s.model).architecture, s.phase, s.attention): s
+        for s in reversed(read_model_plan())
+    }.values(),
     key=lambda s: s.id,
 )
 
@@ -165,7 +186,10 @@ class NoWaiting(TorchDispatchMode):
     """Refuses what a CUDA graph cannot hold: reading a value, or copying from the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        ), func
         result = func(*args, **(kwargs or {}))
         moved = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
         if moved and isinstance(result, torch.Tensor) and result.device.type == "meta":
@@ -175,9 +199,13 @@ class NoWaiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.id)
-def test_a_captured_iteration_never_waits_for_the_device(spec: ModelRunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_iteration_never_waits_for_the_device(
+    spec: ModelRunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     still = SimpleNamespace(zero_grad=lambda set_to_none: None, step=lambda: None)
-    monkeypatch.setattr(torch.optim, "AdamW", lambda *_, **__: still)  # the fused one needs a real device
+    monkeypatch.setattr(
+        torch.optim, "AdamW", lambda *_, **__: still
+    )  # the fused one needs a real device
     dims = tiny(find_dims(spec.model))
     built = module.build_model(spec, torch, "meta", dims)
     small = replace(spec, batch=2, seq=16 if spec.seq else None)
@@ -253,9 +281,13 @@ def test_patches_are_taken_back() -> None:
 
 
 def specs_of(model: str, *wanted: tuple[str, bool]) -> list[ModelRunSpec]:
-    """Return rows in fp32, which a processor without instructions for bf16 computes a hundred times faster."""
+    """Return rows in fp32, which a processor without instructions for bf16 computes a hundred times
+    faster.
+    """
     return [
-        ModelRunSpec(model, phase, 2, None if phase == "forward" else 16, "flash", graph, dtype="fp32")
+        ModelRunSpec(
+            model, phase, 2, None if phase == "forward" else 16, "flash", graph, dtype="fp32"
+        )
         for phase, graph in wanted
     ]
 
@@ -270,7 +302,12 @@ def test_rows_hold_time_power_energy_and_the_workload(bench: OperatorBench, tmp_
     assert prefill.latency_s > 1e-4
     assert (prefill.graph, decode.graph) == (True, False)
     assert bench.gpu.captured == 1
-    assert (prefill.head, prefill.stack, prefill.phase, prefill.seq) == ("last", "eager", "prefill", 16)
+    assert (prefill.head, prefill.stack, prefill.phase, prefill.seq) == (
+        "last",
+        "eager",
+        "prefill",
+        16,
+    )
     assert prefill.parameters > 10_000
 
 
@@ -281,7 +318,9 @@ def test_training_changes_weights_and_decoding_keeps_its_cache() -> None:
     before = [p.detach().clone() for p in built.module.parameters()]
     step = module.make_iteration(built, spec, torch, "cpu", dims)
     step()
-    changed = [not torch.equal(a, b) for a, b in zip(before, built.module.parameters(), strict=True)]
+    changed = [
+        not torch.equal(a, b) for a, b in zip(before, built.module.parameters(), strict=True)
+    ]
     assert any(changed)
     decode = replace(spec, phase="decode")
     again = module.build_model(decode, torch, "cpu", dims)
@@ -313,7 +352,9 @@ def test_a_model_that_fails_costs_only_its_rows(
     assert again.counts == {"models": 1}  # only the failed row, a second time
 
 
-def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(bench: OperatorBench, tmp_path: Path) -> None:
+def test_what_cannot_be_captured_is_measured_eagerly_and_says_so(
+    bench: OperatorBench, tmp_path: Path
+) -> None:
     bench.gpu.refuses = True
     campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     measure_step(campaign, specs_of("vit-large", ("forward", True)))
@@ -343,20 +384,43 @@ def test_profiles_follow_in_the_time_that_is_left(
     campaign = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     wanted = specs_of("gpt2", ("decode", True), ("prefill", True))
     profile_step(campaign, wanted)
-    failed, good = (row_from_plain(row, ModelKernels) for row in read_lines(tmp_path / "model_kernels.jsonl"))
+    failed, good = (
+        row_from_plain(row, ModelKernels) for row in read_lines(tmp_path / "model_kernels.jsonl")
+    )
     assert "CUPTI" in failed.error
     assert good.kernel_s == (1e-6, 2e-6)
     again = ModelCampaign(bench, tmp_path, time.monotonic() + 60, cut=tiny)
     profile_step(again, wanted)
-    assert again.counts == {"model_kernels": 1, "model_kernels errors": 1}  # only what failed is tried again
+    assert again.counts == {
+        "model_kernels": 1,
+        "model_kernels errors": 1,
+    }  # only what failed is tried again
 
 
 def test_packing_puts_models_in_their_own_table(tmp_path: Path) -> None:
-    row = ModelRow("a", "gpt2", "prefill", 1, "bf16", "flash", "eager", True, seq=8, latency_s=1e-3, power_w=300.0)
+    row = ModelRow(
+        "a",
+        "gpt2",
+        "prefill",
+        1,
+        "bf16",
+        "flash",
+        "eager",
+        True,
+        seq=8,
+        latency_s=1e-3,
+        power_w=300.0,
+    )
     Journal(tmp_path / "in" / "models.jsonl").append(row)
-    trace = [{"cat": "kernel", "name": "k", "ts": 2, "dur": 3}, {"cat": "kernel", "name": "j", "ts": 1, "dur": 4}]
+    trace = [
+        {"cat": "kernel", "name": "k", "ts": 2, "dur": 3},
+        {"cat": "kernel", "name": "j", "ts": 1, "dur": 4},
+    ]
     Journal(tmp_path / "in" / "model_kernels.jsonl").append(total_kernels("a", trace, "run"))
-    assert packing.pack_database([tmp_path / "in"], tmp_path / "out") == {"models": 1, "profiles": 1}
+    assert packing.pack_database([tmp_path / "in"], tmp_path / "out") == {
+        "models": 1,
+        "profiles": 1,
+    }
     (back,) = read_table(tmp_path / "out" / MODELS_FILE)
     assert back["latency_s"] == 1e-3
     (kernels,) = read_table(tmp_path / "out" / "model_kernels.parquet")
@@ -364,7 +428,9 @@ def test_packing_puts_models_in_their_own_table(tmp_path: Path) -> None:
     assert kernels["kernel_s"] == [4e-6, 3e-6]
 
 
-def test_a_model_that_is_not_planned_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_model_that_is_not_planned_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with pytest.raises(UnknownName, match="gpt2"):
         choose_model_specs("gpt3")
     assert len(choose_model_specs("gpt2", 2)) == 2
@@ -375,7 +441,9 @@ def test_a_model_that_is_not_planned_is_named(capsys: pytest.CaptureFixture[str]
     assert "step" in capsys.readouterr().err
 
 
-def test_without_a_gpu_it_says_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert main(["models", "--out", str(tmp_path)]) == 4
@@ -383,12 +451,18 @@ def test_without_a_gpu_it_says_what_is_missing(capsys: pytest.CaptureFixture[str
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("model", ["gpt2", "bert-large", "qwen2-1.5b", "llama3-8b", "qwen3-8b", "vit-large"])
-def test_attention_is_switched_between_rows_of_one_module(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "model", ["gpt2", "bert-large", "qwen2-1.5b", "llama3-8b", "qwen3-8b", "vit-large"]
+)
+def test_attention_is_switched_between_rows_of_one_module(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows share a module: the second must run its own attention, not that of the first."""
     functional, fused = torch.nn.functional, []
     real = functional.scaled_dot_product_attention
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: fused.append(1) or real(*a, **k))
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *a, **k: fused.append(1) or real(*a, **k)
+    )
     phase = "forward" if find_dims(model).vision else "prefill"
     dims = tiny(find_dims(model))
     built, calls = None, []

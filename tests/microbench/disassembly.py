@@ -25,7 +25,11 @@ _LABEL = re.compile(r"^(\.L[\w.$]*):")
 _LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T0-9]+\s+)?([A-Z][A-Z0-9_.]*)(.*?);")
 SLACK = 0.02  # by which a count may miss
 OpcodeCounts = tuple[tuple[str, float], ...]  # (regular expression of an opcode, how often)
-TAIL: OpcodeCounts = ((r"U?IADD3?|VIADD", 3.0), (r"U?ISETP.*|PLOP3.*", 1.0), (r"BRA.*", 1.0))  # of the loop itself
+TAIL: OpcodeCounts = (
+    (r"U?IADD3?|VIADD", 3.0),
+    (r"U?ISETP.*|PLOP3.*", 1.0),
+    (r"BRA.*", 1.0),
+)  # of the loop itself
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,10 @@ def read_declared() -> dict[str, DeclaredLoop]:
 
 def read_opcodes(text: str) -> OpcodeCounts:
     """Read opcodes and how often each comes."""
-    return tuple((opcode, float(count)) for opcode, count in (part.split() for part in text.split("; ") if part))
+    return tuple(
+        (opcode, float(count))
+        for opcode, count in (part.split() for part in text.split("; ") if part)
+    )
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,9 @@ class SassAgreement:
 
     @property
     def holds(self) -> bool:
-        """Whether at least 95 % of the body is as declared, and every operation as often as declared."""
+        """Whether at least 95 % of the body is as declared, and every operation as often as
+        declared.
+        """
         return self.share >= 0.95 and not self.missing
 
 
@@ -81,7 +90,11 @@ def disassemble(cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         done = subprocess.run(
-            [tool, "-c", "-ndf", file.name], capture_output=True, text=True, timeout=120.0, check=False
+            [tool, "-c", "-ndf", file.name],
+            capture_output=True,
+            text=True,
+            timeout=120.0,
+            check=False,
         )
     if done.returncode != 0:
         raise WattcastError(f"nvdisasm failed: {done.stderr.strip()[:300]}")
@@ -94,7 +107,9 @@ def find_nvdisasm() -> str:
     if found:
         return found
     spec = find_spec("nvidia")
-    for folder in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
+    for folder in (
+        spec.submodule_search_locations if spec and spec.submodule_search_locations else ()
+    ):
         for path in sorted(Path(folder).glob("*/bin/nvdisasm")):
             return str(path)
     raise MissingTool("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm).")
@@ -112,7 +127,9 @@ def find_loops(text: str) -> list[list[SassInstruction]]:
             lines.append(SassInstruction(found[1], found[2].strip()))
     bodies = []
     for place, line_ in enumerate(lines):
-        target = re.search(r"\.L[\w.$]*", line_.operands) if line_.opcode.startswith("BRA") else None
+        target = (
+            re.search(r"\.L[\w.$]*", line_.operands) if line_.opcode.startswith("BRA") else None
+        )
         begin = labels.get(target[0]) if target else None
         if begin is not None and begin < place:
             bodies.append(lines[begin : place + 1])
@@ -122,12 +139,15 @@ def find_loops(text: str) -> list[list[SassInstruction]]:
 def find_main_loop(text: str, wanted: str) -> list[SassInstruction]:
     """The loop with the most instructions that match ``wanted``; the shortest of these."""
     scored = [
-        (sum(bool(re.fullmatch(wanted, i.opcode)) for i in body), -len(body), body) for body in find_loops(text)
+        (sum(bool(re.fullmatch(wanted, i.opcode)) for i in body), -len(body), body)
+        for body in find_loops(text)
     ]
     return max(scored, default=(0, 0, []), key=lambda entry: entry[:2])[2]
 
 
-def check_agreement(benchmark: Benchmark, text: str, declared: DeclaredLoop | None = None) -> SassAgreement:
+def check_agreement(
+    benchmark: Benchmark, text: str, declared: DeclaredLoop | None = None
+) -> SassAgreement:
     """Hold a disassembly against the declaration: operations exactly, what surrounds them at most."""
     loop = declared or read_declared()[benchmark.name]
     steps = zip(benchmark.parts, loop.parts, strict=True)
@@ -145,7 +165,9 @@ def check_agreement(benchmark: Benchmark, text: str, declared: DeclaredLoop | No
             missing.append(f"{pattern}: {spare} more than {count:g}")
     for pattern, count in (*loop.around, *TAIL):
         explained += _take(left, pattern, count)
-    return SassAgreement(explained / len(body) if body else 0.0, tuple(missing), dict(Counter(body)), len(body))
+    return SassAgreement(
+        explained / len(body) if body else 0.0, tuple(missing), dict(Counter(body)), len(body)
+    )
 
 
 def _joined(opcodes: list[tuple[str, float]]) -> OpcodeCounts:
@@ -168,10 +190,14 @@ def _take(left: Counter[str], pattern: str, most: float) -> int:
 
 
 def _allowed(loop: DeclaredLoop, pattern: str) -> float:
-    """How many instructions of a declared kind may surround the operations, because both look alike."""
+    """How many instructions of a declared kind may surround the operations, because both look
+    alike.
+    """
     sample = re.sub(r"\\.|\.\*|[?()]", "", pattern.split("|")[0])
     around = (*loop.around, *TAIL)
-    return 2.0 + sum(count for other, count in around if re.fullmatch(other, sample) or other == ".*")
+    return 2.0 + sum(
+        count for other, count in around if re.fullmatch(other, sample) or other == ".*"
+    )
 
 
 _REGISTER = re.compile(r"[-|~]*R(\d+)(?:\.64)?(?:\.H\d_H\d|\.\w+)*?(\.reuse)?\|?$")
@@ -223,16 +249,23 @@ def read_pipes() -> tuple[tuple[re.Pattern[str], IssuePipe], ...]:
     """``pipes.csv``: rates of compute capability 9.0, with their source."""
     text = Path(__file__).with_name("pipes.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
-    return tuple((re.compile(r["opcode"]), IssuePipe(r["pipe"], int(r["cycles"]), int(r["words"]))) for r in rows)
+    return tuple(
+        (re.compile(r["opcode"]), IssuePipe(r["pipe"], int(r["cycles"]), int(r["words"])))
+        for r in rows
+    )
 
 
 def find_pipe(opcode: str) -> IssuePipe:
-    """The pipe of an opcode; one that is not listed takes one cycle of its scheduler and reads nothing."""
+    """The pipe of an opcode; one that is not listed takes one cycle of its scheduler and reads
+    nothing.
+    """
     return next((pipe for pattern, pipe in read_pipes() if pattern.fullmatch(opcode)), OTHER)
 
 
 def list_sources(instruction: SassInstruction) -> list[tuple[int | None, bool]]:
-    """Source operands in their places: the register (None for anything else) and whether it is kept for reuse."""
+    """Source operands in their places: the register (None for anything else) and whether it is kept
+    for reuse.
+    """
     parts = [part.strip() for part in instruction.operands.split(",")]
     values = [part for part in parts if part and not re.fullmatch(r"!?U?P(T|\d+)", part)]
     if "SETP" not in instruction.opcode:
@@ -254,7 +287,9 @@ def find_operand_loads(body: Iterable[SassInstruction]) -> list[OperandLoad]:
         for instruction in body:
             pipe = find_pipe(instruction.opcode)
             given = list_sources(instruction)
-            fresh = {r for place, (r, _) in enumerate(given) if r is not None and held.get(place) != r}
+            fresh = {
+                r for place, (r, _) in enumerate(given) if r is not None and held.get(place) != r
+            }
             words = [r + word for r in fresh for word in range(pipe.words)]
             even = sum(word % 2 == 0 for word in words)
             found.append(OperandLoad(pipe, max(even, len(words) - even)))
@@ -263,7 +298,9 @@ def find_operand_loads(body: Iterable[SassInstruction]) -> list[OperandLoad]:
 
 
 def find_bank_use(body: Iterable[SassInstruction]) -> BankUse:
-    """Cycles of a loop body: the fullest pipe, or the one instruction a scheduler issues in a cycle."""
+    """Cycles of a loop body: the fullest pipe, or the one instruction a scheduler issues in a
+    cycle.
+    """
     each = find_operand_loads(body)
     busy: dict[str, float] = {}
     for load in each:

@@ -51,7 +51,12 @@ class Machine:
     def measure(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "wattcast.measure", *arguments]
         return subprocess.run(
-            command, env=self.environment | variables, capture_output=True, text=True, timeout=900, check=False
+            command,
+            env=self.environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
         )
 
     def python(self, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -67,7 +72,9 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with libcuda.so.1, libnvidia-ml.so.1 and the multimedia kernels compiled for the host."""
+    """A folder with libcuda.so.1, libnvidia-ml.so.1 and the multimedia kernels compiled for the
+    host.
+    """
     folder = tmp_path_factory.mktemp("cuda-standin")
     compiler = shutil.which("gcc")
     if compiler is None or shutil.which("g++") is None or compile_library(folder) is None:

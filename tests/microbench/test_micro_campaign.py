@@ -1,4 +1,6 @@
-"""The whole campaign on a stand-in GPU, through NVIDIA's real bindings: rows, failures, hangs, going on."""
+"""The whole campaign on a stand-in GPU, through NVIDIA's real bindings: rows, failures, hangs,
+going on.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from wattcast.core.measured_rows import row_to_plain
 from wattcast.core.strict_files import convert_plain
 from wattcast.measure.__main__ import main
 from wattcast.microbench import benchmark_kernels, unit_work
-from wattcast.microbench.benchmark_kernels import DeviceBench, fill_pattern, read_stamps, sustain_load
+from wattcast.microbench.benchmark_kernels import (
+    DeviceBench,
+    fill_pattern,
+    read_stamps,
+    sustain_load,
+)
 from wattcast.microbench.benchmark_suite import list_benchmarks
 from wattcast.microbench.microbench_results import MicroRow
 from wattcast.microbench.microbench_sessions import choose_repeat_bench
@@ -30,7 +37,13 @@ def micro_row(plain: dict[str, Any]) -> MicroRow:
 QUICK = ("--quick", "--budget", "600s")  # more time than a busy machine takes
 UNITS = ("dram_copy", "dram_memcpy", "fp32_fma", "l2_read", "conflicts_0")
 LATENCIES = (
-    *("latency_fp32_fma", "latency_ring_128", "latency_pages_32768", "cluster_read_2", "tile_copy_l2"),
+    *(
+        "latency_fp32_fma",
+        "latency_ring_128",
+        "latency_pages_32768",
+        "cluster_read_2",
+        "tile_copy_l2",
+    ),
     *("wgmma_sparse_fp8", "transfer"),
 )
 
@@ -42,7 +55,10 @@ def measured(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     machine = stand_in_machine(libraries, folder)
     (folder / "bare").mkdir()
     (folder / "bare" / "msgspec.py").write_text("raise ModuleNotFoundError('msgspec')\n")
-    path, only = f"{folder / 'bare'}:{machine.environment['PYTHONPATH']}", ",".join(UNITS + LATENCIES)
+    path, only = (
+        f"{folder / 'bare'}:{machine.environment['PYTHONPATH']}",
+        ",".join(UNITS + LATENCIES),
+    )
     arguments = ("--out", str(folder / "out"), "--only", only, *QUICK)
     done = machine.measure("microbench", *arguments, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
@@ -51,7 +67,11 @@ def measured(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_have_time_cycles_power_and_what_was_checked(measured: Path, rows) -> None:
     plain = {row["id"]: row for row in rows(measured / "microbench.jsonl")}
-    names = {row["name"] for row in plain.values()} - {"pcie_to_device", "pcie_to_host", "pcie_both"}
+    names = {row["name"] for row in plain.values()} - {
+        "pcie_to_device",
+        "pcie_to_host",
+        "pcie_both",
+    }
     assert names == {"idle_context_on", *UNITS, *LATENCIES} - {"transfer"}
     found = {name: micro_row(row) for name, row in plain.items()}
     fma, copy = found["fp32_fma-v2"], found["dram_copy"]
@@ -87,16 +107,24 @@ def test_latencies_clusters_tiles_and_transfers_without_msgspec(measured: Path, 
 
 
 def test_what_lives_in_l2_gets_many_blocks_one_after_another(measured: Path, rows) -> None:
-    blocks = {row["name"]: row["blocks"] for row in rows(measured / "microbench.jsonl") if row.get("blocks")}
+    blocks = {
+        row["name"]: row["blocks"]
+        for row in rows(measured / "microbench.jsonl")
+        if row.get("blocks")
+    }
     assert blocks["l2_read"] == 16 * 4 * 2
     assert blocks["conflicts_0"] <= 4 * 2
 
 
 @pytest.mark.slow
-def test_under_the_cap_the_clock_is_cycles_over_the_mean_time(machine, tmp_path: Path, rows) -> None:
+def test_under_the_cap_the_clock_is_cycles_over_the_mean_time(
+    machine, tmp_path: Path, rows
+) -> None:
     machine.nvml.follow("at -10 690 1500 4 60 100")
     out = tmp_path / "out"
-    done = machine.measure("microbench", "--out", str(out), "--only", "conflicts_0", "--budget", "60s")
+    done = machine.measure(
+        "microbench", "--out", str(out), "--only", "conflicts_0", "--budget", "60s"
+    )
     assert done.returncode == 0, done.stderr
     row = next(micro_row(r) for r in rows(out / "microbench.jsonl") if r["name"] == "conflicts_0")
     assert row.throttle == ("sw_power_cap",)
@@ -106,7 +134,9 @@ def test_under_the_cap_the_clock_is_cycles_over_the_mean_time(machine, tmp_path:
 
 
 def test_a_failed_kernel_a_lost_device_and_a_second_call(machine, tmp_path: Path, rows) -> None:
-    """A wrong result costs its row; an illegal address also costs the process; both are tried again later."""
+    """A wrong result costs its row; an illegal address also costs the process; both are tried again
+    later.
+    """
     out = tmp_path / "out"
     only = ("--only", "dram_copy,dram_read,conflicts_0")
     faults = {"STANDIN_CUDA_FAULT": "dram_read", "STANDIN_CUDA_WRONG": "dram_copy"}
@@ -117,10 +147,14 @@ def test_a_failed_kernel_a_lost_device_and_a_second_call(machine, tmp_path: Path
     assert "ILLEGAL_ADDRESS" in errors["dram_read"]
     assert errors["conflicts_0"] == ""
     assert "failed: dram_read" in done.stderr
-    again = machine.measure("microbench", "--out", str(tmp_path / "again"), "--from", str(out), *only, *QUICK)
+    again = machine.measure(
+        "microbench", "--out", str(tmp_path / "again"), "--from", str(out), *only, *QUICK
+    )
     assert again.returncode == 0, again.stderr
     assert "conflicts_0," not in again.stderr  # on file already
-    latest = {row["id"]: row.get("error", "") for row in rows(tmp_path / "again" / "microbench.jsonl")}
+    latest = {
+        row["id"]: row.get("error", "") for row in rows(tmp_path / "again" / "microbench.jsonl")
+    }
     assert set(latest.values()) == {""}
 
 
@@ -161,7 +195,9 @@ def test_bad_input_is_a_sentence(tmp_path: Path, arguments, said: str, capsys, m
 
 def test_no_device_is_a_sentence(machine, tmp_path: Path) -> None:
     only = ("--only", "fp32_fma")
-    done = machine.measure("microbench", "--out", str(tmp_path / "out"), *only, STANDIN_CUDA_NONE="1")
+    done = machine.measure(
+        "microbench", "--out", str(tmp_path / "out"), *only, STANDIN_CUDA_NONE="1"
+    )
     assert done.returncode != 0
     assert "need an NVIDIA GPU" in done.stderr
     assert "Traceback" not in done.stderr
@@ -169,9 +205,7 @@ def test_no_device_is_a_sentence(machine, tmp_path: Path) -> None:
 
 def test_no_driver_at_all_is_a_sentence(machine, tmp_path: Path) -> None:
     (empty := tmp_path / "empty").mkdir()
-    text = (
-        "from wattcast.measure.cuda_device import CudaDevice\ntry: CudaDevice.open()\nexcept Exception as e: print(e)"
-    )
+    text = "from wattcast.measure.cuda_device import CudaDevice\ntry: CudaDevice.open()\nexcept Exception as e: print(e)"
     done = machine.python(text, LD_LIBRARY_PATH=str(empty))
     assert "need an NVIDIA GPU and its driver" in done.stdout
 
@@ -204,12 +238,24 @@ def test_counters_are_collected_through_ncu(machine, tmp_path: Path, rows) -> No
     ncu.write_text(NCU.format(python=sys.executable))
     ncu.chmod(0o755)
     out = tmp_path / "out"
-    arguments = ("microbench", "--counters", "--out", str(out), "--only", "conflicts_0", "--budget", "600s")
+    arguments = (
+        "microbench",
+        "--counters",
+        "--out",
+        str(out),
+        "--only",
+        "conflicts_0",
+        "--budget",
+        "600s",
+    )
     done = machine.measure(*arguments, PATH=f"{ncu.parent}:/usr/bin:/bin")
     assert done.returncode == 0, done.stderr
     assert "counted 1 kernels" in done.stderr
     (row,) = rows(out / "microbench_counters.jsonl")
-    assert row["metrics"] == {"gpu__time_duration.sum": 400000.0, "sm__cycles_elapsed.max": 700000.0}
+    assert row["metrics"] == {
+        "gpu__time_duration.sum": 400000.0,
+        "sm__cycles_elapsed.max": 700000.0,
+    }
 
 
 def test_a_counter_table_is_read_by_kernel_name() -> None:
@@ -233,7 +279,9 @@ def test_a_counter_table_is_read_by_kernel_name() -> None:
 
 def test_a_kernel_that_has_changed_is_counted_again(tmp_path: Path) -> None:
     path = tmp_path / "microbench_counters.jsonl"
-    path.write_text('{"id":"fp32_fma","metrics":{}}\n{"id":"fp32_mul","metrics":{}}\n{"id":"rotate","metrics":{}}\n')
+    path.write_text(
+        '{"id":"fp32_fma","metrics":{}}\n{"id":"fp32_mul","metrics":{}}\n{"id":"rotate","metrics":{}}\n'
+    )
     assert unit_work.read_counted_ids(tmp_path) == {"fp32_mul", "rotate"}
     with path.open("a") as stream:
         stream.write('{"id":"fp32_fma","version":2,"metrics":{}}\n')
@@ -241,22 +289,42 @@ def test_a_kernel_that_has_changed_is_counted_again(tmp_path: Path) -> None:
 
 
 def test_what_was_counted_before_is_counted_last() -> None:
-    ordered = [b.name for b in unit_work.order_benchmarks(list_benchmarks(), {"int32_add", "dram_copy_bulk"})]
+    ordered = [
+        b.name
+        for b in unit_work.order_benchmarks(list_benchmarks(), {"int32_add", "dram_copy_bulk"})
+    ]
     assert ordered[-2:] == ["int32_add", "dram_copy_bulk"]
-    assert ordered.index("icache_12288") < ordered.index("dram_copy_whole")  # one of several ways to the same end
+    assert ordered.index("icache_12288") < ordered.index(
+        "dram_copy_whole"
+    )  # one of several ways to the same end
 
 
 @pytest.mark.slow
 def test_a_second_round_follows_the_first_and_is_shorter(machine, tmp_path: Path, rows) -> None:
-    """No second checks and no second calibration; ways to copy once; what was counted before is no reason to skip."""
+    """No second checks and no second calibration; ways to copy once; what was counted before is no
+    reason to skip.
+    """
     out = tmp_path / "out"
-    only = ("--only", "conflicts_0,dram_copy_whole,dram_memcpy", "--repeats", "2", "--budget", "60s")
+    only = (
+        "--only",
+        "conflicts_0,dram_copy_whole,dram_memcpy",
+        "--repeats",
+        "2",
+        "--budget",
+        "60s",
+    )
     done = machine.measure("microbench", "--out", str(out), *only)
     assert done.returncode == 0, done.stderr
     found = [micro_row(row) for row in rows(out / "microbench.jsonl")]
     assert [row.repeat for row in found] == sorted(row.repeat for row in found)
     names = [row.id for row in found if row.group == "memory"]
-    assert names == ["dram_copy_whole", "conflicts_0", "dram_memcpy-v2", "conflicts_0-r1", "dram_memcpy-v2-r1"]
+    assert names == [
+        "dram_copy_whole",
+        "conflicts_0",
+        "dram_memcpy-v2",
+        "conflicts_0-r1",
+        "dram_memcpy-v2-r1",
+    ]
     by_id = {row.id: row for row in found}
     one, two, whole = (by_id[name] for name in ("conflicts_0", "conflicts_0-r1", "dram_copy_whole"))
     assert (one.ticks, two.ticks) == (8, 5)
@@ -268,7 +336,10 @@ def test_a_second_round_follows_the_first_and_is_shorter(machine, tmp_path: Path
 
 def test_cycles_come_from_the_stamps_of_each_multiprocessor() -> None:
     """Two blocks on SM 0 (one starts 100 cycles late), one on SM 7; 2 cycles a nanosecond."""
-    table = np.array([[0, 1000, 3000, 10, 1010], [0, 1100, 3100, 60, 1060], [7, 50, 2050, 10, 1010]], dtype=np.uint64)
+    table = np.array(
+        [[0, 1000, 3000, 10, 1010], [0, 1100, 3100, 60, 1060], [7, 50, 2050, 10, 1010]],
+        dtype=np.uint64,
+    )
     found = read_stamps(table.ravel())
     assert found.active_sms == 2
     assert found.per_sm == pytest.approx((2100 + 2000) / 2)
@@ -286,7 +357,9 @@ def test_an_sm_that_is_served_sooner_counts_with_the_blocks_it_took() -> None:
 
 
 def test_a_row_at_the_cap_is_repeated_at_its_full_length() -> None:
-    """A short load may end before the governor has cut the clock: 715 W for 0.8 s on an H200 that holds 697."""
+    """A short load may end before the governor has cut the clock: 715 W for 0.8 s on an H200 that
+    holds 697.
+    """
     bench = DeviceBench(None, None, "run")
     row = MicroRow("a", "a", "arithmetic")
     assert choose_repeat_bench(bench, None) is bench
@@ -295,12 +368,16 @@ def test_a_row_at_the_cap_is_repeated_at_its_full_length() -> None:
 
 
 @pytest.mark.parametrize(("lasted_s", "memory_w"), [(1.0, None), (1.2, 60.0)])
-def test_a_load_shorter_than_the_memory_sensors_average_has_no_memory_power(monkeypatch, lasted_s, memory_w) -> None:
+def test_a_load_shorter_than_the_memory_sensors_average_has_no_memory_power(
+    monkeypatch, lasted_s, memory_w
+) -> None:
     window = SimpleNamespace(end_s=5.0 + lasted_s)
     load = SimpleNamespace(window=window, started_s=5.0, chunk_s=np.array([0.02, 0.02]), marks=())
     monkeypatch.setattr(benchmark_kernels, "hold_load", lambda *given, **named: load)
     monkeypatch.setattr(benchmark_kernels, "time_unit_s", lambda *given: 0.004)
-    monkeypatch.setattr(benchmark_kernels, "describe_micro_window", lambda held: {"memory_power_w": 60.0})
+    monkeypatch.setattr(
+        benchmark_kernels, "describe_micro_window", lambda held: {"memory_power_w": 60.0}
+    )
     bench = DeviceBench(SimpleNamespace(recycle=lambda marks: None), None, "run")
     row = sustain_load(bench, MicroRow("a", "a", "arithmetic"), lambda: None)
     assert row.memory_power_w == memory_w

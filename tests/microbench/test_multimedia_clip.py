@@ -15,12 +15,19 @@ from wattcast.microbench.multimedia_clip import DCTS, NAMES, read_kernel_source
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("architecture", ["sm_90a", *(pytest.param(a, marks=SLOW) for a in ("sm_80", "sm_100"))])
+@pytest.mark.parametrize(
+    "architecture", ["sm_90a", *(pytest.param(a, marks=SLOW) for a in ("sm_80", "sm_100"))]
+)
 def test_the_kernels_compile(architecture: str) -> None:
     assert compiled(read_kernel_source(), architecture).startswith(b"\x7fELF")
 
 
-FEW = ("rotate", "motion", "debarrel", "dct_fp32_cached")  # the other DCTs are the same source with another type
+FEW = (
+    "rotate",
+    "motion",
+    "debarrel",
+    "dct_fp32_cached",
+)  # the other DCTs are the same source with another type
 
 
 @pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=SLOW)], ids=["few", "all"])
@@ -37,14 +44,18 @@ def test_every_workload_equals_numpy(machine, names: tuple[str, ...]) -> None:
     done = machine.python(text, STANDIN_CUDA_WRONG="media_debarrel")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line for line in lines if line.endswith("passed")] == [f"{n} passed" for n in names if n != "debarrel"]
+    assert [line for line in lines if line.endswith("passed")] == [
+        f"{n} passed" for n in names if n != "debarrel"
+    ]
     assert any(re.search(r"debarrel: \d+ pixels .* differ from NumPy", line) for line in lines)
 
 
 @SLOW
 def test_the_campaign_measures_every_variant(machine, tmp_path: Path, rows) -> None:
     out = tmp_path / "out"
-    done = machine.measure("multimedia", "--out", str(out), "--frames", "3", "--quick", "--budget", "150s")
+    done = machine.measure(
+        "multimedia", "--out", str(out), "--frames", "3", "--quick", "--budget", "150s"
+    )
     assert done.returncode == 0, done.stderr
     found = {row["id"]: row for row in rows(out / "multimedia.jsonl")}
     assert not [row for row in found.values() if row.get("error")]
@@ -68,7 +79,9 @@ def test_a_rotation_by_nothing_changes_nothing_and_a_quarter_turn_moves_the_midd
 def test_motion_search_finds_the_pan() -> None:
     """The scene moves by (2, 1) a frame, so a block is found at (2, 1) in the frame before."""
     blocks = np.arange(60 * multimedia_clip.BLOCKS_X + 5, 60 * multimedia_clip.BLOCKS_X + 85)
-    found = multimedia_clip.search_motion(multimedia_clip.draw_frame(1), multimedia_clip.draw_frame(0), blocks)
+    found = multimedia_clip.search_motion(
+        multimedia_clip.draw_frame(1), multimedia_clip.draw_frame(0), blocks
+    )
     right = (found[:, 0] == 2) & (found[:, 1] == 1)
     assert right.mean() > 0.5  # a diamond search may stop at a nearer match
     assert (found[right][:, 2] == 0).all()

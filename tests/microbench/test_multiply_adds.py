@@ -1,4 +1,6 @@
-"""Chains of multiply-adds, computed on the host from the kernels' own text: they stay bounded, apart and random."""
+"""Chains of multiply-adds, computed on the host from the kernels' own text: they stay bounded,
+apart and random.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ def rounds(kind: str, chains: int, steps: int) -> list[tuple[str, float, str, fl
         bits = STATED.search(text)
         value = 0.0
         if bits is not None:
-            value = float(np.frombuffer(bytes.fromhex(bits[1]), dtype=">f8" if kind == "f64" else ">f4")[0])
+            value = float(
+                np.frombuffer(bytes.fromhex(bits[1]), dtype=">f8" if kind == "f64" else ">f4")[0]
+            )
         found.append((name, -1.0 if sign else 1.0, addend or "", value))
     return found
 
 
-def run(kind: str, chains: int, steps: int, iterations: int, threads: int = 64) -> tuple[Floats, float]:
+def run(
+    kind: str, chains: int, steps: int, iterations: int, threads: int = 64
+) -> tuple[Floats, float]:
     """Values of all threads and chains at the end, and the largest on the way."""
     random = np.random.default_rng(1)
     dtype = np.float64 if kind == "f64" else np.float32
@@ -42,7 +48,10 @@ def run(kind: str, chains: int, steps: int, iterations: int, threads: int = 64) 
     x, a, b = unit_floats(threads, chains), unit_floats(threads, 1), unit_floats(threads, 1)
     g = dtype(1) + (a - dtype(1)) * dtype(0.0625)
     known = {"g": g, "i": dtype(0.99999) / g, "b": b, "d": -b}
-    body = [(dtype(s) * known[n], known[c] if c else dtype(v)) for n, s, c, v in rounds(kind, chains, steps)]
+    body = [
+        (dtype(s) * known[n], known[c] if c else dtype(v))
+        for n, s, c, v in rounds(kind, chains, steps)
+    ]
     largest = 0.0
     for _ in range(iterations):
         for multiplier, addend in body:
@@ -51,9 +60,15 @@ def run(kind: str, chains: int, steps: int, iterations: int, threads: int = 64) 
     return x, largest
 
 
-@pytest.mark.parametrize(("kind", "chains", "steps"), [("f32", CHAINS, 512), ("f64", CHAINS, 256), ("f32", 1, 512)])
-def test_values_stay_bounded_and_as_random_as_they_began(kind: str, chains: int, steps: int) -> None:
-    """A launch has under 2,000 iterations of a body; neighbouring chains of it differ in half of their upper bits."""
+@pytest.mark.parametrize(
+    ("kind", "chains", "steps"), [("f32", CHAINS, 512), ("f64", CHAINS, 256), ("f32", 1, 512)]
+)
+def test_values_stay_bounded_and_as_random_as_they_began(
+    kind: str, chains: int, steps: int
+) -> None:
+    """A launch has under 2,000 iterations of a body; neighbouring chains of it differ in half of
+    their upper bits.
+    """
     x, largest = run(kind, chains, steps, 2000 if chains > 1 else 300)
     assert np.isfinite(x).all()
     assert largest < 1e5

@@ -1,4 +1,6 @@
-"""Operands of kernels whose first versions repeated or settled them, computed on the host as the kernels do."""
+"""Operands of kernels whose first versions repeated or settled them, computed on the host as the
+kernels do.
+"""
 
 from __future__ import annotations
 

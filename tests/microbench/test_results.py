@@ -43,7 +43,9 @@ def test_energies_follow_from_power_time_and_operations(folder: Path) -> None:
     assert fma.energy_j == pytest.approx(fma.power_w * fma.launch_s)
 
 
-def test_failed_rows_are_left_out_and_an_empty_file_is_a_sentence(folder: Path, tmp_path: Path) -> None:
+def test_failed_rows_are_left_out_and_an_empty_file_is_a_sentence(
+    folder: Path, tmp_path: Path
+) -> None:
     assert "broken" not in keep_first_rounds(read_results(folder))
     (tmp_path / "microbench.jsonl").write_text('{"id":"x","error":"no"}\n')
     with pytest.raises(BadInput, match="no row without an error"):
@@ -73,7 +75,9 @@ def test_failed_rows_are_left_out_and_an_empty_file_is_a_sentence(folder: Path, 
     ],
 )
 def test_the_specification_of_each_benchmark(folder: Path, name: str, wanted: float | None) -> None:
-    """CUDA programming guide and Hopper whitepaper for compute capability 9.0; what is not stated stays unknown."""
+    """CUDA programming guide and Hopper whitepaper for compute capability 9.0; what is not stated
+    stays unknown.
+    """
     assert find_specified_rate(H200, keep_first_rounds(read_results(folder))[name]) == wanted
 
 
@@ -82,20 +86,34 @@ def test_truths_hold_or_do_not(folder: Path) -> None:
     held = check_truths(results, H200)
     assert len(held) == 12
     assert [t.statement for t in held if not t.holds] == []
-    slow = [replace(r, operations_per_cycle_sm=120.0) if r.name == "fp32_fma" else r for r in results]
-    assert [t.statement.split(":")[0] for t in check_truths(slow, H200) if not t.holds] == ["fp32_fma"]
-    bent = [replace(r, launch_s=9 * r.launch_s) if r.name == "conflicts_1" else r for r in results if r.repeat == 0]
-    assert any(t.statement.startswith("conflicts") and not t.holds for t in check_truths(bent, H200))
+    slow = [
+        replace(r, operations_per_cycle_sm=120.0) if r.name == "fp32_fma" else r for r in results
+    ]
+    assert [t.statement.split(":")[0] for t in check_truths(slow, H200) if not t.holds] == [
+        "fp32_fma"
+    ]
+    bent = [
+        replace(r, launch_s=9 * r.launch_s) if r.name == "conflicts_1" else r
+        for r in results
+        if r.repeat == 0
+    ]
+    assert any(
+        t.statement.startswith("conflicts") and not t.holds for t in check_truths(bent, H200)
+    )
 
 
 def test_the_best_copy_counts_and_nothing_is_faster_than_dram(folder: Path) -> None:
-    """An asynchronous copy once showed 6.5 TB/s: a third of what it should have fetched was not fetched."""
+    """An asynchronous copy once showed 6.5 TB/s: a third of what it should have fetched was not
+    fetched.
+    """
     results = read_results(folder)
     slow = [replace(r, launch_s=1.2 * r.launch_s) if r.name == "dram_copy" else r for r in results]
     (copy,) = [t for t in check_truths(slow, H200) if "the driver's" in t.statement]
     assert copy.holds
     assert not copy.statement.startswith("dram_copy ")
-    fast = [replace(r, launch_s=0.5 * r.launch_s) if r.name == "async_copy_dram" else r for r in results]
+    fast = [
+        replace(r, launch_s=0.5 * r.launch_s) if r.name == "async_copy_dram" else r for r in results
+    ]
     (above,) = [t.statement for t in check_truths(fast, H200) if not t.holds]
     assert "async_copy_dram" in above
 
@@ -108,7 +126,10 @@ def test_the_newest_kernel_of_a_name_counts(tmp_path: Path) -> None:
     ]
     rows += [{"id": "y", "name": "y"}]
     (tmp_path / "microbench.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    assert [(r.name, r.version, r.repeat) for r in read_results(tmp_path)] == [("x", 2, 0), ("y", 1, 0)]
+    assert [(r.name, r.version, r.repeat) for r in read_results(tmp_path)] == [
+        ("x", 2, 0),
+        ("y", 1, 0),
+    ]
 
 
 def test_two_rounds_are_compared_benchmark_by_benchmark(folder: Path) -> None:
@@ -159,11 +180,15 @@ def test_a_page_and_figures_are_written(folder: Path, tmp_path: Path, call) -> N
     page, figures, few = tmp_path / "page.md", tmp_path / "figures", tmp_path / "few"
     names = ("coalescence_", "access_", "conflicts_", "fp32_", "dram_copy")
     lines = [
-        x for x in (folder / "microbench.jsonl").read_text().splitlines() if json.loads(x)["id"].startswith(names)
+        x
+        for x in (folder / "microbench.jsonl").read_text().splitlines()
+        if json.loads(x)["id"].startswith(names)
     ]
     few.mkdir()
     (few / "microbench.jsonl").write_text("\n".join(lines) + "\n")
-    done = call("lab", "microbench", "--show", str(few), "--figures", str(figures), "--write", str(page))
+    done = call(
+        "lab", "microbench", "--show", str(few), "--figures", str(figures), "--write", str(page)
+    )
     assert done.code == 0, done.err
     assert "## What must hold" in page.read_text()
     assert {path.stem.removeprefix("microbench-") for path in figures.glob("*.png")} == {
@@ -182,10 +207,11 @@ def test_a_device_without_results_is_refused_in_a_sentence(call) -> None:
 
 @pytest.mark.parametrize("entry", read_mipp_values(), ids=lambda p: f"{p.device}-{p.benchmark}")
 def test_the_papers_tables_are_consistent_once_the_errata_are_applied(entry) -> None:
-    """MIPP Tables I to IV: energy is power times time, to the digits printed; so are nJ per operation.
+    """MIPP Tables I to IV: energy is power times time, to the digits printed; so are nJ per
+    operation.
 
-    Table I's nJ are per instruction of one SM of five (erratum); TK1's "1.864" and "14.915" are thousands.
-    """
+    Table I's nJ are per instruction of one SM of five (erratum); TK1's "1.864" and "14.915" are
+    thousands."""
     energy = entry.power_w * entry.time_s == pytest.approx(entry.energy_j, abs=0.06, rel=0.02)
     wrong_by = entry.sm_count if entry.erratum.startswith("nJ") else 1
     nj = entry.operation_j * 1e9 * wrong_by == pytest.approx(entry.nj_printed, abs=0.06, rel=0.02)
@@ -195,22 +221,33 @@ def test_the_papers_tables_are_consistent_once_the_errata_are_applied(entry) -> 
 
 def test_markdown_tables_are_rectangular(folder: Path) -> None:
     lines = [
-        line for line in report.make_results_page(read_results(folder), H200).splitlines() if line.startswith("|")
+        line
+        for line in report.make_results_page(read_results(folder), H200).splitlines()
+        if line.startswith("|")
     ]
     assert len(lines) > 100
     assert {line.count("|") for line in lines} <= {len(report.COLUMNS) + 1, 8, 6, 5}
 
 
 def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Path, call) -> None:
-    """Counted on a launch of a tenth of the cycles: ten times the counts; idle rows count nothing; means stay."""
+    """Counted on a launch of a tenth of the cycles: ten times the counts; idle rows count nothing;
+    means stay.
+    """
     rows = (folder / "microbench.jsonl").read_text()
     (tmp_path / "microbench.jsonl").write_text(rows)
     fma = keep_first_rounds(read_results(tmp_path))["fp32_fma"]
     cycles = fma.cycles / 10.0
-    metrics = {"sm__cycles_elapsed.max": cycles, "smsp__inst_executed.sum": 7.0, "x__share.pct": 50.0}
+    metrics = {
+        "sm__cycles_elapsed.max": cycles,
+        "smsp__inst_executed.sum": 7.0,
+        "x__share.pct": 50.0,
+    }
     media = {"id": "rotate", "frames": 8, "metrics": {"smsp__inst_executed.sum": 80.0}}
     older = {"id": "fp64_fma", "metrics": metrics}  # of a kernel that has changed since
-    lines = [json.dumps({"id": "fp32_fma", "version": fma.version, "metrics": metrics}), json.dumps(media)]
+    lines = [
+        json.dumps({"id": "fp32_fma", "version": fma.version, "metrics": metrics}),
+        json.dumps(media),
+    ]
     lines.append(json.dumps(older))
     (tmp_path / "microbench_counters.jsonl").write_text("\n".join(lines) + "\n")
     common = {"group": "multimedia", "launch_s": 1e-3, "power_w": 300.0}
@@ -233,4 +270,6 @@ def test_counters_are_brought_to_the_measured_launch(folder: Path, tmp_path: Pat
     assert float(found["move_frames", "0.0"]["smsp__inst_executed.sum"]) == 0.0
     assert ("int32_add", "0.0") not in found  # not counted
     assert ("fp64_fma", "0.0") not in found  # not as it is today
-    assert not any(repeat == "1.0" for _, repeat in found)  # a second round only says how well the first repeats
+    assert not any(
+        repeat == "1.0" for _, repeat in found
+    )  # a second round only says how well the first repeats

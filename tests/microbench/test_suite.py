@@ -52,7 +52,9 @@ def test_every_loop_on_every_architecture(benchmark: Benchmark, architecture: st
 
 
 def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
-    """Adding one number again and again is folded into shifted additions: half the instructions are gone."""
+    """Adding one number again and again is folded into shifted additions: half the instructions are
+    gone.
+    """
     unit = BenchUnit(
         "folded",
         "unsigned x = state, k = mixed(state);",
@@ -61,7 +63,9 @@ def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
     )
     benchmark = Benchmark("folded", "arithmetic", ((unit, 64),))
     declared = disassembly.DeclaredLoop((((r"IADD3|VIADD", 1.0),),))
-    found = disassembly.check_agreement(benchmark, disassembled(benchmark.source, "sm_90a"), declared)
+    found = disassembly.check_agreement(
+        benchmark, disassembled(benchmark.source, "sm_90a"), declared
+    )
     assert not found.holds
 
 
@@ -71,18 +75,34 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
     assert len(names) == len(set(names))
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
     wanted = {
-        *("int32_add int32_mad int32_popc int32_shift int32_bit int32_compare int64_add fp32_add fp32_fma").split(),
-        *("fp32_exp2_log2 fp64_fma div_ieee_normal div_ieee_denormal div_fast_normal div_fast_denormal").split(),
-        *("convert_int32 misc_move control_branch fp16x2_fma bf16x2_fma dp4a mma_bf16 wgmma_bf16 wgmma_fp8").split(),
-        *("dram_read dram_write dram_copy l2_read l2_write l1_read l1_write shared_read constant_read").split(),
-        *("texture_read async_copy_dram bulk_copy_dram atomic_shared atomic_own tile_copy_dram").split(),
-        *("dpx_add_max mma_sparse_bf16 wgmma_sparse_fp8 latency_fp32_fma latency_cluster_shared").split(),
+        *(
+            "int32_add int32_mad int32_popc int32_shift int32_bit int32_compare int64_add fp32_add fp32_fma"
+        ).split(),
+        *(
+            "fp32_exp2_log2 fp64_fma div_ieee_normal div_ieee_denormal div_fast_normal div_fast_denormal"
+        ).split(),
+        *(
+            "convert_int32 misc_move control_branch fp16x2_fma bf16x2_fma dp4a mma_bf16 wgmma_bf16 wgmma_fp8"
+        ).split(),
+        *(
+            "dram_read dram_write dram_copy l2_read l2_write l1_read l1_write shared_read constant_read"
+        ).split(),
+        *(
+            "texture_read async_copy_dram bulk_copy_dram atomic_shared atomic_own tile_copy_dram"
+        ).split(),
+        *(
+            "dpx_add_max mma_sparse_bf16 wgmma_sparse_fp8 latency_fp32_fma latency_cluster_shared"
+        ).split(),
     }
     assert wanted <= set(names)
     curves = Counter(b.curve for b in list_benchmarks() if b.curve)
     assert set(curves) == {
-        *("conflicts coalescence access icache divergence occupancy ilp active dram_active tensor_active").split(),
-        *("dram_rate dram_rate_copy atomic_lines multicast cluster_read ring pages wgmma bulk").split(),
+        *(
+            "conflicts coalescence access icache divergence occupancy ilp active dram_active tensor_active"
+        ).split(),
+        *(
+            "dram_rate dram_rate_copy atomic_lines multicast cluster_read ring pages wgmma bulk"
+        ).split(),
     }
     assert curves["conflicts"] >= 8
     assert sum(b.group == "mix" for b in list_benchmarks()) >= 22  # as many as GPUWattch's suite
@@ -90,7 +110,9 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
     assert {b.at for b in list_benchmarks() if b.curve == "divergence"} >= {1, 32}
 
 
-@pytest.mark.parametrize("nodes", [b.ring[0] for b in list_benchmarks() if 0 < b.ring[0] <= 1 << 16])
+@pytest.mark.parametrize(
+    "nodes", [b.ring[0] for b in list_benchmarks() if 0 < b.ring[0] <= 1 << 16]
+)
 def test_a_ring_visits_every_node_once(nodes: int) -> None:
     seen, at = set(), 0
     while at not in seen:
@@ -104,8 +126,12 @@ def test_the_most_important_come_first() -> None:
     assert {"fp32_fma", "fp64_fma", "int32_add", "wgmma_bf16", "dram_copy"} <= set(first)
     places = {b.name: place for place, b in enumerate(list_benchmarks())}
     curves = ("conflicts", "coalescence", "divergence")
-    held = [b.name for b in list_benchmarks() if b.curve in curves or b.name.startswith("dram_copy")]
-    assert max(places[name] for name in held) < places["mma_bf16"]  # what must hold comes before what is only read
+    held = [
+        b.name for b in list_benchmarks() if b.curve in curves or b.name.startswith("dram_copy")
+    ]
+    assert (
+        max(places[name] for name in held) < places["mma_bf16"]
+    )  # what must hold comes before what is only read
 
 
 @pytest.mark.parametrize("conflicts", range(32))
@@ -126,7 +152,9 @@ def test_parts_of_a_mix_are_spread_evenly() -> None:
 def test_operations_of_a_launch() -> None:
     (fma,) = find_benchmarks(["fp32_fma"])
     assert fma.count(blocks=3, iterations=5) == 512 * 512 * 3 * 5
-    (wgmma,) = find_benchmarks(["wgmma_bf16"])  # two warpgroups, sixteen products of m64n256k16 each
+    (wgmma,) = find_benchmarks(
+        ["wgmma_bf16"]
+    )  # two warpgroups, sixteen products of m64n256k16 each
     assert wgmma.count(1, 1) == 2 * 16 * 2 * 64 * 256 * 16
     (bulk,) = find_benchmarks(["bulk_copy_l2"])
     assert bulk.count(1, 1) * bulk.unit.byte == 4 * 8192
@@ -141,7 +169,12 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 def test_an_architecture_without_the_instruction_is_left_out() -> None:
     (wgmma,) = find_benchmarks(["wgmma_bf16"])
-    assert [wgmma.supported(a) for a in ("sm_80", "sm_90a", "sm_90", "sm_100")] == [False, True, False, False]
+    assert [wgmma.supported(a) for a in ("sm_80", "sm_90a", "sm_90", "sm_100")] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_an_architecture_nobody_knows_is_a_sentence() -> None:

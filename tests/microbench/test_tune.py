@@ -13,7 +13,12 @@ from wattcast.microbench.microbench_results import keep_first_rounds, read_resul
 from wattcast.microbench.tuning import tune_export
 
 TIME = "gpu__time_duration.sum"
-UNIT = {TIME: "nsecond", "dram__bytes_read.sum": "byte", "dram__bytes_write.sum": "byte", "lts__t_bytes.sum": "byte"}
+UNIT = {
+    TIME: "nsecond",
+    "dram__bytes_read.sum": "byte",
+    "dram__bytes_write.sum": "byte",
+    "lts__t_bytes.sum": "byte",
+}
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
 REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
@@ -45,7 +50,9 @@ def export(path: Path, *kernels: dict[str, float]) -> Path:
         [str(i), f"kernel{i}", *(str((base | kernel).get(name, 0.0)) for name in names)]
         for i, kernel in enumerate(kernels)
     ]
-    path.write_text("\n".join(",".join(f'"{cell}"' for cell in row) for row in (head, units, *rows)) + "\n")
+    path.write_text(
+        "\n".join(",".join(f'"{cell}"' for cell in row) for row in (head, units, *rows)) + "\n"
+    )
     return path
 
 
@@ -67,14 +74,19 @@ def test_a_kernel_of_fp64_alone_gains_what_the_two_rates_say(folder: Path, tmp_p
 def test_uncoalesced_loads_gain_what_the_curve_says(folder: Path, tmp_path: Path) -> None:
     """32 sectors a request of 4-byte words, each from DRAM: an eighth of the bytes would do."""
     moved = 1e-3 * 1.1 * CHIP * 16
-    path = export(tmp_path / "p.csv", {"dram__bytes_read.sum": moved, SECTORS: moved / 32, REQUESTS: moved / 1024})
+    path = export(
+        tmp_path / "p.csv",
+        {"dram__bytes_read.sum": moved, SECTORS: moved / 32, REQUESTS: moved / 1024},
+    )
     advice = advised(path, folder)["coalescing"]
     assert advice.time == pytest.approx(1.0 / 8.0 - 1.0, rel=1e-2)
     assert advice.time_range[0] <= advice.time <= advice.time_range[1]
     assert "32.0 sectors" in advice.seen
 
 
-def test_coalesced_loads_and_conflict_free_kernels_get_no_advice(folder: Path, tmp_path: Path) -> None:
+def test_coalesced_loads_and_conflict_free_kernels_get_no_advice(
+    folder: Path, tmp_path: Path
+) -> None:
     moved = 1e-3 * 1.05 * CHIP * 16
     metrics = {"dram__bytes_read.sum": moved, SECTORS: 4e6, REQUESTS: 1e6, PASSES: 1e6, EXTRA: 0.0}
     assert advised(export(tmp_path / "p.csv", metrics), folder) == {}
@@ -92,7 +104,10 @@ def test_conflicts_cost_passes(folder: Path, tmp_path: Path) -> None:
 def test_what_does_not_limit_the_time_saves_energy_alone(folder: Path, tmp_path: Path) -> None:
     """DRAM sets the time; fp64 work beside it costs joules, not seconds."""
     moved = 1e-3 * 1.05 * CHIP * 16
-    metrics = {"dram__bytes_read.sum": moved, "sm__inst_executed_pipe_fp64.sum": 0.3 * 1e-3 * 63.5 * CHIP / 32}
+    metrics = {
+        "dram__bytes_read.sum": moved,
+        "sm__inst_executed_pipe_fp64.sum": 0.3 * 1e-3 * 63.5 * CHIP / 32,
+    }
     advice = advised(export(tmp_path / "p.csv", metrics), folder)["fp64"]
     assert -0.02 < advice.time <= 0.0
     assert -0.2 < advice.energy < -0.05
@@ -111,7 +126,9 @@ def test_few_warps_matter_only_where_no_unit_is_busy(folder: Path, tmp_path: Pat
     assert "kernel1" not in found
 
 
-def test_advice_is_ranked_by_joules_and_says_what_it_could_not_judge(folder: Path, tmp_path: Path) -> None:
+def test_advice_is_ranked_by_joules_and_says_what_it_could_not_judge(
+    folder: Path, tmp_path: Path
+) -> None:
     count = 1e-3 * 63.5 * CHIP / 32
     few, many = (
         {"sm__inst_executed_pipe_fp64.sum": 0.1 * count, TIME: 1e5},
@@ -133,7 +150,9 @@ def test_a_profile_without_time_or_counts_is_a_sentence(folder: Path, tmp_path: 
         tune_export(path, read_results(folder))
 
 
-def test_the_command_prints_json_and_refuses_a_device_without_results(folder: Path, tmp_path: Path, call) -> None:
+def test_the_command_prints_json_and_refuses_a_device_without_results(
+    folder: Path, tmp_path: Path, call
+) -> None:
     count = 1e-3 * 63.5 * CHIP / 32
     path = export(tmp_path / "p.csv", {"sm__inst_executed_pipe_fp64.sum": count})
     done = call("lab", "tune", str(path), "--results", str(folder), "--json")
@@ -151,7 +170,9 @@ def test_the_command_prints_json_and_refuses_a_device_without_results(folder: Pa
 
 def test_energies_of_units_are_above_idle(folder: Path, tmp_path: Path) -> None:
     count = 1e-3 * 63.5 * CHIP / 32
-    tuning = tune_export(export(tmp_path / "p.csv", {"sm__inst_executed_pipe_fp64.sum": count}), read_results(folder))
+    tuning = tune_export(
+        export(tmp_path / "p.csv", {"sm__inst_executed_pipe_fp64.sum": count}), read_results(folder)
+    )
     (profile,) = tuning.profiles
     assert profile.energy_j == pytest.approx(520.0 * 1e-3, rel=1e-3)
     assert profile.work["fp64"].joules == pytest.approx(400.0 * 1e-3, rel=1e-3)

@@ -15,7 +15,8 @@ USES = [
     ("fifth held-out", 18, 18, 18),
     ("sixth held-out", 15, 15, 15),
 ]
-WRONG_FIRST = {  # reads that nobody can bring together; a pair that was not measured; advice that was not tried
+# reads that nobody can bring together; a pair that was not measured; advice that was not tried
+WRONG_FIRST = {
     "mending": ["gather"],
     "held-out": [],
     "second held-out": ["walk"],
@@ -37,7 +38,11 @@ def test_changes_come_out_as_measured(use: str, pairs: int, signs: int, near: in
 
 
 def test_what_other_multiprocessors_want_again_may_stay_in_l2() -> None:
-    """A stencil was to save 28 % with its inputs in the L1; it saved 6 %, since most are wanted by other SMs."""
-    (heat,) = [pair for pair in judge_pairs("second held-out")[0] if pair["pair"] == "heat: caching"]
+    """A stencil was to save 28 % with its inputs in the L1; it saved 6 %, since most are wanted by
+    other SMs.
+    """
+    (heat,) = [
+        pair for pair in judge_pairs("second held-out")[0] if pair["pair"] == "heat: caching"
+    ]
     assert -0.2 < heat["predicted"] < 0.0
     assert heat["between"][0] < heat["measured"] < heat["between"][1] == 0.0

@@ -1,4 +1,6 @@
-"""Advice on the H200's own microbenchmarks, whose answers were measured: counters of each kernel as a profile."""
+"""Advice on the H200's own microbenchmarks, whose answers were measured: counters of each kernel as
+a profile.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,16 @@ KNOWN = (
     ("fp64_fma", "fp64", "fp32_fma"),
     ("occupancy_1", "occupancy", "occupancy_64"),
 )
-SOUND = ("dram_read", "dram_copy", "l1_read", "shared_read", "fp32_fma", "fp32_add", "int32_add", "wgmma_bf16")
+SOUND = (
+    "dram_read",
+    "dram_copy",
+    "l1_read",
+    "shared_read",
+    "fp32_fma",
+    "fp32_add",
+    "int32_add",
+    "wgmma_bf16",
+)
 
 
 @cache
@@ -68,7 +79,9 @@ def export(path: Path, names: tuple[str, ...]) -> Path:
 @pytest.fixture(scope="module")
 def advice(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
     names = (*(name for name, _, _ in KNOWN), *SOUND)
-    tuning = tune_export(export(tmp_path_factory.mktemp("profile") / "p.csv", names), read_shipped_results(H200))
+    tuning = tune_export(
+        export(tmp_path_factory.mktemp("profile") / "p.csv", names), read_shipped_results(H200)
+    )
     return {name: [a for a in tuning.advice if a.kernel == name] for name in names}
 
 
@@ -76,7 +89,9 @@ def advice(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
 def test_a_known_bottleneck_comes_first_and_its_removal_is_worth_what_was_measured(
     advice: dict[str, list], name: str, bottleneck: str, without: str
 ) -> None:
-    """Time within two points of a hundred, energy within twelve: its power is a first-order sum of units."""
+    """Time within two points of a hundred, energy within twelve: its power is a first-order sum of
+    units.
+    """
     found = advice[name][0]
     assert found.bottleneck == bottleneck
     time = measured()[without].operation_s / measured()[name].operation_s - 1.0
@@ -85,7 +100,8 @@ def test_a_known_bottleneck_comes_first_and_its_removal_is_worth_what_was_measur
     assert found.energy == pytest.approx(energy, abs=0.12)
 
 
-DCT = (  # before, change, after: pairs of the multimedia workloads, whole kernels with several busy units
+# before, change, after: pairs of the multimedia workloads, whole kernels with several busy units
+DCT = (
     ("dct_fp64_cached", "fp64", "dct_fp32_cached"),
     ("dct_fp64_uncached", "fp64", "dct_fp32_uncached"),
     ("dct_fp64_uncached", "caching", "dct_fp64_cached"),
@@ -100,22 +116,30 @@ def test_a_kernel_with_several_busy_units_changes_as_measured(
 ) -> None:
     """No change of time was once predicted from fp64 to fp32, and conversions came first."""
     rows = {
-        row["name"]: row for row in read_lines(results_folder(H200) / "multimedia.jsonl") if not row.get("repeat")
+        row["name"]: row
+        for row in read_lines(results_folder(H200) / "multimedia.jsonl")
+        if not row.get("repeat")
     }
     tuning = tune_export(export(tmp_path / "p.csv", (before,)), read_shipped_results(H200))
     found = {a.bottleneck: a for a in (*tuning.advice, *tuning.combined)}[change]
-    assert found.time == pytest.approx(rows[after]["launch_s"] / rows[before]["launch_s"] - 1.0, abs=0.15)
+    assert found.time == pytest.approx(
+        rows[after]["launch_s"] / rows[before]["launch_s"] - 1.0, abs=0.15
+    )
     assert tuning.advice[0].bottleneck == ("fp64" if "fp64" in before else "caching")
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_kernel_at_its_units_limit_is_left_alone(advice: dict[str, list], name: str) -> None:
-    """Loads of 16 bytes fill 16 sectors: dram_read was once told to coalesce, wgmma_bf16 to have more warps."""
+    """Loads of 16 bytes fill 16 sectors: dram_read was once told to coalesce, wgmma_bf16 to have
+    more warps.
+    """
     assert [a for a in advice[name] if abs(a.time) > 0.02] == []
 
 
 def test_the_power_of_a_kernel_follows_from_its_counts() -> None:
-    """Idle power and the joules of units, of every counted row below the cap: 15 % or better in the median."""
+    """Idle power and the joules of units, of every counted row below the cap: 15 % or better in the
+    median.
+    """
     results = read_shipped_results(H200)
     errors = []
     for name, metrics in counted().items():
@@ -134,7 +158,10 @@ def test_the_command_needs_no_results_for_the_h200(tmp_path: Path, call) -> None
     assert done.code == 0, done.err
     plain = json.loads(done.out)
     assert [a["bottleneck"] for a in plain["advice"]] == ["bank conflicts"]
-    assert {k["name"]: k["busiest"] for k in plain["kernels"]} == {"conflicts_31": "l1", "dram_read": "dram"}
+    assert {k["name"]: k["busiest"] for k in plain["kernels"]} == {
+        "conflicts_31": "l1",
+        "dram_read": "dram",
+    }
 
 
 def test_two_cards_stand_side_by_side(call) -> None:
@@ -145,5 +172,8 @@ def test_two_cards_stand_side_by_side(call) -> None:
     rows = {row["benchmark"]: row for row in json.loads(done.out)}
     assert rows["int32_add"]["time_ratio"] == pytest.approx(1.0, abs=0.01)
     assert rows["dram_read"]["energy_ratio"] > 1.05 > rows["l1_read"]["energy_ratio"]
-    assert "card-b over h200" in call("lab", "microbench", "--show", "h200", "--against", str(other)).out
+    assert (
+        "card-b over h200"
+        in call("lab", "microbench", "--show", "h200", "--against", str(other)).out
+    )
     assert call("lab", "microbench", "--against", str(other)).code == 2

@@ -1,4 +1,6 @@
-"""The index arithmetic of streaming kernels, run on the host: the very text that the kernels contain."""
+"""The index arithmetic of streaming kernels, run on the host: the very text that the kernels
+contain.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,13 @@ def walkers() -> list[Benchmark]:
 
 
 def emulate(
-    folder: Path, p: str, chunk: int, blocks: int, size: int, iterations: int, text: str | None = None
+    folder: Path,
+    p: str,
+    chunk: int,
+    blocks: int,
+    size: int,
+    iterations: int,
+    text: str | None = None,
 ) -> list[int]:
     """Steps beyond the buffer and the farthest byte, of all blocks."""
     compiler = shutil.which("gcc")
@@ -57,7 +65,9 @@ def emulate(
     values["walk"] = write_piece("walk.declare", p, buffer="buffer", chunk=chunk, place="0u")
     values["go"] = text or write_piece("walk.advance", p, chunk=chunk)
     (folder / "walk.c").write_text(PROGRAM % values)
-    subprocess.run([compiler, "-O1", "-o", str(folder / "walk"), str(folder / "walk.c")], check=True)
+    subprocess.run(
+        [compiler, "-O1", "-o", str(folder / "walk"), str(folder / "walk.c")], check=True
+    )
     done = subprocess.run([str(folder / "walk")], capture_output=True, text=True, check=True)
     return [int(word) for word in done.stdout.split()]
 
@@ -69,7 +79,9 @@ def shape(benchmark: Benchmark) -> tuple[str, int, int, int]:
     assert found is not None
     device = type("Device", (), {"l2_byte": L2_BYTE})()
     blocks = max(round(benchmark.share * SMS), 1) * benchmark.blocks_per_sm * benchmark.turns
-    size = DeviceBuffers(device, 0, 0, 0, 0, DRAM_BYTE).working_set_byte(benchmark.working_set, blocks)
+    size = DeviceBuffers(device, 0, 0, 0, 0, DRAM_BYTE).working_set_byte(
+        benchmark.working_set, blocks
+    )
     return found[1], int(found[2]), blocks, size
 
 
@@ -92,10 +104,11 @@ def test_the_kernels_contain_what_is_emulated(name: str) -> None:
 
 
 def test_a_grid_larger_than_the_buffers_chunks_used_to_run_away(tmp_path: Path) -> None:
-    """Of 240 chunks and 264 blocks: going on by the whole grid and taking the count off once gained 24 each time.
+    """Of 240 chunks and 264 blocks: going on by the whole grid and taking the count off once gained
+    24 each time.
 
-    l2_write, with 120 chunks, met an illegal address; l2_read slid through 3 GB and was taken for an L2 row.
-    """
+    l2_write, with 120 chunks, met an illegal address; l2_read slid through 3 GB and was taken for
+    an L2 row."""
     old = "x_k += gridDim.x; if (x_k >= x_chunks) x_k -= x_chunks; x_at = x_base + (u64)x_k * 65536ull;"
     wrong, farthest = emulate(tmp_path, "x", 65536, 264, 15728640, 2041, old)
     assert wrong > 0
@@ -112,5 +125,15 @@ def test_mended_kernels_have_ids_of_their_own() -> None:
     assert micro_row_id("fp32_fma", 1) == "fp32_fma-r1"
     assert micro_row_id("fp32_fma", 1, version=2) == "fp32_fma-v2-r1"
     mended = {b.name for b in list_benchmarks() if b.version > 1}
-    assert {"fp32_fma", "fp64_fma", "l2_read", "l2_write", "l1_write", "async_copy_dram", "occupancy_64"} <= mended
-    assert {b.name for b in walkers() if b.working_set == "l2" and not b.name.startswith(LATER)} <= mended
+    assert {
+        "fp32_fma",
+        "fp64_fma",
+        "l2_read",
+        "l2_write",
+        "l1_write",
+        "async_copy_dram",
+        "occupancy_64",
+    } <= mended
+    assert {
+        b.name for b in walkers() if b.working_set == "l2" and not b.name.startswith(LATER)
+    } <= mended

@@ -29,7 +29,10 @@ def test_the_h200_is_fitted_and_inside_what_was_measured() -> None:
     assert bundle.status == "measured"
     p = predict_graph(WORK, gpu, OperatingPoint(), bundle)
     assert p.support.inside, p.support.reason
-    assert all(bundle.residuals[family].rows > 100 for family in ("gemm", "attention", "softmax", "elementwise"))
+    assert all(
+        bundle.residuals[family].rows > 100
+        for family in ("gemm", "attention", "softmax", "elementwise")
+    )
 
 
 def test_a_bundle_survives_being_written_and_read(tmp_path: Path) -> None:
@@ -100,10 +103,16 @@ def test_zeros_draw_less_and_run_no_slower() -> None:
 
 
 def test_the_effective_clock_follows_the_load() -> None:
-    """Measured: about 1600 MHz under full tensor load within a reported 1980, near 1980 without tensor work."""
+    """Measured: about 1600 MHz under full tensor load within a reported 1980, near 1980 without
+    tensor work.
+    """
     gpu, bundle = load_gpu("h200"), shipped_bundle("h200")
     at = OperatingPoint(clock_hz=1.98e9, power_limit_w=1e6)
-    dense = predict_graph(Graph.from_operators("dense", [Linear(8192, 8192, 8192)]), gpu, at, bundle)
-    plain = predict_graph(Graph.from_operators("plain", [Elementwise("add", 1 << 26)]), gpu, at, bundle)
+    dense = predict_graph(
+        Graph.from_operators("dense", [Linear(8192, 8192, 8192)]), gpu, at, bundle
+    )
+    plain = predict_graph(
+        Graph.from_operators("plain", [Elementwise("add", 1 << 26)]), gpu, at, bundle
+    )
     assert 1.45e9 < dense.effective_clock_hz < 1.75e9
     assert plain.effective_clock_hz > 1.93e9

@@ -22,9 +22,13 @@ def test_a_shipped_calibration_changes_times_and_leaves_the_rest_to_the_forecast
     assert bundle.status == "calibrated"
     assert "held out" in bundle.provenance.note
     kept, theirs = bundle.power.to_plain(), forecast.power.to_plain()
-    assert {k: v for k, v in kept.items() if k != "energy_j"} == {k: v for k, v in theirs.items() if k != "energy_j"}
+    assert {k: v for k, v in kept.items() if k != "energy_j"} == {
+        k: v for k, v in theirs.items() if k != "energy_j"
+    }
     assert bundle.corrections["softmax"] == forecast.corrections["softmax"]
-    assert bundle.corrections["gemm.engine.experts.half"] != forecast.corrections.get("gemm.engine.experts.half")
+    assert bundle.corrections["gemm.engine.experts.half"] != forecast.corrections.get(
+        "gemm.engine.experts.half"
+    )
     assert isinstance(bundle.learned, LayeredFactors)
     assert bundle.learned.carried is forecast.learned
     assert bundle_for(gpu) is bundle  # kept with what it learned of workloads
@@ -56,6 +60,13 @@ def test_slower_tensor_cores_are_fed_as_well_as_faster_ones_of_the_same_processo
 
 def test_a_card_of_the_same_processor_may_lack_a_number_format() -> None:
     rtx = load_gpu("rtx-4090")
-    rates = {dtype: rate for dtype, rate in rtx.pipes.tensor_flop_per_cycle.items() if dtype != Dtype.BF16}
+    rates = {
+        dtype: rate
+        for dtype, rate in rtx.pipes.tensor_flop_per_cycle.items()
+        if dtype != Dtype.BF16
+    }
     without = replace(rtx, name="own", pipes=replace(rtx.pipes, tensor_flop_per_cycle=rates))
-    assert bundle_for(without).corrections["gemm.tensor"] == bundle_for(load_gpu("l40s")).corrections["gemm.tensor"]
+    assert (
+        bundle_for(without).corrections["gemm.tensor"]
+        == bundle_for(load_gpu("l40s")).corrections["gemm.tensor"]
+    )

@@ -1,9 +1,8 @@
 """Cold start: what an import and a first prediction cost over importing NumPy, in CPU time.
 
-CPU time of fresh interpreters, the least of several, since other work on the machine and on its host only adds to it.
-Bytecode is there, as ``pip install`` leaves it: in an editable installation, or where a variable forbids writing it,
-every interpreter would compile the package anew.
-"""
+CPU time of fresh interpreters, the least of several, since other work on the machine and on its
+host only adds to it. Bytecode is there, as ``pip install`` leaves it: in an editable installation,
+or where a variable forbids writing it, every interpreter would compile the package anew."""
 
 from __future__ import annotations
 
@@ -47,7 +46,9 @@ def run(code: str, environment: dict[str, str]) -> tuple[float, set[str]]:
 
 @pytest.fixture(scope="module")
 def costs(compiled: tuple[dict[str, str], set[str]]) -> Callable[[], dict[str, float]]:
-    """Measure in the first test that asks, which is alone then: its fixtures are made beside other tests."""
+    """Measure in the first test that asks, which is alone then: its fixtures are made beside other
+    tests.
+    """
     return cache(lambda: measure_costs(compiled[0]))
 
 
@@ -69,7 +70,9 @@ def test_importing_wattcast_costs_next_to_nothing(costs: Callable[[], dict[str, 
     assert costs()["import numpy, wattcast"] - costs()[NUMPY] <= 0.050
 
 
-def test_a_cold_prediction_costs_less_than_half_a_second(costs: Callable[[], dict[str, float]]) -> None:
+def test_a_cold_prediction_costs_less_than_half_a_second(
+    costs: Callable[[], dict[str, float]],
+) -> None:
     assert costs()[PREDICT] - costs()[NUMPY] <= MOST_S
 
 

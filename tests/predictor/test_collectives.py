@@ -24,17 +24,25 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 def test_a_small_all_reduce_is_not_a_ring_of_slow_messages() -> None:
-    """75 us were predicted over 8 GPUs and 35 over 4, as 5 us a message of a ring; 16 and 9.5 us are measured."""
+    """75 us were predicted over 8 GPUs and 35 over 4, as 5 us a message of a ring; 16 and 9.5 us
+    are measured.
+    """
     over_8, over_4 = collective_s([Collective("all_reduce", 4096, n) for n in (8, 4)], H100) * 1e6
     assert over_8 == pytest.approx(16, rel=0.1)
     assert over_4 == pytest.approx(9.5, rel=0.15)
 
 
-@pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "h100-sxm", "b200", "l40s", "h100-pcie", "v100-sxm", "mi300x"])
+@pytest.mark.parametrize(
+    "gpu", ["a100-sxm-80gb", "h100-sxm", "b200", "l40s", "h100-pcie", "v100-sxm", "mi300x"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_bytes_never_take_less_time(kind: str, gpu: str) -> None:
-    groups = (2, 4) if gpu == "v100-sxm" else (2, 4, 8)  # its node has four, and no network is known
-    ops = [Collective(kind, 1 << k, 2 if kind == "send" else n) for n in groups for k in range(6, 31)]
+    groups = (
+        (2, 4) if gpu == "v100-sxm" else (2, 4, 8)
+    )  # its node has four, and no network is known
+    ops = [
+        Collective(kind, 1 << k, 2 if kind == "send" else n) for n in groups for k in range(6, 31)
+    ]
     times = collective_s(ops, load_gpu(gpu)).reshape(len(groups), -1)
     assert (np.diff(times, axis=1) >= 0).all()
     assert (times > 1e-6).all()
@@ -42,7 +50,11 @@ def test_more_bytes_never_take_less_time(kind: str, gpu: str) -> None:
 
 def test_engines_take_their_own_kernels_for_small_buffers_alone() -> None:
     small, large = (1 << 15, 1 << 26)
-    ops = [Collective("all_reduce", byte, 8, software=name) for byte in (small, large) for name in ("nccl", "engine")]
+    ops = [
+        Collective("all_reduce", byte, 8, software=name)
+        for byte in (small, large)
+        for name in ("nccl", "engine")
+    ]
     nccl_small, own_small, nccl_large, own_large = collective_s(ops, H100)
     assert own_small < 0.5 * nccl_small
     assert own_large == nccl_large
@@ -93,12 +105,16 @@ def test_every_gpu_has_a_node_and_a_mesh_uses_the_links_to_its_peers() -> None:
 @pytest.mark.parametrize("host_launch", ["0us", None])
 @pytest.mark.parametrize("dtype", ["fp8", "bf16"])
 @pytest.mark.parametrize("batch", [1, 16, 64, 256])
-def test_every_doubling_of_gpus_makes_decode_faster(batch: int, dtype: str, host_launch: str | None) -> None:
+def test_every_doubling_of_gpus_makes_decode_faster(
+    batch: int, dtype: str, host_launch: str | None
+) -> None:
     """Llama-70B over 8 GPUs came out no faster than over 4."""
     options = {"phase": "decode", "batch": batch, "seq": 1024, "dtype": dtype, "stack": "engine"}
     times = [
         float(
-            wattcast.predict("llama3-70b", gpu=H100, tp=tp, host_launch=host_launch, force=True, **options).latency_s
+            wattcast.predict(
+                "llama3-70b", gpu=H100, tp=tp, host_launch=host_launch, force=True, **options
+            ).latency_s
         )
         for tp in (1, 2, 4, 8)
     ]
@@ -111,7 +127,9 @@ def test_compute_beside_a_collective_hides_it_and_slows_down() -> None:
     alone, beside = (Collective("all_to_all", 1 << 22, 8, overlaps=n) for n in (0, 1))
     product = Linear(4096, 4096, 4096)
     both = [
-        wattcast.predict(Graph("w", (Block((op, product), 1, "x"),)), gpu=H100, host_launch="0us", clock="1.5GHz")
+        wattcast.predict(
+            Graph("w", (Block((op, product), 1, "x"),)), gpu=H100, host_launch="0us", clock="1.5GHz"
+        )
         for op in (alone, beside)
     ]
     exchange_s = float(collective_s([alone], H100)[0])
@@ -123,7 +141,9 @@ def test_one_gpu_never_speaks_of_collectives() -> None:
     for gpu in ("h200", "h100-sxm", "l40s"):
         p = wattcast.predict("llama3-8b", gpu=gpu, phase="decode")
         assert not any("collective" in note for note in p.assumptions)
-    assert any("collective" in note for note in wattcast.predict("llama3-8b", gpu="h200", tp=2).assumptions)
+    assert any(
+        "collective" in note for note in wattcast.predict("llama3-8b", gpu="h200", tp=2).assumptions
+    )
 
 
 def test_a_mean_of_one_law_is_that_law() -> None:

@@ -19,7 +19,8 @@ from wattcast.workload.operator_types import Elementwise, Linear, Softmax
 
 GPU = load_gpu("a100-pcie-40gb")
 WORK = Graph.from_operators(
-    "mix", [Linear(2048, 2048, 2048), Softmax(8192, 512), Elementwise("add", 1 << 25), Linear(64, 64, 64)]
+    "mix",
+    [Linear(2048, 2048, 2048), Softmax(8192, 512), Elementwise("add", 1 << 25), Linear(64, 64, 64)],
 )
 
 
@@ -55,7 +56,9 @@ def test_an_idle_offset_adds_its_watts() -> None:
         {"dram_energy": 0.7, "idle_offset": -5.0, "tensor_energy": 1.1},
     ],
 )
-def test_the_shortcut_of_calibration_equals_a_bundle_with_factors(factors: dict[str, float]) -> None:
+def test_the_shortcut_of_calibration_equals_a_bundle_with_factors(
+    factors: dict[str, float],
+) -> None:
     measured = MeasuredModel("w", WORK, 1.0, 1.0, 900e6, 45.0)
     base = forecast_bundle(GPU)
     seconds, watts = predict_models(analyse_models([measured], GPU, base), factors, GPU, base)
@@ -87,14 +90,24 @@ def test_factors_on_the_command_line(call) -> None:
 
 
 def test_boards_differ_from_the_mean_card_in_what_memory_draws() -> None:
-    asked = {"phase": "decode", "batch": 16, "seq": 2048, "stack": "engine", "price": "h200=3.6EUR/h"}
-    lean, mean, hungry = (wattcast.predict("llama-3.1-8b", g, **asked) for g in ("h200-000", "h200", "h200-001"))
+    asked = {
+        "phase": "decode",
+        "batch": 16,
+        "seq": 2048,
+        "stack": "engine",
+        "price": "h200=3.6EUR/h",
+    }
+    lean, mean, hungry = (
+        wattcast.predict("llama-3.1-8b", g, **asked) for g in ("h200-000", "h200", "h200-001")
+    )
     assert lean.power_w < mean.power_w < hungry.power_w < 700.0
     assert lean.latency_s == mean.latency_s == hungry.latency_s
     assert lean.support.word == "measured"
     assert lean.cost is not None
     assert lean.cost == mean.cost
-    assert list(list_boards()) == [lean.gpu, hungry.gpu], "a board has factors, and a place in this test"
+    assert list(list_boards()) == [lean.gpu, hungry.gpu], (
+        "a board has factors, and a place in this test"
+    )
     for one, part_number in ((lean, "692-2G520-0282-000"), (hungry, "692-2G520-0282-001")):
         (note,) = [text for text in one.assumptions if part_number in text]
         factor = float(note.partition("dram_energy ")[2].split()[0])

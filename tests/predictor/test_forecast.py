@@ -27,12 +27,15 @@ from wattcast.workload.engine_operators import WeightOnlyProduct
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear
 
-WORK = Graph.from_operators("mix", [Linear(4096, 4096, 4096), LayerNorm(4096, 4096), Elementwise("add", 1 << 26)])
+WORK = Graph.from_operators(
+    "mix", [Linear(4096, 4096, 4096), LayerNorm(4096, 4096), Elementwise("add", 1 << 26)]
+)
 TOP = OperatingPoint(power_limit_w=1e6)
 
 
 def test_a_chip_like_the_parent_is_predicted_like_the_parent() -> None:
-    """Nothing is lost on the way: the H200 itself, under another name, comes out as its fitted bundle says.
+    """Nothing is lost on the way: the H200 itself, under another name, comes out as its fitted
+    bundle says.
 
     But for the host, whose cost a forecast spreads over operators by their kind.
     """
@@ -52,7 +55,10 @@ def test_the_same_processor_with_slower_memory_is_never_faster() -> None:
     h200, h100 = (wattcast.predict("llama3-8b", gpu, **options) for gpu in ("h200", "h100-sxm"))
     assert 1.0 <= h100.latency_s / h200.latency_s < 1.12
     stream = Graph.from_operators("stream", [Elementwise("add", 1 << 28)])
-    one, two = (predict_graph(stream, load_gpu(g), TOP, bundle_for(load_gpu(g))) for g in ("h200", "h100-sxm"))
+    one, two = (
+        predict_graph(stream, load_gpu(g), TOP, bundle_for(load_gpu(g)))
+        for g in ("h200", "h100-sxm")
+    )
     assert_allclose(two.latency_s / one.latency_s, 4800 / 3352, rtol=0.05)
 
 
@@ -69,7 +75,9 @@ def test_kernel_style_and_clock_law_follow_the_architecture() -> None:
 
 
 def test_products_with_narrow_weights_stay_below_the_peak_of_a_chip() -> None:
-    """The H200's λ of 0.16, where arithmetic bounds none, once forecast them at twice the peak of an A100."""
+    """The H200's λ of 0.16, where arithmetic bounds none, once forecast them at twice the peak of
+    an A100.
+    """
     gpu = load_gpu("a100-sxm-80gb")
     op = WeightOnlyProduct(8192, 8192, 8192, "int8", -1, kernel="cutlass", dtype=Dtype.BF16)
     found = predict_graph(Graph.from_operators("x", [op]), gpu, TOP, forecast_bundle(gpu))
@@ -77,8 +85,12 @@ def test_products_with_narrow_weights_stay_below_the_peak_of_a_chip() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "peak"), [("a100-sxm-80gb", 0.5), ("a10", 0.25)])
-def test_unaligned_products_take_the_cycles_of_the_same_programs_on_the_parent(gpu: str, peak: float) -> None:
-    """The H200 runs them in kernels of Ampere and Turing, which loads hold up, whatever the tensor cores could do."""
+def test_unaligned_products_take_the_cycles_of_the_same_programs_on_the_parent(
+    gpu: str, peak: float
+) -> None:
+    """The H200 runs them in kernels of Ampere and Turing, which loads hold up, whatever the tensor
+    cores could do.
+    """
     parent, found = (shipped_bundle("h200"), forecast_bundle(load_gpu(gpu)))
     assert parent is not None
     for group in ("gemm.turing", "gemm.wmma", "gemm.ampere.wide"):
@@ -91,7 +103,9 @@ def test_unaligned_products_take_the_cycles_of_the_same_programs_on_the_parent(g
 
 
 def test_what_energy_was_learned_holds_for_other_chips_too() -> None:
-    """Without, 28 rows of a B200 were 35 % off in watts, with 25 %. Times of products are another library's."""
+    """Without, 28 rows of a B200 were 35 % off in watts, with 25 %. Times of products are another
+    library's.
+    """
     learned = forecast_bundle(load_gpu("b200")).learned
     assert learned is not None
     assert {"gemm", "conv2d", "attention"} <= set(learned.energy)
@@ -100,8 +114,12 @@ def test_what_energy_was_learned_holds_for_other_chips_too() -> None:
 
 def test_experts_on_an_a100_wait_for_its_l2() -> None:
     """Its L2 gives less of the rate that is stated for it to cp.async than the H200's."""
-    a100, h200 = (forecast_bundle(load_gpu(name)).corrections for name in ("a100-sxm-80gb", "h100-sxm"))
-    assert a100["gemm.engine.experts.half"].l2 == pytest.approx(h200["gemm.engine.experts.half"].l2 / 0.81)
+    a100, h200 = (
+        forecast_bundle(load_gpu(name)).corrections for name in ("a100-sxm-80gb", "h100-sxm")
+    )
+    assert a100["gemm.engine.experts.half"].l2 == pytest.approx(
+        h200["gemm.engine.experts.half"].l2 / 0.81
+    )
 
 
 def test_every_catalogue_process_and_memory_has_a_factor_with_a_source() -> None:
@@ -115,7 +133,8 @@ def test_every_catalogue_process_and_memory_has_a_factor_with_a_source() -> None
 
 def test_older_processes_cost_more_and_logic_shrinks_most() -> None:
     new, old, older = (
-        module_factors(load_gpu(n), forecast_rule()) for n in ("h100-sxm", "a100-sxm-80gb", "v100-sxm")
+        module_factors(load_gpu(n), forecast_rule())
+        for n in ("h100-sxm", "a100-sxm-80gb", "v100-sxm")
     )
     for module in ("tensor", "cuda", "shared", "l2"):
         assert new[module] < old[module] < older[module]
@@ -123,7 +142,9 @@ def test_older_processes_cost_more_and_logic_shrinks_most() -> None:
 
 
 def test_a_higher_published_voltage_costs_its_square() -> None:
-    pcie, sxm = (module_factors(load_gpu(n), forecast_rule()) for n in ("a100-pcie-40gb", "a100-sxm-80gb"))
+    pcie, sxm = (
+        module_factors(load_gpu(n), forecast_rule()) for n in ("a100-pcie-40gb", "a100-sxm-80gb")
+    )
     assert_allclose(sxm["cuda"] / pcie["cuda"], (918.75 / 893.75) ** 2, rtol=1e-9)
 
 
@@ -139,13 +160,18 @@ def test_part_of_a_memory_byte_follows_the_core_voltage() -> None:
     power = forecast_bundle(load_gpu("a100-pcie-40gb")).power
     assert isinstance(power, ModulePower)
     assert 0.3 < power.memory_on_core < 0.8
-    assert shipped_bundle("h200").power.memory_on_core == 0.0 or shipped_bundle("h200").power.memory_on_core <= 1.0
+    assert (
+        shipped_bundle("h200").power.memory_on_core == 0.0
+        or shipped_bundle("h200").power.memory_on_core <= 1.0
+    )
 
 
 def test_published_curves_are_used_and_inherited_ones_say_so() -> None:
     a100 = load_gpu("a100-pcie-40gb")
     bundle = forecast_bundle(a100)
-    assert_allclose(bundle.power.idle.power_at(900e6, bundle.power.idle.reference_c), 47.35, rtol=1e-6)
+    assert_allclose(
+        bundle.power.idle.power_at(900e6, bundle.power.idle.reference_c), 47.35, rtol=1e-6
+    )
     assert_allclose(bundle.power.voltage.level_at(900e6), 693.75 / 893.75, rtol=1e-9)
     assert not any("V(f)" in note or "idle power of" in note for note in bundle.assumptions)
     l40s = forecast_bundle(load_gpu("l40s"))
@@ -173,11 +199,15 @@ def test_an_unknown_process_or_memory_is_refused_by_name(tmp_path: Path) -> None
 def test_any_clock_and_limit_on_a_forecast_card() -> None:
     gpu = load_gpu("l40s")
     clocks = np.linspace(0.3, 1.0, 8) * gpu.clocks.max_hz
-    p = predict_graph(WORK, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), forecast_bundle(gpu))
+    p = predict_graph(
+        WORK, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), forecast_bundle(gpu)
+    )
     assert (np.diff(p.latency_s) <= 1e-15).all()
     assert (np.diff(p.power_w) > 0).all()
     limits = np.array([150.0, 200.0, 250.0, 300.0])
-    q = predict_graph(WORK, gpu, OperatingPoint(power_limit_w=limits[:, None]), forecast_bundle(gpu))
+    q = predict_graph(
+        WORK, gpu, OperatingPoint(power_limit_w=limits[:, None]), forecast_bundle(gpu)
+    )
     assert (q.power_w <= limits * 1.001).all()
     assert (np.diff(q.latency_s) <= 0).all()
 

@@ -14,7 +14,12 @@ from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.power.power_model import VoltageCurve
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.governor import run_governed
-from wattcast.predictor.pipeline import TimelineRunner, analyse_graph, detail_at_clock, total_at_clock
+from wattcast.predictor.pipeline import (
+    TimelineRunner,
+    analyse_graph,
+    detail_at_clock,
+    total_at_clock,
+)
 from wattcast.predictor.timeline import MEMORY_KNEE, compute_kernel_s, slow_memory_path
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.graph import Graph
@@ -38,20 +43,26 @@ def test_a_capped_workload_draws_what_the_governor_makes_of_the_limit(parts) -> 
     assert settled.capped.all()
     assert settled.met.all()
     assert_allclose(
-        total_at_clock(timeline, settled.at, bundle).power_w, bundle.governor_share * limits[:, 0], rtol=1e-6
+        total_at_clock(timeline, settled.at, bundle).power_w,
+        bundle.governor_share * limits[:, 0],
+        rtol=1e-6,
     )
 
 
 def test_an_uncapped_workload_runs_at_the_clock_asked_for(parts) -> None:
     timeline, gpu, bundle = parts
-    settled = run_governed(timeline, gpu, OperatingPoint(clock_hz=1.2e9, power_limit_w=2000.0), bundle)[0]
+    settled = run_governed(
+        timeline, gpu, OperatingPoint(clock_hz=1.2e9, power_limit_w=2000.0), bundle
+    )[0]
     assert not settled.capped
     assert settled.clock_hz[..., 0] == 1.2e9
 
 
 def test_a_locked_clock_is_lowered_too_when_the_limit_does_not_allow_it(parts) -> None:
     timeline, gpu, bundle = parts
-    settled = run_governed(timeline, gpu, OperatingPoint(clock_hz=1.8e9, power_limit_w=400.0), bundle)[0]
+    settled = run_governed(
+        timeline, gpu, OperatingPoint(clock_hz=1.8e9, power_limit_w=400.0), bundle
+    )[0]
     assert settled.capped
     assert settled.clock_hz[..., 0] < 1.8e9
 
@@ -93,18 +104,24 @@ def test_a_batch_of_one_workload_settles_as_it_does_alone() -> None:
     bundle = bundle_for(gpu)
     timeline = analyse_graph(MODEL, gpu, bundle)
     limits = [250.0, 320.0, 500.0]
-    batch = run_governed(timeline, gpu, OperatingPoint(power_limit_w=np.array(limits)[:, None]), bundle)[0]
+    batch = run_governed(
+        timeline, gpu, OperatingPoint(power_limit_w=np.array(limits)[:, None]), bundle
+    )[0]
     totals = total_at_clock(timeline, batch.at, bundle)
     for i, limit in enumerate(limits):
         alone = run_governed(timeline, gpu, OperatingPoint(power_limit_w=limit), bundle)[0]
         one = total_at_clock(timeline, alone.at, bundle)
         assert_allclose(alone.clock_hz[0], batch.clock_hz[i, 0], rtol=1e-10)
-        assert_allclose([one.latency_s, one.power_w], [totals.latency_s[i], totals.power_w[i]], rtol=1e-10)
+        assert_allclose(
+            [one.latency_s, one.power_w], [totals.latency_s[i], totals.power_w[i]], rtol=1e-10
+        )
 
 
 @pytest.mark.parametrize("name", ["h200", "a100-sxm-80gb", "a100-pcie-40gb", "quadro-fx-5600"])
 def test_the_limit_is_met_wherever_voltage_has_its_stairs(name: str) -> None:
-    """A bracketing secant of eight steps once ended 0.07 % beside the limit of an A100, whose voltage has stairs."""
+    """A bracketing secant of eight steps once ended 0.07 % beside the limit of an A100, whose
+    voltage has stairs.
+    """
     gpu = load_gpu(name)
     bundle = bundle_for(gpu)
     timeline = analyse_graph(HEAVY, gpu, bundle)
@@ -122,12 +139,18 @@ def test_the_limit_is_met_wherever_voltage_has_its_stairs(name: str) -> None:
 
 
 def test_a_sweep_of_one_point_keeps_its_shape() -> None:
-    """One clock in a sweep is no design without a sweep: it once took the short way of those, and lost its axis."""
+    """One clock in a sweep is no design without a sweep: it once took the short way of those, and
+    lost its axis.
+    """
     gpu = load_gpu("h200")
     bundle = bundle_for(gpu)
-    timeline = analyse_graph(build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=128)), gpu, bundle)
+    timeline = analyse_graph(
+        build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=128)), gpu, bundle
+    )
     alone = run_governed(timeline, gpu, OperatingPoint(power_limit_w=300.0), bundle)[0]
-    swept_one = run_governed(timeline, gpu, OperatingPoint(np.array([[1.98e9]]), np.array([[300.0]])), bundle)[0]
+    swept_one = run_governed(
+        timeline, gpu, OperatingPoint(np.array([[1.98e9]]), np.array([[300.0]])), bundle
+    )[0]
     assert swept_one.clock_hz.shape == (1, 1)
     assert_allclose(swept_one.clock_hz.ravel(), alone.clock_hz.ravel(), rtol=1e-12)
     totals = total_at_clock(timeline, swept_one.at, bundle)
@@ -135,7 +158,9 @@ def test_a_sweep_of_one_point_keeps_its_shape() -> None:
 
 
 def test_a_voltage_curve_that_is_scaled_is_asked_itself() -> None:
-    """A kind of voltage curve with a rule of its own is not replaced by the points it was made from."""
+    """A kind of voltage curve with a rule of its own is not replaced by the points it was made
+    from.
+    """
 
     class Lower(VoltageCurve):
         def level_at(self, clock_hz):
@@ -143,15 +168,23 @@ def test_a_voltage_curve_that_is_scaled_is_asked_itself() -> None:
 
     gpu = load_gpu("h200")
     bundle = bundle_for(gpu)
-    timeline = analyse_graph(build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=128)), gpu, bundle)
+    timeline = analyse_graph(
+        build_graph("gpt2", ModelOptions(stack="eager", batch=8, seq=128)), gpu, bundle
+    )
     at = OperatingPoint(clock_hz=np.array([1.5e9]))
     curve = bundle.power.voltage
-    lower = replace(bundle, power=replace(bundle.power, voltage=Lower(curve.clock_hz, curve.relative)))
-    assert total_at_clock(timeline, at, lower).power_w < total_at_clock(timeline, at, bundle).power_w
+    lower = replace(
+        bundle, power=replace(bundle.power, voltage=Lower(curve.clock_hz, curve.relative))
+    )
+    assert (
+        total_at_clock(timeline, at, lower).power_w < total_at_clock(timeline, at, bundle).power_w
+    )
 
 
 def test_a_burst_runs_before_the_governor_answers() -> None:
-    """In the first 90 ms no limit lowers the clock; longer work comes near to sustained work, from above."""
+    """In the first 90 ms no limit lowers the clock; longer work comes near to sustained work, from
+    above.
+    """
     options: dict[str, object] = {"batch": 8, "seq": 1024, "host_launch": 0.0}
     sustained, burst, second, hour = (
         wattcast.predict("llama3-8b", "h200", duration=duration, **options)
@@ -166,7 +199,10 @@ def test_a_burst_runs_before_the_governor_answers() -> None:
     assert any("duration: sustained" in note for note in sustained.assumptions)
     assert any("duration: 20 ms" in note for note in burst.assumptions)
     alone = wattcast.predict("gpt2", "h200", phase="decode")
-    assert wattcast.predict("gpt2", "h200", phase="decode", duration="5ms").latency_s == alone.latency_s  # not capped
+    assert (
+        wattcast.predict("gpt2", "h200", phase="decode", duration="5ms").latency_s
+        == alone.latency_s
+    )  # not capped
     for wrong in ("0ms", "-1ms", [1.0, 2.0], "nan s"):
         with pytest.raises(BadInput, match="duration"):
             wattcast.predict("gpt2", "h200", duration=wrong)
@@ -183,12 +219,16 @@ def test_a_burst_runs_before_the_governor_answers() -> None:
 )
 def test_operands_come_from_memory_or_from_l2(op: dict[str, object], changes: float) -> None:
     def predict(operands: str | None) -> wattcast.Prediction:
-        return wattcast.predict({"name": "one", "ops": [op]}, "h200", operands=operands, host_launch=0.0)
+        return wattcast.predict(
+            {"name": "one", "ops": [op]}, "h200", operands=operands, host_launch=0.0
+        )
 
     cold, warm, usual = predict("cold"), predict("warm"), predict(None)
     assert cold.latency_s > (1.0 + changes) * warm.latency_s
     assert 0.999 * warm.latency_s <= usual.latency_s <= 1.001 * cold.latency_s
-    assert all(any(note.startswith("operands: ") for note in p.assumptions) for p in (cold, warm, usual))
+    assert all(
+        any(note.startswith("operands: ") for note in p.assumptions) for p in (cold, warm, usual)
+    )
     with pytest.raises(UnknownName, match="operands 'hot'"):
         predict("hot")
     with pytest.raises(BadInput, match="a list of operators"):

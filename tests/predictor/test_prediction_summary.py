@@ -27,7 +27,13 @@ DECODE = {"phase": "decode", "batch": 16, "seq": 512}
     [
         ("llama3-8b", {"phase": "prefill", "batch": 4, "seq": 512}, 4 * 512, None, 1),
         ("llama3-8b", {"phase": "decode", "batch": 4, "seq": 512, "tp": 2}, 4, None, 2),
-        ("llama3-8b", {"phase": "decode", "batch": 4, "seq": 512, "tp": 2, "dp": 3}, 4 * 3, None, 6),
+        (
+            "llama3-8b",
+            {"phase": "decode", "batch": 4, "seq": 512, "tp": 2, "dp": 3},
+            4 * 3,
+            None,
+            6,
+        ),
         ("gpt2", {"phase": "generate", "batch": 4, "seq": 64, "tokens": 32}, 4 * 32, None, 1),
         ("gpt2", {"phase": "train", "batch": 4, "seq": 64, "dp": 2}, 4 * 64 * 2, None, 2),
         ("bert-base", {"batch": 4, "seq": 64}, 4 * 64, None, 1),
@@ -37,7 +43,9 @@ DECODE = {"phase": "decode", "batch": 16, "seq": 512}
         ("whisper-tiny", {"phase": "decode", "batch": 3, "seq": 4}, 3, None, 1),
     ],
 )
-def test_tokens_items_and_gpus(model: str, options: dict, tokens: int | None, items: int | None, gpus: int) -> None:
+def test_tokens_items_and_gpus(
+    model: str, options: dict, tokens: int | None, items: int | None, gpus: int
+) -> None:
     p = wattcast.predict(model, "h200", **options)
     assert (p.tokens, p.items, p.gpu_count) == (tokens, items, gpus)
     assert p.total_power_w == p.power_w * gpus
@@ -51,12 +59,22 @@ def test_tokens_items_and_gpus(model: str, options: dict, tokens: int | None, it
             assert joule is None
         else:
             assert_allclose(speed * p.latency_s, count)
-            assert_allclose(joule * speed, p.total_power_w)  # joules per token times tokens per second are watts
+            assert_allclose(
+                joule * speed, p.total_power_w
+            )  # joules per token times tokens per second are watts
 
 
 def test_one_configuration_is_plain_floats() -> None:
     p = wattcast.predict("gpt2", "h200", **DECODE)
-    for name in ("latency_s", "power_w", "energy_j", "clock_hz", "tokens_per_s", "total_power_w", "peak_power_w"):
+    for name in (
+        "latency_s",
+        "power_w",
+        "energy_j",
+        "clock_hz",
+        "tokens_per_s",
+        "total_power_w",
+        "peak_power_w",
+    ):
         assert type(getattr(p, name)) is float, name
     assert type(p.capped) is bool
     assert type(p.ops[0].latency_s) is float
@@ -76,7 +94,13 @@ def test_a_sweep_is_arrays_everywhere() -> None:
 
 def test_money_and_carbon_by_hand() -> None:
     p = wattcast.predict(
-        "llama3-8b", "h200", tp=2, price="3.60USD/h", electricity="0.36/kWh", carbon="360g/kWh", **DECODE
+        "llama3-8b",
+        "h200",
+        tp=2,
+        price="3.60USD/h",
+        electricity="0.36/kWh",
+        carbon="360g/kWh",
+        **DECODE,
     )
     joules, seconds = 2 * p.energy_j, 2 * p.latency_s
     assert_allclose(p.cost, joules * 1e-7 + seconds * 1e-3)
@@ -95,7 +119,19 @@ def test_plain_forms(call) -> None:
     assert "\n" not in repr(p)
     assert "tokens/s" in repr(p)
     assert p._repr_html_().startswith("<table ")
-    printed = call("predict", "gpt2", "--gpu", "h200", "--phase", "decode", "--batch", "16", "--seq", "512", "--json")
+    printed = call(
+        "predict",
+        "gpt2",
+        "--gpu",
+        "h200",
+        "--phase",
+        "decode",
+        "--batch",
+        "16",
+        "--seq",
+        "512",
+        "--json",
+    )
     assert json.loads(p.to_json()) == json.loads(printed.out)["predictions"][0]
     frame = p.to_frame()
     assert frame["tokens_per_s"].to_list() == [p.tokens_per_s]
@@ -104,14 +140,46 @@ def test_plain_forms(call) -> None:
 @pytest.mark.parametrize("gpu", ["h200", "l40s"])
 def test_the_first_ten_lines_answer(call, gpu: str) -> None:
     done = call(
-        "predict", "llama3-8b", "--gpu", gpu, "--phase", "decode", "--batch", "8", "--tp", "2", "--price", "2.50/h"
+        "predict",
+        "llama3-8b",
+        "--gpu",
+        gpu,
+        "--phase",
+        "decode",
+        "--batch",
+        "8",
+        "--tp",
+        "2",
+        "--price",
+        "2.50/h",
     )
     first = "\n".join(done.out.splitlines()[:10])
-    for word in ("tokens/s", "J/token", "total power", "2 GPUs", "latency", "fits", "per million tokens", "how sure"):
+    for word in (
+        "tokens/s",
+        "J/token",
+        "total power",
+        "2 GPUs",
+        "latency",
+        "fits",
+        "per million tokens",
+        "how sure",
+    ):
         assert word in first, word
     assert len(done.out.splitlines()) <= 45
     assert "--details" in done.out
-    whole = call("predict", "llama3-8b", "--gpu", gpu, "--phase", "decode", "--batch", "8", "--tp", "2", "--details")
+    whole = call(
+        "predict",
+        "llama3-8b",
+        "--gpu",
+        gpu,
+        "--phase",
+        "decode",
+        "--batch",
+        "8",
+        "--tp",
+        "2",
+        "--details",
+    )
     assert "effective clock" in whole.out
     assert len(whole.out.splitlines()) > len(done.out.splitlines())
 
@@ -125,20 +193,32 @@ def test_the_first_ten_lines_answer(call, gpu: str) -> None:
         *(pytest.param(gpu, 1, marks=pytest.mark.slow) for gpu in ("h200", "l40s", "mi300x")),
     ],
 )
-def test_any_decode_answers_in_the_first_ten_lines_of_a_narrow_terminal(gpu: str, step: int) -> None:
-    """Language models of the catalogue, whether they fit one card or not; every one of them with ``-m slow``."""
+def test_any_decode_answers_in_the_first_ten_lines_of_a_narrow_terminal(
+    gpu: str, step: int
+) -> None:
+    """Language models of the catalogue, whether they fit one card or not; every one of them with
+    ``-m slow``.
+    """
     names = [model.name for model in wattcast.models() if model.kind is ModelKind.LANGUAGE]
     assert len(names) >= 40
-    for p in wattcast.predict_many(names[::step], gpu, phase="decode", batch=4, seq=256, force=True):
+    for p in wattcast.predict_many(
+        names[::step], gpu, phase="decode", batch=4, seq=256, force=True
+    ):
         console = Console(file=io.StringIO(), width=80)
         print_predictions(console, [p], False)
         first = "\n".join(console.file.getvalue().splitlines()[:10])
-        for pattern in (r"throughput +[\d,.]+ tokens/s", r"energy +[\d,.]+ m?J/token", r"total power +[\d,.]+ k?W"):
+        for pattern in (
+            r"throughput +[\d,.]+ tokens/s",
+            r"energy +[\d,.]+ m?J/token",
+            r"total power +[\d,.]+ k?W",
+        ):
             assert re.search(pattern, first), first
 
 
 def test_how_sure_is_one_word_with_a_reason() -> None:
-    measured = wattcast.predict("llama3-8b", "h200", batch=8, seq=1024, host_launch=0.0, stack="eager")
+    measured = wattcast.predict(
+        "llama3-8b", "h200", batch=8, seq=1024, host_launch=0.0, stack="eager"
+    )
     forecast = wattcast.predict("llama3-8b", "a40", batch=8, seq=1024, host_launch=0.0)
     waiting = wattcast.predict("gpt2", "h200", batch=1, seq=64, stack="eager")
     assert measured.status is FitStatus.MEASURED
@@ -161,7 +241,10 @@ LARGE = ("predict", "llama3-70b", "--phase", "decode", "--batch", "64", "--seq",
         (("predict", "llama3-8b", "--gpu", "v100-sxm"), "fp16"),
         (("predict", "gpt2", "--gpu", "h200", "--power-limit", "1500W"), "from 200 W to 700 W"),
         (("predict", "gpt2", "--gpu", "h200", "--power-limit", "100W"), "from 200 W to 700 W"),
-        (("predict", "gpt2", "--gpu", "rtx-4090", "--power-limit", "2kW"), "a limit that the rtx-4090 takes"),
+        (
+            ("predict", "gpt2", "--gpu", "rtx-4090", "--power-limit", "2kW"),
+            "a limit that the rtx-4090 takes",
+        ),
         ((*LARGE, "--gpu", "h100-sxm"), "4 x h100-sxm (tp 4)"),
         ((*LARGE, "--gpu", "h200"), "2 x h200 (tp 2)"),
         (("predict", "deepseek-v3", "--gpu", "h200"), "8 x h200"),
@@ -177,7 +260,9 @@ def test_what_cannot_run_is_refused_and_forced(call, argv: tuple[str, ...], says
     assert call(*argv, "--force").code == 0
 
 
-@pytest.mark.parametrize(("tp", "says"), [("3", "divisor of heads=32"), ("64", "divisor of heads=32")])
+@pytest.mark.parametrize(
+    ("tp", "says"), [("3", "divisor of heads=32"), ("64", "divisor of heads=32")]
+)
 def test_tensor_parallel_gpus_share_heads_evenly(call, tp: str, says: str) -> None:
     done = call("predict", "llama3-8b", "--gpu", "h200", "--tp", tp)
     assert done.code == 2
@@ -209,5 +294,7 @@ def test_bad_prices_are_refused(asked: dict[str, str]) -> None:
 
 
 def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
-    """``examples/`` are users' scripts; the project's own mypy run checks them against these signatures."""
+    """``examples/`` are users' scripts; the project's own mypy run checks them against these
+    signatures.
+    """
     assert (Path(wattcast.__file__).parent / "py.typed").exists()

@@ -25,10 +25,14 @@ HELD = 1.0 + 1e-6
 
 
 def longest_excess_s(p: wattcast.Prediction, limit_w: float) -> float:
-    """Return the longest time over which the mean power of a run, averaged over the window, exceeds the limit."""
+    """Return the longest time over which the mean power of a run, averaged over the window, exceeds
+    the limit.
+    """
     trace = build_power_trace(p)
     edges = np.arange(0.0, trace.duration_s, REACTION_S)
-    spent_j = np.concatenate([[0.0], np.cumsum((trace.end_s - trace.start_s) * trace.part_w.sum(axis=-1))])
+    spent_j = np.concatenate(
+        [[0.0], np.cumsum((trace.end_s - trace.start_s) * trace.part_w.sum(axis=-1))]
+    )
     known_s = np.concatenate([trace.start_s, trace.end_s[-1:]])
     window_w = np.diff(np.interp(edges, known_s, spent_j)) / REACTION_S
     longest = here = 0
@@ -42,9 +46,8 @@ def longest_excess_s(p: wattcast.Prediction, limit_w: float) -> float:
 def test_the_prefill_of_a_generation_is_held_by_itself(gpu: str) -> None:
     """The limit once held the mean of prefill and decode.
 
-    A generation of qwen3-32b on an H200 drew 692 W on average, but its prefill ran operators of 770 to 850 W for
-    seven seconds on a card of 700 W, since the decode steps after it drew less.
-    """
+    A generation of qwen3-32b on an H200 drew 692 W on average, but its prefill ran operators of 770
+    to 850 W for seven seconds on a card of 700 W, since the decode steps after it drew less."""
     p = wattcast.predict("qwen3-32b", gpu, force=True, **GENERATE)
     limit_w = load_gpu(gpu).power.limit_w
     prefill, decode = p.phases
@@ -57,7 +60,9 @@ def test_the_prefill_of_a_generation_is_held_by_itself(gpu: str) -> None:
 
 
 def test_a_prefill_inside_a_generation_is_the_prefill_alone() -> None:
-    """Two commands that answer the same question give the same number: the prefill of ``generate`` is ``prefill``."""
+    """Two commands that answer the same question give the same number: the prefill of ``generate``
+    is ``prefill``.
+    """
     whole = wattcast.predict("qwen3-32b", "h200", **GENERATE)
     alone = wattcast.predict("qwen3-32b", "h200", batch=16, seq=4096, phase="prefill")
     prefill = whole.phases[0]
@@ -86,7 +91,14 @@ def test_a_sweep_does_what_each_of_its_points_would_alone() -> None:
     swept = wattcast.predict("qwen3-8b", "h200", power_limit=limits, **GENERATE)
     for place, limit_w in enumerate(limits):
         alone = wattcast.predict("qwen3-8b", "h200", power_limit=limit_w, **GENERATE)
-        for name in ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "peak_power_w"):
+        for name in (
+            "latency_s",
+            "power_w",
+            "energy_j",
+            "clock_hz",
+            "effective_clock_hz",
+            "peak_power_w",
+        ):
             assert getattr(swept, name)[place] == pytest.approx(getattr(alone, name), rel=1e-9)
         assert bool(swept.capped[place]) == alone.capped
         assert_allclose(swept.interval.power_w[place], alone.interval.power_w, rtol=1e-9)
@@ -102,19 +114,29 @@ def test_points_of_a_sweep_are_divided_each_by_itself() -> None:
     )
     speeds = np.array([2.4e12, 4.8e12, 9.6e12])
     swept = gpu.with_fields({"memory.byte_per_s": speeds})
-    point, totals, _ = run_governed(analyse_graph(graph, swept, bundle), swept, OperatingPoint(), bundle)
+    point, totals, _ = run_governed(
+        analyse_graph(graph, swept, bundle), swept, OperatingPoint(), bundle
+    )
     assert len(point.divisions) > 1
     for place, speed in enumerate(speeds):
         one = gpu.with_fields({"memory.byte_per_s": float(speed)})
-        alone_point, alone, _ = run_governed(analyse_graph(graph, one, bundle), one, OperatingPoint(), bundle)
+        alone_point, alone, _ = run_governed(
+            analyse_graph(graph, one, bundle), one, OperatingPoint(), bundle
+        )
         assert totals.latency_s[place] == pytest.approx(float(alone.latency_s), rel=1e-9)
         assert totals.power_w[place] == pytest.approx(float(alone.power_w), rel=1e-9)
-        assert point.clock_hz[place, 0] == pytest.approx(float(alone_point.clock_hz[..., 0]), rel=1e-9)
+        assert point.clock_hz[place, 0] == pytest.approx(
+            float(alone_point.clock_hz[..., 0]), rel=1e-9
+        )
 
 
 def test_kernels_that_follow_one_another_fast_share_a_clock() -> None:
-    """A step with an optimiser of 57 ms drew 688 to 691 W over the whole step: the window is longer than that."""
-    p = wattcast.predict("gpt2", "h200", phase="train", batch=64, seq=512, stack="eager", host_launch="0us")
+    """A step with an optimiser of 57 ms drew 688 to 691 W over the whole step: the window is longer
+    than that.
+    """
+    p = wattcast.predict(
+        "gpt2", "h200", phase="train", batch=64, seq=512, stack="eager", host_launch="0us"
+    )
     assert p.latency_s > REACTION_S
     names = [phase.name for phase in p.phases]
     assert not any(name == "optimiser" for name in names)
@@ -127,15 +149,21 @@ def test_operators_in_a_row_that_outlast_the_window_have_their_own_clock() -> No
     alone = [wattcast.predict({"name": "one", "ops": [op]}, "h200") for op in (heavy, light)]
     assert [phase.capped for phase in p.phases] == [True, False]
     for phase, single in zip(p.phases, alone, strict=True):
-        assert phase.power_w == pytest.approx(single.power_w, rel=1e-3)  # alone, the cache is in another state
+        assert phase.power_w == pytest.approx(
+            single.power_w, rel=1e-3
+        )  # alone, the cache is in another state
         assert phase.clock_hz == pytest.approx(single.clock_hz, rel=1e-3)
 
 
 def test_the_host_runs_ahead_across_stretches() -> None:
-    """Stretches of an eager run take together what the run takes: the host's lead is not lost between them."""
+    """Stretches of an eager run take together what the run takes: the host's lead is not lost
+    between them.
+    """
     gpu = load_gpu("h200")
     bundle = bundle_for(gpu)
-    graph = build_graph("llama3-8b", ModelOptions.from_names(phase="train", stack="eager", batch=1, seq=4096))
+    graph = build_graph(
+        "llama3-8b", ModelOptions.from_names(phase="train", stack="eager", batch=1, seq=4096)
+    )
     timeline = analyse_graph(graph, gpu, bundle)
     assert timeline.host_s.any()
     at = OperatingPoint(power_limit_w=400.0)

@@ -30,17 +30,28 @@ def walked(timeline: Timeline, each_s: np.ndarray) -> float:
     return end
 
 
-ops = st.builds(lambda n, c: Elementwise("relu", n, count=c), st.sampled_from(SIZES), st.integers(1, 4))
-blocks = st.builds(lambda o, r: Block(tuple(o), r), st.lists(ops, min_size=1, max_size=6), st.integers(1, 5))
+ops = st.builds(
+    lambda n, c: Elementwise("relu", n, count=c), st.sampled_from(SIZES), st.integers(1, 4)
+)
+blocks = st.builds(
+    lambda o, r: Block(tuple(o), r), st.lists(ops, min_size=1, max_size=6), st.integers(1, 5)
+)
 
 
-@given(st.lists(blocks, min_size=1, max_size=4), st.lists(st.floats(1e-7, 1e-4), min_size=4, max_size=4))
+@given(
+    st.lists(blocks, min_size=1, max_size=4),
+    st.lists(st.floats(1e-7, 1e-4), min_size=4, max_size=4),
+)
 def test_latency_is_what_a_walk_finds(found: list[Block], times: list[float]) -> None:
     gpu = load_gpu("h200")
     timeline = analyse_graph(Graph("g", tuple(found)), gpu, bundle_for(gpu))
     each_s = np.array(times)[: len(timeline.kernels.ops)]
-    assert float(compute_latency_s(timeline, each_s)) == pytest.approx(walked(timeline, each_s), rel=1e-12)
-    assert float(compute_busy_s(timeline, each_s)) <= float(compute_latency_s(timeline, each_s)) * (1 + 1e-12)
+    assert float(compute_latency_s(timeline, each_s)) == pytest.approx(
+        walked(timeline, each_s), rel=1e-12
+    )
+    assert float(compute_busy_s(timeline, each_s)) <= float(compute_latency_s(timeline, each_s)) * (
+        1 + 1e-12
+    )
 
 
 @given(
@@ -51,7 +62,9 @@ def test_latency_is_what_a_walk_finds(found: list[Block], times: list[float]) ->
 def test_a_sweep_is_what_a_walk_finds_at_each_of_its_points(
     found: list[Block], times: list[list[float]], host: list[float]
 ) -> None:
-    """A sweep takes another way: kernel after kernel over all points, be the host's cost swept or not."""
+    """A sweep takes another way: kernel after kernel over all points, be the host's cost swept or
+    not.
+    """
     gpu = load_gpu("h200")
     timeline = analyse_graph(Graph("g", tuple(found)), gpu, bundle_for(gpu))
     each_s = np.array(times, order="F")[:, : len(timeline.kernels.ops)]
@@ -60,4 +73,6 @@ def test_a_sweep_is_what_a_walk_finds_at_each_of_its_points(
     alike, apart = compute_latency_s(timeline, each_s), compute_latency_s(varied, each_s)
     for i, one_s in enumerate(each_s):
         assert alike[i] == pytest.approx(walked(timeline, one_s), rel=1e-12)
-        assert apart[i] == pytest.approx(walked(replace(timeline, host_s=swept_host_s[i]), one_s), rel=1e-12)
+        assert apart[i] == pytest.approx(
+            walked(replace(timeline, host_s=swept_host_s[i]), one_s), rel=1e-12
+        )

@@ -46,8 +46,12 @@ def test_a_usual_prediction_is_measured() -> None:
         ({"quantization": "w8a8"}, "number format", "not in int8"),
     ],
 )
-def test_what_is_far_says_so_and_is_wider(given: dict[str, object], dimension: str, said: str) -> None:
-    """Clocks and limits that nobody measured used to say "inside what was measured", with the same interval."""
+def test_what_is_far_says_so_and_is_wider(
+    given: dict[str, object], dimension: str, said: str
+) -> None:
+    """Clocks and limits that nobody measured used to say "inside what was measured", with the same
+    interval.
+    """
     p, usual = predicted(**given), predicted()
     assert words(p)[dimension] == "far"
     assert (p.support.word, p.support.inside) == ("far", False)
@@ -65,7 +69,9 @@ def test_a_limit_that_does_not_bind_changes_nothing() -> None:
 
 
 def test_distance_counts_where_it_begins() -> None:
-    """A little below the measured clocks is near, far below is far, and the interval widens all the way."""
+    """A little below the measured clocks is near, far below is far, and the interval widens all the
+    way.
+    """
     clocks = np.array([1.6e9, 1.0e9, 0.7e9, 0.345e9])
     p = predicted(clock=clocks)
     assert list(p.support.words[[0, -1]]) == ["measured", "far"]
@@ -89,9 +95,13 @@ def test_several_gpus_are_near() -> None:
 
 
 def test_the_host_is_uncertain_unless_it_was_measured() -> None:
-    """An eager run that waits for the host may take as much longer as hosts differ, and draws less then."""
+    """An eager run that waits for the host may take as much longer as hosts differ, and draws less
+    then.
+    """
     default = predicted(batch=1, seq=16, stack="eager")
-    own = predicted(batch=1, seq=16, stack="eager", host_launch=default.basis.bundle.launch.host_s_per_operator)
+    own = predicted(
+        batch=1, seq=16, stack="eager", host_launch=default.basis.bundle.launch.host_s_per_operator
+    )
     assert words(default)["host"] == "near"
     assert "host" not in words(own)
     assert_allclose(default.latency_s, own.latency_s)
@@ -101,13 +111,17 @@ def test_the_host_is_uncertain_unless_it_was_measured() -> None:
 
 
 def test_errors_of_kernels_hide_behind_the_host() -> None:
-    """Where the host takes twice as long as the kernels, these may take a fifth longer and nobody sees it."""
+    """Where the host takes twice as long as the kernels, these may take a fifth longer and nobody
+    sees it.
+    """
     kernels = predicted(batch=1, seq=16, stack="eager", host_launch=0.0)
     held_up = predicted(batch=1, seq=16, stack="eager", host_launch=30e-6)
     assert held_up.latency_s > 2.0 * kernels.latency_s
     assert width(held_up) < 0.7 * width(kernels)
     both = predicted(batch=1, seq=16, stack="eager", host_launch=np.array([0.0, 30e-6]))
-    assert_allclose(both.interval.latency_s, [kernels.interval.latency_s, held_up.interval.latency_s], rtol=1e-9)
+    assert_allclose(
+        both.interval.latency_s, [kernels.interval.latency_s, held_up.interval.latency_s], rtol=1e-9
+    )
     clocks = np.array([1.5e9, 1.98e9])
     at_once, each = (
         predicted(batch=1, seq=256, stack="eager", clock=clocks),
@@ -117,13 +131,17 @@ def test_errors_of_kernels_hide_behind_the_host() -> None:
 
 
 def test_a_kind_with_ends_of_its_own_is_not_widened_for_being_unmeasured() -> None:
-    """No H200 ran experts with int4 weights. How far forecasts of them are off, tables of other chips tell."""
+    """No H200 ran experts with int4 weights. How far forecasts of them are off, tables of other
+    chips tell.
+    """
     gpu = load_gpu("l40s")
     op = FusedExperts(64, 128, 8, 2048, 768, weights="int4", scales="group")
     p = predict_graph(Graph.from_operators("x", [op]), gpu, OperatingPoint(), forecast_bundle(gpu))
     assert [outside.reason for outside in p.basis.reasons.values()] == [OutsideReason.KIND]
     ends = kernel_log_ends(p.basis.timeline, p.basis.bundle, p.basis.reasons)
-    assert_allclose(ends[0, :2], np.log(p.basis.bundle.residuals["gemm.engine.experts.narrow"].latency))
+    assert_allclose(
+        ends[0, :2], np.log(p.basis.bundle.residuals["gemm.engine.experts.narrow"].latency)
+    )
 
 
 def test_learned_distances_name_their_source() -> None:
@@ -135,17 +153,22 @@ def test_learned_distances_name_their_source() -> None:
 
 
 def test_steps_of_the_measured_engine_are_known_better_than_its_kernels() -> None:
-    """A decode step took the ends of its kernels, -11 to +58 %, where measured steps lie within -7 to +8 %.
+    """A decode step took the ends of its kernels, -11 to +58 %, where measured steps lie within -7
+    to +8 %.
 
     Scaled ends of kernels were still -11 to +30 %, for the sake of steps that the host held up.
     """
-    step = wattcast.predict("llama3-8b", gpu="h200", stack="engine", phase="decode", batch=32, seq=1024)
+    step = wattcast.predict(
+        "llama3-8b", gpu="h200", stack="engine", phase="decode", batch=32, seq=1024
+    )
     basis, steps = step.basis, learned_distances().steps["dense"]
     assert not kernel_log_ends(basis.timeline, basis.bundle, basis.reasons, is_step=True).any()
     half = np.hypot(steps.latency, NORMAL_P90 * basis.bundle.cards.latency)
     assert_allclose(step.interval.latency_s / step.latency_s, np.exp([-half, half]))
     assert half < 0.1
-    unseen = dict.fromkeys(range(len(basis.timeline.calls)), UnmeasuredKernel(OutsideReason.KIND, ""))
+    unseen = dict.fromkeys(
+        range(len(basis.timeline.calls)), UnmeasuredKernel(OutsideReason.KIND, "")
+    )
     assert (kernel_log_ends(basis.timeline, basis.bundle, unseen, is_step=True)[:, 1] > 0.2).all()
 
 
@@ -165,10 +188,14 @@ def test_power_of_a_step_is_surer_where_the_board_is_told() -> None:
 
 
 def test_kernels_under_the_limit_have_narrower_ends_of_latency() -> None:
-    """By ``LearnedDistances.capped``, on a GPU that was measured; the spread of cards beside them stays as it is."""
+    """By ``LearnedDistances.capped``, on a GPU that was measured; the spread of cards beside them
+    stays as it is.
+    """
     workload = Graph.from_operators("product", [Linear(8192, 8192, 8192)])
     for gpu, factor in (("h200", learned_distances().capped.latency), ("h100-sxm", 1.0)):
-        held, burst = (wattcast.predict(workload, gpu, duration=d, host_launch=0.0) for d in (None, "5ms"))
+        held, burst = (
+            wattcast.predict(workload, gpu, duration=d, host_launch=0.0) for d in (None, "5ms")
+        )
         assert held.capped
         cards = NORMAL_P90 * held.basis.bundle.cards.latency
         ends = [np.log(p.interval.latency_s / p.latency_s) for p in (held, burst)]
@@ -177,7 +204,9 @@ def test_kernels_under_the_limit_have_narrower_ends_of_latency() -> None:
 
 
 def test_power_held_at_the_limit_errs_only_below_the_power_asked_for() -> None:
-    """A prompt that would draw 900 W was given 630 to 714 W under a limit of 700 W, where boards draw 686 to 703."""
+    """A prompt that would draw 900 W was given 630 to 714 W under a limit of 700 W, where boards
+    draw 686 to 703.
+    """
     prompt = wattcast.predict("llama3-8b", gpu="h200", phase="prefill", seq=4096)
     asked_w = float(prompt.basis.asked_w)
     assert asked_w > 1.15 * prompt.power_w
@@ -201,7 +230,9 @@ def test_energy_adds_latency_and_power_in_quadrature() -> None:
 
 
 def test_a_step_that_the_host_may_hold_up_reaches_to_the_hosts_time() -> None:
-    """A decode step of qwen2.5-1.5b takes 2.33 ms, its kernels 1.88: the host needs 2.38 for one sequence."""
+    """A decode step of qwen2.5-1.5b takes 2.33 ms, its kernels 1.88: the host needs 2.38 for one
+    sequence.
+    """
     short, long = (
         wattcast.predict(model, gpu="h200", stack="engine", phase="decode", batch=1, seq=1361)
         for model in ("qwen2-1.5b", "llama3-8b")

@@ -1,4 +1,6 @@
-"""compare: contributions add up exactly, whichever the sides; operators are paired as a person would pair them."""
+"""compare: contributions add up exactly, whichever the sides; operators are paired as a person
+would pair them.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +67,25 @@ def test_a_split_adds_up_and_turns_with_its_sides(a: float, b: float, share: flo
 
 def adds_up(found: RunComparison) -> None:
     a, b = found.a, found.b
-    for column, scale in (("latency_s", b.latency_s), ("energy_j", b.energy_j), ("power_w", b.power_w)):
+    for column, scale in (
+        ("latency_s", b.latency_s),
+        ("energy_j", b.energy_j),
+        ("power_w", b.power_w),
+    ):
         wanted = getattr(b, column) - getattr(a, column)
-        assert sum(getattr(found, column).values()) == pytest.approx(wanted, rel=1e-9, abs=1e-9 * scale)
+        assert sum(getattr(found, column).values()) == pytest.approx(
+            wanted, rel=1e-9, abs=1e-9 * scale
+        )
     if found.operators:
         by_operator = sum(pair.total("latency_s") for pair in found.operators) + b.gap_s - a.gap_s
-        assert by_operator == pytest.approx(b.latency_s - a.latency_s, rel=1e-9, abs=1e-9 * b.latency_s)
+        assert by_operator == pytest.approx(
+            b.latency_s - a.latency_s, rel=1e-9, abs=1e-9 * b.latency_s
+        )
     if found.module_w:
         assert sum(found.module_w.values()) == pytest.approx(b.power_w - a.power_w, abs=1e-6)
-        assert sum(found.module_j.values()) == pytest.approx(b.energy_j - a.energy_j, abs=1e-9 * b.energy_j)
+        assert sum(found.module_j.values()) == pytest.approx(
+            b.energy_j - a.energy_j, abs=1e-9 * b.energy_j
+        )
 
 
 PAIRS = [
@@ -93,7 +105,11 @@ def test_contributions_add_up(a: str, b: str) -> None:
 
 def test_equal_sides_differ_by_nothing() -> None:
     found = compare_runs(*read_pair("gpt2@h200,batch=1,seq=64", "gpt2@h200,batch=1,seq=64"))
-    assert all(value == 0.0 for terms in (found.latency_s, found.energy_j, found.power_w) for value in terms.values())
+    assert all(
+        value == 0.0
+        for terms in (found.latency_s, found.energy_j, found.power_w)
+        for value in terms.values()
+    )
     assert write_sentence(found) == "Both sides are equal."
 
 
@@ -111,7 +127,9 @@ def test_a_cuda_graph_is_blamed_on_the_gaps() -> None:
 
 
 def test_operators_that_changed_shape_are_paired_at_their_place() -> None:
-    """Four times the batch turns the keys' sizes into the queries' of before: pairing by size alone crossed them."""
+    """Four times the batch turns the keys' sizes into the queries' of before: pairing by size alone
+    crossed them.
+    """
     found = compare_runs(*read_pair("llama3-8b@h200,batch=1,seq=512,stack=eager", ",batch=4"))
     named = {pair.name for pair in found.operators}
     assert "add 524288 bf16 -> add 2097152 bf16" in named
@@ -120,7 +138,9 @@ def test_operators_that_changed_shape_are_paired_at_their_place() -> None:
 
 
 def test_fused_attention_takes_operators_away() -> None:
-    found = compare_runs(*read_pair("gpt2@h200,batch=8,seq=512,attention=eager", ",attention=flash"))
+    found = compare_runs(
+        *read_pair("gpt2@h200,batch=8,seq=512,attention=eager", ",attention=flash")
+    )
     gone = [pair for pair in found.operators if pair.b is None]
     assert {"softmax", "gemm"} <= {pair.family for pair in gone}
     assert all("only in A" in pair.name for pair in gone)
@@ -129,7 +149,9 @@ def test_fused_attention_takes_operators_away() -> None:
 
 def test_saved_predictions_say_the_same_as_fresh_ones(tmp_path: Path) -> None:
     for name, batch in (("a.json", "2"), ("b.json", "4")):
-        code, out, _ = run("predict", "gpt2", "--gpu", "h200", "--batch", batch, "--seq", "128", "--json")
+        code, out, _ = run(
+            "predict", "gpt2", "--gpu", "h200", "--batch", batch, "--seq", "128", "--json"
+        )
         assert code == 0
         (tmp_path / name).write_text(out)
     saved = compare_runs(*read_pair(str(tmp_path / "a.json"), str(tmp_path / "b.json")))
@@ -142,7 +164,13 @@ def test_saved_predictions_say_the_same_as_fresh_ones(tmp_path: Path) -> None:
 
 def measured_run(tmp_path: Path, **more: object) -> str:
     path = tmp_path / "run.json"
-    plain_run = {"name": "python", "duration_s": 0.6, "power_w": 240.0, "energy_j": 144.0, "sm_clock_hz": 1.98e9}
+    plain_run = {
+        "name": "python",
+        "duration_s": 0.6,
+        "power_w": 240.0,
+        "energy_j": 144.0,
+        "sm_clock_hz": 1.98e9,
+    }
     path.write_text(json.dumps(plain_run | more))
     return str(path)
 
@@ -166,7 +194,11 @@ ROW = ModelRow(
 def database(tmp_path: Path, profile: bool) -> Path:
     Journal(tmp_path / "models.jsonl").append(ROW)
     if profile:
-        names = ("nvjet_sm90_tst_128x64", "void at::native::vectorized_elementwise_kernel<4>", "flash_fwd_kernel")
+        names = (
+            "nvjet_sm90_tst_128x64",
+            "void at::native::vectorized_elementwise_kernel<4>",
+            "flash_fwd_kernel",
+        )
         kernels = ModelKernels("model-x", names, (0, 1, 2, 0), (1e-3, 5e-4, 2e-4, 3e-4))
         Journal(tmp_path / "model_kernels.jsonl").append(kernels)
     return tmp_path
@@ -177,7 +209,9 @@ def test_a_whole_model_row_beside_its_own_prediction(tmp_path: Path) -> None:
     adds_up(found)
     families_seen = {pair.family: pair for pair in found.operators}
     assert families_seen["gemm"].b is not None
-    assert families_seen["gemm"].b.seconds == pytest.approx(4e-3 * 1.3 / 2.0)  # the graph's latency, by share
+    assert families_seen["gemm"].b.seconds == pytest.approx(
+        4e-3 * 1.3 / 2.0
+    )  # the graph's latency, by share
     assert WORK in families_seen["gemm"].latency_s
     assert POWER in found.energy_j
     assert any("clock_drift" in note for note in found.notes)
@@ -216,20 +250,26 @@ def test_kernels_are_told_by_name(kernel: str, family: str) -> None:
 def test_sides_without_clocks_or_energy_still_add_up() -> None:
     part = RunPart("x", ("x",), ("x",), (), "gemm", 2.0, 1e-3)
     a = RunSummary("a", True, 2e-3, 100.0, None, None, (part,), {})
-    b = RunSummary("b", True, 5e-3, 150.0, None, None, (replace(part, seconds=3e-3, calls=3.0),), {})
+    b = RunSummary(
+        "b", True, 5e-3, 150.0, None, None, (replace(part, seconds=3e-3, calls=3.0),), {}
+    )
     found = compare_runs(a, b)
     adds_up(found)
     assert CLOCK not in found.latency_s
 
 
 def test_text_json_and_figure(tmp_path: Path) -> None:
-    code, out, err = run("compare", "gpt2@h200,batch=1,seq=64", ",batch=2", "--plot", str(tmp_path / "f.png"))
+    code, out, err = run(
+        "compare", "gpt2@h200,batch=1,seq=64", ",batch=2", "--plot", str(tmp_path / "f.png")
+    )
     assert code == 0, err
     assert "together" in out
     assert (tmp_path / "f.png").stat().st_size > 10_000
     code, out, _ = run("compare", "gpt2@h200,batch=1,seq=64", ",batch=2", "--json")
     found = json.loads(out)
-    assert sum(found["terms"]["energy_j"].values()) == pytest.approx(found["difference"]["energy_j"])
+    assert sum(found["terms"]["energy_j"].values()) == pytest.approx(
+        found["difference"]["energy_j"]
+    )
     listed = sum(op["latency_s"] for op in found["operators"]) + found["idle_gaps"]["latency_s"]
     assert listed == pytest.approx(found["difference"]["latency_s"])
     assert "logarithmic mean" in found["rule"]
@@ -237,7 +277,9 @@ def test_text_json_and_figure(tmp_path: Path) -> None:
 
 def test_plain_of_totals_has_no_gaps(tmp_path: Path) -> None:
     found = comparison_to_plain(
-        compare_runs(*read_pair("gpt2@h200,batch=1,seq=128", measured_run(tmp_path), iterations=100))
+        compare_runs(
+            *read_pair("gpt2@h200,batch=1,seq=128", measured_run(tmp_path), iterations=100)
+        )
     )
     assert found["idle_gaps"] is None
     assert found["b"]["measured"] is True
@@ -277,7 +319,9 @@ def test_a_spec_that_leans_keeps_what_it_does_not_change() -> None:
     assert parse_prediction_spec(",seq=128", common, first).options == {"batch": 2, "seq": 128}
     assert parse_prediction_spec("@a10", common, first) == replace(first, gpu="a10")
     assert parse_prediction_spec("bert-base@h200,batch=4", common, first).options == {"batch": 4}
-    every = parse_prediction_spec("gpt2@h200,quantization=fp8,skew=0.5,recompute=yes,clock=1GHz", common).options
+    every = parse_prediction_spec(
+        "gpt2@h200,quantization=fp8,skew=0.5,recompute=yes,clock=1GHz", common
+    ).options
     assert every == {"quantization": "fp8", "skew": 0.5, "recompute": True, "clock": "1GHz"}
     assert build_row_graph(ROW).name.startswith("gpt2 prefill b8 s512")
 
@@ -287,7 +331,9 @@ def test_options_hold_for_both_runs_unless_a_run_says_otherwise() -> None:
     assert compare("gpt2@h200", "@h100-sxm,batch=2", batch=4, seq=64, clock="1200MHz") == short
     named = compare("gpt2", "gpt2-medium", gpu="h200", batch=4, seq=64)
     assert named == compare("gpt2@h200,batch=4,seq=64", "gpt2-medium@h200,batch=4,seq=64")
-    code, out, err = run("compare", "gpt2", "gpt2-medium", "--gpu", "h200", "--batch", "4", "--seq", "64", "--json")
+    code, out, err = run(
+        "compare", "gpt2", "gpt2-medium", "--gpu", "h200", "--batch", "4", "--seq", "64", "--json"
+    )
     assert code == 0, err
     assert json.loads(out)["b"]["latency_s"] == named.b.latency_s
 

@@ -1,4 +1,6 @@
-"""Every command that draws speaks with one voice: ``--plot FILE``, and ``--figures FOLDER --format`` for sets."""
+"""Every command that draws speaks with one voice: ``--plot FILE``, and ``--figures FOLDER
+--format`` for sets.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_a_bad_name_is_refused_while_options_are_read() -> None:
     for name, command in walk_commands():
         known = options(command)
         for option, bad in (("--plot", "x.gif"), ("--format", "gif")):
-            if option not in known or name not in ONE | SETS:  # --format of others is not of figures
+            if (
+                option not in known or name not in ONE | SETS
+            ):  # --format of others is not of figures
                 continue
             asked += 1
             with pytest.raises(BadInput, match="png"):
@@ -79,7 +83,10 @@ def test_without_matplotlib_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) ->
 def test_one_of_a_set_or_all_in_any_format(call, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     table = tmp_path / "table.csv"
-    table.write_text("app\n" + "".join(f"3505,{c},{2000 / c:.4f},{40 + c / 10:.3f}\n" for c in range(600, 1200, 100)))
+    table.write_text(
+        "app\n"
+        + "".join(f"3505,{c},{2000 / c:.4f},{40 + c / 10:.3f}\n" for c in range(600, 1200, 100))
+    )
     png, one, all_of_them = tmp_path / "one.png", tmp_path / "one.pdf", tmp_path / "all"
     done = call("manage", "replay", str(table), "--plot", str(png), "--json")
     assert done.code == 0, done.err
@@ -90,13 +97,20 @@ def test_one_of_a_set_or_all_in_any_format(call, tmp_path: Path) -> None:
     made = sorted(all_of_them.iterdir())
     assert len(made) >= 5
     assert all(path.suffix == ".pdf" and path.read_bytes().startswith(b"%PDF") for path in made)
-    assert one.read_bytes() == (all_of_them / "figure_10_ed2_gain_over_default_with_probing.pdf").read_bytes()
-    picked = call("manage", "replay", str(table), "--plot", str(one), "--figure", "convergence_app", "--json")
+    assert (
+        one.read_bytes()
+        == (all_of_them / "figure_10_ed2_gain_over_default_with_probing.pdf").read_bytes()
+    )
+    picked = call(
+        "manage", "replay", str(table), "--plot", str(one), "--figure", "convergence_app", "--json"
+    )
     assert picked.code == 0, picked.err
     assert one.read_bytes() == (all_of_them / "convergence_app.pdf").read_bytes()
 
 
-def test_a_failed_command_leaves_the_old_figure(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_command_leaves_the_old_figure(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
     old = tmp_path / "old.png"
     old.write_bytes(b"old")
@@ -121,12 +135,17 @@ def test_a_figure_by_an_unknown_name_lists_those_there_are(call) -> None:
     assert "--plot FILE" in alone.err
 
 
-def test_a_bare_node_refuses_a_bad_name_before_it_runs_and_writes_whole_files(tmp_path: Path, capsys) -> None:
+def test_a_bare_node_refuses_a_bad_name_before_it_runs_and_writes_whole_files(
+    tmp_path: Path, capsys
+) -> None:
     from wattcast.measure import measured_run
     from wattcast.measure.__main__ import main
 
     ran = tmp_path / "ran"
-    assert main(["run", "--plot", str(tmp_path / "x.gif"), "--", "touch", str(ran)]) == ExitCode.BAD_INPUT
+    assert (
+        main(["run", "--plot", str(tmp_path / "x.gif"), "--", "touch", str(ran)])
+        == ExitCode.BAD_INPUT
+    )
     assert ".png, .svg or .pdf" in capsys.readouterr().err
     assert not ran.exists()
     pytest.importorskip("matplotlib")

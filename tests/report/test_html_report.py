@@ -1,4 +1,6 @@
-"""The report: one file, nothing fetched, no script, hostile names harmless, the numbers those of predict."""
+"""The report: one file, nothing fetched, no script, hostile names harmless, the numbers those of
+predict.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from wattcast.core.errors import MissingTool
 from wattcast.core.units import show
 from wattcast.predictor.api import find_gpu
 from wattcast.report.configuration_view import view_configuration
-from wattcast.report.html_report import BROWSERS, _write_memory, build_report, conclude_view, print_report
+from wattcast.report.html_report import (
+    BROWSERS,
+    _write_memory,
+    build_report,
+    conclude_view,
+    print_report,
+)
 from wattcast.workload.model_options import ModelOptions
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</title><script>alert(2)</script>$\\frac{$"
@@ -44,9 +52,16 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_a_report_holds_everything_fetches_nothing_and_keeps_hostile_names_text(call, tmp_path: Path) -> None:
-    """Names, labels and notes of a workload file come from strangers; each stands in the page as it was written."""
-    ops = [{"op": "linear", "m": 512, "n": 512, "k": 512, "label": HOSTILE}, {"op": "add", "n": 4096}]
+def test_a_report_holds_everything_fetches_nothing_and_keeps_hostile_names_text(
+    call, tmp_path: Path
+) -> None:
+    """Names, labels and notes of a workload file come from strangers; each stands in the page as it
+    was written.
+    """
+    ops = [
+        {"op": "linear", "m": 512, "n": 512, "k": 512, "label": HOSTILE},
+        {"op": "add", "n": 4096},
+    ]
     work = tmp_path / "work.json"
     work.write_text(json.dumps({"name": HOSTILE, "ops": ops, "assumptions": [HOSTILE]}))
     path = tmp_path / "report.html"
@@ -57,7 +72,11 @@ def test_a_report_holds_everything_fetches_nothing_and_keeps_hostile_names_text(
     page = Page(text)
     assert page.open == []
     assert not {"script", "img", "iframe", "object", "form", "a0"} & set(page.tags)
-    assert not [v for k, v in page.attributes if k in ("src", "href", "xlink:href") and not (v or "").startswith("#")]
+    assert not [
+        v
+        for k, v in page.attributes
+        if k in ("src", "href", "xlink:href") and not (v or "").startswith("#")
+    ]
     assert not [k for k, _ in page.attributes if k.startswith("on")]
     names = [v for k, v in page.attributes if k == "id"]
     assert len(names) == len(set(names)), "ids are unique, or a drawing borrows from another"
@@ -65,7 +84,14 @@ def test_a_report_holds_everything_fetches_nothing_and_keeps_hostile_names_text(
     assert len(text) < 3_000_000
     words = " ".join(page.words)
     assert HOSTILE in words
-    sections = ["Where the power goes", "Over the clock", "Beside others", "Appendix", "Does it fit?", "Over time"]
+    sections = [
+        "Where the power goes",
+        "Over the clock",
+        "Beside others",
+        "Appendix",
+        "Does it fit?",
+        "Over time",
+    ]
     places = [words.index(section) for section in (*sections, "Assumed", "Where it comes from")]
     assert places == sorted(places), "the answer comes first, details in the appendix"
     assert "--gpu h200,h100-sxm" in words
@@ -81,13 +107,19 @@ def test_a_report_opens_with_a_conclusion_in_three_sentences() -> None:
     assert free.count(". ") == 2
     assert "prompt tokens/s" in free
     assert "it fits" in free
-    slow = conclude_view(view_configuration("gpt2", find_gpu("h200"), ModelOptions(batch=1, stack="eager")))
+    slow = conclude_view(
+        view_configuration("gpt2", find_gpu("h200"), ModelOptions(batch=1, stack="eager"))
+    )
     assert "waits for the host" in slow
 
 
 def test_memory_by_purpose_and_the_largest_batch() -> None:
     fits, much = (
-        Page(_write_memory(view_configuration(name, find_gpu(gpu), ModelOptions(batch=4, seq=256), force=force)))
+        Page(
+            _write_memory(
+                view_configuration(name, find_gpu(gpu), ModelOptions(batch=4, seq=256), force=force)
+            )
+        )
         for name, gpu, force in (("gpt2", "h200", False), ("llama3-70b", "a10", True))
     )
     assert "Yes" in fits.words
@@ -102,7 +134,9 @@ def test_a_bad_name_of_the_file_is_said_before_the_work(call, tmp_path: Path) ->
     assert ".html or .pdf" in done.err
 
 
-def test_a_report_prints_on_two_pages_before_its_appendix(call, tmp_path: Path, monkeypatch) -> None:
+def test_a_report_prints_on_two_pages_before_its_appendix(
+    call, tmp_path: Path, monkeypatch
+) -> None:
     """The page itself; ``tests/web/test_web_page.py`` prints on paper of both sizes."""
     if not any(map(shutil.which, BROWSERS)):
         pytest.skip("no Chromium: apt-get install chromium")
@@ -115,7 +149,10 @@ def test_a_report_prints_on_two_pages_before_its_appendix(call, tmp_path: Path, 
     assert done.code == 0, done.err
     before, whole = print_report(body, "A4"), out.read_bytes()
     for data, width in ((before, 594), (whole, 612)):
-        assert {int(float(size)) for size in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ", data)} <= {width, width + 1}
+        assert {int(float(size)) for size in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ", data)} <= {
+            width,
+            width + 1,
+        }
     assert 1 <= len(re.findall(rb"/Type /Page\b", before)) <= 2
     assert len(re.findall(rb"/Type /Page\b", whole)) > 2, "the appendix follows"
 

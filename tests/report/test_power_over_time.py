@@ -32,7 +32,9 @@ def test_length_and_energy_are_those_of_the_prediction(model, gpu, options) -> N
     assert_allclose(trace.energy_j, float(p.energy_j), rtol=1e-9)
     waited_s = (trace.end_s - trace.start_s)[trace.idle].sum()
     assert_allclose(waited_s, float(p.latency_s - p.busy_s), rtol=1e-6, atol=1e-9)
-    by_module = ((trace.end_s - trace.start_s)[:, None] * trace.part_w).sum(axis=0) / trace.duration_s
+    by_module = ((trace.end_s - trace.start_s)[:, None] * trace.part_w).sum(
+        axis=0
+    ) / trace.duration_s
     assert_allclose(by_module, [float(m.power_w) for m in p.modules], rtol=1e-8, atol=1e-9)
 
 

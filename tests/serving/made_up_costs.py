@@ -14,7 +14,13 @@ NO_HOST = HostTimes(
     **{
         f"{name}_s": 0.0
         for name in (
-            *("schedule", "schedule_per_sequence", "launch_graph", "launch_graph_per_sequence", "launch_layer"),
+            *(
+                "schedule",
+                "schedule_per_sequence",
+                "launch_graph",
+                "launch_graph_per_sequence",
+                "launch_layer",
+            ),
             *(
                 "launch_same_layer",
                 "launch_loose_layer",
@@ -52,7 +58,9 @@ def make_costs(
     host: HostTimes = NO_HOST,
     limit_w: float = 1e9,
 ) -> StepCosts:
-    """A step takes ``step_s + token_s T + context_s Σ context`` at constant power; clock halves, time doubles."""
+    """A step takes ``step_s + token_s T + context_s Σ context`` at constant power; clock halves,
+    time doubles.
+    """
 
     def row(seconds: np.ndarray) -> np.ndarray:
         return np.stack([seconds, 2 * seconds, power_w * seconds, power_w * seconds], axis=-1)

@@ -1,4 +1,6 @@
-"""Traces: drawn with the moments asked for, read from every known form, refused with a sentence when damaged."""
+"""Traces: drawn with the moments asked for, read from every known form, refused with a sentence
+when damaged.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from wattcast.core.errors import BadInput, WattcastError
 from wattcast.serving.arrivals import draw_trace, make_trace, read_trace
 
 
-@pytest.mark.parametrize(("process", "variation"), [("poisson", 1.0), ("gamma:cv=3", 3.0), ("fixed", 0.0)])
+@pytest.mark.parametrize(
+    ("process", "variation"), [("poisson", 1.0), ("gamma:cv=3", 3.0), ("fixed", 0.0)]
+)
 def test_gaps_have_the_mean_and_variation_asked_for(process: str, variation: float) -> None:
     gaps = np.diff(draw_trace(20.0, arrivals=process, requests=100_000).arrival_s)
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.03)
@@ -84,7 +88,9 @@ def test_every_form_gives_the_same_requests(tmp_path, name: str) -> None:
         ("a.jsonl", '{"arrival_s": 1, "prompt_tokens": 2', "line 1"),
     ],
 )
-def test_damaged_files_are_refused_with_the_place(tmp_path, name: str, text: str, said: str) -> None:
+def test_damaged_files_are_refused_with_the_place(
+    tmp_path, name: str, text: str, said: str
+) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(WattcastError, match=said):

@@ -73,7 +73,9 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
             "headroom": float(random.choice([0.0, 0.1, 0.3])),
             "spare_replicas": int(random.choice([0, 0, 1])),
             "tp": tuple(sorted(random.choice([1, 2, 4, 8], size=2, replace=False).tolist())),
-            "pools": tuple(random.choice(["0:1", "1:1", "1:2", "2:1"], size=2, replace=False).tolist()),
+            "pools": tuple(
+                random.choice(["0:1", "1:1", "1:2", "2:1"], size=2, replace=False).tolist()
+            ),
             "max_batched_tokens": (8192, 512) if random.random() < 0.3 else (8192,),
             "site_power": float(10 ** random.uniform(3, 5)) if random.random() < 0.2 else None,
             "requests": 40,
@@ -105,10 +107,21 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
             except BadInput:
                 continue
             assert other is not None
-            assert best.rank <= other.rank, (job, str(best.option), str(other.option), other.make_row())
-    for fewer in range(max(best.replicas - demand.spare_replicas - 3, 1), best.replicas - demand.spare_replicas):
+            assert best.rank <= other.rank, (
+                job,
+                str(best.option),
+                str(other.option),
+                other.make_row(),
+            )
+    for fewer in range(
+        max(best.replicas - demand.spare_replicas - 3, 1), best.replicas - demand.spare_replicas
+    ):
         peak_per_s = demand.rate_per_s * (1.0 + demand.headroom) / fewer
-        assert plan_options.serve_rate(demand, best.option, peak_per_s)[1], (job, fewer, best.make_row())
+        assert plan_options.serve_rate(demand, best.option, peak_per_s)[1], (
+            job,
+            fewer,
+            best.make_row(),
+        )
 
 
 def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +131,9 @@ def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 1300, 30))
 def test_no_option_of_its_own_beats_300_plans(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Thirty plans take about a minute and a half of processor time; ``-n 2`` runs two such parts at a time."""
+    """Thirty plans take about a minute and a half of processor time; ``-n 2`` runs two such parts
+    at a time.
+    """
     assert check_random_jobs(monkeypatch, range(first, first + 30)) >= 20
 
 
@@ -132,9 +147,13 @@ def found() -> PlanResult:
 def test_a_plan_adds_up(found: PlanResult) -> None:
     row = found.best.make_row()
     assert row["gpus"] == row["replicas"] * row["tp"]
-    assert row["energy_j_per_request"] * 20 == pytest.approx(row["power_w"], rel=0.15)  # the run ends with a few
+    assert row["energy_j_per_request"] * 20 == pytest.approx(
+        row["power_w"], rel=0.15
+    )  # the run ends with a few
     assert row["energy_j_per_token"] * 300 == pytest.approx(row["energy_j_per_request"])
-    assert row["cost_per_request"] == pytest.approx(row["energy_j_per_request"] * 1e-7 + row["gpus"] / 20 * 1e-3)
+    assert row["cost_per_request"] == pytest.approx(
+        row["energy_j_per_request"] * 1e-7 + row["gpus"] / 20 * 1e-3
+    )
     assert row["carbon_g_per_request"] == pytest.approx(row["energy_j_per_request"] * 1e-4)
     assert json.loads(json.dumps(found.to_dict()))["best"]["gpus"] == row["gpus"]
 
@@ -156,15 +175,21 @@ def test_headroom_and_spares_take_replicas(found: PlanResult) -> None:
 
 def test_limits_and_clocks_are_the_cards_own(found: PlanResult) -> None:
     demand, chip = found.demand, wattcast.load_gpu("h100-sxm")
-    assert SearchRange().list_settings(demand, chip) == [(700.0, 1980e6)]  # the fewest GPUs run at full speed
+    assert SearchRange().list_settings(demand, chip) == [
+        (700.0, 1980e6)
+    ]  # the fewest GPUs run at full speed
     for other in (replace(demand, aim=PlanAim.ENERGY), replace(demand, site_power_w=1e3)):
         limits, clocks = zip(*SearchRange().list_settings(other, chip), strict=True)
         assert (limits[0], clocks[0]) == (700.0, 1980e6)
         assert min(limits) >= 200.0
         assert all((1980e6 - clock) % 15e6 == 0 for clock in clocks)
-        assert all(limit == 700.0 or clock == 1980e6 for limit, clock in zip(limits, clocks, strict=True))
+        assert all(
+            limit == 700.0 or clock == 1980e6 for limit, clock in zip(limits, clocks, strict=True)
+        )
     both = SearchRange(limits_w=(500.0, 600.0), clocks_hz=(1.2e9, 1.501e9))
-    assert both.list_settings(demand, chip) == [(w, c) for w in (500.0, 600.0) for c in (1200e6, 1500e6)]
+    assert both.list_settings(demand, chip) == [
+        (w, c) for w in (500.0, 600.0) for c in (1200e6, 1500e6)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -183,35 +208,57 @@ def test_the_risk_of_a_setting_is_told(setting: dict[str, Any], says: str | None
 
 
 def test_a_capped_clock_costs_what_a_set_clock_does() -> None:
-    """Costs between tabulated clocks are interpolated; predicted at that clock they are nearly the same."""
+    """Costs between tabulated clocks are interpolated; predicted at that clock they are nearly the
+    same.
+    """
     spec, chip = load_workload.find_model("gpt2"), wattcast.load_gpu("h200")
     assert spec is not None
     sizes: Any = {"max_tokens": 512, "max_seqs": 32, "longest_context": 512}
     table = tabulate_step_costs(spec, chip, ModelOptions.from_names(stack="engine"), **sizes)
-    told = tabulate_step_costs(spec, chip, ModelOptions.from_names(stack="engine"), **sizes, clock_hz=1.3e9)
+    told = tabulate_step_costs(
+        spec, chip, ModelOptions.from_names(stack="engine"), **sizes, clock_hz=1.3e9
+    )
     capped = table.cap_clock(1.3e9, chip)
     assert capped.clock_hz[0] == told.clock_hz[0] == 1.3e9
     assert capped.idle_w == pytest.approx(told.idle_w)
     for tokens in (1, 8, 32):
-        both = [np.take(costs.decode_cost(tokens, tokens, 200.0), [0, costs.clocks]) for costs in (capped, told)]
+        both = [
+            np.take(costs.decode_cost(tokens, tokens, 200.0), [0, costs.clocks])
+            for costs in (capped, told)
+        ]
         assert both[0] == pytest.approx(both[1], rel=5e-3)
     assert table.cap_clock(1.98e9, chip) is table
 
 
 def test_prompts_of_their_own_engines_keep_a_time_per_token_that_mixed_steps_break() -> None:
-    """A prompt of 6000 tokens holds decodes back for longer than 100 ms; engines that only decode do not meet it."""
-    asked: dict[str, Any] = {"rate": "4/s", "prompt": 6000, "output": 60, "tp": (1,), "requests": 100}
+    """A prompt of 6000 tokens holds decodes back for longer than 100 ms; engines that only decode
+    do not meet it.
+    """
+    asked: dict[str, Any] = {
+        "rate": "4/s",
+        "prompt": 6000,
+        "output": 60,
+        "tp": (1,),
+        "requests": 100,
+    }
     asked["power_limits"] = ("700W",)
     found = plan("llama3-8b", "h200", tpot="p99:12ms", **asked)
     row = found.best.make_row()
-    assert (row["prefill_engines"] > 0, row["gpus"]) == (True, row["replicas"] * sum(found.best.option.pools))
+    assert (row["prefill_engines"] > 0, row["gpus"]) == (
+        True,
+        row["replicas"] * sum(found.best.option.pools),
+    )
     assert row["tpot_s"]["p99"] <= 0.012
-    assert plan("llama3-8b", "h200", tpot="p99:12ms", pools=("0:1",), **asked).best.gpus > row["gpus"]
+    assert (
+        plan("llama3-8b", "h200", tpot="p99:12ms", pools=("0:1",), **asked).best.gpus > row["gpus"]
+    )
 
 
 def test_a_model_that_fits_no_node_is_spread_over_two() -> None:
     """671 GB of fp8 weights: 8 H100 of 80 GB are too few, 16 in two nodes serve."""
-    found = plan("deepseek-v3", "h100-sxm", rate="1/s", prompt=500, output=50, tp=(8,), ep=(1,), requests=50)
+    found = plan(
+        "deepseek-v3", "h100-sxm", rate="1/s", prompt=500, output=50, tp=(8,), ep=(1,), requests=50
+    )
     row = found.best.make_row()
     assert (row["gpus"], row["layout"], row["replicas"]) == (16, "tp 8 x pp 2", 1)
 
@@ -225,7 +272,20 @@ def test_latency_bounds_as_people_write_them() -> None:
     assert parse_latency_bounds("tpot", 0.04, PERCENTILE) == (LatencyBound("tpot", 90.0, 0.04),)
 
 
-COMMAND = ("plan", "gpt2", "--rate", "5/s", "--prompt", "100", "--output", "20", "--gpu", "h200", "--tp", "1")
+COMMAND = (
+    "plan",
+    "gpt2",
+    "--rate",
+    "5/s",
+    "--prompt",
+    "100",
+    "--output",
+    "20",
+    "--gpu",
+    "h200",
+    "--tp",
+    "1",
+)
 
 
 def test_the_command_answers_first(call: Any) -> None:

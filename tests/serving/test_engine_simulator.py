@@ -1,4 +1,6 @@
-"""The scheduler against schedules worked out by hand, queueing theory, and what must hold for every run."""
+"""The scheduler against schedules worked out by hand, queueing theory, and what must hold for every
+run.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ def serve(trace, costs=None, settings=None) -> ReplicaRun:
 def test_schedule_of_two_requests_by_hand() -> None:
     """Steps of 1 ms and 0.1 ms a token; the second request arrives while the first decodes.
 
-    Prompt of 4: 0 to 1.4 ms. Two decodes: to 2.5 and 3.6 ms. Tokens reach the host when their step has ended. The
-    second arrives at 1.5 ms, when the step up to 3.6 ms is launched already: 3.6 to 4.8 ms.
-    """
+    Prompt of 4: 0 to 1.4 ms. Two decodes: to 2.5 and 3.6 ms. Tokens reach the host when their step
+    has ended. The second arrives at 1.5 ms, when the step up to 3.6 ms is launched already: 3.6 to
+    4.8 ms."""
     run = serve(make_trace([0.0, 0.0015], [4, 2], [3, 1]))
     np.testing.assert_allclose(run.first_token_s, [0.0014, 0.0048], rtol=1e-9)
     np.testing.assert_allclose(run.last_token_s, [0.0036, 0.0048], rtol=1e-9)
@@ -79,7 +81,8 @@ def test_prompt_larger_than_the_cache_is_refused() -> None:
 
 
 def test_mean_wait_follows_the_m_d_1_queue() -> None:
-    """One request at a time, all alike: the mean wait is ρ D / (2 (1 - ρ)) (Pollaczek and Khinchine).
+    """One request at a time, all alike: the mean wait is ρ D / (2 (1 - ρ)) (Pollaczek and
+    Khinchine).
 
     The tolerance is three standard errors of 40,000 correlated waits.
     """
@@ -101,7 +104,11 @@ def test_more_traffic_never_shortens_the_time_to_first_token() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 300), st.integers(1, 80)), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(st.floats(0, 0.2), st.integers(1, 300), st.integers(1, 80)),
+        min_size=1,
+        max_size=30,
+    ),
     st.integers(400, 3000),
     st.integers(1, 8),
     st.sampled_from([0, 3]),
@@ -126,8 +133,8 @@ def test_every_request_ends_once_and_tokens_add_up(rows, cache_tokens, max_seqs,
 def test_runs_of_decode_steps_equal_single_steps() -> None:
     """Stopping an engine every millisecond, as a router does, ends every run after one step.
 
-    Sums over a run are rounded differently, so a request may join the batch some steps sooner or later.
-    """
+    Sums over a run are rounded differently, so a request may join the batch some steps sooner or
+    later."""
     trace = draw_trace(40.0, 64, 64, requests=200, seed=4)
     settings, costs = EngineSettings(), make_costs(context_s=1e-7, host=real_host())
     stopped = EngineReplica(costs, settings, plan_requests(trace, settings))
@@ -140,34 +147,54 @@ def test_runs_of_decode_steps_equal_single_steps() -> None:
     assert (split.last_token_s - trace.arrival_s).mean() == pytest.approx(
         (whole.last_token_s - trace.arrival_s).mean(), rel=4e-3
     )
-    assert split.segments["energy_j"].sum() == pytest.approx(whole.segments["energy_j"].sum(), rel=2e-3)
+    assert split.segments["energy_j"].sum() == pytest.approx(
+        whole.segments["energy_j"].sum(), rel=2e-3
+    )
 
 
 def test_power_limit_slows_steady_load_and_lets_a_burst_pass() -> None:
-    """At 400 W and a limit of 300 W half the clock would do; the first steps after a pause run at the top clock."""
+    """At 400 W and a limit of 300 W half the clock would do; the first steps after a pause run at
+    the top clock.
+    """
     costs = make_costs(limit_w=300.0)
-    costs = costs.__class__(**{**costs.__dict__, "tokens": costs.tokens * np.array([1.0, 1.0, 1.0, 0.5])})
+    costs = costs.__class__(
+        **{**costs.__dict__, "tokens": costs.tokens * np.array([1.0, 1.0, 1.0, 0.5])}
+    )
     run = serve(make_trace([0.0], [8], [2000]), costs)
     power_w = run.segments["energy_j"].sum() / run.segments["device_end_s"][-1]
     assert power_w == pytest.approx(300.0, rel=0.02)
     burst = serve(make_trace([0.0], [8], [10]), costs)
-    assert burst.segments["energy_j"].sum() / burst.segments["device_end_s"][-1] == pytest.approx(400.0, rel=0.01)
+    assert burst.segments["energy_j"].sum() / burst.segments["device_end_s"][-1] == pytest.approx(
+        400.0, rel=0.01
+    )
 
 
 def test_prompts_of_layers_that_scan_are_held_up_by_the_host() -> None:
-    """Steps of nemotron-h-8b in vLLM 0.25.1: 39 ms for a prompt of 256 tokens, of which the GPU computes 8."""
+    """Steps of nemotron-h-8b in vLLM 0.25.1: 39 ms for a prompt of 256 tokens, of which the GPU
+    computes 8.
+    """
     model, options = load_model("nemotron-h-8b"), ModelOptions.from_names(stack="engine")
     costs = tabulate_step_costs(model, find_gpu("h200"), options, longest_context=4096)
     assert predict_steady_step(costs, 0, 0.0, [(256, 0)], 1.0)[0] == pytest.approx(39.4e-3, rel=0.1)
-    assert predict_steady_step(costs, 0, 0.0, [(2048, 0)], 1.0)[0] == pytest.approx(77.0e-3, rel=0.1)
-    assert predict_steady_step(costs, 16, 512.0, ())[0] == pytest.approx(5.74e-3, rel=0.1), "one graph holds all"
+    assert predict_steady_step(costs, 0, 0.0, [(2048, 0)], 1.0)[0] == pytest.approx(
+        77.0e-3, rel=0.1
+    )
+    assert predict_steady_step(costs, 16, 512.0, ())[0] == pytest.approx(5.74e-3, rel=0.1), (
+        "one graph holds all"
+    )
 
 
 def test_steps_of_gpt_oss_replay_graphs_up_to_1024_tokens() -> None:
-    """A prompt of 512 tokens beside 64 decodes took 16.3 ms; launched layer by layer it would take 74."""
+    """A prompt of 512 tokens beside 64 decodes took 16.3 ms; launched layer by layer it would take
+    74.
+    """
     options = ModelOptions.from_names(stack="engine", quantization="mxfp4")
-    costs = tabulate_step_costs(load_model("gpt-oss-20b"), find_gpu("h200"), options, longest_context=4096)
-    assert predict_steady_step(costs, 64, 1024.0, [(512, 0)], 1.0)[0] == pytest.approx(16.3e-3, rel=0.15)
+    costs = tabulate_step_costs(
+        load_model("gpt-oss-20b"), find_gpu("h200"), options, longest_context=4096
+    )
+    assert predict_steady_step(costs, 64, 1024.0, [(512, 0)], 1.0)[0] == pytest.approx(
+        16.3e-3, rel=0.15
+    )
     assert predict_steady_step(costs, 64, 1024.0, [(2048, 0)], 1.0)[0] > 70e-3
 
 
@@ -175,7 +202,9 @@ def test_prefix_found_in_the_cache_is_not_computed() -> None:
     trace = make_trace([0.0, 1.0, 2.0], [100, 100, 100], [2, 2, 2], prefix_id=[5, 5, 5])
     assert serve(trace).segments["prompt_tokens"].sum() == 100 + 2 * (100 - 96)
     settings = EngineSettings()
-    engines = [EngineReplica(make_costs(), settings, plan_requests(trace, settings)) for _ in range(2)]
+    engines = [
+        EngineReplica(make_costs(), settings, plan_requests(trace, settings)) for _ in range(2)
+    ]
     engines[0].submit([0, 2])
     engines[1].submit([1])
     assert [engine.finish().segments["prompt_tokens"].sum() for engine in engines] == [104, 100]
@@ -200,7 +229,9 @@ def test_time_grows_linearly_with_requests() -> None:
 
     spent_s(500)
     small_s = min(spent_s(1000) for _ in range(3))
-    assert any(spent_s(8000) < 8 * small_s * 2 for _ in range(4)), "other work on the machine slows a run, not all"
+    assert any(spent_s(8000) < 8 * small_s * 2 for _ in range(4)), (
+        "other work on the machine slows a run, not all"
+    )
 
 
 @pytest.mark.parametrize(

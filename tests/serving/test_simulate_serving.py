@@ -1,4 +1,6 @@
-"""``wattcast.simulate`` and the command: names of the JSON, sums that agree, several replicas, mistakes."""
+"""``wattcast.simulate`` and the command: names of the JSON, sums that agree, several replicas,
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,12 @@ def test_idle_engine_draws_idle_power() -> None:
 
 
 def test_replicas_share_the_load_and_the_router_matters(result) -> None:
-    common = {"rate": 90.0, "prompt": "lognormal:median=400,sigma=1.2,least=8,most=4000", "output": 60, "seconds": 20}
+    common = {
+        "rate": 90.0,
+        "prompt": "lognormal:median=400,sigma=1.2,least=8,most=4000",
+        "output": 60,
+        "seconds": 20,
+    }
     one = wattcast.simulate("llama3-8b", "h200", **common)
     turns = wattcast.simulate("llama3-8b", "h200", **common, replicas=3)
     least = wattcast.simulate("llama3-8b", "h200", **common, replicas=3, router="least-loaded")
@@ -68,12 +75,16 @@ def test_separate_prefill_keeps_decodes_undisturbed() -> None:
     assert apart.gpu_count == 2
     assert np.isfinite(apart.last_token_s).all()
     assert np.percentile(apart.tpot_s, 99) < np.percentile(together.tpot_s, 99)
-    slow = wattcast.simulate("llama3-8b", "h200", **common, replicas=1, prefill_replicas=1, transfer="1 GB/s")
+    slow = wattcast.simulate(
+        "llama3-8b", "h200", **common, replicas=1, prefill_replicas=1, transfer="1 GB/s"
+    )
     assert slow.latency_s.mean() > apart.latency_s.mean() + 0.1
 
 
 def test_power_limit_lowers_power_and_lengthens_latency(result) -> None:
-    limited = wattcast.simulate("llama3-8b", "h200", rate=10.0, prompt=300, output=40, seconds=20, power_limit="400W")
+    limited = wattcast.simulate(
+        "llama3-8b", "h200", rate=10.0, prompt=300, output=40, seconds=20, power_limit="400W"
+    )
     assert limited.power_w < 405.0 < result.power_w
     assert limited.latency_s.mean() > result.latency_s.mean()
 
@@ -90,7 +101,14 @@ def test_json_has_the_promised_names(call) -> None:
     out = json.loads(done.out)
     for name in ("ttft_s", "tpot_s", "latency_s"):
         assert {"p50", "p90", "p99", "mean"} <= set(out[name])
-    promised = ("output_tokens_per_s", "power_w", "peak_power_w", "energy_j", "energy_j_per_token", "requests")
+    promised = (
+        "output_tokens_per_s",
+        "power_w",
+        "peak_power_w",
+        "energy_j",
+        "energy_j_per_token",
+        "requests",
+    )
     assert all(math.isfinite(out[name]) for name in promised)
     assert out["preemptions"] == 0
 
@@ -98,14 +116,28 @@ def test_json_has_the_promised_names(call) -> None:
 def test_text_fits_one_screen_and_files_are_written(call, tmp_path) -> None:
     requests, figure = tmp_path / "served.parquet", tmp_path / "served.png"
     spent = ("--electricity", "0.1USD/kWh", "--carbon", "400g/kWh", "--seeds", "2")
-    done = call(*SIMULATE, "--rate", "5/s", "--seconds", "10", "--out", str(requests), "--plot", str(figure), *spent)
+    done = call(
+        *SIMULATE,
+        "--rate",
+        "5/s",
+        "--seconds",
+        "10",
+        "--out",
+        str(requests),
+        "--plot",
+        str(figure),
+        *spent,
+    )
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) < 30
     assert "time to first token" in done.out
     assert "CO2" in done.out
     assert figure.stat().st_size > 10_000
     polars = pytest.importorskip("polars")
-    table, steps = polars.read_parquet(requests), polars.read_parquet(tmp_path / "served-steps.parquet")
+    table, steps = (
+        polars.read_parquet(requests),
+        polars.read_parquet(tmp_path / "served-steps.parquet"),
+    )
     assert {"arrival_s", "first_token_s", "ttft_s"} <= set(table.columns)
     assert {"begin_s", "decodes", "energy_j"} <= set(steps.columns)
 
@@ -164,7 +196,8 @@ def test_mistakes_in_python_name_what_was_wanted() -> None:
 
 def test_a_format_that_the_gpu_cannot_multiply_is_refused() -> None:
     with pytest.raises(
-        BadInput, match=r"llama3-8b: dtype: .* got 'fp8'. Keep the weights alone in it: --weights fp8. Choose"
+        BadInput,
+        match=r"llama3-8b: dtype: .* got 'fp8'. Keep the weights alone in it: --weights fp8. Choose",
     ):
         wattcast.simulate("llama3-8b", "a100-sxm-80gb", rate=1.0, dtype="fp8")
 
@@ -178,14 +211,21 @@ def test_a_pipeline_takes_as_long_as_its_stages_and_holds_more() -> None:
     asked: dict[str, Any] = {"rate": 2.0, "prompt": 200, "output": 50, "requests": 40}
     one, two = (wattcast.simulate("llama3-8b", "h200", pp=stages, **asked) for stages in (1, 2))
     assert (two.gpu_count, two.summarise()["replicas"], len(two.runs)) == (2, 1, 2)
-    assert np.median(two.tpot_s) == pytest.approx(np.median(one.tpot_s), rel=0.1)  # the same layers in turn
-    caches = [int(re.search(r"cache: (\d+) tokens", " ".join(run.assumptions)).group(1)) for run in (one, two)]
+    assert np.median(two.tpot_s) == pytest.approx(
+        np.median(one.tpot_s), rel=0.1
+    )  # the same layers in turn
+    caches = [
+        int(re.search(r"cache: (\d+) tokens", " ".join(run.assumptions)).group(1))
+        for run in (one, two)
+    ]
     assert caches[1] > 2.1 * caches[0]  # each GPU has half of the weights
     assert two.energy_j > one.energy_j  # one of two GPUs idles
 
 
 def test_engines_that_share_experts_are_lanes_of_one_replica() -> None:
-    found = wattcast.simulate("qwen3-30b-a3b", "h200", dp=2, ep=2, rate=2.0, prompt=200, output=20, requests=20)
+    found = wattcast.simulate(
+        "qwen3-30b-a3b", "h200", dp=2, ep=2, rate=2.0, prompt=200, output=20, requests=20
+    )
     assert (found.gpu_count, found.summarise()["replicas"], len(found.runs)) == (2, 1, 2)
     with pytest.raises(BadInput, match="Use --replicas"):
         wattcast.simulate("llama3-8b", "h200", dp=2, rate=2.0)
@@ -199,19 +239,37 @@ def test_uneven_contexts_keep_their_mean_and_take_longer() -> None:
     options = ModelOptions.from_names(stack=SoftwareStack.ENGINE)
     model, gpu = find_model("llama3-8b"), hardware.load_gpu("h200")
     even, uneven = (
-        step_costs.tabulate_step_costs(model, gpu, options, max_tokens=512, max_seqs=64, context_spread=spread)
+        step_costs.tabulate_step_costs(
+            model, gpu, options, max_tokens=512, max_seqs=64, context_spread=spread
+        )
         for spread in (0.0, 0.9)
     )
     assert uneven.decode_cost(64, 64, 1000.0)[0] > even.decode_cost(64, 64, 1000.0)[0]
-    assert uneven.cost_at_top(512, 0, 0.0, [(512, 0)], 1) == even.cost_at_top(512, 0, 0.0, [(512, 0)], 1)
+    assert uneven.cost_at_top(512, 0, 0.0, [(512, 0)], 1) == even.cost_at_top(
+        512, 0, 0.0, [(512, 0)], 1
+    )
 
 
 def test_prompts_of_a_step_share_one_attention_kernel() -> None:
-    """Eight prompts of 512 tokens took the time of eight kernels; a step of them was 3 % slow on fitted engines."""
-    model, gpu, options = find_model("llama3-8b"), hardware.load_gpu("h200"), {"stack": "engine", "phase": "prefill"}
-    costs = step_costs.tabulate_step_costs(model, gpu, ModelOptions.from_names(stack="engine"), max_tokens=4096)
-    packed, apart = (costs.cost_at_top(4096, 0, 0.0, [(q, 0)] * (4096 // q), 1).real for q in (512, 4096))
-    eight = wattcast.predict("llama3-8b", gpu, batch=8, seq=512, power_limit="5kW", force=True, **options)
-    one = wattcast.predict("llama3-8b", gpu, batch=1, seq=4096, power_limit="5kW", force=True, **options)
+    """Eight prompts of 512 tokens took the time of eight kernels; a step of them was 3 % slow on
+    fitted engines.
+    """
+    model, gpu, options = (
+        find_model("llama3-8b"),
+        hardware.load_gpu("h200"),
+        {"stack": "engine", "phase": "prefill"},
+    )
+    costs = step_costs.tabulate_step_costs(
+        model, gpu, ModelOptions.from_names(stack="engine"), max_tokens=4096
+    )
+    packed, apart = (
+        costs.cost_at_top(4096, 0, 0.0, [(q, 0)] * (4096 // q), 1).real for q in (512, 4096)
+    )
+    eight = wattcast.predict(
+        "llama3-8b", gpu, batch=8, seq=512, power_limit="5kW", force=True, **options
+    )
+    one = wattcast.predict(
+        "llama3-8b", gpu, batch=1, seq=4096, power_limit="5kW", force=True, **options
+    )
     assert packed < apart
     assert packed - apart == pytest.approx(eight.latency_s - one.latency_s, rel=0.05)

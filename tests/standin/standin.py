@@ -1,9 +1,8 @@
 """Compiles the stand-in NVML library and points child processes at it.
 
 ``nvidia-ml-py`` loads ``libnvidia-ml.so.1`` by name, so a child process with this folder first in
-``LD_LIBRARY_PATH`` meets the stand-in through the real binding. The script it follows is a text file
-that may be rewritten at any time; ``nvml.c`` describes its lines.
-"""
+``LD_LIBRARY_PATH`` meets the stand-in through the real binding. The script it follows is a text
+file that may be rewritten at any time; ``nvml.c`` describes its lines."""
 
 from __future__ import annotations
 
@@ -65,11 +64,15 @@ def compile_library(folder: Path) -> Path | None:
 
 
 def undisturbed(measure: Callable[[], Any], attempts: int = 6) -> Any:
-    """What ``measure`` gives, again while its ``flags`` say that the machine was too busy to poll in time."""
+    """What ``measure`` gives, again while its ``flags`` say that the machine was too busy to poll
+    in time.
+    """
     found = measure()
     for _ in range(attempts - 1):
         if not DISTURBED & set(found.flags):
             break
         found = measure()
-    assert not DISTURBED & set(found.flags), f"{attempts} attempts on a stalled machine: {found.flags}"
+    assert not DISTURBED & set(found.flags), (
+        f"{attempts} attempts on a stalled machine: {found.flags}"
+    )
     return found

@@ -27,7 +27,9 @@ def test_leaving_parts_out_costs_accuracy() -> None:
 def test_module_power_beats_simpler_models_at_equal_time_and_clock() -> None:
     chip = hardware.load_gpu("h200")
     rows = power_rows(
-        kernel_rows.load_kernel_rows("h200"), chip, fit_idle_curve(kernel_rows.load_idle_rows("h200"), chip)
+        kernel_rows.load_kernel_rows("h200"),
+        chip,
+        fit_idle_curve(kernel_rows.load_idle_rows("h200"), chip),
     )
     ours, alpha, rate = (r["mape"] for r in rows)
     assert ours < rate
@@ -39,7 +41,9 @@ def test_altered_rows_keep_everything_else() -> None:
     rows = kernel_rows.load_kernel_rows("h200")
     reported = ablations._reported(rows)
     known = np.isfinite(rows.column("effective_clock_hz")) & np.isfinite(rows.column("sm_clock_hz"))
-    np.testing.assert_array_equal(reported.column("effective_clock_hz")[known], rows.column("sm_clock_hz")[known])
+    np.testing.assert_array_equal(
+        reported.column("effective_clock_hz")[known], rows.column("sm_clock_hz")[known]
+    )
     np.testing.assert_array_equal(reported.column("latency_s"), rows.column("latency_s"))
 
 
@@ -53,7 +57,9 @@ def test_the_oracle_of_the_cross_validation_is_taken_where_it_is() -> None:
 
 
 def test_a_refit_is_compared_on_its_own_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit that gives the truth has no error; the full model's error beside it is of the same folds."""
+    """A fit that gives the truth has no error; the full model's error beside it is of the same
+    folds.
+    """
     rows, held = kernel_rows.load_kernel_rows("h200"), load_held_out("h200")
     monkeypatch.setattr(ablations, "fit_kernel_rows", lambda rows, gpu, idle: None)
     monkeypatch.setattr(
@@ -64,7 +70,9 @@ def test_a_refit_is_compared_on_its_own_folds(monkeypatch: pytest.MonkeyPatch) -
         ),
     )
     chip = hardware.load_gpu("h200")
-    latency, _, power, clock = ablations._refitted("h200", "x", rows, held, chip, None, lambda _: None)
+    latency, _, power, clock = ablations._refitted(
+        "h200", "x", rows, held, chip, None, lambda _: None
+    )
     assert latency["mape"] == 0.0
     assert power["mape"] < 3.0  # settled power beside that of the window
     assert clock["n"] == power["n"]

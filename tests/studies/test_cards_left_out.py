@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from studies.cards_left_out import CLASSES, SMALL, Counted, Judged, _said, counted, left_out_together
+from studies.cards_left_out import (
+    CLASSES,
+    SMALL,
+    Counted,
+    Judged,
+    _said,
+    counted,
+    left_out_together,
+)
 
 from wattcast.fit import kernel_rows
 from wattcast.fit.database_fit import (
@@ -33,13 +41,17 @@ def test_small_cards_are_left_out_together(rows: KernelRows) -> None:
     assert name_of("GPU-d8b4623c-ae8d-8e1f") == "d8b4623c"
 
 
-def judged(rows: KernelRows, gone: np.ndarray, spread: float, shift: float, seed: int, why: str = "") -> Judged:
+def judged(
+    rows: KernelRows, gone: np.ndarray, spread: float, shift: float, seed: int, why: str = ""
+) -> Judged:
     """Predictions off by ``spread`` on every card, and by ``shift`` more on cards that are gone."""
     rng = np.random.default_rng(seed)
     log_ratio = rng.normal(0, spread, (len(rows), 2)) + np.where(gone, shift, 0.0)[:, np.newaxis]
     tested = rows.is_kind("burst", "sustained") & rows.fit & on_random_data(rows)
     ratio = np.where(tested[:, np.newaxis], np.exp(log_ratio), np.nan)
-    return Judged(ratio, rng.uniform(0.5, 1.0, (len(rows), 2)), np.where(gone, why, "").astype("<U8"))
+    return Judged(
+        ratio, rng.uniform(0.5, 1.0, (len(rows), 2)), np.where(gone, why, "").astype("<U8")
+    )
 
 
 def shares(found: Counted) -> dict[str, float]:
@@ -48,7 +60,9 @@ def shares(found: Counted) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("quantity", list(KIND_OF_QUANTITY))
-def test_a_card_like_the_others_is_covered_and_one_far_off_is_not(rows: KernelRows, quantity: str) -> None:
+def test_a_card_like_the_others_is_covered_and_one_far_off_is_not(
+    rows: KernelRows, quantity: str
+) -> None:
     card = max(set(rows.uuid), key=rows.uuid.count)
     gone = np.array([c == card for c in rows.uuid])
     apart = dict(default_widening().apart)
@@ -58,7 +72,9 @@ def test_a_card_like_the_others_is_covered_and_one_far_off_is_not(rows: KernelRo
         like = counted(rows, gone, quantity, *judgements, apart)
         assert set(np.unique(like.of_class)) == {"", *CLASSES[:2]}
         assert not (like.of_class[~gone] != "").any()
-        assert (like.inside | ~like.as_for_this_card).all()  # the spread between cards never narrows
+        assert (
+            like.inside | ~like.as_for_this_card
+        ).all()  # the spread between cards never narrows
         drawn.append(list(shares(like).values()))
     assert (np.mean(drawn, axis=0) > 0.87).all()
     assert (np.mean(drawn, axis=0) < 0.95).all()
@@ -74,7 +90,9 @@ def test_rows_outside_are_a_class_of_their_own_and_wider(rows: KernelRows) -> No
     found = counted(rows, gone, "latency", new, again, dict(default_widening().apart))
     assert set(np.unique(found.of_class)) == {"", CLASSES[0], CLASSES[2]}
     assert shares(found)[CLASSES[2]] > 0.85
-    wide, plain = (float(np.median(found.width[found.of_class == c])) for c in (CLASSES[2], CLASSES[0]))
+    wide, plain = (
+        float(np.median(found.width[found.of_class == c])) for c in (CLASSES[2], CLASSES[0])
+    )
     assert wide > 2.0 * plain
     said = _said("made", rows, [found, replace(found, quantity="power")])
     assert {row["n"] for row in said if "all cards" in row["quantity"]} == {
@@ -94,9 +112,13 @@ def test_what_other_cards_measured_is_told_by_the_operator(rows: KernelRows) -> 
 
 
 def two_levels(rows: KernelRows, count: int, core: float, memory: float, seed: int) -> KernelRows:
-    """Bursts on several cards whose core and memory have a level each; kernels lean on one or the other."""
+    """Bursts on several cards whose core and memory have a level each; kernels lean on one or the
+    other.
+    """
     rng = np.random.default_rng(seed)
-    first = np.flatnonzero(rows.is_kind("burst") & rows.fit & (rows.repeat == 0) & on_random_data(rows))[:150]
+    first = np.flatnonzero(
+        rows.is_kind("burst") & rows.fit & (rows.repeat == 0) & on_random_data(rows)
+    )[:150]
     base = rows.select_rows(np.isin(np.arange(len(rows)), first))
     lean = rng.uniform(size=len(base)) < 0.5
     values, names = [], []
@@ -104,11 +126,16 @@ def two_levels(rows: KernelRows, count: int, core: float, memory: float, seed: i
         levels = rng.normal(0, [core, memory])
         for _ in range(2):
             noise = rng.normal(0, 0.004, len(base))
-            values.append(base.column("latency_s") * np.exp(np.where(lean, levels[0], levels[1]) + noise))
+            values.append(
+                base.column("latency_s") * np.exp(np.where(lean, levels[0], levels[1]) + noise)
+            )
             names += [f"card {c}"] * len(base)
     times = 2 * count
     number = {name: np.tile(v, times) for name, v in base.number.items()}
-    number |= {"latency_s": np.concatenate(values), "settled_power_w": np.full(times * len(base), np.nan)}
+    number |= {
+        "latency_s": np.concatenate(values),
+        "settled_power_w": np.full(times * len(base), np.nan),
+    }
     return KernelRows(
         base.kind * times,
         base.ops * times,
@@ -129,22 +156,33 @@ def two_levels(rows: KernelRows, count: int, core: float, memory: float, seed: i
 
 
 def test_two_levels_of_a_card_are_found_as_one_spread(rows: KernelRows) -> None:
-    """Core and memory of a card that differ apart: card and card x kernel together have the spread of one kernel."""
-    found = [variance_components(two_levels(rows, 6, 0.02, 0.04, seed), "latency") for seed in range(16)]
+    """Core and memory of a card that differ apart: card and card x kernel together have the spread
+    of one kernel.
+    """
+    found = [
+        variance_components(two_levels(rows, 6, 0.02, 0.04, seed), "latency") for seed in range(16)
+    ]
     total = np.sqrt(np.mean([f.apart**2 for f in found if f is not None]))
     assert total == pytest.approx(np.sqrt(2.0 * (0.02**2 + 0.04**2) / 2.0), rel=0.25)
-    assert np.mean([f.card_by_kernel for f in found if f is not None]) > 0.01  # one level a card would leave none
+    assert (
+        np.mean([f.card_by_kernel for f in found if f is not None]) > 0.01
+    )  # one level a card would leave none
 
 
 def test_a_card_left_out_lies_within_the_spread_of_the_others(rows: KernelRows) -> None:
     inside = [
-        np.concatenate(list(check_left_out_cards(two_levels(rows, 5, 0.012, 0.012, s), "latency").values()))
+        np.concatenate(
+            list(check_left_out_cards(two_levels(rows, 5, 0.012, 0.012, s), "latency").values())
+        )
         for s in range(8)
     ]
     assert 0.82 < np.mean(np.concatenate(inside)) < 0.99
     made = two_levels(rows, 4, 0.002, 0.002, 0)
     last = np.array([c == "card 3" for c in made.uuid])
-    far = replace(made, number={**made.number, "latency_s": made.column("latency_s") * np.where(last, 1.1, 1.0)})
+    far = replace(
+        made,
+        number={**made.number, "latency_s": made.column("latency_s") * np.where(last, 1.1, 1.0)},
+    )
     found = check_left_out_cards(far, "latency")
     assert found["card 3"].mean() < 0.05
     assert made.select_rows(~last).uuid.count("card 3") == 0

@@ -1,4 +1,6 @@
-"""The variants of the counter model that were promised beforehand have the errors that the page quotes."""
+"""The variants of the counter model that were promised beforehand have the errors that the page
+quotes.
+"""
 
 from __future__ import annotations
 

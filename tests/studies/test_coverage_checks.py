@@ -24,7 +24,9 @@ def made_set(chip: str, group: str, log_ratio: np.ndarray, bundle: Bundle) -> co
         {"latency": log_ratio},
         np.ones(rows, dtype=bool),
         np.arange(rows) % 2 == 0,
-        lambda bundle, engines: np.log(np.tile([*bundle.residuals[group].latency, 1.0, 1.0], (rows, 1))),
+        lambda bundle, engines: np.log(
+            np.tile([*bundle.residuals[group].latency, 1.0, 1.0], (rows, 1))
+        ),
         bundle,
     )
 
@@ -37,18 +39,24 @@ def test_intervals_of_layers_and_whole_models_hold() -> None:
         (captured, "latency", 15.0),
         (captured, "power", 20.0),
     ):
-        row = coverage._judge("own", quantity, found.log_ratio(quantity), found.ends(quantity), (85.0, 95.0))
+        row = coverage._judge(
+            "own", quantity, found.log_ratio(quantity), found.ends(quantity), (85.0, 95.0)
+        )
         assert 85.0 <= row["coverage"] <= 95.0, (found.name, row)
         assert row["width"] <= widest, (found.name, row)
     inside = launched.ends("latency")
     ratio = launched.log_ratio("latency")
-    assert np.mean((inside[:, 0] <= ratio) & (ratio <= inside[:, 1])) >= 0.8  # none was, with one host for all
+    assert (
+        np.mean((inside[:, 0] <= ratio) & (ratio <= inside[:, 1])) >= 0.8
+    )  # none was, with one host for all
 
 
 def test_intervals_of_engine_steps_hold_on_models_held_out() -> None:
     """Ends of kernels of other versions made them four times as wide as the errors of steps."""
     found = coverage.load_step_set("h200", held_out=True)
-    row = coverage._judge("steps", "latency", found.log_ratio("latency"), found.ends("latency"), coverage.WANTED)
+    row = coverage._judge(
+        "steps", "latency", found.log_ratio("latency"), found.ends("latency"), coverage.WANTED
+    )
     assert row["n"] >= coverage.LEAST_ROWS
     assert coverage.WANTED[0] <= row["coverage"] <= coverage.WANTED[1], row
     assert row["width"] <= 15.0, row
@@ -57,7 +65,10 @@ def test_intervals_of_engine_steps_hold_on_models_held_out() -> None:
 def test_the_chip_that_is_judged_is_left_out() -> None:
     rng, bundle = np.random.default_rng(3), forecast_bundle(load_gpu("l40s"))
     group = "attention.engine.paged.decode"
-    sets = [made_set(chip, group, rng.normal(shift, 0.1, 400), bundle) for chip, shift in (("A", 0.0), ("B", 0.5))]
+    sets = [
+        made_set(chip, group, rng.normal(shift, 0.1, 400), bundle)
+        for chip, shift in (("A", 0.0), ("B", 0.5))
+    ]
     every, without = (coverage.learn_forecast_ends(sets, (), chip) for chip in ("", "B"))
     assert every[group].latency[1] > 1.4
     assert without[group].latency == pytest.approx((np.exp(-0.1645), np.exp(0.1645)), abs=0.03)
@@ -66,16 +77,22 @@ def test_the_chip_that_is_judged_is_left_out() -> None:
 
 
 def test_a_kind_that_no_chip_has_takes_the_ends_of_all_kinds() -> None:
-    """Block-scaled products in fp4 on a B200 had the ends of eager models, +-18 %, and took half of the forecast."""
+    """Block-scaled products in fp4 on a B200 had the ends of eager models, +-18 %, and took half of
+    the forecast.
+    """
     bundle = forecast_bundle(load_gpu("l40s"))
     slow, fast = np.full(100, 1.0), np.full(100, -0.4)
     kinds = (("A", "experts.half", slow), ("A", "scaled.fp8", fast), ("B", "experts.half", slow))
     sets = [made_set(chip, f"gemm.engine.{kind}", ratio, bundle) for chip, kind, ratio in kinds]
     found = coverage._group_ends(sets, 0.0)
     assert found["gemm.engine"].latency == pytest.approx((np.exp(-1.0), np.exp(1.0)), abs=1e-3)
-    assert found["gemm.engine.scaled.fp8"].latency == pytest.approx((np.exp(-0.7), np.exp(0.7)), abs=1e-3)
+    assert found["gemm.engine.scaled.fp8"].latency == pytest.approx(
+        (np.exp(-0.7), np.exp(0.7)), abs=1e-3
+    )
     residuals = forecast_residuals(bundle.residuals, found | coverage._OTHER_KINDS)
-    name = find_ends_name("gemm.engine.block.cutlass", "engine_block", "gemm", replace(bundle, residuals=residuals))
+    name = find_ends_name(
+        "gemm.engine.block.cutlass", "engine_block", "gemm", replace(bundle, residuals=residuals)
+    )
     assert name == "gemm.engine"
 
 

@@ -13,7 +13,8 @@ from wattcast.workload.operator_types import Attention, LayerNorm, Linear
 
 def test_a_bundle_from_a_catalogue_entry_predicts() -> None:
     work = Graph.from_operators(
-        "mix", [Linear(4096, 4096, 4096), LayerNorm(4096, 4096), Attention(4, 32, 8, 1024, 1024, 128)]
+        "mix",
+        [Linear(4096, 4096, 4096), LayerNorm(4096, 4096), Attention(4, 32, 8, 1024, 1024, 128)],
     )
     for name in ("a100-sxm-80gb", "h200", "l40s"):
         gpu = load_gpu(name)

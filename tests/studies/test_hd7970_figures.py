@@ -1,4 +1,6 @@
-"""Figures of the simulated HD 7970 have labelled axes and something on them, and repeat what the paper shows."""
+"""Figures of the simulated HD 7970 have labelled axes and something on them, and repeat what the
+paper shows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from wattcast.manage.policy_comparison import compare_policies
 from wattcast.manage.sensitivity_model import load_shipped_model
 
 TABLES, MODEL = hd7970.load_tables(), load_shipped_model("hd7970_simulated")
-COMPARISON = compare_policies([TABLES], PolicySetup(model=MODEL), [PolicyName.DEFAULT, PolicyName.HARMONIA])
+COMPARISON = compare_policies(
+    [TABLES], PolicySetup(model=MODEL), [PolicyName.DEFAULT, PolicyName.HARMONIA]
+)
 MAKERS = list_figures(TABLES, COMPARISON, {"fitted": MODEL})
 
 
@@ -32,7 +36,9 @@ def test_balance_curves_reach_the_papers_27() -> None:
 
 
 def test_power_saved_splits_between_chip_and_memory() -> None:
-    """The paper: 64 % of the saving from compute, 36 % from memory; ours 76 and 24 %. Both must take part."""
+    """The paper: 64 % of the saving from compute, 36 % from memory; ours 76 and 24 %. Both must
+    take part.
+    """
     chip = memory = 0.0
     for application in TABLES.applications:
         before = chip_and_memory_w(TABLES, COMPARISON.runs[PolicyName.DEFAULT, application])

@@ -18,6 +18,17 @@ def test_the_hip_program_compiles_and_says_that_it_never_ran(tmp_path: Path) -> 
     hipcc = shutil.which("hipcc")
     if hipcc is None:
         pytest.skip("no hipcc")
-    command = [hipcc, "-O3", "-Wall", "-Werror", "--offload-arch=gfx90a", str(SOURCE), "-o", str(tmp_path / "units")]
-    done = subprocess.run(command, env=os.environ | {"HIP_PLATFORM": "amd"}, capture_output=True, text=True)
+    command = [
+        hipcc,
+        "-O3",
+        "-Wall",
+        "-Werror",
+        "--offload-arch=gfx90a",
+        str(SOURCE),
+        "-o",
+        str(tmp_path / "units"),
+    ]
+    done = subprocess.run(
+        command, env=os.environ | {"HIP_PLATFORM": "amd"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

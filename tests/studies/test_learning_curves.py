@@ -1,4 +1,6 @@
-"""Learning curves: the law is found again, subsets are nested, results are kept, and the limit is named rightly."""
+"""Learning curves: the law is found again, subsets are nested, results are kept, and the limit is
+named rightly.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def kept(tmp_path: object) -> dict[str, str]:
     return {"WATTCAST_CACHE": str(tmp_path)}
 
 
-@pytest.mark.parametrize(("floor", "scale", "rate"), [(4.0, 60.0, 0.5), (0.0, 40.0, 0.3), (9.0, 200.0, 1.0)])
+@pytest.mark.parametrize(
+    ("floor", "scale", "rate"), [(4.0, 60.0, 0.5), (0.0, 40.0, 0.3), (9.0, 200.0, 1.0)]
+)
 def test_a_law_is_found_again(floor: float, scale: float, rate: float) -> None:
     count = np.array([50.0, 100.0, 200.0, 400.0, 800.0])
     law = fit_power_law(count, floor + scale * count**-rate)
@@ -132,9 +136,13 @@ def test_training_rows_never_have_a_held_out_shape(
 
 
 def curve(error: float, noise: float | None, buys: tuple[float, float]) -> Curve:
-    law = LearningCurve(PowerLaw(1.0, 1.0, 0.5), (0.0, 2.0), error, (0.0, error), float(np.mean(buys)), buys)
+    law = LearningCurve(
+        PowerLaw(1.0, 1.0, 0.5), (0.0, 2.0), error, (0.0, error), float(np.mean(buys)), buys
+    )
     count = np.array([1.0, 2.0])
-    return Curve("latency", "gemm", 10, count, np.array([2 * error, error]), np.zeros(2), law, noise)
+    return Curve(
+        "latency", "gemm", 10, count, np.array([2 * error, error]), np.zeros(2), law, noise
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,5 +154,7 @@ def curve(error: float, noise: float | None, buys: tuple[float, float]) -> Curve
         (8.0, 0.7, (0.01, 0.2), "rows or model"),
     ],
 )
-def test_the_limit_is_named(error: float, noise: float | None, buys: tuple[float, float], limit: str) -> None:
+def test_the_limit_is_named(
+    error: float, noise: float | None, buys: tuple[float, float], limit: str
+) -> None:
     assert curve(error, noise, buys).limited_by == limit

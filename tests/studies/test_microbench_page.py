@@ -31,7 +31,9 @@ H200 = hardware.load_gpu("h200")
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "method" / "h200-units.md"
 REPEATED = {
-    *("fp32_add fp64_add int64_mul fp32_sin convert_int32 convert_fp64 convert_fp16 convert_bf16").split(),
+    *(
+        "fp32_add fp64_add int64_mul fp32_sin convert_int32 convert_fp64 convert_fp16 convert_bf16"
+    ).split(),
     *(b.name for b in list_benchmarks() if b.curve == "divergence"),
 }
 
@@ -74,18 +76,25 @@ def test_figures_of_the_page_exist() -> None:
 
 
 def test_faults_are_of_kernels_that_were_mended() -> None:
-    """Every fault is of rows that ship, and all but one of an older version of a kernel of the suite.
+    """Every fault is of rows that ship, and all but one of an older version of a kernel of the
+    suite.
 
-    What was mended has a fault or had failed, or its operands repeated, which takes nothing from its rate, or its
-    launch lasted as long as its slowest multiprocessor, or began where the last one had.
-    """
-    text = files("wattcast.microbench").joinpath("microbench_faults.csv").read_text(encoding="utf-8")
+    What was mended has a fault or had failed, or its operands repeated, which takes nothing from
+    its rate, or its launch lasted as long as its slowest multiprocessor, or began where the last
+    one had."""
+    text = (
+        files("wattcast.microbench").joinpath("microbench_faults.csv").read_text(encoding="utf-8")
+    )
     rows = list(csv.DictReader(text.splitlines()))
     now = {b.name: b.version for b in list_benchmarks()}
     assert [row["name"] for row in rows if int(row["version"]) == now[row["name"]]] == ["l1_write"]
-    shipped = {(r.name, r.version) for r in (*read_shipped_results(H200), *study.read_other_card(H200))}
+    shipped = {
+        (r.name, r.version) for r in (*read_shipped_results(H200), *study.read_other_card(H200))
+    }
     assert {(row["name"], int(row["version"])) for row in rows} <= shipped
-    assert [r.name for r in keep_first_rounds(read_shipped_results(H200)).values() if find_fault(r)] == ["l1_write"]
+    assert [
+        r.name for r in keep_first_rounds(read_shipped_results(H200)).values() if find_fault(r)
+    ] == ["l1_write"]
     assert {row["kind"] for row in rows} == {"wrong", "slow"}
     before = results_folder(H200) / OTHER_CARD / RESULTS_FILE
     failed = {str(row["name"]) for row in read_lines(before) if row.get("error")}
@@ -93,7 +102,9 @@ def test_faults_are_of_kernels_that_were_mended() -> None:
     rings = {b.name for b in list_benchmarks() if b.ring[0]}  # every launch walked the same stretch
     mended = {row["name"] for row in rows} | failed | REPEATED | in_turns | rings
     assert {name for name, version in now.items() if version > 1} == mended
-    alike = {find_fault(r) for r in study.read_other_card(H200) if r.name in ("mix_int_l2", "l2_read")}
+    alike = {
+        find_fault(r) for r in study.read_other_card(H200) if r.name in ("mix_int_l2", "l2_read")
+    }
     assert len(alike) == 1  # "as l2_read" tells l2_read's reason
     assert None not in alike
 
@@ -101,7 +112,13 @@ def test_faults_are_of_kernels_that_were_mended() -> None:
 def test_rates_of_dram_are_a_table_of_their_own() -> None:
     """From the least to the most; of a row of 131 W, idle 130 W, at 0.1 TB/s a byte costs 10 pJ."""
     plain = next(r for r in read_shipped_results(H200) if r.name == "dram_read")
-    slow = {"name": "dram_rate_04", "curve": "dram_rate", "byte": 1e8, "launch_s": 1e-3, "power_w": 131.0}
+    slow = {
+        "name": "dram_rate_04",
+        "curve": "dram_rate",
+        "byte": 1e8,
+        "launch_s": 1e-3,
+        "power_w": 131.0,
+    }
     made = [replace(plain, **slow, idle_power_w=130.0), replace(plain, curve="dram_rate"), plain]
     rows = study.rate_rows([made[1], made[0]], H200)
     assert [row[0] for row in rows[1:]] == ["`dram_rate_04`", "`dram_read`"]
@@ -127,7 +144,9 @@ def test_two_cards_differ_in_their_memory() -> None:
 
 def test_kernels_of_another_version_are_not_compared_between_cards() -> None:
     a = keep_first_rounds(measured())["int32_add"]
-    (same,) = study.pair_cards([a], [replace(a, power_w=1.1 * a.power_w, memory_power_w=None)], H200)
+    (same,) = study.pair_cards(
+        [a], [replace(a, power_w=1.1 * a.power_w, memory_power_w=None)], H200
+    )
     assert same.power == pytest.approx(0.1)
     assert same.time == 0.0
     assert same.memory_w is None

@@ -1,4 +1,6 @@
-"""Sets that judge by measurements of others: tables are read by shape, and goals are met where the data are here."""
+"""Sets that judge by measurements of others: tables are read by shape, and goals are met where the
+data are here.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,24 @@ def test_component_sets_meet_their_goals(reference: Path) -> None:
 @pytest.mark.slow
 def test_counter_models_meet_their_goals(reference: Path) -> None:
     titanx, v100 = (
-        make(reference, lambda _: None) for make in (published_checks.titanx_rows, published_checks.v100_rows)
+        make(reference, lambda _: None)
+        for make in (published_checks.titanx_rows, published_checks.v100_rows)
     )
     for found in (*titanx[:2], v100[0]):
         assert found["mape"] <= found["must"]
 
 
 def test_experts_of_gpt_oss_are_as_far_off_as_the_page_says(reference: Path) -> None:
-    """The rates of OpenAI's Triton kernels were chosen on these rows (docs/method/engine-kernels.md)."""
+    """The rates of OpenAI's Triton kernels were chosen on these rows
+    (docs/method/engine-kernels.md).
+    """
     chip = load_gpu("h200")
-    table = read_tables([reference / "aiconfigurator" / "h200_sxm.vllm-0.24.0.moe.csv"], chip, most=10**6)
-    table = table.select_rows(np.array([getattr(op, "kernel", "") == "oai" for op in table.rows.ops]))
+    table = read_tables(
+        [reference / "aiconfigurator" / "h200_sxm.vllm-0.24.0.moe.csv"], chip, most=10**6
+    )
+    table = table.select_rows(
+        np.array([getattr(op, "kernel", "") == "oai" for op in table.rows.ops])
+    )
     off = predict_tables_s(table, chip, bundle_for(chip)) / table.rows.column("latency_s") - 1.0
     assert len(off) == 283
     assert 100.0 * np.mean(np.abs(off)) == pytest.approx(12.6, abs=0.05)

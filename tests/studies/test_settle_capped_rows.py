@@ -10,7 +10,9 @@ from studies.settle_capped_rows import settle_capped_rows, settle_database
 from wattcast.core.measured_rows import ROWS_FILE, KernelRow, read_table, write_table
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 
-CAPPED = Path(__file__).parent.parent / "measure" / "data" / "h200_capped.npz"  # as in test_analysis.py
+CAPPED = (
+    Path(__file__).parent.parent / "measure" / "data" / "h200_capped.npz"
+)  # as in test_analysis.py
 
 
 def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
@@ -39,7 +41,9 @@ def test_a_capped_row_finds_its_settled_power_in_the_samples() -> None:
     assert found["settled_clock_hz"] < 1.56e9
     assert settle_capped_rows([replace(row, power_w=400.0)], samples) == {}
     assert settle_capped_rows([replace(row, throttle=())], samples) == {}
-    assert settle_capped_rows([replace(row, ticks=20)], samples) == {}  # its own window holds a cycle
+    assert (
+        settle_capped_rows([replace(row, ticks=20)], samples) == {}
+    )  # its own window holds a cycle
 
 
 def test_packed_rows_get_their_settled_power(tmp_path: Path) -> None:
@@ -57,8 +61,13 @@ def test_packed_rows_get_their_settled_power(tmp_path: Path) -> None:
         replays=760,
         run="r",
     )
-    row = replace(row, throttle=("sw_power_cap",), latency_s=2.2345e-4, date="2026-11-15T02:55:45+00:00")
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(row).items()}
+    row = replace(
+        row, throttle=("sw_power_cap",), latency_s=2.2345e-4, date="2026-11-15T02:55:45+00:00"
+    )
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(row).items()
+    }
     write_table(tmp_path / ROWS_FILE, [plain])
     samples.save(tmp_path / "samples-r.npz")
     assert settle_database(tmp_path, tmp_path) == 1

@@ -1,4 +1,6 @@
-"""The study of suggestions: weights lie where work is, every way adds new rows, suggested ones are worth more."""
+"""The study of suggestions: weights lie where work is, every way adds new rows, suggested ones are
+worth more.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def test_weights_lie_on_rows_like_the_work(pool: Pool) -> None:
 
 
 def test_names_of_kernels_come_from_chosen_rows_alone(pool: Pool) -> None:
-    assert not any(names for names, kind in zip(pool.rows.names, pool.rows.kind, strict=True) if kind != "burst")
+    assert not any(
+        names
+        for names, kind in zip(pool.rows.names, pool.rows.kind, strict=True)
+        if kind != "burst"
+    )
 
 
 @pytest.mark.slow
@@ -67,7 +73,11 @@ def test_a_gpu_without_a_database_begins_with_none() -> None:
 
 @pytest.mark.slow
 def test_suggested_rows_beat_random_ones_for_real_models() -> None:
-    found = {r["quantity"]: r for r in suggesting.suggest_rows("h200", lambda _: None) if "real models" in r["set"]}
+    found = {
+        r["quantity"]: r
+        for r in suggesting.suggest_rows("h200", lambda _: None)
+        if "real models" in r["set"]
+    }
     for start in suggesting.STARTS:
         row = found[f"{start} rows grown to {4 * start}, suggested"]
         assert row["mape"] < 0.9 * row["floor"]

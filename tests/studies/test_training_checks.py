@@ -1,4 +1,6 @@
-"""Published training rows: dimensions agree with the published size, and a sample stays as close as it is."""
+"""Published training rows: dimensions agree with the published size, and a sample stays as close as
+it is.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from studies.public_checks.training_checks import predict_training_row, read_training_rows, training_models
+from studies.public_checks.training_checks import (
+    predict_training_row,
+    read_training_rows,
+    training_models,
+)
 
 from wattcast.workload.build_model import count_parameters
 
@@ -21,11 +27,15 @@ def test_dimensions_give_the_published_number_of_weights(rows: dict[str, dict[st
     checked = [name for name in training_models() if name in published]
     assert len(checked) > 15
     for name in checked:
-        assert count_parameters(training_models()[name]) / 1e9 == pytest.approx(published[name], rel=0.05), name
+        assert count_parameters(training_models()[name]) / 1e9 == pytest.approx(
+            published[name], rel=0.05
+        ), name
 
 
 def test_runs_of_7b_models_on_a100_come_out_within_a_tenth(rows: dict[str, dict[str, str]]) -> None:
-    """InternEvo ran one model on 8 to 1,024 GPUs; these rows chose the overlaps, so this shows consistency only."""
+    """InternEvo ran one model on 8 to 1,024 GPUs; these rows chose the overlaps, so this shows
+    consistency only.
+    """
     chosen = [row for name, row in rows.items() if name.startswith("internevo-flops")]
     errors = []
     for row in chosen:

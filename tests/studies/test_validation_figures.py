@@ -61,7 +61,12 @@ def test_a_figure_shows_each_pair(found: EqualLatencyPairs) -> None:
 
 
 def test_kinds_of_a_profile() -> None:
-    names = ["nvjet_sm90_tst", "void softmax_warp_forward", "void elementwise_kernel", "void reduce_kernel<512>"]
+    names = [
+        "nvjet_sm90_tst",
+        "void softmax_warp_forward",
+        "void elementwise_kernel",
+        "void reduce_kernel<512>",
+    ]
     profile = {"names": names, "order": [0, 1, 2, 3, 0], "kernel_s": [2.0, 1.0, 3.0, 1.0, 3.0]}
     assert profiled_shares("x", profile).share == pytest.approx(
         {"GEMM-like": 0.5, "reduction": 0.2, "elementwise": 0.3}

@@ -1,4 +1,6 @@
-"""Training jobs: work of a micro-batch, memory by hand, schedules, the search, and what a user sees."""
+"""Training jobs: work of a micro-batch, memory by hand, schedules, the search, and what a user
+sees.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +48,24 @@ def test_flop_of_a_token_is_six_times_the_weights_and_attention() -> None:
     model = load_model("llama3-8b")
     work = trace_microbatch(model, TrainingRecipe(), 1, 4096)
     dims = model.dims
-    products = work.trained - dims.vocab * dims.hidden - (2 * dims.layers + 1) * dims.hidden  # no lookup, no norms
-    attention = 7 * 2 * dims.layers * dims.hidden * 4096 / 2  # two products forward, five backward, half masked
+    products = (
+        work.trained - dims.vocab * dims.hidden - (2 * dims.layers + 1) * dims.hidden
+    )  # no lookup, no norms
+    attention = (
+        7 * 2 * dims.layers * dims.hidden * 4096 / 2
+    )  # two products forward, five backward, half masked
     assert work.flop_per_token == pytest.approx(6 * products + attention, rel=1e-3)
 
 
 def test_lora_trains_adapters_alone_and_needs_no_weight_gradients() -> None:
-    whole, adapters = (trace_microbatch(MODEL, TrainingRecipe(lora_rank=rank), 1, 1024) for rank in (0, 16))
+    whole, adapters = (
+        trace_microbatch(MODEL, TrainingRecipe(lora_rank=rank), 1, 1024) for rank in (0, 16)
+    )
     dims = MODEL.dims
     widths = [dims.heads * dims.dim, dims.kv_heads * dims.dim, dims.kv_heads * dims.dim]
-    ranked = sum(16 * (dims.hidden + width) for width in widths) + 16 * (dims.heads * dims.dim + dims.hidden)
+    ranked = sum(16 * (dims.hidden + width) for width in widths) + 16 * (
+        dims.heads * dims.dim + dims.hidden
+    )
     ranked += 3 * 16 * (dims.hidden + dims.intermediate)
     assert adapters.trained == dims.layers * ranked
     assert adapters.flop_per_token < 0.78 * whole.flop_per_token
@@ -66,19 +76,29 @@ def test_qlora_reads_four_bits_for_every_frozen_weight() -> None:
     (layers,) = work.layers
     widen = layers.forward[0]
     assert widen.label == "dequantize"
-    assert widen.read_byte == pytest.approx(widen.write_byte / 4, rel=1e-6)  # half a byte in, two bytes out
+    assert widen.read_byte == pytest.approx(
+        widen.write_byte / 4, rel=1e-6
+    )  # half a byte in, two bytes out
 
 
 def test_fp8_training_multiplies_linear_layers_in_fp8() -> None:
     narrow = trace_microbatch(MODEL, TrainingRecipe(precision="fp8"), 1, 512)
-    products = [op for op in (*narrow.layers[0].forward, *narrow.layers[0].backward) if op.kind == "linear"]
+    products = [
+        op for op in (*narrow.layers[0].forward, *narrow.layers[0].backward) if op.kind == "linear"
+    ]
     assert {str(op.dtype) for op in products} == {"fp8"}
-    assert len(products) == 3 * 7  # q, k, v, out, gate, up, down: forward, input and weight gradients
+    assert (
+        len(products) == 3 * 7
+    )  # q, k, v, out, gate, up, down: forward, input and weight gradients
 
 
 def test_tensor_parallel_gpus_share_tokens_outside_products() -> None:
-    """Norms ran on every token on each GPU, and 405B models on eight-way nodes came out half as fast as published."""
-    one, two = (trace_microbatch(MODEL, TrainingRecipe(), 2, 1024, tp=tp).layers[0] for tp in (1, 2))
+    """Norms ran on every token on each GPU, and 405B models on eight-way nodes came out half as
+    fast as published.
+    """
+    one, two = (
+        trace_microbatch(MODEL, TrainingRecipe(), 2, 1024, tp=tp).layers[0] for tp in (1, 2)
+    )
     byte = [sum(op.read_byte + op.write_byte for op in layer.selective) for layer in (one, two)]
     assert byte[1] == pytest.approx(byte[0] / 2, rel=0.05)
     assert two.saved_byte == pytest.approx(one.saved_byte / 2, rel=0.05)
@@ -88,12 +108,20 @@ def test_memory_of_adamw_with_masters_is_eighteen_bytes_a_weight() -> None:
     recipe = TrainingRecipe()
     work = trace_microbatch(MODEL, recipe, 1, 512)
     found = measure_memory(work, recipe, TrainingStrategy())
-    assert found.weight_byte + found.gradient_byte + found.optimiser_byte == pytest.approx(18 * work.trained)
-    spread = {zero: measure_memory(work, recipe, TrainingStrategy(dp=8, sharding=zero)) for zero in Sharding}
+    assert found.weight_byte + found.gradient_byte + found.optimiser_byte == pytest.approx(
+        18 * work.trained
+    )
+    spread = {
+        zero: measure_memory(work, recipe, TrainingStrategy(dp=8, sharding=zero))
+        for zero in Sharding
+    }
     assert spread[Sharding.ZERO1].optimiser_byte == pytest.approx(12 * work.trained / 8)
     assert spread[Sharding.ZERO2].gradient_byte == pytest.approx(4 * work.trained / 8)
     assert spread[Sharding.ZERO3].weight_byte == pytest.approx(2 * work.trained / 8)
-    totals = [spread[zero].total_byte for zero in (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)]
+    totals = [
+        spread[zero].total_byte
+        for zero in (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
+    ]
     assert totals == sorted(totals, reverse=True)
 
 
@@ -108,7 +136,9 @@ def test_recomputation_keeps_less() -> None:
 
 
 def test_activations_are_near_the_published_equation() -> None:
-    """34·s·b·h bytes a layer with GELU, without scores [Korthikanti2022, eq. 2]; 2·s·b·h of it are dropout masks."""
+    """34·s·b·h bytes a layer with GELU, without scores [Korthikanti2022, eq. 2]; 2·s·b·h of it are
+    dropout masks.
+    """
     gpt = load_model("gpt2-xl")
     (layer,) = trace_microbatch(gpt, TrainingRecipe(), 1, 1024).layers
     assert layer.saved_byte == pytest.approx(32 * 1024 * gpt.dims.hidden, rel=0.15)
@@ -118,7 +148,9 @@ def test_bubble_follows_the_pipeline_equation() -> None:
     gpu = load_gpu("h100-sxm")
     bundle, at, recipe = bundle_for(gpu), OperatingPoint(), TrainingRecipe()
     links = ClusterLinks(gpu)
-    cost = cost_microbatches([trace_microbatch(load_model("llama3-8b"), recipe, 1, 2048)], recipe, gpu, at, bundle)[0]
+    cost = cost_microbatches(
+        [trace_microbatch(load_model("llama3-8b"), recipe, 1, 2048)], recipe, gpu, at, bundle
+    )[0]
     start = TrainingStrategy(pp=4, accumulation=16)
     stage = cost_stages(cost, recipe, start, links)
     expected = stage.total_s.sum(axis=0) - stage.total_s.max(axis=0)  # at every clock
@@ -134,7 +166,9 @@ def test_bubble_follows_the_pipeline_equation() -> None:
     found = train("llama3-8b", "h100-sxm", sharding="none", recompute="none", **shared)
     assert found.candidates[0].swept is not None
     assert found.candidates[0].swept.bubble_s == pytest.approx(expected, rel=1e-6)
-    halved = train("llama3-8b", "h100-sxm", sharding="none", recompute="none", interleave=2, **shared)
+    halved = train(
+        "llama3-8b", "h100-sxm", sharding="none", recompute="none", interleave=2, **shared
+    )
     assert float(halved.step.bubble_s) == pytest.approx(float(found.step.bubble_s) / 2, rel=0.05)
 
 
@@ -170,7 +204,10 @@ def test_lower_limits_take_longer_and_one_is_recommended(job: TrainingResult) ->
 
 
 def test_more_gpus_never_take_longer() -> None:
-    hours = [train("qwen3-0.6b", "h100-sxm", gpus=n, tokens="1B", global_batch=256).hours for n in (1, 8, 64)]
+    hours = [
+        train("qwen3-0.6b", "h100-sxm", gpus=n, tokens="1B", global_batch=256).hours
+        for n in (1, 8, 64)
+    ]
     assert hours == sorted(hours, reverse=True)
 
 
@@ -203,27 +240,51 @@ def test_mistakes_are_told_in_a_sentence(options: dict[str, Any], words: str) ->
         train(**given)
 
 
-@pytest.mark.parametrize(("text", "number"), [("1B", 1e9), ("300M", 3e8), ("1.5t", 1.5e12), ("1e9", 1e9), (7, 7.0)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("1B", 1e9), ("300M", 3e8), ("1.5t", 1.5e12), ("1e9", 1e9), (7, 7.0)]
+)
 def test_counts_as_people_write_them(text: str | float, number: float) -> None:
     assert parse_count(text, "tokens") == number
 
 
 def test_a_strategy_says_what_it_is() -> None:
-    shown = str(replace(TrainingStrategy(dp=4, tp=2, recompute=Recompute.FULL), micro_batch=2, accumulation=8))
+    shown = str(
+        replace(
+            TrainingStrategy(dp=4, tp=2, recompute=Recompute.FULL), micro_batch=2, accumulation=8
+        )
+    )
     assert shown == "dp4 tp2 zero1 recompute full micro-batch 2 x 8"
 
 
 def test_one_step_on_one_gpu_is_what_predict_says() -> None:
-    """Sections were once governed each by itself, so that steps under the power cap came out up to 17 % too slow."""
-    options: dict[str, Any] = {"master_weights": False, "gradient_byte": 2, "stack": "eager", "force": True}
-    found = train("llama3-8b", "h200", gpus=1, seq=1024, global_batch=2, micro_batch=2, recompute="none", **options)
+    """Sections were once governed each by itself, so that steps under the power cap came out up to
+    17 % too slow.
+    """
+    options: dict[str, Any] = {
+        "master_weights": False,
+        "gradient_byte": 2,
+        "stack": "eager",
+        "force": True,
+    }
+    found = train(
+        "llama3-8b",
+        "h200",
+        gpus=1,
+        seq=1024,
+        global_batch=2,
+        micro_batch=2,
+        recompute="none",
+        **options,
+    )
     alone = wattcast.predict("llama3-8b", "h200", phase="train", batch=2, seq=1024)
     assert found.step_s == pytest.approx(alone.latency_s, rel=0.005)
     assert float(found.step.power_w) == pytest.approx(alone.power_w, rel=0.005)
 
 
 def test_a_step_holds_the_power_limit_on_the_mean() -> None:
-    """Waiting leaves power to compute, so a lower limit never makes a step faster nor draws more than it allows."""
+    """Waiting leaves power to compute, so a lower limit never makes a step faster nor draws more
+    than it allows.
+    """
     swept = train("llama3-8b", "h100-sxm", gpus=8, force=True).candidates[0].swept
     assert swept is not None
     held = swept.hold_power(np.array([700.0, 500.0, 400.0]))
@@ -232,13 +293,18 @@ def test_a_step_holds_the_power_limit_on_the_mean() -> None:
 
 
 def test_the_end_of_a_step_that_outlasts_the_window_is_held_by_itself() -> None:
-    """An optimiser that takes longer than the governor's window leaves no power to the passes before it.
+    """An optimiser that takes longer than the governor's window leaves no power to the passes
+    before it.
 
-    A step of SmolLM3-3B with Adafactor drew 630 W on an H200; its prediction was the mean of both parts at the limit,
-    692 W, since the optimiser of 92 ms was taken to lend its watts to the passes.
-    """
+    A step of SmolLM3-3B with Adafactor drew 630 W on an H200; its prediction was the mean of both
+    parts at the limit, 692 W, since the optimiser of 92 ms was taken to lend its watts to the
+    passes."""
     shared: dict[str, Any] = {"gpus": 1, "force": True, "network": "10GB/s"}
-    swept = train("llama3-8b", "h200", seq=4096, global_batch=4, micro_batch=4, **shared).candidates[0].swept
+    swept = (
+        train("llama3-8b", "h200", seq=4096, global_batch=4, micro_batch=4, **shared)
+        .candidates[0]
+        .swept
+    )
     assert swept is not None
     slow_end = replace(swept, end_s=swept.end_s + 1.0, exchange_s=swept.exchange_s + 1.0)
     slow_end = replace(slow_end, end_j=swept.end_j + 100.0, energy_j=swept.energy_j + 100.0)
@@ -272,16 +338,30 @@ def test_experts_of_a_rack_travel_less_than_copies_of_tokens() -> None:
 
 
 def test_older_attention_and_losses_slow_a_job() -> None:
-    base = train("llama3-8b", "h100-sxm", gpus=8, tp=1, micro_batch=1, sharding="zero3", recompute="none")
-    options: dict[str, Any] = {"gpus": 8, "tp": 1, "micro_batch": 1, "sharding": "zero3", "recompute": "none"}
+    base = train(
+        "llama3-8b", "h100-sxm", gpus=8, tp=1, micro_batch=1, sharding="zero3", recompute="none"
+    )
+    options: dict[str, Any] = {
+        "gpus": 8,
+        "tp": 1,
+        "micro_batch": 1,
+        "sharding": "zero3",
+        "recompute": "none",
+    }
     assert train("llama3-8b", "h100-sxm", attention_slowdown=2.0, **options).step_s > base.step_s
     assert train("llama3-8b", "h100-sxm", loss_share=0.0, **options).step_s < base.step_s
 
 
 def test_experts_have_fewer_copies_than_other_weights() -> None:
-    """With ep 8 of 64 GPUs, eight hold the same experts: state is shared by eight, and so is the exchange."""
+    """With ep 8 of 64 GPUs, eight hold the same experts: state is shared by eight, and so is the
+    exchange.
+    """
     strategy = TrainingStrategy(dp=64, ep=8)
-    assert (strategy.expert_dp, TrainingStrategy(dp=8, tp=2, ep=16).expert_dp, TrainingStrategy(dp=8).expert_dp) == (
+    assert (
+        strategy.expert_dp,
+        TrainingStrategy(dp=8, tp=2, ep=16).expert_dp,
+        TrainingStrategy(dp=8).expert_dp,
+    ) == (
         8,
         1,
         8,
@@ -292,19 +372,31 @@ def test_experts_have_fewer_copies_than_other_weights() -> None:
     held = (work.trained - experts) / 64 + experts / 8
     memory = measure_memory(work, recipe, strategy)
     assert memory.optimiser_byte == pytest.approx(12 * held, rel=1e-6)
-    halves = trace_microbatch(model, recipe, 1, 1024, tp=2, ep=8)  # tensor-parallel GPUs hold whole experts
-    assert sum(s.expert_trained * s.repeat for s in halves.sections) == pytest.approx(experts, rel=1e-3)
+    halves = trace_microbatch(
+        model, recipe, 1, 1024, tp=2, ep=8
+    )  # tensor-parallel GPUs hold whole experts
+    assert sum(s.expert_trained * s.repeat for s in halves.sections) == pytest.approx(
+        experts, rel=1e-3
+    )
 
 
 def test_frameworks_pass_over_rows_of_experts() -> None:
-    """Biases and clamps of gpt-oss are kernels of their own unless experts are fused; copies of tokens are sorted."""
+    """Biases and clamps of gpt-oss are kernels of their own unless experts are fused; copies of
+    tokens are sorted.
+    """
     model = load_model("gpt-oss-20b")
     plain = trace_microbatch(model, TrainingRecipe(), 1, 1024).layers[0]
-    fused = trace_microbatch(model, TrainingRecipe(expert_kernels=ExpertKernels.FUSED), 1, 1024).layers[0]
+    fused = trace_microbatch(
+        model, TrainingRecipe(expert_kernels=ExpertKernels.FUSED), 1, 1024
+    ).layers[0]
     copied = trace_microbatch(model, TrainingRecipe(expert_copies=True), 1, 1024, ep=8).layers[0]
     names = [op.name for op in plain.forward if op.label == "experts"]
     assert names == ["scale", "cat", "mul", "add", "cat", "cast"]
-    assert not [op for op in (*fused.forward, *fused.backward) if op.label == "experts" or op.name.startswith("silu")]
+    assert not [
+        op
+        for op in (*fused.forward, *fused.backward)
+        if op.label == "experts" or op.name.startswith("silu")
+    ]
     assert [op.count for op in copied.forward if op.label == "experts" and op.name == "copy"] == [2]
     rows = {op.m for op in plain.forward if op.kind == "bmm"}
     assert all(m % 32 == 0 for m in rows), rows
@@ -322,7 +414,9 @@ def test_layers_that_stages_cannot_share_evenly_are_balanced() -> None:
 
 
 def test_separate_experts_are_one_product_each() -> None:
-    """On Blackwell fp8 products are the engines', which kernel tables have; grouped experts stay one kernel."""
+    """On Blackwell fp8 products are the engines', which kernel tables have; grouped experts stay
+    one kernel.
+    """
     model, gpu = load_model("qwen3-30b-a3b"), load_gpu("b200")
     found = []
     for kernels in (ExpertKernels.SEPARATE, ExpertKernels.GROUPED):
@@ -330,7 +424,13 @@ def test_separate_experts_are_one_product_each() -> None:
         work = trace_microbatch(model, recipe, 1, 512, ep=8)
         (cost,) = cost_microbatches([work], recipe, gpu, OperatingPoint(), bundle_for(gpu))
         layer = cost.predictions[2]
-        found.append({op.op.kind: op.op.count for op in layer.ops if "experts" in op.op.label and op.op.is_product})
+        found.append(
+            {
+                op.op.kind: op.op.count
+                for op in layer.ops
+                if "experts" in op.op.label and op.op.is_product
+            }
+        )
     assert found[0] == {"engine_scaled_mm": 16}
     assert found[1] == {"bmm": 1}
 
@@ -341,7 +441,9 @@ def test_muon_multiplies_by_newton_and_schulz() -> None:
     muon, adamw = (TrainingRecipe(optimizer=Optimizer(name)) for name in ("muon", "adamw"))
     graph = optimiser_graph(work, muon, TrainingStrategy(sharding=Sharding.NONE))
     dims = MODEL.dims
-    sides = [(dims.hidden, dims.heads * dims.dim)] * 2 + [(dims.hidden, dims.kv_heads * dims.dim)] * 2
+    sides = [(dims.hidden, dims.heads * dims.dim)] * 2 + [
+        (dims.hidden, dims.kv_heads * dims.dim)
+    ] * 2
     sides += [(dims.hidden, dims.intermediate)] * 3
     wanted = sum(5 * (4 * min(s) ** 2 * max(s) + 2 * min(s) ** 3) for s in sides) * dims.layers
     products = [op for block in graph.blocks for op in block.ops if op.is_product]
@@ -353,20 +455,32 @@ def test_muon_multiplies_by_newton_and_schulz() -> None:
 
 
 def test_adafactor_passes_over_every_matrix_in_fp32() -> None:
-    """transformers.Adafactor moves 102 bytes for each bf16 weight, and twelve vectors as long as the longer side."""
+    """transformers.Adafactor moves 102 bytes for each bf16 weight, and twelve vectors as long as
+    the longer side.
+    """
     recipe = TrainingRecipe(optimizer=Optimizer.ADAFACTOR, master_weights=False, gradient_byte=2)
     work = trace_microbatch(MODEL, recipe, 1, 512)
     graph = optimiser_graph(work, recipe, TrainingStrategy(sharding=Sharding.NONE))
     sides = [(a, b, n * s.repeat) for s in work.sections for n, a, b in s.matrices]
     moved = sum((102 * a * b + 12 * 8 * max(a, b) + 4 * b) * times for a, b, times in sides)
     ops = [op for block in graph.blocks[1:] for op in block.ops]
-    assert sum((op.read_byte + op.write_byte) * op.count for op in ops) == pytest.approx(moved, rel=1e-6)
+    assert sum((op.read_byte + op.write_byte) * op.count for op in ops) == pytest.approx(
+        moved, rel=1e-6
+    )
     assert sum(a * b * times for a, b, times in sides) == pytest.approx(work.trained, rel=1e-3)
 
 
 def test_restarts_lose_a_share_of_all_time_and_cost_decides_by_price() -> None:
-    shared: dict[str, Any] = {"gpus": 8, "tp": 1, "seq": 512, "price": "2USD/h", "electricity": "0.3USD/kWh"}
-    plain, failing = (train(MODEL, "h100-sxm", failures_per_gpu_day=rate, **shared) for rate in (0.0, 0.6))
+    shared: dict[str, Any] = {
+        "gpus": 8,
+        "tp": 1,
+        "seq": 512,
+        "price": "2USD/h",
+        "electricity": "0.3USD/kWh",
+    }
+    plain, failing = (
+        train(MODEL, "h100-sxm", failures_per_gpu_day=rate, **shared) for rate in (0.0, 0.6)
+    )
     assert failing.hours == pytest.approx(plain.hours / (1.0 - 8 * 0.6 * 30 / 1440))
     assert failing.curve[0][2:] == pytest.approx((failing.hours, failing.energy_kwh))
     cheapest = train(MODEL, "h100-sxm", minimise="cost", **shared)
@@ -375,7 +489,14 @@ def test_restarts_lose_a_share_of_all_time_and_cost_decides_by_price() -> None:
 
 
 def test_nvfp4_runs_where_tensor_cores_have_it() -> None:
-    shared: dict[str, Any] = {"gpus": 8, "tp": 1, "pp": 1, "micro_batch": 1, "global_batch": 8, "recompute": "none"}
+    shared: dict[str, Any] = {
+        "gpus": 8,
+        "tp": 1,
+        "pp": 1,
+        "micro_batch": 1,
+        "global_batch": 8,
+        "recompute": "none",
+    }
     half, quarter = (train("llama3-8b", "b200", dtype=name, **shared) for name in ("fp8", "nvfp4"))
     assert quarter.step_s < half.step_s
     assert quarter.memory.weight_byte < half.memory.weight_byte
@@ -384,15 +505,27 @@ def test_nvfp4_runs_where_tensor_cores_have_it() -> None:
 
 
 def test_activations_wait_in_the_hosts_memory() -> None:
-    """They take PCIe's time beside the layers, leave room on the GPU, and are searched where that is asked for."""
-    shared: dict[str, Any] = {"gpus": 1, "tp": 1, "pp": 1, "micro_batch": 2, "global_batch": 2, "force": True}
+    """They take PCIe's time beside the layers, leave room on the GPU, and are searched where that
+    is asked for.
+    """
+    shared: dict[str, Any] = {
+        "gpus": 1,
+        "tp": 1,
+        "pp": 1,
+        "micro_batch": 2,
+        "global_batch": 2,
+        "force": True,
+    }
     kept, away, again = (
-        train("llama3-8b", "h100-sxm", recompute=name, **shared) for name in ("none", "offload", "full")
+        train("llama3-8b", "h100-sxm", recompute=name, **shared)
+        for name in ("none", "offload", "full")
     )
     assert away.memory.activation_byte < 0.25 * kept.memory.activation_byte
     assert away.step.compute_s < again.step.compute_s  # nothing runs a second time
     assert away.step_s > kept.step_s
     assert again.memory.activation_byte < away.memory.activation_byte
     usual = {c.strategy.recompute for c in train(MODEL, "h100-sxm", gpus=8).candidates}
-    asked = {c.strategy.recompute for c in train(MODEL, "h100-sxm", gpus=8, offload=True).candidates}
+    asked = {
+        c.strategy.recompute for c in train(MODEL, "h100-sxm", gpus=8, offload=True).candidates
+    }
     assert asked - usual == {Recompute.OFFLOAD}

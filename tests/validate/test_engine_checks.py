@@ -39,14 +39,18 @@ def test_every_held_out_row_is_judged_and_none_was_fitted(ledger: dict[str, dict
     assert rows.held_out is not None
     bundle = shipped_bundle("h200")
     assert bundle is not None
-    fitted = sum(residual.rows for name, residual in bundle.residuals.items() if is_engine_family(name))
+    fitted = sum(
+        residual.rows for name, residual in bundle.residuals.items() if is_engine_family(name)
+    )
     bursts = rows.is_kind("burst")
     assert fitted == int((bursts & ~rows.held_out).sum())
     assert ledger["latency"]["n"] == int((bursts & rows.held_out).sum())
 
 
 def test_held_out_errors_are_those_written_down(ledger: dict[str, dict]) -> None:
-    """The figures of docs/method/engine-kernels.md, judged once a fit; a refit that changes them says so there."""
+    """The figures of docs/method/engine-kernels.md, judged once a fit; a refit that changes them
+    says so there.
+    """
     assert ledger["latency"]["mape"] == pytest.approx(7.3, abs=0.3)
     assert ledger["latency, fp8"]["mape"] == pytest.approx(6.9, abs=0.3)
     assert ledger["latency, engine_experts"]["mape"] == pytest.approx(6.9, abs=0.3)
@@ -60,13 +64,17 @@ def test_a_bundle_without_engine_rows_falls_back_to_the_families_above() -> None
     assert not any(map(is_engine_family, [*bare.corrections, *bare.seen]))
     rows = load_kernel_rows("h200/engine")
     some = rows.select_rows(rows.is_kind("burst") & (np.arange(len(rows)) % 40 == 0))
-    ratio = predict_with_bundle(bare, some, hardware.load_gpu("h200"))[:, 0] / some.column("latency_s")
+    ratio = predict_with_bundle(bare, some, hardware.load_gpu("h200"))[:, 0] / some.column(
+        "latency_s"
+    )
     assert (ratio > 0.2).all()
     assert (ratio < 5.0).all()
 
 
 def test_kernels_draw_less_in_an_engines_step_than_alone() -> None:
-    """The factor that steps of fitting models teach scales their dynamic energy, and nothing else's."""
+    """The factor that steps of fitting models teach scales their dynamic energy, and nothing
+    else's.
+    """
     gpu = hardware.load_gpu("h200")
     bundle = bundle_for(gpu)
     assert 0.93 < bundle.step_energy < 0.99
@@ -78,13 +86,20 @@ def test_kernels_draw_less_in_an_engines_step_than_alone() -> None:
         graph = build_graph(load_model("llama3-8b"), options)
         for one in (bundle, replace(bundle, step_energy=1.0)):
             found = predict_graph(graph, gpu, at, one)
-            dynamic_j.setdefault(stack, []).append(float(found.energy_j) - idle_w * float(found.latency_s))
-    assert dynamic_j["engine"][0] / dynamic_j["engine"][1] == pytest.approx(bundle.step_energy, rel=0.002)
+            dynamic_j.setdefault(stack, []).append(
+                float(found.energy_j) - idle_w * float(found.latency_s)
+            )
+    assert dynamic_j["engine"][0] / dynamic_j["engine"][1] == pytest.approx(
+        bundle.step_energy, rel=0.002
+    )
     assert dynamic_j["eager"][0] == dynamic_j["eager"][1]
 
 
 def test_a_card_of_known_level_says_what_steps_draw_and_an_unknown_one_hardly() -> None:
-    gpu, bundle = hardware.load_gpu("h200"), replace(bundle_for(hardware.load_gpu("h200")), step_energy=1.0)
+    gpu, bundle = (
+        hardware.load_gpu("h200"),
+        replace(bundle_for(hardware.load_gpu("h200")), step_energy=1.0),
+    )
     options = ModelOptions.from_names(stack="engine", phase="decode", batch=8, seq=4096)
     graph = build_graph(load_model("llama3-8b"), options)
     alone = predict_graph(graph, gpu, OperatingPoint(power_limit_w=7000.0), bundle)

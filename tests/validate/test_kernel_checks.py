@@ -18,13 +18,19 @@ KEYS = {"set", "quantity", "n", "mape", "floor", "published", "must", "aim"}
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[LedgerRow]:
-    """Of two measured engines, with nothing kept from an earlier call and no reference data, which takes minutes."""
+    """Of two measured engines, with nothing kept from an earlier call and no reference data, which
+    takes minutes.
+    """
     nothing = str(tmp_path_factory.mktemp("nothing"))
     two = partial(model_checks.compare_serving, models=("llama-3.1-8b", "gemma-3-12b"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_checks, "compare_serving", two)
         return build_ledger(
-            variables={**os.environ, "WATTCAST_CACHE": nothing, "WATTCAST_REFERENCE": f"{nothing}/none"}
+            variables={
+                **os.environ,
+                "WATTCAST_CACHE": nothing,
+                "WATTCAST_REFERENCE": f"{nothing}/none",
+            }
         )
 
 
@@ -41,7 +47,9 @@ def test_every_row_has_every_column(rows: list[LedgerRow]) -> None:
 
 
 def test_held_out_errors_beat_their_floors(rows: list[LedgerRow]) -> None:
-    compared = [row for row in rows if row["floor"] is not None and "kernels, held-out" in row["set"]]
+    compared = [
+        row for row in rows if row["floor"] is not None and "kernels, held-out" in row["set"]
+    ]
     assert len(compared) >= 20
     for row in compared:
         assert row["mape"] < row["floor"], row
@@ -60,7 +68,9 @@ def test_intervals_cover_about_what_they_say(rows: list[LedgerRow]) -> None:
         assert 85.0 - slack <= row["coverage"] <= 95.0 + slack, row
 
 
-def test_json_is_json_and_text_is_text(call, rows: list[LedgerRow], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_json_and_text_is_text(
+    call, rows: list[LedgerRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("wattcast.validate.ledger.build_ledger", lambda *given, **options: rows)
     done = call("lab", "validate", "--json")
     assert done.code == 0, done.err

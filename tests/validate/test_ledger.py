@@ -13,16 +13,16 @@ from wattcast.validate import ledger
 from wattcast.validate.kernel_checks import layer_rows
 from wattcast.validate.ledger import STUDIES, build_ledger
 
-QUICK_SETS = (
-    "kernel_rows interval_rows counter_rows choice_rows engine_kernel_rows serving_rows layer_rows model_rows"
-)
+QUICK_SETS = "kernel_rows interval_rows counter_rows choice_rows engine_kernel_rows serving_rows layer_rows model_rows"
 
 
 @pytest.fixture
 def _no_quick_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the sets that every ledger computes, which ``test_kernel_checks.py`` looks at."""
     for name in (*QUICK_SETS.split(), "make_counter_model_rows", "card_rows", "make_energy_rows"):
-        monkeypatch.setattr(ledger if hasattr(ledger, name) else ledger.checks, name, lambda *given: [])
+        monkeypatch.setattr(
+            ledger if hasattr(ledger, name) else ledger.checks, name, lambda *given: []
+        )
     monkeypatch.setattr("studies.public_checks.public_sets.public_rows", list)
 
 
@@ -75,11 +75,15 @@ def test_asking_for_published_sets_runs_them(
     for section in () if every else ("tables", "coverage"):
         where, quantity, _ = public_sets.LONG_SETS[section]
         one = [make_ledger_row(where, quantity, 1, 1.25)]
-        monkeypatch.setitem(public_sets.LONG_SETS, section, (where, quantity, lambda *_, one=one: one))
+        monkeypatch.setitem(
+            public_sets.LONG_SETS, section, (where, quantity, lambda *_, one=one: one)
+        )
     said: list[str] = []
     build_ledger(tell=said.append, long=True, variables=elsewhere)
     sections = ["titanx", "v100", "training", "tables", "coverage"]
-    assert [text for text in said if "working" in text] == [f"{section}: working" for section in sections]
+    assert [text for text in said if "working" in text] == [
+        f"{section}: working" for section in sections
+    ]
     for section in sections:
         assert ledger.load_rows(section, elsewhere)
 

@@ -1,4 +1,6 @@
-"""Whole-model rows: predicted as they were run, compared with floors; the host's launch cost from eager ones."""
+"""Whole-model rows: predicted as they were run, compared with floors; the host's launch cost from
+eager ones.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,21 @@ HOST_S = 19e-6
 
 
 def measured(slower: float = 1.05, hotter: float = 0.97) -> list[ModelRow]:
-    """Rows a GPU would give whose kernels take a little longer and draw a little less than predicted."""
+    """Rows a GPU would give whose kernels take a little longer and draw a little less than
+    predicted.
+    """
     rows = []
     for model, phase, batch, seq, attention, graph in WORK:
         plain = ModelRow(
-            f"{model}-{phase}-{batch}-{graph}", model, phase, batch, "bf16", attention, "eager", graph, seq=seq
+            f"{model}-{phase}-{batch}-{graph}",
+            model,
+            phase,
+            batch,
+            "bf16",
+            attention,
+            "eager",
+            graph,
+            seq=seq,
         )
         p = api.predict(build_row_graph(plain), "h200", host_launch=0.0 if graph else HOST_S)
         factor = slower if graph else 1.0
@@ -64,7 +76,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     journal = Journal(folder / "models.jsonl")
     for row in measured():
         journal.append(row)
-    journal.append(replace(measured()[0], id="failed", latency_s=None, error="RuntimeError: CUDA out of memory"))
+    journal.append(
+        replace(
+            measured()[0], id="failed", latency_s=None, error="RuntimeError: CUDA out of memory"
+        )
+    )
     return folder
 
 
@@ -101,10 +117,15 @@ def test_without_rows_the_ledger_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_packed_table_reads_like_its_journal(database: Path, tmp_path: Path) -> None:
-    rows = [vars(row) | {"throttle": list(row.throttle), "flags": [], "card_name": "H200"} for row in measured()]
+    rows = [
+        vars(row) | {"throttle": list(row.throttle), "flags": [], "card_name": "H200"}
+        for row in measured()
+    ]
     write_table(tmp_path / MODELS_FILE, rows)
     packed = {case.row.id: case.row.latency_s for case in whole_models.load_models(tmp_path)}
-    assert packed == {case.row.id: case.row.latency_s for case in whole_models.load_models(database)}
+    assert packed == {
+        case.row.id: case.row.latency_s for case in whole_models.load_models(database)
+    }
 
 
 def test_each_row_is_predicted_as_it_was_run(database: Path) -> None:
@@ -113,7 +134,9 @@ def test_each_row_is_predicted_as_it_was_run(database: Path) -> None:
     assert found.graph.sum() == 6
     exact = found.predicted_s[found.graph] / found.latency_s[found.graph]
     np.testing.assert_allclose(exact, 1 / 1.05, rtol=1e-6)
-    assert (found.predicted_s[~found.graph] < found.latency_s[~found.graph]).all()  # the default host is faster
+    assert (
+        found.predicted_s[~found.graph] < found.latency_s[~found.graph]
+    ).all()  # the default host is faster
 
 
 def test_five_numbers_never_see_their_own_family() -> None:
@@ -125,7 +148,10 @@ def test_five_numbers_never_see_their_own_family() -> None:
     assert (floor_w <= float(np.mean(chip.power.limit_w))).all()
     doubled = [
         ModelCase(
-            replace(case.row, latency_s=2 * case.row.latency_s) if case.row.model == "gpt2" else case.row, case.graph
+            replace(case.row, latency_s=2 * case.row.latency_s)
+            if case.row.model == "gpt2"
+            else case.row,
+            case.graph,
         )
         for case in cases
     ]
@@ -140,7 +166,9 @@ def test_a_regression_finds_what_is_linear() -> None:
     random = np.random.default_rng(0)
     flop, byte = random.uniform(1, 9, 60), random.uniform(1, 9, 60)
     latency = 2e-6 + 3e-6 * flop + 1e-6 * byte
-    np.testing.assert_allclose(flop_byte_regression(flop, byte, latency, np.arange(60) % 5), latency, rtol=1e-6)
+    np.testing.assert_allclose(
+        flop_byte_regression(flop, byte, latency, np.arange(60) % 5), latency, rtol=1e-6
+    )
 
 
 def test_host_cost_of_one_row_is_met_exactly() -> None:
@@ -167,8 +195,12 @@ def run(*argv: str) -> tuple[int, str, str]:
 
 def test_fit_host_on_the_command_line(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
-    table.write_text("model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,4.5 ms\nbert-base,1,64,prefill,0.0026\n")
-    code, out, err = run("lab", "fit", "host", str(table), "--gpu", "h200", "--out", str(tmp_path / "bundle"))
+    table.write_text(
+        "model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,4.5 ms\nbert-base,1,64,prefill,0.0026\n"
+    )
+    code, out, err = run(
+        "lab", "fit", "host", str(table), "--gpu", "h200", "--out", str(tmp_path / "bundle")
+    )
     assert code == 0, err
     assert "--host-launch" in out
     assert "host_per_operator" in (tmp_path / "bundle" / "bundle.json").read_text()

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from wattcast.validate.power_checks import MODELS, compare_power_models, format_views, summarise_views
+from wattcast.validate.power_checks import (
+    MODELS,
+    compare_power_models,
+    format_views,
+    summarise_views,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "method" / "side-by-side.md"
 MARK = "<!-- wattcast lab side-by-side h200 -->"
@@ -22,7 +27,10 @@ def test_the_page_is_what_the_command_prints() -> None:
             assert sum(view.place_w[model].values()) == pytest.approx(view.model_w[model])
     summary = summarise_views(views)
     assert sum(of["nearest"] for of in summary["models"].values()) == 40
-    printed, quoted = _settled(format_views(views)), _settled(PAGE.read_text(encoding="utf-8").partition(MARK)[2])
+    printed, quoted = (
+        _settled(format_views(views)),
+        _settled(PAGE.read_text(encoding="utf-8").partition(MARK)[2]),
+    )
     assert len(printed) == len(quoted)
     for ours, theirs in zip(printed, quoted, strict=True):
         assert re.sub(NUMBER, "#", ours) == re.sub(NUMBER, "#", theirs)
@@ -31,8 +39,14 @@ def test_the_page_is_what_the_command_prints() -> None:
 
 
 def _settled(text: str) -> list[str]:
-    """Lines without what each place draws, which follows every change of the predictor (made anew with --page)."""
-    lines = [line for line in text.strip().splitlines() if not re.fullmatch(r"\| [^|]+ \| \d+ \| \d+ \|", line)]
+    """Lines without what each place draws, which follows every change of the predictor (made anew
+    with --page).
+    """
+    lines = [
+        line
+        for line in text.strip().splitlines()
+        if not re.fullmatch(r"\| [^|]+ \| \d+ \| \d+ \|", line)
+    ]
     return [line.rpartition(" | ")[0] if line.count("|") == 8 else line for line in lines]
 
 

@@ -35,27 +35,43 @@ def test_intervals_and_simulations_have_the_same_host() -> None:
 
 
 def test_fitting_runs_meet_the_goals_of_traffic(records) -> None:
-    found = compare_serving(records, hardware.load_gpu("h200"), models=("llama-3.1-8b",), held_out=False)
+    found = compare_serving(
+        records, hardware.load_gpu("h200"), models=("llama-3.1-8b",), held_out=False
+    )
     said = make_serving_rows("h200", found, {False: "fitting"})
     rows = {row["quantity"]: row["mape"] for row in said if "traffic" in row["set"]}
-    goals = {"TPOT p50": 6, "TPOT p99": 12, "TTFT p50": 12, "TTFT p99": 25, "throughput": 4, "power": 4}
+    goals = {
+        "TPOT p50": 6,
+        "TPOT p99": 12,
+        "TTFT p50": 12,
+        "TTFT p99": 25,
+        "throughput": 4,
+        "power": 4,
+    }
     assert all(rows[name] < goal for name, goal in goals.items()), rows
     assert not any(one.held_out for one in found)
 
 
 def test_a_step_is_judged_with_the_board_that_was_read(records) -> None:
-    """Power is nearer than for the mean card on both boards; steps on cards without one are left out."""
+    """Power is nearer than for the mean card on both boards; steps on cards without one are left
+    out.
+    """
     told = compare_known_boards(records, "h200")
     board = {row["id"]: row["card_board"] for row in records.rows if row["card_board"]}
     read = {row["model"] for row in records.rows if row["card_board"]}
     steps = replace(records, rows=tuple(row for row in records.rows if row["kind"] != "traffic"))
-    plain = {one.id: one for one in compare_serving(steps, hardware.load_gpu("h200"), sorted(read), held_out=True)}
+    plain = {
+        one.id: one
+        for one in compare_serving(steps, hardware.load_gpu("h200"), sorted(read), held_out=True)
+    }
     assert {one.id for one in told} == {name for name in board if name in plain}
     assert set(board.values()) == set(list_boards("h200").values())
     for part_number in list_boards("h200").values():
         same = [one for one in told if one.kind == "decode" and board[one.id] == part_number]
         known = sum(abs(one.error_percent("power")) for one in same)
-        assert known < 0.8 * sum(abs(plain[one.id].error_percent("power")) for one in same), part_number
+        assert known < 0.8 * sum(abs(plain[one.id].error_percent("power")) for one in same), (
+            part_number
+        )
 
 
 def test_held_out_rows_stay_apart(records) -> None:
@@ -83,7 +99,9 @@ def test_experts_are_judged_on_weights_that_tell_tokens_apart(records) -> None:
     assert steps
     normal = {row["id"] for row in records.rows if row["normal_weights"]}
     assert {one.id for one in steps} <= normal
-    assert len([one for one in found if one.kind == "traffic"]) == 2  # a third compiled a kernel on the way
+    assert (
+        len([one for one in found if one.kind == "traffic"]) == 2
+    )  # a third compiled a kernel on the way
 
 
 def test_missing_tables_give_a_row_that_says_so(tmp_path: Path) -> None:
@@ -104,13 +122,20 @@ def test_packed_folder_reads_back(call, tmp_path: Path) -> None:
         f'{{"id": "m/t", "kind": "traffic", "model": "m", "run": "r1", "ttft_s": {{"p50": 0.25}}}}\n'
     )
     (folder / "requests.jsonl").write_text('{"run": "m/t", "number": 0, "arrival_s": 0.5}\n')
-    (folder / "steps.jsonl").write_text('{"run": "m/t", "begin_s": [0.0, 1.0], "device_s": [null, 0.5]}\n')
+    (folder / "steps.jsonl").write_text(
+        '{"run": "m/t", "begin_s": [0.0, 1.0], "device_s": [null, 0.5]}\n'
+    )
     later = tmp_path / "steps-alone"
     later.mkdir()
     (later / "runs.jsonl").write_text("")
-    (later / "rows.jsonl").write_text(f'{{"id": "m/b", {step.replace("prefill", "decode")}, "latency_s": 3}}\n')
+    (later / "rows.jsonl").write_text(
+        f'{{"id": "m/b", {step.replace("prefill", "decode")}, "latency_s": 3}}\n'
+    )
     assert call("lab", "pack-engine", str(folder), "--out", str(tmp_path)).code == 0
-    assert "4 rows, 1 serving runs, 1 requests" in call("lab", "pack-engine", str(later), "--out", str(tmp_path)).out
+    assert (
+        "4 rows, 1 serving runs, 1 requests"
+        in call("lab", "pack-engine", str(later), "--out", str(tmp_path)).out
+    )
     found = load_engine_records(tmp_path)
     assert [row["latency_s"] for row in found.select_kind("decode")] == [3.0]
     (row,) = found.select_kind("prefill")

@@ -33,7 +33,11 @@ def server() -> Iterator[Server]:
 def browser():
     """Chromium, or a skip that says what is missing."""
     api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if path is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     with api.sync_playwright() as playwright:
@@ -44,7 +48,9 @@ def browser():
 
 @pytest.fixture(scope="session")
 def shared_page(browser):
-    """A page that tests use one after another: one that is loaded again takes half the time of a new one."""
+    """A page that tests use one after another: one that is loaded again takes half the time of a
+    new one.
+    """
     return open_context(browser).new_page()
 
 
@@ -56,11 +62,11 @@ def open_context(browser):
 
 @pytest.fixture
 def open_page(browser, shared_page, server: Server):
-    """``open_page(width=..., scheme=...)`` -> a loaded page; complaints of the browser fail the test at its end.
+    """``open_page(width=..., scheme=...)`` -> a loaded page; complaints of the browser fail the
+    test at its end.
 
-    The first page of a test is the shared one, which remembers nothing of earlier tests but files of the server;
-    further ones, and ``fresh`` ones, have a context of their own.
-    """
+    The first page of a test is the shared one, which remembers nothing of earlier tests but files
+    of the server; further ones, and ``fresh`` ones, have a context of their own."""
     used, complaints = [], []
 
     def complain(message) -> None:
@@ -80,7 +86,9 @@ def open_page(browser, shared_page, server: Server):
     ):
         page = open_context(browser).new_page() if fresh or used else shared_page
         used.append(page)
-        page.goto(server.url + "/api/health")  # loads the page anew, in the same process of the browser
+        page.goto(
+            server.url + "/api/health"
+        )  # loads the page anew, in the same process of the browser
         everything = {"origin": server.url, "storageTypes": "all"}
         page.context.new_cdp_session(page).send("Storage.clearDataForOrigin", everything)
         page.set_viewport_size({"width": width, "height": height})
@@ -100,7 +108,9 @@ def open_page(browser, shared_page, server: Server):
             page.unroute_all()
             page.remove_listener("console", complain)
             page.remove_listener("pageerror", fail)
-    real = [text for text in complaints if "status of 422" not in text and "ERR_FAILED" not in text]  # on purpose
+    real = [
+        text for text in complaints if "status of 422" not in text and "ERR_FAILED" not in text
+    ]  # on purpose
     assert not real, real
 
 

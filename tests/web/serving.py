@@ -35,7 +35,9 @@ class Server:
             found = re.search(r"http://\S+?:(\d+)/", line)
         self.port = int(found[1])
         self.url = f"http://127.0.0.1:{self.port}"
-        self._reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr or []), daemon=True)
+        self._reader = threading.Thread(
+            target=lambda: self.said.extend(self.process.stderr or []), daemon=True
+        )
         self._reader.start()
 
     def stop(self) -> int:

@@ -1,4 +1,6 @@
-"""What the workers answer: limits, refusals, no path to the file system, and the same numbers as the command line."""
+"""What the workers answer: limits, refusals, no path to the file system, and the same numbers as
+the command line.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,25 @@ def predicted(plain: object) -> dict:
 
 def test_a_view_agrees_with_the_command_line(call) -> None:
     view = msgspec.json.decode(asked("view", CASE).body, type=answers.ViewOut)
-    out = json.loads(call("predict", "gpt2", "--gpu", "h200", "--batch", "4", "--seq", "256", "--json").out)
+    out = json.loads(
+        call("predict", "gpt2", "--gpu", "h200", "--batch", "4", "--seq", "256", "--json").out
+    )
     p = out["predictions"][0]
     shown = msgspec.to_builtins(view.prediction)
-    assert {k: v for k, v in shown.items() if k not in ("ops", "assumptions", "support", "interval")} == {
-        k: v for k, v in p.items() if k not in ("ops", "assumptions", "support", "interval")
-    }
+    assert {
+        k: v for k, v in shown.items() if k not in ("ops", "assumptions", "support", "interval")
+    } == {k: v for k, v in p.items() if k not in ("ops", "assumptions", "support", "interval")}
     assert sorted(shown["assumptions"]) == sorted(p["assumptions"])
     busy = sum(group.latency_s for group in view.groups)
-    assert busy == pytest.approx(view.prediction.busy_s, rel=1e-6), "a small model has no operator left out"
+    assert busy == pytest.approx(view.prediction.busy_s, rel=1e-6), (
+        "a small model has no operator left out"
+    )
     for group in view.groups:
         assert sum(group.part_j) == pytest.approx(group.energy_j, rel=1e-6), group.name
         if group.flop_per_byte is not None:
-            roof = min(max(view.roofs.values()), max(view.byte_per_s.values()) * group.flop_per_byte)
+            roof = min(
+                max(view.roofs.values()), max(view.byte_per_s.values()) * group.flop_per_byte
+            )
             assert group.flop_per_s <= roof * 1.001, f"{group.name} lies above its roof"
     again = asked("predict", {"configurations": [CASE]}).body
     assert msgspec.json.decode(again, type=PredictOut).predictions[0].gpu == "h200"
@@ -101,7 +109,9 @@ def test_a_bad_request_is_named(plain: object, said: str) -> None:
     assert said in json.loads(found.body)["error"]
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b'{"gpu": NaN}', b"[" * 5000, b'{"a":' * 5000])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff\xfe", b'{"gpu": NaN}', b"[" * 5000, b'{"a":' * 5000]
+)
 def test_a_body_that_is_not_json_is_refused(data: bytes) -> None:
     for kind in ("view", "predict", "figure"):
         found = answer_request(kind, data)
@@ -127,7 +137,9 @@ def test_uploads_of_every_kind() -> None:
 
 def test_the_name_of_an_upload_is_a_label_and_no_path() -> None:
     found = uploaded({"name": "x", "ops": [{"op": "conjure"}]}, "../../etc/../passwd.json")
-    assert json.loads(found.body)["error"].startswith("passwd.json: ops[0]: unknown operator 'conjure'")
+    assert json.loads(found.body)["error"].startswith(
+        "passwd.json: ops[0]: unknown operator 'conjure'"
+    )
 
 
 def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +155,9 @@ def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(answers.BadInput, match="lists and objects"):
         request_schema.check_nesting(b"[" + b"[]," * (request_schema.MOST_ITEMS + 1) + b"0]", "x")
     with pytest.raises(answers.BadInput, match="at most"):
-        request_schema.read_request(b" " * (request_schema.MOST_BYTE + 1), request_schema.Configuration)
+        request_schema.read_request(
+            b" " * (request_schema.MOST_BYTE + 1), request_schema.Configuration
+        )
 
 
 def test_no_file_is_opened_that_a_request_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,19 +166,35 @@ def test_no_file_is_opened_that_a_request_names(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("builtins.open", lambda path, *a, **k: opened.append(str(path)))
     monkeypatch.setattr(Path, "open", lambda self, *a, **k: opened.append(str(self)))
     monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(str(self)))
-    for name in ("/etc/passwd", "~/x.yaml", "file:///etc/passwd", "C:\\x.json", "h200.yaml", "gpt2.json"):
+    for name in (
+        "/etc/passwd",
+        "~/x.yaml",
+        "file:///etc/passwd",
+        "C:\\x.json",
+        "h200.yaml",
+        "gpt2.json",
+    ):
         assert asked("view", CASE | {"gpu": name}).status == 422
         assert asked("view", CASE | {"model": name}).status == 422
         assert asked("plan", {"model": "gpt2", "gpus": [name], "rate_per_s": 1}).status == 422
         assert asked("train", {"model": "gpt2", "gpu": name}).status == 422
         assert answer_request("gpu", name.encode()).status == 422
-        trace = {"model": "gpt2", "gpu": "h200", "trace_name": name, "trace": "arrival_s,prompt_tokens\n1,2\n"}
+        trace = {
+            "model": "gpt2",
+            "gpu": "h200",
+            "trace_name": name,
+            "trace": "arrival_s,prompt_tokens\n1,2\n",
+        }
         assert asked("simulate", trace).status == 422
         asked("view", {"gpu": "h200", "file": {"name": name, "content": LIST}})
-    assert not [path for path in opened if "passwd" in path or "x." in path or path.endswith("gpt2.json")]
+    assert not [
+        path for path in opened if "passwd" in path or "x." in path or path.endswith("gpt2.json")
+    ]
 
 
-def test_our_own_mistake_is_told_without_its_inside(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_our_own_mistake_is_told_without_its_inside(
+    monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.setitem(answers.REQUEST_KINDS, "view", (str, lambda body: 1 / 0))
     found = asked("view", CASE)
     assert found.status == 500
@@ -173,7 +203,10 @@ def test_our_own_mistake_is_told_without_its_inside(monkeypatch: pytest.MonkeyPa
 
 
 def test_csv_holds_the_operators_and_no_formula() -> None:
-    evil = {"name": "=cmd|x", "ops": [{"op": "linear", "m": 64, "n": 64, "k": 64, "label": "@SUM(A1)"}]}
+    evil = {
+        "name": "=cmd|x",
+        "ops": [{"op": "linear", "m": 64, "n": 64, "k": 64, "label": "@SUM(A1)"}],
+    }
     both = [CASE, {"gpu": "h200", "file": {"name": "e.json", "content": evil}}]
     rows = list(csv.DictReader(io.StringIO(asked("csv", {"configurations": both}).body.decode())))
     energy_j = sum(float(row["energy_j"]) for row in rows if row["configuration"] == "1")
@@ -195,7 +228,10 @@ def test_figures_and_reports() -> None:
 
 SIZES = st.one_of(st.integers(1, 64), st.sampled_from([1000, 4096, 100_000, 1_000_000]))
 CONFIGURATIONS = st.fixed_dictionaries(
-    {"gpu": st.sampled_from(hardware.gpu_names()), "model": st.sampled_from(model_catalogue.list_models())},
+    {
+        "gpu": st.sampled_from(hardware.gpu_names()),
+        "model": st.sampled_from(model_catalogue.list_models()),
+    },
     optional={
         "batch": SIZES,
         "seq": SIZES,
@@ -238,11 +274,17 @@ def test_prices_are_those_of_the_command_line() -> None:
 
 
 def test_a_comparison_adds_up() -> None:
-    found = json.loads(asked("compare", {"configurations": [CASE, CASE | {"batch": 8}, CASE | {"gpu": "l40s"}]}).body)
+    found = json.loads(
+        asked(
+            "compare", {"configurations": [CASE, CASE | {"batch": 8}, CASE | {"gpu": "l40s"}]}
+        ).body
+    )
     assert len(found["against_first"]) == 2
     for pair in found["against_first"]:
         for what in ("latency_s", "energy_j", "power_w"):
-            assert sum(pair["terms"][what].values()) == pytest.approx(pair["difference"][what], abs=1e-9)
+            assert sum(pair["terms"][what].values()) == pytest.approx(
+                pair["difference"][what], abs=1e-9
+            )
     alone = json.loads(asked("compare", {"configurations": [CASE]}).body)
     assert "two to four" in alone["error"]
 
@@ -251,12 +293,16 @@ SERVED = {"model": "gpt2", "prompt": 64, "output": 16}
 
 
 def test_a_plan_has_a_front_and_what_binds() -> None:
-    found = json.loads(asked("plan", SERVED | {"gpus": ["h200"], "rate_per_s": 50, "price_per_h": 2}).body)
+    found = json.loads(
+        asked("plan", SERVED | {"gpus": ["h200"], "rate_per_s": 50, "price_per_h": 2}).body
+    )
     assert found["best"] == found["plans"][0]
     assert found["pareto"], "the best plan is on the front"
     assert found["best"]["cost_per_million_tokens"] > 0
     assert found["best"]["binds"]
-    never = json.loads(asked("plan", SERVED | {"gpus": ["h200"], "rate_per_s": 5, "ttft_s": 1e-6}).body)
+    never = json.loads(
+        asked("plan", SERVED | {"gpus": ["h200"], "rate_per_s": 5, "ttft_s": 1e-6}).body
+    )
     assert "cannot be met" in never["error"]
     pictures = asked("plan", {"model": "resnet50", "gpus": ["h200"], "rate_per_s": 5})
     assert "a language model" in json.loads(pictures.body)["error"]
@@ -264,11 +310,15 @@ def test_a_plan_has_a_front_and_what_binds() -> None:
 
 def test_a_simulation_shows_power_and_queue_over_time() -> None:
     drawn = json.loads(
-        asked("simulate", SERVED | {"gpu": "h200", "rate_per_s": 20, "seconds": 10, "replicas": 3}).body
+        asked(
+            "simulate", SERVED | {"gpu": "h200", "rate_per_s": 20, "seconds": 10, "replicas": 3}
+        ).body
     )
     shape = drawn["over_time"]
     assert {len(values) for values in shape.values()} == {len(shape["start_s"])}
-    assert sum(shape["power_w"]) / len(shape["power_w"]) == pytest.approx(drawn["power_w"], rel=0.02)
+    assert sum(shape["power_w"]) / len(shape["power_w"]) == pytest.approx(
+        drawn["power_w"], rel=0.02
+    )
     running = sum(shape["decodes"]) / len(shape["decodes"])
     assert running == pytest.approx(drawn["batch"]["mean"], rel=0.02)
     text = "arrival_s,prompt_tokens,output_tokens\n0.1,64,8\n0.2,32,4\n"
@@ -277,7 +327,9 @@ def test_a_simulation_shows_power_and_queue_over_time() -> None:
     many = asked("simulate", SERVED | {"gpu": "h200", "rate_per_s": 1000, "seconds": 3600})
     assert "at most 20,000" in json.loads(many.body)["error"]
     for broken in ("", "a\rb,c", '"' + "x" * 200_000, "arrival_s,prompt_tokens,output_tokens\n"):
-        assert asked("simulate", {"model": "gpt2", "gpu": "h200", "trace": broken}).status == 422, broken[:20]
+        assert asked("simulate", {"model": "gpt2", "gpu": "h200", "trace": broken}).status == 422, (
+            broken[:20]
+        )
     both = asked("simulate", {"model": "gpt2", "gpu": "h200", "trace": text, "rate_per_s": 1})
     assert "either a rate or a trace" in json.loads(both.body)["error"]
 
@@ -302,7 +354,9 @@ def test_the_catalogue_has_ranges_for_the_sliders() -> None:
     assert len(found.gpus) >= 18
     assert len(found.models) >= 44
     uses = [gpu.use for gpu in found.gpus]
-    assert uses == sorted(uses, key=["data-centre", "workstation", "museum"].index), "museum cards come last"
+    assert uses == sorted(uses, key=["data-centre", "workstation", "museum"].index), (
+        "museum cards come last"
+    )
     assert all(model.parameters > 1e6 for model in found.models)
     status = {gpu.name: gpu.coefficients for gpu in found.gpus}
     for name in ("h200", "l40s", "h100-sxm", "t4"):
@@ -314,14 +368,21 @@ def test_the_catalogue_has_ranges_for_the_sliders() -> None:
 
 def test_a_configuration_that_a_figure_does_not_draw_is_still_to_be_right() -> None:
     for wrong in ({"gpu": "none"}, {"data": "none"}, {"phase": "none"}):
-        configurations = [{"gpu": "h200", "model": "gpt2"}, {"gpu": "h200", "model": "gpt2"} | wrong]
+        configurations = [
+            {"gpu": "h200", "model": "gpt2"},
+            {"gpu": "h200", "model": "gpt2"} | wrong,
+        ]
         body = json.dumps({"configurations": configurations}).encode()
         assert answers.answer_request("figure", body).status == 422
 
 
 @pytest.mark.parametrize("kind", ["plan", "simulate"])
-def test_traffic_that_costs_too_much_is_refused_by_its_cost(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A valid plan ran into the time limit, which answered 503: try again. It would have again, and again."""
+def test_traffic_that_costs_too_much_is_refused_by_its_cost(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A valid plan ran into the time limit, which answered 503: try again. It would have again, and
+    again.
+    """
     monkeypatch.setattr(answers, "MOST_EVENTS", 300)
     where = {"gpus": ["h200"]} if kind == "plan" else {"gpu": "h200", "seconds": 100}
     found = asked(kind, {"model": "gpt2", "rate_per_s": 10, "prompt": 200, "output": 5, **where})

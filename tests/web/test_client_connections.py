@@ -26,7 +26,9 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 async def answer_hello(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]}
+    )
     await send({"type": "http.response.body", "body": b"hello"})
 
 
@@ -34,7 +36,9 @@ async def answer_hello(scope: Any, receive: Any, send: Any) -> None:
 async def running_server(table: ConnectionTable, header_s: float) -> AsyncIterator[int]:
     listening = open_socket("127.0.0.1", 0)
     http = make_protocol(table, header_s)
-    config = uvicorn.Config(answer_hello, http=http, lifespan="off", log_level="error", access_log=False)
+    config = uvicorn.Config(
+        answer_hello, http=http, lifespan="off", log_level="error", access_log=False
+    )
     server = uvicorn.Server(config)
     with server.capture_signals():
         task = asyncio.ensure_future(server._serve([listening]))
@@ -44,7 +48,9 @@ async def running_server(table: ConnectionTable, header_s: float) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int, data: bytes) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    port: int, data: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     yield reader, writer
@@ -91,7 +97,10 @@ def test_a_client_with_too_many_connections_loses_the_oldest_and_is_still_answer
             running_server(ConnectionTable(each=4), header_s=600.0) as port,
             contextlib.AsyncExitStack() as stack,
         ):
-            slow = [await stack.enter_async_context(connected(port, b"GET / HTTP/1.1\r\n")) for _ in range(6)]
+            slow = [
+                await stack.enter_async_context(connected(port, b"GET / HTTP/1.1\r\n"))
+                for _ in range(6)
+            ]
             async with connected(port, REQUEST) as (reader, _):
                 assert (await read_to_end(reader)).endswith(b"hello")
             for reader, _ in slow[:3]:
@@ -131,7 +140,10 @@ def test_two_requests_of_a_client_run_and_large_ones_leave_room() -> None:
             with pytest.raises(ClientBusy, match="2 requests of this client"):
                 async with slots.running("10.0.0.1", large=True):
                     pass
-            async with slots.running("10.0.0.1", large=False), slots.running("10.0.0.2", large=True):
+            async with (
+                slots.running("10.0.0.1", large=False),
+                slots.running("10.0.0.2", large=True),
+            ):
                 with pytest.raises(ClientBusy):
                     async with slots.running("10.0.0.1", large=False):
                         pass

@@ -1,4 +1,6 @@
-"""The server over HTTP: whom it answers, how much it reads, what it says of itself, and how it ends."""
+"""The server over HTTP: whom it answers, how much it reads, what it says of itself, and how it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,24 @@ def ask(server: Server, method: str, path: str, body: bytes | None = None, **hea
 
 
 def post(server: Server, path: str, plain: object, **headers: str):
-    return ask(server, "POST", path, json.dumps(plain).encode(), **({"content_type": "application/json"} | headers))
+    return ask(
+        server,
+        "POST",
+        path,
+        json.dumps(plain).encode(),
+        **({"content_type": "application/json"} | headers),
+    )
 
 
 def test_the_page_and_its_files_come_with_every_header(server: Server) -> None:
     names = [file.name for file in files("wattcast.web").joinpath("assets").iterdir()]
-    for path in ["/", "/openapi.json", "/api/health", "/nothing", *(f"/assets/{name}" for name in names)]:
+    for path in [
+        "/",
+        "/openapi.json",
+        "/api/health",
+        "/nothing",
+        *(f"/assets/{name}" for name in names),
+    ]:
         answer, data = ask(server, "GET", path)
         assert answer.status == (404 if path == "/nothing" else 200), path
         assert data
@@ -90,7 +104,9 @@ def test_no_path_leaves_the_table_of_files(server: Server, path: str) -> None:
     "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil", ""]
 )
 def test_a_foreign_host_is_not_answered(server: Server, host: str) -> None:
-    """A page of evil.example that points its own name to loopback sends its own name as Host (DNS rebinding)."""
+    """A page of evil.example that points its own name to loopback sends its own name as Host (DNS
+    rebinding).
+    """
     answer, data = ask(server, "GET", "/api/catalogue", Host=host)
     assert answer.status == 421
     assert b"h200" not in data
@@ -107,7 +123,9 @@ def test_a_foreign_origin_and_a_form_are_refused(server: Server) -> None:
 
 
 def test_bodies_are_bounded(server: Server) -> None:
-    """By the length it announces, before any of it is read; and by what comes where it announces none."""
+    """By the length it announces, before any of it is read; and by what comes where it announces
+    none.
+    """
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)) as connection:
         connection.putrequest("POST", "/api/view")
         for name, value in (JSON | {"Content-Length": str(3 << 20)}).items():
@@ -117,14 +135,31 @@ def test_bodies_are_bounded(server: Server) -> None:
         assert answer.status == 413
         assert b"at most" in answer.read()
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
-        # one byte too much: the server reads it all, and does not hang up on a client that is still sending
-        connection.request("POST", "/api/view", iter([b" " * (MOST_BYTE + 1)]), JSON, encode_chunked=True)
+        # one byte too much: the server reads it all, and does not hang up on a client that is still
+        # sending
+        connection.request(
+            "POST", "/api/view", iter([b" " * (MOST_BYTE + 1)]), JSON, encode_chunked=True
+        )
         assert connection.getresponse().status == 413
 
 
 def test_errors_tell_nothing_of_the_inside(server: Server) -> None:
-    for body in (b"", b"{", b"[" * 5000, b"\x00\xff", b'{"gpu": "h200", "model": "gpt2", "batch": 1e999}'):
-        for path in ("/api/view", "/api/predict", "/api/figure", "/api/csv", "/api/report", "/api/room", *VERBS):
+    for body in (
+        b"",
+        b"{",
+        b"[" * 5000,
+        b"\x00\xff",
+        b'{"gpu": "h200", "model": "gpt2", "batch": 1e999}',
+    ):
+        for path in (
+            "/api/view",
+            "/api/predict",
+            "/api/figure",
+            "/api/csv",
+            "/api/report",
+            "/api/room",
+            *VERBS,
+        ):
             answer, data = ask(server, "POST", path, body, content_type="application/json")
             assert answer.status == 422, (path, body[:20])
             assert set(json.loads(data)) == {"error"}
@@ -149,7 +184,9 @@ def test_a_recorded_run_is_streamed_in_order(server: Server) -> None:
     times = [p["time_s"] for p in points]
     assert times == sorted(times)
     watts = [p["power_w"] for p in points if "power_w" in p]
-    assert max(watts) == pytest.approx(734.0, abs=1.0)  # the governor lets so much pass before it cuts
+    assert max(watts) == pytest.approx(
+        734.0, abs=1.0
+    )  # the governor lets so much pass before it cuts
     energy_j = [p["energy_j"] for p in points if "energy_j" in p]
     assert energy_j == sorted(energy_j)
     about = json.loads(ask(server, "GET", "/api/live/about")[1])
@@ -171,7 +208,9 @@ def test_a_slow_body_is_given_up() -> None:
 
 
 def test_who_plans_is_still_answered() -> None:
-    """Two plans of a client took both of its places: its first screen stayed empty until they were done."""
+    """Two plans of a client took both of its places: its first screen stayed empty until they were
+    done.
+    """
 
     async def run() -> None:
         done, answered = asyncio.Event(), []
@@ -191,10 +230,16 @@ def test_who_plans_is_still_answered() -> None:
             assert message
 
         guard = make_app(SlowPlans(), recorded_feed())
-        headers = [(b"host", b"localhost"), (b"content-length", b"2"), (b"content-type", b"application/json")]
+        headers = [
+            (b"host", b"localhost"),
+            (b"content-length", b"2"),
+            (b"content-type", b"application/json"),
+        ]
         scope = {"type": "http", "method": "POST", "headers": headers, "query_string": b""}
         paths = ("/api/plan", "/api/plan", "/api/view")
-        await asyncio.wait_for(asyncio.gather(*(guard(scope | {"path": p}, receive, send) for p in paths)), 20.0)
+        await asyncio.wait_for(
+            asyncio.gather(*(guard(scope | {"path": p}, receive, send) for p in paths)), 20.0
+        )
         assert answered == ["view", "plan", "plan"]
 
     asyncio.run(run())
@@ -202,7 +247,9 @@ def test_who_plans_is_still_answered() -> None:
 
 def test_a_request_that_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
     ops = [{"op": "linear", "m": 16 + i, "n": 4096, "k": 4096} for i in range(15_000)]
-    heavy = json.dumps({"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}).encode()
+    heavy = json.dumps(
+        {"gpu": "h200", "file": {"name": "w", "content": {"name": "x", "ops": ops}}}
+    ).encode()
 
     async def run() -> None:
         async with WorkerPool(1, limit_s=0.5) as pool:
@@ -262,8 +309,25 @@ def test_ctrl_c_ends_it_and_its_workers() -> None:
 def test_the_schema_names_every_route(server: Server) -> None:
     plain = json.loads(ask(server, "GET", "/openapi.json")[1])
     assert plain["openapi"].startswith("3.1")
-    wanted = {"/api/predict", "/api/view", "/api/room", "/api/csv", "/api/figure", "/api/report", "/api/catalogue"}
-    assert wanted | {"/api/live", "/api/live/about", "/api/health", "/api/gpu", *VERBS} == set(plain["paths"])
+    wanted = {
+        "/api/predict",
+        "/api/view",
+        "/api/room",
+        "/api/csv",
+        "/api/figure",
+        "/api/report",
+        "/api/catalogue",
+    }
+    assert wanted | {"/api/live", "/api/live/about", "/api/health", "/api/gpu", *VERBS} == set(
+        plain["paths"]
+    )
     names = plain["components"]["schemas"]
-    assert {"Configuration", "ConfigurationList", "FigureRequest", "ViewOut", "PredictOut", "ErrorOut"} <= set(names)
+    assert {
+        "Configuration",
+        "ConfigurationList",
+        "FigureRequest",
+        "ViewOut",
+        "PredictOut",
+        "ErrorOut",
+    } <= set(names)
     assert "h200" in names["Configuration"]["properties"]["gpu"]["enum"]

@@ -56,7 +56,9 @@ def _polling(parent: int) -> int:
     for children in Path(f"/proc/{parent}/task").glob("*/children"):
         for pid in children.read_text().split():
             command = Path(f"/proc/{pid}/cmdline")
-            found += command.exists() and b"wattcast.measure.polling_process" in command.read_bytes()
+            found += (
+                command.exists() and b"wattcast.measure.polling_process" in command.read_bytes()
+            )
     return found
 
 
@@ -87,7 +89,9 @@ def test_recordings_good_and_bad(tmp_path: Path) -> None:
         recorded_feed(bad)
 
 
-def test_a_machine_without_a_card_replays_unless_a_card_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_card_replays_unless_a_card_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def nothing(*arguments: object) -> None:
         raise MissingTool("no card.")
 

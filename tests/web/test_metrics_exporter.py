@@ -19,7 +19,12 @@ import pytest
 
 from serving import SOURCE
 from wattcast.measure.energy_sources import DeviceIdentity, ReadError, SlowReadings
-from wattcast.web.metrics_exporter import MetricsCollector, WatchedCard, model_workload, write_metrics
+from wattcast.web.metrics_exporter import (
+    MetricsCollector,
+    WatchedCard,
+    model_workload,
+    write_metrics,
+)
 
 prometheus = pytest.importorskip("prometheus_client.parser", reason="no prometheus-client")
 
@@ -57,7 +62,9 @@ class FakeSource:
 
 
 def card(source: FakeSource, clock: Clock) -> WatchedCard:
-    return WatchedCard(0, source, DeviceIdentity("NVIDIA H200", uuid="GPU-1", power_limit_w=700.0), now=clock)
+    return WatchedCard(
+        0, source, DeviceIdentity("NVIDIA H200", uuid="GPU-1", power_limit_w=700.0), now=clock
+    )
 
 
 def samples(text: bytes) -> dict[str, dict[tuple, float]]:
@@ -101,7 +108,9 @@ def test_numbers_reach_the_metrics_and_what_is_unknown_is_left_out() -> None:
     assert value(text, "wattcast_clock_hertz") == 1.5e9
     assert value(text, "wattcast_power_limit_watts") == 700.0
     assert "wattcast_memory_power_watts" not in samples(text), "absent is not zero"
-    held = {dict(labels)["reason"]: on for labels, on in samples(text)["wattcast_clock_held"].items()}
+    held = {
+        dict(labels)["reason"]: on for labels, on in samples(text)["wattcast_clock_held"].items()
+    }
     assert held["sw_power_cap"] == 1.0
     assert sum(held.values()) == 1.0
 
@@ -149,7 +158,17 @@ def test_the_predicted_saving_is_that_of_a_sweep_over_clocks(call) -> None:
     found = model_workload("llama3-8b", api.find_gpu("h200"), p, "5%", **options)
     sizes = ["--batch", "8", "--seq", "512", "--slowdown", "5%"]
     best = json.loads(
-        call("explore", "sweep", "llama3-8b", "--gpu", "h200", "--vary", "clock=all", *sizes, "--json").out
+        call(
+            "explore",
+            "sweep",
+            "llama3-8b",
+            "--gpu",
+            "h200",
+            "--vary",
+            "clock=all",
+            *sizes,
+            "--json",
+        ).out
     )["best"]
     row = best["energy"]
     assert found.best["asked_clock_hz"] == pytest.approx(row["asked_clock_hz"])
@@ -167,7 +186,11 @@ def test_the_dashboard_asks_only_for_metrics_there_are(call, tmp_path: Path) -> 
     kinds = {f"wattcast_{name}" for name in exporter_names()}
     asked = set(re.findall(r"wattcast_\w+", json.dumps([board["panels"], board["templating"]])))
     assert asked <= kinds, asked - kinds
-    assert {"wattcast_power_watts", "wattcast_model_saving_ratio", "wattcast_energy_joules_total"} <= asked
+    assert {
+        "wattcast_power_watts",
+        "wattcast_model_saving_ratio",
+        "wattcast_energy_joules_total",
+    } <= asked
     numbers = [panel["id"] for panel in board["panels"]]
     assert len(numbers) == len(set(numbers))
     for panel in board["panels"]:
@@ -178,7 +201,9 @@ def test_the_dashboard_asks_only_for_metrics_there_are(call, tmp_path: Path) -> 
 def exporter_names() -> set[str]:
     from wattcast.web.metrics_exporter import MEASURED, PREDICTED
 
-    measured = {f"{name}_total" if kind == "counter" else name for name, (kind, _, _) in MEASURED.items()}
+    measured = {
+        f"{name}_total" if kind == "counter" else name for name, (kind, _, _) in MEASURED.items()
+    }
     return measured | {f"model_{name}" for name in PREDICTED} | {"clock_held"}
 
 
@@ -198,8 +223,12 @@ def environment(more: dict[str, str]) -> dict[str, str]:
 
 def test_a_card_through_the_real_binding(standin) -> None:
     standin.follow("at -10 420 1755 4 61 80")
-    argv = command("--once", "--source", "nvml", "--workload", "gpt2", "--gpu", "h200", "--seq", "128")
-    done = subprocess.run(argv, env=environment(standin.environment), capture_output=True, timeout=120, check=True)
+    argv = command(
+        "--once", "--source", "nvml", "--workload", "gpt2", "--gpu", "h200", "--seq", "128"
+    )
+    done = subprocess.run(
+        argv, env=environment(standin.environment), capture_output=True, timeout=120, check=True
+    )
     assert value(done.stdout, "wattcast_power_watts") == pytest.approx(420.0, rel=0.02)
     assert value(done.stdout, "wattcast_clock_hertz") == 1755e6
     assert math.isfinite(value(done.stdout, "wattcast_energy_joules_total"))
@@ -212,7 +241,9 @@ def scrape(address: str) -> bytes:
 
 
 def scrape_reading(address: str) -> bytes:
-    """Scrape until the first reading is there: a busy machine may not have it within the second it waits."""
+    """Scrape until the first reading is there: a busy machine may not have it within the second it
+    waits.
+    """
     for _ in range(60):
         if value(text := scrape(address), "wattcast_hung") == 0.0:
             break
@@ -222,7 +253,9 @@ def scrape_reading(address: str) -> bytes:
 
 def test_it_is_scraped_through_a_hanging_driver_and_ends_at_ctrl_c(standin) -> None:
     argv = command("--port", "0", "--source", "nvml", "--interval", "0.1s")
-    running = subprocess.Popen(argv, env=environment(standin.environment), stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        argv, env=environment(standin.environment), stderr=subprocess.PIPE, text=True
+    )
     try:
         assert running.stderr is not None
         said = running.stderr.readline()
@@ -241,7 +274,9 @@ def test_it_is_scraped_through_a_hanging_driver_and_ends_at_ctrl_c(standin) -> N
         began_s = time.monotonic()
         text = scrape(address[0])
         assert time.monotonic() - began_s < 30.0, "a driver that hangs for an hour held a scrape"
-        assert "wattcast_power_watts" not in samples(text), "nothing is known of a card that does not answer"
+        assert "wattcast_power_watts" not in samples(text), (
+            "nothing is known of a card that does not answer"
+        )
     finally:
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130

@@ -1,4 +1,6 @@
-"""The interface against its own OpenAPI schema: whatever is sent, answers are of the kinds the schema names."""
+"""The interface against its own OpenAPI schema: whatever is sent, answers are of the kinds the
+schema names.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from requests import ConnectionError
 
 from serving import Server
 
-schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis: pip install schemathesis")
+schemathesis = pytest.importorskip(
+    "schemathesis", reason="no schemathesis: pip install schemathesis"
+)
 
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -30,7 +34,9 @@ CHECKS = [
 
 MODES = {"valid": GenerationMode.POSITIVE, "wrong": GenerationMode.NEGATIVE}
 PLAIN = openapi_schema()
-EVERY_OPERATION = [operation.ok() for operation in schemathesis.openapi.from_dict(PLAIN).get_all_operations()]
+EVERY_OPERATION = [
+    operation.ok() for operation in schemathesis.openapi.from_dict(PLAIN).get_all_operations()
+]
 SLOW_PATHS = ("/api/live", "/api/report")  # a stream without end; five seconds each
 OPERATIONS = [operation for operation in EVERY_OPERATION if operation.path not in SLOW_PATHS]
 
@@ -70,8 +76,13 @@ def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mo
 
 SEED = int(os.environ.get("WATTCAST_SEED", "1"))  # another night draws other requests
 POSTS = {operation.path: operation for operation in EVERY_OPERATION if operation.method == "post"}
-HEAVY = dict.fromkeys(("/api/plan", "/api/simulate", "/api/train"), 100) | {"/api/figure": 60, "/api/report": 12}
-NIGHTLY = [(path, "wrong", 700) for path in POSTS] + [(path, "valid", HEAVY.get(path, 600)) for path in POSTS]
+HEAVY = dict.fromkeys(("/api/plan", "/api/simulate", "/api/train"), 100) | {
+    "/api/figure": 60,
+    "/api/report": 12,
+}
+NIGHTLY = [(path, "wrong", 700) for path in POSTS] + [
+    (path, "valid", HEAVY.get(path, 600)) for path in POSTS
+]
 
 
 def test_the_nightly_run_is_of_ten_thousand_requests() -> None:
@@ -80,7 +91,9 @@ def test_the_nightly_run_is_of_ten_thousand_requests() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "mode", "count"), NIGHTLY)
-def test_no_request_of_a_night_meets_an_error_of_the_server(server: Server, path: str, mode: str, count: int) -> None:
+def test_no_request_of_a_night_meets_an_error_of_the_server(
+    server: Server, path: str, mode: str, count: int
+) -> None:
     assert check_cases(server, POSTS[path], mode, count, SEED) >= count
 
 

@@ -1,9 +1,8 @@
 """The Grafana dashboard, as far as it can be checked without a Grafana server.
 
-That the file fits Grafana's own types (``Dashboard`` of the npm package ``@grafana/schema``, compiled with
-``tsc --strict``) was checked once by hand, docs/how-to/operators.md; what can break with our own metrics is
-checked here.
-"""
+That the file fits Grafana's own types (``Dashboard`` of the npm package ``@grafana/schema``,
+compiled with ``tsc --strict``) was checked once by hand, docs/how-to/operators.md; what can break
+with our own metrics is checked here."""
 
 from __future__ import annotations
 
@@ -37,7 +36,9 @@ def board() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Sample names of a real exposition, of a card that tells everything and one workload, with their labels."""
+    """Sample names of a real exposition, of a card that tells everything and one workload, with
+    their labels.
+    """
     source, clock = FakeSource(), Clock()
     source.throttle = 4.0
     options = {"batch": 1, "seq": 128}
@@ -78,8 +79,12 @@ def test_every_metric_and_label_is_one_the_exporter_gives(board, exported) -> No
 
 def test_variables_are_defined_used_and_filled_from_labels_there_are(board, exported) -> None:
     known = variables(board)
-    assert known["datasource"] | {"type": "datasource", "query": "prometheus"} == known["datasource"]
-    used = set(VARIABLE.findall(json.dumps([board["panels"], list(known.values())]).replace("$__all", "")))
+    assert (
+        known["datasource"] | {"type": "datasource", "query": "prometheus"} == known["datasource"]
+    )
+    used = set(
+        VARIABLE.findall(json.dumps([board["panels"], list(known.values())]).replace("$__all", ""))
+    )
     assert used == set(known)
     for name, variable in known.items():
         if variable["type"] == "query":

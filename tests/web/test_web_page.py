@@ -1,4 +1,6 @@
-"""The page in a real browser: every tab, every preset, keyboard alone, phones, errors, links, axe, size and time."""
+"""The page in a real browser: every tab, every preset, keyboard alone, phones, errors, links, axe,
+size and time.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,39 @@ CONFIG = {
     "intermediate_size": 2816,
     "vocab_size": 32000,
 }
-LIST = {"name": "<b>my</b> list", "ops": [{"op": "linear", "m": 512, "n": 4096, "k": 4096, "count": 8}]}
-SMALL = {"model": "gpt2", "gpu": "h200", "batch": 4, "seq": 64, "tokens": 16, "phase": "generate", "stack": "engine"}
+LIST = {
+    "name": "<b>my</b> list",
+    "ops": [{"op": "linear", "m": 512, "n": 4096, "k": 4096, "count": 8}],
+}
+SMALL = {
+    "model": "gpt2",
+    "gpu": "h200",
+    "batch": 4,
+    "seq": 64,
+    "tokens": 16,
+    "phase": "generate",
+    "stack": "engine",
+}
 
 
 def until(page, expression: str, argument: object = None, limit_s: float = 300.0) -> None:
-    """Wait for a JavaScript expression to hold. Playwright's own way evaluates text, which the page forbids."""
-    code = expression if "=>" in expression.split("(")[0] or expression.startswith("(") else f"() => {expression}"
+    """Wait for a JavaScript expression to hold. Playwright's own way evaluates text, which the page
+    forbids.
+    """
+    code = (
+        expression
+        if "=>" in expression.split("(")[0] or expression.startswith("(")
+        else f"() => {expression}"
+    )
     end_s, pause_ms = time.monotonic() + limit_s, 20.0
     while not page.evaluate(code, argument):
-        assert time.monotonic() < end_s, f"never: {expression}; the page says: {page.inner_text('body')[:800]}"
+        assert time.monotonic() < end_s, (
+            f"never: {expression}; the page says: {page.inner_text('body')[:800]}"
+        )
         page.wait_for_timeout(pause_ms)
-        pause_ms = min(1.3 * pause_ms, 200.0)  # asking takes processor time from who works on the answer
+        pause_ms = min(
+            1.3 * pause_ms, 200.0
+        )  # asking takes processor time from who works on the answer
 
 
 def link(tab: str, *configurations: dict, **more: object) -> str:
@@ -51,7 +74,9 @@ def link(tab: str, *configurations: dict, **more: object) -> str:
 def opened(open_page, tab: str, **how: object):
     """Open a tab with a small question and wait for its answer."""
     small = {"rate_per_s": 5, "gpus": ["h200"]}
-    page = open_page(link(tab, plan=small, sim={"rate_per_s": 5, "seconds": 10}, train={"tokens": 1e8}), **how)
+    page = open_page(
+        link(tab, plan=small, sim={"rate_per_s": 5, "seconds": 10}, train={"tokens": 1e8}), **how
+    )
     answered(page, tab)
     return page
 
@@ -82,17 +107,33 @@ def tile(page, name: str) -> str:
 def asked_since(page) -> list[dict]:
     """Return the list that fills with the questions the page asks from now on."""
     sent: list[dict] = []
-    page.on("request", lambda r: sent.append(json.loads(r.post_data)) if r.url.endswith("/api/view") else None)
+    page.on(
+        "request",
+        lambda r: sent.append(json.loads(r.post_data)) if r.url.endswith("/api/view") else None,
+    )
     return sent
 
 
 def test_the_first_screen_answers_what_the_command_line_answers(open_page, call) -> None:
     page = open_page(wait=False, fresh=True)
     sent: list[tuple[str, bytes]] = []
-    page.on("request", lambda r: sent.append((r.url.rpartition("/")[2], (r.post_data or "").encode())))
+    page.on(
+        "request", lambda r: sent.append((r.url.rpartition("/")[2], (r.post_data or "").encode()))
+    )
     page.reload()
     answered(page, "predict")
-    options = ["--phase", "generate", "--stack", "engine", "--batch", "16", "--seq", "1024", "--tokens", "256"]
+    options = [
+        "--phase",
+        "generate",
+        "--stack",
+        "engine",
+        "--batch",
+        "16",
+        "--seq",
+        "1024",
+        "--tokens",
+        "256",
+    ]
     said = call("predict", "llama3-8b", "--gpu", "h200", *options, "--price", "2USD/h").out
     for name, label in (("speed", "throughput"), ("energy", "energy"), ("power", "total power")):
         value = re.search(rf"{label}\s+([\d.,]+) ", said)
@@ -124,7 +165,9 @@ def test_every_tab_reads_well_and_passes_axe(open_page, width: int, scheme: str)
             until(page, "document.querySelectorAll('#gpu-detail tr').length > 10")
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{tab} makes the page scroll sideways"
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
+        found = page.evaluate(
+            "axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)"
+        )
         said = [f"{tab}: {v['id']}: {node['html'][:160]}" for v in found for node in v["nodes"]]
         assert not said, "\n".join(said)
         if folder:
@@ -194,9 +237,12 @@ def test_every_control_reaches_the_request_and_undo_takes_it_back(open_page) -> 
         control.select_option(value) if tag == "SELECT" else control.fill(value)
         until(page, "!document.querySelector('#answer.stale')")
         assert page.locator("#errors p").count() == 0, (bound, page.inner_text("#errors"))
-        assert wanted is None or sent[-1][field] == wanted, bound  # what was asked before is not asked again
+        assert wanted is None or sent[-1][field] == wanted, (
+            bound
+        )  # what was asked before is not asked again
     page.eval_on_selector(
-        "#clock", "e => { e.value = 1200000000; e.dispatchEvent(new Event('input', {bubbles: true})); }"
+        "#clock",
+        "e => { e.value = 1200000000; e.dispatchEvent(new Event('input', {bubbles: true})); }",
     )
     until(page, "document.querySelector('#clock-said').textContent === '1.2 GHz'")
     until(page, "!document.querySelector('#answer.stale')")
@@ -212,10 +258,15 @@ def test_a_picker_finds_by_name_and_by_fact(open_page) -> None:
     page.click("#gpu")
     groups = page.eval_on_selector_all("#gpu-list [role=group]", "all => all.map(g => g.ariaLabel)")
     assert groups == ["Data centre", "Workstation and desktop", "Museum"]
-    assert "h200" in page.inner_text("#gpu-list [role=option] >> nth=0"), "what was measured comes first"
+    assert "h200" in page.inner_text("#gpu-list [role=option] >> nth=0"), (
+        "what was measured comes first"
+    )
     page.fill("#gpu", "80 gb hbm")
     pick(page, "gpu", "a100 80gb")
-    until(page, "document.querySelector('#gpu').value === 'a100-sxm-80gb' && !document.querySelector('.stale')")
+    until(
+        page,
+        "document.querySelector('#gpu').value === 'a100-sxm-80gb' && !document.querySelector('.stale')",
+    )
     page.click("#gpu")
     page.fill("#gpu", "nothing like it")
     assert "Nothing is called" in page.inner_text("#gpu-list")
@@ -231,7 +282,10 @@ def test_the_operating_point_moves_by_keyboard_and_by_hand(open_page) -> None:
     sent = asked_since(page)
     page.focus("#trade .handle")
     page.keyboard.press("ArrowLeft")
-    until(page, "document.querySelector('#clock-free').checked === false && !document.querySelector('.stale')")
+    until(
+        page,
+        "document.querySelector('#clock-free').checked === false && !document.querySelector('.stale')",
+    )
     first = sent[-1]["clock_hz"]
     box = page.locator("#trade .handle").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -289,7 +343,9 @@ def test_a_plan_is_chosen_from_its_front_and_simulated(open_page) -> None:
 
 def test_a_trace_is_dropped_in(open_page, tmp_path: Path) -> None:
     page = opened(open_page, "simulate")
-    (tmp_path / "mine.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0.1,64,8\n0.5,32,4\n0.9,32,4\n")
+    (tmp_path / "mine.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens\n0.1,64,8\n0.5,32,4\n0.9,32,4\n"
+    )
     (tmp_path / "bad.csv").write_text("when,what\n1,2\n")
     page.click("#ask fieldset:nth-of-type(3) details > summary")
     page.set_input_files("#trace-file", str(tmp_path / "mine.csv"))
@@ -308,7 +364,10 @@ def test_gpus_are_sorted_and_filtered(open_page) -> None:
     page.fill("#gpu-find", "hopper measured")
     assert page.inner_text("#gpu-count").startswith("1 of")
     page.click("#gpu-table tbody button")
-    until(page, "document.querySelector('#gpu-detail').textContent.includes('NVIDIA H200 Tensor Core GPU datasheet')")
+    until(
+        page,
+        "document.querySelector('#gpu-detail').textContent.includes('NVIDIA H200 Tensor Core GPU datasheet')",
+    )
     page.click("#gpu-detail button")
     answered(page, "predict")
 
@@ -328,7 +387,10 @@ def test_a_recorded_run_plays_on_the_axes_of_its_prediction(open_page) -> None:
 def test_without_a_card_and_a_recording_live_is_hidden(open_page) -> None:
     page = open_page(wait=False)
     about = '{"title": "x", "recorded": true, "shown": false}'
-    page.route("**/api/live/about", lambda route: route.fulfill(body=about, content_type="application/json"))
+    page.route(
+        "**/api/live/about",
+        lambda route: route.fulfill(body=about, content_type="application/json"),
+    )
     page.reload()
     answered(page, "predict")
     page.wait_for_timeout(200)
@@ -348,7 +410,10 @@ def test_it_works_by_keyboard_alone(open_page) -> None:
     page.focus("#model")
     for key in ("ArrowDown", "ArrowDown", "Enter"):
         page.keyboard.press(key)
-    until(page, "document.querySelector('#model').value !== 'gpt2' && !document.querySelector('.stale')")
+    until(
+        page,
+        "document.querySelector('#model').value !== 'gpt2' && !document.querySelector('.stale')",
+    )
     page.focus("#menu summary")
     page.keyboard.press("Enter")
     assert page.is_visible("#get-report")
@@ -358,8 +423,21 @@ def test_it_works_by_keyboard_alone(open_page) -> None:
     page.focus("#tab-predict")
     for _ in range(60):  # everything that can be clicked can be reached
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('role')"))
-    assert {"undo", "share", "model", "gpu", "batch", "to-compare", "to-plan", "slider"} <= reached | {"undo"}
+        reached.add(
+            page.evaluate(
+                "document.activeElement.id || document.activeElement.getAttribute('role')"
+            )
+        )
+    assert {
+        "undo",
+        "share",
+        "model",
+        "gpu",
+        "batch",
+        "to-compare",
+        "to-plan",
+        "slider",
+    } <= reached | {"undo"}
 
 
 @pytest.mark.parametrize("hash_", ["#garbage", "#eyJ2IjoxLCJjIjpbXX0", "#%00"])
@@ -372,7 +450,12 @@ def test_a_broken_link_shows_the_default(open_page, hash_: str) -> None:
 def test_a_hostile_link_stays_text(open_page) -> None:
     evil = "<img src=x onerror=alert(1)>"
     page = open_page(
-        link("predict", {"model": evil, "gpu": "h200"}, {"model": "gpt2", "gpu": evil}, plan={"gpus": [evil]})
+        link(
+            "predict",
+            {"model": evil, "gpu": "h200"},
+            {"model": "gpt2", "gpu": evil},
+            plan={"gpus": [evil]},
+        )
     )
     page.wait_for_selector("#errors p")
     assert "<img" in page.inner_text("#errors")
@@ -439,7 +522,12 @@ def test_what_cannot_be_answered_says_why(open_page) -> None:
 def test_downloads(open_page, tmp_path: Path) -> None:
     page = opened(open_page, "predict")
     page.click("#menu > summary")
-    wanted = {"json": b"{", "csv": b"configuration,workload", "figure": b"<?xml", "report": b"<!doctype html>"}
+    wanted = {
+        "json": b"{",
+        "csv": b"configuration,workload",
+        "figure": b"<?xml",
+        "report": b"<!doctype html>",
+    }
     for what, start in wanted.items():
         with page.expect_download() as found:
             page.click(f"#get-{what}")
@@ -450,11 +538,17 @@ def test_downloads(open_page, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto((tmp_path / "wattcast-report.html").as_uri())
     assert page.inner_text("h1").startswith("gpt2")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390, "the report fits a phone too"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, (
+        "the report fits a phone too"
+    )
     page.add_style_tag(content=".appendix { display: none; }")
     for paper in ("A4", "Letter"):
-        pages = re.findall(rb"/Type\s*/Page[^s]", page.pdf(format=paper, prefer_css_page_size=False))
-        assert len(pages) <= 2, f"without its appendix the report takes {len(pages)} pages of {paper}"
+        pages = re.findall(
+            rb"/Type\s*/Page[^s]", page.pdf(format=paper, prefer_css_page_size=False)
+        )
+        assert len(pages) <= 2, (
+            f"without its appendix the report takes {len(pages)} pages of {paper}"
+        )
 
 
 def test_a_theme_is_kept_and_motion_is_reduced(open_page) -> None:
@@ -469,7 +563,10 @@ def test_a_theme_is_kept_and_motion_is_reduced(open_page) -> None:
     assert page.evaluate(paper) == dark
     page.emulate_media(reduced_motion="reduce")
     page.evaluate("document.querySelector('#answer').classList.add('stale')")
-    assert page.evaluate("getComputedStyle(document.querySelector('#answer')).transitionDuration") == "0s"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('#answer')).transitionDuration")
+        == "0s"
+    )
 
 
 def test_the_page_is_small_and_its_colours_are_those_of_the_figures() -> None:
@@ -490,4 +587,6 @@ def test_the_first_screen_is_interactive_in_a_second(open_page) -> None:
         ends = {name.rpartition("/")[2]: ms for name, ms in page.evaluate(entries)}
         return max(ends["view"], ends["catalogue"], ends["app.js"])
 
-    assert any(load_page() < 1000 for _ in range(4)), "other work on the machine slows a page, not all"
+    assert any(load_page() < 1000 for _ in range(4)), (
+        "other work on the machine slows a page, not all"
+    )

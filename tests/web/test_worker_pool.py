@@ -1,4 +1,6 @@
-"""What the server keeps; with ``-m slow``, many users on a quiet machine, and users beside attackers."""
+"""What the server keeps; with ``-m slow``, many users on a quiet machine, and users beside
+attackers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_answers_are_remembered_within_bounds() -> None:
     assert [kept.find("room", body) is good for body in (b"1", b"2", b"3")] == [True, False, True]
     kept.keep("room", b"wrong", Answer(422, "application/json", b"{}"))
     kept.keep("report", b"", good)
-    assert kept.find("room", b"wrong") is kept.find("report", b"") is None, "errors, and what carries its time"
+    assert kept.find("room", b"wrong") is kept.find("report", b"") is None, (
+        "errors, and what carries its time"
+    )
     small = AnswerCache(most_byte=4)
     small.keep("room", b"", good)
     assert small.find("room", b"") is None
@@ -48,11 +52,11 @@ def test_fifty_users_are_served() -> None:
 
 @pytest.mark.slow
 def test_small_requests_are_answered_within_a_second_under_attack() -> None:
-    """256 slow connections denied service to all, and eight clients with large uploads starved everyone.
+    """256 slow connections denied service to all, and eight clients with large uploads starved
+    everyone.
 
-    The second is that of a machine with a free core. On one that others keep busy it grows with the time of a lone
-    user's requests, before or after the attack, whichever is longer.
-    """
+    The second is that of a machine with a free core. On one that others keep busy it grows with the
+    time of a lone user's requests, before or after the attack, whichever is longer."""
     found = measure(users=5, seconds=30.0, workers=2, attack=True)
     assert found["failed"] == 0
     assert found["requests"] > 50

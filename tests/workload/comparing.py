@@ -17,7 +17,9 @@ LAYER_FIELDS = ("layers", "vision_layers", "text_layers", "encoder_layers", "dec
 def cut(name: str, layers: int = 2) -> ModelSpec:
     """A catalogue model with ``layers`` layers (of each kind)."""
     model = model_catalogue.load_model(name)
-    dims = replace(model.dims, **{field: layers for field in LAYER_FIELDS if hasattr(model.dims, field)})
+    dims = replace(
+        model.dims, **{field: layers for field in LAYER_FIELDS if hasattr(model.dims, field)}
+    )
     if hasattr(dims, "dense_layers"):
         dims = replace(dims, dense_layers=1)
     return replace(model, dims=dims)

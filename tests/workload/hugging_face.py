@@ -1,4 +1,6 @@
-"""Hugging Face modules with the dimensions of catalogue models, cut to a few layers, on the meta device."""
+"""Hugging Face modules with the dimensions of catalogue models, cut to a few layers, on the meta
+device.
+"""
 
 from __future__ import annotations
 
@@ -56,15 +58,26 @@ def _sound(dims: Any, batch: int, seq: int) -> dict[str, Any]:
 
 def _heard(dims: Any, batch: int, seq: int) -> dict[str, Any]:
     """One step of the decoder behind a cache; the sound was encoded before."""
-    cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    cache = transformers.EncoderDecoderCache(
+        transformers.DynamicCache(), transformers.DynamicCache()
+    )
     for layer in range(dims.decoder_layers):
-        for part, length in ((cache.self_attention_cache, seq), (cache.cross_attention_cache, dims.frames)):
+        for part, length in (
+            (cache.self_attention_cache, seq),
+            (cache.cross_attention_cache, dims.frames),
+        ):
             shape = (batch, dims.heads, length, dims.hidden // dims.heads)
-            part.update(*(torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)), layer)
+            part.update(
+                *(torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)), layer
+            )
         cache.is_updated[layer] = True
     hidden = torch.zeros(batch, dims.frames, dims.hidden, dtype=torch.bfloat16, device=DEVICE)
     encoded = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=hidden)
-    given = {"encoder_outputs": encoded, "decoder_input_ids": _tokens(batch, 1), "past_key_values": cache}
+    given = {
+        "encoder_outputs": encoded,
+        "decoder_input_ids": _tokens(batch, 1),
+        "past_key_values": cache,
+    }
     return given | {"use_cache": True}
 
 
@@ -78,7 +91,12 @@ def _cache(name: str, dims: Any, built: Any, batch: int, seq: int) -> Any:
         shapes = [(batch, 1, seq, dims.kv_rank), (batch, 1, seq, dims.rotary_dim)]
     else:
         shapes = [
-            (batch, getattr(dims, "kv_heads", dims.heads), seq, getattr(dims, "dim", dims.hidden // dims.heads))
+            (
+                batch,
+                getattr(dims, "kv_heads", dims.heads),
+                seq,
+                getattr(dims, "dim", dims.hidden // dims.heads),
+            )
         ] * 2
     for layer in range(dims.layers):
         cache.update(*(torch.zeros(s, dtype=torch.bfloat16, device=DEVICE) for s in shapes), layer)
@@ -88,7 +106,9 @@ def _cache(name: str, dims: Any, built: Any, batch: int, seq: int) -> Any:
 def _config(name: str, dims: Any, phase: str) -> tuple[Any, str]:
     hf = transformers
     if name.startswith("gpt2"):
-        return hf.GPT2Config(n_layer=dims.layers, n_embd=dims.hidden, n_head=dims.heads), "GPT2LMHeadModel"
+        return hf.GPT2Config(
+            n_layer=dims.layers, n_embd=dims.hidden, n_head=dims.heads
+        ), "GPT2LMHeadModel"
     if name.startswith("opt"):
         config = hf.OPTConfig(
             num_hidden_layers=dims.layers, hidden_size=dims.hidden, ffn_dim=dims.intermediate, vocab_size=dims.vocab,
@@ -120,10 +140,14 @@ def _config(name: str, dims: Any, phase: str) -> tuple[Any, str]:
         )  # fmt: skip
         return config, "SiglipVisionModel"
     if name.startswith("convnext"):
-        config = hf.ConvNextConfig(depths=list(dims.depths), hidden_sizes=list(dims.widths), num_labels=dims.classes)
+        config = hf.ConvNextConfig(
+            depths=list(dims.depths), hidden_sizes=list(dims.widths), num_labels=dims.classes
+        )
         return config, "ConvNextForImageClassification"
     if name.startswith("resnet"):
-        return hf.ResNetConfig(depths=list(dims.blocks), num_labels=dims.classes), "ResNetForImageClassification"
+        return hf.ResNetConfig(
+            depths=list(dims.blocks), num_labels=dims.classes
+        ), "ResNetForImageClassification"
     if name.startswith("mobilevit"):
         return hf.MobileViTConfig(num_labels=dims.classes), "MobileViTForImageClassification"
     if name.startswith("whisper"):
@@ -153,7 +177,9 @@ def _two_towers(dims: Any) -> tuple[Any, str]:
     }  # fmt: skip
     if dims.pooled:
         return transformers.SiglipConfig(text_config=text, vision_config=vision), "SiglipModel"
-    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=dims.shared)
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config=vision, projection_dim=dims.shared
+    )
     return config, "CLIPModel"
 
 

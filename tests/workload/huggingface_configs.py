@@ -1,9 +1,10 @@
-"""Fifty configurations of the Hugging Face hub: the fields that decide their operators, and where they were read.
+"""Fifty configurations of the Hugging Face hub: the fields that decide their operators, and where
+they were read.
 
-Dimensions were read in public repositories that quote the files, or are the defaults of transformers 5.22's
-configuration classes, which name the model they describe. ``published`` is the number of weights that the makers
-give, in billions, as commonly quoted (written down from memory); of models with pictures, the language part's.
-"""
+Dimensions were read in public repositories that quote the files, or are the defaults of
+transformers 5.22's configuration classes, which name the model they describe. ``published`` is the
+number of weights that the makers give, in billions, as commonly quoted (written down from memory);
+of models with pictures, the language part's."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 
 
 class CollectedConfig(NamedTuple):
-    """A ``config.json``: its hub id, where its fields were read, and the published billions of weights (0: none)."""
+    """A ``config.json``: its hub id, where its fields were read, and the published billions of
+    weights (0: none).
+    """
 
     id: str
     source: str
@@ -24,7 +27,14 @@ _QUOTED = "config.json as quoted in {}"
 
 
 def _sizes(
-    kind: str, layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocab: int, **more: Any
+    kind: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    vocab: int,
+    **more: Any,
 ) -> dict[str, Any]:
     """Return fields by the names that most configurations share."""
     return {
@@ -45,14 +55,26 @@ def _quoted(id: str, published: float, repository: str, config: dict[str, Any]) 
 _LATENT = {
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "hidden_act": "silu",
 }  # fmt: skip
-_KQI, _ARCHITECTURES = "a benchmark of torchKQI", "a regression test of architectures (mlx-llm, candle-llm)"
+_KQI, _ARCHITECTURES = (
+    "a benchmark of torchKQI",
+    "a regression test of architectures (mlx-llm, candle-llm)",
+)
 _DUMP = "a dump of shapes and configurations of hub models"
 _SCALED = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 16.0}
 
 TAKEN = [
-    _quoted("meta-llama/Llama-2-7b-hf", 6.74, _KQI, _sizes("llama", 32, 4096, 32, 32, 11008, 32000)),
-    _quoted("meta-llama/Meta-Llama-3-8B", 8.03, _KQI, _sizes("llama", 32, 4096, 32, 8, 14336, 128256)),
-    _quoted("meta-llama/Llama-3.1-8B", 8.03, _ARCHITECTURES, _sizes("llama", 32, 4096, 32, 8, 14336, 128256)),
+    _quoted(
+        "meta-llama/Llama-2-7b-hf", 6.74, _KQI, _sizes("llama", 32, 4096, 32, 32, 11008, 32000)
+    ),
+    _quoted(
+        "meta-llama/Meta-Llama-3-8B", 8.03, _KQI, _sizes("llama", 32, 4096, 32, 8, 14336, 128256)
+    ),
+    _quoted(
+        "meta-llama/Llama-3.1-8B",
+        8.03,
+        _ARCHITECTURES,
+        _sizes("llama", 32, 4096, 32, 8, 14336, 128256),
+    ),
     _quoted(
         "meta-llama/Llama-3.2-3B",
         3.21,
@@ -65,16 +87,36 @@ TAKEN = [
         _DUMP,
         _sizes("llama", 24, 2048, 32, 32, 8192, 49152, tie_word_embeddings=True),
     ),
-    _by_default("HuggingFaceTB/SmolLM3-3B", 3.08, "SmolLM3Config", _sizes("smollm3", 36, 2048, 16, 4, 11008, 128256)),
-    _quoted("Qwen/Qwen2-7B", 7.62, _KQI, _sizes("qwen2", 28, 3584, 28, 4, 18944, 152064, use_sliding_window=False)),
-    _quoted("Qwen/Qwen2-72B", 72.7, _KQI, _sizes("qwen2", 80, 8192, 64, 8, 29568, 152064, use_sliding_window=False)),
+    _by_default(
+        "HuggingFaceTB/SmolLM3-3B",
+        3.08,
+        "SmolLM3Config",
+        _sizes("smollm3", 36, 2048, 16, 4, 11008, 128256),
+    ),
+    _quoted(
+        "Qwen/Qwen2-7B",
+        7.62,
+        _KQI,
+        _sizes("qwen2", 28, 3584, 28, 4, 18944, 152064, use_sliding_window=False),
+    ),
+    _quoted(
+        "Qwen/Qwen2-72B",
+        72.7,
+        _KQI,
+        _sizes("qwen2", 80, 8192, 64, 8, 29568, 152064, use_sliding_window=False),
+    ),
     _quoted(
         "Qwen/Qwen2.5-3B-Instruct",
         3.09,
         "a model built on it",
         _sizes("qwen2", 36, 2048, 16, 2, 11008, 151936, tie_word_embeddings=True),
     ),
-    _quoted("Qwen/Qwen3-8B", 8.19, _ARCHITECTURES, _sizes("qwen3", 36, 4096, 32, 8, 12288, 151936, head_dim=128)),
+    _quoted(
+        "Qwen/Qwen3-8B",
+        8.19,
+        _ARCHITECTURES,
+        _sizes("qwen3", 36, 4096, 32, 8, 12288, 151936, head_dim=128),
+    ),
     _quoted(
         "Qwen/Qwen3-VL-8B-Instruct",
         8.19,
@@ -308,7 +350,18 @@ TAKEN = [
         "THUDM/GLM-4-9B-0414",
         9.4,
         _ARCHITECTURES,
-        _sizes("glm4", 40, 4096, 32, 2, 13696, 151552, head_dim=128, partial_rotary_factor=0.5, attention_bias=True),
+        _sizes(
+            "glm4",
+            40,
+            4096,
+            32,
+            2,
+            13696,
+            151552,
+            head_dim=128,
+            partial_rotary_factor=0.5,
+            attention_bias=True,
+        ),
     ),
     _by_default(
         "zai-org/GLM-4.5-Air",
@@ -420,21 +473,52 @@ TAKEN = [
         "a Cohere 2 of transformers' defaults",
         0.0,
         "Cohere2Config",
-        _sizes("cohere2", 40, 8192, 64, 64, 22528, 256000, logit_scale=0.0625, sliding_window=4096, head_dim=128),
+        _sizes(
+            "cohere2",
+            40,
+            8192,
+            64,
+            64,
+            22528,
+            256000,
+            logit_scale=0.0625,
+            sliding_window=4096,
+            head_dim=128,
+        ),
     ),
     _by_default(
         "MiniMaxAI/MiniMax-M2",
         230.0,
         "MiniMaxM2Config",
         _sizes(
-            "minimax_m2", 62, 3072, 48, 8, 1536, 200064, head_dim=128, num_local_experts=256, num_experts_per_tok=8
+            "minimax_m2",
+            62,
+            3072,
+            48,
+            8,
+            1536,
+            200064,
+            head_dim=128,
+            num_local_experts=256,
+            num_experts_per_tok=8,
         ),
     ),
     _by_default(
         "a MiniMax of transformers' defaults",
         0.0,
         "MiniMaxConfig",
-        _sizes("minimax", 32, 4096, 32, 8, 14336, 32000, num_local_experts=8, num_experts_per_tok=2, block_size=256),
+        _sizes(
+            "minimax",
+            32,
+            4096,
+            32,
+            8,
+            14336,
+            32000,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            block_size=256,
+        ),
     ),
     _by_default(
         "baidu/ERNIE-4.5-0.3B-PT",
@@ -485,7 +569,16 @@ TAKEN = [
         32.0,
         "TensorRT-LLM's tests",
         _sizes(
-            "exaone4", 64, 5120, 40, 8, 27392, 102400, head_dim=128, sliding_window=4096, sliding_window_pattern=4
+            "exaone4",
+            64,
+            5120,
+            40,
+            8,
+            27392,
+            102400,
+            head_dim=128,
+            sliding_window=4096,
+            sliding_window_pattern=4,
         ),
     ),
     _quoted(
@@ -495,7 +588,9 @@ TAKEN = [
         {
             "model_type": "mistral3",
             "vision_config": {},
-            "text_config": _sizes("mistral", 40, 5120, 32, 8, 32768, 131072, head_dim=128, sliding_window=None),
+            "text_config": _sizes(
+                "mistral", 40, 5120, 32, 8, 32768, 131072, head_dim=128, sliding_window=None
+            ),
         },
     ),
     _by_default(
@@ -526,9 +621,15 @@ TAKEN = [
         "EleutherAI/gpt-neox-20b",
         20.6,
         "GPTNeoXConfig",
-        {**_sizes("gpt_neox", 44, 6144, 64, 64, 24576, 50432), "hidden_act": "gelu", "rotary_pct": 0.25},
+        {
+            **_sizes("gpt_neox", 44, 6144, 64, 64, 24576, 50432),
+            "hidden_act": "gelu",
+            "rotary_pct": 0.25,
+        },
     ),
-    _by_default("ai21labs/Jamba-v0.1", 51.6, "JambaConfig", _sizes("jamba", 32, 4096, 32, 8, 14336, 65536)),
+    _by_default(
+        "ai21labs/Jamba-v0.1", 51.6, "JambaConfig", _sizes("jamba", 32, 4096, 32, 8, 14336, 65536)
+    ),
     _quoted(
         "LiquidAI/LFM2-1.2B",
         1.17,
@@ -568,7 +669,10 @@ TAKEN = [
 ]
 ENCODERS = [
     _by_default(
-        "answerdotai/ModernBERT-base", 0.149, "ModernBertConfig", _sizes("modernbert", 22, 768, 12, 12, 1152, 50368)
+        "answerdotai/ModernBERT-base",
+        0.149,
+        "ModernBertConfig",
+        _sizes("modernbert", 22, 768, 12, 12, 1152, 50368),
     ),
 ]
 

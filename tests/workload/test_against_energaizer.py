@@ -52,10 +52,9 @@ def pairs(reference: Path) -> list[tuple[str, int, int | None, Graph, Graph]]:
 def test_products_match_all_ninety_lists(reference: Path) -> None:
     """Three differences are known and hold for every list of their model.
 
-    Qwen2: the version that was traced made its rotary angles by a matrix product with K = 1; today's
-    multiplies. ViT: the traced pooler is 768 wide, the default of a configuration that was changed
-    afterwards. MobileViT: it was traced without its classifier.
-    """
+    Qwen2: the version that was traced made its rotary angles by a matrix product with K = 1;
+    today's multiplies. ViT: the traced pooler is 768 wide, the default of a configuration that was
+    changed afterwards. MobileViT: it was traced without its classifier."""
     for name, batch, seq, theirs, ours in pairs(reference):
         missing, extra = products(theirs) - products(ours), products(ours) - products(theirs)
         if name == "qwen2-1.5b":
@@ -77,7 +76,8 @@ def test_norms_and_softmax_match_where_the_lists_have_them(reference: Path) -> N
     for name, _, _, theirs, ours in pairs(reference):
         for kind in (LayerNorm, Softmax):
             rows = [
-                Counter({(op.rows, op.dim): n for op, n in _summed(graph, kind).items()}) for graph in (theirs, ours)
+                Counter({(op.rows, op.dim): n for op, n in _summed(graph, kind).items()})
+                for graph in (theirs, ours)
             ]
             assert rows[0] == rows[1], name
 
@@ -91,10 +91,15 @@ def _summed(graph: Graph, kind: type) -> Counter[object]:
 
 
 def test_ours_are_complete_where_the_lists_are_not(reference: Path) -> None:
-    """ResNet's lists lack batch norm, residual adds and pooling; MobileViT's depthwise convolutions are dense."""
+    """ResNet's lists lack batch norm, residual adds and pooling; MobileViT's depthwise convolutions
+    are dense.
+    """
     seen = set()
     for name, _, _, theirs, ours in pairs(reference):
-        functions = [{op.name for op, _ in graph.calls() if isinstance(op, Elementwise)} for graph in (theirs, ours)]
+        functions = [
+            {op.name for op, _ in graph.calls() if isinstance(op, Elementwise)}
+            for graph in (theirs, ours)
+        ]
         if name == "resnet101":
             assert {"batchnorm", "add", "pool", "mean"} <= functions[1] - functions[0]
         if name == "mobilevit-s":

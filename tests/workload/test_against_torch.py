@@ -20,7 +20,11 @@ from wattcast.workload.readers.from_torch import _gpu_kernels, capture
 torch = hugging_face.torch
 BATCH, SEQ = 4, 128
 TRUTH = [
-    *((name, phase) for name in ("gpt2", "qwen2-1.5b", "llama3-8b") for phase in ("prefill", "decode")),
+    *(
+        (name, phase)
+        for name in ("gpt2", "qwen2-1.5b", "llama3-8b")
+        for phase in ("prefill", "decode")
+    ),
     ("bert-large", "prefill"),
     ("gpt2", "train"),
     ("bert-large", "train"),
@@ -28,7 +32,11 @@ TRUTH = [
     ("vit-large", "forward"),
 ]
 MORE = [
-    *((name, phase) for name in ("qwen3-8b", "gemma-7b", "phi-2", "phi-3-mini") for phase in ("prefill", "decode")),
+    *(
+        (name, phase)
+        for name in ("qwen3-8b", "gemma-7b", "phi-2", "phi-3-mini")
+        for phase in ("prefill", "decode")
+    ),
     ("opt-1.3b", "prefill"),
     ("opt-1.3b", "decode"),
     ("mistral-7b", "prefill"),
@@ -51,7 +59,12 @@ def pair(
 ) -> tuple[Graph, Graph]:
     """The capture and the template's graph of the same run."""
     model = cut(name)
-    formats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+    formats = {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp32": torch.float32,
+        "tf32": torch.float32,
+    }
     built = hugging_face.module(name, model.dims, phase, attention, formats[dtype])
     given = hugging_face.inputs(name, model.dims, built, phase, batch, seq)
     found = capture(built, given, train=phase == "train", tf32=dtype == "tf32")
@@ -59,7 +72,13 @@ def pair(
     head = "all" if name.startswith("whisper") else None
     length = None if model.kind == "vision" else seq
     options = ModelOptions(
-        stack="eager", phase=phase, batch=batch, seq=length, attention=attention, head=head, dtype=dtype
+        stack="eager",
+        phase=phase,
+        batch=batch,
+        seq=length,
+        attention=attention,
+        head=head,
+        dtype=dtype,
     )
     return found, build_graph(model, options)
 
@@ -75,7 +94,9 @@ def check(captured: Graph, built: Graph) -> None:
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 @pytest.mark.parametrize(("name", "phase"), TRUTH)
 def test_operators_are_those_of_the_module(name: str, phase: str, attention: str) -> None:
-    """Elementwise work is the same for the headline models: layouts (strided, broadcast, transposed) too."""
+    """Elementwise work is the same for the headline models: layouts (strided, broadcast,
+    transposed) too.
+    """
     captured, built = pair(name, phase, attention)
     check(captured, built)
     assert split(built)[1] == split(captured)[1]
@@ -104,19 +125,25 @@ def test_one_sequence_needs_fewer_copies(attention: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "tf32"])
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b"])
 def test_other_number_formats(name: str, dtype: str, phase: str) -> None:
-    """In fp16 PyTorch's softmax widens by itself, where bf16 needs a cast before it; in fp32 casts vanish."""
+    """In fp16 PyTorch's softmax widens by itself, where bf16 needs a cast before it; in fp32 casts
+    vanish.
+    """
     captured, built = pair(name, phase, "eager", dtype=dtype)
     assert split(built) == split(captured)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_window_shorter_than_the_context(phase: str) -> None:
-    """Mistral's window makes Hugging Face build a mask, repeat keys and drop old ones from the cache."""
+    """Mistral's window makes Hugging Face build a mask, repeat keys and drop old ones from the
+    cache.
+    """
     check(*pair("mistral-7b", phase, "flash", batch=1, seq=5000))
 
 
 def test_an_expert_sees_its_share_of_the_tokens() -> None:
-    """In decode only the experts that were chosen are read; shapes alone cannot show that to a capture."""
+    """In decode only the experts that were chosen are read; shapes alone cannot show that to a
+    capture.
+    """
     captured, built = pair("qwen3-30b-a3b", "decode", "flash")
     large, _ = split(captured)
     ours, _ = split(built)
@@ -141,7 +168,9 @@ def test_an_expert_sees_its_share_of_the_tokens() -> None:
     ],
 )
 def test_flops_of_products_equal_pytorchs_counter(name: str, phase: str, attention: str) -> None:
-    """PyTorch's counter ignores causality, so the dense count is compared; what a mask skips is stated beside it."""
+    """PyTorch's counter ignores causality, so the dense count is compared; what a mask skips is
+    stated beside it.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     model = cut(name)
@@ -163,7 +192,10 @@ def test_flops_of_products_equal_pytorchs_counter(name: str, phase: str, attenti
         else:
             built(**given)
     length = None if model.kind == "vision" else SEQ
-    graph = build_graph(model, ModelOptions(stack="eager", phase=phase, batch=BATCH, seq=length, attention=attention))
+    graph = build_graph(
+        model,
+        ModelOptions(stack="eager", phase=phase, batch=BATCH, seq=length, attention=attention),
+    )
     sums = compute_totals(graph)
     assert sums.product_flop_dense == counter.get_total_flops()
     causal = attention == "flash" and name == "gpt2" and phase in ("prefill", "train")
@@ -171,7 +203,9 @@ def test_flops_of_products_equal_pytorchs_counter(name: str, phase: str, attenti
 
 
 def _without_questions(built, given):  # type: ignore[no-untyped-def]
-    """Hugging Face asks a training batch whether it is packed, which data-less tensors cannot answer."""
+    """Hugging Face asks a training batch whether it is packed, which data-less tensors cannot
+    answer.
+    """
     from unittest.mock import patch
 
     with patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):

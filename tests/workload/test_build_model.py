@@ -21,7 +21,9 @@ DECODERS = [
     for name, model in MODELS.items()
     if model.kind == "language" and not getattr(model.dims, "decoder_layers", 0)
 ]
-STRUCTURES = set(choose_structures())  # in generation the others walk no line of ours that these do not
+STRUCTURES = set(
+    choose_structures()
+)  # in generation the others walk no line of ours that these do not
 SLOW = pytest.mark.slow
 
 
@@ -30,9 +32,14 @@ def calls(graph: Graph) -> int:
 
 
 def list_stacks(name: str) -> list[object]:
-    """Return the stacks of a model; those beyond eager of a model whose structure another one has are slow."""
+    """Return the stacks of a model; those beyond eager of a model whose structure another one has
+    are slow.
+    """
     more = () if name in STRUCTURES else SLOW
-    return [(name, "eager"), *(pytest.param(name, stack, marks=more) for stack in ("compiled", "engine"))]
+    return [
+        (name, "eager"),
+        *(pytest.param(name, stack, marks=more) for stack in ("compiled", "engine")),
+    ]
 
 
 @pytest.mark.parametrize(("name", "stack"), [pair for name in MODELS for pair in list_stacks(name)])
@@ -44,9 +51,9 @@ def test_every_model_runs_in_every_stack_it_can(name: str, stack: str) -> None:
         "vision": ("forward", "train"),
     }
     for phase in phases[model.kind]:
-        refused = any(getattr(model.dims, name, None) for name in ("state", "pooled")) or isinstance(
-            model.dims, SamDims
-        )
+        refused = any(
+            getattr(model.dims, name, None) for name in ("state", "pooled")
+        ) or isinstance(model.dims, SamDims)
         if phase == "train" and (stack == "engine" or refused):
             continue  # gradients of sequence scans, Segment Anything and SigLIP are refused
         seq = None if model.kind == "vision" else 64
@@ -56,16 +63,21 @@ def test_every_model_runs_in_every_stack_it_can(name: str, stack: str) -> None:
         assert graph.memory_byte > 0
 
 
-@pytest.mark.parametrize("name", [n if n in STRUCTURES else pytest.param(n, marks=SLOW) for n in DECODERS])
+@pytest.mark.parametrize(
+    "name", [n if n in STRUCTURES else pytest.param(n, marks=SLOW) for n in DECODERS]
+)
 def test_generation_is_a_prefill_and_its_steps(name: str) -> None:
-    """Groups of three steps share their mean context, so that all that is linear in it adds up exactly.
+    """Groups of three steps share their mean context, so that all that is linear in it adds up
+    exactly.
 
-    A decoder with an encoder before it begins with one token, so its steps have other contexts than the source.
-    """
+    A decoder with an encoder before it begins with one token, so its steps have other contexts than
+    the source."""
     kind = {"batch": 2, "attention": "eager", "stack": "eager"}
     whole = build_graph(name, ModelOptions(phase="generate", seq=32, tokens=8, **kind))
     parts = [build_graph(name, ModelOptions(phase="prefill", seq=32, **kind))]
-    parts += [build_graph(name, ModelOptions(phase="decode", seq=32 + step, **kind)) for step in range(7)]
+    parts += [
+        build_graph(name, ModelOptions(phase="decode", seq=32 + step, **kind)) for step in range(7)
+    ]
     assert calls(whole) == sum(calls(part) for part in parts)
     dense = sum(compute_totals(part).product_flop_dense for part in parts)
     assert compute_totals(whole).product_flop_dense == pytest.approx(dense, rel=1e-12)
@@ -90,7 +102,10 @@ def test_the_head_runs_for_the_tokens_asked() -> None:
 def test_gradients_of_weights_read_both_operands_turned() -> None:
     graph = build_graph("gpt2", ModelOptions(phase="train", batch=16, seq=512))
     head = [
-        op for block in graph.blocks for op in block.ops if isinstance(op, Linear) and 50257 in (op.m, op.n, op.k)
+        op
+        for block in graph.blocks
+        for op in block.ops
+        if isinstance(op, Linear) and 50257 in (op.m, op.n, op.k)
     ]
     assert [(op.m, op.n, op.k, op.turned) for op in head] == [
         (8192, 50257, 768, False),
@@ -100,7 +115,9 @@ def test_gradients_of_weights_read_both_operands_turned() -> None:
 
 
 def test_gradients_of_experts_read_both_operands_turned() -> None:
-    """Six rows an expert made their gradients unaligned products, 7 % slower altogether than those of twelve."""
+    """Six rows an expert made their gradients unaligned products, 7 % slower altogether than those
+    of twelve.
+    """
     graph = build_graph("qwen3-30b-a3b", ModelOptions(phase="train", batch=6, seq=16))
     assert {op.turned for op, _ in _products(graph) if isinstance(op, Bmm) and op.k <= 12} == {True}
     assert {op.turned for op, _ in _products(graph) if isinstance(op, Bmm) and op.k > 12} == {False}
@@ -108,13 +125,20 @@ def test_gradients_of_experts_read_both_operands_turned() -> None:
 
 def test_training_does_three_times_the_products_and_more_with_recomputation() -> None:
     forward = build_graph(
-        "llama3-8b", ModelOptions(stack="eager", phase="forward", seq=512, head="all", attention="eager")
+        "llama3-8b",
+        ModelOptions(stack="eager", phase="forward", seq=512, head="all", attention="eager"),
     )
     train = build_graph("llama3-8b", ModelOptions(phase="train", seq=512, attention="eager"))
-    again = build_graph("llama3-8b", ModelOptions(phase="train", seq=512, attention="eager", recompute=True))
+    again = build_graph(
+        "llama3-8b", ModelOptions(phase="train", seq=512, attention="eager", recompute=True)
+    )
     once = compute_totals(forward).product_flop
     assert compute_totals(train).product_flop == pytest.approx(3 * once, rel=1e-12)
-    layers = sum(op.flop * n for op, n in _products(forward) if not (isinstance(op, Linear) and op.n == 128256))
+    layers = sum(
+        op.flop * n
+        for op, n in _products(forward)
+        if not (isinstance(op, Linear) and op.n == 128256)
+    )
     assert compute_totals(again).product_flop == pytest.approx(3 * once + layers, rel=1e-12)
     assert again.memory_byte < train.memory_byte
 
@@ -133,12 +157,19 @@ def test_a_causal_mask_halves_attention_and_both_counts_are_stated() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "product", "weights"),
-    [("fp32", Dtype.FP32, 4), ("tf32", Dtype.TF32, 4), ("bf16", Dtype.BF16, 2), ("fp16", Dtype.FP16, 2)],
+    [
+        ("fp32", Dtype.FP32, 4),
+        ("tf32", Dtype.TF32, 4),
+        ("bf16", Dtype.BF16, 2),
+        ("fp16", Dtype.FP16, 2),
+    ],
 )
 def test_plain_formats(dtype: str, product: Dtype, weights: int) -> None:
     graph = build_graph("gpt2", ModelOptions(stack="eager", dtype=dtype, seq=64))
     assert {op.dtype for op, _ in graph.calls() if isinstance(op, Linear)} == {product}
-    others = {op.dtype for op, _ in graph.calls() if isinstance(op, Elementwise) and op.function == "tanh"}
+    others = {
+        op.dtype for op, _ in graph.calls() if isinstance(op, Elementwise) and op.function == "tanh"
+    }
     assert {d.byte for d in others} == {weights}
     assert Dtype.TF32 not in others
 
@@ -146,7 +177,9 @@ def test_plain_formats(dtype: str, product: Dtype, weights: int) -> None:
 def test_fp8_and_int8_narrow_the_linear_layers_only() -> None:
     base = build_graph("llama3-8b", ModelOptions(stack="eager", phase="decode", seq=64))
     for dtype in (Dtype.FP8, Dtype.INT8):
-        graph = build_graph("llama3-8b", ModelOptions(stack="eager", phase="decode", seq=64, dtype=dtype))
+        graph = build_graph(
+            "llama3-8b", ModelOptions(stack="eager", phase="decode", seq=64, dtype=dtype)
+        )
         linears = [op for op, _ in graph.calls() if isinstance(op, Linear)]
         narrow = [op for op in linears if (op.weight_dtype or op.dtype) is dtype]
         assert len(linears) - len(narrow) == 1  # the head stays wide
@@ -154,7 +187,9 @@ def test_fp8_and_int8_narrow_the_linear_layers_only() -> None:
         assert graph.byte < 0.65 * base.byte
     casts = [
         op
-        for op, _ in build_graph("llama3-8b", ModelOptions(stack="eager", dtype="fp8", seq=64)).calls()
+        for op, _ in build_graph(
+            "llama3-8b", ModelOptions(stack="eager", dtype="fp8", seq=64)
+        ).calls()
         if op.name == "cast"
     ]
     assert sum(1 for op in casts if op.out_dtype is Dtype.FP8) == 7
@@ -162,7 +197,9 @@ def test_fp8_and_int8_narrow_the_linear_layers_only() -> None:
 
 def test_fusion_moves_fewer_bytes_in_fewer_kernels_with_the_same_products() -> None:
     for name in ("llama3-8b", "gpt2", "bert-large", "resnet50", "vit-base", "sd1.5-unet"):
-        eager, compiled = (build_graph(name, ModelOptions(stack=stack)) for stack in ("eager", "compiled"))
+        eager, compiled = (
+            build_graph(name, ModelOptions(stack=stack)) for stack in ("eager", "compiled")
+        )
         assert calls(compiled) < calls(eager)
         assert compiled.byte < eager.byte
         assert compute_totals(compiled).product_flop == compute_totals(eager).product_flop
@@ -170,7 +207,8 @@ def test_fusion_moves_fewer_bytes_in_fewer_kernels_with_the_same_products() -> N
 
 def test_an_engine_merges_projections_and_needs_no_cache_copies() -> None:
     eager, served = (
-        build_graph("llama3-8b", ModelOptions(phase="decode", stack=stack)) for stack in ("eager", "engine")
+        build_graph("llama3-8b", ModelOptions(phase="decode", stack=stack))
+        for stack in ("eager", "engine")
     )
     assert compute_totals(served).product_flop == compute_totals(eager).product_flop
     assert calls(served) < calls(eager) / 3
@@ -180,24 +218,37 @@ def test_an_engine_merges_projections_and_needs_no_cache_copies() -> None:
 
 
 def test_an_engine_pads_the_head_and_scales_residuals_in_norms() -> None:
-    """49,159 tokens are not a multiple of 64; a layer of eager PyTorch scales two residuals, an engine's none."""
+    """49,159 tokens are not a multiple of 64; a layer of eager PyTorch scales two residuals, an
+    engine's none.
+    """
     served, eager = (
         build_graph("granite-3.3-8b", ModelOptions(phase="decode", seq=512, batch=16, stack=stack))
         for stack in ("engine", "eager")
     )
-    heads = [[op.n for op, _ in graph.calls() if isinstance(op, Linear)][-1] for graph in (served, eager)]
+    heads = [
+        [op.n for op, _ in graph.calls() if isinstance(op, Linear)][-1] for graph in (served, eager)
+    ]
     assert heads == [49216, 49159]
     scaled = [
-        sum(count for op, count in graph.calls() if isinstance(op, Elementwise) and op.function == "scale")
+        sum(
+            count
+            for op, count in graph.calls()
+            if isinstance(op, Elementwise) and op.function == "scale"
+        )
         for graph in (served, eager)
     ]
-    assert scaled == [1, 2 + 2 + 2 * 40]  # logits; in eager PyTorch embedding, cos and sin, and the residuals too
+    assert scaled == [
+        1,
+        2 + 2 + 2 * 40,
+    ]  # logits; in eager PyTorch embedding, cos and sin, and the residuals too
 
 
 def test_latent_attention_reads_a_short_cache_in_decode() -> None:
     served = build_graph("deepseek-v3", ModelOptions(phase="decode", seq=4096, stack="engine"))
     (attention,) = {op for op, _ in served.calls() if isinstance(op, LatentAttention)}
-    assert attention.cache_byte == 4097 * 576 * 2, "the cache is read once, for keys and values alike"
+    assert attention.cache_byte == 4097 * 576 * 2, (
+        "the cache is read once, for keys and values alike"
+    )
     eager = build_graph("deepseek-v3", ModelOptions(stack="eager", phase="decode", seq=4096))
     (expanded,) = {op for op, _ in eager.calls() if isinstance(op, Attention)}
     assert (expanded.kv_heads, expanded.head_dim) == (128, 192)
@@ -214,7 +265,8 @@ def test_experts_get_all_tokens_however_skewed(picks: int, skew: float) -> None:
 
 def test_skew_reads_fewer_experts_in_decode() -> None:
     even, skewed = (
-        build_graph("mixtral-8x7b", ModelOptions(stack="eager", phase="decode", batch=4, skew=s)) for s in (0.0, 1.0)
+        build_graph("mixtral-8x7b", ModelOptions(stack="eager", phase="decode", batch=4, skew=s))
+        for s in (0.0, 1.0)
     )
     assert skewed.byte < even.byte
     assert compute_totals(skewed).product_flop == compute_totals(even).product_flop

@@ -26,7 +26,9 @@ def exchanges(graph: Graph) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("stack", ["eager", "compiled", "engine"])
 @pytest.mark.parametrize("name", ["llama3-8b", "opt-1.3b", "mixtral-8x7b", "deepseek-v3"])
 def test_two_all_reduces_a_layer_and_one_for_the_embedding(name: str, stack: str) -> None:
-    """Megatron's scheme (Shoeybi et al. 2019, section 3): one exchange after attention, one after feed-forward."""
+    """Megatron's scheme (Shoeybi et al. 2019, section 3): one exchange after attention, one after
+    feed-forward.
+    """
     graph = build_graph(name, ModelOptions(tp=4, batch=2, seq=64, stack=stack))
     layers = {"llama3-8b": 32, "opt-1.3b": 24, "mixtral-8x7b": 32, "deepseek-v3": 61}[name]
     hidden = {"llama3-8b": 4096, "opt-1.3b": 2048, "mixtral-8x7b": 4096, "deepseek-v3": 7168}[name]
@@ -36,8 +38,13 @@ def test_two_all_reduces_a_layer_and_one_for_the_embedding(name: str, stack: str
 
 
 def test_gpus_share_the_products_evenly() -> None:
-    one, four = (build_graph("llama3-8b", ModelOptions(stack="eager", tp=tp, batch=2, seq=64)) for tp in (1, 4))
-    assert compute_totals(four).product_flop == pytest.approx(compute_totals(one).product_flop / 4, rel=1e-12)
+    one, four = (
+        build_graph("llama3-8b", ModelOptions(stack="eager", tp=tp, batch=2, seq=64))
+        for tp in (1, 4)
+    )
+    assert compute_totals(four).product_flop == pytest.approx(
+        compute_totals(one).product_flop / 4, rel=1e-12
+    )
     (attention,) = {op for op, _ in four.calls() if isinstance(op, Attention)}
     assert (attention.heads, attention.kv_heads) == (8, 2)
 
@@ -73,7 +80,8 @@ def test_replicas_that_serve_exchange_nothing() -> None:
 
 def test_tensor_parallel_experts_of_one_replica_need_no_exchange_but_the_sum() -> None:
     plain, spread = (
-        exchanges(build_graph("mixtral-8x7b", ModelOptions(tp=4, ep=ep, seq=64, stack="engine"))) for ep in (1, 4)
+        exchanges(build_graph("mixtral-8x7b", ModelOptions(tp=4, ep=ep, seq=64, stack="engine")))
+        for ep in (1, 4)
     )
     assert plain == spread
 
@@ -93,7 +101,9 @@ def test_replicas_that_share_experts_send_tokens_there_and_back() -> None:
 
 def test_a_gpu_holds_its_share_of_the_experts() -> None:
     def weights(**options: int) -> float:
-        return build_graph("mixtral-8x7b", ModelOptions(seq=64, stack="engine", **options)).memory_byte
+        return build_graph(
+            "mixtral-8x7b", ModelOptions(seq=64, stack="engine", **options)
+        ).memory_byte
 
     assert weights(tp=4, ep=4) == pytest.approx(weights(tp=4), rel=0.02)
     assert weights(dp=4, ep=4) < 0.4 * weights(dp=4)
@@ -105,19 +115,29 @@ def test_the_busiest_of_many_gpus_has_more_than_its_share() -> None:
 
     mean = 8192 / 16
     assert mean * 1.05 < rows(busiest_picks(8192, 64, 8, 0.0, 16)) < mean * 1.2
-    assert rows(busiest_picks(8192, 64, 8, 0.5, 16)) == pytest.approx(mean / 2 + 8192 / 2 / 8, rel=0.1)
+    assert rows(busiest_picks(8192, 64, 8, 0.5, 16)) == pytest.approx(
+        mean / 2 + 8192 / 2 / 8, rel=0.1
+    )
     assert rows(busiest_picks(8192, 64, 8, 1.0, 16)) == 8192 // 8
     assert busiest_picks(1, 64, 1, 0.0, 64) == [(1, 1)]
 
 
 def test_gpus_that_share_a_sequence_share_its_cache_and_attention() -> None:
     def graph(cp: int, phase: str) -> Graph:
-        return build_graph("llama3-70b", ModelOptions(tp=4, cp=cp, batch=2, seq=8192, phase=phase, stack="engine"))
+        return build_graph(
+            "llama3-70b", ModelOptions(tp=4, cp=cp, batch=2, seq=8192, phase=phase, stack="engine")
+        )
 
     for phase in ("prefill", "decode"):
-        one, two = (next(op for op, _ in graph(cp, phase).calls() if isinstance(op, PagedAttention)) for cp in (1, 2))
+        one, two = (
+            next(op for op, _ in graph(cp, phase).calls() if isinstance(op, PagedAttention))
+            for cp in (1, 2)
+        )
         assert two.flop == pytest.approx(one.flop / 2, rel=0.01)
-        assert {op.stride for op, _ in graph(2, phase).calls() if isinstance(op, Collective)} == {1, 4}
+        assert {op.stride for op, _ in graph(2, phase).calls() if isinstance(op, Collective)} == {
+            1,
+            4,
+        }
     assert graph(2, "decode").memory_byte < graph(1, "decode").memory_byte
     assert graph(2, "decode").gpu_count == 8
 
@@ -135,15 +155,21 @@ def test_gpus_that_share_a_sequence_share_its_cache_and_attention() -> None:
         ("resnet50", {"cp": 2}, "language models"),
     ],
 )
-def test_parallelism_that_cannot_be_is_refused_with_what_to_do(model: str, options: dict, words: str) -> None:
+def test_parallelism_that_cannot_be_is_refused_with_what_to_do(
+    model: str, options: dict, words: str
+) -> None:
     with pytest.raises(BadInput, match=words):
         build_graph(model, ModelOptions(**{"stack": "engine", **options}))
 
 
-@pytest.mark.parametrize(("options", "stride"), [({"tp": 4, "pp": 2, "dp": 2}, 4), ({"tp": 8, "pp": 2}, 8)])
+@pytest.mark.parametrize(
+    ("options", "stride"), [({"tp": 4, "pp": 2, "dp": 2}, 4), ({"tp": 8, "pp": 2}, 8)]
+)
 def test_stages_that_serve_stand_next_to_one_another(options: dict, stride: int) -> None:
     graph = build_graph("llama3-8b", ModelOptions(seq=64, **options))
-    (send,) = {op for op, _ in graph.calls() if isinstance(op, Collective) and op.collective == "send"}
+    (send,) = {
+        op for op, _ in graph.calls() if isinstance(op, Collective) and op.collective == "send"
+    }
     assert send.stride == stride
 
 

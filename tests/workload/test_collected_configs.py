@@ -1,4 +1,6 @@
-"""Fifty configurations of the hub are predicted or refused, and templates equal captures of transformers' classes."""
+"""Fifty configurations of the hub are predicted or refused, and templates equal captures of
+transformers' classes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def test_the_others_are_refused_with_the_reason(collected: CollectedConfig, says
 
 _WINDOWS = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
 _MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
-# transformers' classes of two layers: what is changed of the tiny sizes, and the share that small operators differ by
+# transformers' classes of two layers: what is changed of the tiny sizes, and the share that small
+# operators differ by
 CLASSES: dict[str, dict[str, Any]] = {
     "arcee": {},
     "cohere": {},
@@ -70,10 +73,20 @@ CLASSES: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "starcoder2": {},
 }
-# Small operators of these are written another way there (interleaved rotary halves, norms in fp32, gates in place):
-# their bytes differ by up to this share.
-LOOSE = {"cohere": 0.25, "cohere2": 0.25, "ernie4_5": 0.3, "glm": 0.3, "glm4": 0.3, "olmo2": 0.2, "olmo3": 0.2}
-EAGER_ALONE = ("gemma2",)  # PyTorch's fused attention does not bend scores, so the class runs without it
+# Small operators of these are written another way there (interleaved rotary halves, norms in fp32,
+# gates in place): their bytes differ by up to this share.
+LOOSE = {
+    "cohere": 0.25,
+    "cohere2": 0.25,
+    "ernie4_5": 0.3,
+    "glm": 0.3,
+    "glm4": 0.3,
+    "olmo2": 0.2,
+    "olmo3": 0.2,
+}
+EAGER_ALONE = (
+    "gemma2",
+)  # PyTorch's fused attention does not bend scores, so the class runs without it
 LOOSE |= {"gpt_neox": 0.2, "nemotron": 0.1, "qwen2_moe": 0.1}
 
 
@@ -106,7 +119,9 @@ def test_the_template_runs_the_operators_of_transformers_class(kind: str, attent
     found = capture(module, {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1})
     model = convert_config(config.to_dict(), "config.json")
     weights = sum({id(weight): weight.numel() for weight in module.parameters()}.values())
-    assert count_parameters(model) == pytest.approx(weights, abs=64)  # but for a router's bias, which is a buffer
+    assert count_parameters(model) == pytest.approx(
+        weights, abs=64
+    )  # but for a router's bias, which is a buffer
     graph = build_graph(model, ModelOptions(stack="eager", batch=2, seq=128, attention=attention))
     (large, small), (ours, our_small) = split(found), split(graph)
     assert ours == large, f"only PyTorch: {large - ours}; only ours: {ours - large}"
@@ -115,13 +130,19 @@ def test_the_template_runs_the_operators_of_transformers_class(kind: str, attent
 
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
-def test_encoders_that_count_their_positions_run_the_operators_of_the_class(kind: str, attention: str) -> None:
+def test_encoders_that_count_their_positions_run_the_operators_of_the_class(
+    kind: str, attention: str
+) -> None:
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
     torch, transformers = hugging_face.torch, hugging_face.transformers
     from wattcast.workload.readers.from_torch import capture
 
     config = transformers.CONFIG_MAPPING[kind](
-        num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=512, type_vocab_size=1
+        num_hidden_layers=2,
+        hidden_size=256,
+        num_attention_heads=4,
+        intermediate_size=512,
+        type_vocab_size=1,
     )
     config._attn_implementation = "sdpa" if attention == "flash" else "eager"
     with torch.device("meta"):
@@ -158,10 +179,15 @@ def test_modernbert_runs_the_operators_of_the_class(attention: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "hidden", "heads", "width", "billion"), [(22, 768, 12, 1152, 0.149), (28, 1024, 16, 2624, 0.395)]
+    ("layers", "hidden", "heads", "width", "billion"),
+    [(22, 768, 12, 1152, 0.149), (28, 1024, 16, 2624, 0.395)],
 )
-def test_flops_of_modernbert_by_hand(layers: int, hidden: int, heads: int, width: int, billion: float) -> None:
-    """Base and large over 1,024 tokens: four products and attention a layer, of which a window skips nothing."""
+def test_flops_of_modernbert_by_hand(
+    layers: int, hidden: int, heads: int, width: int, billion: float
+) -> None:
+    """Base and large over 1,024 tokens: four products and attention a layer, of which a window
+    skips nothing.
+    """
     (collected,) = ENCODERS
     sizes = {
         "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": width
@@ -178,7 +204,9 @@ def test_flops_of_modernbert_by_hand(layers: int, hidden: int, heads: int, width
 @pytest.mark.parametrize("kinds", [["full_attention"], ["sliding_attention", "full_attention"]])
 def test_modernbert_of_other_layers_is_refused(kinds: list[str]) -> None:
     with pytest.raises(BadInput, match="layer_types"):
-        convert_config(ENCODERS[0].config | {"num_hidden_layers": 2, "layer_types": kinds}, "config.json")
+        convert_config(
+            ENCODERS[0].config | {"num_hidden_layers": 2, "layer_types": kinds}, "config.json"
+        )
 
 
 def _layer_flop(hidden: int, heads: int, kv_heads: int, dim: int, width: int) -> float:
@@ -198,7 +226,9 @@ def _layer_flop(hidden: int, heads: int, kv_heads: int, dim: int, width: int) ->
 def test_flops_and_cache_of_windows_by_hand(
     id: str, layers: int, sizes: tuple[int, int, int, int, int], vocab: int, full: int, window: int
 ) -> None:
-    """A decode step at 8,192 tokens: layers with a window see that many keys, and their cache holds no more."""
+    """A decode step at 8,192 tokens: layers with a window see that many keys, and their cache holds
+    no more.
+    """
     (collected,) = [item for item in TAKEN if item.id == id]
     model = convert_config(collected.config, "config.json")
     options = ModelOptions(stack="engine", phase="decode", seq=8191, batch=1)
@@ -213,7 +243,9 @@ def test_flops_and_cache_of_windows_by_hand(
 
 @pytest.mark.parametrize(("layers", "hidden", "heads"), [(64, 4096, 128), (24, 2048, 64)])
 def test_work_of_state_space_scans_by_hand(layers: int, hidden: int, heads: int) -> None:
-    """Mamba-2 of two sizes: products 2·d·(2i + 2gN + h) + 2·i·d a token; 6·N·P a head and token in decode."""
+    """Mamba-2 of two sizes: products 2·d·(2i + 2gN + h) + 2·i·d a token; 6·N·P a head and token in
+    decode.
+    """
     config = {
         "model_type": "mamba2", "num_heads": heads, "head_dim": 64, "vocab_size": 32768, "hidden_size": hidden,
         "state_size": 128, "num_hidden_layers": layers, "n_groups": 8, "expand": 2,
@@ -221,7 +253,8 @@ def test_work_of_state_space_scans_by_hand(layers: int, hidden: int, heads: int)
     model = convert_config(config, "config.json")
     inner = heads * 64
     products = (
-        layers * (2.0 * hidden * (2 * inner + 2 * 8 * 128 + heads) + 2.0 * inner * hidden) + 2.0 * hidden * 32768
+        layers * (2.0 * hidden * (2 * inner + 2 * 8 * 128 + heads) + 2.0 * inner * hidden)
+        + 2.0 * hidden * 32768
     )
     options = ModelOptions(stack="engine", phase="decode", seq=512, batch=4)
     graph = build_graph(model, options)
@@ -253,11 +286,16 @@ def test_the_language_part_is_read_by_its_own_type() -> None:
     model = convert_config({"model_type": "internvl", "text_config": qwen3}, "config.json")
     assert (model.dims.qk_norm, model.dims.qkv_bias) == (True, False)
     with pytest.raises(BadInput, match="mistral4"):
-        convert_config({"model_type": "mistral3", "text_config": {**qwen3, "model_type": "mistral4"}}, "config.json")
+        convert_config(
+            {"model_type": "mistral3", "text_config": {**qwen3, "model_type": "mistral4"}},
+            "config.json",
+        )
 
 
 def test_chunked_attention_reads_one_chunk() -> None:
-    """Llama 4's layers with rotary attend inside pieces of 8,192 tokens; a prompt of 20,000 has two and a part."""
+    """Llama 4's layers with rotary attend inside pieces of 8,192 tokens; a prompt of 20,000 has two
+    and a part.
+    """
     (collected,) = [item for item in TAKEN if "Scout" in item.id]
     model = convert_config(collected.config, "config.json")
     graph = build_graph(model, ModelOptions(stack="engine", seq=20000, batch=1))

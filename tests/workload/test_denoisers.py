@@ -31,7 +31,11 @@ def make_unet(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
     level = ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in dims.depths]
     more = {}
     if dims.added:
-        more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 256, "use_linear_projection": True}
+        more = {
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 256,
+            "use_linear_projection": True,
+        }
         more |= {"projection_class_embeddings_input_dim": dims.added}
     heads = dims.heads or tuple(width // dims.head_dim for width in dims.widths)
     module = UNet2DConditionModel(
@@ -45,9 +49,16 @@ def make_unet(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
         transformer_layers_per_block=(*(max(depth, 1) for depth in dims.depths[:-1]), dims.middle),
         **more,
     )
-    given = {"sample": empty(BATCH, 4, image, image), "timestep": torch.empty(BATCH), "encoder_hidden_states": text}
+    given = {
+        "sample": empty(BATCH, 4, image, image),
+        "timestep": torch.empty(BATCH),
+        "encoder_hidden_states": text,
+    }
     if dims.added:
-        given["added_cond_kwargs"] = {"text_embeds": empty(BATCH, dims.added - 1536), "time_ids": empty(BATCH, 6)}
+        given["added_cond_kwargs"] = {
+            "text_embeds": empty(BATCH, dims.added - 1536),
+            "time_ids": empty(BATCH, 6),
+        }
     return module, given
 
 
@@ -61,7 +72,11 @@ def make_joint(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
         "joint_attention_dim": dims.text_hidden,
         "pooled_projection_dim": dims.pooled,
     }
-    given = {"encoder_hidden_states": text, "pooled_projections": empty(BATCH, dims.pooled), "timestep": empty(BATCH)}
+    given = {
+        "encoder_hidden_states": text,
+        "pooled_projections": empty(BATCH, dims.pooled),
+        "timestep": empty(BATCH),
+    }
     if not dims.axes:
         norm = "rms_norm" if dims.normed else None
         width = dims.hidden
@@ -75,7 +90,10 @@ def make_joint(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
         axes_dims_rope=dims.axes,
     )  # fmt: skip
     tokens = (image // dims.patch) ** 2
-    given |= {"hidden_states": empty(BATCH, tokens, 4 * dims.channels), "guidance": torch.empty(BATCH)}
+    given |= {
+        "hidden_states": empty(BATCH, tokens, 4 * dims.channels),
+        "guidance": torch.empty(BATCH),
+    }
     return module, {"img_ids": empty(tokens, 3), "txt_ids": empty(dims.text_length, 3), **given}
 
 
@@ -115,7 +133,9 @@ def test_operators_and_weights_are_those_of_the_module(name: str) -> None:
     found = capture(module, given | {"return_dict": False})
     assert not [line for line in found.assumptions if "has no rule" in line]
     large, small = split(found)
-    ours, our_small = split(build_graph(model, ModelOptions(batch=BATCH, image=image, attention="flash")))
+    ours, our_small = split(
+        build_graph(model, ModelOptions(batch=BATCH, image=image, attention="flash"))
+    )
     assert ours == large, f"only diffusers: {large - ours}; only ours: {ours - large}"
     assert sum(our_small.values()) == pytest.approx(sum(small.values()), rel=0.05)
     assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=0.05)

@@ -1,4 +1,6 @@
-"""Hugging Face configurations: the same graph as the catalogue's, and refusal of what we do not know."""
+"""Hugging Face configurations: the same graph as the catalogue's, and refusal of what we do not
+know.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,25 @@ def test_a_configuration_builds_the_catalogue_models_graph(tmp_path: Path) -> No
 def test_configurations_written_by_transformers_read_as_our_catalogue(tmp_path: Path) -> None:
     """Every supported family, through the file that ``save_pretrained`` writes."""
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
-    names = ["gpt2", "opt-1.3b", "bert-large", "llama3-8b", "qwen2-7b", "qwen3-8b", "mistral-7b", "mixtral-8x7b"]
-    names += ["qwen3-30b-a3b", "gemma-7b", "phi-2", "phi-3-mini", "deepseek-v3", "vit-large", "whisper-small"]
+    names = [
+        "gpt2",
+        "opt-1.3b",
+        "bert-large",
+        "llama3-8b",
+        "qwen2-7b",
+        "qwen3-8b",
+        "mistral-7b",
+        "mixtral-8x7b",
+    ]
+    names += [
+        "qwen3-30b-a3b",
+        "gemma-7b",
+        "phi-2",
+        "phi-3-mini",
+        "deepseek-v3",
+        "vit-large",
+        "whisper-small",
+    ]
     for name in names:
         model = model_catalogue.load_model(name)
         config, kind = hugging_face._config(name, model.dims, "prefill")
@@ -58,7 +77,9 @@ def test_configurations_written_by_transformers_read_as_our_catalogue(tmp_path: 
         seq = None if model.kind == "vision" else 64
         for phase in ("forward",) if model.kind == "vision" else ("prefill", "train"):
             options = ModelOptions(stack="eager", phase=phase, seq=seq, batch=2)
-            assert list(build_graph(read, options).calls()) == list(build_graph(model, options).calls()), (
+            assert list(build_graph(read, options).calls()) == list(
+                build_graph(model, options).calls()
+            ), (
                 name,
                 phase,
             )
@@ -80,7 +101,9 @@ def test_configurations_written_by_transformers_read_as_our_catalogue(tmp_path: 
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ],
 )
-def test_what_the_template_does_not_know_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+def test_what_the_template_does_not_know_is_refused_by_name(
+    change: dict[str, Any], says: str
+) -> None:
     with pytest.raises(BadInput) as error:
         from_huggingface.convert_config({**LLAMA, **change}, "config.json")
     assert says in str(error.value)
@@ -91,12 +114,17 @@ def test_remote_code_is_never_run_and_that_is_said() -> None:
     remote = {"auto_map": {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}}
     read = from_huggingface.convert_config({**LLAMA, **remote}, "config.json")
     assert "not run" in read.note
-    assert any("not run" in line for line in build_graph(read, ModelOptions(stack="eager", seq=8)).assumptions)
+    assert any(
+        "not run" in line
+        for line in build_graph(read, ModelOptions(stack="eager", seq=8)).assumptions
+    )
     with pytest.raises(BadInput, match="never run"):
         from_huggingface.convert_config({"model_type": "evil", **remote}, "config.json")
 
 
-@pytest.mark.parametrize("text", [b"{", b'{"model_type": "llama"', b"\xff\xfe", b'{"model_type": NaN}'])
+@pytest.mark.parametrize(
+    "text", [b"{", b'{"model_type": "llama"', b"\xff\xfe", b'{"model_type": NaN}']
+)
 def test_a_broken_file_is_explained(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text)
@@ -135,7 +163,10 @@ def test_ids_of_the_hub_are_catalogue_models_or_lie_in_the_cache(tmp_path, monke
             {
                 "quant_method": "compressed-tensors",
                 "config_groups": {
-                    "group_0": {"weights": {"type": "int", "num_bits": 8}, "input_activations": {"num_bits": 8}}
+                    "group_0": {
+                        "weights": {"type": "int", "num_bits": 8},
+                        "input_activations": {"num_bits": 8},
+                    }
                 },
             },
             "w8a8",
@@ -144,11 +175,14 @@ def test_ids_of_the_hub_are_catalogue_models_or_lie_in_the_cache(tmp_path, monke
         ({"quant_method": "gptq", "bits": 3}, None),
     ],
 )
-def test_a_quantization_config_chooses_the_recipe(found: dict[str, object], recipe: str | None) -> None:
+def test_a_quantization_config_chooses_the_recipe(
+    found: dict[str, object], recipe: str | None
+) -> None:
     model = convert_config(LLAMA | {"quantization_config": found})
     assert model.quantization == recipe
     wide, narrow = (
-        compute_footprint(one, ModelOptions(phase="decode")).weight_byte for one in (convert_config(LLAMA), model)
+        compute_footprint(one, ModelOptions(phase="decode")).weight_byte
+        for one in (convert_config(LLAMA), model)
     )
     assert (narrow < 0.7 * wide) == (recipe is not None)
     assert ("is not known" in model.note) == (recipe is None)
@@ -157,18 +191,34 @@ def test_a_quantization_config_chooses_the_recipe(found: dict[str, object], reci
 
 
 @pytest.mark.parametrize(
-    ("scheme", "cache"), [({"type": "float", "num_bits": 8, "strategy": "tensor"}, "fp8"), ({"type": "int"}, None)]
+    ("scheme", "cache"),
+    [({"type": "float", "num_bits": 8, "strategy": "tensor"}, "fp8"), ({"type": "int"}, None)],
 )
-def test_a_cache_scheme_sets_the_format_of_the_cache(scheme: dict[str, object], cache: str | None) -> None:
-    """A checkpoint with scales for an fp8 cache is served with one: half of the bytes that a token keeps."""
-    groups = {"group_0": {"weights": {"type": "float", "num_bits": 8}, "input_activations": {"num_bits": 8}}}
-    found = {"quant_method": "compressed-tensors", "config_groups": groups, "kv_cache_scheme": scheme}
+def test_a_cache_scheme_sets_the_format_of_the_cache(
+    scheme: dict[str, object], cache: str | None
+) -> None:
+    """A checkpoint with scales for an fp8 cache is served with one: half of the bytes that a token
+    keeps.
+    """
+    groups = {
+        "group_0": {
+            "weights": {"type": "float", "num_bits": 8},
+            "input_activations": {"num_bits": 8},
+        }
+    }
+    found = {
+        "quant_method": "compressed-tensors",
+        "config_groups": groups,
+        "kv_cache_scheme": scheme,
+    }
     model = convert_config(LLAMA | {"quantization_config": found})
     assert (model.quantization, model.kv_dtype) == ("fp8", cache)
     assert ("kv_cache_scheme" in model.note) == (cache is None)
     asked = ({}, {"kv_dtype": "bf16"})
     published, wide = (
-        compute_footprint(model, ModelOptions(phase="decode", batch=64, seq=4096, **more)).cache_byte
+        compute_footprint(
+            model, ModelOptions(phase="decode", batch=64, seq=4096, **more)
+        ).cache_byte
         for more in asked
     )
     assert published == (0.5 if cache else 1.0) * wide

@@ -31,7 +31,9 @@ def _prod(dims: tuple[int, ...]) -> int:
     return total
 
 
-def model(nodes: list[Any], inputs: dict[str, tuple[Any, ...]], outputs: list[str], weights: list[Any]) -> Any:
+def model(
+    nodes: list[Any], inputs: dict[str, tuple[Any, ...]], outputs: list[str], weights: list[Any]
+) -> Any:
     graph = helper.make_graph(
         nodes,
         "g",
@@ -44,7 +46,9 @@ def model(nodes: list[Any], inputs: dict[str, tuple[Any, ...]], outputs: list[st
 
 def small() -> Any:
     nodes = [
-        helper.make_node("Conv", ["x", "wc", "bc"], ["c"], name="stem", strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node(
+            "Conv", ["x", "wc", "bc"], ["c"], name="stem", strides=[2, 2], pads=[1, 1, 1, 1]
+        ),
         helper.make_node("Relu", ["c"], ["r"]),
         helper.make_node("GlobalAveragePool", ["r"], ["p"]),
         helper.make_node("Flatten", ["p"], ["f"]),
@@ -72,15 +76,23 @@ def test_a_small_network(tmp_path: Path) -> None:
 
 
 def test_batched_products(tmp_path: Path) -> None:
-    nodes = [helper.make_node("MatMul", ["q", "k"], ["s"]), helper.make_node("MatMul", ["s", "w"], ["y"])]
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["s"]),
+        helper.make_node("MatMul", ["s", "w"], ["y"]),
+    ]
     built = model(nodes, {"q": (2, 4, 16, 32), "k": (2, 4, 32, 16)}, ["y"], [weight("w", 16, 64)])
     ops = [op for op, _ in from_onnx.read_onnx(save(built, tmp_path / "a.onnx")).calls()]
     assert ops == [Bmm(8, 16, 16, 32, dtype=Dtype.FP32), Linear(128, 64, 16, dtype=Dtype.FP32)]
 
 
 def test_an_unknown_operator_is_kept_and_named(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Det", ["r"], ["y"], name="odd.one")]
-    graph = from_onnx.read_onnx(save(model(nodes, {"x": (4, 8, 8)}, ["y"], []), tmp_path / "b.onnx"))
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Det", ["r"], ["y"], name="odd.one"),
+    ]
+    graph = from_onnx.read_onnx(
+        save(model(nodes, {"x": (4, 8, 8)}, ["y"], []), tmp_path / "b.onnx")
+    )
     assert [op.name for op, _ in graph.calls()] == ["relu", "unspecified"]
     assert any("Det" in line and "odd.one" in line for line in graph.assumptions)
 
@@ -122,7 +134,9 @@ def test_a_file_that_is_no_model_is_explained(tmp_path: Path) -> None:
         from_onnx.read_onnx(path)
 
 
-def test_without_onnx_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_onnx_the_error_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def absent(name: str) -> None:
         raise ImportError(name)
 
@@ -140,7 +154,9 @@ def test_an_exported_torch_module(tmp_path: Path) -> None:
         captured = capture(torch.nn.Linear(16, 10), (torch.zeros(8, 16),))
     ours = [
         op
-        for op, _ in load_workload.load_workload(save(small(), tmp_path / "h.onnx"), ModelOptions()).calls()
+        for op, _ in load_workload.load_workload(
+            save(small(), tmp_path / "h.onnx"), ModelOptions()
+        ).calls()
         if op.name == "linear"
     ]
     assert ours == [op for op, _ in captured.calls()]

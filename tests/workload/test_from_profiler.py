@@ -12,19 +12,35 @@ import pytest
 from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
 from wattcast.workload import ModelOptions
-from wattcast.workload.operator_types import Attention, Conv2d, Elementwise, LayerNorm, Linear, Softmax
+from wattcast.workload.operator_types import (
+    Attention,
+    Conv2d,
+    Elementwise,
+    LayerNorm,
+    Linear,
+    Softmax,
+)
 from wattcast.workload.readers import from_profiler, load_workload
 
 
 class Recorder:
-    """Writes events as PyTorch's profiler does: operators nest by time, kernels name their operator's External id."""
+    """Writes events as PyTorch's profiler does: operators nest by time, kernels name their
+    operator's External id.
+    """
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.clock, self.id = 0.0, 0
 
     def op(
-        self, name: str, dims: list[Any], types: list[str], values: list[str] = (), *, inside: Any = None, kernels=()
+        self,
+        name: str,
+        dims: list[Any],
+        types: list[str],
+        values: list[str] = (),
+        *,
+        inside: Any = None,
+        kernels=(),
     ):  # type: ignore[no-untyped-def]
         self.id += 1
         mine, start = self.id, self.clock
@@ -34,18 +50,48 @@ class Recorder:
         for kernel, dur in kernels:
             cat = "gpu_memcpy" if kernel.startswith("Memcpy") else "kernel"
             args = {"External id": mine, "grid": [132, 1, 1], "block": [128, 1, 1]}
-            event = {"ph": "X", "cat": cat, "name": kernel, "ts": self.clock, "dur": dur, "pid": 0, "tid": 7}
+            event = {
+                "ph": "X",
+                "cat": cat,
+                "name": kernel,
+                "ts": self.clock,
+                "dur": dur,
+                "pid": 0,
+                "tid": 7,
+            }
             self.events.append(event | {"args": args})
         self.clock += 1.0
         values = list(values) or [""] * len(types)
-        args = {"External id": mine, "Input Dims": dims, "Input type": types, "Concrete Inputs": values}
-        event = {"ph": "X", "cat": "cpu_op", "name": name, "ts": start, "dur": self.clock - start, "pid": 1, "tid": 1}
+        args = {
+            "External id": mine,
+            "Input Dims": dims,
+            "Input type": types,
+            "Concrete Inputs": values,
+        }
+        event = {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": name,
+            "ts": start,
+            "dur": self.clock - start,
+            "pid": 1,
+            "tid": 1,
+        }
         self.events.append(event | {"args": args})
         self.clock += 1.0
 
     def bytes(self) -> bytes:
-        meta = {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 0.0, "args": {"name": "python"}}
-        return json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": [meta, *self.events]}).encode()
+        meta = {
+            "ph": "M",
+            "name": "process_name",
+            "pid": 0,
+            "tid": 0,
+            "ts": 0.0,
+            "args": {"name": "python"},
+        }
+        return json.dumps(
+            {"schemaVersion": 1, "deviceProperties": [], "traceEvents": [meta, *self.events]}
+        ).encode()
 
 
 B = "c10::BFloat16"
@@ -57,7 +103,12 @@ def gpu_trace() -> bytes:
     def addmm() -> None:
         types = [B, B, B, "Scalar", "Scalar"]
         kernel = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_bias_TNT"
-        r.op("aten::addmm", [[3072], [512, 768], [768, 3072], [], []], types, kernels=[(kernel, 11.5)])
+        r.op(
+            "aten::addmm",
+            [[3072], [512, 768], [768, 3072], [], []],
+            types,
+            kernels=[(kernel, 11.5)],
+        )
 
     def copy() -> None:
         types = ["float", B, "Scalar"]
@@ -67,19 +118,51 @@ def gpu_trace() -> bytes:
         r.op("aten::_to_copy", [[512, 3072]], [B], inside=copy)
 
     def flash() -> None:
-        r.op("aten::_flash_attention_forward", [[4, 128, 12, 64]] * 3, [B] * 3, kernels=[("flash_fwd", 9.0)])
+        r.op(
+            "aten::_flash_attention_forward",
+            [[4, 128, 12, 64]] * 3,
+            [B] * 3,
+            kernels=[("flash_fwd", 9.0)],
+        )
 
     def cudnn() -> None:
-        r.op("aten::cudnn_convolution", [[8, 3, 32, 32], [16, 3, 3, 3]], [B, B], kernels=[("sm90_xmma_fprop", 6.0)])
-        r.op("aten::add_", [[8, 16, 16, 16], [1, 16, 1, 1], []], [B, B, "Scalar"], kernels=[("elementwise", 2.0)])
+        r.op(
+            "aten::cudnn_convolution",
+            [[8, 3, 32, 32], [16, 3, 3, 3]],
+            [B, B],
+            kernels=[("sm90_xmma_fprop", 6.0)],
+        )
+        r.op(
+            "aten::add_",
+            [[8, 16, 16, 16], [1, 16, 1, 1], []],
+            [B, B, "Scalar"],
+            kernels=[("elementwise", 2.0)],
+        )
 
     r.op("aten::linear", [[4, 128, 768], [3072, 768], [3072]], [B, B, B], inside=addmm)
-    r.op("aten::to", [[512, 3072], [], [], [], []], [B, "Scalar", "Scalar", "Scalar", ""], inside=to_copy)
+    r.op(
+        "aten::to",
+        [[512, 3072], [], [], [], []],
+        [B, "Scalar", "Scalar", "Scalar", ""],
+        inside=to_copy,
+    )
     types = [B, "ScalarList", B, B, "Scalar"]
     values = ["", "[768]", "", "", "1e-05"]
-    r.op("aten::native_layer_norm", [[512, 768], [], [768], [768], []], types, values, kernels=[("layer_norm", 4.0)])
+    r.op(
+        "aten::native_layer_norm",
+        [[512, 768], [], [768], [768], []],
+        types,
+        values,
+        kernels=[("layer_norm", 4.0)],
+    )
     types, values = ["float", "Scalar", "Scalar"], ["", "-1", "False"]
-    r.op("aten::_softmax", [[48, 128, 128], [], []], types, values, kernels=[("cunn_SoftMaxForward", 5.0)])
+    r.op(
+        "aten::_softmax",
+        [[48, 128, 128], [], []],
+        types,
+        values,
+        kernels=[("cunn_SoftMaxForward", 5.0)],
+    )
     types, values = [B, B, B, "Scalar", "Scalar", "Scalar"], ["", "", "", "0.", "True", "False"]
     dims = [[4, 12, 128, 64]] * 3 + [[], [], []]
     r.op("aten::_scaled_dot_product_flash_attention", dims, types, values, inside=flash)
@@ -88,9 +171,20 @@ def gpu_trace() -> bytes:
     dims = [[8, 3, 32, 32], [16, 3, 3, 3], [16], [], [], [], [], [], []]
     r.op("aten::convolution", dims, types, values, inside=cudnn)
     types = ["TensorList", "Scalar"]
-    r.op("aten::cat", [[[4, 12, 100, 64], [4, 12, 1, 64]], []], types, ["", "2"], kernels=[("CatArray", 2.5)])
+    r.op(
+        "aten::cat",
+        [[[4, 12, 100, 64], [4, 12, 1, 64]], []],
+        types,
+        ["", "2"],
+        kernels=[("CatArray", 2.5)],
+    )
     r.op("mylib::secret", [[64, 64]], [B], kernels=[("secret_kernel", 50.0)])
-    r.op("aten::copy_", [[64], [64], []], [B, B, "Scalar"], kernels=[("Memcpy HtoD (Pinned -> Device)", 7.0)])
+    r.op(
+        "aten::copy_",
+        [[64], [64], []],
+        [B, B, "Scalar"],
+        kernels=[("Memcpy HtoD (Pinned -> Device)", 7.0)],
+    )
     return r.bytes()
 
 
@@ -147,7 +241,10 @@ def test_a_trace_recorded_here(tmp_path: Path) -> None:
     ("data", "says"),
     [
         (b'{"traceEvents": []}', "Profile the CPU activity"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]}', "record_shapes"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]}',
+            "record_shapes",
+        ),
         (b'{"traceEvents": 7}', "traceEvents"),
         (b'{"traceEvents": [', "not valid JSON"),
     ],

@@ -1,4 +1,6 @@
-"""Capture of any PyTorch module: against an independent count, and what it says of what it does not know."""
+"""Capture of any PyTorch module: against an independent count, and what it says of what it does not
+know.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from wattcast.workload.readers.from_torch import capture
 
 
 def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10), nn.Softmax(-1))
+    return nn.Sequential(
+        nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10), nn.Softmax(-1)
+    )
 
 
 class Counter(TorchDispatchMode):
@@ -33,11 +37,19 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
         if "view" not in str(func) and "aten.t." not in str(func):
-            tensors = [t for t in (*args, *(out if isinstance(out, tuple) else (out,))) if torch.is_tensor(t)]
-            small = func is torch.ops.aten.native_layer_norm.default  # its weights and row statistics are not counted
+            tensors = [
+                t
+                for t in (*args, *(out if isinstance(out, tuple) else (out,)))
+                if torch.is_tensor(t)
+            ]
+            small = (
+                func is torch.ops.aten.native_layer_norm.default
+            )  # its weights and row statistics are not counted
             self.calls += 1
             self.byte += sum(
-                t.numel() * t.element_size() for t in tensors if not small or (t.dim() == 2 and t.size(1) > 1)
+                t.numel() * t.element_size()
+                for t in tensors
+                if not small or (t.dim() == 2 and t.size(1) > 1)
             )
         return out
 
@@ -56,7 +68,9 @@ def test_real_weights_are_only_looked_at() -> None:
     module = network()
     before = {name: p.clone() for name, p in module.named_parameters()}
     graph = capture(module, (torch.randn(32, 64),), train=True)
-    assert all(torch.equal(before[name], p) and p.grad is None for name, p in module.named_parameters())
+    assert all(
+        torch.equal(before[name], p) and p.grad is None for name, p in module.named_parameters()
+    )
     with torch.device("meta"):
         bare = capture(network(), (torch.zeros(32, 64),), train=True)
     assert list(graph.calls()) == list(bare.calls())
@@ -74,8 +88,12 @@ def test_training_adds_backward_and_optimiser() -> None:
         train = capture(module, (x,), train=True)
     products = [op for op, _ in train.calls() if isinstance(op, Linear)]
     first, second = 2 * 32 * 64 * 128, 2 * 32 * 128 * 10
-    assert sum(op.flop for op in products) == 2 * first + 3 * second  # the first layer's input wants no gradient
-    (step,) = [op for op, _ in train.calls() if isinstance(op, Elementwise) and op.function == "adamw"]
+    assert (
+        sum(op.flop for op in products) == 2 * first + 3 * second
+    )  # the first layer's input wants no gradient
+    (step,) = [
+        op for op, _ in train.calls() if isinstance(op, Elementwise) and op.function == "adamw"
+    ]
     assert step.n == sum(p.numel() for p in module.parameters())
 
 
@@ -171,7 +189,10 @@ def test_three_dimensions_do_the_arithmetic_pytorch_counts() -> None:
             with FlopCounterMode(display=False) as counter:
                 module(x).sum().backward()
             graph = capture(module, (x,), train=True, step=False)
-            assert sum(op.flop for op, _ in graph.calls() if isinstance(op, Conv2d)) == counter.get_total_flops()
+            assert (
+                sum(op.flop for op, _ in graph.calls() if isinstance(op, Conv2d))
+                == counter.get_total_flops()
+            )
 
 
 def test_training_without_parameters_is_refused() -> None:
@@ -192,7 +213,9 @@ def test_without_pytorch_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
 
 def test_memory_by_hand() -> None:
-    """Two layers in fp32: weights, inputs, and at the worst moment what goes into the activation and out of it."""
+    """Two layers in fp32: weights, inputs, and at the worst moment what goes into the activation
+    and out of it.
+    """
     module = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
     weights, given = sum(4 * p.numel() for p in module.parameters()), 4 * 8 * 256
     graph = capture(module, (8, 256))
@@ -222,8 +245,15 @@ def test_predict_takes_a_module_and_shapes_or_tensors() -> None:
     assert shaped.latency_s == given.latency_s == named.latency_s
     assert shaped.fits
     assert shaped.name == "Sequential"
-    assert wattcast.predict(module, "h200", inputs=(32, 64), phase="train").energy_j > shaped.energy_j
-    for wrong in ({}, {"inputs": (32, 64), "batch": 3}, {"inputs": (32, 64), "phase": "decode"}, {"inputs": (0, 64)}):
+    assert (
+        wattcast.predict(module, "h200", inputs=(32, 64), phase="train").energy_j > shaped.energy_j
+    )
+    for wrong in (
+        {},
+        {"inputs": (32, 64), "batch": 3},
+        {"inputs": (32, 64), "phase": "decode"},
+        {"inputs": (0, 64)},
+    ):
         with pytest.raises(BadInput):
             wattcast.predict(module, "h200", **wrong)
     with pytest.raises(BadInput, match="inputs"):

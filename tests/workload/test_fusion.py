@@ -101,12 +101,17 @@ def test_a_lookup_fetches_rows_not_the_table() -> None:
 
 
 def test_a_cache_that_grows_is_copied_by_itself() -> None:
-    """The rotary embedding of one new token was fused with the copy of a whole cache, and priced over all of it."""
+    """The rotary embedding of one new token was fused with the copy of a whole cache, and priced
+    over all of it.
+    """
     tape, run = Tape(), PassSettings(batch=2, length=1, past=64, cached=True)
     table = tensor(tape, 1, 1, 1, 32)
     key = shared_layers.rotate(tensor(tape, 2, 4, 1, 32), table, table)
     grown = shared_layers.append_cache(run, key)
-    assert [(op.name, op.n) for op in fused(tape, grown)] == [("rotary", 2 * 4 * 32), ("cat", 2 * 4 * 65 * 32)]
+    assert [(op.name, op.n) for op in fused(tape, grown)] == [
+        ("rotary", 2 * 4 * 32),
+        ("cat", 2 * 4 * 65 * 32),
+    ]
 
 
 LANGUAGE = [{"phase": phase, "batch": 8, "seq": 256} for phase in ("prefill", "decode", "train")]
@@ -114,13 +119,17 @@ PICTURES = [{"phase": phase, "batch": 8} for phase in ("forward", "train")]
 
 
 def choose_structures() -> list[str]:
-    """Return one model of each structure: its architecture, what it switches on, and whether it has experts."""
+    """Return one model of each structure: its architecture, what it switches on, and whether it has
+    experts.
+    """
     chosen: dict[tuple[object, ...], str] = {}
     for name in model_catalogue.list_models():
         model = model_catalogue.load_model(name)
         values = (getattr(model.dims, field.name) for field in fields(model.dims))
         switches = (value for value in values if isinstance(value, bool | str))
-        chosen.setdefault((model.architecture, bool(getattr(model.dims, "experts", 0)), *switches), name)
+        chosen.setdefault(
+            (model.architecture, bool(getattr(model.dims, "experts", 0)), *switches), name
+        )
     return list(chosen.values())
 
 
@@ -132,7 +141,9 @@ def choose_structures() -> list[str]:
         pytest.param("a100-sxm-80gb", model_catalogue.list_models, marks=pytest.mark.slow),
     ],
 )
-def test_compiled_is_never_slower_than_eager(gpu: str, choose_models: Callable[[], list[str]]) -> None:
+def test_compiled_is_never_slower_than_eager(
+    gpu: str, choose_models: Callable[[], list[str]]
+) -> None:
     """Decode of llama3-8b, batch 64 behind 4096 tokens, once took 42 ms compiled and 34 ms eager."""
     runs = [("llama3-8b", {"phase": "decode", "batch": 64, "seq": 4096})]
     for name in choose_models():
@@ -145,6 +156,9 @@ def test_compiled_is_never_slower_than_eager(gpu: str, choose_models: Callable[[
         [load_workload(name, ModelOptions.from_names(**o, stack=stack)) for name, o in runs]
         for stack in ("eager", "compiled")
     )
-    found = [wattcast.predict_many(graphs, gpu, host_launch=0.0, force=True) for graphs in (eager, compiled)]
+    found = [
+        wattcast.predict_many(graphs, gpu, host_launch=0.0, force=True)
+        for graphs in (eager, compiled)
+    ]
     slower = [a.name for a, b in zip(*found, strict=True) if b.latency_s > a.latency_s * (1 + 1e-9)]
     assert slower == []

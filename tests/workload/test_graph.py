@@ -79,8 +79,16 @@ def test_a_made_up_operator_registers_in_one_place() -> None:
 
     try:
         graph = Graph.from_operators("counts", [Histogram(1000, count=3), Histogram(1000, bins=8)])
-        assert [str(op) for op, _ in graph.calls()] == ["histogram 1000x256 bf16", "histogram 1000x8 bf16"]
-        assert graph_to_plain(graph)["ops"][1] == {"op": "histogram", "n": 1000, "bins": 8, "dtype": "bf16"}
+        assert [str(op) for op, _ in graph.calls()] == [
+            "histogram 1000x256 bf16",
+            "histogram 1000x8 bf16",
+        ]
+        assert graph_to_plain(graph)["ops"][1] == {
+            "op": "histogram",
+            "n": 1000,
+            "bins": 8,
+            "dtype": "bf16",
+        }
         assert parse_workload(json.dumps(graph_to_plain(graph)).encode(), "counts") == graph
         assert compute_totals(graph).byte == 4 * 2000
         assert Histogram(1).family == "reduction"
@@ -91,7 +99,9 @@ def test_a_made_up_operator_registers_in_one_place() -> None:
 
 
 def test_a_hundred_thousand_equal_entries_are_one_operator() -> None:
-    """A list of 300,000 operators took minutes to read: each entry looked up all names of operators anew."""
+    """A list of 300,000 operators took minutes to read: each entry looked up all names of operators
+    anew.
+    """
     import wattcast
     from wattcast.workload.readers.from_json import parse_workload
 

@@ -1,4 +1,6 @@
-"""T5, LFM2, Jamba, Swin and Segment Anything run the operators of transformers' classes, and FLOPs by hand."""
+"""T5, LFM2, Jamba, Swin and Segment Anything run the operators of transformers' classes, and FLOPs
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ _SIZES = {
 }  # fmt: skip
 
 
-def _compare(name: str, attention: str, given: dict[str, Any], options: ModelOptions) -> tuple[Graph, Graph]:
+def _compare(
+    name: str, attention: str, given: dict[str, Any], options: ModelOptions
+) -> tuple[Graph, Graph]:
     """Return the capture of a tiny class and the graph of its template, both of as many weights."""
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
     torch, transformers = hugging_face.torch, hugging_face.transformers
@@ -52,9 +56,13 @@ def _compare(name: str, attention: str, given: dict[str, Any], options: ModelOpt
     kind = getattr(transformers, name)
     sizes = _SIZES if "CausalLM" in name else {}
     config = kind.config_class(**{**sizes, **TINY[name]})
-    parts = [getattr(config, key) for key in ("vision_config", "mask_decoder_config") if "Sam" in name]
+    parts = [
+        getattr(config, key) for key in ("vision_config", "mask_decoder_config") if "Sam" in name
+    ]
     for part in (config, *parts):
-        part._attn_implementation = "sdpa" if attention == "flash" and "Mamba" not in name else "eager"
+        part._attn_implementation = (
+            "sdpa" if attention == "flash" and "Mamba" not in name else "eager"
+        )
     with torch.device("meta"):
         module = kind(config).to(torch.bfloat16).eval()
         inputs = {key: torch.zeros(shape, dtype=torch.bfloat16 if len(shape) > 2 else torch.long)
@@ -69,11 +77,16 @@ def _compare(name: str, attention: str, given: dict[str, Any], options: ModelOpt
 
 
 @pytest.mark.parametrize("attention", ["flash", "eager"])
-@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "T5EncoderModel", "SwinForImageClassification"])
+@pytest.mark.parametrize(
+    "name", ["T5ForConditionalGeneration", "T5EncoderModel", "SwinForImageClassification"]
+)
 def test_all_operators_are_those_of_the_class(name: str, attention: str) -> None:
     """Small operators as well: the buckets of distances, the shifted windows and their masks."""
     if name.startswith("Swin"):
-        given, options = {"pixel_values": (2, 3, 224, 224)}, ModelOptions(batch=2, attention=attention, stack="eager")
+        given, options = (
+            {"pixel_values": (2, 3, 224, 224)},
+            ModelOptions(batch=2, attention=attention, stack="eager"),
+        )
     else:
         answer = {"decoder_input_ids": (2, 1)} if "Generation" in name else {}
         given = {"input_ids": (2, 96), **answer}
@@ -103,7 +116,13 @@ def test_around_scans_and_convolutions_operators_are_those_of_the_class(name: st
     def products(graph: Graph) -> Counter[Any]:
         scans = CausalConv, StateScan, Conv2d
         large, _ = split(graph)
-        return Counter({op: n for op, n in large.items() if not isinstance(op, scans) and getattr(op, "n", 2) > 1})
+        return Counter(
+            {
+                op: n
+                for op, n in large.items()
+                if not isinstance(op, scans) and getattr(op, "n", 2) > 1
+            }
+        )
 
     assert products(built) == products(captured)
     scan = [op for op, _ in built.calls() if isinstance(op, (StateScan, CausalConv))]
@@ -114,18 +133,24 @@ def test_around_scans_and_convolutions_operators_are_those_of_the_class(name: st
     ("t5-base", 12, 768, 768, 2 * 3072), ("flan-t5-xl", 24, 2048, 2048, 3 * 5120),
 ])  # fmt: skip
 def test_flops_of_t5_by_hand(name: str, layers: int, hidden: int, inner: int, width: int) -> None:
-    """Encoder over s tokens; a decoder's token attends to itself and to keys and values of the source."""
+    """Encoder over s tokens; a decoder's token attends to itself and to keys and values of the
+    source.
+    """
     s, vocab = 512, 32128
     graph = build_graph(name, ModelOptions(seq=s, stack="eager"))
     encoder = s * (8.0 * hidden * inner + 2.0 * hidden * width) + 4.0 * s * s * inner
-    decoder = 8.0 * hidden * inner + 4.0 * inner + (4.0 + 4.0 * s) * hidden * inner + 4.0 * s * inner
+    decoder = (
+        8.0 * hidden * inner + 4.0 * inner + (4.0 + 4.0 * s) * hidden * inner + 4.0 * s * inner
+    )
     decoder += 2.0 * hidden * width
     wanted = layers * (encoder + decoder) + 2.0 * hidden * vocab
     assert compute_totals(graph).product_flop == pytest.approx(wanted, rel=1e-9)
 
 
 def test_an_answer_of_t5_grows_while_its_source_stays() -> None:
-    """Step n of an answer has n keys of its own, and as many of the source as there are tokens in it."""
+    """Step n of an answer has n keys of its own, and as many of the source as there are tokens in
+    it.
+    """
     options = ModelOptions(phase="generate", seq=256, tokens=4, stack="eager")
     seen = Counter({(op.q_len, op.kv_len): n for op, n in build_graph("t5-small", options).calls()
                     if isinstance(op, Attention)})  # fmt: skip
@@ -139,8 +164,12 @@ def test_an_answer_of_t5_grows_while_its_source_stays() -> None:
 @pytest.mark.parametrize(("name", "hidden", "depths", "giga"), [
     ("swin-tiny", 96, (2, 2, 6, 2), 4.5), ("swin-base", 128, (2, 2, 18, 2), 15.4),
 ])  # fmt: skip
-def test_flops_of_swin_by_hand(name: str, hidden: int, depths: tuple[int, ...], giga: float) -> None:
-    """4hwC² + 2M²hwC for attention [Liu2021, equation 2], 8hwC² for the rest of a layer, in multiply-adds."""
+def test_flops_of_swin_by_hand(
+    name: str, hidden: int, depths: tuple[int, ...], giga: float
+) -> None:
+    """4hwC² + 2M²hwC for attention [Liu2021, equation 2], 8hwC² for the rest of a layer, in
+    multiply-adds.
+    """
     tokens, total = 56 * 56, 56.0 * 56 * 48 * hidden
     for number, depth in enumerate(depths):
         width = hidden * 2**number
@@ -158,7 +187,9 @@ def test_flops_of_swin_by_hand(name: str, hidden: int, depths: tuple[int, ...], 
     ("sam-vit-base", 12, 768, 12), ("sam-vit-huge", 32, 1280, 16),
 ])  # fmt: skip
 def test_flops_of_segment_anything_by_hand(name: str, layers: int, hidden: int, heads: int) -> None:
-    """The encoder's 4,096 patches, padded to 70 by 70 in windows of 14; biases of rows and columns; the neck."""
+    """The encoder's 4,096 patches, padded to 70 by 70 in windows of 14; biases of rows and columns;
+    the neck.
+    """
     graph = build_graph(name, ModelOptions())
     patches, padded = 64 * 64, 70 * 70
     near = padded * 8.0 * hidden**2 + 4.0 * padded * 196 * hidden + 4.0 * padded * 14 * hidden
@@ -174,18 +205,39 @@ def test_flops_of_segment_anything_by_hand(name: str, layers: int, hidden: int, 
 
 
 def test_encoders_of_pictures_are_read_as_the_catalogue_has_them() -> None:
-    sizes = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "image_size": 518}
-    dinov2 = convert_config({"model_type": "dinov2", **sizes, "mlp_ratio": 4, "patch_size": 14}, "config.json")
+    sizes = {
+        "num_hidden_layers": 24,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "image_size": 518,
+    }
+    dinov2 = convert_config(
+        {"model_type": "dinov2", **sizes, "mlp_ratio": 4, "patch_size": 14}, "config.json"
+    )
     assert dinov2.dims == load_model("dinov2-large").dims
-    convnext = {"model_type": "convnext", "depths": [3, 3, 27, 3], "hidden_sizes": [128, 256, 512, 1024]}
-    assert convert_config({**convnext, "num_labels": 1000}, "config.json").dims == load_model("convnext-base").dims
+    convnext = {
+        "model_type": "convnext",
+        "depths": [3, 3, 27, 3],
+        "hidden_sizes": [128, 256, 512, 1024],
+    }
+    assert (
+        convert_config({**convnext, "num_labels": 1000}, "config.json").dims
+        == load_model("convnext-base").dims
+    )
     siglip = {
         "model_type": "siglip_vision_model", "num_hidden_layers": 27, "hidden_size": 1152, "num_attention_heads": 16,
         "intermediate_size": 4304, "patch_size": 14, "image_size": 384,
     }  # fmt: skip
     assert convert_config(siglip, "config.json").dims == load_model("siglip-so400m").dims
-    assert convert_config({"model_type": "clip"}, "config.json").dims == load_model("clip-base").dims  # defaults
-    seen = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
+    assert (
+        convert_config({"model_type": "clip"}, "config.json").dims == load_model("clip-base").dims
+    )  # defaults
+    seen = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+    }
     seen["intermediate_size"] = 4096
     said = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
     clip = {"model_type": "clip", "projection_dim": 768, "vision_config": seen, "text_config": said}
@@ -205,16 +257,33 @@ def test_encoders_of_pictures_are_read_as_the_catalogue_has_them() -> None:
 
 @pytest.mark.parametrize(("layers", "hidden", "image"), [(12, 768, 224), (4, 384, 96)])
 def test_work_of_siglip_by_hand(layers: int, hidden: int, image: int) -> None:
-    """A token of a layer takes 8h² + 4hw of products and 4nh of attention; a probe pools the n patches."""
+    """A token of a layer takes 8h² + 4hw of products and 4nh of attention; a probe pools the n
+    patches.
+    """
     tower = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
     model = convert_config(
-        {"model_type": "siglip", "vision_config": tower | {"image_size": image}, "text_config": tower}, "config.json"
+        {
+            "model_type": "siglip",
+            "vision_config": tower | {"image_size": image},
+            "text_config": tower,
+        },
+        "config.json",
     )
     graph = build_graph(model, ModelOptions(stack="eager", batch=2))
     patches, width = (image // 16) ** 2, 4 * hidden
-    a_layer = [n * (8.0 * hidden**2 + 4.0 * hidden * width) + 4.0 * n**2 * hidden for n in (patches, 64)]
-    pooling = 4.0 * hidden**2 + patches * 4.0 * hidden**2 + 4.0 * patches * hidden + 4.0 * hidden * width
-    wanted = layers * sum(a_layer) + pooling + patches * 2.0 * 3 * 16**2 * hidden + 2.0 * hidden**2 + 2.0 * 2 * hidden
+    a_layer = [
+        n * (8.0 * hidden**2 + 4.0 * hidden * width) + 4.0 * n**2 * hidden for n in (patches, 64)
+    ]
+    pooling = (
+        4.0 * hidden**2 + patches * 4.0 * hidden**2 + 4.0 * patches * hidden + 4.0 * hidden * width
+    )
+    wanted = (
+        layers * sum(a_layer)
+        + pooling
+        + patches * 2.0 * 3 * 16**2 * hidden
+        + 2.0 * hidden**2
+        + 2.0 * 2 * hidden
+    )
     assert compute_totals(graph).product_flop == pytest.approx(2 * wanted, rel=1e-9)
 
 
@@ -228,14 +297,21 @@ def test_work_of_lfm2_by_hand(layers: int, hidden: int, width: int) -> None:
     model = convert_config(config, "config.json")
     graph = build_graph(model, ModelOptions(stack="engine", phase="decode", seq=512, batch=4))
     keys = hidden // 4
-    products = (layers - 1) * 8.0 * hidden**2 + 4.0 * hidden**2 + 4.0 * hidden * keys + layers * 6.0 * hidden * width
+    products = (
+        (layers - 1) * 8.0 * hidden**2
+        + 4.0 * hidden**2
+        + 4.0 * hidden * keys
+        + layers * 6.0 * hidden * width
+    )
     wanted = 4 * (products + 2.0 * hidden * 65536 + 4.0 * 513 * hidden)
     assert compute_totals(graph).product_flop == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize(("layers", "hidden"), [(8, 4096), (16, 2048)])
 def test_work_of_jamba_by_hand(layers: int, hidden: int) -> None:
-    """A scan costs 7N a channel and token; of eight layers one attends, and every second is a mixture."""
+    """A scan costs 7N a channel and token; of eight layers one attends, and every second is a
+    mixture.
+    """
     config = {
         "model_type": "jamba", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": 32,
         "num_key_value_heads": 8, "intermediate_size": 2 * hidden, "vocab_size": 65536, "mamba_dt_rank": "auto",
@@ -245,7 +321,9 @@ def test_work_of_jamba_by_hand(layers: int, hidden: int) -> None:
     ((scan, _), *_) = found = [(op, n) for op, n in graph.calls() if isinstance(op, StateScan)]
     assert sum(n for _, n in found) == layers - layers // 8
     assert scan.flop == 2 * hidden * 7 * 16
-    assert scan.read_byte == 2 * (3 * 2 * hidden + 2 * 16 + 2 * hidden * 16)  # x, step, gate; B, C; the state
+    assert scan.read_byte == 2 * (
+        3 * 2 * hidden + 2 * 16 + 2 * hidden * 16
+    )  # x, step, gate; B, C; the state
     state = 2 * (2 * hidden * 16 + 2 * hidden * 4)
     cache = compute_footprint(model, ModelOptions(phase="decode", seq=512)).cache_byte
     assert cache == (layers - layers // 8) * state + layers // 8 * 513 * 2 * 2 * hidden // 4

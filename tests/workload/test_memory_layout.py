@@ -1,4 +1,6 @@
-"""Pointwise kernels: the shape and layout of the result, and how they walk over memory (rows and runs)."""
+"""Pointwise kernels: the shape and layout of the result, and how they walk over memory (rows and
+runs).
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_row_major_operands_give_a_row_major_result_of_their_common_shape(
 
 
 def test_adding_into_a_slice_walks_in_strides_unless_all_lie_alike() -> None:
-    """The result need not be dense: a gradient is added into a part of another, whose rows are further apart."""
+    """The result need not be dense: a gradient is added into a part of another, whose rows are
+    further apart.
+    """
     shape, apart, dense = (3, 64, 8), (1024, 8, 1), (512, 8, 1)
     assert classify_layout(shape, apart, [(shape, apart), (shape, dense)]) is Layout.STRIDED
     assert classify_layout(shape, apart, [(shape, apart), (shape, apart)]) is Layout.CONTIGUOUS
@@ -88,16 +92,27 @@ def test_a_plain_transpose_has_runs_of_one() -> None:
 def find_elementwise(name: str, function: str, label: str, **options: object) -> list[Elementwise]:
     graph = build_graph(name, ModelOptions(**{"stack": "eager"} | options))
     calls = (op for op, _ in graph.calls())
-    return [op for op in calls if isinstance(op, Elementwise) and op.function == function and label in op.label]
+    return [
+        op
+        for op in calls
+        if isinstance(op, Elementwise) and op.function == function and label in op.label
+    ]
 
 
 def test_a_cache_is_told_from_halves_and_a_slice_from_a_whole() -> None:
-    """GPT-2's new keys are a slice of one projection, Llama's are not; its rotary halves are strided."""
+    """GPT-2's new keys are a slice of one projection, Llama's are not; its rotary halves are
+    strided.
+    """
     (cache,) = set(find_elementwise("gpt2", "cat", "cache", phase="decode", batch=4, seq=100))
     assert (cache.layout, cache.rows, cache.run) == (Layout.STRIDED, 4 * 12, 64)
     (cache,) = set(find_elementwise("llama3-8b", "cat", "cache", phase="decode", batch=4, seq=100))
     assert (cache.layout, cache.rows, cache.run) == (Layout.CONTIGUOUS, 4 * 8, 128)
-    halves = {op.run for op in find_elementwise("llama3-8b", "cat", "attention", phase="prefill", batch=4, seq=100)}
+    halves = {
+        op.run
+        for op in find_elementwise(
+            "llama3-8b", "cat", "attention", phase="prefill", batch=4, seq=100
+        )
+    }
     assert 64 in halves
 
 
@@ -123,7 +138,8 @@ def test_attention_drops_weights_in_training_alone(phase: str, dropped: bool) ->
 
 def test_walks_survive_a_file_and_are_checked() -> None:
     graph = Graph.from_operators(
-        "x", [Elementwise("cat", 1024, rows=4, run=64), Elementwise("copy", 64, layout=Layout.STRIDED)]
+        "x",
+        [Elementwise("cat", 1024, rows=4, run=64), Elementwise("copy", 64, layout=Layout.STRIDED)],
     )
     text = json.dumps(graph_to_plain(graph)).encode()
     assert parse_workload(text, "x") == graph

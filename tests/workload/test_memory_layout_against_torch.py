@@ -22,7 +22,9 @@ def views(draw: st.DrawFn, shape: list[int] | None = None):  # type: ignore[no-u
     order = draw(st.sampled_from(list(permutations(range(len(wanted))))))
     pad = draw(st.lists(st.integers(0, 2), min_size=len(wanted), max_size=len(wanted)))
     ones = draw(st.lists(st.booleans(), min_size=len(wanted), max_size=len(wanted)))
-    stored = [1 if flat else size + more for size, more, flat in zip(wanted, pad, ones, strict=True)]
+    stored = [
+        1 if flat else size + more for size, more, flat in zip(wanted, pad, ones, strict=True)
+    ]
     base = torch.empty([stored[i] for i in order], device="meta")
     back = sorted(range(len(order)), key=order.__getitem__)
     tensor = base.permute(*back)

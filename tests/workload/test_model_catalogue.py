@@ -1,4 +1,6 @@
-"""The catalogue: every model loads, has its published number of weights, and answers to the names people use."""
+"""The catalogue: every model loads, has its published number of weights, and answers to the names
+people use.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from wattcast.workload import ModelOptions, build_graph, model_catalogue
 from wattcast.workload.build_model import count_parameters
 from wattcast.workload.model_catalogue import make_model, parse_model
 
-# Weights of the published checkpoints, as commonly quoted; written down from memory, not looked up again, so a
-# mismatch may be this table's. BERT and ViT without a task head, DiT without its fixed positions.
+# Weights of the published checkpoints, as commonly quoted; written down from memory, not looked up
+# again, so a mismatch may be this table's. BERT and ViT without a task head, DiT without its fixed
+# positions.
 WEIGHTS = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
@@ -66,7 +69,8 @@ WEIGHTS = {
     "whisper-large-v3": 1_543_490_560,
     "xlm-roberta-base": 278_043_648,
 }
-# Billions of weights that the makers publish, as commonly quoted (written down from memory), of the language part.
+# Billions of weights that the makers publish, as commonly quoted (written down from memory), of the
+# language part.
 PUBLISHED = {
     "llama-3.1-405b": 405.9,
     "llama-3.2-3b": 3.21,
@@ -119,7 +123,9 @@ def test_a_model_has_its_published_number_of_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_model_has_about_its_published_weights(name: str) -> None:
-    assert count_parameters(model_catalogue.load_model(name)) / 1e9 == pytest.approx(PUBLISHED[name], rel=0.03)
+    assert count_parameters(model_catalogue.load_model(name)) / 1e9 == pytest.approx(
+        PUBLISHED[name], rel=0.03
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +150,9 @@ def test_common_checkpoints_have_names(said: str, name: str, positions: int) -> 
 def test_roberta_counts_positions_from_two() -> None:
     """Its table of 514 positions holds 512 tokens; 513 were taken without a word."""
     said = [wattcast.predict("xlm-roberta", "h200", seq=seq).assumptions for seq in (512, 513)]
-    assert ["513 positions are more than the 512 this model was made for" in words for words in said] == [False, True]
+    assert [
+        "513 positions are more than the 512 this model was made for" in words for words in said
+    ] == [False, True]
 
 
 def test_all_promised_names_are_there_with_a_source() -> None:
@@ -155,7 +163,9 @@ def test_all_promised_names_are_there_with_a_source() -> None:
         assert "arXiv" in model.source or "config.json" in model.source
 
 
-@pytest.mark.parametrize("said", ["Llama3 8B", "LLAMA_3.8b", "meta-llama/Meta-Llama-3-8B", "llama-3-8b"])
+@pytest.mark.parametrize(
+    "said", ["Llama3 8B", "LLAMA_3.8b", "meta-llama/Meta-Llama-3-8B", "llama-3-8b"]
+)
 def test_spelling_does_not_matter(said: str) -> None:
     assert model_catalogue.load_model(said).name == "llama3-8b"
 
@@ -186,7 +196,10 @@ def test_an_unknown_model_gets_the_nearest_names() -> None:
     [
         (b"title: x\narchitecture: decodr\nsource: y\ndims: {}", "Closest: decoder"),
         (b"title: x\narchitecture: gpt\nsource: y\ndims: {layrs: 2}", "Closest: layers"),
-        (b"title: x\narchitecture: gpt\nsource: y\ndims: {layers: 2}", "missing required field `hidden`"),
+        (
+            b"title: x\narchitecture: gpt\nsource: y\ndims: {layers: 2}",
+            "missing required field `hidden`",
+        ),
         (b"title: x\narchitecture: gpt\ndims: {}", "missing required field `source`"),
         (b"title: x\narchitecture: resnet\nsource: y\ndims: {blocks: [3, a]}", "expected `int`"),
     ],
@@ -201,7 +214,8 @@ def test_a_bad_model_file_is_explained(yaml: bytes, says: str) -> None:
 def test_a_model_of_ones_own_builds() -> None:
     dims = {"layers": 3, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocab": 100}
     graph = build_graph(
-        make_model("mine", "Mine", "decoder", dims, "me"), ModelOptions(stack="eager", batch=2, seq=16)
+        make_model("mine", "Mine", "decoder", dims, "me"),
+        ModelOptions(stack="eager", batch=2, seq=16),
     )
     assert graph.name == "mine prefill b2 s16 bf16 eager"
     assert graph.blocks[1].repeat == 3

@@ -43,7 +43,9 @@ def test_nonsense_is_refused(given: dict[str, object], says: str) -> None:
 
 
 def test_an_option_nobody_knows_is_named_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"unknown option 'sequ'\. Closest: seq\. Options of a model: batch, seq,"):
+    with pytest.raises(
+        UnknownName, match=r"unknown option 'sequ'\. Closest: seq\. Options of a model: batch, seq,"
+    ):
         ModelOptions.from_names(sequ=5)
 
 
@@ -65,7 +67,12 @@ def test_words_become_enums_and_pytorch_names_are_known() -> None:
         SoftwareStack.ENGINE,
     )
     assert hash(options) == hash(
-        ModelOptions(phase=WorkloadPhase.DECODE, dtype=Dtype.FP16, head=OutputHead.ALL, stack=SoftwareStack.ENGINE)
+        ModelOptions(
+            phase=WorkloadPhase.DECODE,
+            dtype=Dtype.FP16,
+            head=OutputHead.ALL,
+            stack=SoftwareStack.ENGINE,
+        )
     )
 
 
@@ -94,11 +101,14 @@ def test_every_default_taken_is_stated() -> None:
     bare = " | ".join(build_graph("llama3-8b").assumptions)
     for word in ("phase prefill", "seq 1024", "head last", "no padding"):
         assert word in bare
-    told = build_graph("llama3-8b", ModelOptions(phase="prefill", seq=1024, head="last", stack="eager")).assumptions
+    told = build_graph(
+        "llama3-8b", ModelOptions(phase="prefill", seq=1024, head="last", stack="eager")
+    ).assumptions
     assert not any("default" in line for line in told)
     assert any("224 by 224" in line for line in build_graph("resnet50").assumptions)
     assert any(
-        "1024 this model was made for" in line for line in build_graph("gpt2", ModelOptions(seq=4096)).assumptions
+        "1024 this model was made for" in line
+        for line in build_graph("gpt2", ModelOptions(seq=4096)).assumptions
     )
 
 
@@ -107,7 +117,9 @@ def test_names_say_what_is_run() -> None:
     assert build_graph("llama3-8b", eager).name == "llama3-8b prefill b8 s1024 bf16 eager"
     options = ModelOptions(phase="generate", seq=64, tokens=9, dtype="fp8", stack="engine", tp=2)
     assert build_graph("llama3-8b", options).name == "llama3-8b generate b1 s64 t9 fp8 engine tp2"
-    assert build_graph("resnet50", ModelOptions(batch=2)).name == "resnet50 forward b2 i224 bf16 eager"
+    assert (
+        build_graph("resnet50", ModelOptions(batch=2)).name == "resnet50 forward b2 i224 bf16 eager"
+    )
 
 
 def test_keywords_are_the_fields_of_the_options() -> None:

@@ -41,17 +41,22 @@ def test_operators_come_out_as_they_went_in() -> None:
     assert columns[np.array([50, 2])] == (MIXED[50], MIXED[2])
 
 
-@pytest.mark.parametrize("mix", [arrays._MIX, np.uint64(0)])  # the second gives many operators one key
+@pytest.mark.parametrize(
+    "mix", [arrays._MIX, np.uint64(0)]
+)  # the second gives many operators one key
 def test_equal_operators_merge_and_those_of_a_form_lie_together(
     mix: np.uint64, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features that a form lacks then take no memory: of a million operators in turn they took 0.4 GB."""
+    """Features that a form lacks then take no memory: of a million operators in turn they took 0.4
+    GB.
+    """
     monkeypatch.setattr(arrays, "_MIX", mix)
     distinct, place = OperatorColumns.from_operators(MIXED).merge_equal()
     kinds = list(dict.fromkeys(map(type, MIXED)))
     words = list(dict.fromkeys(type(op).read_words(op) for op in MIXED))
     expected = sorted(
-        dict.fromkeys(MIXED), key=lambda op: (kinds.index(type(op)), words.index(type(op).read_words(op)))
+        dict.fromkeys(MIXED),
+        key=lambda op: (kinds.index(type(op)), words.index(type(op).read_words(op))),
     )
     assert len(expected) < len(MIXED)
     assert distinct == tuple(expected)
@@ -75,8 +80,14 @@ def test_a_long_file_is_read_into_columns_and_written_back() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ('{"op": "linear", "m": 0, "n": 1, "k": 1}', r"linear\.m: expected a whole number of at least 1"),
-        ('{"op": "relu", "n": 8, "count": 0}', r"relu\.count: expected a whole number of at least 1"),
+        (
+            '{"op": "linear", "m": 0, "n": 1, "k": 1}',
+            r"linear\.m: expected a whole number of at least 1",
+        ),
+        (
+            '{"op": "relu", "n": 8, "count": 0}',
+            r"relu\.count: expected a whole number of at least 1",
+        ),
         ('{"op": "relu", "n": 8, "rows": 9}', r"relu\.rows: expected from 1 to its 8 elements"),
         ('{"op": "linear", "m": 35184372088832, "n": 2, "k": 1}', "at most 2.40 elements"),
         (f'{{"op": "linear", "m": {10**400}, "n": 2, "k": 1}}', "at most 2.40 elements"),

@@ -59,7 +59,14 @@ def test_memory_by_purpose_and_what_fits(call) -> None:
     out = json.loads(call(*SHOW, "--phase", "decode", "--capacity", "80GB", "--json").out)["memory"]
     assert out["fits"]
     assert out["largest_batch"] > 2
-    parts = ("weight_byte", "cache_byte", "activation_byte", "gradient_byte", "optimiser_byte", "workspace_byte")
+    parts = (
+        "weight_byte",
+        "cache_byte",
+        "activation_byte",
+        "gradient_byte",
+        "optimiser_byte",
+        "workspace_byte",
+    )
     assert sum(out[part] for part in parts) == out["total_byte"]
     small = json.loads(call(*SHOW, "--capacity", "8GB", "--json").out)["memory"]
     assert (small["fits"], small["largest_batch"]) == (False, 0)
@@ -111,7 +118,9 @@ def test_models_lists_all_with_kind_size_and_source(call) -> None:
         (("models", "show", "gtp2"), "Closest: gpt2"),
     ],
 )
-def test_a_mistake_gets_one_paragraph(call, argv: tuple[str, ...], says: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_mistake_gets_one_paragraph(
+    call, argv: tuple[str, ...], says: str, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(*argv)
     assert done.code in (ExitCode.BAD_INPUT, ExitCode.MISSING)
@@ -122,10 +131,19 @@ def test_a_mistake_gets_one_paragraph(call, argv: tuple[str, ...], says: str, tm
 
 
 def test_predict_takes_a_configuration_and_a_model_of_every_kind(call, tmp_path: Path) -> None:
-    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 128}
+    config = {
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 100,
+        "n_positions": 128,
+    }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    done = call("predict", str(path), "resnet50", "whisper-tiny", "dit-xl-2", "--gpu", "h200", "--json")
+    done = call(
+        "predict", str(path), "resnet50", "whisper-tiny", "dit-xl-2", "--gpu", "h200", "--json"
+    )
     assert done.code == 0, done.err
     names = [p["name"] for p in json.loads(done.out)["predictions"]]
     assert names[0].startswith(f"{tmp_path.name} prefill b1 s128")

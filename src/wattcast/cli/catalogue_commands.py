@@ -24,18 +24,30 @@ if TYPE_CHECKING:
 
 @command("gpus list")
 def list_gpus() -> CommandOutput:
-    """List the catalogue: data-centre cards, then workstations, then cards that only papers measured."""
+    """List the catalogue: data-centre cards, then workstations, then cards that only papers
+    measured.
+    """
     from wattcast import hardware
     from wattcast.hardware.gpu import CardUse
     from wattcast.predictor.bundle import bundle_for
 
-    gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
+    gpus = sorted(
+        map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use)
+    )
     rows = [_gpu_summary(gpu) | {"coefficients": str(bundle_for(gpu).status)} for gpu in gpus]
-    columns = {"name": "gpu", "architecture": "architecture", "sm_count": "SMs", "max_clock_hz": "top clock"}
+    columns = {
+        "name": "gpu",
+        "architecture": "architecture",
+        "sm_count": "SMs",
+        "max_clock_hz": "top clock",
+    }
     columns |= {name: name for name in ("memory", "bandwidth")}
     columns |= {"power_limit_w": "limit", "coefficients": "coefficients"}
     shown = [row | {"bandwidth": show(row["memory_byte_per_s"], "byte/s", 3)} for row in rows]
-    shown = [row | {"memory": f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}"} for row in shown]
+    shown = [
+        row | {"memory": f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}"}
+        for row in shown
+    ]
     return CommandOutput({"gpus": rows}, lambda console: print_rows(console, shown, columns))
 
 
@@ -45,14 +57,28 @@ def list_nodes() -> CommandOutput:
     from wattcast.hardware.catalogue_reader import load_node, node_names
 
     nodes = [load_node(name) for name in node_names()]
-    keys = ("name", "title", "gpus", "gpu_count", "fabric", "multicast", "network", "network_byte_per_s")
+    keys = (
+        "name",
+        "title",
+        "gpus",
+        "gpu_count",
+        "fabric",
+        "multicast",
+        "network",
+        "network_byte_per_s",
+    )
     sources = [{key: claim.source for key, claim in node.claims.items()} for node in nodes]
-    plain = [{key: getattr(n, key) for key in keys} | {"sources": s} for n, s in zip(nodes, sources, strict=True)]
+    plain = [
+        {key: getattr(n, key) for key in keys} | {"sources": s}
+        for n, s in zip(nodes, sources, strict=True)
+    ]
     listing = new_table("node", "GPUs", "of", "fabric", "network of each GPU, one way")
     for node in nodes:
         rate = node.network_byte_per_s
         network = "unknown" if rate is None else f"{show(rate, 'byte/s', 3)}, {node.network}"
-        listing.add_row(node.name, str(node.gpu_count), ", ".join(node.gpus) or "any", str(node.fabric), network)
+        listing.add_row(
+            node.name, str(node.gpu_count), ", ".join(node.gpus) or "any", str(node.fabric), network
+        )
     return CommandOutput({"nodes": plain}, lambda console: console.print(listing))
 
 
@@ -77,10 +103,16 @@ def show_gpu(
     from wattcast.predictor.api import find_gpu
 
     if energies:
-        return show_bottom_up(env, name, feature_size, voltage, temperature, change or [], save, plot)
-    if any(option is not None for option in (feature_size, voltage, temperature, change, save, plot)):
+        return show_bottom_up(
+            env, name, feature_size, voltage, temperature, change or [], save, plot
+        )
+    if any(
+        option is not None for option in (feature_size, voltage, temperature, change, save, plot)
+    ):
         raise bad_value(
-            "--feature-size, --voltage, --temperature, --change, --save, --plot", "--energies beside them", "none"
+            "--feature-size, --voltage, --temperature, --change, --save, --plot",
+            "--energies beside them",
+            "none",
         )
     gpu = find_gpu(name)
     known, boards = list_published_numbers(gpu), list_boards(gpu.name)
@@ -88,18 +120,24 @@ def show_gpu(
     return CommandOutput(plain, lambda console: _print_gpu(console, gpu, known, boards))
 
 
-def _print_gpu(console: Console, gpu: Gpu, known: list[dict[str, Any]], boards: dict[str, str]) -> None:
+def _print_gpu(
+    console: Console, gpu: Gpu, known: list[dict[str, Any]], boards: dict[str, str]
+) -> None:
     console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}")
     listing = new_table("field", "value", "source", left=("source",))
     for row in known:
         others = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])
         note = f" ({row['note']})" if row["note"] else ""
-        listing.add_row(str(row["field"]), f"{row['value']:.6g}", escape(f"{row['source']}{note}{others}"))
+        listing.add_row(
+            str(row["field"]), f"{row['value']:.6g}", escape(f"{row['source']}{note}{others}")
+        )
     console.print(listing)
     for path, why in gpu.unknown.items():
         console.print(f"unknown: {path}: {escape(why)}", style="dim")
     for board, part_number in boards.items():
-        console.print(f"board {part_number} (by `nvidia-smi -q`) was measured apart: `--gpu {board}`")
+        console.print(
+            f"board {part_number} (by `nvidia-smi -q`) was measured apart: `--gpu {board}`"
+        )
 
 
 def _gpu_summary(gpu: Gpu) -> dict[str, Any]:
@@ -119,11 +157,18 @@ def list_models() -> CommandOutput:
     """List the models of the catalogue with their kind, architecture and parameters."""
     from wattcast.workload import model_catalogue
 
-    rows = [_model_summary(model_catalogue.load_model(name)) for name in model_catalogue.list_models()]
-    columns = {"name": "model", **{name: name for name in ("title", "kind", "architecture", "parameters")}}
+    rows = [
+        _model_summary(model_catalogue.load_model(name)) for name in model_catalogue.list_models()
+    ]
+    columns = {
+        "name": "model",
+        **{name: name for name in ("title", "kind", "architecture", "parameters")},
+    }
     shown = [row | {"parameters": f"{row['parameters'] / 1e9:.4g} G"} for row in rows]
     left = ("title", "kind", "architecture")
-    return CommandOutput({"models": rows}, lambda console: print_rows(console, shown, columns, left=left))
+    return CommandOutput(
+        {"models": rows}, lambda console: print_rows(console, shown, columns, left=left)
+    )
 
 
 def _model_summary(model: ModelSpec) -> dict[str, Any]:
@@ -139,7 +184,8 @@ MOST_ROWS = 60
 
 @command("models show", MODEL_OPTIONS)
 def show_model(workload: str, capacity: str | None = None, **options: Any) -> CommandOutput:
-    """Show dimensions and source of a model; operators, FLOPs and bytes of a workload; memory by purpose.
+    """Show dimensions and source of a model; operators, FLOPs and bytes of a workload; memory by
+    purpose.
 
     Example: wattcast models show llama3-8b --batch 8 --seq 1024 --phase decode --capacity 80GB
     """
@@ -173,13 +219,17 @@ def save_model(env: Environment, workload: str, file: Path, **options: Any) -> C
     return CommandOutput({"name": graph.name, "file": str(file), "blocks": len(graph.blocks)}, "")
 
 
-def _describe_memory(model: ModelSpec | None, options: ModelOptions, capacity: str | None) -> dict[str, Any] | None:
+def _describe_memory(
+    model: ModelSpec | None, options: ModelOptions, capacity: str | None
+) -> dict[str, Any] | None:
     """Return bytes by purpose and what fits; None for a list of operators, which does not say."""
     from wattcast.workload import build_model
 
     if model is None:
         if capacity is not None:
-            raise bad_value("--capacity", "a model", "a list of operators", "A list does not say what it holds.")
+            raise bad_value(
+                "--capacity", "a model", "a list of operators", "A list does not say what it holds."
+            )
         return None
     footprint = build_model.compute_footprint(model, options)
     held: dict[str, Any] = {**vars(footprint), "total_byte": footprint.total_byte}
@@ -191,14 +241,18 @@ def _describe_memory(model: ModelSpec | None, options: ModelOptions, capacity: s
 
 
 def summarise_graph(graph: Graph) -> dict[str, Any]:
-    """Return a graph as plain data: totals, then each distinct operator with the work of all its calls."""
+    """Return a graph as plain data: totals, then each distinct operator with the work of all its
+    calls.
+    """
     from wattcast.workload.graph import compute_totals, count_operators
     from wattcast.workload.readers.from_json import operator_to_plain
 
     ops = [
         {
             "name": op.name,
-            "shape": {k: v for k, v in operator_to_plain(op).items() if k not in ("op", "count", "label")},
+            "shape": {
+                k: v for k, v in operator_to_plain(op).items() if k not in ("op", "count", "label")
+            },
             "label": op.label,
             "count": calls,
             "flop": op.flop * calls,
@@ -218,12 +272,16 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _print_graph(console: Console, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None) -> None:
+def _print_graph(
+    console: Console, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None
+) -> None:
     from wattcast.workload.graph import compute_totals, count_operators
 
     sums = compute_totals(graph)
     if about is not None:
-        console.print(f"[bold]{escape(about['title'])}[/bold], {about['parameters'] / 1e9:.4g} G parameters")
+        console.print(
+            f"[bold]{escape(about['title'])}[/bold], {about['parameters'] / 1e9:.4g} G parameters"
+        )
         dims = ", ".join(f"{name} {value}" for name, value in about["dims"].items() if value)
         console.print(f"{escape(dims)}\nsource: {escape(about['source'])}\n", style="dim")
     console.print(f"[bold]{escape(graph.name)}[/bold]")
@@ -238,7 +296,10 @@ def _print_graph(console: Console, graph: Graph, about: dict[str, Any] | None, h
     rows = new_table("operator", "where", "calls", "FLOP", "bytes", left=("where",))
     ranked = list(count_operators(graph).items())
     for op, count in ranked[:MOST_ROWS]:
-        work = show(op.flop * count, "flop", 3), show((op.read_byte + op.write_byte) * count, "byte", 3)
+        work = (
+            show(op.flop * count, "flop", 3),
+            show((op.read_byte + op.write_byte) * count, "byte", 3),
+        )
         rows.add_row(escape(str(op)), escape(op.label), str(count), *work)
     if len(ranked) > MOST_ROWS:
         rows.add_row(f"... {len(ranked) - MOST_ROWS} more (all in --json)", "", "", "", "")

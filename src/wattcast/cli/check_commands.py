@@ -1,4 +1,6 @@
-"""``wattcast lab validate`` and ``wattcast doctor``: how accurate Wattcast is, and what this machine has."""
+"""``wattcast lab validate`` and ``wattcast doctor``: how accurate Wattcast is, and what this
+machine has.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def doctor(env: Environment) -> CommandOutput:
     ]
     columns = {"name": "", "found": "found", "purpose": "what it is for"}
     plain = {"checks": [vars(check) for check in checks]}
-    return CommandOutput(plain, lambda console: print_rows(console, rows, columns, left=tuple(columns)))
+    return CommandOutput(
+        plain, lambda console: print_rows(console, rows, columns, left=tuple(columns))
+    )
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,20 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     from wattcast.manage.card_notes import describe_leftover, is_tended, list_leftovers
     from wattcast.report.html_report import BROWSERS
 
-    checks = [ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")]
-    checks.append(_check_libraries("base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"))
+    checks = [
+        ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")
+    ]
+    checks.append(
+        _check_libraries(
+            "base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"
+        )
+    )
     checks += [
         _check_libraries(
-            f"extra {row['extra']}", row["libraries"], row["purpose"], f"pip install 'wattcast[{row['extra']}]'"
+            f"extra {row['extra']}",
+            row["libraries"],
+            row["purpose"],
+            f"pip install 'wattcast[{row['extra']}]'",
         )
         for row in read_shipped_table("wattcast.cli", "extras.csv")
     ]
@@ -91,9 +104,16 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
         driver = CDLL("libnvidia-ml.so.1")._name
     except OSError:
         driver = ""
-    purpose, advice = "measuring and managing NVIDIA GPUs", "no NVIDIA driver on this machine; predictions need none"
+    purpose, advice = (
+        "measuring and managing NVIDIA GPUs",
+        "no NVIDIA driver on this machine; predictions need none",
+    )
     checks.append(ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice))
-    checks.append(_check_tool(("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"))
+    checks.append(
+        _check_tool(
+            ("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"
+        )
+    )
     checks.append(_check_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"))
     folder = reference_folder(variables)
     found = "found" if folder is not None else ""
@@ -122,7 +142,9 @@ def _check_libraries(name: str, wanted: str, purpose: str, advice: str) -> ToolC
             version = "version unknown"
         (there if found else missing).append(f"{distribution} {version}".strip())
     lacking = f"{', '.join(missing)} missing" if missing else ""
-    return ToolCheck(name, not missing, "; ".join(filter(None, [", ".join(there), lacking])), purpose, advice)
+    return ToolCheck(
+        name, not missing, "; ".join(filter(None, [", ".join(there), lacking])), purpose, advice
+    )
 
 
 def _check_tool(names: Sequence[str], purpose: str, advice: str) -> ToolCheck:

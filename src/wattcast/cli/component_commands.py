@@ -1,4 +1,6 @@
-"""``wattcast lab power-trace``, ``lab fit component``, ``lab check-energies`` and ``gpus show --energies``."""
+"""``wattcast lab power-trace``, ``lab fit component``, ``lab check-energies`` and ``gpus show
+--energies``.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,16 @@ if TYPE_CHECKING:
 
 @command("lab power-trace", library="wattcast.gpuwattch.trace_request:TraceRequest")
 def power_trace(
-    env: Environment, counters: str = "auto", save_config: Path | None = None, plot: Path | None = None, **asked: Any
+    env: Environment,
+    counters: str = "auto",
+    save_config: Path | None = None,
+    plot: Path | None = None,
+    **asked: Any,
 ) -> CommandOutput:
     """Report, power trace, metric trace and steady states from the counters a simulator wrote.
 
-    Example: wattcast lab power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies gtx480.csv
-    --compat gpuwattch --out power
-    """
+    Example: wattcast lab power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies
+    gtx480.csv --compat gpuwattch --out power"""
     from wattcast.gpuwattch import architecture, measured_energies, simulator_logs, trace_request
     from wattcast.gpuwattch.trace_run import trace_to_plain
 
@@ -38,20 +43,32 @@ def power_trace(
     request, trace = replace(request, figure=request.figure or plot is not None), request.trace
     if save_config is not None:
         chip, file = trace_request.find_measured_chip(request.architecture), request.architecture
-        made = measured_energies.measured_architecture(chip) if chip else architecture.read_architecture(file)
+        made = (
+            measured_energies.measured_architecture(chip)
+            if chip
+            else architecture.read_architecture(file)
+        )
         architecture.write_architecture(made, save_config)
     known = simulator_logs.CounterSource
     source = known(resolve_name("counter source", counters, list(known)))
     source = simulator_logs.find_source(trace) if source is known.AUTO else source
     if request.follow_s and source is not known.TRACE:
-        raise bad_value("--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out.")
+        raise bad_value(
+            "--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out."
+        )
     if source is not known.TRACE:
         kernels_found = trace_request.compute_kernel_power(request, source)
         watts = zip(kernels_found.names, kernels_found.power.total_w, strict=True)
-        lines = [*(f"{name[:60]:60s} {power_w:10.3f} W" for name, power_w in watts), str(kernels_found.file)]
+        lines = [
+            *(f"{name[:60]:60s} {power_w:10.3f} W" for name, power_w in watts),
+            str(kernels_found.file),
+        ]
         notes = [f"note: {note}." for note in kernels_found.notes]
         if kernels_found.lost or kernels_found.partial:
-            gone, some = ", ".join(kernels_found.lost) or "none", ", ".join(kernels_found.partial) or "none"
+            gone, some = (
+                ", ".join(kernels_found.lost) or "none",
+                ", ".join(kernels_found.partial) or "none",
+            )
             notes.append(f"note: components no counter shows: {gone}; shown in part: {some}.")
         return CommandOutput(kernels_found.to_plain, "\n".join(lines), notes=notes)
 
@@ -59,7 +76,9 @@ def power_trace(
         return show(found.energy_j / found.duration_s, "W") if found.duration_s else "no power"
 
     def tell(so_far: TraceResult) -> None:
-        env.say(f"{so_far.samples} samples, {show(so_far.duration_s, 's')}: {mean_power(so_far)} mean so far.")
+        env.say(
+            f"{so_far.samples} samples, {show(so_far.duration_s, 's')}: {mean_power(so_far)} mean so far."
+        )
 
     job, result = trace_request.make_power_trace(request, tell if request.follow_s else None)
     if plot is not None and result.timeline is not None and result.duration_s:
@@ -68,7 +87,9 @@ def power_trace(
     first = f"{result.samples} samples, {show(result.duration_s, 's')}, {len(result.kernels)} kernels, {mean}"
     notes = [f"note: {note}." for note in result.notes]
     text = "\n".join([first, *map(str, result.files)])
-    return CommandOutput(partial(trace_to_plain, job, result), text, notes=notes, fault=result.fault)
+    return CommandOutput(
+        partial(trace_to_plain, job, result), text, notes=notes, fault=result.fault
+    )
 
 
 @command("lab power-meter")
@@ -80,11 +101,17 @@ def power_meter(
     sms: int | None = None,
     header: bool = False,
 ) -> None:
-    """Answer a simulator in another process sample by sample: counters on stdin, watts by component on stdout.
+    """Answer a simulator in another process sample by sample: counters on stdin, watts by component
+    on stdout.
 
-    A C++ simulator such as GPGPU-Sim includes wattcast_power.hpp, which starts this command and talks to it.
-    """
-    from wattcast.gpuwattch.component_build import ClockSetting, PowerMeter, answer_samples, build_component_model
+    A C++ simulator such as GPGPU-Sim includes wattcast_power.hpp, which starts this command and
+    talks to it."""
+    from wattcast.gpuwattch.component_build import (
+        ClockSetting,
+        PowerMeter,
+        answer_samples,
+        build_component_model,
+    )
     from wattcast.gpuwattch.trace_request import TraceRequest, read_chip
 
     if header:
@@ -93,8 +120,12 @@ def power_meter(
     hertz = parse(clock, "Hz", "--clock") if clock else None
     found = read_chip(TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz))
     chip, count = found.architecture, found.config.sm_count
-    built = build_component_model(chip, found.table, found.components, sm_count=count, voltage=found.voltage)
-    meter = PowerMeter(built.model, ClockSetting(found.clock_hz), chip.dialect, scaling=chip.all_scaling())
+    built = build_component_model(
+        chip, found.table, found.components, sm_count=count, voltage=found.voltage
+    )
+    meter = PowerMeter(
+        built.model, ClockSetting(found.clock_hz), chip.dialect, scaling=chip.all_scaling()
+    )
 
     def answer(line: str) -> None:
         env.stdout.write(line + "\n")
@@ -112,7 +143,8 @@ def accelwattch(
     judge: bool = False,
     refit: bool = False,
 ) -> CommandOutput:
-    """Write AccelWattch XML of a current GPU: energies fitted to our measurements, an interval beside each.
+    """Write AccelWattch XML of a current GPU: energies fitted to our measurements, an interval
+    beside each.
 
     Example: wattcast lab accelwattch h200 --out h200.xml --base accelwattch_sass_sim.xml
     """
@@ -130,9 +162,15 @@ def accelwattch(
     if out is not None:
         architecture.write_architecture(made, out)
     if energies is not None:
-        write_whole(energies, energy_table.format_energy_table(measured_energies.measured_table(chip, made)))
+        write_whole(
+            energies, energy_table.format_energy_table(measured_energies.measured_table(chip, made))
+        )
     judged = measured_energies.judge_held_out(folder) if judge else None
-    plain = {"gpu": chip.name, "source": chip.source, "values": {k: vars(v) for k, v in values.items()}}
+    plain = {
+        "gpu": chip.name,
+        "source": chip.source,
+        "values": {k: vars(v) for k, v in values.items()},
+    }
     lines = [f"{chip.name}: {chip.source}"]
     for name, value in values.items():
         watts = name in (measured_energies.CONSTANT, measured_energies.ACTIVE)
@@ -146,14 +184,20 @@ def accelwattch(
             f"{judged.rows} rows of {judged.operators} operators never used: {judged.mape:.2f} % "
             f"(bias {judged.bias:+.2f} %; their mean power for all: {judged.constant:.1f} %)"
         )
-        lines += [f"  {name:12s} {rows:4d} rows {error:6.2f} %" for name, (rows, error) in judged.by_family.items()]
+        lines += [
+            f"  {name:12s} {rows:4d} rows {error:6.2f} %"
+            for name, (rows, error) in judged.by_family.items()
+        ]
     partly = "note: without --base the file holds what Wattcast reads; a simulator needs the tree of its own file."
-    return CommandOutput(plain, "\n".join(lines), notes=[partly] if base is None and out is not None else [])
+    return CommandOutput(
+        plain, "\n".join(lines), notes=[partly] if base is None and out is not None else []
+    )
 
 
 @command("lab side-by-side")
 def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None) -> CommandOutput:
-    """Put measured kernels through forecast, counter model and components, and show where they differ.
+    """Put measured kernels through forecast, counter model and components, and show where they
+    differ.
 
     Example: wattcast lab side-by-side h200
     """
@@ -161,9 +205,14 @@ def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None)
 
     if kernels < 3:
         raise bad_value("--kernels", "three or more", kernels)
-    mark, text = f"<!-- wattcast lab side-by-side {gpu} -->".encode(), b"" if page is None else read_bytes(page)
+    mark, text = (
+        f"<!-- wattcast lab side-by-side {gpu} -->".encode(),
+        b"" if page is None else read_bytes(page),
+    )
     if page is not None and mark not in text:
-        raise bad_value(str(page), "a page with the command's name in a comment before its tables", "none")
+        raise bad_value(
+            str(page), "a page with the command's name in a comment before its tables", "none"
+        )
     views = compare_power_models(gpu, kernels)
     if page is not None:
         write_whole(page, text.partition(mark)[0] + mark + f"\n\n{format_views(views)}".encode())
@@ -186,7 +235,8 @@ def fit_component(
     out: Path | None = None,
     **layout: Any,
 ) -> CommandOutput:
-    """Fit by bounded least squares on relative error; held-out errors beside the in-sample one, always.
+    """Fit by bounded least squares on relative error; held-out errors beside the in-sample one,
+    always.
 
     Example: wattcast lab fit component runs.csv --measured watts --prefix part_ --leave-out total
     --architecture gpu.xml --out recalibrated.xml
@@ -201,14 +251,21 @@ def fit_component(
     if energies and bottom_up is not None:
         raise bad_value("--energies and --bottom-up", "one of them", "both")
     laid_out = component_fit.KernelColumns(**layout)
-    table = component_fit.read_measured_kernels(runs, laid_out, columns, rates=energies or bottom_up is not None)
+    table = component_fit.read_measured_kernels(
+        runs, laid_out, columns, rates=energies or bottom_up is not None
+    )
     if bottom_up is not None:
-        from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, make_energy_table
+        from wattcast.gpuwattch.bottom_up.event_energies import (
+            build_architecture_chip,
+            make_energy_table,
+        )
 
         modelled = read_architecture(bottom_up)
         built = build_architecture_chip(modelled)
         table = component_fit.rates_to_watts(table, make_energy_table(built, modelled.dialect))
-        env.say(f"note: {built.provenance}; its leakage and memory-controller constant are not fitted.")
+        env.say(
+            f"note: {built.provenance}; its leakage and memory-controller constant are not fitted."
+        )
     shortest_s = parse(shortest, "s", "--shortest")
     limits = component_fit.ENERGY_CONSTRAINTS
     if not energies:
@@ -216,15 +273,30 @@ def fit_component(
             limits = component_fit.FitConstraints(_read_bounds(bounds))
         except ValueError:
             raise bad_value("--bounds", "low:high, such as 0.5:2", bounds) from None
-    found = component_fit.fit_components(table, replace(limits, special=special, orders=orders), shortest_s)
+    found = component_fit.fit_components(
+        table, replace(limits, special=special, orders=orders), shortest_s
+    )
     if architecture is not None and out is not None:
         if energies:
-            raise bad_value("--architecture", "factors", "energies", "Write energies into the architecture by hand.")
+            raise bad_value(
+                "--architecture",
+                "factors",
+                "energies",
+                "Write energies into the architecture by hand.",
+            )
         factors = dict(zip(found.names, found.value.tolist(), strict=True))
-        write_architecture(component_fit.apply_factors(read_architecture(architecture), factors), out)
+        write_architecture(
+            component_fit.apply_factors(read_architecture(architecture), factors), out
+        )
     lines = []
     for name, value in zip(found.names, found.value.tolist(), strict=True):
-        mark = " (at its bound)" if name in found.at_bound else "" if name in found.determined else " (not driven)"
+        mark = (
+            " (at its bound)"
+            if name in found.at_bound
+            else ""
+            if name in found.determined
+            else " (not driven)"
+        )
         lines.append(f"{name:16s} {value:12.5g}{' J' if energies else ''}{mark}")
     score, dropped = found.score, ", ".join(found.dropped[:5])
     lines.append(
@@ -232,7 +304,11 @@ def fit_component(
         f"{score.leave_one_out:.2f} % leave one out, {score.leave_application_out:.2f} % leave one application out; "
         f"a constant {score.constant:.2f} %"
     )
-    notes = [f"note: {len(found.dropped)} kernels shorter than {shortest} dropped: {dropped} ..."] if dropped else []
+    notes = (
+        [f"note: {len(found.dropped)} kernels shorter than {shortest} dropped: {dropped} ..."]
+        if dropped
+        else []
+    )
     return CommandOutput(found.to_plain, "\n".join(lines), notes=notes)
 
 
@@ -262,20 +338,31 @@ def show_bottom_up(
     from wattcast.predictor.api import find_gpu
 
     settings: dict[str, Any] = {
-        "feature_nm": None if feature_size is None else 1e9 * parse(feature_size, "m", "--feature-size"),
+        "feature_nm": None
+        if feature_size is None
+        else 1e9 * parse(feature_size, "m", "--feature-size"),
         "voltage_v": None if voltage is None else parse(voltage, "V", "--voltage"),
-        "temperature_k": None if temperature is None else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
+        "temperature_k": None
+        if temperature is None
+        else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
     }
     known = ", ".join(event_energies.SIZE_KNOBS)
     factors = parse_pairs(changes, "--change", f"PART=FACTOR with a part of {known}", float)
     gpu, dialect = None, SimulatorDialect.GPUWATTCH
     if _is_architecture(Path(name)):
         architecture = read_architecture(Path(name))
-        found, dialect = event_energies.build_architecture_chip(architecture, **settings), architecture.dialect
+        found, dialect = (
+            event_energies.build_architecture_chip(architecture, **settings),
+            architecture.dialect,
+        )
     else:
         gpu = find_gpu(name)
         found = chip_design.build_chip(chip_design.design_from_gpu(gpu, **settings))
-    changed = chip_design.build_chip(event_energies.scale_design(found.design, factors)) if factors else found
+    changed = (
+        chip_design.build_chip(event_energies.scale_design(found.design, factors))
+        if factors
+        else found
+    )
     if save is not None:
         write_whole(save, format_energy_table(event_energies.make_energy_table(changed, dialect)))
     if plot is not None:
@@ -313,13 +400,20 @@ def check_energies(
         raise bad_value("--reference", "a folder with accelwattch/ in it", str(folder))
     study = load_study("public_checks.dumped_energies") if folder is not None else None
     dumped = study.dumped_ratios(folder) if study else []
-    ratios = dumped + (study.leakage_area_ratios(folder) if study else []) + event_energies.fitted_ratios(gpu)
+    ratios = (
+        dumped
+        + (study.leakage_area_ratios(folder) if study else [])
+        + event_energies.fitted_ratios(gpu)
+    )
     if plot is not None:
         if study is None:
             do = f"Name them with {REFERENCE_VARIABLE}, in a checkout of the repository."
             raise bad_value("--plot", "dumped energies to compare with", "none", do)
         env.save_plot(study.draw_energy_ratios(dumped), plot)
-    rows = [*(study.make_dumped_rows(folder) if study else []), *event_energies.make_energy_rows(gpu)]
+    rows = [
+        *(study.make_dumped_rows(folder) if study else []),
+        *event_energies.make_energy_rows(gpu),
+    ]
 
     def print_text(console: Console) -> None:
         event_energies.print_ratios(console, ratios)

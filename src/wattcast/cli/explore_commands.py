@@ -7,7 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattcast.cli.shared_options import MODEL_OPTIONS, PLOT, PRICES, CommandOutput, Environment, command
+from wattcast.cli.shared_options import (
+    MODEL_OPTIONS,
+    PLOT,
+    PRICES,
+    CommandOutput,
+    Environment,
+    command,
+)
 from wattcast.core.errors import bad_value, is_interrupt, resolve_name
 
 if TYPE_CHECKING:
@@ -27,15 +34,23 @@ def sweep(
     """Predict every combination of GPUs, model options, clocks and power limits, and name the best.
 
     Examples: wattcast explore sweep llama3-8b --gpu h200 --vary clock=all --slowdown 5%
-    ... sweep llama3-8b --gpu h100-sxm,h200,l40s --phase decode --vary batch=1,8,64 --vary dtype=bf16,fp8
-    """
-    from wattcast.explore.exploration_report import draw_exploration, exploration_json, print_exploration
+    ... sweep llama3-8b --gpu h100-sxm,h200,l40s --phase decode --vary batch=1,8,64 --vary
+    dtype=bf16,fp8"""
+    from wattcast.explore.exploration_report import (
+        draw_exploration,
+        exploration_json,
+        print_exploration,
+    )
     from wattcast.explore.explorations import ExploreObjective, explore
 
     least = ExploreObjective(resolve_name("objective", minimise, list(ExploreObjective)))
     found = explore(workload, gpu, vary or [], slowdown=slowdown, latency=latency, **options)
-    figure = partial(draw_exploration, workload=workload, options={name: options[name] for name in MODEL_OPTIONS})
-    return CommandOutput.of(found, exploration_json, partial(print_exploration, least=least), figure)
+    figure = partial(
+        draw_exploration, workload=workload, options={name: options[name] for name in MODEL_OPTIONS}
+    )
+    return CommandOutput.of(
+        found, exploration_json, partial(print_exploration, least=least), figure
+    )
 
 
 @command("explore designs", MODEL_OPTIONS, "clock", "power_limit")
@@ -90,12 +105,16 @@ def designs(
         env.say(f"{done.summary.kept:,} points saved: {out}{before}")
     columns = [find_column(word, study.gpu, study.space.columns)[0] for word in axes]
     if plot is not None:
-        env.save_plot(report.draw_heat_map(done, columns) if axes else report.draw_pareto_front(done), plot)
+        env.save_plot(
+            report.draw_heat_map(done, columns) if axes else report.draw_pareto_front(done), plot
+        )
     return CommandOutput.of(done, report.sweep_json, report.print_sweep)
 
 
 @command("explore fleet", "price", "electricity", PLOT)
-def fleet(file: Path, aim: str = "energy", site_power: str | None = None, **prices: Any) -> CommandOutput:
+def fleet(
+    file: Path, aim: str = "energy", site_power: str | None = None, **prices: Any
+) -> CommandOutput:
     """Decide which GPUs serve which model, how shared, at which clock, under a site's power budget.
 
     Example: wattcast explore fleet site.yaml --aim throughput --site-power 12kW
@@ -109,13 +128,19 @@ def fleet(file: Path, aim: str = "energy", site_power: str | None = None, **pric
 
 
 def _choose_runner(workers: int | None, cluster: str | None, size: int) -> Runner:
-    """Choose where points are computed; a small space stays in this process, since starting one costs a second."""
+    """Choose where points are computed; a small space stays in this process, since starting one
+    costs a second.
+    """
     from wattcast.explore.sweep import PART_POINTS, cluster_runner, process_runner
 
     if cluster is not None:
         return cluster_runner(cluster, workers)
     if workers is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
         workers = max(free, 1) if size > 3 * PART_POINTS else 1
     return process_runner(workers)
@@ -126,11 +151,11 @@ PLANNED = ("dtype", "quantization", "weights", "kv_dtype")
 
 @command("plan", *PLANNED, PRICES, PLOT, library="wattcast.serving.capacity_plan:plan")
 def plan(model: str, gpu: str, **asked: Any) -> CommandOutput:
-    """Find how many GPUs, how shared, at which clock or power limit. For several models: explore fleet.
+    """Find how many GPUs, how shared, at which clock or power limit. For several models: explore
+    fleet.
 
-    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot p90:40ms
-    --gpu h100-sxm,h200
-    """
+    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot
+    p90:40ms --gpu h100-sxm,h200"""
     from wattcast.explore import exploration_report as report
     from wattcast.serving import capacity_plan
 

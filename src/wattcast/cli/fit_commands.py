@@ -43,11 +43,15 @@ def fit_kernels(
     bundle, held = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
     write_fit(bundle, held, out)
     rows = kernel_checks.kernel_rows(held, gpu)
-    return CommandOutput({"rows": rows}, ledger.format_ledger(rows), notes=[f"{out / 'bundle.json'} written"])
+    return CommandOutput(
+        {"rows": rows}, ledger.format_ledger(rows), notes=[f"{out / 'bundle.json'} written"]
+    )
 
 
 @command("lab fit engine")
-def fit_engine(env: Environment, database: str, gpu: str, out: Path = Path(), bundle: Path | None = None) -> None:
+def fit_engine(
+    env: Environment, database: str, gpu: str, out: Path = Path(), bundle: Path | None = None
+) -> None:
     """Add an engine's kernels to a fitted bundle; rows that the database holds out stay unread."""
     from wattcast.fit.database_fit import fit_engine_database
     from wattcast.predictor.bundle.bundle_file import write_bundle
@@ -61,8 +65,8 @@ def fit_engine(env: Environment, database: str, gpu: str, out: Path = Path(), bu
 def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None) -> CommandOutput:
     """Fit what issuing an operator costs the host, from rows launched eagerly.
 
-    Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase, latency_s: "2.9 ms")
-    """
+    Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase,
+    latency_s: "2.9 ms")"""
     from wattcast import hardware
     from wattcast.fit import whole_models
     from wattcast.predictor.bundle import bundle_for
@@ -76,7 +80,12 @@ def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None)
     plain = [asdict(row) for row in found.rows]
 
     def print_text(console: Console) -> None:
-        columns = {"name": "workload", "operators": "operators", "latency_s": "measured", "predicted_s": "fitted"}
+        columns = {
+            "name": "workload",
+            "operators": "operators",
+            "latency_s": "measured",
+            "predicted_s": "fitted",
+        }
         columns |= {"default_s": "default", "host_s": "asks for"}
         rows = [row | ({"host_s": "GPU-bound"} if row["host_s"] is None else {}) for row in plain]
         print_rows(console, rows, columns)
@@ -90,11 +99,13 @@ def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None)
 
 
 @command("lab sensitivity")
-def fit_sensitivity(env: Environment, table: Path, out: Path | None = None, name: str | None = None) -> CommandOutput:
+def fit_sensitivity(
+    env: Environment, table: Path, out: Path | None = None, name: str | None = None
+) -> CommandOutput:
     """Fit predictors of compute and bandwidth sensitivity to counters, as paper 004 does.
 
-    Example: wattcast manage simulate --export table.csv && wattcast lab sensitivity table.csv --out model.yaml
-    """
+    Example: wattcast manage simulate --export table.csv && wattcast lab sensitivity table.csv --out
+    model.yaml"""
     import msgspec
     import yaml
 
@@ -107,7 +118,9 @@ def fit_sensitivity(env: Environment, table: Path, out: Path | None = None, name
         data.counters, data.sensitivity, data.groups, name or table.stem, source
     )
     if out is not None:
-        write_whole(out, yaml.safe_dump(msgspec.to_builtins(fitted.model), sort_keys=False).encode())
+        write_whole(
+            out, yaml.safe_dump(msgspec.to_builtins(fitted.model), sort_keys=False).encode()
+        )
         env.say(f"model saved: {out}")
     plain = {
         "model": msgspec.to_builtins(fitted.model),
@@ -115,13 +128,19 @@ def fit_sensitivity(env: Environment, table: Path, out: Path | None = None, name
         "error": dict(fitted.error),
         "left_out_error": dict(fitted.left_out_error),
         "correlation": dict(fitted.correlation),
-        "published": {"error": {"compute": 0.0571, "bandwidth": 0.0303}, "source": "paper 004, section 7.2"},
+        "published": {
+            "error": {"compute": 0.0571, "bandwidth": 0.0303},
+            "source": "paper 004, section 7.2",
+        },
     }
     lines = (
         f"{which}: error {fitted.error[which]:.2%}, applications left out in turn "
         f"{fitted.left_out_error[which]:.2%}, correlation {fitted.correlation[which]:.2f}; "
         f"counters {', '.join(side.coefficients)}"
-        for which, side in (("compute", fitted.model.compute), ("bandwidth", fitted.model.bandwidth))
+        for which, side in (
+            ("compute", fitted.model.compute),
+            ("bandwidth", fitted.model.bandwidth),
+        )
     )
     return CommandOutput(plain, "\n".join(lines))
 
@@ -138,11 +157,13 @@ def calibrate(
 ) -> CommandOutput:
     """Adjust a GPU's forecast to measurements: of whole models (FILE), or of kernels (--table).
 
-    Whole models move launch cost, efficiencies, energy scale and idle offset: as many as the rows support. Kernel
-    tables fit corrections of products, attention and experts, with one shape in five held out to judge them;
-    sustained rows (`lab kernels`) move energies to what your card draws.
+    Whole models move launch cost, efficiencies, energy scale and idle offset: as many as the rows
+    support. Kernel tables fit corrections of products, attention and experts, with one shape in
+    five held out to judge them; sustained rows (`lab kernels`) move energies to what your card
+    draws.
 
-    Example: wattcast calibrate --gpu a100-sxm mine.csv; then predict with --bundle calibrated/a100-sxm-80gb
+    Example: wattcast calibrate --gpu a100-sxm mine.csv; then predict with --bundle
+    calibrated/a100-sxm-80gb
 
     Example: wattcast calibrate --gpu l40s --table tables/l40s
     """
@@ -164,13 +185,21 @@ def calibrate(
             "notes": list(moved.notes),
             "bundle": str(folder),
         }
-        return CommandOutput(plain, lambda console: _print_calibration(console, moved, chip.name), notes=[saved])
+        return CommandOutput(
+            plain, lambda console: _print_calibration(console, moved, chip.name), notes=[saved]
+        )
     if file is not None or not table:
-        raise BadInput("calibrate takes one of two: FILE with whole models, or --table with kernel tables.")
+        raise BadInput(
+            "calibrate takes one of two: FILE with whole models, or --table with kernel tables."
+        )
     from wattcast.fit import table_fit
     from wattcast.predictor.bundle.calibrated import save_bundle
 
-    found = table_fit.check_tables(table, gpu) if check else table_fit.calibrate_tables(table, gpu, env.say)
+    found = (
+        table_fit.check_tables(table, gpu)
+        if check
+        else table_fit.calibrate_tables(table, gpu, env.say)
+    )
     plain = {"gpu": found.bundle.gpu, "rows": found.fitted, "held_out": found.held_out}
     plain |= {"errors_percent": [vars(e) for e in found.errors], "notes": list(found.notes)}
     notes = []
@@ -182,10 +211,23 @@ def calibrate(
 
 
 def _print_table_errors(console: Console, found: TableCalibration) -> None:
-    heading = f"{found.fitted} rows fitted, {found.held_out} held out" if found.fitted else f"{found.held_out} rows"
+    heading = (
+        f"{found.fitted} rows fitted, {found.held_out} held out"
+        if found.fitted
+        else f"{found.held_out} rows"
+    )
     console.print(f"[bold]{escape(found.bundle.gpu)}[/bold], {heading} of latency")
-    columns = {"what": "mean error", "engine": "engine", "band": "latency", "rows": "rows", "forecast": "forecast"}
-    percent = ({name: f"{getattr(e, name):.1f} %" for name in ("forecast", "calibrated")} for e in found.errors)
+    columns = {
+        "what": "mean error",
+        "engine": "engine",
+        "band": "latency",
+        "rows": "rows",
+        "forecast": "forecast",
+    }
+    percent = (
+        {name: f"{getattr(e, name):.1f} %" for name in ("forecast", "calibrated")}
+        for e in found.errors
+    )
     rows = [vars(e) | said for e, said in zip(found.errors, percent, strict=True)]
     print_rows(console, rows, columns | {"calibrated": str(found.bundle.status)})
     print_notes(console, [*found.bundle.assumptions[:1], *found.notes])
@@ -203,12 +245,16 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
         console.print(f"Left as forecast, for want of rows that tell: {', '.join(found.left)}")
     errors = new_table("mean error", "forecast", "calibrated", "left out one at a time")
     for name, e in (("latency", found.latency), ("power", found.power)):
-        errors.add_row(name, *("-" if x is None else f"{x:.1f} %" for x in (e.forecast, e.fitted, e.left_out)))
+        errors.add_row(
+            name, *("-" if x is None else f"{x:.1f} %" for x in (e.forecast, e.fitted, e.left_out))
+        )
     console.print(errors)
     print_notes(console, found.notes, "")
 
 
-@command("lab fit counters", FIGURES, library="wattcast.counter_models.counter_fit:CounterFitOptions")
+@command(
+    "lab fit counters", FIGURES, library="wattcast.counter_models.counter_fit:CounterFitOptions"
+)
 def fit_counters_command(
     env: Environment,
     table: Path,
@@ -225,19 +271,23 @@ def fit_counters_command(
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
 
     Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
-    Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured real_time_power.csv
-    """
+    Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured
+    real_time_power.csv"""
     from wattcast.counter_models import counter_figures, counter_fit, gpmtool_files, two_rails
     from wattcast.power.power_model import save_model
 
     form = resolve_name("form", form, TABLE_FORMS)
     if form == "table" and columns is None:
-        raise bad_value("--columns", "a YAML map of the table's columns", "none", "Or say --form gpmtool.")
+        raise bad_value(
+            "--columns", "a YAML map of the table's columns", "none", "Or say --form gpmtool."
+        )
     if predict is not None and not ((json or measured) and form == "gpmtool"):
         wanted = "--form gpmtool, and --json or --measured"
         raise bad_value("--predict", wanted, f"--form {form}" + (" --json" if json else ""))
     if measured is not None and predict is None:
-        raise bad_value("--measured", "--predict FILE beside it, with the programs' utilisations", "none")
+        raise bad_value(
+            "--measured", "--predict FILE beside it, with the programs' utilisations", "none"
+        )
     tables = counter_fit.read_counter_tables(table, form, columns)
     first, name = next(iter(tables.values())), name or table.stem
     if first.rail_w:
@@ -254,7 +304,9 @@ def fit_counters_command(
             env.say(f"model saved: {out}")
         plain = two_rails.rails_fit_to_plain(rails)
         figures = partial(counter_figures.make_rails_figures, rails, device)
-        return CommandOutput(plain, partial(_print_rails, result=rails, plain=plain), figures=figures)
+        return CommandOutput(
+            plain, partial(_print_rails, result=rails, plain=plain), figures=figures
+        )
     programs = gpmtool_files.read_applications(predict) if predict is not None else None
     watts = gpmtool_files.read_measured_programs(measured) if measured is not None else None
     result = counter_fit.fit_counters(tables, counter_fit.CounterFitOptions(**how), env.say)
@@ -265,7 +317,9 @@ def fit_counters_command(
         env.say(f"model saved: {out}")
 
     def make_plain() -> dict[str, Any]:
-        predictions = counter_fit.predict_applications(result, programs) if programs is not None else []
+        predictions = (
+            counter_fit.predict_applications(result, programs) if programs is not None else []
+        )
         return counter_fit.counter_fit_to_plain(result) | {"predictions": predictions}
 
     figures = partial(counter_figures.make_counter_figures, result)
@@ -277,24 +331,41 @@ def _print_fit(console: Console, result: CounterFit) -> None:
 
     main = counter_fit.main_model_kind(result)
     tested = result.tested
-    heads = ("model", "fitted", "unseen benchmark", "default known", "unseen cluster", "unseen group")
+    heads = (
+        "model",
+        "fitted",
+        "unseen benchmark",
+        "default known",
+        "unseen cluster",
+        "unseen group",
+    )
     errors = new_table(*heads, *(["never trained on"] if tested else []), title="Error, %")
     for kind in result.kinds.values():
         held = kind.held_out
         known = held["benchmark"].anchored
         cells = [held[by].score.mape if by in held else None for by in ("cluster", "group")]
-        values = [kind.in_sample.mape, held["benchmark"].score.mape, known.mape if known else None, *cells]
+        values = [
+            kind.in_sample.mape,
+            held["benchmark"].score.mape,
+            known.mape if known else None,
+            *cells,
+        ]
         values += [tested.mape(kind.model)] if tested else []
         errors.add_row(str(kind.model), *("-" if v is None else f"{v:.2f}" for v in values))
     console.print(errors)
     if tested:
         columns = ("never trained on", "rows", "measured, W", "mean error, %", "bias, %")
-        rows = ((name, str(n), *(f"{x:.1f}" for x in numbers)) for name, n, *numbers in tested.summarise(main.model))
+        rows = (
+            (name, str(n), *(f"{x:.1f}" for x in numbers))
+            for name, n, *numbers in tested.summarise(main.model)
+        )
         console.print(new_table(*columns, title=str(main.model), rows=rows))
     shown = [f"{c.value:.4g}" for c in main.diagnosis.coefficients]
     _print_costs(console, f"Costs of the {main.model} model", main.diagnosis.coefficients, shown)
     for rail in (rail for rail in result.rails if rail.clock_hz.size > 1):
-        curve = ", ".join(f"{f / 1e6:.0f}: {v:.3f}" for f, v in zip(rail.clock_hz, rail.relative, strict=True))
+        curve = ", ".join(
+            f"{f / 1e6:.0f}: {v:.3f}" for f, v in zip(rail.clock_hz, rail.relative, strict=True)
+        )
         console.print(f"Relative voltage of the {rail.rail} rail by MHz: {curve}")
     if result.training_clocks:
         best = fit_diagnostics.smallest_sufficient_clocks(list(result.training_clocks))
@@ -304,15 +375,21 @@ def _print_fit(console: Console, result: CounterFit) -> None:
             f"{every.mape:.2f} %)."
         )
     for candidate in result.candidates[:1]:
-        console.print(f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the costs' variance).")
+        console.print(
+            f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the costs' variance)."
+        )
     print_notes(console, (*result.warnings, *result.table.notes), "")
 
 
-def _print_costs(console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]) -> None:
+def _print_costs(
+    console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]
+) -> None:
     table = new_table("cost", "value", "95 % interval", "at largest, W", "VIF", title=title)
     for c, value in zip(costs, shown, strict=True):
         interval = "held at zero" if c.standard_error is None else f"{c.low:.3g} to {c.high:.3g}"
-        table.add_row(c.name, value, interval, f"{c.largest_w:.1f}", f"{c.vif:.1f}" if c.vif else "-")
+        table.add_row(
+            c.name, value, interval, f"{c.largest_w:.1f}", f"{c.vif:.1f}" if c.vif else "-"
+        )
     console.print(table)
 
 
@@ -322,7 +399,9 @@ def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> N
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
     _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)
     others = plain["other_kinds"]
-    errors = new_table("rows", "n", "two rails", *(kind.split("_")[0] for kind in others), title="Error, %")
+    errors = new_table(
+        "rows", "n", "two rails", *(kind.split("_")[0] for kind in others), title="Error, %"
+    )
     for what, n, error in plain["errors"]:
         cells = (error, *(found.get(what) for found in others.values()))
         errors.add_row(what, str(n), *("-" if cell is None else f"{cell:.2f}" for cell in cells))
@@ -330,8 +409,12 @@ def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> N
     tested = new_table("row not trained on", "measured, W", "predicted, W", "%", title="Test rows")
     for row in plain["test"]:
         off = 100.0 * (row["predicted_w"] / row["measured_w"] - 1.0)
-        tested.add_row(row["benchmark"], f"{row['measured_w']:.1f}", f"{row['predicted_w']:.1f}", f"{off:+.1f}")
+        tested.add_row(
+            row["benchmark"], f"{row['measured_w']:.1f}", f"{row['predicted_w']:.1f}", f"{off:+.1f}"
+        )
     console.print(tested)
     trials = ", ".join(f"{lean:g}: {error:.2f} %" for lean, error in result.trials.items())
-    console.print(f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows ({trials}).")
+    console.print(
+        f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows ({trials})."
+    )
     print_notes(console, result.warnings, "")

@@ -25,16 +25,28 @@ from wattcast.core.errors import ExitCode, WattcastError, clip_text, is_interrup
 
 
 def _list_verbs(head: str = "") -> dict[str, str]:
-    """Return verb -> module below ``wattcast.cli``: rows of ``options.csv`` without an option name them."""
-    found = {words.removeprefix(head): rows[""]["name"] for words, rows in read_help().items() if "" in rows}
-    return {verb: module for verb, module in found.items() if " " not in verb and head + verb in read_help()}
+    """Return verb -> module below ``wattcast.cli``: rows of ``options.csv`` without an option name
+    them.
+    """
+    found = {
+        words.removeprefix(head): rows[""]["name"]
+        for words, rows in read_help().items()
+        if "" in rows
+    }
+    return {
+        verb: module
+        for verb, module in found.items()
+        if " " not in verb and head + verb in read_help()
+    }
 
 
 COMMANDS, LAB = _list_verbs(), _list_verbs("lab ")
 
 
 class _CatalogueGroup(TyperGroup):
-    """A group whose argument may be a name of the catalogue: ``gpus h200`` is ``gpus show h200``, ``gpus`` lists."""
+    """A group whose argument may be a name of the catalogue: ``gpus h200`` is ``gpus show h200``,
+    ``gpus`` lists.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         first = args[0] if args else "--json"
@@ -44,7 +56,9 @@ class _CatalogueGroup(TyperGroup):
 
 
 def build_command(words: str) -> Any:
-    """Import what these words name; return their command, or the group of all commands that begin with them."""
+    """Import what these words name; return their command, or the group of all commands that begin
+    with them.
+    """
     table = LAB if words.startswith("lab ") else COMMANDS
     importlib.import_module(f"wattcast.cli.{table[words.removeprefix('lab ').split()[0]]}")
     group = typer.Typer(add_completion=False, no_args_is_help=words not in DECLARED)
@@ -53,7 +67,9 @@ def build_command(words: str) -> Any:
         group.command(path.rpartition(" ")[2], context_settings=declared.settings)(declared.build())
     if words not in DECLARED:
         kind = _CatalogueGroup if f"{words} show" in DECLARED else None
-        group.callback(cls=_LabGroup if words == "lab" else kind, help=read_help()[words][""]["help"])(lambda: None)
+        group.callback(
+            cls=_LabGroup if words == "lab" else kind, help=read_help()[words][""]["help"]
+        )(lambda: None)
     return typer.main.get_command(group)
 
 
@@ -80,7 +96,11 @@ class _LazyGroup(TyperGroup):
             )
         name, command, rest = super().resolve_command(ctx, args)
         if "--help" in rest and command is not None:
-            leaves = [c for _, c in walk_commands(command)] if isinstance(command, TyperGroup) else [command]
+            leaves = (
+                [c for _, c in walk_commands(command)]
+                if isinstance(command, TyperGroup)
+                else [command]
+            )
             for leaf in leaves:
                 shorten_help(leaf, ctx.ensure_object(Environment).help_all)
         return name, command, rest
@@ -100,7 +120,9 @@ app = typer.Typer(
 
 
 def walk_commands(group: Any = None, words: str = "") -> Iterator[tuple[str, Any]]:
-    """Return every command that can be run with its words, such as ``("lab fit kernels", command)``."""
+    """Return every command that can be run with its words, such as ``("lab fit kernels",
+    command)``.
+    """
     group = typer.main.get_command(app) if group is None else group
     for name in group.list_commands(None):
         command, path = group.get_command(None, name), f"{words} {name}".strip()
@@ -111,7 +133,8 @@ def walk_commands(group: Any = None, words: str = "") -> Iterator[tuple[str, Any
 
 
 def shorten_help(command: Any, tell_all: bool) -> None:
-    """Leave words to help, not ``<float range> [0.0<=x<=1.0]``; unless all is told, name rare options in a line each.
+    """Leave words to help, not ``<float range> [0.0<=x<=1.0]``; unless all is told, name rare
+    options in a line each.
 
     Rare are those of a panel of their own.
     """
@@ -140,7 +163,9 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
-    show_traceback: bool = typer.Option(False, "--traceback", help="Show where an error came from."),
+    show_traceback: bool = typer.Option(
+        False, "--traceback", help="Show where an error came from."
+    ),
 ) -> None:
     ctx.ensure_object(Environment).traceback = show_traceback or ctx.obj.traceback
 
@@ -149,7 +174,9 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
     """Run one command line and return its exit code; nothing escapes but what the code says."""
     env = env or Environment()
     args = list(sys.argv[1:] if argv is None else argv)
-    end = args.index("--") if "--" in args else len(args)  # what follows belongs to the program that is run
+    end = (
+        args.index("--") if "--" in args else len(args)
+    )  # what follows belongs to the program that is run
     env.traceback |= "--traceback" in args[:end]  # welcome anywhere before
     env.help_all |= "--help-all" in args[:end]
     own = ["--help" if arg == "--help-all" else arg for arg in args[:end] if arg != "--traceback"]
@@ -163,7 +190,9 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
                 return ExitCode.BAD_INPUT
             context = getattr(error, "ctx", None)
             where = f"See `{context.command_path if context else 'wattcast'} --help`."
-            return _complain(env, f"{error.format_message().rstrip('.')}. {where}", ExitCode.BAD_INPUT)
+            return _complain(
+                env, f"{error.format_message().rstrip('.')}. {where}", ExitCode.BAD_INPUT
+            )
         except WattcastError as error:
             return _complain(env, str(error), error.exit_code)
         except BrokenPipeError:  # `wattcast ... | head` is no failure
@@ -174,14 +203,25 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
 
 
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ)
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
+_DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EACCES,
+)
 
 
 def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
     if isinstance(error, typer.Abort) or is_interrupt(error):
         return "interrupted.", ExitCode.INTERRUPTED
     if isinstance(error, OSError) and error.errno in _NAME_ERRORS:
-        return f"{clip_text(error.filename, 100)}: no name of a file ({error.strerror}).", ExitCode.BAD_INPUT
+        return (
+            f"{clip_text(error.filename, 100)}: no name of a file ({error.strerror}).",
+            ExitCode.BAD_INPUT,
+        )
     if isinstance(error, ValueError) and "embedded null" in str(error):
         return "a name holds a zero byte, which no name of a file does.", ExitCode.BAD_INPUT
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
@@ -190,7 +230,10 @@ def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
     if isinstance(error, csv.Error | UnicodeDecodeError):
         return f"a given file is no table of text ({error}). Check it.", ExitCode.BAD_INPUT
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("wattcast"):
-        return f"this needs {error.name}, which is not installed. See `wattcast doctor`.", ExitCode.FAILED
+        return (
+            f"this needs {error.name}, which is not installed. See `wattcast doctor`.",
+            ExitCode.FAILED,
+        )
     said = f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
     return said, ExitCode.FAILED
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, Options, command, parse_pairs
+from wattcast.cli.shared_options import (
+    FIGURES,
+    CommandOutput,
+    Environment,
+    Options,
+    command,
+    parse_pairs,
+)
 from wattcast.core import bad_value, check_names, units
 from wattcast.core.whole_files import check_writable
 
@@ -52,17 +59,29 @@ def simulate(
 
     given = {"batch": batch, "seq": seq, "phase": phase}
     of_model = {name: value for name, value in given.items() if value is not None}
-    roles = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "sms": KnobRole.COMPUTE_UNITS}
+    roles = {
+        "core": KnobRole.CORE_CLOCK,
+        "memory": KnobRole.MEMORY_CLOCK,
+        "sms": KnobRole.COMPUTE_UNITS,
+    }
     wanted = [name.strip() for name in knobs.split(",")]
     check_names("knob", wanted, roles)
     turned = [roles[name] for name in wanted]
-    plant, model = policy_comparison.choose_plant(gpu, workloads or [], sensitivity, of_model, turned)
+    plant, model = policy_comparison.choose_plant(
+        gpu, workloads or [], sensitivity, of_model, turned
+    )
     setup = _make_setup(options, model)
-    more = {"perturbed": policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed)} if perturbed else {}
+    more = (
+        {"perturbed": policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed)}
+        if perturbed
+        else {}
+    )
     if export is not None:
         policy_comparison.export_tables(plant, export)
         env.say(f"table saved: {export}")
-    return _compare_policies([plant], setup, f"{plant.name}, simulated", hd7970.STRESS_APPLICATIONS, [], more)
+    return _compare_policies(
+        [plant], setup, f"{plant.name}, simulated", hd7970.STRESS_APPLICATIONS, [], more
+    )
 
 
 @command("manage replay", PLAYED)
@@ -87,14 +106,21 @@ def replay(
     chosen, notes = _forecast_plants(plants, gpu, workloads, _read_objective(**options))
     setup = _make_setup(options, None, chosen)
     if repeats and setup.noise is None:
-        raise bad_value("--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike.")
+        raise bad_value(
+            "--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike."
+        )
     more = {"noise": tables.count_worse_runs(plants, setup, repeats)} if repeats else {}
     return _compare_policies(plants, setup, ", ".join(f.name for f in files), (), notes, more)
 
 
 @command("manage watch", WATCHED)
 def watch(
-    env: Environment, device: int = 0, period: str = "1s", count: int = 5, gpu: str | None = None, **options: Any
+    env: Environment,
+    device: int = 0,
+    period: str = "1s",
+    count: int = 5,
+    gpu: str | None = None,
+    **options: Any,
 ) -> CommandOutput:
     """Observe a card and say what could be set and what that might save. Sets nothing."""
     from wattcast.manage import watch_card
@@ -128,11 +154,12 @@ def run(
     socket: Path | None = None,
     **options: Any,
 ) -> None:
-    """Control a card while a program runs on it. The daemon sets it, and gives it back however this ends.
+    """Control a card while a program runs on it. The daemon sets it, and gives it back however this
+    ends.
 
-    Where no daemon runs, root gets one for the time of the program. A program that trains reports its steps
-    (--progress). A serving engine tells its response times (--metrics); its card needs the least energy per token
-    that keeps them.
+    Where no daemon runs, root gets one for the time of the program. A program that trains reports
+    its steps (--progress). A serving engine tells its response times (--metrics); its card needs
+    the least energy per token that keeps them.
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
@@ -150,9 +177,13 @@ def run(
         if metrics is None:
             raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
     if metrics is not None and not command:
-        serving_control.read_engine_metrics(metrics)  # whether it answers is known before the card is asked for
+        serving_control.read_engine_metrics(
+            metrics
+        )  # whether it answers is known before the card is asked for
     if (rows is None) != (workload is None) or (rows is not None and progress is None):
-        raise bad_value("--rows and --workload", "both, and --progress with them", "one of them missing")
+        raise bad_value(
+            "--rows and --workload", "both, and --progress with them", "one of them missing"
+        )
     unit = None if workload is None else _read_workload(workload)
     if rows is not None:
         check_writable(rows)
@@ -162,20 +193,28 @@ def run(
     card = NvmlCard(device)
     card.open()
     if not apply:
-        env.say(f"dry run on {card.name}: clocks would be set and given back; add --apply to do it.")
+        env.say(
+            f"dry run on {card.name}: clocks would be set and given back; add --apply to do it."
+        )
         raise typer.Exit
     told = None
     if units is not None:
-        total = sms or int(_catalogue_gpu(card.name, "--units", "Tell how many SMs it has (--sms).").sm_count)
+        total = sms or int(
+            _catalogue_gpu(card.name, "--units", "Tell how many SMs it has (--sms).").sm_count
+        )
         told = live_control.SmCountFile(units, total)
     keeper: Any = None if metrics is None else partial(serving_control.LatencyKeeper, limits=limits)
     if model is not None:
-        chip = _catalogue_gpu(card.name, "--model", "Leave it out: what steps take is then learned.")
+        chip = _catalogue_gpu(
+            card.name, "--model", "Leave it out: what steps take is then learned."
+        )
         by_level = serving_control.build_clock_levels(model, chip)
         keeper = partial(serving_control.make_keeper, by_level, limits)
     advice = watch_card.make_advice(goal, watch_card.find_catalogue_gpu(card.name))
     told_by = None if metrics is None else partial(serving_control.read_engine_metrics, metrics)
-    task = live_control.ControlTask(goal, seconds, progress, told, turn_limit, advice, keeper, told_by, rows, unit)
+    task = live_control.ControlTask(
+        goal, seconds, progress, told, turn_limit, advice, keeper, told_by, rows, unit
+    )
     with daemon_client.hold_card(card, socket) as held:
         code = live_control.run_controlled_program(held, command or [], task, env.say, variables)
     raise typer.Exit(code if code >= 0 else 128 - code)
@@ -191,10 +230,11 @@ def plane(
     memories: int = 1,
     socket: Path | None = None,
 ) -> None:
-    """Run a program at every pair of clocks of a plane. The daemon sets them, and gives them back however this ends.
+    """Run a program at every pair of clocks of a plane. The daemon sets them, and gives them back
+    however this ends.
 
-    Example: wattcast manage plane --apply --cores 8 -- wattcast lab microbench --out rows/{core}-{memory}
-    """
+    Example: wattcast manage plane --apply --cores 8 -- wattcast lab microbench --out
+    rows/{core}-{memory}"""
     from wattcast.manage import daemon_client, live_control
     from wattcast.measure.device_control import NvmlCard
 
@@ -203,12 +243,20 @@ def plane(
     points = live_control.choose_clock_plane(*card.clocks_hz(), cores, memories)
     told = ", ".join(f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for core, memory in points)
     if not apply:
-        env.say(f"dry run on {card.name}: core/memory MHz {told} would be set and given back; add --apply to do it.")
+        env.say(
+            f"dry run on {card.name}: core/memory MHz {told} would be set and given back; add --apply to do it."
+        )
         raise typer.Exit
     with daemon_client.hold_card(card, socket) as held:
         codes = live_control.visit_clock_plane(held, points, command, env.say, env.variables)
-    failed = [f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for (core, memory), code in codes.items() if code != 0]
-    env.say(f"the card has back what it had. {len(codes) - len(failed)} of {len(points)} pairs of clocks done.")
+    failed = [
+        f"{core / 1e6:.0f}/{memory / 1e6:.0f}"
+        for (core, memory), code in codes.items()
+        if code != 0
+    ]
+    env.say(
+        f"the card has back what it had. {len(codes) - len(failed)} of {len(points)} pairs of clocks done."
+    )
     if failed or len(codes) < len(points):
         env.say(f"refused or ended otherwise, core/memory MHz: {', '.join(failed) or 'none'}")
         raise typer.Exit(next((abs(code) for code in codes.values() if code), 1))
@@ -226,7 +274,8 @@ def daemon(
     unit: bool = False,
     lifeline: bool = False,
 ) -> None:
-    """Own the cards of this node: set them for clients, and give them back when a client is silent or gone.
+    """Own the cards of this node: set them for clients, and give them back when a client is silent
+    or gone.
 
     Example: wattcast manage daemon --group wattcast --clocks 900MHz:1980MHz
     """
@@ -236,7 +285,9 @@ def daemon(
         env.stdout.write(daemon_client.print_unit())
         return
     ranges = _parse_range(clocks, "Hz", "--clocks"), _parse_range(limits, "W", "--limits")
-    scope = card_daemon.DaemonScope(*ranges, None if locked is None else units.parse(locked, "Hz", "--locked"))
+    scope = card_daemon.DaemonScope(
+        *ranges, None if locked is None else units.parse(locked, "Hz", "--locked")
+    )
     path, members = socket or card_daemon.SOCKET, daemon_client.find_group(group)
     if not lifeline:
         env.say(f"clients connect to {path} as {f'members of {group}' if group else 'root'}")
@@ -250,7 +301,9 @@ def daemon(
 
 @command("manage status")
 def status(socket: Path | None = None) -> CommandOutput:
-    """Say what every card is set to, who holds it, and which were left changed; exit code 5 if any was."""
+    """Say what every card is set to, who holds it, and which were left changed; exit code 5 if any
+    was.
+    """
     from wattcast.manage.daemon_client import read_status
 
     plain, text, code = read_status(socket)
@@ -264,7 +317,9 @@ def restore(
     defaults: bool = False,
     socket: Path | None = None,
 ) -> None:
-    """Give cards back what they had, through the daemon, or as root without one. Whoever holds them loses them."""
+    """Give cards back what they had, through the daemon, or as root without one. Whoever holds them
+    loses them.
+    """
     from wattcast.manage.daemon_client import restore_cards
 
     restore_cards(gpu, socket, env.say, defaults)
@@ -287,8 +342,8 @@ def rehearse(
 ) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
-    Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds 10min
-    """
+    Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds
+    10min"""
     import numpy as np
 
     from wattcast.manage import serving_control
@@ -298,8 +353,12 @@ def rehearse(
     per_s = units.parse_amount(rate, "/s", "--rate", inclusive=False)
     length_s = units.parse_seconds(seconds, "--seconds")
     chip, limits = find_gpu(gpu), _serving_limits(ttft, tpot)
-    most_w = units.parse_amount(site_power, "W", "--site-power", inclusive=False) if site_power else None
-    traces = [draw_trace(per_s, prompt, output, arrivals, length_s, None, seed + i) for i in range(gpus)]
+    most_w = (
+        units.parse_amount(site_power, "W", "--site-power", inclusive=False) if site_power else None
+    )
+    traces = [
+        draw_trace(per_s, prompt, output, arrivals, length_s, None, seed + i) for i in range(gpus)
+    ]
     by_level = serving_control.build_clock_levels(model, chip)
     if most_w is not None:
         limit_w = float(np.mean(chip.power.limit_w))
@@ -310,10 +369,13 @@ def rehearse(
 
 
 @command("manage site")
-def site(env: Environment, nodes: list[Path], site_power: str, priority: list[str] | None = None) -> None:
+def site(
+    env: Environment, nodes: list[Path], site_power: str, priority: list[str] | None = None
+) -> None:
     """Share a power budget among the GPUs of several nodes until interrupted.
 
-    The power limit that each GPU has now is its safe share: it keeps it, and gets it back when this command ends.
+    The power limit that each GPU has now is its safe share: it keeps it, and gets it back when this
+    command ends.
 
     Example: wattcast manage site /run/wattcast/socket /run/site/b.sock --site-power 3kW
     """
@@ -337,7 +399,11 @@ def _catalogue_gpu(name: str, option: str, instead: str) -> Gpu:
 
 
 def _read_objective(
-    minimise: str, slowdown: str | None, latency: str | None = None, cap: str | None = None, **_: Any
+    minimise: str,
+    slowdown: str | None,
+    latency: str | None = None,
+    cap: str | None = None,
+    **_: Any,
 ) -> Objective:
     from wattcast.manage.search_problem import Goal, Objective
 
@@ -368,7 +434,9 @@ def _serving_limits(ttft: str, tpot: str) -> ServingLimits:
     for name, text in (("ttft", ttft), ("tpot", tpot)):
         bound, *more = parse_latency_bounds(name, text, 99.0)
         if more or bound.percentile != 99.0:
-            raise bad_value(f"--{name}", "one time, of the 99th percentile, which the policy steers by", text)
+            raise bad_value(
+                f"--{name}", "one time, of the 99th percentile, which the policy steers by", text
+            )
         found.append(bound.seconds)
     return ServingLimits(*found)
 
@@ -395,7 +463,9 @@ def _make_setup(options: dict[str, Any], model: Any, forecast: Any = None) -> Po
     share = units.parse_amount(options["noise"] or 0.0, "", "--noise", most=0.99)
     noise = plants.MeasurementNoise(share, share) if share else None
     goal = _read_objective(**options)
-    return policies.PolicySetup(goal, model=model, forecast=forecast or {}, noise=noise, seed=options["seed"])
+    return policies.PolicySetup(
+        goal, model=model, forecast=forecast or {}, noise=noise, seed=options["seed"]
+    )
 
 
 def _forecast_plants(
@@ -418,7 +488,9 @@ def _forecast_plants(
     for tables in plants:
         chosen |= clock_forecast.choose_forecast_settings(tables, found, goal, errors)
     if goal.slowdown is not None:
-        notes.append("model_predictive: bounds hold with a chance of 95 %, by the errors of other model families")
+        notes.append(
+            "model_predictive: bounds hold with a chance of 95 %, by the errors of other model families"
+        )
     return chosen, list(dict.fromkeys(notes))
 
 

@@ -1,9 +1,9 @@
-"""Connect ``wattcast measure`` with models: power from kernel launches, and rows worth measuring next.
+"""Connect ``wattcast measure`` with models: power from kernel launches, and rows worth measuring
+next.
 
-A command writes a profiler trace; counters of its kernels were collected once per kernel and launch configuration,
-and are reused for every launch [Stokke2016, figure 7]. Commands import this file when they need it, since it loads
-most of Wattcast.
-"""
+A command writes a profiler trace; counters of its kernels were collected once per kernel and launch
+configuration, and are reused for every launch [Stokke2016, figure 7]. Commands import this file
+when they need it, since it loads most of Wattcast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ from wattcast.workload.readers.from_json import operator_to_plain
 
 @dataclass(frozen=True)
 class LaunchEstimate:
-    """Power from launches, and the measurement of the same stretch where the two clocks can be joined."""
+    """Power from launches, and the measurement of the same stretch where the two clocks can be
+    joined.
+    """
 
     estimate: launch_power.PowerEstimate
     same_stretch: Measurement | None
@@ -56,8 +58,12 @@ class LaunchEstimate:
             "energy_j": found.energy_j,
             "traced_s": whole_s,
             "known_share": known_s / whole_s,
-            "part_w": dict(zip(found.power.parts, (part_j / (known_s or 1.0)).tolist(), strict=True)),
-            "without_counters": [{"kernel": k.kernel, "grid": k.grid, "block": k.block} for k in found.unknown],
+            "part_w": dict(
+                zip(found.power.parts, (part_j / (known_s or 1.0)).tolist(), strict=True)
+            ),
+            "without_counters": [
+                {"kernel": k.kernel, "grid": k.grid, "block": k.block} for k in found.unknown
+            ],
         }
         if self.same_stretch is not None:
             plain["measured_w"] = self.same_stretch.power_w
@@ -82,11 +88,20 @@ class LaunchEstimate:
         """Say the result beside the measurement in one sentence."""
         text = self.summary
         if self.same_stretch is None:
-            return text + "; the trace does not say when it was taken, so it cannot be set beside the measurement."
+            return (
+                text
+                + "; the trace does not say when it was taken, so it cannot be set beside the measurement."
+            )
         if self.same_stretch.power_w is None:
-            return text + f"; the same stretch was not measured ({', '.join(self.same_stretch.flags)})."
+            return (
+                text
+                + f"; the same stretch was not measured ({', '.join(self.same_stretch.flags)})."
+            )
         off = self.estimate.mean_w / self.same_stretch.power_w - 1.0
-        return text + f"; measured {show(self.same_stretch.power_w, 'W')} over the same ({100 * off:+.1f} %)."
+        return (
+            text
+            + f"; measured {show(self.same_stretch.power_w, 'W')} over the same ({100 * off:+.1f} %)."
+        )
 
     def figure(self, run: MeasuredRun) -> Figure:
         """Draw the parts stacked over time, with measured power as dots."""
@@ -96,7 +111,9 @@ class LaunchEstimate:
         if self.origin_s is not None:
             stepped = find_ticks(run.samples)
             middle_s = 0.5 * (stepped.time_s[:-1] + stepped.time_s[1:]) - self.origin_s
-            inside = (middle_s >= 0.0) & (middle_s <= float(self.estimate.activity.duration_s.sum()))
+            inside = (middle_s >= 0.0) & (
+                middle_s <= float(self.estimate.activity.duration_s.sum())
+            )
             dots = (middle_s[inside], stepped.interval_w[inside])
         return draw_launch_power(self.estimate, dots)
 
@@ -109,9 +126,19 @@ def prepare_estimate(
     Counters that are not there yet are collected: the command runs once more, under ncu.
     """
     if counters is None:
-        raise bad_value("--model", "--counters FILE beside it", "none", "A counter book, or an export of ncu --csv.")
+        raise bad_value(
+            "--model",
+            "--counters FILE beside it",
+            "none",
+            "A counter book, or an export of ncu --csv.",
+        )
     if trace is None:
-        raise bad_value("--model", "--launches FILE beside it", "none", "The profiler trace that the command writes.")
+        raise bad_value(
+            "--model",
+            "--launches FILE beside it",
+            "none",
+            "The profiler trace that the command writes.",
+        )
     sm_count = None if gpu is None else float(load_gpu(gpu).sm_count)
     saved = load_saved_model(model)
     if command and not counters.exists() and counters.suffix != ".json":
@@ -120,19 +147,35 @@ def prepare_estimate(
 
 
 def estimate_offline(
-    model: Path, counters: Path, trace: Path, gpu: str | None, clock_hz: float | None, memory_clock_hz: float | None
+    model: Path,
+    counters: Path,
+    trace: Path,
+    gpu: str | None,
+    clock_hz: float | None,
+    memory_clock_hz: float | None,
 ) -> tuple[LaunchEstimate, float]:
-    """Estimate the power of a run from files alone; return it and the clock, by default that of counted cycles."""
+    """Estimate the power of a run from files alone; return it and the clock, by default that of
+    counted cycles.
+    """
     if launch_power.is_database(counters):  # sampled over time, not per kernel
         known = load_saved_model(model).model
-        start_s, activity = read_nsys_activity(counters, known.required_events, clock_hz, memory_clock_hz)
-        found = launch_power.PowerEstimate(start_s, activity, known.power(activity), np.ones(start_s.shape), ())
+        start_s, activity = read_nsys_activity(
+            counters, known.required_events, clock_hz, memory_clock_hz
+        )
+        found = launch_power.PowerEstimate(
+            start_s, activity, known.power(activity), np.ones(start_s.shape), ()
+        )
         return LaunchEstimate(found, None, None), float(np.mean(np.asarray(activity.at.clock_hz)))
     saved, book, _ = prepare_estimate(model, counters, trace, gpu, [])
     log = launch_power.read_launches(trace)
     found_hz = clock_hz or launch_power.find_clock_hz(log.launches, book)
     if found_hz is None:
-        raise bad_value("--clock", "the core clock of the run", "none", "The counters hold no cycles of its kernels.")
+        raise bad_value(
+            "--clock",
+            "the core clock of the run",
+            "none",
+            "The counters hold no cycles of its kernels.",
+        )
     at = OperatingPoint(clock_hz=found_hz, memory_clock_hz=memory_clock_hz)
     return LaunchEstimate(_estimate_from_zero(log, saved, book, at), None, None), found_hz
 
@@ -144,17 +187,34 @@ def estimate_power(
     log = launch_power.read_launches(trace)
     first_s, last_s = log.span_s
     # the first launch on the sampler's clock; traces count from a Unix time
-    now_s = None if log.epoch_s is None else log.epoch_s + first_s - (time.time() - time.monotonic())
-    inside = now_s is not None and run.started_s <= now_s <= run.started_s + run.measurement.duration_s
-    stretch = summarise_window("launches", run.samples, now_s, now_s + last_s - first_s) if inside and now_s else None
+    now_s = (
+        None if log.epoch_s is None else log.epoch_s + first_s - (time.time() - time.monotonic())
+    )
+    inside = (
+        now_s is not None and run.started_s <= now_s <= run.started_s + run.measurement.duration_s
+    )
+    stretch = (
+        summarise_window("launches", run.samples, now_s, now_s + last_s - first_s)
+        if inside and now_s
+        else None
+    )
     clocks = stretch or run.measurement
-    held = run.samples if stretch is None or now_s is None else run.samples.between(now_s, now_s + last_s - first_s)
+    held = (
+        run.samples
+        if stretch is None or now_s is None
+        else run.samples.between(now_s, now_s + last_s - first_s)
+    )
     at = OperatingPoint(clock_hz=clocks.sm_clock_hz, memory_clock_hz=held.mean("memory_clock_hz"))
-    return LaunchEstimate(_estimate_from_zero(log, saved, book, at), stretch, now_s if inside else None)
+    return LaunchEstimate(
+        _estimate_from_zero(log, saved, book, at), stretch, now_s if inside else None
+    )
 
 
 def _estimate_from_zero(
-    log: launch_power.LaunchLog, saved: SavedModel, book: launch_power.CounterBook, at: OperatingPoint
+    log: launch_power.LaunchLog,
+    saved: SavedModel,
+    book: launch_power.CounterBook,
+    at: OperatingPoint,
 ) -> launch_power.PowerEstimate:
     launches = [replace(launch, start_s=launch.start_s - log.span_s[0]) for launch in log.launches]
     return launch_power.estimate_launch_power(launches, book, saved.model, at)
@@ -173,20 +233,31 @@ def suggest_rows(
     known: dict[str, OperatorSpec] = {}
     candidates: list[RowCandidate] = []
     shares, left_out = _operators_of_models(gpu, tell)
-    spread = (spec for round_ in range(1, ROUNDS + 1) for spec in kernel_plan.read_kernel_plan(round_))
-    for spec, share, source in [*shares, *((replace(spec, chosen="suggested"), 0.0, "plan") for spec in spread)]:
+    spread = (
+        spec for round_ in range(1, ROUNDS + 1) for spec in kernel_plan.read_kernel_plan(round_)
+    )
+    for spec, share, source in [
+        *shares,
+        *((replace(spec, chosen="suggested"), 0.0, "plan") for spec in spread),
+    ]:
         fits = spec.guessed_s <= kernel_plan.LONGEST_S and spec.byte <= kernel_plan.LARGEST_BYTE
         if spec.id not in measured and spec.id not in known and fits:
             known[spec.id] = spec
             told = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
             candidates.append(RowCandidate(make_workload_form(spec.operator), told, share, source))
-    tell(f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for")
+    tell(
+        f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for"
+    )
     found = row_suggestions.suggest_rows(candidates, count, rows, chip, bundle)
-    place = {id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)}
+    place = {
+        id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)
+    }
     return found, [place[id(suggestion.candidate)] for suggestion in found]
 
 
-def _load_measured_rows(gpu: str, database: str, tell: Callable[[str], None]) -> kernel_rows.KernelRows:
+def _load_measured_rows(
+    gpu: str, database: str, tell: Callable[[str], None]
+) -> kernel_rows.KernelRows:
     """Return the rows so far; none for a GPU without a database where none is named."""
     try:
         return kernel_rows.load_kernel_rows(database)
@@ -201,7 +272,9 @@ def _load_measured_rows(gpu: str, database: str, tell: Callable[[str], None]) ->
 def _operators_of_models(
     gpu: str, tell: Callable[[str], None]
 ) -> tuple[list[tuple[OperatorSpec, float, str]], float]:
-    """Return operators of catalogue models with their share of time, and the share that cannot be measured."""
+    """Return operators of catalogue models with their share of time, and the share that cannot be
+    measured.
+    """
     shares: dict[str, float] = {}
     specs: dict[str, tuple[OperatorSpec, str]] = {}
     found = row_suggestions.list_model_operators(gpu, tell)

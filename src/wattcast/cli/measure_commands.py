@@ -37,14 +37,15 @@ def run(
     save: Path | None = None,
     **options: Any,
 ) -> CommandOutput:
-    """Measure time, joules, mean and peak watts and clock of a command; its exit code passes through.
+    """Measure time, joules, mean and peak watts and clock of a command; its exit code passes
+    through.
 
-    A command that ended well and whose energy could not be measured, because the device was lost or its driver hung,
-    exits with 5.
+    A command that ended well and whose energy could not be measured, because the device was lost or
+    its driver hung, exits with 5.
 
-    Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 -- python loop.py
-    Example: wattcast measure run --model m.yaml --counters ncu.csv --launches trace.json -- python traced.py
-    """
+    Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 --
+    python loop.py Example: wattcast measure run --model m.yaml --counters ncu.csv --launches
+    trace.json -- python traced.py"""
     from wattcast.measure.measured_run import compare_with_prediction, draw_run_power, run_command
     from wattcast.report.figure_style import save_figure
 
@@ -67,10 +68,17 @@ def run(
     try:  # whatever goes wrong from here on, the measurement is printed
         if save is not None:
             kept = write_somewhere(save, done.samples.to_bytes())
-            env.say(f"samples saved: {kept}" + (f", because {save} could not be written" if kept != save else ""))
+            env.say(
+                f"samples saved: {kept}"
+                + (f", because {save} could not be written" if kept != save else "")
+            )
             code = code if kept == save else code or ExitCode.FAILED
         from_launches = None if prepared is None else estimate_power(*prepared, done)
-        verdict = compare_with_prediction(done.measurement, predicted, iterations, against) if against else None
+        verdict = (
+            compare_with_prediction(done.measurement, predicted, iterations, against)
+            if against
+            else None
+        )
         if plot is not None:
             drawn = draw_run_power(done, predicted["predictions"][0] if predicted else None)
             save_figure(from_launches.figure(done) if from_launches else drawn, plot)
@@ -84,7 +92,9 @@ def run(
         plain["model"] = from_launches.plain()
         lines.append(from_launches.sentence)
     took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
-    return CommandOutput(plain, "\n".join(lines), notes=[] if json else [took], exit_code=code, fault=trouble)
+    return CommandOutput(
+        plain, "\n".join(lines), notes=[] if json else [took], exit_code=code, fault=trouble
+    )
 
 
 def _load_prediction(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +109,12 @@ def _load_prediction(against: str, gpu: str | None, options: dict[str, Any]) -> 
         if isinstance(plain, dict) and "predictions" in plain:
             return plain
     if gpu is None:
-        raise bad_value("--against", "a --gpu beside a model", "none", "Name the GPU the command runs on.")
-    found: dict[str, Any] = msgspec.to_builtins(predictions_to_output([api.predict(against, gpu, **options)]))
+        raise bad_value(
+            "--against", "a --gpu beside a model", "none", "Name the GPU the command runs on."
+        )
+    found: dict[str, Any] = msgspec.to_builtins(
+        predictions_to_output([api.predict(against, gpu, **options)])
+    )
     return found
 
 
@@ -113,17 +127,23 @@ def estimate(
     memory_clock: str | None = None,
     gpu: str | None = None,
 ) -> CommandOutput:
-    """Estimate the watts of a run that is over from its kernel launches and counters of each kernel.
+    """Estimate the watts of a run that is over from its kernel launches and counters of each
+    kernel.
 
-    Example: wattcast lab estimate run.sqlite --model h200 --counters kernels.ncu-rep --memory-clock 3201MHz
-    Example: wattcast lab estimate run.sqlite --model dcgm.yaml --counters run.sqlite --memory-clock 3201MHz
-    """
+    Example: wattcast lab estimate run.sqlite --model h200 --counters kernels.ncu-rep --memory-clock
+    3201MHz Example: wattcast lab estimate run.sqlite --model dcgm.yaml --counters run.sqlite
+    --memory-clock 3201MHz"""
     from wattcast.cli.measure_bridges import estimate_offline
 
-    clocks = [parse(c, "Hz", n) if c else None for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))]
+    clocks = [
+        parse(c, "Hz", n) if c else None
+        for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))
+    ]
     found, clock_hz = estimate_offline(model, counters, launches, gpu, clocks[0], clocks[1])
     plain = found.plain() | {"clock_hz": clock_hz}
-    parts = ", ".join(f"{name} {show(watts, 'W')}" for name, watts in plain["part_w"].items() if watts)
+    parts = ", ".join(
+        f"{name} {show(watts, 'W')}" for name, watts in plain["part_w"].items() if watts
+    )
     return CommandOutput(plain, f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}")
 
 
@@ -131,21 +151,30 @@ def estimate(
 def kernels(
     env: Environment, suggest: int = 0, gpu: str = "h200", database: str = "", **options: Any
 ) -> CommandOutput:
-    """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks, names."""
+    """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks,
+    names.
+    """
     if suggest:
         return _write_suggestions(env, suggest, gpu, database or gpu, options["out"])
     return CommandOutput.from_verb(measure_verbs.kernels(**options))
 
 
-def _write_suggestions(env: Environment, count: int, gpu: str, database: str, out: Path) -> CommandOutput:
+def _write_suggestions(
+    env: Environment, count: int, gpu: str, database: str, out: Path
+) -> CommandOutput:
     """Write the rows that would help most as a list for --plan, and say why each would."""
     from wattcast.cli.measure_bridges import suggest_rows
     from wattcast.measure.campaigns.kernel_campaign import write_listed
 
     found, specs = suggest_rows(count, gpu, database, env.say)
-    path, reasons = out / "plan.jsonl", [{"why": f.candidate.source, "score": f.score} for f in found]
+    path, reasons = (
+        out / "plan.jsonl",
+        [{"why": f.candidate.source, "score": f.score} for f in found],
+    )
     write_listed(path, list(zip(specs, reasons, strict=True)))
-    env.say(f"saved: {path}; measure it with `python -m wattcast.measure kernels --plan {path} --out DIR`")
+    env.say(
+        f"saved: {path}; measure it with `python -m wattcast.measure kernels --plan {path} --out DIR`"
+    )
     pairs, entries = list(zip(found, specs, strict=True)), []
     for (f, s), reason in zip(pairs, reasons, strict=True):
         distance = f.distance if f.distance < 1e9 else None
@@ -156,7 +185,9 @@ def _write_suggestions(env: Environment, count: int, gpu: str, database: str, ou
     def print_text(console: Console) -> None:
         rows = new_table("operator", "why", "doublings from a measured row", "worth")
         for f, s in pairs:
-            sizes = " ".join(f"{k}={v}" for k, v in s.operator.items() if k not in ("op", "function", "bias"))
+            sizes = " ".join(
+                f"{k}={v}" for k, v in s.operator.items() if k not in ("op", "function", "bias")
+            )
             away = "none of its kind" if f.distance > 1e9 else f"{f.distance:.1f}"
             name = s.operator.get("function", s.operator["op"])
             rows.add_row(f"{name} {sizes}", f.candidate.source, away, f"{1e3 * f.score:.3g}")
@@ -173,12 +204,17 @@ def pack_engine(env: Environment, folders: list[Path], out: Path) -> None:
 
     found = pack_engine_folders(folders, out)
     runs = len(found.select_kind("traffic"))
-    env.stdout.write(f"{out}: {len(found.rows)} rows, {runs} serving runs, {len(found.requests)} requests\n")
+    env.stdout.write(
+        f"{out}: {len(found.rows)} rows, {runs} serving runs, {len(found.requests)} requests\n"
+    )
 
 
 @command("lab counters", library=measure_verbs.counters)
-def counters(design: str | None = None, columns: Path | None = None, **options: Any) -> CommandOutput:
-    """Collect hardware counters of a sample of operators, through ncu; or say which a power model needs.
+def counters(
+    design: str | None = None, columns: Path | None = None, **options: Any
+) -> CommandOutput:
+    """Collect hardware counters of a sample of operators, through ncu; or say which a power model
+    needs.
 
     Examples: wattcast lab counters --out rows;  wattcast lab counters --design h200
     """
@@ -191,8 +227,17 @@ def counters(design: str | None = None, columns: Path | None = None, **options: 
     from wattcast.predictor.api import find_gpu
 
     if Path(design).is_file() and columns is None:
-        raise bad_value("--columns", "a YAML map of the table's columns", "none", "As `lab fit counters` takes it.")
-    rows = read_counter_table(Path(design), columns) if columns else read_shipped_table(find_gpu(design).name)
+        raise bad_value(
+            "--columns",
+            "a YAML map of the table's columns",
+            "none",
+            "As `lab fit counters` takes it.",
+        )
+    rows = (
+        read_counter_table(Path(design), columns)
+        if columns
+        else read_shipped_table(find_gpu(design).name)
+    )
     found = design_counters(rows)
     expected = found.steps[found.enough - 1].error
     title = f"{found.table}: {', '.join(found.always)} always" if found.always else found.table
@@ -200,7 +245,9 @@ def counters(design: str | None = None, columns: Path | None = None, **options: 
     for n, step in enumerate(found.steps, 1):
         error = f"{step.error:.1f} ± {step.standard_error:.1f} %"
         tested = "-" if step.tested is None else f"{step.tested:.1f} %"
-        table.add_row(f"{n} *" if n == found.enough else str(n), step.event, str(step.metrics), error, tested)
+        table.add_row(
+            f"{n} *" if n == found.enough else str(n), step.event, str(step.metrics), error, tested
+        )
     last = f"* enough: {len(found.events)} events in all, expected error {expected:.1f} %"
     plain = {"events": found.events, "expected_error_percent": expected} | asdict(found)
     return CommandOutput(plain, lambda console: console.print(table, last, sep="\n"))

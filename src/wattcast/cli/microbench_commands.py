@@ -36,7 +36,9 @@ def microbench(
     Examples: wattcast lab microbench --out rows --repeats 2;  wattcast lab microbench --show rows
     """
     if {"plot", "figures"} & env.given and (show is None or table is not None):
-        raise bad_value("--plot and --figures", "--show RESULTS, and no --table, beside them", "others")
+        raise bad_value(
+            "--plot and --figures", "--show RESULTS, and no --table, beside them", "others"
+        )
     if against is not None:
         return _compare_results(show, against)
     if show is None:
@@ -48,13 +50,21 @@ def microbench(
 
     lines = make_table_lines(place, chip.name)
     names = list(dict.fromkeys(name for line in lines for name in line))
-    write_whole(table, encode_csv([names, *([line.get(name, "") for name in names] for line in lines)]))
+    write_whole(
+        table, encode_csv([names, *([line.get(name, "") for name in names] for line in lines)])
+    )
     return CommandOutput(None, "", notes=[f"{len(lines)} rows with counters: {table}"])
 
 
 def _find_results(show: str, gpu_name: str = "h200") -> tuple[tuple[MicroRow, ...], Gpu, Path]:
-    """Return results of a folder or file, or of a GPU whose results ship; with their GPU and where they lie."""
-    from wattcast.microbench.microbench_results import read_results, read_shipped_results, results_folder
+    """Return results of a folder or file, or of a GPU whose results ship; with their GPU and where
+    they lie.
+    """
+    from wattcast.microbench.microbench_results import (
+        read_results,
+        read_shipped_results,
+        results_folder,
+    )
     from wattcast.predictor.api import find_gpu
 
     place = Path(show)
@@ -66,7 +76,11 @@ def _find_results(show: str, gpu_name: str = "h200") -> tuple[tuple[MicroRow, ..
 
 
 def _compare_results(show: str | None, against: str) -> CommandOutput:
-    from wattcast.microbench.microbench_report import compare_results, draw_comparison, make_comparison_table
+    from wattcast.microbench.microbench_report import (
+        compare_results,
+        draw_comparison,
+        make_comparison_table,
+    )
 
     if show is None:
         raise bad_value("--against", "--show RESULTS beside it", "none")
@@ -79,20 +93,30 @@ def _compare_results(show: str | None, against: str) -> CommandOutput:
     return CommandOutput(rows, lambda console: console.print(text), figures=lambda: figures)
 
 
-def _show_results(results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: Path | None) -> CommandOutput:
+def _show_results(
+    results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: Path | None
+) -> CommandOutput:
     from wattcast.microbench import microbench_report as report
     from wattcast.microbench.benchmark_suite import list_benchmarks
     from wattcast.microbench.microbench_results import describe_card
 
     if write is not None:
         if write.is_file() and "<!-- table:" in write.read_text(encoding="utf-8"):
-            raise Refused(f"{write} keeps text around its tables: renew these with studies/microbench_page.py.")
+            raise Refused(
+                f"{write} keeps text around its tables: renew these with studies/microbench_page.py."
+            )
         write_whole(write, report.make_results_page(results, gpu).encode())
     number = gpu.compute_capability.replace(".", "")
     architecture = f"sm_{number}a" if number == "90" else f"sm_{number}"
     have = {r.name: r.version for r in results}
-    again = [b.name for b in list_benchmarks() if b.supported(architecture) and have.get(b.name, 0) < b.version]
-    source = ", ".join(filter(None, [describe_card(place) or gpu.title, f"{place.name}/microbench.jsonl"]))
+    again = [
+        b.name
+        for b in list_benchmarks()
+        if b.supported(architecture) and have.get(b.name, 0) < b.version
+    ]
+    source = ", ".join(
+        filter(None, [describe_card(place) or gpu.title, f"{place.name}/microbench.jsonl"])
+    )
 
     def print_text(console: Console) -> None:
         for built in report.make_tables(results, gpu):
@@ -109,7 +133,8 @@ def _show_results(results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: P
 
 @command("lab tune")
 def tune(profile: Path, gpu: str = "h200", results: Path | None = None) -> CommandOutput:
-    """Rank what to change in profiled kernels by joules: memory access, divergence, fp64, waiting, atomics, passes.
+    """Rank what to change in profiled kernels by joules: memory access, divergence, fp64, waiting,
+    atomics, passes.
 
     Example: wattcast lab tune profile.csv --gpu h200
     """
@@ -118,8 +143,15 @@ def tune(profile: Path, gpu: str = "h200", results: Path | None = None) -> Comma
     from wattcast.predictor.api import find_gpu
 
     shipped = microbench_results.read_shipped_results
-    measured = shipped(find_gpu(gpu)) if results is None else microbench_results.read_results(results)
+    measured = (
+        shipped(find_gpu(gpu)) if results is None else microbench_results.read_results(results)
+    )
     found = tuning.tune_export(profile, measured)
-    notes = [f"not judged: {name}, for want of {', '.join(metrics)}" for name, metrics in found.missing.items()]
+    notes = [
+        f"not judged: {name}, for want of {', '.join(metrics)}"
+        for name, metrics in found.missing.items()
+    ]
     table = report.make_advice_table(found)
-    return CommandOutput(partial(report.tuning_to_plain, found), lambda console: console.print(table), notes=notes)
+    return CommandOutput(
+        partial(report.tuning_to_plain, found), lambda console: console.print(table), notes=notes
+    )

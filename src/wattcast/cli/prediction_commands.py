@@ -1,4 +1,6 @@
-"""``wattcast predict``, ``compare``, ``report``, ``simulate`` (serving under traffic) and ``train`` (one job)."""
+"""``wattcast predict``, ``compare``, ``report``, ``simulate`` (serving under traffic) and ``train``
+(one job).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wattcast.cli import shared_options
-from wattcast.cli.shared_options import MODEL_OPTIONS, PLOT, PRICES, SETTINGS, CommandOutput, Environment, command
+from wattcast.cli.shared_options import (
+    MODEL_OPTIONS,
+    PLOT,
+    PRICES,
+    SETTINGS,
+    CommandOutput,
+    Environment,
+    command,
+)
 from wattcast.core.errors import bad_value, check_names
 
 if TYPE_CHECKING:
@@ -34,7 +44,8 @@ def _model_names(incomplete: str) -> list[str]:
 def predict(
     env: Environment,
     workloads: Annotated[
-        list[str], typer.Argument(help="Models, Hugging Face ids, or files.", autocompletion=_model_names)
+        list[str],
+        typer.Argument(help="Models, Hugging Face ids, or files.", autocompletion=_model_names),
     ],
     gpu: Annotated[str, typer.Option(help="GPU, board or YAML file.", autocompletion=_gpu_names)],
     operands: str | None = None,
@@ -85,9 +96,15 @@ def predict(
 
 @command("compare", MODEL_OPTIONS, SETTINGS, PLOT)
 def compare(
-    env: Environment, first: str, second: str, gpu: str | None = None, iterations: int = 1, **options: Any
+    env: Environment,
+    first: str,
+    second: str,
+    gpu: str | None = None,
+    iterations: int = 1,
+    **options: Any,
 ) -> CommandOutput:
-    """Explain the difference between two runs, B - A, by operators, modules and clock; it adds up exactly.
+    """Explain the difference between two runs, B - A, by operators, modules and clock; it adds up
+    exactly.
 
     Options hold for both runs; a run may say otherwise after its name.
 
@@ -99,14 +116,23 @@ def compare(
 
     given = {name: value for name, value in options.items() if name in env.given}
     found = sides.compare(first, second, gpu=gpu, iterations=iterations, **given)
-    return CommandOutput.of(found, sides.comparison_to_plain, sides.print_comparison, sides.draw_difference)
+    return CommandOutput.of(
+        found, sides.comparison_to_plain, sides.print_comparison, sides.draw_difference
+    )
 
 
 @command("report", MODEL_OPTIONS, SETTINGS)
 def report(
-    env: Environment, workload: str, gpu: str, out: Path, paper: str = "A4", force: bool = False, **options: Any
+    env: Environment,
+    workload: str,
+    gpu: str,
+    out: Path,
+    paper: str = "A4",
+    force: bool = False,
+    **options: Any,
 ) -> CommandOutput:
-    """Write a report: summary, memory, breakdown, timeline, clocks, other GPUs, intervals, assumptions, sources.
+    """Write a report: summary, memory, breakdown, timeline, clocks, other GPUs, intervals,
+    assumptions, sources.
 
     Example: wattcast report llama3-8b --gpu h200,h100-sxm --batch 8 --seq 1024 --out report.html
     """
@@ -121,7 +147,11 @@ def report(
     if paper not in PAPERS:
         raise bad_value("--paper", " or ".join(PAPERS), paper)
     chips = [find_gpu(name.strip()) for name in gpu.split(",")]
-    line = ["wattcast", "report", workload]  # the command line, as far as it decides what the page says
+    line = [
+        "wattcast",
+        "report",
+        workload,
+    ]  # the command line, as far as it decides what the page says
     for name, value in {"gpu": gpu, "force": force, **options}.items():
         if name in env.given:
             line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
@@ -131,18 +161,33 @@ def report(
     data = print_report(page, paper) if kind == ".pdf" else page.encode()
     write_whole(out, data)
     env.say(f"report saved: {out}")
-    return CommandOutput({"file": str(out), "byte": len(data), "gpus": [chip.name for chip in chips]}, "")
+    return CommandOutput(
+        {"file": str(out), "byte": len(data), "gpus": [chip.name for chip in chips]}, ""
+    )
 
 
-SERVED = ("dtype", "quantization", "tp", "clock", "power_limit", "weights", "kv_dtype", "pp", "dp", "ep")
+SERVED = (
+    "dtype",
+    "quantization",
+    "tp",
+    "clock",
+    "power_limit",
+    "weights",
+    "kv_dtype",
+    "pp",
+    "dp",
+    "ep",
+)
 
 
 @command("simulate", *SERVED, PRICES, PLOT, library="wattcast.serving.simulate_serving:simulate")
-def simulate(env: Environment, model: str, gpu: str, out: Path | None = None, **asked: Any) -> CommandOutput:
+def simulate(
+    env: Environment, model: str, gpu: str, out: Path | None = None, **asked: Any
+) -> CommandOutput:
     """Serve requests as vLLM would and say how long they take and what they draw.
 
-    Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds 600
-    """
+    Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds
+    600"""
     from wattcast.serving.serving_result import ServingResult, draw_serving, print_serving
     from wattcast.serving.simulate_serving import simulate as simulate_serving
 
@@ -154,11 +199,13 @@ def simulate(env: Environment, model: str, gpu: str, out: Path | None = None, **
 
 
 @command("train", "clock", "power_limit", PRICES, PLOT, library="wattcast.training.train_job:train")
-def train(model: str, gpu: str, search: bool = False, details: bool = False, **asked: Any) -> CommandOutput:
+def train(
+    model: str, gpu: str, search: bool = False, details: bool = False, **asked: Any
+) -> CommandOutput:
     """Say how long a training job takes, how many kWh, what it costs and how to share it over GPUs.
 
-    Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price 2.50/h --carbon germany
-    """
+    Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price 2.50/h --carbon
+    germany"""
     from wattcast.training.train_job import train as train_job
     from wattcast.training.training_report import draw_training, print_training, summarise_training
 

@@ -36,7 +36,9 @@ def serve(
         from wattcast.web.http_app import serve_page
         from wattcast.web.live_stream import choose_feed
     except ModuleNotFoundError as error:
-        raise MissingTool(f"the page needs {error.name}. Install it: pip install 'wattcast[serve]'.") from None
+        raise MissingTool(
+            f"the page needs {error.name}. Install it: pip install 'wattcast[serve]'."
+        ) from None
 
     check_names("live view", live, ("auto", "gpu", "replay"))
     feed = choose_feed(live, replay, index=device)
@@ -58,7 +60,8 @@ def prometheus(
     once: bool = False,
     **options: Any,
 ) -> None:
-    """Serve measured and modelled power, energy, clock and the predicted saving, for Prometheus to scrape.
+    """Serve measured and modelled power, energy, clock and the predicted saving, for Prometheus to
+    scrape.
 
     Example: wattcast export prometheus --workload llama3-8b --gpu h200 --batch 8 --seq 1024
     """
@@ -78,7 +81,9 @@ def prometheus(
         env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
         return
     server, thread = metrics_exporter.serve_metrics(host, port, cards, models, allow_host or [])
-    env.say(f"wattcast is scraped at http://{host}:{server.server_port}/metrics (stop it with Ctrl-C)")
+    env.say(
+        f"wattcast is scraped at http://{host}:{server.server_port}/metrics (stop it with Ctrl-C)"
+    )
     try:
         thread.join()
     finally:
@@ -90,7 +95,9 @@ def prometheus(
             closing.join(1.0)  # a driver that hangs closes with the process
 
 
-def _find_cards(env: Environment, source: str, interval: str, idle_interval: str, enough: bool) -> list[WatchedCard]:
+def _find_cards(
+    env: Environment, source: str, interval: str, idle_interval: str, enough: bool
+) -> list[WatchedCard]:
     """Return the machine's cards; where there is a prediction to show, none is needed."""
     from wattcast.web.metrics_exporter import find_cards
 
@@ -99,7 +106,9 @@ def _find_cards(env: Environment, source: str, interval: str, idle_interval: str
             raise bad_value("--source", "cards, or a --workload to predict", "none")
         return []
     try:
-        found = find_cards(source, parse(interval, "s", "--interval"), parse(idle_interval, "s", "--idle-interval"))
+        found = find_cards(
+            source, parse(interval, "s", "--interval"), parse(idle_interval, "s", "--idle-interval")
+        )
         if not found:
             env.say("the driver does not answer; cards are shown as soon as it does.")
         return found

@@ -1,12 +1,13 @@
-"""How a command is declared: a function whose parameters are its options, and ``options.csv``, which describes them.
+"""How a command is declared: a function whose parameters are its options, and ``options.csv``,
+which describes them.
 
-``command("manage status")`` makes a function a command: it takes the environment and its options, and returns what it
-found as a ``CommandOutput``, which is printed as text or, with ``--json``, as JSON. Types and defaults stand in its
-signature, or in that of the library function it calls or of the dataclass it fills: there quantities are numbers,
-which an option writes with their unit, and enums, which it writes by name. Help, panels and ranges stand in
-``options.csv``: in a row of the command, or in one that holds for all commands (``*``). A name in capitals there is a
-positional argument. Plain ``--help`` names options of a panel in a line, ``--help-all`` tells all.
-"""
+``command("manage status")`` makes a function a command: it takes the environment and its options,
+and returns what it found as a ``CommandOutput``, which is printed as text or, with ``--json``, as
+JSON. Types and defaults stand in its signature, or in that of the library function it calls or of
+the dataclass it fills: there quantities are numbers, which an option writes with their unit, and
+enums, which it writes by name. Help, panels and ranges stand in ``options.csv``: in a row of the
+command, or in one that holds for all commands (``*``). A name in capitals there is a positional
+argument. Plain ``--help`` names options of a panel in a line, ``--help-all`` tells all."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ class Environment:
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a command found: data for ``--json``, text for readers, and figures where the command draws."""
+    """What a command found: data for ``--json``, text for readers, and figures where the command
+    draws.
+    """
 
     plain: Any  # or a function that makes it
     text: str | Callable[[Console], object] | None  # None: always JSON
@@ -111,7 +114,9 @@ class CommandOutput:
     ) -> CommandOutput:
         """Return what was found, with the functions that make data, text and a figure of it."""
         figures = {} if figure is None else {"figure": partial(figure, found)}
-        return cls(partial(plain, found), lambda console: text(console, found), lambda: figures, notes)
+        return cls(
+            partial(plain, found), lambda console: text(console, found), lambda: figures, notes
+        )
 
     @classmethod
     def from_verb(cls, result: VerbResult) -> CommandOutput:
@@ -123,15 +128,29 @@ Options = Mapping[str, tuple[Any, Any]]  # name -> type and default
 MODEL_OPTIONS: Options = {  # the fields of ModelOptions
     **dict.fromkeys(("batch", "tp", "pp", "dp", "ep", "cp"), (int, 1)),
     **dict.fromkeys(("seq", "tokens", "image"), (int | None, None)),
-    **dict.fromkeys(("phase", "quantization", "stack", "weights", "kv_dtype", "head"), (str | None, None)),
-    **{"dtype": (str, "bf16"), "attention": (str, "flash"), "recompute": (bool, False), "skew": (float, 0.0)},
+    **dict.fromkeys(
+        ("phase", "quantization", "stack", "weights", "kv_dtype", "head"), (str | None, None)
+    ),
+    **{
+        "dtype": (str, "bf16"),
+        "attention": (str, "flash"),
+        "recompute": (bool, False),
+        "skew": (float, 0.0),
+    },
 }
 SETTINGS: Options = {  # of one run; predict, compare and report take them all
-    **dict.fromkeys(("clock", "power_limit", "host_launch", "temperature", "duration"), (str | None, None)),
+    **dict.fromkeys(
+        ("clock", "power_limit", "host_launch", "temperature", "duration"), (str | None, None)
+    ),
     "data": (str, "random"),
 }
 PRICES: Options = {  # the names of PriceKeywords
-    **{"price": (list[str], []), "electricity": (str | None, None), "carbon": (str | None, None), "pue": (float, 1.0)}
+    **{
+        "price": (list[str], []),
+        "electricity": (str | None, None),
+        "carbon": (str | None, None),
+        "pue": (float, 1.0),
+    }
 }
 PLOT: Options = {"plot": (Path | None, None)}
 FIGURES: Options = {  # of a command that draws several; FigureOptions takes them
@@ -146,21 +165,31 @@ _make_parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY
 
 @dataclass(frozen=True)
 class CommandDeclaration:
-    """A command whose options are made when it is asked for, since a library function may have to be imported."""
+    """A command whose options are made when it is asked for, since a library function may have to
+    be imported.
+    """
 
     words: str
     function: Callable[..., Any]
     shared: Options
-    takes_from: Callable[..., Any] | str | None  # what has further options: a function, or its "module:name"
+    takes_from: (
+        Callable[..., Any] | str | None
+    )  # what has further options: a function, or its "module:name"
     settings: dict[str, Any]  # of typer's context
 
     def build(self) -> Callable[..., None]:
         """Return what typer runs: a function with a parameter for every option."""
         known = inspect.signature(self.function, eval_str=True).parameters
-        fixed = {n: p for n, p in known.items() if p.kind is not inspect.Parameter.VAR_KEYWORD and n != "env"}
+        fixed = {
+            n: p
+            for n, p in known.items()
+            if p.kind is not inspect.Parameter.VAR_KEYWORD and n != "env"
+        }
         own = {name: p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in fixed.items()}
         shared = {
-            name: _make_parameter(name, annotation=self.shared[name][0], default=self.shared[name][1])
+            name: _make_parameter(
+                name, annotation=self.shared[name][0], default=self.shared[name][1]
+            )
             for name in sorted(self.shared, key=list(read_help()["*"]).index)
         }
         filled = self._list_library_options(own)
@@ -174,24 +203,37 @@ class CommandDeclaration:
         def run(ctx: typer.Context, **options: Any) -> None:
             env: Environment = ctx.obj
             sources = {name: ctx.get_parameter_source(name) for name in options}
-            env.given = frozenset(n for n, source in sources.items() if source and source.name == "COMMANDLINE")
-            drawn = FigureOptions(**{name: options[name] for name in shared if name in FIGURES and name in silent})
+            env.given = frozenset(
+                n for n, source in sources.items() if source and source.name == "COMMANDLINE"
+            )
+            drawn = FigureOptions(
+                **{name: options[name] for name in shared if name in FIGURES and name in silent}
+            )
             kept = {name: value for name, value in options.items() if name not in silent}
-            for name, convert in ((name, convert) for name, (_, convert) in filled.items() if convert is not None):
+            for name, convert in (
+                (name, convert) for name, (_, convert) in filled.items() if convert is not None
+            ):
                 value = kept.pop(name)
-                kept |= {name: convert(value)} if value else {}  # what is not given stays with the library
+                kept |= (
+                    {name: convert(value)} if value else {}
+                )  # what is not given stays with the library
             found = self.function(env, **kept) if "env" in known else self.function(**kept)
             if found is not None:
                 drawn.save(env, found)
                 found.show(env, options["json"])
 
-        context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        context = inspect.Parameter(
+            "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        )
         vars(run)["__signature__"] = inspect.Signature([context, *described])
         run.__doc__ = self.function.__doc__
         return run
 
-    def _list_library_options(self, own: Mapping[str, Any]) -> dict[str, tuple[inspect.Parameter, Convert | None]]:
-        """Return parameters of the library that ``options.csv`` describes, or that describe themselves.
+    def _list_library_options(
+        self, own: Mapping[str, Any]
+    ) -> dict[str, tuple[inspect.Parameter, Convert | None]]:
+        """Return parameters of the library that ``options.csv`` describes, or that describe
+        themselves.
 
         With each comes what makes the value that the library takes of the one on the command line.
         """
@@ -224,36 +266,56 @@ class CommandDeclaration:
                 return parameter
             if told.positional or get_origin(kind) is list:
                 return parameter.replace(annotation=Annotated[kind, typer.Argument(help=told.help)])
-            option = typer.Option(*[f"--{told.name}"] * bool(told.name), help=told.help, hidden=told.hidden)
+            option = typer.Option(
+                *[f"--{told.name}"] * bool(told.name), help=told.help, hidden=told.hidden
+            )
             return parameter.replace(annotation=Annotated[kind, option])
         row = read_help()[self.words].get(name, {"help": ""})
         callback = None if row["help"] else CHECKS.get(name)
         row = row if row["help"] else read_help()["*"][name]
         if row["name"].isupper():
             metavar = None if row["name"] == name.upper() else row["name"]
-            return parameter.replace(annotation=Annotated[kind, typer.Argument(help=row["help"], metavar=metavar)])
-        names = [row["name"] or f"--{name.replace('_', '-')}"] if row["name"] or parameter.default is False else []
+            return parameter.replace(
+                annotation=Annotated[kind, typer.Argument(help=row["help"], metavar=metavar)]
+            )
+        names = (
+            [row["name"] or f"--{name.replace('_', '-')}"]
+            if row["name"] or parameter.default is False
+            else []
+        )
         number = int if kind in (int, int | None) else float
         more: dict[str, Any] = {"callback": callback, "hidden": row["panel"] == "hidden"}
-        more |= {key: number(row[column]) for key, column in (("min", "least"), ("max", "most")) if row[column]}
+        more |= {
+            key: number(row[column])
+            for key, column in (("min", "least"), ("max", "most"))
+            if row[column]
+        }
         panel = None if more["hidden"] else row["panel"] or None
         told = typer.Option(*names, help=row["help"], rich_help_panel=panel, **more)
         return parameter.replace(annotation=Annotated[kind, told])
 
 
 def _choose_type(name: str, kind: Any) -> tuple[Any, Convert | None]:
-    """Return the type of the option that fills a field, and what makes the field's value of the option's."""
+    """Return the type of the option that fills a field, and what makes the field's value of the
+    option's.
+    """
     if get_origin(kind) is tuple:
         member, convert = _choose_type(name, get_args(kind)[0])
-        return GenericAlias(list, member), lambda values: tuple(map(convert, values) if convert else values)
+        return GenericAlias(list, member), lambda values: tuple(
+            map(convert, values) if convert else values
+        )
     kinds = get_args(kind) or (kind,)
     quantity, _, ending = name.rpartition("_")
     unit = {"hz": "Hz", "s": "s"}.get(ending)
     if float in kinds and str not in kinds and unit is not None:
         return str, lambda text: parse(text, unit, f"--{quantity}")
-    choice = next((one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)), None)
+    choice = next(
+        (one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)), None
+    )
     if choice is not None:
-        words = re.sub(r"(?<!^)(?=[A-Z])", " ", choice.__name__).lower()  # SimulatorDialect: simulator dialect
+        words = re.sub(
+            r"(?<!^)(?=[A-Z])", " ", choice.__name__
+        ).lower()  # SimulatorDialect: simulator dialect
         return str, lambda text: choice(resolve_name(words, text, list(choice)))
     return next((one for one in (bool, str, int, float, Path) if one in kinds), str), None
 
@@ -262,10 +324,17 @@ DECLARED: dict[str, CommandDeclaration] = {}  # by their words, as modules of co
 
 
 def command(
-    words: str, *shared: str | Options, library: Callable[..., Any] | str | None = None, **settings: Any
+    words: str,
+    *shared: str | Options,
+    library: Callable[..., Any] | str | None = None,
+    **settings: Any,
 ) -> Callable[[Function], Function]:
-    """Make a function the command of these words; ``shared`` options, groups or single, come as ``**options``."""
-    chosen = {n: o for w in shared for n, o in ({w: SHARED[w]} if isinstance(w, str) else w).items()}
+    """Make a function the command of these words; ``shared`` options, groups or single, come as
+    ``**options``.
+    """
+    chosen = {
+        n: o for w in shared for n, o in ({w: SHARED[w]} if isinstance(w, str) else w).items()
+    }
 
     def declare(function: Function) -> Function:
         DECLARED[words] = CommandDeclaration(words, function, chosen, library, settings)
@@ -286,7 +355,9 @@ def declare_verb(words: str, verb: Callable[..., VerbResult]) -> None:
 
 @cache
 def read_help() -> dict[str, dict[str, dict[str, str]]]:
-    """Return the rows of ``options.csv`` by command and option; one without an option is of a verb or group."""
+    """Return the rows of ``options.csv`` by command and option; one without an option is of a verb
+    or group.
+    """
     found: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
     for row in read_shipped_table("wattcast.cli", "options.csv"):
         found[row["command"]][row["option"]] = row
@@ -296,7 +367,9 @@ def read_help() -> dict[str, dict[str, dict[str, str]]]:
 def parse_pairs(
     given: Sequence[str] | None, option: str, wanted: str, read: Callable[[str], Found]
 ) -> dict[str, Found]:
-    """Parse ``["compute=0.9"]`` into ``{"compute": 0.9}``; names and ranges are checked where they are applied."""
+    """Parse ``["compute=0.9"]`` into ``{"compute": 0.9}``; names and ranges are checked where they
+    are applied.
+    """
     found: dict[str, Found] = {}
     for text in given or ():
         name, _, value = (part.strip() for part in text.rpartition("="))
@@ -312,31 +385,46 @@ def parse_pairs(
 def parse_factors(given: Sequence[str] | None) -> dict[str, float]:
     """Parse the corrections of ``--factor``, of which the idle power is in watts."""
     wanted = "NAME=VALUE, such as compute=0.9"
-    return parse_pairs(given, "--factor", wanted, lambda value: float(value.removesuffix("W").strip()))
+    return parse_pairs(
+        given, "--factor", wanted, lambda value: float(value.removesuffix("W").strip())
+    )
 
 
 def check_plot_option(value: Path | None) -> Path | None:
-    """Return the file of ``--plot``, or raise: a wrong ending, a folder, one that is not there, no matplotlib."""
+    """Return the file of ``--plot``, or raise: a wrong ending, a folder, one that is not there, no
+    matplotlib.
+    """
     if value is not None:
         figure_style.check_figure_path(value)
         if not value.absolute().parent.is_dir():
-            raise bad_value("--plot", "a file in a folder that exists", str(value), "Create the folder first.")
-        figure_style.require_matplotlib()
-    return value
-
-
-def check_figures_option(value: Path | None) -> Path | None:
-    """Return the folder of ``--figures``, or raise where a file has that name or matplotlib is missing."""
-    if value is not None:
-        if value.exists() and not value.is_dir():
             raise bad_value(
-                "--figures", "a folder, which may be new", f"the file {value}", "One figure: --plot FILE."
+                "--plot", "a file in a folder that exists", str(value), "Create the folder first."
             )
         figure_style.require_matplotlib()
     return value
 
 
-CHECKS = {"plot": check_plot_option, "figures": check_figures_option, "format": figure_style.check_figure_format}
+def check_figures_option(value: Path | None) -> Path | None:
+    """Return the folder of ``--figures``, or raise where a file has that name or matplotlib is
+    missing.
+    """
+    if value is not None:
+        if value.exists() and not value.is_dir():
+            raise bad_value(
+                "--figures",
+                "a folder, which may be new",
+                f"the file {value}",
+                "One figure: --plot FILE.",
+            )
+        figure_style.require_matplotlib()
+    return value
+
+
+CHECKS = {
+    "plot": check_plot_option,
+    "figures": check_figures_option,
+    "format": figure_style.check_figure_format,
+}
 
 
 @dataclass(frozen=True)
@@ -350,7 +438,9 @@ class FigureOptions:
 
     def __post_init__(self) -> None:
         if self.figure is not None and self.plot is None:
-            raise bad_value("--figure", "--plot FILE beside it", "none", "All figures: --figures FOLDER.")
+            raise bad_value(
+                "--figure", "--plot FILE beside it", "none", "All figures: --figures FOLDER."
+            )
 
     def save(self, env: Environment, found: CommandOutput) -> None:
         """Draw and write the figures, and say where."""

@@ -2,14 +2,33 @@
 
 from pathlib import Path
 
-from wattcast.core.errors import BadInput, MissingTool, Refused, bad_value, check_names, clip_text, unknown_name
+from wattcast.core.errors import (
+    BadInput,
+    MissingTool,
+    Refused,
+    bad_value,
+    check_names,
+    clip_text,
+    unknown_name,
+)
 from wattcast.core.records import asdict, dataclass, field, fields, replace
 from wattcast.core.units import Dtype
 
-__all__ = ["BadInput", "Dtype", "MissingTool", "Refused", "bad_value", "check_names", "clip_text", "files"]
+__all__ = [
+    "BadInput",
+    "Dtype",
+    "MissingTool",
+    "Refused",
+    "bad_value",
+    "check_names",
+    "clip_text",
+    "files",
+]
 __all__ += ["asdict", "dataclass", "field", "fields", "replace", "unknown_name"]
 
 
 def files(package: str) -> Path:
-    """Return the folder of a package of Wattcast; ``importlib.resources`` says the same after 10 ms of imports."""
+    """Return the folder of a package of Wattcast; ``importlib.resources`` says the same after 10 ms
+    of imports.
+    """
     return Path(__file__).parents[1].joinpath(*package.split(".")[1:])

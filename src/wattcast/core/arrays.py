@@ -1,11 +1,10 @@
 """The axis convention that lets one code path serve one point and a million.
 
-Axes run ``(*sweep, interval)``, events or parts last. One configuration is the sweep of shape ``()``. A field of a
-GPU or an operating point is a float, or an array shaped ``(*sweep, 1)``, so that it broadcasts against kernels on
-the last axis. In memory the sweep is the fastest axis (``order="F"`` where a field first meets the kernels, and
-what is computed from there keeps it): a step over a million points and forty kernels is forty long loops, not a
-million short ones.
-"""
+Axes run ``(*sweep, interval)``, events or parts last. One configuration is the sweep of shape
+``()``. A field of a GPU or an operating point is a float, or an array shaped ``(*sweep, 1)``, so
+that it broadcasts against kernels on the last axis. In memory the sweep is the fastest axis
+(``order="F"`` where a field first meets the kernels, and what is computed from there keeps it): a
+step over a million points and forty kernels is forty long loops, not a million short ones."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ def sweep_values(value: Sweepable) -> Array:
 
 
 def append_axes(values: npt.NDArray[Any], axes: int) -> npt.NDArray[Any]:
-    """Return values ``(*sweep,)`` with axes of length one behind them, ``axes`` in all, to meet kernels or parts.
+    """Return values ``(*sweep,)`` with axes of length one behind them, ``axes`` in all, to meet
+    kernels or parts.
 
     >>> append_axes(np.zeros(3), 2).shape, append_axes(np.zeros(()), 1).shape
     ((3, 1), (1,))
@@ -56,7 +56,8 @@ def append_axes(values: npt.NDArray[Any], axes: int) -> npt.NDArray[Any]:
 
 
 class CodedColumn(Sequence[_Value]):
-    """Values of many rows, few of them distinct: these, and the place of each row's value among them.
+    """Values of many rows, few of them distinct: these, and the place of each row's value among
+    them.
 
     >>> column = CodedColumn(["a", "b", "c"], np.array([2, 0, 2]))
     >>> list(column), column.values, column[1], list(column[1:])
@@ -74,7 +75,9 @@ class CodedColumn(Sequence[_Value]):
 
     def __getitem__(self, row: Any) -> Any:
         place = self.place[row]
-        return CodedColumn(self.values, place) if isinstance(place, np.ndarray) else self.values[place]
+        return (
+            CodedColumn(self.values, place) if isinstance(place, np.ndarray) else self.values[place]
+        )
 
     def __iter__(self) -> Iterator[_Value]:
         return map(self.values.__getitem__, self.place.tolist())
@@ -83,7 +86,9 @@ class CodedColumn(Sequence[_Value]):
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     @classmethod
-    def from_parts(cls, parts: Iterable[tuple[Any, Iterable[_Value]]], count: int) -> CodedColumn[_Value]:
+    def from_parts(
+        cls, parts: Iterable[tuple[Any, Iterable[_Value]]], count: int
+    ) -> CodedColumn[_Value]:
         """Return the column of all rows from the values of some rows each."""
         values, place = list[_Value](), np.empty(count, np.intp)
         for rows, some in parts:
@@ -117,12 +122,16 @@ def split_rows(place: npt.NDArray[np.intp], count: int) -> list[npt.NDArray[np.i
     [[1], [0, 2]]
     """
     ends = np.bincount(place, minlength=count).cumsum()
-    code = place.astype(np.uint16) if count <= 2**16 else place  # small ones are sorted several times as fast
+    code = (
+        place.astype(np.uint16) if count <= 2**16 else place
+    )  # small ones are sorted several times as fast
     return np.split(np.argsort(code, kind="stable"), ends[:-1])[:count]
 
 
 def find_equal(table: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Return the first row that is equal to each row in all columns of whole numbers, ``(column, row)``."""
+    """Return the first row that is equal to each row in all columns of whole numbers, ``(column,
+    row)``.
+    """
     key, first = np.zeros(table.shape[1], np.uint64), np.arange(table.shape[1])
     for column in table.astype(np.uint64):
         key = (key ^ (key >> np.uint64(32))) * _MIX + column
@@ -134,7 +143,9 @@ def find_equal(table: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     return first
 
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd number whose bits look random: 2^64 over the golden ratio
+_MIX = np.uint64(
+    0x9E3779B97F4A7C15
+)  # an odd number whose bits look random: 2^64 over the golden ratio
 
 
 def map_distinct(function: Callable[[_Value], Any], values: Iterable[_Value]) -> npt.NDArray[Any]:
@@ -200,9 +211,13 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
     return order[np.array(kept, dtype=np.int64)].astype(np.int64)
 
 
-def pareto_rows(columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def pareto_rows(
+    columns: Mapping[str, npt.NDArray[Any]], objectives: Sequence[str]
+) -> dict[str, npt.NDArray[Any]]:
     """Return the rows of a table that are on the front of the named columns."""
-    rows = pareto_front(np.stack([np.asarray(columns[name], dtype=np.float64) for name in objectives], axis=-1))
+    rows = pareto_front(
+        np.stack([np.asarray(columns[name], dtype=np.float64) for name in objectives], axis=-1)
+    )
     return {name: values[rows] for name, values in columns.items()}
 
 
@@ -223,16 +238,25 @@ _ARRAY_HEADER = re.compile(
 )  # as NumPy writes it; its own reader parses Python, which takes a tenth of a cold command
 
 
-def read_arrays(data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of an ``.npz`` file of at most ``max_byte`` unpacked; sizes in it are not believed."""
+def read_arrays(
+    data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file of at most ``max_byte`` unpacked; sizes in it are not
+    believed.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
         total = sum(info.file_size for info in members)
         if total <= max_byte:
-            return {info.filename.removesuffix(".npy"): _parse_array(_read_member(data, info)) for info in members}
+            return {
+                info.filename.removesuffix(".npy"): _parse_array(_read_member(data, info))
+                for info in members
+            }
     except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds for damaged bytes
-        raise BadInput(f"{where}: not a whole .npz file ({type(error).__name__}: {clip_text(error)}).") from None
+        raise BadInput(
+            f"{where}: not a whole .npz file ({type(error).__name__}: {clip_text(error)})."
+        ) from None
     raise bad_value(where, f"at most {max_byte} bytes unpacked", f"{total} bytes")
 
 
@@ -243,11 +267,15 @@ def _parse_array(plain: bytes) -> npt.NDArray[Any]:
     shape = tuple(int(size) for size in head[3].decode().split(",") if size.strip())
     if math.prod(shape) * dtype.itemsize != len(plain) - head.end():
         raise ValueError("an array whose size is not that of its data")
-    return np.frombuffer(plain, dtype, offset=head.end()).reshape(shape, order="F" if head[2] == b"True" else "C")
+    return np.frombuffer(plain, dtype, offset=head.end()).reshape(
+        shape, order="F" if head[2] == b"True" else "C"
+    )
 
 
 def _read_member(data: bytes, info: zipfile.ZipInfo) -> bytes:
-    """Return the plain bytes of one member of an archive; opening it with ``zipfile`` takes five times as long."""
+    """Return the plain bytes of one member of an archive; opening it with ``zipfile`` takes five
+    times as long.
+    """
     name_byte, extra_byte = struct.unpack_from("<HH", data, info.header_offset + 26)
     start = info.header_offset + 30 + name_byte + extra_byte
     plain = data[start : start + info.compress_size]

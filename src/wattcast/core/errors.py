@@ -37,7 +37,9 @@ class BadInput(WattcastError):
 
 
 class CannotWrite(BadInput):
-    """A file cannot be written: a full disk, a folder without permission, a name that is taken by a folder."""
+    """A file cannot be written: a full disk, a folder without permission, a name that is taken by a
+    folder.
+    """
 
     def __init__(self, path: object, error: OSError) -> None:
         super().__init__(f"{clip_text(path, 200)}: cannot be written ({error.strerror or error}).")
@@ -84,14 +86,18 @@ def import_extra(module: str, why: str, extra: str) -> Any:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Say whether Ctrl-C lies behind an error: one that falls into a lock's own code ends as a RuntimeError of it."""
+    """Say whether Ctrl-C lies behind an error: one that falls into a lock's own code ends as a
+    RuntimeError of it.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
 
 
 def bad_value(where: str, wanted: str, found: object, do: str = "") -> BadInput:
-    """Return the error ``where: expected wanted, got found. do``, the sentence that all readers share."""
+    """Return the error ``where: expected wanted, got found. do``, the sentence that all readers
+    share.
+    """
     shown = repr(clip_text(found)) if isinstance(found, str) else clip_text(found)
     return BadInput(f"{where}: expected {wanted}, got {shown}.{' ' + do if do else ''}")
 
@@ -108,11 +114,17 @@ def unknown_name(kind: str, found: str, known: Iterable[str], do: str = "") -> U
     return UnknownName(f"unknown {kind} {clip_text(found)!r}.{closest}{' ' + do if do else ''}")
 
 
-def check_names(kind: str, found: str | Iterable[str], known: Collection[str], do: str | None = None) -> None:
-    """Raise ``unknown_name`` for the first of ``found`` that is not known; without ``do`` the error lists all."""
+def check_names(
+    kind: str, found: str | Iterable[str], known: Collection[str], do: str | None = None
+) -> None:
+    """Raise ``unknown_name`` for the first of ``found`` that is not known; without ``do`` the error
+    lists all.
+    """
     for name in (found,) if isinstance(found, str) else found:
         if name not in known:
-            raise unknown_name(kind, name, known, f"Known: {', '.join(known)}." if do is None else do)
+            raise unknown_name(
+                kind, name, known, f"Known: {', '.join(known)}." if do is None else do
+            )
 
 
 def nearest_names(found: str, known: Iterable[str], most: int = 3) -> list[str]:
@@ -122,7 +134,10 @@ def nearest_names(found: str, known: Iterable[str], most: int = 3) -> list[str]:
     ['h100-sxm']
     """
     by_lower = {name.lower(): name for name in known}
-    return [by_lower[match] for match in get_close_matches(clip_text(found).lower(), by_lower, most, 0.6)]
+    return [
+        by_lower[match]
+        for match in get_close_matches(clip_text(found).lower(), by_lower, most, 0.6)
+    ]
 
 
 def clip_text(text: object, most: int = 80) -> str:
@@ -143,15 +158,24 @@ def fold_name(name: str) -> str:
     return name.lower().translate(_DROPPED)
 
 
-def resolve_name(kind: str, found: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+def resolve_name(
+    kind: str, found: str, known: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> str:
     """Return the known name that ``found`` means, or raise ``UnknownName`` with the nearest."""
     names = list(known)
     if found in names:
         return found
-    table = {fold_name(name): name for name in names} | {fold_name(a): n for a, n in (aliases or {}).items()}
+    table = {fold_name(name): name for name in names} | {
+        fold_name(a): n for a, n in (aliases or {}).items()
+    }
     if (name := table.get(fold_name(found))) is not None:
         return name
     if (command := {"node": "gpus nodes", "gpu": "gpus", "model": "models"}.get(kind)) is None:
         raise unknown_name(kind, found, names, f"Known: {', '.join(names)}.")
-    own = {"model": " A Hugging Face id or a config.json works too.", "gpu": " A YAML file of your own works too."}
-    raise unknown_name(kind, found, names, f"`wattcast {command}` lists all {len(names)}.{own.get(kind, '')}")
+    own = {
+        "model": " A Hugging Face id or a config.json works too.",
+        "gpu": " A YAML file of your own works too.",
+    }
+    raise unknown_name(
+        kind, found, names, f"`wattcast {command}` lists all {len(names)}.{own.get(kind, '')}"
+    )

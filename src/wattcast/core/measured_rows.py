@@ -1,12 +1,13 @@
-"""Rows that were measured, and the files that hold them: JSON Lines while measuring, Parquet to keep.
+"""Rows that were measured, and the files that hold them: JSON Lines while measuring, Parquet to
+keep.
 
-A row says what ran (operator and shape under the field names of the operator's dataclass), how it was run (kind,
-data, rotation, duty) and what was seen. A run says on which card and with which libraries; every row names its run.
-Appending a row never rewrites another, so a crash loses at most the line that was being written.
+A row says what ran (operator and shape under the field names of the operator's dataclass), how it
+was run (kind, data, rotation, duty) and what was seen. A run says on which card and with which
+libraries; every row names its run. Appending a row never rewrites another, so a crash loses at most
+the line that was being written.
 
-Operators beyond those that the campaign builds in register here how they are called in PyTorch. Only the standard
-library is needed: this module also runs on a bare GPU node.
-"""
+Operators beyond those that the campaign builds in register here how they are called in PyTorch.
+Only the standard library is needed: this module also runs on a bare GPU node."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from wattcast.core import files
-from wattcast.core.errors import BadInput, bad_value, check_names, clip_text, import_extra, unknown_name
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    check_names,
+    clip_text,
+    import_extra,
+    unknown_name,
+)
 from wattcast.core.records import asdict, dataclass, field, fields
 from wattcast.core.regular_files import open_regular
 
@@ -68,7 +76,9 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRow:
-    """What rows of operators, chains and models have in common. ``None`` means not measured, never zero."""
+    """What rows of operators, chains and models have in common. ``None`` means not measured, never
+    zero.
+    """
 
     run: str = ""
     date: str = ""
@@ -104,11 +114,14 @@ class KernelRow(PoweredRow):
     family: str
     operator: Plain  # {"op": "linear", "m": ..., "dtype": "bf16"}: the workload-file form
     layout: str = ""
-    detail: Plain = field(default_factory=dict)  # what the operator form leaves open (backend, two-dimensional sizes)
+    detail: Plain = field(
+        default_factory=dict
+    )  # what the operator form leaves open (backend, two-dimensional sizes)
     rotated: str = "none"  # none | weights | all: which operands change from copy to copy
     sets: int = 1  # distinct operand sets the copies walk through
     footprint_byte: int | None = None  # bytes of operands and outputs all copies touch
-    chosen: str = "plan"  # plan: at random; models: an operator of real models; suggested: by expected uncertainty
+    # plan: at random; models: an operator of real models; suggested: by expected uncertainty
+    chosen: str = "plan"
     repeat: int = 0
     copies: int | None = None  # calls in the captured graph
     replays: int | None = None
@@ -117,7 +130,9 @@ class KernelRow(PoweredRow):
     period_s: float | None = None
     idle_power_w: float | None = None
     on_power_w: float | None = None
-    settled_power_w: float | None = None  # capped rows: mean over at least one cycle of the governor
+    settled_power_w: float | None = (
+        None  # capped rows: mean over at least one cycle of the governor
+    )
     settled_clock_hz: float | None = None
     settled_ticks: int | None = None
 
@@ -154,13 +169,17 @@ class ModelRow(PoweredRow):
     parameters: int | None = None
     peak_memory_byte: int | None = None
     iterations: int | None = None
-    burst_latency_s: float | None = None  # of one iteration after a pause, before the governor answers
+    burst_latency_s: float | None = (
+        None  # of one iteration after a pause, before the governor answers
+    )
     energy_j: float | None = None  # of one iteration
 
 
 @dataclass(frozen=True)
 class ModelKernels:
-    """Kernels of one eager iteration as the profiler saw them: ``names[order[i]]`` took ``kernel_s[i]``."""
+    """Kernels of one eager iteration as the profiler saw them: ``names[order[i]]`` took
+    ``kernel_s[i]``.
+    """
 
     id: str  # of the row it belongs to
     names: tuple[str, ...] = ()
@@ -177,8 +196,12 @@ class ChainRow(TimedRow):
     id: str
     name: str
     specs: tuple[str, ...] = ()  # of the members, in order; their own rows have these in ``spec``
-    alone_s: tuple[float, ...] = ()  # latency of each member by itself, measured in the same run; empty: not of all
-    operators: tuple[str, ...] = ()  # of the members, JSON as in a workload file, where no rows of theirs are kept
+    alone_s: tuple[
+        float, ...
+    ] = ()  # latency of each member by itself, measured in the same run; empty: not of all
+    operators: tuple[
+        str, ...
+    ] = ()  # of the members, JSON as in a workload file, where no rows of theirs are kept
     handed_on: bool = False  # each member reads what the one before wrote, as in a model
     copies: int | None = None
     replays: int | None = None
@@ -199,7 +222,9 @@ class Journal:
         """Ids of complete rows without an error; a re-run skips these."""
         if self._ids is None:
             rows = read_lines(self.path, missing_ok=True)
-            self._ids = {str(row[self.key]) for row in rows if row.get(self.key) and not row.get("error")}
+            self._ids = {
+                str(row[self.key]) for row in rows if row.get(self.key) and not row.get("error")
+            }
         return self._ids
 
     def append(self, row: Record | Plain) -> None:
@@ -221,7 +246,9 @@ def append_rows(path: Path, rows: Iterable[Plain]) -> None:
 def row_to_plain(row: Record | Plain) -> Plain:
     """Return a row as a mapping ready for JSON; empty fields and NaN are left out."""
     plain = row if isinstance(row, dict) else {"record": _RECORD[type(row)], **asdict(row)}
-    finite = ((name, v) for name, v in plain.items() if not isinstance(v, float) or math.isfinite(v))
+    finite = (
+        (name, v) for name, v in plain.items() if not isinstance(v, float) or math.isfinite(v)
+    )
     return {name: v for name, v in finite if v not in (None, "", (), {})}
 
 
@@ -230,7 +257,9 @@ def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") 
     known = {item.name: str(item.type) for item in fields(kind)}
     given = {name: value for name, value in plain.items() if name != "record"}
     check_names("field", given, known, f"Found in {where}.")
-    values = {name: _to_tuples(v) if known[name].startswith("tuple") else v for name, v in given.items()}
+    values = {
+        name: _to_tuples(v) if known[name].startswith("tuple") else v for name, v in given.items()
+    }
     try:
         return kind(**values)
     except TypeError as error:
@@ -240,11 +269,15 @@ def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") 
 def read_shipped_table(package: str, *place: str) -> list[dict[str, str]]:
     """Read the rows of a CSV table that ships in a package; lines with a # say where it is from."""
     text = files(package).joinpath(*place).read_text(encoding="utf-8")
-    return list(csv.DictReader((line for line in text.splitlines() if not line.startswith("#")), restval=""))
+    return list(
+        csv.DictReader((line for line in text.splitlines() if not line.startswith("#")), restval="")
+    )
 
 
 def read_lines(path: Path, missing_ok: bool = False) -> Iterator[Plain]:
-    """Yield the rows of a JSON Lines file; a line torn by a crash is passed over, other damage is not."""
+    """Yield the rows of a JSON Lines file; a line torn by a crash is passed over, other damage is
+    not.
+    """
     if missing_ok and not path.exists():
         return
     with open_regular(path) as stream:
@@ -267,9 +300,13 @@ def _refuse_constant(name: str) -> float:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Tell whether a line ends inside an object or a text, as one that was cut short does wherever it was cut."""
+    """Tell whether a line ends inside an object or a text, as one that was cut short does wherever
+    it was cut.
+    """
     outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", line)
-    return b'"' in outside or outside.count(b"{") + outside.count(b"[") > outside.count(b"}") + outside.count(b"]")
+    return b'"' in outside or outside.count(b"{") + outside.count(b"[") > outside.count(
+        b"}"
+    ) + outside.count(b"]")
 
 
 def _to_tuples(value: Any) -> Any:
@@ -294,12 +331,17 @@ def database_folder(gpu: str) -> Path:
 
 ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
 MODELS_FILE, MODEL_KERNELS_FILE = "models.parquet", "model_kernels.parquet"
-STEPS_FILE = "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
+STEPS_FILE = (
+    "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
+)
 CHAINS_FILE = "chains.parquet"
 _JSON_COLUMNS = ("operator", "detail")
 _CHECKSUM = "wattcast.sha256"
 _STDERR = threading.RLock()  # of the process: one at a time puts another file in its place
-_MOST_BYTE, _MOST_VALUES = 2**28, 2**25  # of a table: a few bytes may claim billions of equal values
+_MOST_BYTE, _MOST_VALUES = (
+    2**28,
+    2**25,
+)  # of a table: a few bytes may claim billions of equal values
 
 
 def read_table(path: Path) -> list[Plain]:
@@ -311,25 +353,40 @@ def read_table(path: Path) -> list[Plain]:
         with catch_panics():
             wanted = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM)
             if wanted is not None and wanted != _columns_checksum(data):
-                raise BadInput(f"{clip_text(path, 200)}: damaged, its checksum differs. Pack the campaigns again.")
+                raise BadInput(
+                    f"{clip_text(path, 200)}: damaged, its checksum differs. Pack the campaigns again."
+                )
             lazy = polars.scan_parquet(io.BytesIO(data))
-            if (count := lazy.select(polars.len()).collect().item() * len(lazy.collect_schema())) > _MOST_VALUES:
-                raise bad_value(clip_text(path, 200), f"at most {_MOST_VALUES} values", f"{count} values")
+            if (
+                count := lazy.select(polars.len()).collect().item() * len(lazy.collect_schema())
+            ) > _MOST_VALUES:
+                raise bad_value(
+                    clip_text(path, 200), f"at most {_MOST_VALUES} values", f"{count} values"
+                )
             rows: list[Plain] = lazy.collect().to_dicts()
         for row in rows:
             for name in _JSON_COLUMNS:
                 if isinstance(row.get(name), str):
                     row[name] = json.loads(row[name])
     except (OSError, ValueError, polars.exceptions.PolarsError) as error:
-        raise BadInput(f"{clip_text(path, 200)}: cannot be read as a table ({clip_text(error, 200)}).") from None
+        raise BadInput(
+            f"{clip_text(path, 200)}: cannot be read as a table ({clip_text(error, 200)})."
+        ) from None
     return rows
 
 
 @contextmanager
 def catch_panics() -> Iterator[None]:
-    """Raise ``OSError`` where polars panics on a damaged file; stderr stays free of what its threads print then."""
+    """Raise ``OSError`` where polars panics on a damaged file; stderr stays free of what its
+    threads print then.
+    """
     with _STDERR:
-        said, kept = os.memfd_create("said") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR), -1
+        said, kept = (
+            os.memfd_create("said")
+            if hasattr(os, "memfd_create")
+            else os.open(os.devnull, os.O_RDWR),
+            -1,
+        )
         try:
             kept = os.dup(2)
             os.dup2(said, 2)
@@ -345,11 +402,17 @@ def catch_panics() -> Iterator[None]:
 
 
 def write_table(path: Path, rows: list[Plain]) -> None:
-    """Write mappings as Parquet, nested ones as JSON text, with a checksum; whole or not at all. Needs polars."""
+    """Write mappings as Parquet, nested ones as JSON text, with a checksum; whole or not at all.
+    Needs polars.
+    """
     from wattcast.core.whole_files import write_whole  # predictions only read
 
     flat = [
-        {name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v for name, v in row.items()} for row in rows
+        {
+            name: json.dumps(v, sort_keys=True) if isinstance(v, dict) else v
+            for name, v in row.items()
+        }
+        for row in rows
     ]
     table = import_polars().DataFrame(flat, infer_schema_length=None)
     plain, checked = io.BytesIO(), io.BytesIO()
@@ -360,10 +423,14 @@ def write_table(path: Path, rows: list[Plain]) -> None:
 
 
 def _columns_checksum(data: bytes) -> str:
-    """Return the SHA-256 of a Parquet file up to its footer, whose length stands before the last four bytes."""
+    """Return the SHA-256 of a Parquet file up to its footer, whose length stands before the last
+    four bytes.
+    """
     import hashlib  # predictions start without it
 
-    return hashlib.sha256(data[: max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)]).hexdigest()
+    return hashlib.sha256(
+        data[: max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)]
+    ).hexdigest()
 
 
 def import_polars() -> Any:
@@ -383,5 +450,7 @@ def register_measured_call(kind: str, builder: CallBuilder) -> None:
 
 
 def find_measured_call(kind: str) -> CallBuilder | None:
-    """Return how the operator called ``kind`` is called in PyTorch, or None where nobody registered it."""
+    """Return how the operator called ``kind`` is called in PyTorch, or None where nobody registered
+    it.
+    """
     return _BUILDERS.get(kind)

@@ -1,9 +1,9 @@
 """``dataclass`` of the standard library, made in a tenth of the time where it is frozen.
 
-The standard library compiles six functions for each frozen class, a millisecond and more in all. A prediction meets a
-hundred classes: more time than it takes to predict. Here only ``__init__`` is compiled, when it is first asked for;
-the other five are common to all classes. Fields, defaults, ``replace`` and type checkers see an ordinary dataclass.
-"""
+The standard library compiles six functions for each frozen class, a millisecond and more in all. A
+prediction meets a hundred classes: more time than it takes to predict. Here only ``__init__`` is
+compiled, when it is first asked for; the other five are common to all classes. Fields, defaults,
+``replace`` and type checkers see an ordinary dataclass."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ else:
     def dataclass(cls=None, /, *, frozen=False, slots=False, repr=True, eq=True, **options):
         """Make a class a dataclass; only frozen ones without slots are made here."""
         if cls is None:
-            return lambda cls: dataclass(cls, frozen=frozen, slots=slots, repr=repr, eq=eq, **options)
+            return lambda cls: dataclass(
+                cls, frozen=frozen, slots=slots, repr=repr, eq=eq, **options
+            )
         if not frozen or slots:
             return _standard_dataclass(cls, frozen=frozen, slots=slots, repr=repr, eq=eq, **options)
         above = map(vars, cls.__mro__[1:])
         bases = [base["__dataclass_params__"] for base in above if "__dataclass_params__" in base]
         written = cls.__annotations__
-        cls.__annotations__ = {name: kind if _may_be_special(kind) else object for name, kind in written.items()}
+        cls.__annotations__ = {
+            name: kind if _may_be_special(kind) else object for name, kind in written.items()
+        }
         for parameters in bases:
             parameters.frozen = False  # or it would compile what refuses changes once more
         _standard_dataclass(cls, init=False, repr=False, eq=False, **options)
@@ -56,12 +60,16 @@ else:
 
 
 def _may_be_special(kind: object) -> bool:
-    """Whether an annotation may be no field's; the standard library looks closely at each, which takes long."""
+    """Whether an annotation may be no field's; the standard library looks closely at each, which
+    takes long.
+    """
     return not isinstance(kind, str) or "ClassVar" in kind or kind == "KW_ONLY"
 
 
 class _InitWhenNeeded:
-    """``__init__`` of a class, compiled when it is first asked for: many classes have no instance in a command."""
+    """``__init__`` of a class, compiled when it is first asked for: many classes have no instance
+    in a command.
+    """
 
     def __init__(self, owner: type[Any]) -> None:
         self.owner = owner
@@ -77,7 +85,9 @@ _MAKE = type(
 
 
 def _compile_init(cls: type[Any]) -> Any:
-    """Compile ``__init__``: arguments in the order of fields, those by name alone behind the others."""
+    """Compile ``__init__``: arguments in the order of fields, those by name alone behind the
+    others.
+    """
     given = sorted((one for one in fields(cls) if one.init), key=lambda one: one.kw_only is True)
     names: dict[str, Any] = {"_set": object.__setattr__, "_MAKE": _MAKE}
     arguments = ["self"]
@@ -93,7 +103,11 @@ def _compile_init(cls: type[Any]) -> Any:
     lines += ["self.__post_init__()"] * hasattr(cls, "__post_init__")
     code = f"def make({', '.join(names)}):\n def __init__({', '.join(arguments)}):\n  "
     found: dict[str, Any] = {}
-    exec(code + "\n  ".join(lines or ["pass"]) + "\n return __init__", vars(sys.modules[cls.__module__]), found)  # noqa: S102
+    exec(
+        code + "\n  ".join(lines or ["pass"]) + "\n return __init__",
+        vars(sys.modules[cls.__module__]),
+        found,
+    )  # noqa: S102
     init = found["make"](**names)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {one.name: one.type for one in given} | {"return": None}
@@ -101,7 +115,9 @@ def _compile_init(cls: type[Any]) -> Any:
 
 
 def _assign_field(one: Field[Any], names: dict[str, Any]) -> str:
-    """Return the line of ``__init__`` that sets a field; none where the default of the class is its value."""
+    """Return the line of ``__init__`` that sets a field; none where the default of the class is its
+    value.
+    """
     value = one.name
     if one.default_factory is not MISSING:
         names[f"_make_{one.name}"] = one.default_factory
@@ -122,11 +138,23 @@ def _show_fields(self: Any) -> str:
 
 
 def _compare_fields(names: list[str], own: Any) -> dict[str, Any]:
-    """Return ``__eq__`` and ``__hash__`` over the named fields, but for those that a class has of its own."""
-    values: Any = attrgetter(*names) if len(names) > 1 else lambda self: tuple(getattr(self, name) for name in names)
+    """Return ``__eq__`` and ``__hash__`` over the named fields, but for those that a class has of
+    its own.
+    """
+    values: Any = (
+        attrgetter(*names)
+        if len(names) > 1
+        else lambda self: tuple(getattr(self, name) for name in names)
+    )
 
     def equal(self: object, other: object) -> bool:
-        return bool(values(self) == values(other)) if other.__class__ is self.__class__ else NotImplemented
+        return (
+            bool(values(self) == values(other))
+            if other.__class__ is self.__class__
+            else NotImplemented
+        )
 
-    made: dict[str, Any] = {"__hash__": lambda self: hash(values(self))} if own.get("__hash__") is None else {}
+    made: dict[str, Any] = (
+        {"__hash__": lambda self: hash(values(self))} if own.get("__hash__") is None else {}
+    )
     return made if "__eq__" in own else made | {"__eq__": equal}

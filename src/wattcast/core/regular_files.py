@@ -1,8 +1,8 @@
 """Open files of users for reading: regular files alone.
 
-A FIFO blocks whoever opens it until somebody writes, a device may have no end, a socket cannot be opened. A command
-that is given one by mistake says so at once. Only the standard library is needed: measuring code runs on a bare node.
-"""
+A FIFO blocks whoever opens it until somebody writes, a device may have no end, a socket cannot be
+opened. A command that is given one by mistake says so at once. Only the standard library is needed:
+measuring code runs on a bare node."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _KINDS = (
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file to read its bytes.
 
-    Raises ``BadInput`` for anything that is no regular file, and ``OSError`` where there is none or it may not be
-    read. The file is looked at before and after it is opened, and opened without blocking, so that no name that
-    changes its meaning in between can hang the caller.
-    """
+    Raises ``BadInput`` for anything that is no regular file, and ``OSError`` where there is none or
+    it may not be read. The file is looked at before and after it is opened, and opened without
+    blocking, so that no name that changes its meaning in between can hang the caller."""
     _check_mode(path, os.stat(path).st_mode)
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
@@ -40,7 +39,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path) -> None:
-    """Raise ``BadInput`` for what is no regular file, before a library that opens files itself is handed its name."""
+    """Raise ``BadInput`` for what is no regular file, before a library that opens files itself is
+    handed its name.
+    """
     try:
         open_regular(path).close()
     except OSError as error:

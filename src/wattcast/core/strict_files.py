@@ -23,7 +23,9 @@ import msgspec
 
 from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
-from wattcast.core.measured_rows import read_shipped_table as read_shipped_table  # for bare nodes, it stands there
+from wattcast.core.measured_rows import (
+    read_shipped_table as read_shipped_table,
+)  # for bare nodes, it stands there
 from wattcast.core.records import dataclass
 from wattcast.core.regular_files import cannot_read, open_regular
 
@@ -72,9 +74,13 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
     except msgspec.ValidationError as error:
         raise _explain_error(where, str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{where}: not valid JSON ({clip_text(str(error), 200)}). Is the file complete?") from None
+        raise BadInput(
+            f"{where}: not valid JSON ({clip_text(str(error), 200)}). Is the file complete?"
+        ) from None
     except RecursionError:  # the decoder counts its own depth against the interpreter's limit
-        raise bad_value(where, "shallow nesting", "brackets nested a thousand deep or more") from None
+        raise bad_value(
+            where, "shallow nesting", "brackets nested a thousand deep or more"
+        ) from None
 
 
 def decode_text(data: bytes, where: str) -> str:
@@ -86,13 +92,20 @@ def decode_text(data: bytes, where: str) -> str:
 
 
 def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
-    """Decode YAML into ``kind``; tags, anchors and aliases, duplicate keys and deep nesting are refused."""
+    """Decode YAML into ``kind``; tags, anchors and aliases, duplicate keys and deep nesting are
+    refused.
+    """
     import yaml
 
     try:
         plain = _build_plain(decode_text(data, where), where)
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets bad dates and endless digits through as ValueError
-        raise BadInput(f"{where}: not valid YAML ({clip_text(' '.join(str(error).split()), 200)}).") from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # PyYAML lets bad dates and endless digits through as ValueError
+        raise BadInput(
+            f"{where}: not valid YAML ({clip_text(' '.join(str(error).split()), 200)})."
+        ) from None
     except RecursionError:
         raise bad_value(where, f"at most {MAX_DEPTH} levels", "more") from None
     return _convert(plain, kind, where)
@@ -117,7 +130,9 @@ def _convert(plain: object, kind: type[T], where: str) -> T:
 
 
 def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
-    """Return the lines of a table below its header, of which there is one at least, all of the same width."""
+    """Return the lines of a table below its header, of which there is one at least, all of the same
+    width.
+    """
     text = io.StringIO(data.decode("utf-8-sig", "replace"), newline=None)
     reader = csv.DictReader(text, skipinitialspace=True)
     try:
@@ -148,12 +163,16 @@ def read_number(text: object, where: str, least: float = -math.inf) -> float:
     except ValueError:
         raise bad_value(where, "a number", clip_text(text)) from None
     if not math.isfinite(number) or number < least:
-        raise bad_value(where, "a finite number" + ("" if least < 0 else ", zero or more"), clip_text(text))
+        raise bad_value(
+            where, "a finite number" + ("" if least < 0 else ", zero or more"), clip_text(text)
+        )
     return number
 
 
 def _build_plain(text: str, where: str) -> object:
-    """Build the plain values of a YAML document in one pass over its events, as PyYAML's safe loader would."""
+    """Build the plain values of a YAML document in one pass over its events, as PyYAML's safe
+    loader would.
+    """
     import yaml
 
     kind: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -163,15 +182,25 @@ def _build_plain(text: str, where: str) -> object:
     def read_word(word: str) -> object:
         if word not in known:
             tag = words.resolve(yaml.ScalarNode, word, (True, False))
-            plain_number = tag.endswith(":float") and word[-1].isdigit() and "_" not in word and ":" not in word
-            known[word] = float(word) if plain_number else words.construct_object(yaml.ScalarNode(tag, word))
+            plain_number = (
+                tag.endswith(":float")
+                and word[-1].isdigit()
+                and "_" not in word
+                and ":" not in word
+            )
+            known[word] = (
+                float(word) if plain_number else words.construct_object(yaml.ScalarNode(tag, word))
+            )
         return known[word]
 
     def build(event: Any, depth: int) -> object:
         if event.anchor or event.tag:  # an alias has an anchor too
             what = "an anchor or alias" if event.anchor else "a tag"
             raise bad_value(
-                f"{where}: line {event.start_mark.line + 1}", "plain values", what, "Write the value out."
+                f"{where}: line {event.start_mark.line + 1}",
+                "plain values",
+                what,
+                "Write the value out.",
             )
         if isinstance(event, yaml.ScalarEvent):
             return read_word(event.value) if event.implicit[0] else event.value
@@ -188,11 +217,15 @@ def _build_plain(text: str, where: str) -> object:
             if isinstance(key, (list, dict)):
                 raise yaml.YAMLError(f"a key that is no word at line {line}")
             if key in mapping:
-                raise yaml.YAMLError(f"key {clip_text(key)!r} stands twice in a mapping, again at line {line}")
+                raise yaml.YAMLError(
+                    f"key {clip_text(key)!r} stands twice in a mapping, again at line {line}"
+                )
             mapping[key] = build(next(events), depth + 1)
         return mapping
 
-    documents = [build(next(events), 0) for event in events if isinstance(event, yaml.DocumentStartEvent)]
+    documents = [
+        build(next(events), 0) for event in events if isinstance(event, yaml.DocumentStartEvent)
+    ]
     if len(documents) > 1:
         raise yaml.YAMLError("more than one document")
     if not all(math.isfinite(number) for number in known.values() if isinstance(number, float)):
@@ -218,7 +251,9 @@ def _walk_floats(plain: object, path: str) -> Iterator[tuple[str, float]]:
 
 
 def _explain_error(where: str, message: str, kind: type) -> BadInput:
-    """Say msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest known key."""
+    """Say msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest
+    known key.
+    """
     said, _, at = message.partition(" - at `")
     path = at.rstrip("`").removeprefix("$").lstrip(".")
     said = said[:1].lower() + said[1:]
@@ -252,7 +287,8 @@ class FitStatus(StrEnum):
 
     MEASURED = "measured"  # fitted to measurements of this kind of GPU
     CALIBRATED = "calibrated"  # carried over from another GPU, and moved by a few rows of this one
-    FORECAST = "forecast"  # carried over from another GPU, or set from its specification: nothing was measured
+    # carried over from another GPU, or set from its specification: nothing was measured
+    FORECAST = "forecast"
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -277,7 +313,9 @@ REFERENCE_VARIABLE = "WATTCAST_REFERENCE"
 
 
 def reference_folder(variables: Mapping[str, str], project: Path | None = None) -> Path | None:
-    """Return the folder named by ``WATTCAST_REFERENCE``, else ``../shared/reference`` of the project, else None."""
+    """Return the folder named by ``WATTCAST_REFERENCE``, else ``../shared/reference`` of the
+    project, else None.
+    """
     named = variables.get(REFERENCE_VARIABLE)
     if named:
         return Path(named) if Path(named).is_dir() else None
@@ -286,7 +324,9 @@ def reference_folder(variables: Mapping[str, str], project: Path | None = None) 
 
 
 def load_study(name: str) -> ModuleType | None:
-    """Load a module below ``studies/`` where Wattcast runs from its repository; None where it was installed alone."""
+    """Load a module below ``studies/`` where Wattcast runs from its repository; None where it was
+    installed alone.
+    """
     root = Path(__file__).resolve().parents[3]
     if not (root / "studies" / f"{name.replace('.', '/')}.py").is_file():
         return None

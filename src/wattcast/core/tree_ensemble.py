@@ -1,8 +1,8 @@
 """A fitted ensemble of regression trees as plain arrays, read without scikit-learn.
 
-Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself. They are walked, all
-rows a step at a time (``TreeWalk``); for many rows, small trees answer all questions at once (``LeafMasks``).
-"""
+Trees are stored level by level in arrays shaped ``(tree, node)``; a leaf points to itself. They are
+walked, all rows a step at a time (``TreeWalk``); for many rows, small trees answer all questions at
+once (``LeafMasks``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class TreeEnsemble:
     value: Array  # (tree, node) what a leaf adds
 
     def __post_init__(self) -> None:
-        shapes = {a.shape for a in (self.feature, self.threshold, self.left, self.right, self.value)}
+        shapes = {
+            a.shape for a in (self.feature, self.threshold, self.left, self.right, self.value)
+        }
         if len(shapes) != 1 or self.feature.ndim != 2:
             raise bad_value("forest", "arrays of one shape (tree, node)", shapes)
         trees, nodes = self.feature.shape
@@ -47,7 +49,9 @@ class TreeEnsemble:
             raise bad_value("forest", "nodes and features that exist, finite values", "others")
 
     def sum_trees(self, rows: npt.NDArray[Any]) -> Array:
-        """Return the sum of the trees for each row ``(row, feature)``, columns in the order of ``features``."""
+        """Return the sum of the trees for each row ``(row, feature)``, columns in the order of
+        ``features``.
+        """
         finder: LeafMasks | TreeWalk = self._walk
         value, most, place = self.value.ravel(), _BLOCK, np.arange(len(rows))
         if len(rows) >= _MANY_ROWS and self._masks is not None:
@@ -58,7 +62,9 @@ class TreeEnsemble:
             value, most = value.take(finder.leaf), 4 * _BLOCK
         starts = range(0, max(len(rows), 1), most)
         # "clip": places are known to exist, and a check of each takes as long again
-        blocks = [value.take(finder.leaves(rows[i : i + most]), mode="clip").sum(axis=-1) for i in starts]
+        blocks = [
+            value.take(finder.leaves(rows[i : i + most]), mode="clip").sum(axis=-1) for i in starts
+        ]
         return np.asarray(self.base + np.concatenate(blocks)).take(place)
 
     @cached_property
@@ -73,12 +79,18 @@ class TreeEnsemble:
         """Return the arrays to save with a bundle, under names that begin with ``prefix``."""
         kept = ("feature", "threshold", "left", "right", "value")
         arrays = {f"{prefix}.{name}": getattr(self, name) for name in kept}
-        return arrays | {f"{prefix}.features": np.array(self.features), f"{prefix}.base": np.array(self.base)}
+        return arrays | {
+            f"{prefix}.features": np.array(self.features),
+            f"{prefix}.base": np.array(self.base),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], prefix: str) -> TreeEnsemble:
         """Build the trees from what ``to_arrays`` saved."""
-        nodes = {name: np.asarray(arrays[f"{prefix}.{name}"], np.int32) for name in ("feature", "left", "right")}
+        nodes = {
+            name: np.asarray(arrays[f"{prefix}.{name}"], np.int32)
+            for name in ("feature", "left", "right")
+        }
         return cls(
             features=tuple(str(name) for name in arrays[f"{prefix}.features"]),
             base=float(arrays[f"{prefix}.base"]),
@@ -112,23 +124,29 @@ _MOST_LEAVES = 16
 class LeafMasks:
     """Trees of at most 16 leaves, whose leaves are found without walking [Lucchese2015].
 
-    A bit stands for each leaf of a tree, from left to right. A question answered "right" clears the bits of the
-    leaves on its left; the lowest bit that remains is the row's leaf. Questions about one column are sorted by
-    threshold, so that a row's place among them answers them all (QuickScorer, SIGIR 2015).
-    """
+    A bit stands for each leaf of a tree, from left to right. A question answered "right" clears the
+    bits of the leaves on its left; the lowest bit that remains is the row's leaf. Questions about
+    one column are sorted by threshold, so that a row's place among them answers them all
+    (QuickScorer, SIGIR 2015)."""
 
-    columns: tuple[tuple[int, Array, npt.NDArray[np.uint16]], ...]  # column, thresholds, (place, tree) bits left
+    columns: tuple[
+        tuple[int, Array, npt.NDArray[np.uint16]], ...
+    ]  # column, thresholds, (place, tree) bits left
     leaf: npt.NDArray[np.intp]  # (tree, 16) positions of leaves in the arrays laid end to end
     bits: npt.NDArray[np.uint16]  # (tree,) left by columns that are equal in all rows
 
     @classmethod
-    def from_arrays(cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex) -> LeafMasks | None:
+    def from_arrays(
+        cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex
+    ) -> LeafMasks | None:
         """Number the leaves of arrays ``(tree, node)``; None where a tree has too many."""
         trees, nodes = feature.shape
         is_leaf, each = left == np.arange(nodes), np.arange(trees)[:, np.newaxis]
         below = np.ones((trees, nodes), np.int64)  # leaves below a node
         for _ in range(tree_depth(left, right)):
-            below = np.where(is_leaf, 1, np.minimum(below[each, left] + below[each, right], _MOST_LEAVES + 1))
+            below = np.where(
+                is_leaf, 1, np.minimum(below[each, left] + below[each, right], _MOST_LEAVES + 1)
+            )
         if (below[:, :1] > _MOST_LEAVES).any():
             return None
         first = np.zeros((trees, nodes), np.int64)  # of these leaves
@@ -153,20 +171,34 @@ class LeafMasks:
             some = some[np.argsort(threshold[tree[some], node[some]])]
             remain = np.full((len(some) + 1, trees), _ALL_LEAVES)
             remain[np.arange(1, len(some) + 1), tree[some]] = kept[some]
-            columns.append((column, threshold[tree[some], node[some]], np.bitwise_and.accumulate(remain, axis=0)))
+            columns.append(
+                (
+                    column,
+                    threshold[tree[some], node[some]],
+                    np.bitwise_and.accumulate(remain, axis=0),
+                )
+            )
         return cls(tuple(columns), leaf, np.full(trees, _ALL_LEAVES))
 
     def answer_questions(self, rows: Array) -> tuple[LeafMasks, npt.NDArray[np.intp]]:
-        """Return masks for these rows, without columns that are equal in all, and their places, ``(row, column)``."""
+        """Return masks for these rows, without columns that are equal in all, and their places,
+        ``(row, column)``.
+        """
         varies = (rows != rows[0]).any(axis=0)
-        bits = [table[thresholds.searchsorted(rows[0, i])] for i, thresholds, table in self.columns if not varies[i]]
+        bits = [
+            table[thresholds.searchsorted(rows[0, i])]
+            for i, thresholds, table in self.columns
+            if not varies[i]
+        ]
         asked = tuple(column for column in self.columns if varies[column[0]])
         places = [thresholds.searchsorted(rows[:, column]) for column, thresholds, _ in asked]
         left = LeafMasks(asked, self.leaf, np.bitwise_and.reduce([self.bits, *bits]))
         return left, np.array(places, np.intp).reshape(len(asked), len(rows)).T
 
     def leaves(self, places: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Return the leaf of each row in each tree, ``(row, tree)``, as positions in ``leaf`` laid end to end."""
+        """Return the leaf of each row in each tree, ``(row, tree)``, as positions in ``leaf`` laid
+        end to end.
+        """
         remain = np.repeat(self.bits[np.newaxis], len(places), axis=0)
         for place, (_, _, table) in zip(places.T, self.columns, strict=True):
             remain &= table.take(place, axis=0, mode="clip")
@@ -178,14 +210,18 @@ _ALL_LEAVES = np.uint16(2**_MOST_LEAVES - 1)
 
 @cache
 def _lowest_bits() -> npt.NDArray[np.uint8]:
-    """Return the place of the lowest bit of every number of 16 bits, in bytes so that all stay in a cache."""
+    """Return the place of the lowest bit of every number of 16 bits, in bytes so that all stay in a
+    cache.
+    """
     numbers = np.arange(1, 2**_MOST_LEAVES)
     return np.append(0, np.log2(numbers & -numbers)).astype(np.uint8)
 
 
 @dataclass(frozen=True)
 class TreeWalk:
-    """Trees laid end to end to be walked from the root down, every node twice: to the right, then to the left."""
+    """Trees laid end to end to be walked from the root down, every node twice: to the right, then
+    to the left.
+    """
 
     feature: npt.NDArray[np.intp]
     threshold: Array
@@ -194,16 +230,22 @@ class TreeWalk:
     depth: int
 
     @classmethod
-    def from_arrays(cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex) -> TreeWalk:
+    def from_arrays(
+        cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex
+    ) -> TreeWalk:
         """Lay arrays ``(tree, node)`` end to end."""
         trees, nodes = feature.shape
         first = np.arange(trees, dtype=np.intp) * nodes
-        child = 2 * (np.stack([right, left], axis=-1).astype(np.intp) + first[:, np.newaxis, np.newaxis])
+        child = 2 * (
+            np.stack([right, left], axis=-1).astype(np.intp) + first[:, np.newaxis, np.newaxis]
+        )
         twice = np.repeat(feature.astype(np.intp).ravel(), 2), np.repeat(threshold.ravel(), 2)
         return cls(*twice, child.ravel(), 2 * first, tree_depth(left, right))
 
     def leaves(self, rows: Array) -> npt.NDArray[np.intp]:
-        """Return the leaf of each row in each tree, ``(row, tree)``, as positions in the arrays laid end to end."""
+        """Return the leaf of each row in each tree, ``(row, tree)``, as positions in the arrays
+        laid end to end.
+        """
         flat, column = rows.ravel(), np.arange(0, rows.size, max(rows.shape[1], 1))[:, np.newaxis]
         node: npt.NDArray[np.intp] = np.broadcast_to(self.root, (len(rows), len(self.root)))
         for level in range(self.depth):

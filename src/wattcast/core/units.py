@@ -1,4 +1,5 @@
-"""Quantities with units at the edges (``"4.8 TB/s"``), SI floats inside, and the names of number formats.
+"""Quantities with units at the edges (``"4.8 TB/s"``), SI floats inside, and the names of number
+formats.
 
 This is the only table of prefixes in Wattcast. Inside, a quantity is a float in the unit its
 name ends with (``power_w``, ``clock_hz``); a name never changes unit.
@@ -14,7 +15,17 @@ from enum import StrEnum
 from wattcast.core.errors import bad_unit, unknown_name
 
 _SMALL = {"p": 1e-12, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3}
-_DECIMAL = {**_SMALL, "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_DECIMAL = {
+    **_SMALL,
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 # symbol -> (canonical unit, factor, prefixes it may carry)
@@ -78,7 +89,11 @@ def parse(text: object, unit: str, where: str = "quantity") -> float:
     >>> parse("4.8 TB/s", "byte/s"), parse("1830MHz", "Hz"), parse("50 MiB", "byte")
     (4800000000000.0, 1830000000.0, 52428800.0)
     """
-    wanted = f"a quantity in {unit}, such as {_EXAMPLES.get(unit, '1 ' + unit)!r}" if unit else "a pure number"
+    wanted = (
+        f"a quantity in {unit}, such as {_EXAMPLES.get(unit, '1 ' + unit)!r}"
+        if unit
+        else "a pure number"
+    )
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise bad_unit(where, wanted, text)
     if not isinstance(text, str):
@@ -99,11 +114,19 @@ def parse(text: object, unit: str, where: str = "quantity") -> float:
 
 
 def parse_amount(
-    value: object, unit: str, where: str, *, least: float = 0.0, most: float = math.inf, inclusive: bool = True
+    value: object,
+    unit: str,
+    where: str,
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    inclusive: bool = True,
 ) -> float:
-    """Return a quantity as functions take it: a number is in ``unit`` already, text carries its unit.
+    """Return a quantity as functions take it: a number is in ``unit`` already, text carries its
+    unit.
 
-    A share (``unit=""``) is written ``20%`` or ``0.2``; a bare number above 1 may have been meant in percent.
+    A share (``unit=""``) is written ``20%`` or ``0.2``; a bare number above 1 may have been meant
+    in percent.
 
     >>> parse_amount(0.5, "s", "ttft"), parse_amount("500ms", "s", "ttft"), parse_amount("20%", "", "headroom")
     (0.5, 0.5, 0.2)
@@ -112,7 +135,11 @@ def parse_amount(
     amount = float(value) if is_number else parse(value, unit, where)  # type: ignore[arg-type]
     if not unit and not is_number and amount > 1 and "%" not in str(value):
         raise bad_unit(where, "a share such as 20% or 0.2", value)
-    if not (math.isfinite(amount) and amount <= most and (amount > least or (inclusive and amount == least))):
+    if not (
+        math.isfinite(amount)
+        and amount <= most
+        and (amount > least or (inclusive and amount == least))
+    ):
         end = "zero" if least == 0 else f"{least:g}"
         low = f"{end} or more" if inclusive else f"a number above {end}"
         raise bad_unit(where, low if most == math.inf else f"{low}, at most {most:g}", value)
@@ -120,7 +147,8 @@ def parse_amount(
 
 
 def parse_seconds(value: object, where: str = "seconds") -> float:
-    """Return a time where the option is called after seconds: a bare number is one of them, ``10min`` is a time too.
+    """Return a time where the option is called after seconds: a bare number is one of them,
+    ``10min`` is a time too.
 
     >>> parse_seconds("90"), parse_seconds("1.5min"), parse_seconds(90)
     (90.0, 90.0, 90.0)
@@ -212,7 +240,8 @@ class Dtype(StrEnum):
 
     @classmethod
     def recognise(cls, name: str) -> Dtype | None:
-        """Return the format that Wattcast, PyTorch or ONNX calls ``name``, None where it is no format.
+        """Return the format that Wattcast, PyTorch or ONNX calls ``name``, None where it is no
+        format.
 
         >>> [Dtype.recognise(name) for name in ("torch.bfloat16", "c10::Half", "Scalar")]
         [<Dtype.BF16: 'bf16'>, <Dtype.FP16: 'fp16'>, None]

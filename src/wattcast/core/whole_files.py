@@ -1,8 +1,9 @@
-"""Write files so that nothing is lost: whole or not at all, on the disk at once, one writer at a time.
+"""Write files so that nothing is lost: whole or not at all, on the disk at once, one writer at a
+time.
 
-Every command writes through ``replace_whole`` (a file) or ``append_whole`` (a journal), and holds the folder that it
-adds to with ``hold_folder``. Only the standard library is needed: this module also runs on a bare GPU node.
-"""
+Every command writes through ``replace_whole`` (a file) or ``append_whole`` (a journal), and holds
+the folder that it adds to with ``hold_folder``. Only the standard library is needed: this module
+also runs on a bare GPU node."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replace_whole(path: Path) -> Iterator[Path]:
-    """Yield a name of its own beside ``path`` to write to, which takes the place of ``path`` when the block ends.
+    """Yield a name of its own beside ``path`` to write to, which takes the place of ``path`` when
+    the block ends.
 
-    File and folder are on the disk by then, so that a power cut leaves the old file or the new one. A block that
-    raises leaves the old file. Links are followed and a file keeps its mode. A device or a pipe stays one: what is
-    written goes into it.
-    """
+    File and folder are on the disk by then, so that a power cut leaves the old file or the new one.
+    A block that raises leaves the old file. Links are followed and a file keeps its mode. A device
+    or a pipe stays one: what is written goes into it."""
     try:
         target = Path(os.path.realpath(path))
         if not _can_be_replaced(target):
@@ -57,12 +58,15 @@ def replace_whole(path: Path) -> Iterator[Path]:
 
 
 def _can_be_replaced(path: Path) -> bool:
-    """Return False for a device or a pipe: root that said ``--out /dev/null`` had no /dev/null any more."""
+    """Return False for a device or a pipe: root that said ``--out /dev/null`` had no /dev/null any
+    more.
+    """
     return not path.exists() or path.is_file() or path.is_dir()
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append whole lines, on the disk when this returns; a line that a crash left torn is ended first.
+    """Append whole lines, on the disk when this returns; a line that a crash left torn is ended
+    first.
 
     What a full disk takes of the lines is taken back, so that the file is as it was.
     """
@@ -90,16 +94,18 @@ LOCK_FILE = ".wattcast.lock"
 
 @contextlib.contextmanager
 def hold_folder(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Keep all other writers out of a folder; Refused, naming the one that holds it, after ``wait_s``.
+    """Keep all other writers out of a folder; Refused, naming the one that holds it, after
+    ``wait_s``.
 
-    The system releases the lock when its owner ends, however it ends. Deleting the lock file breaks the lock of a
-    process that hangs.
-    """
+    The system releases the lock when its owner ends, however it ends. Deleting the lock file breaks
+    the lock of a process that hangs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotWrite(folder, error) from error
-    lock = take_lock(folder / LOCK_FILE, wait_s, f"{clip_text(folder, 200)} is written to by another process")
+    lock = take_lock(
+        folder / LOCK_FILE, wait_s, f"{clip_text(folder, 200)} is written to by another process"
+    )
     try:
         yield
     finally:
@@ -107,7 +113,9 @@ def hold_folder(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
 
 
 def take_lock(path: Path, wait_s: float, held: str) -> int:
-    """Return an open lock file that holds owner and time; Refused with ``held`` after ``wait_s`` of one owner."""
+    """Return an open lock file that holds owner and time; Refused with ``held`` after ``wait_s`` of
+    one owner.
+    """
     import fcntl
 
     deadline, owner = time.monotonic() + wait_s, ""
@@ -118,14 +126,19 @@ def take_lock(path: Path, wait_s: float, held: str) -> int:
             raise Refused(f"{path}: cannot be used as a lock ({error.strerror}).") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.fstat(lock).st_ino == path.stat().st_ino:  # nobody broke it in the meantime
+            if (
+                path.exists() and os.fstat(lock).st_ino == path.stat().st_ino
+            ):  # nobody broke it in the meantime
                 owner = f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
                 with contextlib.suppress(OSError):  # a full disk takes the lock without the name
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, owner.encode(), 0)
                 return lock
         except OSError:
-            before, owner = owner, clip_text(os.pread(lock, 200, 0).decode(errors="replace")) or "unknown"
+            before, owner = (
+                owner,
+                clip_text(os.pread(lock, 200, 0).decode(errors="replace")) or "unknown",
+            )
             if before not in ("", owner):  # a hundred may wait: each owner has its time
                 deadline = time.monotonic() + wait_s
             if time.monotonic() >= deadline:
@@ -147,7 +160,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise, before long work begins, where its result could not be written to ``path``; makes the folder."""
+    """Raise, before long work begins, where its result could not be written to ``path``; makes the
+    folder.
+    """
     try:
         target = Path(os.path.realpath(path))
         if target.is_dir():
@@ -160,13 +175,19 @@ def check_writable(path: Path) -> None:
 
 
 def write_somewhere(path: Path, data: bytes) -> Path:
-    """Write what cannot be had again to ``path`` or, where that fails, beside it; return where it was written.
+    """Write what cannot be had again to ``path`` or, where that fails, beside it; return where it
+    was written.
 
-    The working folder and the temporary one come last. Raises the first reason where no place takes it.
-    """
+    The working folder and the temporary one come last. Raises the first reason where no place takes
+    it."""
     beside = path.with_name(f"{path.stem}-{os.getpid()}-{time.time_ns()}{path.suffix}")
     failed: list[CannotWrite] = []
-    for place in (path, beside, Path.cwd() / beside.name, Path(tempfile.gettempdir()) / beside.name):
+    for place in (
+        path,
+        beside,
+        Path.cwd() / beside.name,
+        Path(tempfile.gettempdir()) / beside.name,
+    ):
         try:
             write_whole(place, data)
             return place
@@ -179,7 +200,9 @@ CACHE_VARIABLE = "WATTCAST_CACHE"
 
 
 def cache_root(variables: Mapping[str, str] = os.environ) -> Path:
-    """Return Wattcast's folder in the user's cache directory: ``WATTCAST_CACHE``, else below ``XDG_CACHE_HOME``."""
+    """Return Wattcast's folder in the user's cache directory: ``WATTCAST_CACHE``, else below
+    ``XDG_CACHE_HOME``.
+    """
     shared = Path(variables.get("XDG_CACHE_HOME") or Path(variables.get("HOME", "."), ".cache"))
     return Path(variables.get(CACHE_VARIABLE) or shared / "wattcast")
 
@@ -187,16 +210,19 @@ def cache_root(variables: Mapping[str, str] = os.environ) -> Path:
 def private_cache(name: str) -> Path:
     """Return a folder in ``cache_root`` that only this user can read and write.
 
-    Where the folder or the one above is a link or another user's, or others can write to it, files in it are not
-    trusted: a fresh folder takes its place for the life of this process.
-    """
+    Where the folder or the one above is a link or another user's, or others can write to it, files
+    in it are not trusted: a fresh folder takes its place for the life of this process."""
     folder = cache_root() / name
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         for place in (folder.parent, folder):
             info = place.lstat()
-            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+            if (
+                not stat.S_ISDIR(info.st_mode)
+                or info.st_uid != os.geteuid()
+                or info.st_mode & 0o022
+            ):
                 raise PermissionError(errno.EPERM, "not private", str(place))
         folder.chmod(0o700)
     except OSError:

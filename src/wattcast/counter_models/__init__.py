@@ -1,1 +1,3 @@
-"""Power from hardware counters: tables, voltage inference, fits, rails, and estimates from kernel launches."""
+"""Power from hardware counters: tables, voltage inference, fits, rails, and estimates from kernel
+launches.
+"""

@@ -1,4 +1,6 @@
-"""Fit every kind of counter model to a table, judge it on held-out work, and save it as a power model."""
+"""Fit every kind of counter model to a table, judge it on held-out work, and save it as a power
+model.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from wattcast.core.strict_files import Provenance
 from wattcast.counter_models import counter_table, fit_diagnostics, gpmtool_files, model_selection
 from wattcast.counter_models.counter_table import RAILS, CounterTable
 from wattcast.counter_models.gpmtool_files import MeasuredPrograms, UtilisationFile
-from wattcast.counter_models.rail_terms import ACTIVE_CYCLE, CounterModelKind, describe_missing_terms, offset_name
+from wattcast.counter_models.rail_terms import (
+    ACTIVE_CYCLE,
+    CounterModelKind,
+    describe_missing_terms,
+    offset_name,
+)
 from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
 from wattcast.power.power_model import PowerModel, SavedModel
 from wattcast.power.rate_power import RatePower
@@ -35,26 +42,43 @@ def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> Powe
             events_of[table.predictors[i].rail][table.predictors[i].event] = coefficient
     if fit.model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
         events = {event: cost for costs in events_of.values() for event, cost in costs.items()}
-        return RatePower(found["base"], events, found.get("core clock", 0.0), found.get("memory clock", 0.0))
+        return RatePower(
+            found["base"], events, found.get("core clock", 0.0), found.get("memory clock", 0.0)
+        )
     inferred = dict(zip(("core", "memory"), fit.how.curves(fit.inferred.theta), strict=True))
-    clocks_hz = {"core": table.clock_hz, "memory": table.memory_clock_hz, "host": np.ones(table.rows)}
+    clocks_hz = {
+        "core": table.clock_hz,
+        "memory": table.memory_clock_hz,
+        "host": np.ones(table.rows),
+    }
     offsets = [(hz, found.get(offset_name(hz))) for hz in np.unique(table.memory_clock_hz).tolist()]
     rails = {}
     for name in RAILS:
         voltage = inferred.get(name, RailVoltage.constant())
         if name in table.voltage_v:
             voltage = average_measured_voltage(clocks_hz[name], table.voltage_v[name])
-        named = tuple((hz, watts) for hz, watts in offsets if name == "memory" and watts is not None)
+        named = tuple(
+            (hz, watts) for hz, watts in offsets if name == "memory" and watts is not None
+        )
         leakage_w, clock_f = found.get(f"{name} leakage", 0.0), found.get(f"{name} clock", 0.0)
         rails[name] = EventRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
     if fit.model is CounterModelKind.ALPHA_C:
-        busy = {n: event for n, event in gpmtool_files.BUSY_SHARE_EVENTS.items() if f"{n} dynamic" in found}
-        alpha = (replace(rails[n], alpha=event, full_f=found[f"{n} dynamic"]) for n, event in busy.items())
+        busy = {
+            n: event
+            for n, event in gpmtool_files.BUSY_SHARE_EVENTS.items()
+            if f"{n} dynamic" in found
+        }
+        alpha = (
+            replace(rails[n], alpha=event, full_f=found[f"{n} dynamic"])
+            for n, event in busy.items()
+        )
         return SwitchedCapacitance(found["base"], tuple(alpha))
     if ACTIVE_CYCLE in found:
         events_of["core"] = {ACTIVE_CYCLE: found[ACTIVE_CYCLE]} | events_of["core"]
     used = [name for name in RAILS if name != "host" or events_of[name]]
-    return HybridRail(found["base"], tuple(replace(rails[name], event_f=events_of[name]) for name in used))
+    return HybridRail(
+        found["base"], tuple(replace(rails[name], event_f=events_of[name]) for name in used)
+    )
 
 
 def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:
@@ -65,7 +89,12 @@ def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:
 
 
 MOST_BENCHMARKS_NAMED = 5
-MEMORY_SATURATIONS = (None, 0.7, 0.8, 0.9)  # shares of the memory bandwidth at which a kernel may saturate
+MEMORY_SATURATIONS = (
+    None,
+    0.7,
+    0.8,
+    0.9,
+)  # shares of the memory bandwidth at which a kernel may saturate
 
 
 @dataclass(frozen=True)
@@ -77,8 +106,14 @@ class CounterFitOptions:
     folds: int = 0  # 0: leave one out; else that many parts
     clusters: int = 0  # 0: as many as there are predictors
     advice: bool = True  # training clocks and the next benchmark
-    offset_hz: tuple[float, ...] = ()  # memory clocks at which power is off the line; none: tried at the lowest
-    hold: tuple[str, ...] = ("benchmark", "group", "cluster")  # units to hold out; benchmarks always are
+    offset_hz: tuple[
+        float, ...
+    ] = ()  # memory clocks at which power is off the line; none: tried at the lowest
+    hold: tuple[str, ...] = (
+        "benchmark",
+        "group",
+        "cluster",
+    )  # units to hold out; benchmarks always are
 
 
 @dataclass(frozen=True)
@@ -118,15 +153,22 @@ class HeldBackRows:
 
     def mape(self, model: CounterModelKind) -> float:
         """Return the mean absolute error of a model in percent."""
-        return float(np.abs(model_selection.percent_error(self.predicted_w[model], self.power_w)).mean())
+        return float(
+            np.abs(model_selection.percent_error(self.predicted_w[model], self.power_w)).mean()
+        )
 
     def summarise(self, model: CounterModelKind) -> list[tuple[str, int, float, float, float]]:
         """Return each benchmark's rows, mean watts, mean absolute and mean signed error in percent."""
-        error, names = model_selection.percent_error(self.predicted_w[model], self.power_w), np.array(self.names)
+        error, names = (
+            model_selection.percent_error(self.predicted_w[model], self.power_w),
+            np.array(self.names),
+        )
         rows = []
         for name in dict.fromkeys(self.names):
             own = names == name
-            watts, size, signed = (float(v[own].mean()) for v in (self.power_w, np.abs(error), error))
+            watts, size, signed = (
+                float(v[own].mean()) for v in (self.power_w, np.abs(error), error)
+            )
             rows.append((name, int(own.sum()), watts, size, signed))
         return rows
 
@@ -146,7 +188,9 @@ class CounterFit:
 
 
 def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str, CounterTable]:
-    """Read the tables to choose from: one, or one for each way in which activity may scale with the clocks."""
+    """Read the tables to choose from: one, or one for each way in which activity may scale with the
+    clocks.
+    """
     if form == "gpmtool":
         file = gpmtool_files.read_utilisations(path)
         names = ["no saturation" if s is None else f"saturation {s:g}" for s in MEMORY_SATURATIONS]
@@ -163,10 +207,11 @@ def fit_counters(
     options: CounterFitOptions | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> CounterFit:
-    """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to measure.
+    """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to
+    measure.
 
-    Groups that the table names as its test, and benchmarks left out with a reason, are not trained on in any way.
-    """
+    Groups that the table names as its test, and benchmarks left out with a reason, are not trained
+    on in any way."""
     how = options or CounterFitOptions()
     train, test = next(iter(tables.values())).split_benchmarks()
     kept = {name: each.keep_benchmarks(train) for name, each in tables.items()}
@@ -178,7 +223,11 @@ def fit_counters(
     everyone = np.ones(table.benchmarks, dtype=bool)
     planes = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size > 1
     asked = how.advice and main.model is CounterModelKind.HYBRID
-    clocks = fit_diagnostics.try_training_clocks(bench, main.model, main.settings) if asked and planes else []
+    clocks = (
+        fit_diagnostics.try_training_clocks(bench, main.model, main.settings)
+        if asked and planes
+        else []
+    )
     candidates = fit_diagnostics.rank_next_benchmarks(bench, main.fit, everyone) if asked else []
     scaled = bench.tables[main.settings.variant]
     rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
@@ -190,9 +239,14 @@ def fit_counters(
         bench = model_selection.FitWorkbench(tables, how.estimator, how.offset_hz)
         rows = np.flatnonzero(test[bench.table.benchmark])
         names = tuple(bench.table.benchmark_names[b] for b in bench.table.benchmark[rows])
-        found = {model: bench.predict(bench.fit(model, kind.settings, train))[rows] for model, kind in kinds.items()}
+        found = {
+            model: bench.predict(bench.fit(model, kind.settings, train))[rows]
+            for model, kind in kinds.items()
+        }
         tested = HeldBackRows(names, bench.table.power_w[rows], found)
-    return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words), tested)
+    return CounterFit(
+        scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words), tested
+    )
 
 
 def _fit_kind(
@@ -215,16 +269,27 @@ def _fit_kind(
     scaled = bench.tables[settings.variant]
     predicted_w = bench.predict(fit)
     held = {
-        by: model_selection.predict_held_out(bench, model, label, by, how.folds if by == "benchmark" else 0, progress)
+        by: model_selection.predict_held_out(
+            bench, model, label, by, how.folds if by == "benchmark" else 0, progress
+        )
         for by, label in labels.items()
     }
-    power, diagnosis = make_power_model(fit, scaled), fit_diagnostics.diagnose_fit(fit, scaled, everyone)
+    power, diagnosis = (
+        make_power_model(fit, scaled),
+        fit_diagnostics.diagnose_fit(fit, scaled, everyone),
+    )
     score = model_selection.score_prediction(table, predicted_w)
-    return FittedModelKind(model, settings, fit, power, scaled.scaling, predicted_w, score, held, diagnosis)
+    return FittedModelKind(
+        model, settings, fit, power, scaled.scaling, predicted_w, score, held, diagnosis
+    )
 
 
-def _report_voltages(bench: model_selection.FitWorkbench, main: FittedModelKind) -> tuple[RailVoltageReport, ...]:
-    """Report the voltage of each rail as one curve over its own clock, and whether the data identify it."""
+def _report_voltages(
+    bench: model_selection.FitWorkbench, main: FittedModelKind
+) -> tuple[RailVoltageReport, ...]:
+    """Report the voltage of each rail as one curve over its own clock, and whether the data
+    identify it.
+    """
     everyone = np.ones(bench.table.benchmarks, dtype=bool)
     plain = replace(main.settings, floored=False)
     pooled = bench.fit(main.model, plain, everyone)
@@ -266,7 +331,11 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
             by: vars(held.score) | {"default_known": vars(held.anchored) if held.anchored else None}
             for by, held in kind.held_out.items()
         }
-        errors = {"in_sample": vars(kind.in_sample), "held_out": held_out, "settings": vars(kind.settings)}
+        errors = {
+            "in_sample": vars(kind.in_sample),
+            "held_out": held_out,
+            "settings": vars(kind.settings),
+        }
         plane = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **planes}
         test = {"test_mape": tested.mape(kind.model)} if tested else {}
         models.append({"kind": str(kind.model), **errors, **test, "plane": plane})
@@ -275,12 +344,18 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         curve = how.curves(main.fit.inferred.theta)[0]
         for clock_hz in how.memory.hz.tolist():
             level = [float(v) for v in curve.level_at(how.core.hz, clock_hz)]
-            entry = {"memory_clock_hz": clock_hz, "clock_hz": how.core.hz.tolist(), "relative": level}
+            entry = {
+                "memory_clock_hz": clock_hz,
+                "clock_hz": how.core.hz.tolist(),
+                "relative": level,
+            }
             by_memory_clock.append(entry)
     clocks: dict[str, Any] | None = None
     if result.training_clocks:
         clocks = {"subsets": [vars(s) for s in result.training_clocks]}
-        clocks["enough"] = fit_diagnostics.smallest_sufficient_clocks(list(result.training_clocks)).points
+        clocks["enough"] = fit_diagnostics.smallest_sufficient_clocks(
+            list(result.training_clocks)
+        ).points
     return {
         "wattcast": __version__,
         "table": {
@@ -291,28 +366,44 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
             "clusters": result.clusters,
             "core_clocks": int(np.unique(table.clock_hz).size),
             "memory_clocks": int(np.unique(table.memory_clock_hz).size),
-            "predictors": [{"event": p.event, "column": p.column, "rail": p.rail} for p in table.predictors],
+            "predictors": [
+                {"event": p.event, "column": p.column, "rail": p.rail} for p in table.predictors
+            ],
         },
         "models": models,
         "coefficients": [vars(c) for c in main.diagnosis.coefficients],
         "condition": main.diagnosis.condition,
         "voltage": [
-            {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(rail).items()}
+            {
+                name: value.tolist() if isinstance(value, np.ndarray) else value
+                for name, value in vars(rail).items()
+            }
             for rail in result.rails
         ],
         "voltage_by_memory_clock": by_memory_clock,
         "training_clocks": clocks,
-        "test": list_test_rows(tested.names, tested.power_w, tested.predicted_w[main.model]) if tested else [],
-        "next_benchmark": [vars(candidate) for candidate in result.candidates[:MOST_BENCHMARKS_NAMED]],
+        "test": list_test_rows(tested.names, tested.power_w, tested.predicted_w[main.model])
+        if tested
+        else [],
+        "next_benchmark": [
+            vars(candidate) for candidate in result.candidates[:MOST_BENCHMARKS_NAMED]
+        ],
         "warnings": list(result.warnings),
         "assumptions": list(table.notes),
     }
 
 
-def list_test_rows(names: Sequence[str], measured_w: Array, predicted_w: Array) -> list[dict[str, Any]]:
-    """Return measured and predicted watts of rows that were never trained on, as plain values for JSON."""
+def list_test_rows(
+    names: Sequence[str], measured_w: Array, predicted_w: Array
+) -> list[dict[str, Any]]:
+    """Return measured and predicted watts of rows that were never trained on, as plain values for
+    JSON.
+    """
     rows = zip(names, measured_w.tolist(), predicted_w.tolist(), strict=True)
-    return [{"benchmark": name, "measured_w": real_w, "predicted_w": found_w} for name, real_w, found_w in rows]
+    return [
+        {"benchmark": name, "measured_w": real_w, "predicted_w": found_w}
+        for name, real_w, found_w in rows
+    ]
 
 
 def main_model_kind(result: CounterFit) -> FittedModelKind:
@@ -332,15 +423,25 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
     rows = f"{table.rows} rows of {table.benchmarks} benchmarks"
     source = f"wattcast lab fit counters {__version__}, {table.name}: {rows}"
     origin = Provenance(source, datetime.now(tz=UTC).date().isoformat(), device)
-    return SavedModel(name, main.power, origin, errors, (*table.notes, *result.warnings), table.scaling)
+    return SavedModel(
+        name, main.power, origin, errors, (*table.notes, *result.warnings), table.scaling
+    )
 
 
-def predict_programs(result: CounterFit, work: UtilisationFile, measured: MeasuredPrograms) -> CounterFit:
-    """Return the fit with programs as its test: watts over the clocks they were measured at, by every model."""
+def predict_programs(
+    result: CounterFit, work: UtilisationFile, measured: MeasuredPrograms
+) -> CounterFit:
+    """Return the fit with programs as its test: watts over the clocks they were measured at, by
+    every model.
+    """
     match = gpmtool_files.match_programs(measured.names, work.names)
     rows = np.array([i for i, name in enumerate(measured.names) if name in match])
     if not rows.size:
-        raise bad_value("--measured", f"programs of --predict ({', '.join(work.names[:6])}, ...)", measured.names[0])
+        raise bad_value(
+            "--measured",
+            f"programs of --predict ({', '.join(work.names[:6])}, ...)",
+            measured.names[0],
+        )
     clocks = measured.clock_hz[rows], measured.memory_clock_hz[rows]
     which = [work.names.index(match[measured.names[i]]) for i in rows]
     found = {}
@@ -352,11 +453,16 @@ def predict_programs(result: CounterFit, work: UtilisationFile, measured: Measur
 
 
 def predict_applications(result: CounterFit, work: UtilisationFile) -> list[dict[str, Any]]:
-    """Predict applications, known by utilisations at the default clocks, over the measured clock plane."""
+    """Predict applications, known by utilisations at the default clocks, over the measured clock
+    plane.
+    """
     core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
     core, memory = (axis.ravel() for axis in np.meshgrid(core_hz, memory_hz, indexing="ij"))
     activity = gpmtool_files.application_activity(work, result.table.scaling, core, memory)
     total_w = main_model_kind(result).power.power(activity).total_w[..., 0]
     planes = total_w.reshape(len(work.names), core_hz.size, memory_hz.size).tolist()
     clocks = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist()}
-    return [{"name": name, **clocks, "power_w": plane} for name, plane in zip(work.names, planes, strict=True)]
+    return [
+        {"name": name, **clocks, "power_w": plane}
+        for name, plane in zip(work.names, planes, strict=True)
+    ]

@@ -1,8 +1,7 @@
 """The table of counters and measured watts that counter models are fitted to, and its reader.
 
-A column map (YAML) gives the meaning of each column of a CSV or Parquet file; the table is checked once when it is
-made.
-"""
+A column map (YAML) gives the meaning of each column of a CSV or Parquet file; the table is checked
+once when it is made."""
 
 from __future__ import annotations
 
@@ -16,7 +15,14 @@ import numpy.typing as npt
 
 from wattcast.core import files, units
 from wattcast.core.arrays import Array, Mask, index_distinct
-from wattcast.core.errors import BadInput, bad_unit, bad_value, check_names, clip_text, nearest_names
+from wattcast.core.errors import (
+    BadInput,
+    bad_unit,
+    bad_value,
+    check_names,
+    clip_text,
+    nearest_names,
+)
 from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes
@@ -28,9 +34,13 @@ if TYPE_CHECKING:
 LabelCodes: TypeAlias = npt.NDArray[np.int64]
 
 RAILS = ("core", "memory", "host")  # the last has no clock of its own
-LARGEST_SPREAD = 1000.0  # a column of watts or hertz with a larger ratio of largest to smallest mixes units
+LARGEST_SPREAD = (
+    1000.0  # a column of watts or hertz with a larger ratio of largest to smallest mixes units
+)
 COUNTER_WIDTHS = (2.0**32, 2.0**31, 2.0**40, 2.0**48)  # widths at which hardware counters wrap
-SAME_LENGTH = 1.05  # ratio of the longest to the shortest row up to which rows are windows of one length
+SAME_LENGTH = (
+    1.05  # ratio of the longest to the shortest row up to which rows are windows of one length
+)
 LEAST_POWER_W, MOST_POWER_W = 0.1, 5000.0
 
 
@@ -51,12 +61,18 @@ class CounterPredictor:
     @property
     def label(self) -> str:
         """The event, and the source's own name where it differs."""
-        return f"{self.event} ({self.column})" if self.column and self.column != self.event else self.event
+        return (
+            f"{self.event} ({self.column})"
+            if self.column and self.column != self.event
+            else self.event
+        )
 
 
 @dataclass(frozen=True)
 class CounterTable:
-    """Watts, clocks and event occurrences by row; rows of the same work at different clocks are one benchmark."""
+    """Watts, clocks and event occurrences by row; rows of the same work at different clocks are one
+    benchmark.
+    """
 
     name: str
     power_w: Array  # (row,)
@@ -71,12 +87,20 @@ class CounterTable:
     default_hz: tuple[float, float] | None = None  # core and memory clock at which users run
     voltage_v: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured
     notes: tuple[str, ...] = ()  # assumptions made on the way in
-    scaling: Mapping[str, float] = field(default_factory=dict)  # those about scaled activity as numbers
-    rail_w: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured separately
-    left_out: Mapping[str, str] = field(default_factory=dict)  # benchmark -> why it is not trained on
+    scaling: Mapping[str, float] = field(
+        default_factory=dict
+    )  # those about scaled activity as numbers
+    rail_w: Mapping[str, Array] = field(
+        default_factory=dict
+    )  # rail -> (row,), where measured separately
+    left_out: Mapping[str, str] = field(
+        default_factory=dict
+    )  # benchmark -> why it is not trained on
     test: tuple[str, ...] = ()  # groups that are predicted and never trained on
     choose_on: str = ""  # group whose held-out error chooses the leaning of a two-rail fit
-    awake_per_s: float | None = None  # events of the memory rail from which on it draws a step in full
+    awake_per_s: float | None = (
+        None  # events of the memory rail from which on it draws a step in full
+    )
     duration_s: Array | None = None  # (row,) of what was counted, where known
 
     def __post_init__(self) -> None:
@@ -90,13 +114,19 @@ class CounterTable:
         bad = np.flatnonzero(~(np.isfinite(self.power_w) & (self.power_w > 0)))
         if bad.size:
             watts = float(self.power_w[bad[0]])
-            raise bad_value(f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it.")
+            raise bad_value(
+                f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it."
+            )
         low, high = float(self.power_w.min()), float(self.power_w.max())
         if low < LEAST_POWER_W or high > MOST_POWER_W:
             wanted = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
             do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
             raise bad_value(f"{where}: power", wanted, f"{low:.4g} to {high:.4g} W", do)
-        columns = {"power": self.power_w, "clock": self.clock_hz, "memory clock": self.memory_clock_hz}
+        columns = {
+            "power": self.power_w,
+            "clock": self.clock_hz,
+            "memory clock": self.memory_clock_hz,
+        }
         for name, value in columns.items():
             if not (np.isfinite(value).all() and (value > 0).all()):
                 raise bad_value(f"{where}: {name}", "finite numbers above zero", float(value.min()))
@@ -111,10 +141,17 @@ class CounterTable:
                 raise bad_value(f"{label}, row {bad[0] + 1}", "zero or more", float(value.min()))
             if value.max() == value.min():
                 do = "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it."
-                raise bad_value(label, "values that differ between rows", f"{value[0]:.4g} in all {value.size}", do)
+                raise bad_value(
+                    label,
+                    "values that differ between rows",
+                    f"{value[0]:.4g} in all {value.size}",
+                    do,
+                )
         events = [p.event for p in self.predictors]
         if twice := sorted({event for event in events if events.count(event) > 1}):
-            raise bad_value(where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map.")
+            raise bad_value(
+                where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map."
+            )
 
     @property
     def rows(self) -> int:
@@ -127,11 +164,15 @@ class CounterTable:
         return len(self.benchmark_names)
 
     def split_benchmarks(self) -> tuple[Mask, Mask]:
-        """Mark the benchmarks to train on and those to test on; one left out with a reason is in neither."""
+        """Mark the benchmarks to train on and those to test on; one left out with a reason is in
+        neither.
+        """
         unknown = [name for name in self.test if name not in self.group_names]
         if unknown:
             known = ", ".join(self.group_names)
-            raise bad_value(f"{self.name}: test", f"groups of the table ({clip_text(known, 200)})", unknown[0])
+            raise bad_value(
+                f"{self.name}: test", f"groups of the table ({clip_text(known, 200)})", unknown[0]
+            )
         test = np.isin(np.array(self.group_names)[self.group], self.test)
         return ~test & ~np.isin(self.benchmark_names, list(self.left_out)), test
 
@@ -143,9 +184,14 @@ class CounterTable:
         number = np.cumsum(kept) - 1
         return replace(
             self,
-            **{name: getattr(self, name)[rows] for name in ("power_w", "clock_hz", "memory_clock_hz", "occurrence")},
+            **{
+                name: getattr(self, name)[rows]
+                for name in ("power_w", "clock_hz", "memory_clock_hz", "occurrence")
+            },
             benchmark=number[self.benchmark[rows]],
-            benchmark_names=tuple(n for n, keep in zip(self.benchmark_names, kept, strict=True) if keep),
+            benchmark_names=tuple(
+                n for n, keep in zip(self.benchmark_names, kept, strict=True) if keep
+            ),
             group=self.group[kept],
             voltage_v={rail: value[rows] for rail, value in self.voltage_v.items()},
             rail_w={rail: value[rows] for rail, value in self.rail_w.items()},
@@ -158,13 +204,19 @@ class CounterTable:
         return (self.occurrence[:, own] > 0).any(axis=1).astype(float)
 
     def full(self, rows: npt.NDArray[np.bool_] | None = None) -> Array:
-        """Return the occurrence of each predictor at full use; 0 for one that never happened in ``rows``."""
+        """Return the occurrence of each predictor at full use; 0 for one that never happened in
+        ``rows``.
+        """
         seen = self.occurrence if rows is None else self.occurrence[rows]
         largest = seen.max(axis=0, initial=0.0)
-        return np.array([p.full if p.full else m for p, m in zip(self.predictors, largest, strict=True)])
+        return np.array(
+            [p.full if p.full else m for p, m in zip(self.predictors, largest, strict=True)]
+        )
 
     def share(self, rail: str) -> Array:
-        """Return the activity factor of a rail: the share of cycles in which its busiest unit works, ``(row,)``."""
+        """Return the activity factor of a rail: the share of cycles in which its busiest unit
+        works, ``(row,)``.
+        """
         on = [i for i, p in enumerate(self.predictors) if p.rail == rail]
         if not on:
             return np.zeros(self.rows)
@@ -179,7 +231,9 @@ class CounterTable:
         return np.asarray(np.max(each, axis=0))
 
     def features(self) -> Array:
-        """Return the use of each predictor, at the default clocks where measured, ``(benchmark, predictor)``."""
+        """Return the use of each predictor, at the default clocks where measured, ``(benchmark,
+        predictor)``.
+        """
         full, at = np.where(self.full() > 0, self.full(), 1.0), self.at_default()
         own = [self.benchmark == b for b in range(self.benchmarks)]
         rows = [mine & at if (mine & at).any() else mine for mine in own]
@@ -193,16 +247,25 @@ class CounterTable:
         return np.asarray((self.clock_hz == core_hz) & (self.memory_clock_hz == memory_hz))
 
 
-def check_wrapped_counter(where: str, column: str, count: Array, work: Sequence[str], windows: bool = False) -> None:
+def check_wrapped_counter(
+    where: str, column: str, count: Array, work: Sequence[str], windows: bool = False
+) -> None:
     """Refuse counts that exceeded the width of a counter and wrapped.
 
-    The same work counts the same at every clock, so rows of one benchmark that differ by about 2^32 (or 2^31, 2^40,
-    2^48) show a wrap; so does a negative count. In ``windows`` of fixed length the work done follows the clock, so
-    only negative counts are refused there.
-    """
+    The same work counts the same at every clock, so rows of one benchmark that differ by about 2^32
+    (or 2^31, 2^40, 2^48) show a wrap; so does a negative count. In ``windows`` of fixed length the
+    work done follows the clock, so only negative counts are refused there."""
     if (count < 0).any():
-        row, do = int(np.argmax(count < 0)), "A counter that wrapped or was read twice: measure this row again."
-        raise bad_value(f"{where}: column {column!r}, row {row + 1}", "counts, zero or more", float(count[row]), do)
+        row, do = (
+            int(np.argmax(count < 0)),
+            "A counter that wrapped or was read twice: measure this row again.",
+        )
+        raise bad_value(
+            f"{where}: column {column!r}, row {row + 1}",
+            "counts, zero or more",
+            float(count[row]),
+            do,
+        )
     labels = np.asarray(work)
     for name in () if windows else dict.fromkeys(work):
         same = count[labels == name]
@@ -271,7 +334,9 @@ def read_counter_table(path: Path, columns: Path) -> CounterTable:
     try:
         is_parquet = path.suffix.lower() == ".parquet"
         with catch_panics():
-            frame = pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
+            frame = (
+                pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
+            )
     except (pl.exceptions.PolarsError, OSError) as error:
         why = clip_text(str(error).splitlines()[0], 160)
         raise BadInput(f"{path.name}: not a readable CSV or Parquet table ({why}).") from None
@@ -297,7 +362,9 @@ def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> 
     work = reader.read_texts(columns.benchmark)
     clock_hz = reader.read_clock(columns.clock, "clock")
     memory_clock_hz = reader.read_clock(columns.memory_clock, "memory_clock")
-    occurrence = [reader.read_event(name, event, clock_hz, work) for name, event in columns.events.items()]
+    occurrence = [
+        reader.read_event(name, event, clock_hz, work) for name, event in columns.events.items()
+    ]
     predictors = []
     for name, event in columns.events.items():
         rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
@@ -314,7 +381,10 @@ def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> 
     default_hz = None
     if (clocks := columns.default) is not None:
         here = f"{where}: default"
-        default_hz = units.parse(clocks.clock, "Hz", here), units.parse(clocks.memory_clock, "Hz", here)
+        default_hz = (
+            units.parse(clocks.clock, "Hz", here),
+            units.parse(clocks.memory_clock, "Hz", here),
+        )
     return CounterTable(
         name=where,
         power_w=reader.read_quantity(columns.power, "W", "power"),
@@ -327,12 +397,22 @@ def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> 
         group=group,
         group_names=tuple(group_names),
         default_hz=default_hz,
-        voltage_v={rail: reader.read_quantity(m, "V", f"voltage.{rail}") for rail, m in columns.voltage.items()},
-        rail_w={rail: reader.read_quantity(m, "W", f"rails.{rail}") for rail, m in columns.rails.items()},
-        left_out={n: why if n in names else "it is not in the table" for n, why in columns.left_out.items()},
+        voltage_v={
+            rail: reader.read_quantity(m, "V", f"voltage.{rail}")
+            for rail, m in columns.voltage.items()
+        },
+        rail_w={
+            rail: reader.read_quantity(m, "W", f"rails.{rail}") for rail, m in columns.rails.items()
+        },
+        left_out={
+            n: why if n in names else "it is not in the table"
+            for n, why in columns.left_out.items()
+        },
         test=tuple(columns.test),
         choose_on=columns.choose_on,
-        awake_per_s=units.parse(columns.awake, "byte/s", f"{where}: awake") if columns.awake else None,
+        awake_per_s=units.parse(columns.awake, "byte/s", f"{where}: awake")
+        if columns.awake
+        else None,
         duration_s=reader.read_duration_s(clock_hz, "all") if columns.duration else None,
         notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
     )
@@ -345,7 +425,9 @@ class _ColumnReader(NamedTuple):
     map: ColumnMap
     where: str
 
-    def read_event(self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]) -> Array:
+    def read_event(
+        self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]
+    ) -> Array:
         """Return occurrences per second, or a mean as it is."""
         check_names("event", name, known_events(), "")
         sources = [event.column] if isinstance(event.column, str) else event.column
@@ -354,7 +436,9 @@ class _ColumnReader(NamedTuple):
         counted = not (known_events()[name].is_mean or event.rate)
         if counted and self.map.duration is not None and len(set(work)) > 1:
             lasted = self.read_numbers(self.map.duration.column)
-            windows = bool(lasted.max() <= SAME_LENGTH * lasted.min())  # rows are samples and no whole runs
+            windows = bool(
+                lasted.max() <= SAME_LENGTH * lasted.min()
+            )  # rows are samples and no whole runs
         for source, factor in zip(sources, factors, strict=True):
             value = self.read_numbers(source)
             if counted:
@@ -375,14 +459,26 @@ class _ColumnReader(NamedTuple):
         else:
             value = duration_s = self.read_quantity(measured, "s", "duration")
         if not (value > 0).all():
-            raise bad_value(f"{self.where}: column {measured.column!r}", "durations above zero", float(value.min()))
+            raise bad_value(
+                f"{self.where}: column {measured.column!r}",
+                "durations above zero",
+                float(value.min()),
+            )
         return np.asarray(duration_s)
 
     def read_clock(self, measured: _MeasuredColumn | str | None, name: str) -> Array:
-        """Return Hz in every row; 1 Hz stands for an unknown clock, which then is the same everywhere."""
+        """Return Hz in every row; 1 Hz stands for an unknown clock, which then is the same
+        everywhere.
+        """
         if measured is None:
-            if self.map.duration is not None and self.map.duration.unit == "cycle" and name == "clock":
-                raise bad_value(f"{self.where}: clock", "the core clock, to turn cycles into seconds", "none")
+            if (
+                self.map.duration is not None
+                and self.map.duration.unit == "cycle"
+                and name == "clock"
+            ):
+                raise bad_value(
+                    f"{self.where}: clock", "the core clock, to turn cycles into seconds", "none"
+                )
             return np.ones(self.frame.height)
         if isinstance(measured, str):
             return np.full(self.frame.height, units.parse(measured, "Hz", f"{self.where}: {name}"))
@@ -401,7 +497,10 @@ class _ColumnReader(NamedTuple):
         value = np.asarray(series.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
         bad = np.flatnonzero(~np.isfinite(value))
         if bad.size:
-            where, found = f"{self.where}: column {column!r}, row {bad[0] + 1}", clip_text(series[int(bad[0])])
+            where, found = (
+                f"{self.where}: column {column!r}, row {bad[0] + 1}",
+                clip_text(series[int(bad[0])]),
+            )
             raise bad_value(where, "a finite number", found, "Remove the row, or measure it again.")
         return np.array(value)
 

@@ -1,9 +1,10 @@
-"""Diagnose a fit (standard errors, intervals, collinearity, warnings) and advise on further measurements.
+"""Diagnose a fit (standard errors, intervals, collinearity, warnings) and advise on further
+measurements.
 
-Rows of one benchmark share the model's error, so standard errors are clustered by benchmark (sandwich covariance
-[White1980, Liang1986]); plain least-squares errors would be several times too small on a clock plane. Voltages are
-free parameters as well, so their uncertainty reaches the costs.
-"""
+Rows of one benchmark share the model's error, so standard errors are clustered by benchmark
+(sandwich covariance [White1980, Liang1986]); plain least-squares errors would be several times too
+small on a clock plane. Voltages are free parameters as well, so their uncertainty reaches the
+costs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass
 from wattcast.counter_models import rail_terms
 from wattcast.counter_models.counter_table import CounterTable
-from wattcast.counter_models.model_selection import INNER_FOLDS, FitSettings, FitWorkbench, TermsFit, deal_folds
+from wattcast.counter_models.model_selection import (
+    INNER_FOLDS,
+    FitSettings,
+    FitWorkbench,
+    TermsFit,
+    deal_folds,
+)
 
 HIGH_VIF = 10.0
 HIGH_CONDITION = 30.0  # of unit columns [Belsley1980]
@@ -59,13 +66,19 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
     vif = variance_inflation(total)
     costs = []
     for j, name in enumerate(fit.terms.names):
-        scale, value, own = (float(x[j]) for x in (fit.grams.scale, fit.inferred.coefficient, error))
+        scale, value, own = (
+            float(x[j]) for x in (fit.grams.scale, fit.inferred.coefficient, error)
+        )
         low, high = value - factor * own, value + factor * own
         low = low if fit.signed[j] else max(low, 0.0)
         unscaled = own / scale if free[j] else None
-        costs.append(FittedCost(name, value / scale, unscaled, low / scale, high / scale, value, vif[j]))
+        costs.append(
+            FittedCost(name, value / scale, unscaled, low / scale, high / scale, value, vif[j])
+        )
     _, slope = fit.how.voltages(fit.inferred.theta)
-    voltage_error = np.sqrt(np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0))
+    voltage_error = np.sqrt(
+        np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0)
+    )
     number = condition_number(total)
     words = warn_about_costs(costs, number)
     if not fit.inferred.converged:
@@ -76,10 +89,11 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
 def _estimate_covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
     """Return the clustered covariance of costs and voltage rises, and which of them are free.
 
-    Σ = n/(n-1) · B⁻¹·(Σ_b s_b·s_bᵀ)·B⁻¹ with the bread B = JᵀJ + penalty and the score s_b of benchmark b; zero for
-    costs held at their bound.
-    """
-    columns = rail_terms.fit_jacobian(fit.terms, fit.how, fit.inferred.theta, fit.inferred.coefficient)
+    Σ = n/(n-1) · B⁻¹·(Σ_b s_b·s_bᵀ)·B⁻¹ with the bread B = JᵀJ + penalty and the score s_b of
+    benchmark b; zero for costs held at their bound."""
+    columns = rail_terms.fit_jacobian(
+        fit.terms, fit.how, fit.inferred.theta, fit.inferred.coefficient
+    )
     width = fit.grams.scale.size
     free = np.ones(columns.shape[-1] - 1, dtype=bool)
     free[:width] = np.array(fit.signed) | (fit.inferred.coefficient > 0)
@@ -93,16 +107,22 @@ def _estimate_covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
         bread[:width, :width] += fit.penalty
     index = np.flatnonzero(free)
     unit = np.sqrt(np.diag(bread))[index]
-    inner = np.linalg.inv(bread[np.ix_(index, index)] / unit / unit[:, np.newaxis] + 1e-10 * np.eye(index.size))
+    inner = np.linalg.inv(
+        bread[np.ix_(index, index)] / unit / unit[:, np.newaxis] + 1e-10 * np.eye(index.size)
+    )
     half = inner @ (score[:, index] / unit).T
     count = int(train.sum())
     out = np.zeros((free.size, free.size))
-    out[np.ix_(index, index)] = (half @ half.T) / unit / unit[:, np.newaxis] * count / max(count - 1, 1)
+    out[np.ix_(index, index)] = (
+        (half @ half.T) / unit / unit[:, np.newaxis] * count / max(count - 1, 1)
+    )
     return out, free
 
 
 def variance_inflation(total: Array) -> list[float | None]:
-    """Return the variance inflation 1/(1-R²) of each column given the others; the first, the base, has none."""
+    """Return the variance inflation 1/(1-R²) of each column given the others; the first, the base,
+    has none.
+    """
     base = total[0]
     rest = (total - np.outer(base, base) / total[0, 0])[1:, 1:]
     size = np.sqrt(np.maximum(np.diag(rest), 0.0))
@@ -111,13 +131,17 @@ def variance_inflation(total: Array) -> list[float | None]:
     index = np.flatnonzero(seen)
     if index.size:
         correlation = rest[np.ix_(index, index)] / size[index] / size[index][:, np.newaxis]
-        for at, value in zip(index, np.diag(np.linalg.inv(correlation + 1e-12 * np.eye(index.size))), strict=True):
+        for at, value in zip(
+            index, np.diag(np.linalg.inv(correlation + 1e-12 * np.eye(index.size))), strict=True
+        ):
             out[int(at) + 1] = float(value)
     return out
 
 
 def condition_number(total: Array) -> float:
-    """Return the condition number of a design from the Gram of its columns, scaled to unit length [Belsley1980]."""
+    """Return the condition number of a design from the Gram of its columns, scaled to unit length
+    [Belsley1980].
+    """
     size = np.sqrt(np.diag(total))
     value = np.linalg.eigvalsh(total / size / size[:, np.newaxis])
     return float(np.sqrt(value[-1] / max(value[0], 1e-300)))
@@ -133,8 +157,12 @@ def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[s
         )
     high = [c for c in coefficients if c.vif is not None and c.vif > HIGH_VIF]
     if high:
-        listed = ", ".join(f"{c.name} ({c.vif:.0f})" for c in sorted(high, key=lambda c: -(c.vif or 0.0)))
-        words.append(f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks.")
+        listed = ", ".join(
+            f"{c.name} ({c.vif:.0f})" for c in sorted(high, key=lambda c: -(c.vif or 0.0))
+        )
+        words.append(
+            f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks."
+        )
     at_zero = [c.name for c in coefficients if c.standard_error is None]
     if at_zero:
         why = "where least squares would go negative or the data say nothing"
@@ -145,9 +173,15 @@ def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[s
         words.append(
             f"Negative, which no circuit is: {listed}. Use the non-negative estimator, or better benchmarks."
         )
-    unsure = [c.name for c in coefficients if c.standard_error and c.low <= 0.0 <= c.high and "offset" not in c.name]
+    unsure = [
+        c.name
+        for c in coefficients
+        if c.standard_error and c.low <= 0.0 <= c.high and "offset" not in c.name
+    ]
     if unsure:
-        words.append(f"Not distinguishable from zero at {CONFIDENCE_LEVEL:.0%}: {', '.join(unsure)}.")
+        words.append(
+            f"Not distinguishable from zero at {CONFIDENCE_LEVEL:.0%}: {', '.join(unsure)}."
+        )
     return words
 
 
@@ -181,13 +215,16 @@ class CandidateBenchmark:
 def try_training_clocks(
     bench: FitWorkbench, model: rail_terms.CounterModelKind, settings: FitSettings
 ) -> list[ClockSubset]:
-    """Return the held-out error for several numbers of training clocks, evenly spread, the reference among them.
+    """Return the held-out error for several numbers of training clocks, evenly spread, the
+    reference among them.
 
-    Benchmarks are held out in a few folds with fixed settings, so that only the clocks differ; costs and voltages are
-    fitted at the training clocks, and voltages between them lie on straight lines.
-    """
+    Benchmarks are held out in a few folds with fixed settings, so that only the clocks differ;
+    costs and voltages are fitted at the training clocks, and voltages between them lie on straight
+    lines."""
     table, spread = bench.table, []
-    for clocks_hz, reference_hz in zip((bench.clock_hz, bench.memory_clock_hz), bench.reference_hz, strict=True):
+    for clocks_hz, reference_hz in zip(
+        (bench.clock_hz, bench.memory_clock_hz), bench.reference_hz, strict=True
+    ):
         seen = np.unique(clocks_hz)
         counts = (*CLOCK_COUNTS, seen.size) if clocks_hz is bench.clock_hz else (1, 2, seen.size)
         spread.append([_spread_clocks(seen, n, reference_hz) for n in counts if n <= seen.size])
@@ -201,7 +238,9 @@ def try_training_clocks(
             plain_w[rows] = bench.predict(fit)[rows]
             if bench.anchor is not None:
                 known_w[rows] = bench.anchored(fit)[rows]
-        mape, known = (100.0 * float(np.abs(w / table.power_w - 1.0).mean()) for w in (plain_w, known_w))
+        mape, known = (
+            100.0 * float(np.abs(w / table.power_w - 1.0).mean()) for w in (plain_w, known_w)
+        )
         anchored = known if bench.anchor is not None else None
         out.append(ClockSubset(core_hz, memory_hz, int(clocks.sum()), mape, anchored))
     return sorted(out, key=lambda subset: subset.points)
@@ -214,12 +253,13 @@ def smallest_sufficient_clocks(subsets: list[ClockSubset]) -> ClockSubset:
     return min(close, key=lambda subset: (subset.points, subset.mape))
 
 
-def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> list[CandidateBenchmark]:
+def rank_next_benchmarks(
+    bench: FitWorkbench, fit: TermsFit, train: Mask
+) -> list[CandidateBenchmark]:
     """Rank benchmarks to add by the share of the costs' variance that they would remove.
 
-    Candidates use one predictor alone fully, or two at half use each, at the reference clocks. A benchmark counts
-    once however many clocks it is run at, since its rows err together.
-    """
+    Candidates use one predictor alone fully, or two at half use each, at the reference clocks. A
+    benchmark counts once however many clocks it is run at, since its rows err together."""
     table = bench.tables[fit.settings.variant]
     total = fit.sum_grams(train) + (0.0 if fit.penalty is None else fit.penalty)
     unit = np.sqrt(np.diag(total))
@@ -231,7 +271,10 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
     core_hz, memory_hz = bench.reference_hz
     clock_hz = {"core clock": core_hz, "memory clock": memory_hz, rail_terms.ACTIVE_CYCLE: core_hz}
     names, members, full = fit.terms.names, fit.terms.members, table.full()
-    idle = [1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0) for name in names]
+    idle = [
+        1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0)
+        for name in names
+    ]
 
     def label(term: int) -> str:
         single = members[term][0] if len(members[term]) == 1 else None
@@ -243,7 +286,9 @@ def rank_next_benchmarks(bench: FitWorkbench, fit: TermsFit, train: Mask) -> lis
         row = np.array(idle)
         for term in (j, k):
             row[term] += 0.5 * full[list(members[term])].max()
-        scaled = np.sqrt(rows) * row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9) / unit
+        scaled = (
+            np.sqrt(rows) * row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9) / unit
+        )
         reach = covariance @ scaled
         grown = 1.0 + float(scaled @ reach)
         taken = float(((reach / unit) ** 2)[events].sum()) / grown

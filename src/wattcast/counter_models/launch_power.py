@@ -1,9 +1,9 @@
-"""Estimate the power of a running program from its kernel launches and counters collected once per kernel.
+"""Estimate the power of a running program from its kernel launches and counters collected once per
+kernel.
 
-Collecting counters slows a kernel down, so they are collected once for each kernel symbol and execution
-configuration, in as many passes as needed, and reused for every later launch [Stokke2016, section 6.1 and figure 7].
-Changes with a kernel's arguments alone are not seen.
-"""
+Collecting counters slows a kernel down, so they are collected once for each kernel symbol and
+execution configuration, in as many passes as needed, and reused for every later launch [Stokke2016,
+section 6.1 and figure 7]. Changes with a kernel's arguments alone are not seen."""
 
 from __future__ import annotations
 
@@ -49,11 +49,15 @@ class CounterBook:
     passes: Mapping[LaunchKey, Mapping[str, int]] = field(default_factory=dict)
 
     def find_counts(self, key: LaunchKey) -> Mapping[str, float]:
-        """Return the counts of a launch: of its configuration, or of its kernel in any; empty where none are."""
+        """Return the counts of a launch: of its configuration, or of its kernel in any; empty where
+        none are.
+        """
         return self.count.get(key) or self.count.get(LaunchKey(key.kernel, ANY_SIZE, ANY_SIZE), {})
 
     def missing(self, key: LaunchKey, wanted: Sequence[str]) -> tuple[str, ...]:
-        """Return the events still to be collected for this key; none when its launches can be estimated."""
+        """Return the events still to be collected for this key; none when its launches can be
+        estimated.
+        """
         seen = self.find_counts(key)
         return tuple(event for event in wanted if event not in seen)
 
@@ -63,7 +67,12 @@ class CounterBook:
         for event, value in counts.items():
             check_names("event", event, known_events(), "")
             if not (np.isfinite(value) and value >= 0):
-                raise bad_value(f"{key.kernel}: {event}", "a count, zero or more", value, "Did the counter wrap?")
+                raise bad_value(
+                    f"{key.kernel}: {event}",
+                    "a count, zero or more",
+                    value,
+                    "Did the counter wrap?",
+                )
             before = passes.get(event, 0)
             count[event] = (count.get(event, 0.0) * before + value) / (before + 1)
             passes[event] = before + 1
@@ -101,25 +110,31 @@ def estimate_launch_power(
 ) -> PowerEstimate:
     """Estimate power over time of launches whose counters are in the book.
 
-    A launch that was not timed takes T = cycles / f [Stokke2016, Eq. 11]. Counts spread evenly over a launch; kernels
-    that overlap add up. ``background`` holds further events per second (such as the host's cycles), or the value of a
-    mean. Time in which a launch lacks an event of the model is marked as unknown, never counted as zero.
-    """
+    A launch that was not timed takes T = cycles / f [Stokke2016, Eq. 11]. Counts spread evenly over
+    a launch; kernels that overlap add up. ``background`` holds further events per second (such as
+    the host's cycles), or the value of a mean. Time in which a launch lacks an event of the model
+    is marked as unknown, never counted as zero."""
     if not launches:
         raise bad_value("launches", "at least one", "none")
     beside = dict(background or {})
     wanted = tuple(event for event in model.required_events if event not in beside)
-    unknown = tuple(dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, wanted)))
+    unknown = tuple(
+        dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, wanted))
+    )
     start_s = np.array([launch.start_s for launch in launches])
     duration_s = np.array([_find_duration_s(launch, book, at) for launch in launches])
     edges = np.unique(np.concatenate([start_s, start_s + duration_s]))
     first, after = np.searchsorted(edges, start_s), np.searchsorted(edges, start_s + duration_s)
     length_s = np.diff(edges)
-    running = np.cumsum(np.bincount(first, minlength=edges.size) - np.bincount(after, minlength=edges.size))
+    running = np.cumsum(
+        np.bincount(first, minlength=edges.size) - np.bincount(after, minlength=edges.size)
+    )
 
     def sum_running(per_launch: Array) -> Array:
         """Sum over the launches that run in each interval; exactly zero where none does."""
-        change = np.bincount(first, per_launch, edges.size) - np.bincount(after, per_launch, edges.size)
+        change = np.bincount(first, per_launch, edges.size) - np.bincount(
+            after, per_launch, edges.size
+        )
         return np.where(running > 0, np.maximum(np.cumsum(change), 0.0), 0.0)[:-1]
 
     columns = []
@@ -129,7 +144,9 @@ def estimate_launch_power(
             columns.append(sum_running(counted) + beside.get(event, 0.0))
         else:
             columns.append((sum_running(counted / duration_s) + beside.get(event, 0.0)) * length_s)
-    activity = Activity(length_s, np.stack(columns, -1), model.required_events, at, ActivitySource.PROFILED)
+    activity = Activity(
+        length_s, np.stack(columns, -1), model.required_events, at, ActivitySource.PROFILED
+    )
     hidden = np.array([launch.key in set(unknown) for launch in launches], dtype=float)
     known = (sum_running(hidden) == 0.0).astype(float)
     return PowerEstimate(edges[:-1], activity, model.power(activity), known, unknown)
@@ -138,7 +155,9 @@ def estimate_launch_power(
 def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:
     if launch.duration_s is not None:
         if not launch.duration_s > 0:
-            raise bad_value(f"launch of {launch.key.kernel}", "a duration above zero", launch.duration_s)
+            raise bad_value(
+                f"launch of {launch.key.kernel}", "a duration above zero", launch.duration_s
+            )
         return launch.duration_s
     cycles = book.find_counts(launch.key).get(CYCLE_EVENT)
     if cycles is None or at.clock_hz is None:
@@ -159,7 +178,9 @@ class LaunchLog:
     @property
     def span_s(self) -> tuple[float, float]:
         """First start and last end, on the trace's own clock."""
-        return self.launches[0].start_s, max(x.start_s + (x.duration_s or 0.0) for x in self.launches)
+        return self.launches[0].start_s, max(
+            x.start_s + (x.duration_s or 0.0) for x in self.launches
+        )
 
 
 def read_launches(path: Path) -> LaunchLog:
@@ -168,8 +189,12 @@ def read_launches(path: Path) -> LaunchLog:
     Copies and fills have no counters and are left out.
     """
     if is_database(path):  # of Nsight Systems, whose times count from the begin of the session
-        rows = query_nsys(path, NSYS_KERNELS, "kernels (nsys profile --trace cuda, nsys export --type sqlite)")
-        keyed = ((make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows)
+        rows = query_nsys(
+            path, NSYS_KERNELS, "kernels (nsys profile --trace cuda, nsys export --type sqlite)"
+        )
+        keyed = (
+            (make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows
+        )
         found = (KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed)
         return LaunchLog(tuple(found), None)
     data = gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE)
@@ -177,14 +202,26 @@ def read_launches(path: Path) -> LaunchLog:
     kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
     if not kernels:
         seen = ", ".join(sorted({e.cat for e in trace.traceEvents if e.cat})[:6]) or "none"
-        raise bad_value(path.name, "kernels (events of category kernel)", seen, "Profile CUDA activity too.")
+        raise bad_value(
+            path.name, "kernels (events of category kernel)", seen, "Profile CUDA activity too."
+        )
     launches = []
     for e in kernels:
         sides = [e.args.get(name) for name in ("grid", "block")]
         grid, block = (tuple(side) if isinstance(side, list) else () for side in sides)
-        if len(grid) != 3 or len(block) != 3 or not all(isinstance(n, int) for n in (*grid, *block)):
-            raise bad_value(f"{path.name}: {e.name}", "grid and block of three numbers each", f"{grid} and {block}")
-        launches.append(KernelLaunch(make_launch_key(e.name, grid, block), 1e-6 * e.ts, 1e-6 * e.dur))
+        if (
+            len(grid) != 3
+            or len(block) != 3
+            or not all(isinstance(n, int) for n in (*grid, *block))
+        ):
+            raise bad_value(
+                f"{path.name}: {e.name}",
+                "grid and block of three numbers each",
+                f"{grid} and {block}",
+            )
+        launches.append(
+            KernelLaunch(make_launch_key(e.name, grid, block), 1e-6 * e.ts, 1e-6 * e.dur)
+        )
     launches.sort(key=lambda launch: launch.start_s)
     epoch_s = None if trace.baseTimeNanoseconds is None else 1e-9 * trace.baseTimeNanoseconds
     return LaunchLog(tuple(launches), epoch_s)
@@ -236,7 +273,9 @@ class _CounterBookFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
-    """Read a counter book (JSON), an export of ``ncu --csv``, a report of ncu (``.ncu-rep``), or ``nvprof --csv``."""
+    """Read a counter book (JSON), an export of ``ncu --csv``, a report of ncu (``.ncu-rep``), or
+    ``nvprof --csv``.
+    """
     book = CounterBook()
     if path.suffix == ".json":
         file = decode_json(read_bytes(path), _CounterBookFile, path.name)
@@ -244,10 +283,16 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
             raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
         for entry in file.kernels:
             check_names("event", entry.count, known_events(), "")
-            bad = [event for event, value in entry.count.items() if value < 0 or entry.passes.get(event, 0) < 1]
+            bad = [
+                event
+                for event, value in entry.count.items()
+                if value < 0 or entry.passes.get(event, 0) < 1
+            ]
             if bad:
                 where = f"{path.name}: {entry.kernel}: {bad[0]}"
-                raise bad_value(where, "a count of zero or more, and its passes", entry.count[bad[0]])
+                raise bad_value(
+                    where, "a count of zero or more, and its passes", entry.count[bad[0]]
+                )
             key = make_launch_key(entry.kernel, entry.grid, entry.block)
             book = CounterBook({**book.count, key: entry.count}, {**book.passes, key: entry.passes})
         return book
@@ -267,7 +312,9 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
 
 def make_launch_key(kernel: str, grid: Sequence[int], block: Sequence[int]) -> LaunchKey:
     """Return the key of a launch, whatever tool named its kernel."""
-    return LaunchKey(plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]))
+    return LaunchKey(
+        plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2])
+    )
 
 
 def plain_kernel_name(kernel: str) -> str:

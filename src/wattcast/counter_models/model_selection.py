@@ -1,8 +1,8 @@
-"""Fit counter models to a table, choose their settings by cross-validation, and predict held-out benchmarks.
+"""Fit counter models to a table, choose their settings by cross-validation, and predict held-out
+benchmarks.
 
-A fold is a mask over benchmarks that is True for those held out: one at a time, a group, a cluster of similar work,
-or one of a few parts. All rows of a benchmark stay on one side.
-"""
+A fold is a mask over benchmarks that is True for those held out: one at a time, a group, a cluster
+of similar work, or one of a few parts. All rows of a benchmark stay on one side."""
 
 from __future__ import annotations
 
@@ -22,10 +22,17 @@ from wattcast.counter_models.rail_terms import CounterModelKind, GramCells, Mode
 
 
 def deal_folds(labels: LabelCodes, folds: int = 0) -> list[Mask]:
-    """Return at most ``folds`` folds of whole labels, dealt out in a fixed random order; 0: one per label."""
+    """Return at most ``folds`` folds of whole labels, dealt out in a fixed random order; 0: one per
+    label.
+    """
     unique = np.unique(labels)
     if unique.size < 2:
-        raise bad_value("cross-validation", "at least two benchmarks or groups", f"{unique.size}", "Measure more.")
+        raise bad_value(
+            "cross-validation",
+            "at least two benchmarks or groups",
+            f"{unique.size}",
+            "Measure more.",
+        )
     dealt = np.random.default_rng(0).permutation(unique)
     count = min(folds or unique.size, unique.size)
     return [np.isin(labels, dealt[i::count]) for i in range(count)]
@@ -65,8 +72,11 @@ def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     return PowerErrors(float(size.mean()), float(error.mean()), worst, p90, table.rows)
 
 
-def average_error_plane(table: CounterTable, predicted_w: Array, signed: bool = False) -> tuple[Array, Array, Array]:
-    """Return core clocks, memory clocks, and the mean error in percent at each pair, ``(core, memory)``.
+def average_error_plane(
+    table: CounterTable, predicted_w: Array, signed: bool = False
+) -> tuple[Array, Array, Array]:
+    """Return core clocks, memory clocks, and the mean error in percent at each pair, ``(core,
+    memory)``.
 
     Pairs that were never measured are NaN.
     """
@@ -87,7 +97,9 @@ FEW_BENCHMARKS = 5  # below so many per predictor, events of a family share one 
 
 
 def huber_weights(error: Array) -> Array:
-    """Return weights of rows by their relative errors, below 1 for those beyond ``HUBER_LIMIT`` robust deviations."""
+    """Return weights of rows by their relative errors, below 1 for those beyond ``HUBER_LIMIT``
+    robust deviations.
+    """
     spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
     return np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
 
@@ -134,8 +146,12 @@ class TermsFit:
         return self.inferred.coefficient / self.grams.scale
 
     def sum_grams(self, train: Mask) -> Array:
-        """Return the Gram of the terms over benchmarks of ``train`` at the inferred voltages, ``(term, term)``."""
-        return rail_terms.sum_at_voltage(self.terms, self.grams.summed(train), self.inferred.voltage)[:-1, :-1]
+        """Return the Gram of the terms over benchmarks of ``train`` at the inferred voltages,
+        ``(term, term)``.
+        """
+        return rail_terms.sum_at_voltage(
+            self.terms, self.grams.summed(train), self.inferred.voltage
+        )[:-1, :-1]
 
 
 class FitWorkbench:
@@ -154,7 +170,9 @@ class FitWorkbench:
         gone = [hz for hz in self.offset_hz if hz not in self.table.memory_clock_hz]
         if gone:
             seen = ", ".join(f"{hz / 1e6:g}" for hz in np.unique(self.table.memory_clock_hz))
-            raise bad_value("offset", f"a memory clock of the table ({seen} MHz)", f"{gone[0] / 1e6:g} MHz")
+            raise bad_value(
+                "offset", f"a memory clock of the table ({seen} MHz)", f"{gone[0] / 1e6:g} MHz"
+            )
         self.point, self.clock_hz, self.memory_clock_hz = rail_terms.operating_points(self.table)
         # the row of each benchmark at the default clocks; None where some benchmark has none
         at = np.flatnonzero(self.table.at_default())
@@ -166,8 +184,13 @@ class FitWorkbench:
 
     @property
     def reference_hz(self) -> tuple[float, float]:
-        """Core and memory clock at which relative voltage is 1: the defaults, or the highest measured."""
-        return self.table.default_hz or (float(self.clock_hz.max()), float(self.memory_clock_hz.max()))
+        """Core and memory clock at which relative voltage is 1: the defaults, or the highest
+        measured.
+        """
+        return self.table.default_hz or (
+            float(self.clock_hz.max()),
+            float(self.memory_clock_hz.max()),
+        )
 
     def start(self) -> FitSettings:
         """Return the settings with which the search begins."""
@@ -177,14 +200,20 @@ class FitWorkbench:
     def options(self, model: CounterModelKind) -> list[list[dict[str, Any]]]:
         """Return the settings to try, one axis after the other.
 
-        Only the hybrid model has any: the others are baselines, as they were published. How activity scales with the
-        clocks and whether the voltage has a floor are tried together, since each can hide the other.
-        """
+        Only the hybrid model has any: the others are baselines, as they were published. How
+        activity scales with the clocks and whether the voltage has a floor are tried together,
+        since each can hide the other."""
         if model is not CounterModelKind.HYBRID:
             return [[{"tied": False, "strength": 0.0}]]
         clocks = np.unique(self.clock_hz).size, np.unique(self.memory_clock_hz).size
-        floors = (False, True) if clocks[0] > 2 and clocks[1] > 1 and "core" not in self.table.voltage_v else (False,)
-        axes: list[list[Any]] = [[{"variant": name, "floored": flag} for name in self.tables for flag in floors]]
+        floors = (
+            (False, True)
+            if clocks[0] > 2 and clocks[1] > 1 and "core" not in self.table.voltage_v
+            else (False,)
+        )
+        axes: list[list[Any]] = [
+            [{"variant": name, "floored": flag} for name in self.tables for flag in floors]
+        ]
         if self.named or clocks[1] > 3:
             axes.append([{"offset": flag} for flag in ((True,) if self.named else (False, True))])
         if self._has_families():
@@ -222,14 +251,22 @@ class FitWorkbench:
         """
         cells = self.make_cells(model, settings)
         terms, table = cells.terms, self.tables[settings.variant]
-        rows = train[table.benchmark] if clocks is None else train[table.benchmark] & clocks[self.point]
+        rows = (
+            train[table.benchmark]
+            if clocks is None
+            else train[table.benchmark] & clocks[self.point]
+        )
         signed = tuple(self.estimator is CostEstimator.ORDINARY or flag for flag in terms.signed)
         firmness = settings.strength * float(rows.sum()) / max(int(train.sum()), 1)
         mean_w = float(table.power_w[rows].mean())
         for _ in range(1 + HUBER_STEPS):
             how = rail_terms.plan_voltages(cells, *self.reference_hz, settings.floored)
-            pull = rail_terms.shrinkage_penalty(table, terms, cells.scale, table.full(rows), mean_w, firmness)
-            inferred = rail_terms.infer_voltages(terms, cells.summed(train, clocks), how, signed, pull)
+            pull = rail_terms.shrinkage_penalty(
+                table, terms, cells.scale, table.full(rows), mean_w, firmness
+            )
+            inferred = rail_terms.infer_voltages(
+                terms, cells.summed(train, clocks), how, signed, pull
+            )
             found = TermsFit(model, settings, cells, how, inferred, pull, signed)
             if self.estimator is not CostEstimator.HUBER or not robust:
                 break
@@ -250,30 +287,37 @@ class FitWorkbench:
     def anchored(self, fit: TermsFit) -> Array:
         """Return the watts of every row when each benchmark's power at the default clocks is known.
 
-        P = P̂ + (P₀ - P̂₀)·S/S₀: the error at the default clocks (index 0) scales with the switching S of the core
-        rail's events. A model without rails keeps the error as it is, S = S₀.
-        """
+        P = P̂ + (P₀ - P̂₀)·S/S₀: the error at the default clocks (index 0) scales with the
+        switching S of the core rail's events. A model without rails keeps the error as it is, S =
+        S₀."""
         assert self.anchor is not None, "every benchmark was measured at the default clocks"
         at = self.anchor[self.table.benchmark]
         predicted_w, switching = self.predict(fit), np.ones(self.table.rows)
         if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
             core = (fit.terms.rail == 0) & ~np.isin(fit.terms.names, NOT_EVENTS)
             counted = self._term_watts(fit)[:, core].sum(axis=1)
-            idle = fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz  # V²·f where nothing happens
+            idle = (
+                fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz
+            )  # V²·f where nothing happens
             switching = np.where(counted > 0, counted, idle)
         missed_w = (self.table.power_w - predicted_w)[at]
         return np.asarray(predicted_w + missed_w * switching / switching[at])
 
 
-def choose_settings(bench: FitWorkbench, model: CounterModelKind, train: Mask, inner: Sequence[Mask]) -> FitSettings:
-    """Choose settings axis by axis by their error on the inner folds, from benchmarks of ``train`` only.
+def choose_settings(
+    bench: FitWorkbench, model: CounterModelKind, train: Mask, inner: Sequence[Mask]
+) -> FitSettings:
+    """Choose settings axis by axis by their error on the inner folds, from benchmarks of ``train``
+    only.
 
-    The first option of an axis is kept unless another is better by more than the standard error of their difference
-    over benchmarks: on few benchmarks the least error is mostly luck. Settings about how power changes with the
-    clocks are judged with the power at the default clocks known, where possible: the difference of two benchmarks at
-    one clock carries no information about them.
+    The first option of an axis is kept unless another is better by more than the standard error of
+    their difference over benchmarks: on few benchmarks the least error is mostly luck. Settings
+    about how power changes with the clocks are judged with the power at the default clocks known,
+    where possible: the difference of two benchmarks at one clock carries no information about them.
     """
-    judge = cache(lambda trial, anchored: held_out_errors(bench, model, trial, train, inner, anchored))
+    judge = cache(
+        lambda trial, anchored: held_out_errors(bench, model, trial, train, inner, anchored)
+    )
     best = bench.start()
     for axis in bench.options(model):
         trials = [replace(best, **option) for option in axis]
@@ -297,7 +341,9 @@ def held_out_errors(
     inner: Sequence[Mask],
     anchored: bool = False,
 ) -> Array:
-    """Return the mean absolute percentage error of each benchmark of ``train`` with its inner fold held out."""
+    """Return the mean absolute percentage error of each benchmark of ``train`` with its inner fold
+    held out.
+    """
     table = bench.table
     error = np.full(table.rows, np.nan)
     for fold in inner:
@@ -335,17 +381,20 @@ def predict_held_out(
     folds: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> HeldOutPrediction:
-    """Hold out each label in turn (or ``folds`` parts of them), choose settings within the rest, and predict it.
+    """Hold out each label in turn (or ``folds`` parts of them), choose settings within the rest,
+    and predict it.
 
-    The held-out rows influence nothing: neither settings nor the scale of a column, voltages or costs. With the power
-    at the default clocks known, one row of each held-out benchmark enters its own prediction alone.
-    """
+    The held-out rows influence nothing: neither settings nor the scale of a column, voltages or
+    costs. With the power at the default clocks known, one row of each held-out benchmark enters its
+    own prediction alone."""
     table = bench.table
     predicted_w, anchored_w = np.full((2, table.rows), np.nan)
     outer = deal_folds(labels, folds)
     for index, fold in enumerate(outer):
         train = ~fold
-        fit = bench.fit(model, choose_settings(bench, model, train, deal_inner_folds(labels, train)), train)
+        fit = bench.fit(
+            model, choose_settings(bench, model, train, deal_inner_folds(labels, train)), train
+        )
         rows = fold[table.benchmark]
         predicted_w[rows] = bench.predict(fit)[rows]
         if bench.anchor is not None:

@@ -1,12 +1,12 @@
 """Terms of a counter model, and the inference of voltages together with their costs.
 
-Every kind of counter model is P = Σ_j c_j·V_rail(j)^q_j·x_j: a choice of terms x_j, the rail whose voltage each
-feels, and the power q_j: 0 (base, offsets, and everything in a rate model), 1 (leakage) or 2 (clock and events)
-[Stokke2016]. P is linear in the costs c for given voltages and nearly linear in V for given costs, so the two are
-fitted in turn [after Guerreiro2018]: a Gauss-Newton step finds V (monotone in the clock, 1 at the reference clock)
-with c free to follow, then c is solved exactly at that V. The core voltage may have a floor that depends on the
-memory clock: V = max(V(f), floor(m)).
-"""
+Every kind of counter model is P = Σ_j c_j·V_rail(j)^q_j·x_j: a choice of terms x_j, the rail whose
+voltage each feels, and the power q_j: 0 (base, offsets, and everything in a rate model), 1
+(leakage) or 2 (clock and events) [Stokke2016]. P is linear in the costs c for given voltages and
+nearly linear in V for given costs, so the two are fitted in turn [after Guerreiro2018]: a
+Gauss-Newton step finds V (monotone in the clock, 1 at the reference clock) with c free to follow,
+then c is solved exactly at that V. The core voltage may have a floor that depends on the memory
+clock: V = max(V(f), floor(m))."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ INFERABLE = ("core", "memory")  # rails whose voltage follows a clock of the ope
 ACTIVE_CYCLE = "active_cycle"
 TYPICAL_MISS = 0.10  # of a benchmark's power
 TYPICAL_SPREAD = 0.25  # of the mean power
-GRAM_JITTER = 1e-12  # of a unit diagonal: lets an unseen column be factored; too small to move a seen one
-SINGULAR_EIGENVALUE = 1e-9  # smallest eigenvalue of the Gram of unit columns that still counts as full rank
+GRAM_JITTER = (
+    1e-12  # of a unit diagonal: lets an unseen column be factored; too small to move a seen one
+)
+SINGULAR_EIGENVALUE = (
+    1e-9  # smallest eigenvalue of the Gram of unit columns that still counts as full rank
+)
 MOST_VOLTAGE_STEPS = 30
 CONVERGED = 1e-6  # relative fall of the sum of squares
 STEP_SHARES = (1.0, 0.4, 0.1)  # of a step, tried in turn until the sum of squares falls
@@ -57,7 +61,9 @@ class ModelTerms:
     members: tuple[tuple[int, ...], ...]  # predictors of the table whose occurrences a term adds up
 
     def voltage_factors(self, voltage: Array) -> tuple[Array, Array]:
-        """Return V^q of each term at each point, ``(point, term)``, and its derivative with respect to V."""
+        """Return V^q of each term at each point, ``(point, term)``, and its derivative with respect
+        to V.
+        """
         feels = self.exponent > 0
         level = voltage[:, np.where(feels, self.rail, 0)]
         felt = np.where(feels, level**self.exponent, 1.0)
@@ -66,14 +72,17 @@ class ModelTerms:
 
 
 def build_terms(
-    model: CounterModelKind, table: CounterTable, offset_hz: Iterable[float] = (), tied: bool = False
+    model: CounterModelKind,
+    table: CounterTable,
+    offset_hz: Iterable[float] = (),
+    tied: bool = False,
 ) -> ModelTerms:
-    """Return the terms of one kind of model on a table, without those that the table cannot identify.
+    """Return the terms of one kind of model on a table, without those that the table cannot
+    identify.
 
-    Clock and leakage terms need clocks that vary, the cost of being active needs an idle benchmark, an offset needs
-    memory clocks that vary; ``describe_missing_terms`` explains the gaps. ``tied`` gives all events of a family one
-    coefficient.
-    """
+    Clock and leakage terms need clocks that vary, the cost of being active needs an idle benchmark,
+    an offset needs memory clocks that vary; ``describe_missing_terms`` explains the gaps. ``tied``
+    gives all events of a family one coefficient."""
     rows: list[tuple[str, Array, int, int, bool, tuple[int, ...]]] = []
 
     def add(
@@ -99,7 +108,8 @@ def build_terms(
             if np.ptp(clock_hz) > 0:
                 add(f"{name} clock", clock_hz)
     for rail, name in enumerate(RAILS) if on_rails else ():
-        # leakage is told from base power by a voltage that varies; that of memory hardly moves [Stokke2016]
+        # leakage is told from base power by a voltage that varies; that of memory hardly moves
+        # [Stokke2016]
         varies = table.voltage_v.get(name, table.clock_hz if name == "core" else np.ones(1))
         if np.ptp(varies) > 0:
             add(f"{name} leakage", np.ones(1), 1, rail)
@@ -121,7 +131,9 @@ def build_terms(
             value = table.occurrence[:, list(members)].sum(axis=1)
             add(name, value, 2 if on_rails else 0, RAILS.index(key[0]), members=members)
     names, values, powers, rails, signs, sources = zip(*rows, strict=True)
-    return ModelTerms(names, np.stack(values, axis=1), np.array(powers), np.array(rails), signs, sources)
+    return ModelTerms(
+        names, np.stack(values, axis=1), np.array(powers), np.array(rails), signs, sources
+    )
 
 
 def offset_name(clock_hz: float) -> str:
@@ -153,7 +165,9 @@ def has_idle_rows(table: CounterTable) -> bool:
 
 @dataclass(frozen=True)
 class GramCells:
-    """XᵀX of each benchmark at each operating point; columns are divided by ``scale``, the last is the target, 1."""
+    """XᵀX of each benchmark at each operating point; columns are divided by ``scale``, the last is
+    the target, 1.
+    """
 
     cell: Array  # (benchmark, point, term + 1, term + 1)
     count: Array  # (benchmark, point) rows
@@ -163,9 +177,15 @@ class GramCells:
     memory_clock_hz: Array  # (point,)
 
     def summed(self, benchmarks: Mask, points: Mask | None = None) -> Array:
-        """Sum over the chosen benchmarks, ``(point, term + 1, term + 1)``; points outside ``points`` are zero."""
+        """Sum over the chosen benchmarks, ``(point, term + 1, term + 1)``; points outside
+        ``points`` are zero.
+        """
         few = int(benchmarks.sum()) <= benchmarks.size // 2
-        kept = self.cell[benchmarks].sum(axis=0) if few else self.total - self.cell[~benchmarks].sum(axis=0)
+        kept = (
+            self.cell[benchmarks].sum(axis=0)
+            if few
+            else self.total - self.cell[~benchmarks].sum(axis=0)
+        )
         return np.asarray(kept if points is None else kept * points[:, np.newaxis, np.newaxis])
 
     @cached_property
@@ -181,12 +201,18 @@ def operating_points(table: CounterTable) -> tuple[LabelCodes, Array, Array]:
     return np.asarray(index, dtype=np.int64).reshape(-1), unique[:, 0], unique[:, 1]
 
 
-def make_gram_cells(table: CounterTable, design: ModelTerms, weight: Array | None = None) -> GramCells:
-    """Return Gram cells of relative errors: each row is divided by its power and weighted by ``weight``."""
+def make_gram_cells(
+    table: CounterTable, design: ModelTerms, weight: Array | None = None
+) -> GramCells:
+    """Return Gram cells of relative errors: each row is divided by its power and weighted by
+    ``weight``.
+    """
     point, clock_hz, memory_clock_hz = operating_points(table)
     scale = np.abs(design.value).max(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    row = np.concatenate([design.value / scale / table.power_w[:, np.newaxis], np.ones((table.rows, 1))], axis=1)
+    row = np.concatenate(
+        [design.value / scale / table.power_w[:, np.newaxis], np.ones((table.rows, 1))], axis=1
+    )
     if weight is not None:
         row = row * np.sqrt(weight)[:, np.newaxis]
     shape = (table.benchmarks, clock_hz.size)
@@ -195,21 +221,31 @@ def make_gram_cells(table: CounterTable, design: ModelTerms, weight: Array | Non
     np.add.at(cell, at, row[:, :, np.newaxis] * row[:, np.newaxis, :])
     count = np.bincount(at, minlength=shape[0] * shape[1]).astype(float)
     return GramCells(
-        cell.reshape(*shape, *cell.shape[1:]), count.reshape(shape), scale, design, clock_hz, memory_clock_hz
+        cell.reshape(*shape, *cell.shape[1:]),
+        count.reshape(shape),
+        scale,
+        design,
+        clock_hz,
+        memory_clock_hz,
     )
 
 
 def shrinkage_penalty(
-    table: CounterTable, design: ModelTerms, scale: Array, full: Array, mean_w: float, firmness: float
+    table: CounterTable,
+    design: ModelTerms,
+    scale: Array,
+    full: Array,
+    mean_w: float,
+    firmness: float,
 ) -> Array | None:
     """Return the quadratic penalty S that pulls the costs of like units together, cᵀ·S·c.
 
-    Costs are compared in watts at full use: those of a family are pulled to the family's mean, family means to the
-    rail's. ``full`` is each predictor's occurrence at full use, 0 where it was never seen and has no scale;
-    ``mean_w`` is the mean power of the training rows; ``firmness`` is the strength times the rows of a benchmark.
-    Strength 1 corresponds to benchmarks that deviate from the model by 10 % of their power, all rows alike, and to
-    like units that differ by 25 % of the mean power. Both are guesses, so other strengths are tried.
-    """
+    Costs are compared in watts at full use: those of a family are pulled to the family's mean,
+    family means to the rail's. ``full`` is each predictor's occurrence at full use, 0 where it was
+    never seen and has no scale; ``mean_w`` is the mean power of the training rows; ``firmness`` is
+    the strength times the rows of a benchmark. Strength 1 corresponds to benchmarks that deviate
+    from the model by 10 % of their power, all rows alike, and to like units that differ by 25 % of
+    the mean power. Both are guesses, so other strengths are tried."""
     if firmness <= 0:
         return None
     out = np.zeros((len(design.names), len(design.names)))
@@ -218,7 +254,9 @@ def shrinkage_penalty(
         term = [j for j in on if full[list(design.members[j])].max() > 0]
         if len(term) < 2:
             continue
-        families = tuple(table.predictors[design.members[j][0]].family or design.names[j] for j in term)
+        families = tuple(
+            table.predictors[design.members[j][0]].family or design.names[j] for j in term
+        )
         at_full = np.array([full[list(design.members[j])].max() for j in term]) / scale[term]
         out[np.ix_(term, term)] = at_full[:, np.newaxis] * family_penalty(families) * at_full
     return out * firmness * (TYPICAL_MISS / TYPICAL_SPREAD / mean_w) ** 2
@@ -226,7 +264,8 @@ def shrinkage_penalty(
 
 @cache
 def family_penalty(families: tuple[str, ...]) -> Array:
-    """Return S of the pull to family means and of those to the rail mean, with the means eliminated.
+    """Return S of the pull to family means and of those to the rail mean, with the means
+    eliminated.
 
     >>> family_penalty(("a", "a")).round(3).tolist()
     [[0.5, -0.5], [-0.5, 0.5]]
@@ -241,8 +280,11 @@ def family_penalty(families: tuple[str, ...]) -> Array:
     return np.asarray(whole[:k, :k] - whole[:k, k:] @ np.linalg.solve(whole[k:, k:], whole[k:, :k]))
 
 
-def solve_costs(gram: Array, moment: Array, signed: Sequence[bool], penalty: Array | None = None) -> Array:
-    """Return the coefficients that minimise cᵀ·G·c - 2·mᵀ·c + cᵀ·S·c, non-negative except where ``signed``.
+def solve_costs(
+    gram: Array, moment: Array, signed: Sequence[bool], penalty: Array | None = None
+) -> Array:
+    """Return the coefficients that minimise cᵀ·G·c - 2·mᵀ·c + cᵀ·S·c, non-negative except where
+    ``signed``.
 
     A column that is zero in every row gets coefficient zero unless the penalty ties it to others.
     """
@@ -251,13 +293,17 @@ def solve_costs(gram: Array, moment: Array, signed: Sequence[bool], penalty: Arr
 
     full = gram if penalty is None else gram + penalty
     unit = _unit_lengths(full)
-    factor = np.linalg.cholesky(full / unit / unit[:, np.newaxis] + GRAM_JITTER * np.eye(unit.size)).T
+    factor = np.linalg.cholesky(
+        full / unit / unit[:, np.newaxis] + GRAM_JITTER * np.eye(unit.size)
+    ).T
     target = dtrtrs(factor, moment / unit, trans=1)[0]
     free = np.flatnonzero(signed)
     if free.size == unit.size:
         scaled = dtrtrs(factor, target)[0]
     else:
-        both, _ = nnls(np.concatenate([factor, -factor[:, free]], axis=1), target, maxiter=100 * unit.size)
+        both, _ = nnls(
+            np.concatenate([factor, -factor[:, free]], axis=1), target, maxiter=100 * unit.size
+        )
         scaled = both[: unit.size]
         scaled[free] -= both[unit.size :]
     return np.asarray(np.where(np.diag(full) > 0, scaled / unit, 0.0))
@@ -268,7 +314,9 @@ def check_rank(gram: Array, names: Sequence[str], where: str) -> None:
     unit = _unit_lengths(gram)
     empty = [name for name, size in zip(names, np.diag(gram), strict=True) if size == 0]
     if empty:
-        raise BadInput(f"{where}: {', '.join(empty)}: zero in every row. Leave it out, or measure work that uses it.")
+        raise BadInput(
+            f"{where}: {', '.join(empty)}: zero in every row. Leave it out, or measure work that uses it."
+        )
     value, vector = np.linalg.eigh(gram / unit / unit[:, np.newaxis])
     if value[0] > SINGULAR_EIGENVALUE:
         return
@@ -301,9 +349,14 @@ class ClockAxis:
 
     @cached_property
     def steps(self) -> Array:
-        """The matrix from rises between neighbours to the level over the reference, ``(clock, rise)``."""
+        """The matrix from rises between neighbours to the level over the reference, ``(clock,
+        rise)``.
+        """
         clock, rise = np.arange(self.hz.size)[:, np.newaxis], np.arange(self.hz.size - 1)
-        above, below = (rise >= self.reference) & (clock > rise), (rise < self.reference) & (clock <= rise)
+        above, below = (
+            (rise >= self.reference) & (clock > rise),
+            (rise < self.reference) & (clock <= rise),
+        )
         return above * 1.0 - below * 1.0
 
 
@@ -332,7 +385,9 @@ class VoltagePlan:
         return theta
 
     def voltages(self, theta: Array) -> tuple[Array, Array]:
-        """Return both rails' voltage at each point, ``(point, 2)``, and its derivative, ``(point, 2, parameter)``."""
+        """Return both rails' voltage at each point, ``(point, 2)``, and its derivative, ``(point,
+        2, parameter)``.
+        """
         core, floor, memory = self.sizes
         slope = np.zeros((self.core.at.size, 2, theta.size))
         if core:
@@ -383,18 +438,27 @@ def plan_voltages(
     for rail, (clock_hz, reference_hz) in enumerate(clocks):
         hz, at = np.unique(clock_hz, return_inverse=True)
         felt = bool(((grams.terms.rail == rail) & (grams.terms.exponent > 0)).any())
-        axes.append(ClockAxis(hz, at.reshape(-1), int(np.abs(hz - reference_hz).argmin()), felt and hz.size > 1))
+        axes.append(
+            ClockAxis(
+                hz, at.reshape(-1), int(np.abs(hz - reference_hz).argmin()), felt and hz.size > 1
+            )
+        )
     core, memory = axes
     return VoltagePlan(core, memory, floored and memory.hz.size > 1)
 
 
 def infer_voltages(
-    terms: ModelTerms, gram: Array, how: VoltagePlan, signed: tuple[bool, ...], penalty: Array | None
+    terms: ModelTerms,
+    gram: Array,
+    how: VoltagePlan,
+    signed: tuple[bool, ...],
+    penalty: Array | None,
 ) -> InferredVoltages:
-    """Fit coefficients and voltages to the summed Gram of each point, ``(point, term + 1, term + 1)``.
+    """Fit coefficients and voltages to the summed Gram of each point, ``(point, term + 1, term +
+    1)``.
 
-    Stops when the sum of squares falls by less than 1e-6 of itself, or after 30 steps (``converged`` False).
-    """
+    Stops when the sum of squares falls by less than 1e-6 of itself, or after 30 steps
+    (``converged`` False)."""
 
     def solve_at(voltage: Array) -> tuple[Array, float]:
         total = sum_at_voltage(terms, gram, voltage)
@@ -431,15 +495,18 @@ def infer_voltages(
 
 
 def fit_jacobian(terms: ModelTerms, how: VoltagePlan, theta: Array, coefficient: Array) -> Array:
-    """Return the fit's columns in terms of the raw columns, ``(point, term + 1, term + parameter + 1)``.
+    """Return the fit's columns in terms of the raw columns, ``(point, term + 1, term + parameter +
+    1)``.
 
-    They are the derivatives of P with respect to costs and θ; the last is the linearised target P + J_θ·θ.
-    """
+    They are the derivatives of P with respect to costs and θ; the last is the linearised target P +
+    J_θ·θ."""
     voltage, slope = how.voltages(theta)
     felt, derivative = terms.voltage_factors(voltage)
     width = coefficient.size
     rail = np.where(terms.exponent > 0, terms.rail, 0)
-    by_theta = (coefficient * derivative)[:, :, np.newaxis] * slope[:, rail, :]  # (point, term, parameter)
+    by_theta = (coefficient * derivative)[:, :, np.newaxis] * slope[
+        :, rail, :
+    ]  # (point, term, parameter)
     columns = np.zeros((felt.shape[0], width + 1, width + theta.size + 1))
     index = np.arange(width)
     columns[:, index, index] = felt
@@ -456,7 +523,9 @@ def project_grams(gram: Array, columns: Array) -> Array:
 
 
 def sum_at_voltage(terms: ModelTerms, gram: Array, voltage: Array) -> Array:
-    """Return the Gram of all points at their voltages, ``(term + 1, term + 1)``; the target is last."""
+    """Return the Gram of all points at their voltages, ``(term + 1, term + 1)``; the target is
+    last.
+    """
     felt, _ = terms.voltage_factors(voltage)
     whole = np.concatenate([felt, np.ones((felt.shape[0], 1))], axis=1)
     return np.asarray((gram * whole[:, :, np.newaxis] * whole[:, np.newaxis, :]).sum(axis=0))
@@ -464,9 +533,9 @@ def sum_at_voltage(terms: ModelTerms, gram: Array, voltage: Array) -> Array:
 
 @cache
 def _floor_matrix(count: int) -> Array:
-    """Return the matrix from rises of the floor to the floor at each memory clock, ``(memory clock, rise)``.
+    """Return the matrix from rises of the floor to the floor at each memory clock, ``(memory clock,
+    rise)``.
 
-    The floor never falls as memory speeds up; at the slowest memory clock there is none, because there the curve
-    itself shows where the voltage stops falling.
-    """
+    The floor never falls as memory speeds up; at the slowest memory clock there is none, because
+    there the curve itself shows where the voltage stops falling."""
     return np.concatenate([np.zeros((1, count)), -np.triu(np.ones((count, count)))])

@@ -1,24 +1,26 @@
-"""Fit counter models of a card that measures its memory power separately: two rails, each to its own power.
+"""Fit counter models of a card that measures its memory power separately: two rails, each to its
+own power.
 
-P = P_base + C_clk·V²·f + V²·Σ C_i·ρ_i (all but memory) + P_mem + Σ E_d·ρ_d + P_awake·min(Σ ρ_d / ρ_awake, 1) (memory)
-[Stokke2016, Eq. 8 to 10], with the core clock f, the relative voltage V, rates ρ of events, and leakage within the
-base. ρ_awake is the rate from which on memory draws a step in full. Three steps, all non-negative and on relative
-errors:
+P = P_base + C_clk·V²·f + V²·Σ C_i·ρ_i (all but memory) + P_mem + Σ E_d·ρ_d + P_awake·min(Σ ρ_d /
+ρ_awake, 1) (memory) [Stokke2016, Eq. 8 to 10], with the core clock f, the relative voltage V, rates
+ρ of events, and leakage within the base. ρ_awake is the rate from which on memory draws a step in
+full. Three steps, all non-negative and on relative errors:
 
 1. memory power against DRAM traffic, outliers weighted down (the sensor is a one-second average);
 2. power of the idle device over the clock: a base and a clock tree;
 3. the rest of the *total* (which is the better sensor) against counted events.
 
-Step 3 leans upwards. Operands that repeat switch less than random ones, and no counter sees it: a microbenchmark can
-only cost less than real work of the same counts, not more. So a row with power above the model weighs τ and one below
-it 1 - τ (expectiles [Newey1987]; τ = 0.5 is least squares). τ is the one that predicts a group of benchmarks best
-(mixes of several units) when that group is not trained on.
+Step 3 leans upwards. Operands that repeat switch less than random ones, and no counter sees it: a
+microbenchmark can only cost less than real work of the same counts, not more. So a row with power
+above the model weighs τ and one below it 1 - τ (expectiles [Newey1987]; τ = 0.5 is least squares).
+τ is the one that predicts a group of benchmarks best (mixes of several units) when that group is
+not trained on.
 
-``design_counters`` finds the fewest counters that identify such a model, and the error to expect with them. Events
-are added one at a time, each time the one with which benchmarks that were held out are predicted best. The fewest
-events are recommended that no larger number betters by more than two standard errors of the difference. A profiler
-that replays a kernel for every few counters then runs it less often.
-"""
+``design_counters`` finds the fewest counters that identify such a model, and the error to expect
+with them. Events are added one at a time, each time the one with which benchmarks that were held
+out are predicted best. The fewest events are recommended that no larger number betters by more than
+two standard errors of the difference. A profiler that replays a kernel for every few counters then
+runs it less often."""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ from wattcast.counter_models import counter_table, fit_diagnostics
 from wattcast.counter_models.counter_fit import average_measured_voltage, list_test_rows
 from wattcast.counter_models.counter_table import CounterTable
 from wattcast.counter_models.fit_diagnostics import FittedCost
-from wattcast.counter_models.model_selection import FitWorkbench, deal_folds, held_out_errors, huber_weights
+from wattcast.counter_models.model_selection import (
+    FitWorkbench,
+    deal_folds,
+    held_out_errors,
+    huber_weights,
+)
 from wattcast.counter_models.profiler_counters import list_ncu_metrics, make_table_lines
 from wattcast.counter_models.rail_terms import CounterModelKind
 from wattcast.power.activity import known_events
@@ -58,7 +65,8 @@ class RailsDesign:
 
     static: Array  # (row, 2): 1 and V²·f
     core: Array  # (row, event) occurrence times V²
-    memory: Array  # (row, 1 + event): 1 and occurrence, then how far memory is awake where the table says when
+    # (row, 1 + event): 1 and occurrence, then how far memory is awake where the table says when
+    memory: Array
     core_events: tuple[str, ...]
     memory_events: tuple[str, ...]
     voltage: RailVoltage
@@ -81,7 +89,9 @@ class RailsCosts:
 
     def total_w(self, design: RailsDesign) -> Array:
         """Return the power of the card, ``(row,)``."""
-        return np.asarray(design.static @ self.static + design.core @ self.core + self.memory_power_w(design))
+        return np.asarray(
+            design.static @ self.static + design.core @ self.core + self.memory_power_w(design)
+        )
 
 
 def split_rows(table: CounterTable) -> tuple[Mask, Mask]:
@@ -91,13 +101,22 @@ def split_rows(table: CounterTable) -> tuple[Mask, Mask]:
 
 
 def make_rails_design(table: CounterTable) -> RailsDesign:
-    """Return the columns of both rails of a table with measured memory power and known relative voltage."""
+    """Return the columns of both rails of a table with measured memory power and known relative
+    voltage.
+    """
     if "memory" not in table.rail_w:
         raise bad_value(table.name, "power of the memory rail (rails: memory)", "none")
-    on = {rail: [i for i, p in enumerate(table.predictors) if p.rail == rail] for rail in ("core", "memory")}
+    on = {
+        rail: [i for i, p in enumerate(table.predictors) if p.rail == rail]
+        for rail in ("core", "memory")
+    }
     if not (on["core"] and on["memory"]):
-        raise bad_value(table.name, "events on the core rail and on the memory rail", "none on one of them")
-    voltage = thin_voltage(average_measured_voltage(table.clock_hz, table.voltage_v.get("core", np.ones(table.rows))))
+        raise bad_value(
+            table.name, "events on the core rail and on the memory rail", "none on one of them"
+        )
+    voltage = thin_voltage(
+        average_measured_voltage(table.clock_hz, table.voltage_v.get("core", np.ones(table.rows)))
+    )
     square = voltage.level_at(table.clock_hz) ** 2
     traffic = table.occurrence[:, on["memory"]]
     memory = [np.ones((table.rows, 1)), traffic]
@@ -119,9 +138,8 @@ def make_rails_design(table: CounterTable) -> RailsDesign:
 def leaning_errors(table: CounterTable, design: RailsDesign, train: Mask) -> dict[float, float]:
     """Return the error of each leaning τ on the group that chooses it, which is not trained on.
 
-    Only rows at the default clocks count: at the power cap the clock swings, and its mean determines V² and rates
-    badly.
-    """
+    Only rows at the default clocks count: at the power cap the clock swings, and its mean
+    determines V² and rates badly."""
     group = np.array(table.group_names)[table.group][table.benchmark]
     held = (group == table.choose_on) & train & table.at_default()
     if not held.any():
@@ -147,7 +165,9 @@ def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
 
     memory = _solve_reweighted(design.memory[train], memory_w, 1.0 / memory_w, huber)
     rest_w = design.power_w - design.memory @ memory
-    static = _solve_reweighted(design.static[still], rest_w[still], 1.0 / design.power_w[still], np.ones_like)
+    static = _solve_reweighted(
+        design.static[still], rest_w[still], 1.0 / design.power_w[still], np.ones_like
+    )
     busy = train & ~design.idle
     busy_w = (rest_w - design.static @ static)[busy]
 
@@ -158,8 +178,12 @@ def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
     return RailsCosts(static, core, memory)
 
 
-def _solve_reweighted(columns: Array, target: Array, weight: Array, reweight: Callable[[Array], Array]) -> Array:
-    """Return non-negative costs of least weighted squares, with weights of the rows set anew from the prediction."""
+def _solve_reweighted(
+    columns: Array, target: Array, weight: Array, reweight: Callable[[Array], Array]
+) -> Array:
+    """Return non-negative costs of least weighted squares, with weights of the rows set anew from
+    the prediction.
+    """
     from scipy.optimize import nnls
 
     scale = np.abs(columns).max(axis=0)
@@ -167,7 +191,10 @@ def _solve_reweighted(columns: Array, target: Array, weight: Array, reweight: Ca
     side = np.ones(target.size)
     for _ in range(REWEIGHTING_STEPS):
         rows = weight * np.sqrt(side)
-        found = nnls(columns / scale * rows[:, np.newaxis], target * rows, maxiter=100 * scale.size)[0] / scale
+        found = (
+            nnls(columns / scale * rows[:, np.newaxis], target * rows, maxiter=100 * scale.size)[0]
+            / scale
+        )
         side, before = reweight(columns @ found), side
         if (side == before).all():
             break
@@ -182,7 +209,9 @@ def thin_voltage(curve: RailVoltage) -> RailVoltage:
         start, end = kept[-1], last
         while end > start + 1:
             inner = slice(start + 1, end)
-            line = np.interp(curve.clock_hz[inner], curve.clock_hz[[start, end]], curve.level[[start, end]])
+            line = np.interp(
+                curve.clock_hz[inner], curve.clock_hz[[start, end]], curve.level[[start, end]]
+            )
             if np.abs(line - curve.level[inner]).max() <= SAME_VOLTAGE:
                 break
             end -= 1
@@ -191,7 +220,9 @@ def thin_voltage(curve: RailVoltage) -> RailVoltage:
 
 
 NO_LEVERAGE = 1e-6  # least that a row may leave to the others
-LEAST_OCCURRENCE = 0.05  # of the largest occurrence, below which a benchmark says nothing about an event
+LEAST_OCCURRENCE = (
+    0.05  # of the largest occurrence, below which a benchmark says nothing about an event
+)
 
 
 @dataclass(frozen=True)
@@ -232,7 +263,9 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     held_w = predicted_w.copy()
     for benchmark in np.unique(table.benchmark[train]):
         mine = table.benchmark == benchmark
-        held_w[mine & train] = solve_rails(design, train & ~mine, chosen).total_w(design)[mine & train]
+        held_w[mine & train] = solve_rails(design, train & ~mine, chosen).total_w(design)[
+            mine & train
+        ]
     busy = train & ~design.idle
     rest_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
     side = np.where(rest_w > design.core[busy] @ costs.core, chosen, 1.0 - chosen)
@@ -242,20 +275,31 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     awake = ("memory awake",) * (table.awake_per_s is not None)
     names = ("memory base", *design.memory_events, *awake)
     found += _diagnose_rail(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
-    weighted = np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1) * relative[:, np.newaxis]
+    weighted = (
+        np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1)
+        * relative[:, np.newaxis]
+    )
     number = fit_diagnostics.condition_number(weighted.T @ weighted)
     core_f = dict(zip(design.core_events, costs.core.tolist(), strict=True))
     memory_j = dict(zip(design.memory_events, costs.memory[1:].tolist(), strict=False))
-    core = EventRail("core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]), event_f=core_f)
+    core = EventRail(
+        "core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]), event_f=core_f
+    )
     memory = EventRail("memory", RailClock.MEMORY, event_f=memory_j)
     if table.awake_per_s is not None:
         memory = replace(memory, awake_w=float(costs.memory[-1]), awake_per_s=table.awake_per_s)
     model = HybridRail(float(costs.static[0] + costs.memory[0]), (core, memory))
     words = [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
-    seen = train[:, np.newaxis] & (table.occurrence > LEAST_OCCURRENCE * table.occurrence[train].max(axis=0))
+    seen = train[:, np.newaxis] & (
+        table.occurrence > LEAST_OCCURRENCE * table.occurrence[train].max(axis=0)
+    )
     count = [np.unique(table.benchmark[column]).size for column in seen.T]
-    if alone := [p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1]:
-        words.append(f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}.")
+    if alone := [
+        p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1
+    ]:
+        words.append(
+            f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}."
+        )
     words += fit_diagnostics.warn_about_costs(found, number)
     below = float((~table.at_default()).mean())
     words.append(
@@ -263,19 +307,35 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
         "the relative one of the GPU's bundle is taken; leakage is not told from the base."
     )
     predictions = (train, test, predicted_w, held_w)
-    return RailsFit(table, design, costs, model, chosen, trials, *predictions, tuple(found), number, tuple(words))
+    return RailsFit(
+        table,
+        design,
+        costs,
+        model,
+        chosen,
+        trials,
+        *predictions,
+        tuple(found),
+        number,
+        tuple(words),
+    )
 
 
 def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
-    """Return watts of all rows by every other kind of model, fitted to the total of the same training rows.
+    """Return watts of all rows by every other kind of model, fitted to the total of the same
+    training rows.
 
-    Counts that repeat those of a rail measured apart are left out, since one total cannot tell their costs apart.
-    """
+    Counts that repeat those of a rail measured apart are left out, since one total cannot tell
+    their costs apart."""
     measured = [i for i, p in enumerate(table.predictors) if p.rail in table.rail_w]
-    unit = table.occurrence / np.maximum(np.linalg.norm(table.occurrence, axis=0), np.finfo(float).tiny)
+    unit = table.occurrence / np.maximum(
+        np.linalg.norm(table.occurrence, axis=0), np.finfo(float).tiny
+    )
     repeats = (unit.T @ unit[:, measured] > SAME_COUNT).any(axis=1)
     repeats[measured] = False
-    bench = FitWorkbench({"": replace(_keep_events(table, np.flatnonzero(~repeats).tolist()), rail_w={})})
+    bench = FitWorkbench(
+        {"": replace(_keep_events(table, np.flatnonzero(~repeats).tolist()), rail_w={})}
+    )
     settings, train = replace(bench.start(), tied=False, strength=0.0), table.split_benchmarks()[0]
     return {str(kind): bench.predict(bench.fit(kind, settings, train)) for kind in CounterModelKind}
 
@@ -283,10 +343,14 @@ def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
 def _diagnose_rail(
     names: Sequence[str], columns: Array, target: Array, found: Array, weight: Array
 ) -> list[FittedCost]:
-    """Return costs with standard errors (HC3 sandwich [MacKinnon1985]), intervals and variance inflation."""
+    """Return costs with standard errors (HC3 sandwich [MacKinnon1985]), intervals and variance
+    inflation.
+    """
     weighted = columns * weight[:, np.newaxis]
     free = np.flatnonzero(found > 0)
-    length = np.linalg.norm(weighted[:, free], axis=0)  # bytes a second beside ones: the inverse needs equal lengths
+    length = np.linalg.norm(
+        weighted[:, free], axis=0
+    )  # bytes a second beside ones: the inverse needs equal lengths
     even = weighted[:, free] / length
     bread = np.linalg.inv(even.T @ even)
     leverage = np.einsum("ij,jk,ik->i", even, bread, even)
@@ -302,7 +366,9 @@ def _diagnose_rail(
         value, own = float(found[j]), float(error[j])
         low, high = max(value - factor * own, 0.0), value + factor * own
         largest_w = value * float(columns[:, j].max())
-        rows.append(FittedCost(name, value, own if value > 0 else None, low, high, largest_w, vif[j]))
+        rows.append(
+            FittedCost(name, value, own if value > 0 else None, low, high, largest_w, vif[j])
+        )
     return rows
 
 
@@ -326,20 +392,31 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
     }
     sets = {what: (rows, held) for what, (rows, held) in sets.items() if rows.any()}
     seen = {what: rows for what, (rows, held) in sets.items() if not held}
-    off = {kind: 100.0 * np.abs(w / table.power_w - 1.0) for kind, w in predict_by_kinds(table).items()}
+    off = {
+        kind: 100.0 * np.abs(w / table.power_w - 1.0) for kind, w in predict_by_kinds(table).items()
+    }
     return {
         "leaning": result.leaning,
         "trials": {f"{lean:g}": error for lean, error in result.trials.items()},
-        "errors": [(what, int(r.sum()), result.error_percent(r, held)) for what, (r, held) in sets.items()],
-        "other_kinds": {k: {what: float(e[r].mean()) for what, r in seen.items()} for k, e in off.items()},
+        "errors": [
+            (what, int(r.sum()), result.error_percent(r, held)) for what, (r, held) in sets.items()
+        ],
+        "other_kinds": {
+            k: {what: float(e[r].mean()) for what, r in seen.items()} for k, e in off.items()
+        },
         "base_w": result.model.base_w,
         "costs": [
-            {name: getattr(c, name) for name in ("name", "value", "standard_error", "largest_w", "vif")}
+            {
+                name: getattr(c, name)
+                for name in ("name", "value", "standard_error", "largest_w", "vif")
+            }
             for c in result.coefficients
         ],
         "condition": result.condition,
         "test": list_test_rows(
-            [table.benchmark_names[b] for b in table.benchmark[test]], table.power_w[test], result.predicted_w[test]
+            [table.benchmark_names[b] for b in table.benchmark[test]],
+            table.power_w[test],
+            result.predicted_w[test],
         ),
         "warnings": list(result.warnings),
     }
@@ -347,10 +424,14 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
 
 def make_saved_rails(result: RailsFit, name: str, device: str) -> SavedModel:
     """Return the model with its errors, ready to be written."""
-    errors = {what.replace(",", ""): error for what, _, error in rails_fit_to_plain(result)["errors"]}
+    errors = {
+        what.replace(",", ""): error for what, _, error in rails_fit_to_plain(result)["errors"]
+    }
     leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
     source = f"wattcast lab fit counters, {int(result.train.sum())} rows of {result.table.name}"
-    return SavedModel(name, result.model, Provenance(source, device=device), errors, (leaning, *result.warnings))
+    return SavedModel(
+        name, result.model, Provenance(source, device=device), errors, (leaning, *result.warnings)
+    )
 
 
 @cache
@@ -371,7 +452,9 @@ def read_shipped_table(gpu: str, card: str = "") -> CounterTable:
 
 @dataclass(frozen=True)
 class CounterStep:
-    """One more event, and how well held-out benchmarks are predicted with it and those before it, in percent."""
+    """One more event, and how well held-out benchmarks are predicted with it and those before it,
+    in percent.
+    """
 
     event: str
     metrics: int  # of the profiler, in all
@@ -385,7 +468,9 @@ class CounterDesign:
     """Events in the order in which they help, and how many of them are enough."""
 
     table: str
-    always: tuple[str, ...]  # events of a rail that is measured by itself, which needs all of its own
+    always: tuple[
+        str, ...
+    ]  # events of a rail that is measured by itself, which needs all of its own
     steps: tuple[CounterStep, ...]
     enough: int  # steps after which the least error is not surely smaller
 
@@ -396,7 +481,9 @@ class CounterDesign:
 
 
 def design_counters(table: CounterTable) -> CounterDesign:
-    """Choose events one after the other by the error on held-out benchmarks of the rows to train on."""
+    """Choose events one after the other by the error on held-out benchmarks of the rows to train
+    on.
+    """
     rails = "memory" in table.rail_w
     always = [i for i, p in enumerate(table.predictors) if rails and p.rail == "memory"]
     left = [i for i in range(len(table.predictors)) if i not in always]
@@ -410,7 +497,10 @@ def design_counters(table: CounterTable) -> CounterDesign:
     chosen: list[int] = []
     steps, errors = [], []
     while left:
-        tried = {i: _held_out_errors(_keep_events(table, [*always, *chosen, i]), leaning, idle) for i in left}
+        tried = {
+            i: _held_out_errors(_keep_events(table, [*always, *chosen, i]), leaning, idle)
+            for i in left
+        }
         best = min(left, key=lambda i: float(tried[i].mean()))
         chosen.append(best)
         left.remove(best)
@@ -421,11 +511,17 @@ def design_counters(table: CounterTable) -> CounterDesign:
             found_w = solve_rails(design, train, leaning).total_w(design)[test]
             tested = float(100.0 * np.abs(found_w / table.power_w[test] - 1.0).mean())
         names = [table.predictors[i].event for i in (*always, *chosen)]
-        steps.append(CounterStep(names[-1], len(list_ncu_metrics(names)), *_mean_and_spread(tried[best]), tested))
+        steps.append(
+            CounterStep(
+                names[-1], len(list_ncu_metrics(names)), *_mean_and_spread(tried[best]), tested
+            )
+        )
     least = min(errors, key=lambda error: float(error.mean()))
     gains = [_mean_and_spread(error - least) for error in errors]
     enough = next(n for n, (gain, spread) in enumerate(gains, 1) if gain <= 2.0 * spread)
-    return CounterDesign(table.name, tuple(table.predictors[i].event for i in always), tuple(steps), enough)
+    return CounterDesign(
+        table.name, tuple(table.predictors[i].event for i in always), tuple(steps), enough
+    )
 
 
 def _mean_and_spread(error: Array) -> tuple[float, float]:
@@ -435,11 +531,17 @@ def _mean_and_spread(error: Array) -> tuple[float, float]:
 
 def _keep_events(table: CounterTable, kept: list[int]) -> CounterTable:
     order = sorted(kept)
-    return replace(table, predictors=tuple(table.predictors[i] for i in order), occurrence=table.occurrence[:, order])
+    return replace(
+        table,
+        predictors=tuple(table.predictors[i] for i in order),
+        occurrence=table.occurrence[:, order],
+    )
 
 
 def _held_out_errors(table: CounterTable, leaning: float, idle: Mask) -> Array:
-    """Return the error of each benchmark (of each busy row, where memory has a rail) with its fold held out."""
+    """Return the error of each benchmark (of each busy row, where memory has a rail) with its fold
+    held out.
+    """
     if "memory" not in table.rail_w:
         trained = table.keep_benchmarks(table.split_benchmarks()[0])
         bench = FitWorkbench({"": trained})

@@ -1,4 +1,6 @@
-"""Many configurations: which clock, GPU, design, options. The package can be called: ``wattcast.explore(...)``."""
+"""Many configurations: which clock, GPU, design, options. The package can be called:
+``wattcast.explore(...)``.
+"""
 
 import sys
 

@@ -21,7 +21,13 @@ from wattcast.core.arrays import table_rows
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import FitStatus, read_shipped_table
 from wattcast.core.units import show
-from wattcast.explore.explorations import OBJECTIVE_COLUMNS, Alternative, Exploration, ExploreObjective, build_study
+from wattcast.explore.explorations import (
+    OBJECTIVE_COLUMNS,
+    Alternative,
+    Exploration,
+    ExploreObjective,
+    build_study,
+)
 from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import SamplingMethod
 from wattcast.explore.study import Columns, tabulate_points
@@ -71,7 +77,9 @@ def sweep_json(done: SweepResult) -> dict[str, Any]:
 
 
 def exploration_json(found: Exploration) -> dict[str, Any]:
-    """Return every point, and the best by each objective; a point that cannot be run has a reason and no numbers."""
+    """Return every point, and the best by each objective; a point that cannot be run has a reason
+    and no numbers.
+    """
     notes = [note for point in found.points for note in point.notes]
     return {
         "wattcast": __version__,
@@ -79,7 +87,9 @@ def exploration_json(found: Exploration) -> dict[str, Any]:
         "bound": found.bound,
         "currency": found.prices.currency or None,
         **{
-            name: {str(aim): point.row | {"risk": point.describe_risk()} for aim, point in some.items()}
+            name: {
+                str(aim): point.row | {"risk": point.describe_risk()} for aim, point in some.items()
+            }
             for name, some in (("best", found.best), ("bolder", found.bolder))
         },
         "points": found.rows,
@@ -108,16 +118,28 @@ MOST_ROWS = 15
 def print_sweep(console: Console, done: SweepResult) -> None:
     """Print the best points and the front of a sweep, and what was assumed."""
     study, summary = done.study, done.summary
-    mark = "" if study.bundle.status is FitStatus.MEASURED else f" ({study.bundle.status} coefficients)"
+    mark = (
+        ""
+        if study.bundle.status is FitStatus.MEASURED
+        else f" ({study.bundle.status} coefficients)"
+    )
     share = "" if summary.kept == done.points else f", {summary.kept:,} meet the constraints"
     console.print(
         f"[bold]{escape(study.graph.name)}[/bold] on designs around [bold]{escape(study.gpu.name)}[/bold]{mark}: "
         f"{done.points:,} points{share}"
     )
-    results = {"latency_s": "latency", "power_w": "power", "energy_j": "energy", "clock_hz": "clock"}
+    results = {
+        "latency_s": "latency",
+        "power_w": "power",
+        "energy_j": "energy",
+        "clock_hz": "clock",
+    }
     flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
     columns = {name: name for name in study.space.columns} | results | flags
-    least = [{"least": name, **row} for name, row in zip(BEST_COLUMNS, table_rows(summary.best), strict=True)]
+    least = [
+        {"least": name, **row}
+        for name, row in zip(BEST_COLUMNS, table_rows(summary.best), strict=True)
+    ]
     print_rows(console, least, {"least": "least"} | columns, "The best of each")
     front = table_rows(summary.front)
     chosen = _choose_spread(front, MOST_ROWS)
@@ -128,7 +150,11 @@ def print_sweep(console: Console, done: SweepResult) -> None:
 
 def print_exploration(console: Console, found: Exploration, least: ExploreObjective) -> None:
     """Print the best points, a selection of all, and why others cannot be run."""
-    said = {"asked_clock_hz": "asked clock", "asked_power_limit_w": "limit", "temperature_c": "temperature"}
+    said = {
+        "asked_clock_hz": "asked clock",
+        "asked_power_limit_w": "limit",
+        "temperature_c": "temperature",
+    }
     compared = {"speedup": "speed-up", "energy_ratio": "energy ratio"}
     ran = [_add_slowdown(point) for point in found.points if point.results]
     columns = {name: said.get(name, name) for name in found.axes} | {
@@ -147,7 +173,9 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
     }
 
     def name_point(point: Alternative) -> str:
-        return ", ".join(f"{columns[name]} {format_cell(name, value)}" for name, value in point.names.items())
+        return ", ".join(
+            f"{columns[name]} {format_cell(name, value)}" for name, value in point.names.items()
+        )
 
     answer = f"no point fits the memory {found.bound}"
     if least in found.best:
@@ -170,7 +198,9 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
         if point.reason:
             names = ", ".join(str(value) for value in point.names.values())
             console.print(f"{escape(names)}: {escape(point.reason)}")
-    print_notes(console, [*(note for point in found.points for note in point.notes), *found.prices.notes])
+    print_notes(
+        console, [*(note for point in found.points for note in point.notes), *found.prices.notes]
+    )
 
 
 def _add_slowdown(point: Alternative) -> dict[str, Any]:
@@ -179,7 +209,9 @@ def _add_slowdown(point: Alternative) -> dict[str, Any]:
 
 def _choose_spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     """Return at most so many rows, spread evenly over all."""
-    return [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
+    return [
+        rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))
+    ]
 
 
 def print_assignment(console: Console, found: FleetAssignment) -> None:
@@ -187,15 +219,29 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
     console.print(
         f"[bold]{found.factor:.1%}[/bold] of every rate served, {show(found.power_w, 'W')} on average, "
         f"{show(found.peak_w, 'W')} with every assigned GPU busy; {found.binds} bind"
-        + ("" if found.cost_per_h is None else f"; {found.cost_per_h:.4g} {found.currency or 'cost'} an hour")
+        + (
+            ""
+            if found.cost_per_h is None
+            else f"; {found.cost_per_h:.4g} {found.currency or 'cost'} an hour"
+        )
     )
-    columns = {"workload": "workload", "gpu": "gpu", "gpus": "GPUs", "replica": "replica", "clock_hz": "clock"}
+    columns = {
+        "workload": "workload",
+        "gpu": "gpu",
+        "gpus": "GPUs",
+        "replica": "replica",
+        "clock_hz": "clock",
+    }
     columns |= {"busy_share": "busy", "power_w_per_gpu": "power each"}
     columns |= {"requests_per_s": "requests/s", "energy_j_per_request": "J/request"}
     more = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "risk": "risk"}
-    columns |= {name: title for name, title in more.items() if any(row.get(name) for row in found.rows)}
+    columns |= {
+        name: title for name, title in more.items() if any(row.get(name) for row in found.rows)
+    }
     print_rows(console, found.rows, columns, f"Assignment for {found.aim}")
-    left = ", ".join(f"{count} x {escape(name)}" for name, count in found.idle_gpus.items() if count)
+    left = ", ".join(
+        f"{count} x {escape(name)}" for name, count in found.idle_gpus.items() if count
+    )
     console.print(f"Idle: {left or 'none'}")
     print_notes(console, found.notes)
 
@@ -204,8 +250,14 @@ def print_plan(console: Console, result: PlanResult) -> None:
     """Print the best plan in a sentence, then what it gives, the runners-up, and what binds."""
     best, demand = result.best.make_row(), result.demand
     risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
-    step = f" and {best['max_batched_tokens']} tokens a step" * (best["max_batched_tokens"] < MOST_TOKENS[0])
-    kind = "power limit" if best["setting"].endswith("W") and "Hz" not in best["setting"] else "at most"
+    step = f" and {best['max_batched_tokens']} tokens a step" * (
+        best["max_batched_tokens"] < MOST_TOKENS[0]
+    )
+    kind = (
+        "power limit"
+        if best["setting"].endswith("W") and "Hz" not in best["setting"]
+        else "at most"
+    )
     console.print(
         f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
         f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
@@ -220,7 +272,9 @@ def print_plan(console: Console, result: PlanResult) -> None:
         + (f", {cost:.3g} {money} a million output tokens" if cost is not None else "")
         + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}"
     )
-    more = ", ".join(f"{step['times']} times the rate {step['gpus']} GPUs" for step in best["growth"])
+    more = ", ".join(
+        f"{step['times']} times the rate {step['gpus']} GPUs" for step in best["growth"]
+    )
     console.print(f"growth takes: {more}")
     columns = {
         "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "setting": "at most", "max_seqs": "most seqs",
@@ -230,7 +284,9 @@ def print_plan(console: Console, result: PlanResult) -> None:
         "binds": "binds",
     }  # fmt: skip
     rows = [made.make_row() for made in dict.fromkeys([*result.plans[:6], *result.front])]
-    late = [(f"{name}_{key}_s", f"{name}_s", key) for name in ("ttft", "tpot") for key in ("p50", "p99")]
+    late = [
+        (f"{name}_{key}_s", f"{name}_s", key) for name in ("ttft", "tpot") for key in ("p50", "p99")
+    ]
     rows = [row | {column: row[name][key] for column, name, key in late} for row in rows]
     print_rows(console, rows, columns, "Plans, best first, and the Pareto front of GPUs and energy")
     for sentence in result.refused[:6]:
@@ -244,7 +300,9 @@ def draw_pareto_front(done: SweepResult) -> Figure:
     figure, axes = new_axes(7.0, 5.0)
     shown = done.summary.shown
     grey: dict[str, Any] = {"color": figure_style.MODULE_COLOURS["static"], "alpha": 0.5}
-    axes.plot(_scale_column(x, shown[x]), _scale_column(y, shown[y]), ".", ms=2, label="points", **grey)
+    axes.plot(
+        _scale_column(x, shown[x]), _scale_column(y, shown[y]), ".", ms=2, label="points", **grey
+    )
     best = done.summary.front
     style = "-" if len(done.objectives) == 2 else "."
     axes.plot(
@@ -259,7 +317,8 @@ def draw_pareto_front(done: SweepResult) -> Figure:
 
 
 def draw_heat_map(done: SweepResult, columns: Sequence[str]) -> Figure:
-    """Draw the least value at each pair of two axes, whatever the other axes are, of the points shown.
+    """Draw the least value at each pair of two axes, whatever the other axes are, of the points
+    shown.
 
     ``columns`` are the two axes and the value, which is the energy where it is not named.
     """
@@ -271,13 +330,19 @@ def draw_heat_map(done: SweepResult, columns: Sequence[str]) -> Figure:
     across, at_x = np.unique(shown[x], return_inverse=True)
     lines, at_y = np.unique(shown[y], return_inverse=True)
     if across.size * lines.size > 250_000:
-        raise bad_value("heat map", "two axes of a grid", f"{across.size} by {lines.size} different values")
+        raise bad_value(
+            "heat map", "two axes of a grid", f"{across.size} by {lines.size} different values"
+        )
     least = np.full((lines.size, across.size), np.inf)
     np.minimum.at(least, (at_y, at_x), _scale_column(value, shown[value]))
     figure, axes = new_axes(7.0, 5.0)
     seen = np.ma.masked_invalid(least)
-    mesh = axes.pcolormesh(_scale_column(x, across), _scale_column(y, lines), seen, shading="nearest", cmap="cividis")
-    figure.colorbar(mesh, label=f"Least {axis_label(value).lower() if value != 'energy_j' else 'energy (J)'}")
+    mesh = axes.pcolormesh(
+        _scale_column(x, across), _scale_column(y, lines), seen, shading="nearest", cmap="cividis"
+    )
+    figure.colorbar(
+        mesh, label=f"Least {axis_label(value).lower() if value != 'energy_j' else 'energy (J)'}"
+    )
     return _label_sweep(figure, done, x, y)
 
 
@@ -286,25 +351,39 @@ def draw_curves(
 ) -> Figure:
     """Draw several quantities against one, a line for each named table (a GPU, a power limit)."""
     figure = figure_style.new_figure(3.4 * len(values) + 1.2, 3.6)
-    for axes, value in zip(np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True):
+    for axes, value in zip(
+        np.ravel(figure.subplots(1, len(values), squeeze=False)), values, strict=True
+    ):
         for index, (name, columns) in enumerate(found.items()):
             colour = SERIES_COLOURS[index % 8]
-            axes.plot(_scale_column(x, columns[x]), _scale_column(value, columns[value]), color=colour, label=name)
+            axes.plot(
+                _scale_column(x, columns[x]),
+                _scale_column(value, columns[value]),
+                color=colour,
+                label=name,
+            )
         axes.set(xlabel=axis_label(x), ylabel=axis_label(value))
     axes.legend(frameon=False)
     return add_caption(figure, caption)
 
 
 def draw_exploration(found: Exploration, workload: Workload, options: Mapping[str, Any]) -> Figure:
-    """Draw curves over clocks where they vary, each GPU's curve where GPUs do, else energy against latency."""
+    """Draw curves over clocks where they vary, each GPU's curve where GPUs do, else energy against
+    latency.
+    """
     if "asked_clock_hz" in found.axes:
         lines: dict[str, list[dict[str, Any]]] = {}
         for point in (point for point in found.points if point.results):
-            others = {name: value for name, value in point.names.items() if name != "asked_clock_hz"}
+            others = {
+                name: value for name, value in point.names.items() if name != "asked_clock_hz"
+            }
             label = ", ".join(format_cell(name, value) for name, value in others.items())
             lines.setdefault(label or str(point.row["gpu"]), []).append(point.row)
         names = ("asked_clock_hz", "latency_s", "power_w", "energy_j")
-        tables = {label: {n: np.array([row[n] for row in rows]) for n in names} for label, rows in lines.items()}
+        tables = {
+            label: {n: np.array([row[n] for row in rows]) for n in names}
+            for label, rows in lines.items()
+        }
         return draw_curves(dict(list(tables.items())[:8]), names[0], names[1:], found.title)
     if found.axes == ("gpu",):
         return draw_gpus(workload, found.points, options)
@@ -315,12 +394,18 @@ def draw_exploration(found: Exploration, workload: Workload, options: Mapping[st
     if not points:
         raise bad_value("figure", "at least one way that can be run", "none")
     missing = len(found.points) - len(points)
-    note = f"{len(points)} ways, predicted" + (f"; {missing} cannot be run and are not shown" if missing else "")
+    note = f"{len(points)} ways, predicted" + (
+        f"; {missing} cannot be run and are not shown" if missing else ""
+    )
     return draw_pareto(points, "Latency (ms)", "Energy per request (J)", found.title, note)
 
 
-def draw_gpus(workload: Workload, found: Sequence[Alternative], options: Mapping[str, Any]) -> Figure:
-    """Draw power and energy against latency over the clocks of each GPU, a line for each, eight at most."""
+def draw_gpus(
+    workload: Workload, found: Sequence[Alternative], options: Mapping[str, Any]
+) -> Figure:
+    """Draw power and energy against latency over the clocks of each GPU, a line for each, eight at
+    most.
+    """
     tables: dict[str, Columns] = {}
     for chip in [choice.chip for choice in found if choice.results and choice.chip is not None][:8]:
         low, high = float(chip.clocks.min_hz or 0.3 * chip.clocks.max_hz), float(chip.clocks.max_hz)
@@ -361,22 +446,30 @@ def draw_assignment(found: FleetAssignment, source: str) -> Figure:
     left = np.zeros(len(kinds))
     counts = [(row["workload"], row["gpu"], row["gpus"]) for row in found.rows]
     counts += [("idle", kind, count) for kind, count in found.idle_gpus.items()]
-    for name, colour in [*zip(work, itertools.cycle(SERIES_COLOURS), strict=False), ("idle", "#DDDDDD")]:
-        width = np.array([float(sum(n for of, gpu, n in counts if (of, gpu) == (name, kind))) for kind in kinds])
+    for name, colour in [
+        *zip(work, itertools.cycle(SERIES_COLOURS), strict=False),
+        ("idle", "#DDDDDD"),
+    ]:
+        width = np.array(
+            [float(sum(n for of, gpu, n in counts if (of, gpu) == (name, kind))) for kind in kinds]
+        )
         axes.barh(range(len(kinds)), width, left=left, color=colour, label=name, height=0.6)
         left = left + width
     axes.set_yticks(range(len(kinds)), kinds)
     axes.invert_yaxis()
     axes.set_xlabel("GPUs")
     axes.set_title(
-        f"{found.power_w / 1e3:.4g} kW mean at the meter, {found.peak_w / 1e3:.4g} kW at most", fontsize=10
+        f"{found.power_w / 1e3:.4g} kW mean at the meter, {found.peak_w / 1e3:.4g} kW at most",
+        fontsize=10,
     )
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     return add_caption(figure, f"{source}; {found.aim}: {found.binds}")
 
 
 def draw_plan(result: PlanResult) -> Figure:
-    """Draw every simulated plan by GPUs and joules per output token, with the Pareto front and the best."""
+    """Draw every simulated plan by GPUs and joules per output token, with the Pareto front and the
+    best.
+    """
     figure, axes = new_axes(8.0, 4.5)
     kinds = list(dict.fromkeys(plan_made.option.gpu.name for plan_made in result.plans))
     for kind, colour in zip(kinds, SERIES_COLOURS, strict=False):
@@ -384,7 +477,15 @@ def draw_plan(result: PlanResult) -> Figure:
         axes.plot(*zip(*points, strict=True), "o", color=colour, alpha=0.7, label=kind)
     front = [(p.gpus, p.energy_j_per_token) for p in result.front]
     axes.plot(*zip(*front, strict=True), "-", color="0.4", lw=1.0, label="none is better in both")
-    axes.plot(result.best.gpus, result.best.energy_j_per_token, "o", ms=13, mfc="none", color="k", label="best")
+    axes.plot(
+        result.best.gpus,
+        result.best.energy_j_per_token,
+        "o",
+        ms=13,
+        mfc="none",
+        color="k",
+        label="best",
+    )
     axes.set(xlabel="GPUs", ylabel="Energy per output token (J)", xlim=(0, None))
     axes.set_title(f"{result.demand.model.name} at {result.demand.rate_per_s:g} requests/s")
     axes.legend(frameon=False)

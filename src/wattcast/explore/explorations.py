@@ -1,10 +1,11 @@
-"""Explore GPUs, options, settings and designs from Python, with the names and units of the command line.
+"""Explore GPUs, options, settings and designs from Python, with the names and units of the command
+line.
 
     import wattcast
-    found = wattcast.explore("llama3-8b", "h200,l40s", ["dtype=bf16,fp8", "batch=1,8,32"], phase="decode", seq=1024)
-    found.rows[0]["energy_j_per_request"]
-    found = wattcast.explore.explore_designs("llama3-8b", "h200", ["sm_count=64:192:4", "clock=1GHz,1.5GHz"], seq=64)
-    found.summary.front["latency_s"]
+    found = wattcast.explore("llama3-8b", "h200,l40s", ["dtype=bf16,fp8", "batch=1,8,32"],
+    phase="decode", seq=1024) found.rows[0]["energy_j_per_request"] found =
+    wattcast.explore.explore_designs("llama3-8b", "h200", ["sm_count=64:192:4",
+    "clock=1GHz,1.5GHz"], seq=64) found.summary.front["latency_s"]
 
 Columns are in SI units and named with their unit.
 """
@@ -57,12 +58,14 @@ def explore_designs(
     bundle: Bundle | None = None,
     **options: Unpack[ModelKeywords],
 ) -> SweepResult:
-    """Evaluate every point of a space of chips and settings; return the Pareto front, write all points to ``out``.
+    """Evaluate every point of a space of chips and settings; return the Pareto front, write all
+    points to ``out``.
 
-    ``vary`` and ``where`` are written as on the command line (``explore/search_space.py``); ``options`` are those of
-    ``ModelOptions``.
-    """
-    found = build_study(workload, gpu, vary, where, sample, seed, clock, power_limit, bundle, **options)
+    ``vary`` and ``where`` are written as on the command line (``explore/search_space.py``);
+    ``options`` are those of ``ModelOptions``."""
+    found = build_study(
+        workload, gpu, vary, where, sample, seed, clock, power_limit, bundle, **options
+    )
     return run_sweep(found, None if out is None else Path(out), tuple(front), runner, progress, yes)
 
 
@@ -86,16 +89,30 @@ def build_study(
             raise bad_value(name, "one value, or --vary", "both")
     at = OperatingPoint(
         # parsed as a space of one value, which checks that the card can be set to it
-        clock_hz=None if clock is None else float(parse_space([f"clock={clock}"], chip).axes[0].values[0]),
+        clock_hz=None
+        if clock is None
+        else float(parse_space([f"clock={clock}"], chip).axes[0].values[0]),
         power_limit_w=None if power_limit is None else units.parse(power_limit, "W", "power_limit"),
     )
     graph = load_workload.load_workload(workload, ModelOptions.from_names(**options))
-    return Study(graph, chip, bundle or bundle_for(chip), space, at, parse_constraints(where, chip, space.columns))
+    return Study(
+        graph,
+        chip,
+        bundle or bundle_for(chip),
+        space,
+        at,
+        parse_constraints(where, chip, space.columns),
+    )
 
 
-_MOST_JUDGED = 200  # points, from the best on, among which one that is not far from what was measured is sought
+# points, from the best on, among which one that is not far from what was measured is sought
+_MOST_JUDGED = 200
 MOST_POINTS = 20_000  # combinations of a sweep; `explore designs` takes millions
-SETTING_COLUMNS = {"clock": "asked_clock_hz", "power_limit": "asked_power_limit_w", "temperature": "temperature_c"}
+SETTING_COLUMNS = {
+    "clock": "asked_clock_hz",
+    "power_limit": "asked_power_limit_w",
+    "temperature": "temperature_c",
+}
 
 
 class ExploreObjective(StrEnum):
@@ -126,7 +143,9 @@ class Alternative:
     reason: str = ""
     notes: tuple[str, ...] = ()
     chip: Gpu | None = None
-    describe_risk: Callable[[], str] = field(default=str, compare=False)  # empty: clock and limit were measured
+    describe_risk: Callable[[], str] = field(
+        default=str, compare=False
+    )  # empty: clock and limit were measured
 
     @property
     def row(self) -> dict[str, Any]:
@@ -137,7 +156,8 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Hold every combination that was asked for, and the best by each objective among those within the bound.
+    """Hold every combination that was asked for, and the best by each objective among those within
+    the bound.
 
     The best is one whose clock and power limit are not far from what was measured, if there is one.
     """
@@ -174,11 +194,12 @@ def explore(
 ) -> Exploration:
     """Predict every combination of GPUs, options and settings.
 
-    ``gpu`` is one GPU, several (``"h200,l4"`` or a list) or ``all``. Each of ``vary`` is an option of a model
-    (``dtype=bf16,fp8``, ``batch=1,2,4``, ``batch=8:64:8``), or ``clock``, ``power_limit`` or ``temperature`` with
-    units (``clock=600MHz:1980MHz:15MHz``; ``clock=all`` takes every clock of the card). The best point is sought
-    among those that fit, at most ``slowdown`` (``5%``) slower than the fastest, or within ``latency``. ED = E·t and
-    ED² = E·t² [Gonzalez1996; Martin2001]. Speed-up and energy ratio are against the first point that runs.
+    ``gpu`` is one GPU, several (``"h200,l4"`` or a list) or ``all``. Each of ``vary`` is an option
+    of a model (``dtype=bf16,fp8``, ``batch=1,2,4``, ``batch=8:64:8``), or ``clock``,
+    ``power_limit`` or ``temperature`` with units (``clock=600MHz:1980MHz:15MHz``; ``clock=all``
+    takes every clock of the card). The best point is sought among those that fit, at most
+    ``slowdown`` (``5%``) slower than the fastest, or within ``latency``. ED = E·t and ED² = E·t²
+    [Gonzalez1996; Martin2001]. Speed-up and energy ratio are against the first point that runs.
 
     >>> import wattcast
     >>> found = wattcast.explore("gpt2", "h200", ["dtype=fp32,bf16", "clock=1GHz,1.5GHz"], seq=128)
@@ -186,12 +207,20 @@ def explore(
     [('fp32', 1.0), ('fp32', 1.5), ('bf16', 1.0), ('bf16', 1.5)]
     """
     given: dict[str, Any] = dict(options)
-    prices = parse_prices(**{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given})
+    prices = parse_prices(
+        **{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given}
+    )
     chips = _find_gpus(gpu)
     varied, set_to = _parse_axes(vary)
-    axes = (*(["gpu"] if len(chips) > 1 else []), *varied, *(SETTING_COLUMNS[name] for name in set_to))
+    axes = (
+        *(["gpu"] if len(chips) > 1 else []),
+        *varied,
+        *(SETTING_COLUMNS[name] for name in set_to),
+    )
     if not axes:
-        raise bad_value("vary", "several GPUs, or an option to vary, such as dtype=bf16,fp8", "none")
+        raise bad_value(
+            "vary", "several GPUs, or an option to vary, such as dtype=bf16,fp8", "none"
+        )
     if load_workload.find_model(workload) is None and varied:
         raise bad_value("workload", "a model, whose options can vary", "a list of operators")
     for name, value in (("clock", clock), ("power_limit", power_limit)):
@@ -201,7 +230,9 @@ def explore(
             set_to[name] = value
     count = len(chips) * math.prod(len(values) for values in varied.values())
     if count > MOST_POINTS:
-        raise bad_value("vary", f"at most {MOST_POINTS:,} combinations", f"{count:,}", "Name fewer values.")
+        raise bad_value(
+            "vary", f"at most {MOST_POINTS:,} combinations", f"{count:,}", "Name fewer values."
+        )
     by_chip: dict[str, list[Alternative]] = {chip.name: [] for chip in chips}
     for values in itertools.product(*varied.values()):
         names = dict(zip(varied, values, strict=True))
@@ -214,14 +245,22 @@ def explore(
                 by_chip[chip.name].append(Alternative(own[chip.name], {}, str(error), chip=chip))
             continue
         for chip in chips:
-            by_chip[chip.name] += _try_settings(graph, chosen, own[chip.name], chip, set_to, axes, prices, bundle)
+            by_chip[chip.name] += _try_settings(
+                graph, chosen, own[chip.name], chip, set_to, axes, prices, bundle
+            )
     tried = [point for of_chip in by_chip.values() for point in of_chip]
     ran = [point.results for point in tried if point.results]
     if not ran:
-        reasons = dict.fromkeys(f"{point.names.get('gpu', '')}: {point.reason}".removeprefix(": ") for point in tried)
-        raise BadInput(f"none of the {len(tried)} combinations can be run: {'; '.join(list(reasons)[:3])}")
+        reasons = dict.fromkeys(
+            f"{point.names.get('gpu', '')}: {point.reason}".removeprefix(": ") for point in tried
+        )
+        raise BadInput(
+            f"none of the {len(tried)} combinations can be run: {'; '.join(list(reasons)[:3])}"
+        )
     fastest_s = min(results["latency_s"] for results in ran)
-    points = [_compare_with(point, ran[0], fastest_s) if point.results else point for point in tried]
+    points = [
+        _compare_with(point, ran[0], fastest_s) if point.results else point for point in tried
+    ]
     if axes == ("gpu",):
         points.sort(key=_rank_gpu)
     within, bound = _find_within(points, slowdown, latency)
@@ -230,7 +269,9 @@ def explore(
         known = [point for point in within if point.results[column] is not None]
         if known:
             known.sort(key=lambda point: point.results[column])
-            best[objective] = next((p for p in known[:_MOST_JUDGED] if not p.describe_risk()), known[0])
+            best[objective] = next(
+                (p for p in known[:_MOST_JUDGED] if not p.describe_risk()), known[0]
+            )
             if best[objective] is not known[0]:
                 bolder[objective] = known[0]
     where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
@@ -241,7 +282,9 @@ def explore(
 def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
     asked: Sequence[str | Path | Gpu] = [gpu] if isinstance(gpu, (Path, Gpu)) else gpu
     if isinstance(asked, str):
-        asked = hardware.gpu_names() if asked == "all" else [name.strip() for name in asked.split(",")]
+        asked = (
+            hardware.gpu_names() if asked == "all" else [name.strip() for name in asked.split(",")]
+        )
     chips = [find_gpu(name) for name in asked]
     twice = [chip.name for chip in chips if [other.name for other in chips].count(chip.name) > 1]
     if twice:
@@ -250,9 +293,15 @@ def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
 
 
 def _rank_gpu(point: Alternative) -> tuple[bool, bool, float]:
-    """Order GPUs: those that fit by energy, then those with too little memory, then those that cannot run it."""
+    """Order GPUs: those that fit by energy, then those with too little memory, then those that
+    cannot run it.
+    """
     results = point.results
-    return not results, results.get("fits") is False, float(results.get("energy_j_per_request", 0.0))
+    return (
+        not results,
+        results.get("fits") is False,
+        float(results.get("energy_j_per_request", 0.0)),
+    )
 
 
 def _try_settings(
@@ -265,14 +314,21 @@ def _try_settings(
     prices: Prices,
     bundle: Bundle | None,
 ) -> list[Alternative]:
-    """Predict one workload at all settings of a GPU. What cannot be run is a result, not a failure of the sweep."""
+    """Predict one workload at all settings of a GPU. What cannot be run is a result, not a failure
+    of the sweep.
+    """
     try:
         # without settings the card's own limit is the one point
         settings = set_to or {"power_limit": f"{float(gpu.power.limit_w)!r}W"}
-        words = [f"{name}={_all_clocks(gpu) if text == 'all' else text}" for name, text in settings.items()]
+        words = [
+            f"{name}={_all_clocks(gpu) if text == 'all' else text}"
+            for name, text in settings.items()
+        ]
         space = parse_space(words, gpu)
         if space.size > MOST_POINTS:
-            raise bad_value("vary", f"at most {MOST_POINTS:,} settings", f"{space.size:,}", "Take larger steps.")
+            raise bad_value(
+                "vary", f"at most {MOST_POINTS:,} settings", f"{space.size:,}", "Take larger steps."
+            )
         fitted = bundle or bundle_for(gpu)
         columns = tabulate_points(Study(graph, gpu, fitted, space), 0, space.size)
     except WattcastError as error:
@@ -284,7 +340,10 @@ def _try_settings(
         each_j, each_s = energy_j * many / requests, latency_s * many / requests
         results = {
             "gpus": many,
-            **{name: row[name] for name in ("latency_s", "power_w", "energy_j", "clock_hz", "capped", "limit_met")},
+            **{
+                name: row[name]
+                for name in ("latency_s", "power_w", "energy_j", "clock_hz", "capped", "limit_met")
+            },
             "energy_j": energy_j * many,
             "requests_per_s": requests / latency_s,
             "energy_j_per_request": each_j,
@@ -300,16 +359,26 @@ def _try_settings(
         at = {column: row[column] for column in axes if column in SETTING_COLUMNS.values()}
         notes = (*graph.assumptions, *fitted.assumptions)
         clock_hz, limit_w, temperature_c = (row.get(column) for column in SETTING_COLUMNS.values())
-        set_at = OperatingPoint(clock_hz, limit_w, DEFAULT_TEMPERATURE_C if temperature_c is None else temperature_c)
+        set_at = OperatingPoint(
+            clock_hz, limit_w, DEFAULT_TEMPERATURE_C if temperature_c is None else temperature_c
+        )
         risk = cache(partial(describe_point_risk, graph, gpu, set_at, fitted))
-        found.append(Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk))
+        found.append(
+            Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk)
+        )
     return found
 
 
 def describe_point_risk(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> str:
-    """Say how far clock and power limit of a point are from what was measured; empty where they are not far."""
+    """Say how far clock and power limit of a point are from what was measured; empty where they are
+    not far.
+    """
     found = predict_graph(graph, gpu, at, bundle).support.distances
-    far = [d.reason for d in found if d.dimension in ("clock", "power limit") and d.word is SupportWord.FAR]
+    far = [
+        d.reason
+        for d in found
+        if d.dimension in ("clock", "power limit") and d.word is SupportWord.FAR
+    ]
     return f"far from what was measured: {'; '.join(far)}" if far else ""
 
 
@@ -349,7 +418,9 @@ def _find_within(
         within = [point for point in ran if point.results["latency_s"] <= most]
         if ran and not within:
             least = min(point.results["latency_s"] for point in ran)
-            raise BadInput(f"latency: no point meets {units.show(most, 's')}: the least is {units.show(least, 's')}.")
+            raise BadInput(
+                f"latency: no point meets {units.show(most, 's')}: the least is {units.show(least, 's')}."
+            )
         return within, f"within {units.show(most, 's')}"
     return ran, "without a bound"
 

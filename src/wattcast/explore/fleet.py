@@ -1,20 +1,21 @@
-"""Assign workloads to the GPUs of a site, with clocks, under its power budget: a mixed-integer program [HiGHS].
+"""Assign workloads to the GPUs of a site, with clocks, under its power budget: a mixed-integer
+program [HiGHS].
 
-x[w,g,c] replicas of k GPUs of kind g are given to workload w in a way c to use them (a clock, how GPUs share the
-model) and are busy for u[w,g,c] <= x[w,g,c] replicas' worth of time; GPUs without work idle at their lowest clock.
-With T the requests per second and P the mean power of a busy replica, I its idle power and N[g] the GPUs there are:
+x[w,g,c] replicas of k GPUs of kind g are given to workload w in a way c to use them (a clock, how
+GPUs share the model) and are busy for u[w,g,c] <= x[w,g,c] replicas' worth of time; GPUs without
+work idle at their lowest clock. With T the requests per second and P the mean power of a busy
+replica, I its idle power and N[g] the GPUs there are:
 
     Σ_wc k·x[w,g,c] <= N[g]                                                    every g
-    Σ_gwc x·P + Σ_g (N[g] - Σ_wc k·x)·I[g,lowest] <= power budget / PUE        when all are busy at once
-    energy:      Σ_gc u·T >= rate[w];            minimise  Σ u·P + (x - u)·I + (N - Σ k·x)·I[g,lowest]
-    gpus:        Σ_gc u·T >= rate[w];            minimise  Σ k·x
-    cost:        Σ_gc u·T >= rate[w];            minimise  Σ k·x·rent[g] + tariff·(watts of energy)
-    throughput:  Σ_gc u·T >= t·rate[w];          maximise  t
+    Σ_gwc x·P + Σ_g (N[g] - Σ_wc k·x)·I[g,lowest] <= power budget / PUE        when all are busy at
+    once energy:      Σ_gc u·T >= rate[w];            minimise  Σ u·P + (x - u)·I + (N - Σ
+    k·x)·I[g,lowest] gpus:        Σ_gc u·T >= rate[w];            minimise  Σ k·x cost:        Σ_gc
+    u·T >= rate[w];            minimise  Σ k·x·rent[g] + tariff·(watts of energy) throughput:  Σ_gc
+    u·T >= t·rate[w];          maximise  t
 
-A workload with prompts and outputs is served by an engine: T is the largest rate at which a simulated replica keeps
-its latency bounds (``serving/plan_options.py``), and what was chosen is simulated again at its share of the rate.
-One GPU holds one workload.
-"""
+A workload with prompts and outputs is served by an engine: T is the largest rate at which a
+simulated replica keeps its latency bounds (``serving/plan_options.py``), and what was chosen is
+simulated again at its share of the rate. One GPU holds one workload."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ class _Fleet(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class WorkloadDemand:
-    """Hold one workload and the requests per second asked of it (for throughput: its share of the mix)."""
+    """Hold one workload and the requests per second asked of it (for throughput: its share of the
+    mix).
+    """
 
     name: str
     workload: str
@@ -151,17 +154,34 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
         rate = units.parse(item.rate, "/s", f"{where}.rate")
         if rate <= 0:
             raise bad_value(f"{where}.rate", "above zero", item.rate)
-        check_names(f"option in {where}.options", item.options, [field.name for field in fields(ModelOptions)])
-        latency_s = np.inf if item.latency is None else units.parse_amount(item.latency, "s", f"{where}.latency")
-        served = _read_served(item, where, units.parse_amount(file.headroom, "", f"{path.name}: headroom"))
+        check_names(
+            f"option in {where}.options",
+            item.options,
+            [field.name for field in fields(ModelOptions)],
+        )
+        latency_s = (
+            np.inf
+            if item.latency is None
+            else units.parse_amount(item.latency, "s", f"{where}.latency")
+        )
+        served = _read_served(
+            item, where, units.parse_amount(file.headroom, "", f"{path.name}: headroom")
+        )
         name = item.name or f"{index + 1}: {item.workload}"
-        demands.append(WorkloadDemand(name, item.workload, rate, item.options, latency_s, served, item.tp))
+        demands.append(
+            WorkloadDemand(name, item.workload, rate, item.options, latency_s, served, item.tp)
+        )
     if len({demand.name for demand in demands}) < len(demands):
         raise bad_value(f"{path.name}: workloads", "a name of its own for each", "two alike")
     power_w = np.inf if file.power is None else units.parse(file.power, "W", f"{path.name}: power")
     if site_power is not None:
         power_w = units.parse_amount(site_power, "W", "site_power", inclusive=False)
-    return Fleet(tuple((find_gpu(n), count) for n, count in file.gpus.items()), tuple(demands), power_w, file.pue)
+    return Fleet(
+        tuple((find_gpu(n), count) for n, count in file.gpus.items()),
+        tuple(demands),
+        power_w,
+        file.pue,
+    )
 
 
 def _read_served(item: _Workload, where: str, headroom: float) -> plan_options.ServiceDemand | None:
@@ -172,46 +192,74 @@ def _read_served(item: _Workload, where: str, headroom: float) -> plan_options.S
         return None
     if item.latency is not None or {"batch", "seq", "phase", "tp"} & item.options.keys():
         raise bad_value(
-            where, "no batch, seq, phase or latency, which follow from traffic (tp beside prompt)", "some"
+            where,
+            "no batch, seq, phase or latency, which follow from traffic (tp beside prompt)",
+            "some",
         )
-    model, per_s = find_language_model(item.workload), units.parse_amount(item.rate, "/s", "rate", inclusive=False)
-    asked = (model, per_s, item.prompt, item.output, parse_both_bounds(item.ttft, item.tpot, plan_options.PERCENTILE))
+    model, per_s = (
+        find_language_model(item.workload),
+        units.parse_amount(item.rate, "/s", "rate", inclusive=False),
+    )
+    asked = (
+        model,
+        per_s,
+        item.prompt,
+        item.output,
+        parse_both_bounds(item.ttft, item.tpot, plan_options.PERCENTILE),
+    )
     formats = ModelOptions.from_names(**item.options, stack="engine")
     return plan_options.ServiceDemand(*asked, headroom, options=formats, requests=SERVED_REQUESTS)
 
 
 def assign_fleet(
-    fleet: Fleet, aim: str = "energy", price: str | Sequence[str] | None = None, electricity: str | None = None
+    fleet: Fleet,
+    aim: str = "energy",
+    price: str | Sequence[str] | None = None,
+    electricity: str | None = None,
 ) -> FleetAssignment:
-    """Return the best assignment; the error says which constraint stands in the way where there is none.
+    """Return the best assignment; the error says which constraint stands in the way where there is
+    none.
 
-    The least cost counts the rent of GPUs that have work, and the energy of all; GPUs without a price stay unused.
-    """
+    The least cost counts the rent of GPUs that have work, and the energy of all; GPUs without a
+    price stay unused."""
     check_names("aim", aim, list(FleetAim))
     money = parse_prices(price, electricity, pue=fleet.pue)
     priced = [money.cost(gpu.name, 1.0, 1.0) is not None for gpu, _ in fleet.gpus]
     if aim == FleetAim.COST and not any(priced):
-        raise bad_value("aim", "a price to know the cost from", "none", "Give --price or --electricity.")
+        raise bad_value(
+            "aim", "a price to know the cost from", "none", "Give --price or --electricity."
+        )
     columns, notes = _list_columns(fleet)
     if aim == FleetAim.COST:
         columns = [column for column in columns if priced[column.kind]]
-    lowest_w = [bundle_for(gpu).power.idle_power_w(list_settable_clocks(gpu)[:1]) for gpu, _ in fleet.gpus]
+    lowest_w = [
+        bundle_for(gpu).power.idle_power_w(list_settable_clocks(gpu)[:1]) for gpu, _ in fleet.gpus
+    ]
     base_w = np.concatenate(lowest_w)
     counts = np.array([count for _, count in fleet.gpus])
     if base_w @ counts * fleet.pue > fleet.power_w:
         idle = units.show(float(base_w @ counts * fleet.pue), "W")
-        raise BadInput(f"power: the GPUs draw {idle} idle, more than the budget of {units.show(fleet.power_w, 'W')}.")
+        raise BadInput(
+            f"power: the GPUs draw {idle} idle, more than the budget of {units.show(fleet.power_w, 'W')}."
+        )
     solved = _solve_assignment(fleet, columns, base_w, FleetAim(aim), fleet.power_w, money)
     if solved is None:
-        # The error that rates cannot be met: how much of them can be, and whether power or GPUs bind
+        # The error that rates cannot be met: how much of them can be, and whether power or GPUs
+        # bind
         free = _solve_assignment(fleet, columns, base_w, FleetAim.THROUGHPUT, fleet.power_w)
         asked = np.array([d.rate_per_s for d in fleet.demands])
-        share = float((_served_per_s(fleet, columns, free[1]) / asked).min()) if free is not None else 0.0
+        share = (
+            float((_served_per_s(fleet, columns, free[1]) / asked).min())
+            if free is not None
+            else 0.0
+        )
         if _solve_assignment(fleet, columns, base_w, FleetAim.ENERGY, np.inf) is not None:
             what = f"power: {units.show(fleet.power_w, 'W')} is too little, with more these GPUs would do"
         else:
             what = "GPUs: there are too few, whatever the power"
-        raise BadInput(f"the rates cannot be met. {what}. At most {share:.1%} of every rate can be served.")
+        raise BadInput(
+            f"the rates cannot be met. {what}. At most {share:.1%} of every rate can be served."
+        )
     made = _make_assignment(fleet, columns, base_w, FleetAim(aim), *solved, notes)
     rents = [
         money.cost(gpu.name, 0.0, float(count - made.idle_gpus[gpu.name]))
@@ -220,8 +268,12 @@ def assign_fleet(
     ]
     if not any(priced) or None in rents:
         return made
-    per_s = sum(rent or 0.0 for rent in rents) + made.power_w * (money.per_j or 0.0)  # power: at the meter
-    return replace(made, cost_per_h=3600.0 * per_s, currency=money.currency, notes=(*made.notes, *money.notes))
+    per_s = sum(rent or 0.0 for rent in rents) + made.power_w * (
+        money.per_j or 0.0
+    )  # power: at the meter
+    return replace(
+        made, cost_per_h=3600.0 * per_s, currency=money.currency, notes=(*made.notes, *money.notes)
+    )
 
 
 def _list_columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
@@ -252,7 +304,10 @@ def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_C
         raise BadInput("does not fit in memory")
     if gpus > count:
         raise BadInput(f"{gpus} GPUs a replica, of which there are {count}")
-    idle_w, batch = gpus * bundle_for(gpu).power.idle_power_w(clock_hz), float(demand.options.get("batch", 1))
+    idle_w, batch = (
+        gpus * bundle_for(gpu).power.idle_power_w(clock_hz),
+        float(demand.options.get("batch", 1)),
+    )
     columns = []
     for row in pareto_front(np.stack([found["latency_s"], found["power_w"]], axis=-1)):
         latency_s = float(found["latency_s"][row])
@@ -266,7 +321,9 @@ def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_C
 
 
 def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Column], list[str]]:
-    """Return engines of a model on a GPU: replicas of few GPUs, at several clocks, at the most they serve."""
+    """Return engines of a model on a GPU: replicas of few GPUs, at several clocks, at the most they
+    serve.
+    """
     served = demand.served
     assert served is not None
     clocks_hz = tuple(float(np.max(gpu.clocks.max_hz)) * share for share in SERVED_CLOCKS)
@@ -283,7 +340,9 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
         if option.shared not in layouts and len(layouts) == SERVED_LAYOUTS:
             break
         try:
-            full = plan_options.saturate_option(served, plan_options.tabulate_option(served, option, tables))
+            full = plan_options.saturate_option(
+                served, plan_options.tabulate_option(served, option, tables)
+            )
         except BadInput as error:
             refused.append(str(error))
             continue
@@ -297,20 +356,35 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
             per_s, _ = plan_options.find_ceiling(served, full, LIGHT_LOAD * per_s, per_s, late)
         rates = [per_s / (1.0 + served.headroom) * share for share in (0.5, 1.0)]
         half, whole = (
-            result for rate in rates if (result := plan_options.serve_rate(served, full, rate)[0]) is not None
+            result
+            for rate in rates
+            if (result := plan_options.serve_rate(served, full, rate)[0]) is not None
         )
-        least_w = min(2.0 * half.power_w - whole.power_w, half.power_w)  # the line through half and full load
-        columns.append(_Column(0, 0, full.clock_hz, rates[1], whole.power_w, least_w, full.gpus, full))
+        least_w = min(
+            2.0 * half.power_w - whole.power_w, half.power_w
+        )  # the line through half and full load
+        columns.append(
+            _Column(0, 0, full.clock_hz, rates[1], whole.power_w, least_w, full.gpus, full)
+        )
         notes += [note for note in whole.assumptions if not note.startswith(("cache:", "router:"))]
     if not columns:
-        raise BadInput(" ".join(dict.fromkeys(refused)) or f"a replica takes more than {count} GPUs")
+        raise BadInput(
+            " ".join(dict.fromkeys(refused)) or f"a replica takes more than {count} GPUs"
+        )
     return columns, notes
 
 
 def _solve_assignment(
-    fleet: Fleet, columns: list[_Column], base_w: Array, aim: FleetAim, power_w: float, prices: Prices | None = None
+    fleet: Fleet,
+    columns: list[_Column],
+    base_w: Array,
+    aim: FleetAim,
+    power_w: float,
+    prices: Prices | None = None,
 ) -> tuple[Array, Array] | None:
-    """Return the GPUs given and the GPUs' worth of busy time in each column; None where there is no solution."""
+    """Return the GPUs given and the GPUs' worth of busy time in each column; None where there is no
+    solution.
+    """
     why = "fleets need SciPy", "explore"
     optimize, sparse = import_extra("scipy.optimize", *why), import_extra("scipy.sparse", *why)
     size = len(columns)
@@ -323,7 +397,9 @@ def _solve_assignment(
     every = np.arange(size)
     # variables: x (whole), u, t
     owned = sparse.coo_matrix((gpus, (kind, every)), shape=(len(counts), 2 * size + 1))
-    held = sparse.hstack([-sparse.eye_array(size), sparse.eye_array(size), sparse.coo_matrix((size, 1))])
+    held = sparse.hstack(
+        [-sparse.eye_array(size), sparse.eye_array(size), sparse.coo_matrix((size, 1))]
+    )
     each = np.arange(len(rate))
     at = (np.append(demand, each), np.append(size + every, np.full(len(rate), 2 * size)))
     shares = np.append(per_s / rate[demand], -np.ones(len(rate)))
@@ -343,20 +419,30 @@ def _solve_assignment(
     if fixed:
         cost = np.concatenate([rest_w - gpus * base_w[kind], busy_w - rest_w, [0.0]])
     if aim is FleetAim.COST and prices is not None:
-        rents = [prices.cost(fleet.gpus[c.kind][0].name, 0.0, float(c.gpus)) or 0.0 for c in columns]
+        rents = [
+            prices.cost(fleet.gpus[c.kind][0].name, 0.0, float(c.gpus)) or 0.0 for c in columns
+        ]
         cost = fleet.pue * (prices.per_j or 0.0) * cost + np.append(rents, np.zeros(size + 1))
-        cost /= max(float(np.abs(cost).max()), 1e-30)  # money a second is small for the solver's tolerances
+        cost /= max(
+            float(np.abs(cost).max()), 1e-30
+        )  # money a second is small for the solver's tolerances
     if aim is FleetAim.GPUS:  # power decides between equals
-        cost = np.append(gpus, np.zeros(size + 1)) + 1e-3 * cost / max(float(np.abs(cost).max()), 1.0)
+        cost = np.append(gpus, np.zeros(size + 1)) + 1e-3 * cost / max(
+            float(np.abs(cost).max()), 1.0
+        )
     low, high = np.zeros(2 * size + 1), np.full(2 * size + 1, np.inf)
     if fixed:
         low[-1] = high[-1] = 1.0
     bounds, whole = optimize.Bounds(low, high), np.append(np.ones(size), np.zeros(size + 1))
-    done = optimize.milp(cost, constraints=limits, bounds=bounds, integrality=whole, options={"time_limit": LIMIT_S})
+    done = optimize.milp(
+        cost, constraints=limits, bounds=bounds, integrality=whole, options={"time_limit": LIMIT_S}
+    )
     if done.x is None:
         return None
     given = np.round(done.x[:size])
-    return given, np.minimum(done.x[size : 2 * size], given)  # the solver's whole numbers are whole to 1e-6
+    return given, np.minimum(
+        done.x[size : 2 * size], given
+    )  # the solver's whole numbers are whole to 1e-6
 
 
 def _served_per_s(fleet: Fleet, columns: list[_Column], busy: Array) -> Array:
@@ -388,26 +474,40 @@ def _make_assignment(
             more: dict[str, Any] = {}
             demand, gpu = fleet.demands[c.demand].served, fleet.gpus[c.kind][0]
             if demand is not None and c.option is not None:
-                result = plan_options.serve_rate(demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s)[0]
+                result = plan_options.serve_rate(
+                    demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s
+                )[0]
                 assert result is not None
                 drawn_w = x * result.power_w
                 at = result.headline
-                more = {f"{n}_{q}_s": at[f"{n}_s.{q}"] for n in ("ttft", "tpot") for q in ("p50", "p99")}
+                more = {
+                    f"{n}_{q}_s": at[f"{n}_s.{q}"] for n in ("ttft", "tpot") for q in ("p50", "p99")
+                }
                 more["risk"] = plan_options.describe_risk(demand, c.option, result)
             elif c.study is not None:
                 at_clock = OperatingPoint(clock_hz=c.clock_hz)
-                more["risk"] = describe_point_risk(c.study.graph, gpu, at_clock, c.study.bundle) or None
+                more["risk"] = (
+                    describe_point_risk(c.study.graph, gpu, at_clock, c.study.bundle) or None
+                )
             rows.append(
                 {
                     "workload": fleet.demands[c.demand].name,
                     "gpu": gpu.name,
                     "gpus": int(x) * c.gpus,
-                    "replica": c.option.layout if c.option else f"{c.gpus} GPUs" if c.gpus > 1 else "1 GPU",
+                    "replica": c.option.layout
+                    if c.option
+                    else f"{c.gpus} GPUs"
+                    if c.gpus > 1
+                    else "1 GPU",
                     "clock_hz": c.clock_hz,
                     "busy_share": float(u / x),
-                    "power_w_per_gpu": float(drawn_w / x / c.gpus) if c.option else c.power_w / c.gpus,
+                    "power_w_per_gpu": float(drawn_w / x / c.gpus)
+                    if c.option
+                    else c.power_w / c.gpus,
                     "requests_per_s": float(u * c.per_s),
-                    "energy_j_per_request": float(drawn_w / (u * c.per_s)) if c.option and u else c.power_w / c.per_s,
+                    "energy_j_per_request": float(drawn_w / (u * c.per_s))
+                    if c.option and u
+                    else c.power_w / c.per_s,
                     **more,
                 }
             )
@@ -422,13 +522,26 @@ def _make_assignment(
     idle = {gpu.name: round(count) for (gpu, _), count in zip(fleet.gpus, left, strict=True)}
     said = (*notes, "GPUs without work idle at their lowest clock; one GPU holds one workload")
     limits = {"power": peak_w > 0.98 * fleet.power_w, "GPUs": not any(idle.values())}
-    binds = " and ".join(name for name, reached in limits.items() if reached) or "neither power nor GPUs"
+    binds = (
+        " and ".join(name for name, reached in limits.items() if reached)
+        or "neither power nor GPUs"
+    )
     return FleetAssignment(
-        aim, rows, asked, float(mean_w + rest_w) * fleet.pue, peak_w, idle, min(shortest), binds, said
+        aim,
+        rows,
+        asked,
+        float(mean_w + rest_w) * fleet.pue,
+        peak_w,
+        idle,
+        min(shortest),
+        binds,
+        said,
     )
 
 
 def list_settable_clocks(gpu: Gpu) -> Array:
     """List clocks the card can be set to, evenly over its range."""
     low, high = float(np.min(gpu.clocks.lowest_hz)), float(np.max(gpu.clocks.max_hz))
-    return np.unique(np.clip(gpu.clocks.snap_to_steps(np.linspace(low, high, CLOCK_COUNT)), low, high))
+    return np.unique(
+        np.clip(gpu.clocks.snap_to_steps(np.linspace(low, high, CLOCK_COUNT)), low, high)
+    )

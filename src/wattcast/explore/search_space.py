@@ -1,10 +1,11 @@
-"""Define what an exploration varies: fields of a GPU and settings of a card, constraints on them, and points.
+"""Define what an exploration varies: fields of a GPU and settings of a card, constraints on them,
+and points.
 
-Names are those of the catalogue's YAML. A field's column name ends in its unit; for a field of the chip it is the
-dotted path of ``Gpu``, so that ``Gpu.with_fields`` takes the column back. On the command line an axis is written
-``clock=600MHz:1980MHz:15MHz``, ``clock=1GHz,1.5GHz``, ``clock=1GHz:2GHz:random:9`` or, in samples,
-``clock=1GHz:2GHz``; a constraint is written ``power_w<=400`` or ``latency<=50ms``.
-"""
+Names are those of the catalogue's YAML. A field's column name ends in its unit; for a field of the
+chip it is the dotted path of ``Gpu``, so that ``Gpu.with_fields`` takes the column back. On the
+command line an axis is written ``clock=600MHz:1980MHz:15MHz``, ``clock=1GHz,1.5GHz``,
+``clock=1GHz:2GHz:random:9`` or, in samples, ``clock=1GHz:2GHz``; a constraint is written
+``power_w<=400`` or ``latency<=50ms``."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     found = {row["name"]: msgspec.convert(row, VariedField, strict=False) for row in rows}
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
     for head, dtype in ((head, dtype) for head, rates in pipes.items() for dtype in rates):
-        name, unit = f"pipes.{head}_per_cycle_sm.{dtype}", "op" if dtype.startswith("int") else "flop"
+        name, unit = (
+            f"pipes.{head}_per_cycle_sm.{dtype}",
+            "op" if dtype.startswith("int") else "flop",
+        )
         column = f"pipes.{head}_flop_per_cycle.{dtype}"
         found[name] = VariedField(name, f"{unit}/cycle", FieldKind.CHIP, column)
     return found
@@ -63,14 +67,23 @@ def list_fields(gpu: Gpu) -> dict[str, VariedField]:
 def find_field(name: str, gpu: Gpu) -> VariedField:
     """Find a field by its name in the catalogue, its column, or a short name."""
     known = list_fields(gpu)
-    words = ((word, field) for field in known.values() for word in (field.name, field.column, field.short) if word)
+    words = (
+        (word, field)
+        for field in known.values()
+        for word in (field.name, field.column, field.short)
+        if word
+    )
     found = {errors.fold_name(word): field for word, field in words}.get(errors.fold_name(name))
     if found is None and errors.fold_name(name) in OPTION_NAMES:
-        raise bad_value("vary", "a field of the GPU or a setting", name, "`explore sweep` varies the workload.")
+        raise bad_value(
+            "vary", "a field of the GPU or a setting", name, "`explore sweep` varies the workload."
+        )
     if found is None:
         shorts = [field.short for field in known.values() if field.short]
         raise unknown_name("field", name, [*known, *shorts], f"Known: {', '.join(known)}.")
-    if found.name == "tensor" and not gpu.pipes.tensor_flop_per_cycle:  # unpublished may vary, absent may not
+    if (
+        found.name == "tensor" and not gpu.pipes.tensor_flop_per_cycle
+    ):  # unpublished may vary, absent may not
         raise bad_value("vary tensor", "a GPU with tensor cores", gpu.name)
     return found
 
@@ -118,7 +131,9 @@ class Constraint:
         return f"{self.column}{self.sign}{units.show(self.bound, self.unit) if self.unit else f'{self.bound:g}'}"
 
 
-def parse_constraints(texts: Sequence[str], gpu: Gpu, axes: Iterable[str]) -> tuple[Constraint, ...]:
+def parse_constraints(
+    texts: Sequence[str], gpu: Gpu, axes: Iterable[str]
+) -> tuple[Constraint, ...]:
     """Parse constraints as people type them; ``axes`` are the columns that vary.
 
     A bare number is taken where the name typed carries the unit: ``power_w<=400``.
@@ -127,11 +142,20 @@ def parse_constraints(texts: Sequence[str], gpu: Gpu, axes: Iterable[str]) -> tu
     for text in texts:
         match = _FORM.fullmatch(text) if len(text) <= 200 else None
         if match is None:
-            raise bad_value("where", "name, <= < >= > or ==, and a value, such as power_w<=400", text)
+            raise bad_value(
+                "where", "name, <= < >= > or ==, and a value, such as power_w<=400", text
+            )
         name, sign, bound = match.groups()
         column, unit = find_column(name, gpu, varied)
-        is_bare = errors.fold_name(name) == errors.fold_name(column) and _NUMBER.fullmatch(bound) is not None
-        found.append(Constraint(column, sign, units.parse(bound, "" if is_bare else unit, f"where {name}"), unit))
+        is_bare = (
+            errors.fold_name(name) == errors.fold_name(column)
+            and _NUMBER.fullmatch(bound) is not None
+        )
+        found.append(
+            Constraint(
+                column, sign, units.parse(bound, "" if is_bare else unit, f"where {name}"), unit
+            )
+        )
     return tuple(found)
 
 
@@ -185,19 +209,28 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         if not self.axes:
-            raise bad_value("vary", "at least one field to vary", "none", "Add --vary clock=600MHz:1980MHz:15MHz.")
+            raise bad_value(
+                "vary",
+                "at least one field to vary",
+                "none",
+                "Add --vary clock=600MHz:1980MHz:15MHz.",
+            )
         columns = [axis.field.column for axis in self.axes]
         twice = [axis.field.name for axis in self.axes if columns.count(axis.field.column) > 1]
         if twice:
             raise bad_value("vary", "each field once", f"{twice[0]} twice")
         if self.size >= 1 << 62:
-            raise bad_value("vary", "fewer than 4.6e18 points", f"{self.size:.1e}", "Take larger steps.")
+            raise bad_value(
+                "vary", "fewer than 4.6e18 points", f"{self.size:.1e}", "Take larger steps."
+            )
         if {"asked_clock_hz", "clocks.max_hz"} <= set(columns):
             raise bad_value("vary", "clock or clocks.max, not both", "both")
         for axis in self.axes:
             if axis.continuous and self.method is SamplingMethod.GRID:
                 do = "Add a step, or sample the space: --sample sobol:4096."
-                raise bad_value(f"vary {axis.field.name}", "a step in a grid", "a range without one", do)
+                raise bad_value(
+                    f"vary {axis.field.name}", "a step in a grid", "a range without one", do
+                )
 
     @property
     def size(self) -> int:
@@ -211,18 +244,26 @@ class SearchSpace:
         return tuple(axis.field.column for axis in self.axes)
 
     def points(self, start: int, stop: int) -> dict[str, Array]:
-        """Return the values of points ``start`` to ``stop``, by column: of the grid, or at shares that are drawn."""
+        """Return the values of points ``start`` to ``stop``, by column: of the grid, or at shares
+        that are drawn.
+        """
         if self.method is SamplingMethod.GRID:
             return self._pick_grid(np.arange(start, stop))
-        if self.method is SamplingMethod.RANDOM:  # in numbered blocks, so that any range of points can be drawn alone
+        if (
+            self.method is SamplingMethod.RANDOM
+        ):  # in numbered blocks, so that any range of points can be drawn alone
             first, shape = start // _BLOCK, (_BLOCK, len(self.axes))
             blocks = range(first, -(-stop // _BLOCK))
-            drawn = np.concatenate([np.random.default_rng([self.seed, block]).random(shape) for block in blocks])
+            drawn = np.concatenate(
+                [np.random.default_rng([self.seed, block]).random(shape) for block in blocks]
+            )
             share = drawn[start - first * _BLOCK : stop - first * _BLOCK]
         else:  # a scrambled Sobol sequence [Sobol1967; Owen1998]
             qmc = import_extra("scipy.stats.qmc", "Sobol samples need SciPy", "explore")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that other counts than powers of two balance less is documented
+                warnings.simplefilter(
+                    "ignore"
+                )  # that other counts than powers of two balance less is documented
                 engine = qmc.Sobol(len(self.axes), scramble=True, seed=self.seed)
                 if start:
                     engine.fast_forward(start)
@@ -233,7 +274,9 @@ class SearchSpace:
                 values = axis.values[0] + at * (axis.values[1] - axis.values[0])
                 values = np.asarray(np.round(values) if axis.field.whole else values)
             else:
-                values = axis.values[np.minimum((at * axis.values.size).astype(np.int64), axis.values.size - 1)]
+                values = axis.values[
+                    np.minimum((at * axis.values.size).astype(np.int64), axis.values.size - 1)
+                ]
             found[axis.field.column] = values
         return found
 
@@ -248,8 +291,12 @@ class SearchSpace:
         return {a.field.column: a.values[i] for a, i in zip(self.axes, index, strict=True)}
 
 
-def parse_space(specs: Sequence[str], gpu: Gpu, sample: str | None = None, seed: int = 0) -> SearchSpace:
-    """Parse axes as people type them; ``sample`` is ``random:N`` or ``sobol:N`` points instead of the grid."""
+def parse_space(
+    specs: Sequence[str], gpu: Gpu, sample: str | None = None, seed: int = 0
+) -> SearchSpace:
+    """Parse axes as people type them; ``sample`` is ``random:N`` or ``sobol:N`` points instead of
+    the grid.
+    """
     if seed < 0:
         raise bad_value("seed", "zero or more", seed)
     method, samples = SamplingMethod.GRID, 0
@@ -278,12 +325,19 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
     if not (values > 0).all() and field.name != "temperature":
         raise bad_value(where, "numbers above zero", text)
     # Settings stay within what the card can be set to; a design may be anything.
-    ranges = {"clock": (float(gpu.clocks.min_hz or 1.0), float(gpu.clocks.max_hz)), "temperature": (0.0, 110.0)}
+    ranges = {
+        "clock": (float(gpu.clocks.min_hz or 1.0), float(gpu.clocks.max_hz)),
+        "temperature": (0.0, 110.0),
+    }
     low, high = ranges.get(field.name, (-math.inf, math.inf))
     if values.min() < low * (1 - 1e-9) or values.max() > high * (1 + 1e-9):
         span = f"{units.show(low, field.unit)} to {units.show(high, field.unit)}"
         worst = values.max() if values.max() > high else values.min()
-        do = f"Vary clocks.max for another chip than the {gpu.name}." if field.name == "clock" else ""
+        do = (
+            f"Vary clocks.max for another chip than the {gpu.name}."
+            if field.name == "clock"
+            else ""
+        )
         raise bad_value(where, f"values from {span}", units.show(float(worst), field.unit), do)
     return SpaceAxis(field, values, continuous)
 
@@ -298,10 +352,17 @@ def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array
     pieces = [piece.strip() for piece in text.split(":")]
     low, high = units.parse(pieces[0], unit, where), units.parse(pieces[1], unit, where)
     if not low <= high:
-        raise bad_value(where, "a range whose first end is the lower one", text, "As it stands it has no values.")
+        raise bad_value(
+            where,
+            "a range whose first end is the lower one",
+            text,
+            "As it stands it has no values.",
+        )
     if len(pieces) == 2:
         return np.array([low, high]), True
-    is_random = len(pieces) == 4 and pieces[2] == "random" and pieces[3].isascii() and pieces[3].isdigit()
+    is_random = (
+        len(pieces) == 4 and pieces[2] == "random" and pieces[3].isascii() and pieces[3].isdigit()
+    )
     if is_random:
         count = int(pieces[3])
     elif len(pieces) == 3:
@@ -315,5 +376,7 @@ def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array
         wanted = f"from 1 to {MOST_VALUES:,} values"
         raise BadInput(f"{where}: expected {wanted}, got {clip_text(count)}. Take a larger step.")
     if is_random:
-        return np.sort(np.random.default_rng([seed, *where.encode()]).uniform(low, high, count)), False
+        return np.sort(
+            np.random.default_rng([seed, *where.encode()]).uniform(low, high, count)
+        ), False
     return low + step * np.arange(count, dtype=np.float64), False

@@ -1,4 +1,6 @@
-"""Define a study (one workload on one chip, what varies, what is asked of each point) and evaluate its points."""
+"""Define a study (one workload on one chip, what varies, what is asked of each point) and evaluate
+its points.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from wattcast.workload.graph import Graph, count_operators
 
 
 def pack_value(value: Any) -> bytes:
-    """Pack a value as bytes. They are a pickle: read those of your own processes, and nobody else's."""
+    """Pack a value as bytes. They are a pickle: read those of your own processes, and nobody
+    else's.
+    """
     stream = io.BytesIO()
     _Pickler(stream, protocol=5).dump(value)
     return zlib.compress(stream.getvalue(), 1)
@@ -34,7 +38,9 @@ def pack_value(value: Any) -> bytes:
 
 @lru_cache(maxsize=1)
 def unpack_value(data: bytes) -> Any:
-    """Return the packed value; the same bytes give the same object, so that its caches are filled once."""
+    """Return the packed value; the same bytes give the same object, so that its caches are filled
+    once.
+    """
     return pickle.loads(zlib.decompress(data))  # noqa: S301 - what this program packed
 
 
@@ -58,7 +64,9 @@ def _feed_hash(hashed: Any, value: Any) -> None:
     """Feed every field of a value into a hash, arrays by their bytes."""
     hashed.update(type(value).__name__.encode())
     if isinstance(value, np.ndarray):
-        hashed.update(str((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes())
+        hashed.update(
+            str((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes()
+        )
     elif isinstance(value, Enum):
         hashed.update(str(value.value).encode())
     elif is_dataclass(value):
@@ -76,10 +84,16 @@ def _feed_hash(hashed: Any, value: Any) -> None:
         hashed.update(repr(value).encode() + b";")
 
 
-Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # a table: column name -> values, all of one length
+Columns: TypeAlias = dict[
+    str, npt.NDArray[Any]
+]  # a table: column name -> values, all of one length
 
-CELLS = 300_000  # points times kernels evaluated together: few megabytes an array, which stay in cache
-_LARGE = 4_000_000  # numbers; less than the 32 MiB above which glibc gives back any memory that is freed
+CELLS = (
+    300_000  # points times kernels evaluated together: few megabytes an array, which stay in cache
+)
+_LARGE = (
+    4_000_000  # numbers; less than the 32 MiB above which glibc gives back any memory that is freed
+)
 
 
 @dataclass(frozen=True)
@@ -109,12 +123,18 @@ class Study:
 
 
 def tabulate_points(study: Study, start: int, stop: int) -> Columns:
-    """Evaluate the points from ``start`` to ``stop``; return those that meet every constraint, as columns."""
-    columns = _meet_constraints(study, {"point": np.arange(start, stop), **study.space.points(start, stop)})
+    """Evaluate the points from ``start`` to ``stop``; return those that meet every constraint, as
+    columns.
+    """
+    columns = _meet_constraints(
+        study, {"point": np.arange(start, stop), **study.space.points(start, stop)}
+    )
     points = {name: columns[name] for name in study.space.columns}
     if columns["point"].size:
         return _meet_constraints(study, columns | evaluate_points(study, points))
-    alone = evaluate_points(study, study.space.points(0, 1))  # the columns that one point would have, empty
+    alone = evaluate_points(
+        study, study.space.points(0, 1)
+    )  # the columns that one point would have, empty
     return columns | {name: values[:0] for name, values in alone.items()}
 
 
@@ -130,10 +150,9 @@ def _meet_constraints(study: Study, columns: Columns) -> Columns:
 def evaluate_points(study: Study, columns: Columns) -> Columns:
     """Return latency, power, energy and clock of each point, with the governor.
 
-    Points whose power at the clock asked for is within the limit, in runs shorter than the governor's window, are
-    done after one step; only the others go through the governor. The governor does the same with each point alone,
-    so results are those of single predictions.
-    """
+    Points whose power at the clock asked for is within the limit, in runs shorter than the
+    governor's window, are done after one step; only the others go through the governor. The
+    governor does the same with each point alone, so results are those of single predictions."""
     result = _evaluate_in_chunks(_evaluate_asked_clock, study, columns)
     may_have_stretches = result["latency_s"] > REACTION_S
     rows = np.flatnonzero(result["capped"] | may_have_stretches)
@@ -144,17 +163,25 @@ def evaluate_points(study: Study, columns: Columns) -> Columns:
     return result
 
 
-def _evaluate_in_chunks(step: Callable[[Study, Columns], Columns], study: Study, columns: Columns) -> Columns:
-    """Apply ``step`` to a few points at a time; a value that is the same for all is repeated for each."""
+def _evaluate_in_chunks(
+    step: Callable[[Study, Columns], Columns], study: Study, columns: Columns
+) -> Columns:
+    """Apply ``step`` to a few points at a time; a value that is the same for all is repeated for
+    each.
+    """
     size = len(next(iter(columns.values())))
     count = max(CELLS // len(count_operators(study.graph)), 1)
-    # From a large block that is freed glibc learns to keep blocks up to its size (mallopt(3), M_MMAP_THRESHOLD).
-    # Otherwise every chunk's arrays come from the system and go back to it: a third of a sweep's time.
+    # From a large block that is freed glibc learns to keep blocks up to its size (mallopt(3),
+    # M_MMAP_THRESHOLD). Otherwise every chunk's arrays come from the system and go back to it: a
+    # third of a sweep's
+    # time.
     np.empty(_LARGE)
     result: Columns = {}
     for first in range(0, size, count):
         some = slice(first, first + count)
-        for name, values in step(study, {name: values[some] for name, values in columns.items()}).items():
+        for name, values in step(
+            study, {name: values[some] for name, values in columns.items()}
+        ).items():
             result.setdefault(name, np.empty(size, values.dtype))[some] = values
     return result
 
@@ -173,14 +200,20 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
         "limit_met": np.array(True),
     }
     if study.graph.memory_byte is not None:
-        found["fits"] = np.asarray(study.graph.memory_byte <= sweep_values(chip.memory.capacity_byte))
+        found["fits"] = np.asarray(
+            study.graph.memory_byte <= sweep_values(chip.memory.capacity_byte)
+        )
     return found
 
 
-def configure_points(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Gpu, OperatingPoint, Bundle]:
+def configure_points(
+    study: Study, columns: Mapping[str, npt.NDArray[Any]]
+) -> tuple[Gpu, OperatingPoint, Bundle]:
     """Return the chip, settings and bundle of these points."""
     kind = {axis.field.column: axis.field.kind for axis in study.space.axes}
-    chip = study.gpu.with_fields({name: values for name, values in columns.items() if kind[name] is FieldKind.CHIP})
+    chip = study.gpu.with_fields(
+        {name: values for name, values in columns.items() if kind[name] is FieldKind.CHIP}
+    )
     at, bundle = study.settings, study.bundle
     if "tensor_scale" in columns:
         rates = {
@@ -188,11 +221,21 @@ def configure_points(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> t
             for dtype, rate in study.gpu.pipes.tensor_flop_per_cycle.items()
         }
         swept_already = {name for name in columns if name.startswith("pipes.tensor")}
-        chip = chip.with_fields({path: value for path, value in rates.items() if path not in swept_already})
+        chip = chip.with_fields(
+            {path: value for path, value in rates.items() if path not in swept_already}
+        )
     if "voltage_scale" in columns:
-        bundle = replace(bundle, power=bundle.power.with_voltage_factor(as_sweep(columns["voltage_scale"])))
-    asked = {"clock_hz": "asked_clock_hz", "power_limit_w": "asked_power_limit_w", "temperature_c": "temperature_c"}
-    swept: dict[str, Any] = {name: as_sweep(columns[of]) for name, of in asked.items() if of in columns}
+        bundle = replace(
+            bundle, power=bundle.power.with_voltage_factor(as_sweep(columns["voltage_scale"]))
+        )
+    asked = {
+        "clock_hz": "asked_clock_hz",
+        "power_limit_w": "asked_power_limit_w",
+        "temperature_c": "temperature_c",
+    }
+    swept: dict[str, Any] = {
+        name: as_sweep(columns[of]) for name, of in asked.items() if of in columns
+    }
     return chip, replace(at, **swept), bundle
 
 
@@ -204,7 +247,8 @@ def find_unused_fields(study: Study) -> list[str]:
         ends = np.array([axis.values.min(), axis.values.max()])
         if ends[0] < ends[1]:
             found = evaluate_points(
-                study, {c: ends if c == axis.field.column else np.full(2, v) for c, v in middle.items()}
+                study,
+                {c: ends if c == axis.field.column else np.full(2, v) for c, v in middle.items()},
             )
             if all(values[0] == values[1] for values in found.values()):
                 unused.append(axis.field.name)
@@ -221,4 +265,8 @@ def _evaluate_governed(study: Study, columns: Columns) -> Columns:
 
 def _total_columns(totals: WorkloadTotals, clock_hz: Array) -> Columns:
     clocks = {"clock_hz": clock_hz, "effective_clock_hz": totals.effective_hz}
-    return {**take_fields(totals, "latency_s", "power_w", "energy_j"), **clocks, "busy_s": totals.busy_s}
+    return {
+        **take_fields(totals, "latency_s", "power_w", "energy_j"),
+        **clocks,
+        "busy_s": totals.busy_s,
+    }

@@ -1,14 +1,15 @@
 """Run a study in parts, with bounded memory, in this process, several processes or a Dask cluster.
 
-A part is a fixed range of points, evaluated in fixed chunks, so results do not depend on who computes them, in which
-order, or after how many interruptions. Workers hand back encoded parts; one process alone writes them. A part lost
-with its worker is computed again. Dask's messages are pickles: use clusters you trust, and nobody else's.
+A part is a fixed range of points, evaluated in fixed chunks, so results do not depend on who
+computes them, in which order, or after how many interruptions. Workers hand back encoded parts; one
+process alone writes them. A part lost with its worker is computed again. Dask's messages are
+pickles: use clusters you trust, and nobody else's.
 
-Results on disk are a folder of Parquet parts with a manifest, so that a killed run continues where it stood. A part
-is written whole or not at all, under a name that says which points it holds, so no result is lost or doubled.
-``--out NAME.parquet|.csv|.json`` keeps its parts in ``NAME.parquet.parts`` until all are there, then joins them into
-the one file. ``--out FOLDER`` stays a folder of parts, which polars, pandas, DuckDB and Spark read as one table.
-"""
+Results on disk are a folder of Parquet parts with a manifest, so that a killed run continues where
+it stood. A part is written whole or not at all, under a name that says which points it holds, so no
+result is lost or doubled. ``--out NAME.parquet|.csv|.json`` keeps its parts in
+``NAME.parquet.parts`` until all are there, then joins them into the one file. ``--out FOLDER``
+stays a folder of parts, which polars, pandas, DuckDB and Spark read as one table."""
 
 from __future__ import annotations
 
@@ -35,7 +36,13 @@ from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.core.whole_files import replace_whole, write_whole
 from wattcast.explore.search_space import RESULT_UNITS, FieldKind, SamplingMethod
-from wattcast.explore.study import Columns, Study, evaluate_points, find_unused_fields, tabulate_points
+from wattcast.explore.study import (
+    Columns,
+    Study,
+    evaluate_points,
+    find_unused_fields,
+    tabulate_points,
+)
 
 ENDINGS = (".parquet", ".csv", ".json")
 _MANIFEST = "manifest.json"
@@ -69,7 +76,10 @@ class ResultStore:
         """Read the columns of a finished part."""
         try:
             with catch_panics():
-                return {c.name: c.to_numpy() for c in import_polars().read_parquet(self.part(index)).get_columns()}
+                return {
+                    c.name: c.to_numpy()
+                    for c in import_polars().read_parquet(self.part(index)).get_columns()
+                }
         except (OSError, import_polars().exceptions.PolarsError) as error:
             do = "Delete it; the same command computes it again."
             raise BadInput(f"{self.part(index)}: not a readable part ({error}). {do}") from None
@@ -95,29 +105,41 @@ class ResultStore:
 
 
 def open_store(out: Path, manifest: StoreManifest) -> ResultStore:
-    """Open a store for this study at ``out``; one that was begun is continued, another study's is refused."""
+    """Open a store for this study at ``out``; one that was begun is continued, another study's is
+    refused.
+    """
     import_polars()
     ending = out.suffix.lower()
     if ending and ending not in ENDINGS and not out.is_dir():
-        raise bad_value(str(out), f"a folder, or a name that ends in {', '.join(ENDINGS)}", out.name)
+        raise bad_value(
+            str(out), f"a folder, or a name that ends in {', '.join(ENDINGS)}", out.name
+        )
     single = ending in ENDINGS
     if single and out.is_dir():
         raise bad_value(str(out), "a file", "a folder", "Choose another name.")
     if not single and out.is_file():
         raise bad_value(str(out), "a folder", "a file", "Choose another name.")
-    store = ResultStore(out.with_name(out.name + ".parts"), out) if single else ResultStore(out, None)
+    store = (
+        ResultStore(out.with_name(out.name + ".parts"), out) if single else ResultStore(out, None)
+    )
     path = store.folder / _MANIFEST
     if path.exists():
         found = decode_json(read_bytes(path), StoreManifest, str(path))
         if found.format != _FORMAT:
             raise bad_value(f"{path}: format", str(_FORMAT), found.format, "Choose another folder.")
-        if (found.study, found.points, found.part_points) != (manifest.study, manifest.points, manifest.part_points):
+        if (found.study, found.points, found.part_points) != (
+            manifest.study,
+            manifest.points,
+            manifest.part_points,
+        ):
             raise Refused(
                 f"{store.folder}: holds results of another study ({found.about}, Wattcast {found.wattcast}), "
                 f"not of this one ({manifest.about}). Choose another --out, or delete the folder."
             )
     elif store.folder.is_dir() and any(store.folder.iterdir()):
-        raise Refused(f"{store.folder}: holds other files and no {_MANIFEST}. Choose an empty folder.")
+        raise Refused(
+            f"{store.folder}: holds other files and no {_MANIFEST}. Choose an empty folder."
+        )
     else:
         write_whole(path, msgspec.json.encode(manifest))
     return store
@@ -137,7 +159,9 @@ def _write_json_parts(paths: list[Path], out: Path) -> None:
 
 _WRITERS: dict[str, Callable[[list[Path], Path], Any]] = {
     ".parquet": lambda paths, out: (
-        import_polars().scan_parquet(paths).sink_parquet(out, compression="zstd", compression_level=1)
+        import_polars()
+        .scan_parquet(paths)
+        .sink_parquet(out, compression="zstd", compression_level=1)
     ),
     ".csv": lambda paths, out: import_polars().scan_parquet(paths).sink_csv(out),
     ".json": _write_json_parts,
@@ -160,7 +184,9 @@ class SweepSummary:
     shown: Columns  # a selection spread over all, for figures
 
 
-SweepPart = tuple[int, SweepSummary, bytes | None]  # its number, and its points as Parquet where they are written
+SweepPart = tuple[
+    int, SweepSummary, bytes | None
+]  # its number, and its points as Parquet where they are written
 
 
 @dataclass(frozen=True)
@@ -200,15 +226,21 @@ class SweepWork:
         return index, self.summarise(columns), buffer.getvalue()
 
     def summarise(self, columns: Columns) -> SweepSummary:
-        """Keep a few points of a part, those to show by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
+        """Keep a few points of a part, those to show by a multiplicative hash of their numbers
+        [Knuth, TAOCP 3, 6.4].
 
         Every n-th point would fall into step with the axes of a grid and show few of their values.
         """
-        hashed = (columns["point"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+        hashed = (columns["point"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(
+            32
+        )
         chosen = np.asarray(hashed < SHOWN / self.study.space.size * 2.0**32)
         shown = {name: values[chosen] for name, values in columns.items()}
         return SweepSummary(
-            len(columns["point"]), arrays.pareto_rows(columns, self.objectives), _find_best(columns), shown
+            len(columns["point"]),
+            arrays.pareto_rows(columns, self.objectives),
+            _find_best(columns),
+            shown,
         )
 
 
@@ -227,8 +259,8 @@ def run_sweep(
 ) -> SweepResult:
     """Evaluate every point of a study; write all to ``out``, return the Pareto front and the best.
 
-    ``runner`` computes the parts: ``run_here`` by default, or that of ``process_runner`` or ``cluster_runner``.
-    """
+    ``runner`` computes the parts: ``run_here`` by default, or that of ``process_runner`` or
+    ``cluster_runner``."""
     size = study.space.size
     if size > ASK_ABOVE and not yes:
         do = "Take larger steps, or add --yes to go."
@@ -239,11 +271,17 @@ def run_sweep(
         raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
     wanted, notes = tuple(objectives), _list_notes(study)
     axes = ", ".join(f"{axis.field.name} ({axis.values.size} values)" for axis in study.space.axes)
-    how = study.space.method if not study.space.samples else f"{study.space.method}:{study.space.samples}"
+    how = (
+        study.space.method
+        if not study.space.samples
+        else f"{study.space.method}:{study.space.samples}"
+    )
     about = f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
     store, compression, parts = None, None, -(-size // part_points)
     if out is not None:  # parts are small where they stay, and fast where they are read once and go
-        store = open_store(out, StoreManifest(_FORMAT, __version__, study.digest(), about, size, part_points))
+        store = open_store(
+            out, StoreManifest(_FORMAT, __version__, study.digest(), about, size, part_points)
+        )
         compression = "zstd" if store.target is None else "lz4"
     work = SweepWork(study, wanted, compression, part_points)
     done = store.finished() if store else set()
@@ -299,7 +337,9 @@ def process_runner(count: int) -> Runner:
 def _run_on_pool(
     pool: Executor, work: SweepWork, left: deque[int], most: int, *, here: bool = False
 ) -> Iterator[SweepPart]:
-    """Compute parts, ``most`` at a time in the pool, so that no memory fills up; with ``here`` this process helps."""
+    """Compute parts, ``most`` at a time in the pool, so that no memory fills up; with ``here`` this
+    process helps.
+    """
     running: set[Future[SweepPart]] = set()
     while left or running:
         while left and len(running) < most:
@@ -321,17 +361,25 @@ def _list_notes(study: Study) -> tuple[str, ...]:
         for name in find_unused_fields(study)
     ]
     if any(axis.field.kind is not FieldKind.SETTING for axis in study.space.axes):
-        notes.append(f"energy per event and idle power stay those of the {study.gpu.name}, whatever the design")
+        notes.append(
+            f"energy per event and idle power stay those of the {study.gpu.name}, whatever the design"
+        )
     if study.space.method is not SamplingMethod.GRID:
-        notes.append(f"{study.space.method} sample of {study.space.samples} points, seed {study.space.seed}")
+        notes.append(
+            f"{study.space.method} sample of {study.space.samples} points, seed {study.space.seed}"
+        )
     return tuple(notes)
 
 
 def _find_best(columns: Columns) -> Columns:
-    """Return the rows of least latency, least power and least energy; of equal ones the first point."""
+    """Return the rows of least latency, least power and least energy; of equal ones the first
+    point.
+    """
     if not len(columns["point"]):
         return columns
-    order = [int(np.argmin(columns[name])) for name in BEST_COLUMNS]  # rows are in the order of their points
+    order = [
+        int(np.argmin(columns[name])) for name in BEST_COLUMNS
+    ]  # rows are in the order of their points
     return {name: values[order] for name, values in columns.items()}
 
 
@@ -354,7 +402,9 @@ def _join_tables(tables: Sequence[Columns]) -> Columns:
 
 
 def _no_point_error(study: Study) -> WattcastError:
-    """Return the error that no point is left, saying which constraint binds, from points spread over the space."""
+    """Return the error that no point is left, saying which constraint binds, from points spread
+    over the space.
+    """
     size = study.space.size
     points = study.space.spread_points(2_000)
     count = len(next(iter(points.values())))
@@ -377,9 +427,13 @@ WORKERS_S = 60.0
 
 
 def cluster_runner(address: str, workers: int | None = None) -> Runner:
-    """Return a runner on the Dask scheduler at ``address`` (``tcp://host:8786``); ``local`` makes a cluster here."""
+    """Return a runner on the Dask scheduler at ``address`` (``tcp://host:8786``); ``local`` makes a
+    cluster here.
+    """
     if address != "local" and "://" not in address:
-        raise bad_value("cluster", "a scheduler's address, such as tcp://host:8786, or local", address)
+        raise bad_value(
+            "cluster", "a scheduler's address, such as tcp://host:8786, or local", address
+        )
 
     def runner(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
         left = deque(indices)
@@ -396,7 +450,9 @@ def cluster_runner(address: str, workers: int | None = None) -> Runner:
                     client = stack.enter_context(dask.Client(address, timeout=CONNECT_S))
                 except (OSError, ValueError) as error:
                     do = "Is the scheduler running, and reachable from here?"
-                    raise WattcastError(f"cluster: {address} cannot be reached ({error}). {do}") from None
+                    raise WattcastError(
+                        f"cluster: {address} cannot be reached ({error}). {do}"
+                    ) from None
             try:
                 client.wait_for_workers(1, timeout=WORKERS_S)
             except (TimeoutError, dask.TimeoutError):
@@ -406,6 +462,8 @@ def cluster_runner(address: str, workers: int | None = None) -> Runner:
             try:
                 yield from _run_on_pool(pool, work, left, 2 * max(len(client.nthreads()), 1))
             except dask.KilledWorker:
-                raise WattcastError(f"cluster: a part lost its worker again and again. {_RUN_AGAIN}") from None
+                raise WattcastError(
+                    f"cluster: a part lost its worker again and again. {_RUN_AGAIN}"
+                ) from None
 
     return runner

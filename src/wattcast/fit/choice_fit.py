@@ -1,8 +1,9 @@
-"""Fit the choice of kernels to the kernel names in a database: a conditional logit per class of products.
+"""Fit the choice of kernels to the kernel names in a database: a conditional logit per class of
+products.
 
-Maximum likelihood with ridge [McFadden1974; Hastie2009, 4.4]: weak on the terms that all candidates share, firm on
-each candidate's own coefficients of the shape, since most candidates were seen a few times.
-"""
+Maximum likelihood with ridge [McFadden1974; Hastie2009, 4.4]: weak on the terms that all candidates
+share, firm on each candidate's own coefficients of the shape, since most candidates were seen a few
+times."""
 
 from __future__ import annotations
 
@@ -26,15 +27,24 @@ _STEPS = 80
 _SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
 LEAST_CHOICE_ROWS = 8  # of a class, to choose at all
 _STRAYS = 0.02
-VOTED_CLASSES = ("conv2d-half", "conv2d-tf32", "conv2d-fp32")  # for which trees vote: cuDNN's rules have many corners
+VOTED_CLASSES = (
+    "conv2d-half",
+    "conv2d-tf32",
+    "conv2d-fp32",
+)  # for which trees vote: cuDNN's rules have many corners
 _TREES = 40
 
 
 def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, KernelChooser]:
     """Fit a chooser for each class of products with enough named rows; each operator counts once."""
-    first = {(spec, op): i for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))}
+    first = {
+        (spec, op): i
+        for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))
+    }
     kept = sorted(i for i in first.values() if rows.names[i])
-    classes, sizes, shape = kernel_choice_inputs([rows.ops[i] for i in kept], [rows.conditions[i] for i in kept])
+    classes, sizes, shape = kernel_choice_inputs(
+        [rows.ops[i] for i in kept], [rows.conditions[i] for i in kept]
+    )
     labels = find_labels_run(rows.select_rows(np.isin(np.arange(len(rows)), kept)))
     found = {}
     for name in dict.fromkeys(c for c in classes if c):
@@ -42,13 +52,21 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
         if len(at) < LEAST_CHOICE_ROWS:
             continue
         hopper = np.array([label.kind == "hopper" for i in at if (label := labels[i]) is not None])
-        if hopper.mean() > 1.0 - _STRAYS:  # one stray would make its kernel a candidate for all, at a guess
+        if (
+            hopper.mean() > 1.0 - _STRAYS
+        ):  # one stray would make its kernel a candidate for all, at a guess
             at = at[hopper]
         columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
         table = np.stack([shape[column][at] for column in columns], axis=-1)
         ran = [label for i in at if (label := labels[i]) is not None]
-        chooser = _fit_chooser(ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count)
-        found[name] = replace(chooser, votes=_grow_votes(chooser, ran, table)) if name in VOTED_CLASSES else chooser
+        chooser = _fit_chooser(
+            ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count
+        )
+        found[name] = (
+            replace(chooser, votes=_grow_votes(chooser, ran, table))
+            if name in VOTED_CLASSES
+            else chooser
+        )
     return found
 
 
@@ -67,7 +85,9 @@ def count_k_parts(rows: KernelRows) -> list[int]:
 
 
 def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
-    """Return the kernel of each row and its blocks per tile; 0 for Hopper's, whose blocks walk over tiles."""
+    """Return the kernel of each row and its blocks per tile; 0 for Hopper's, whose blocks walk over
+    tiles.
+    """
     classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
     found = []
     for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
@@ -75,7 +95,9 @@ def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
         tiled = label is not None and label.kind not in ("hopper", "vector")
         at = kernel_choice.find_product_kernel(names) if tiled else None
         if label is not None and at is not None and at < len(blocks):
-            per_tile = blocks[at] / (b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m))
+            per_tile = blocks[at] / (
+                b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m)
+            )
             parts = round(float(per_tile)) if per_tile >= _SPLIT_BLOCKS else 1
         found.append((label, parts))
     return found
@@ -104,7 +126,11 @@ def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabe
 
 
 def _fit_chooser(
-    ran: Sequence[KernelLabel], sizes: tuple[Array, ...], table: Array, names: tuple[str, ...], sms: float
+    ran: Sequence[KernelLabel],
+    sizes: tuple[Array, ...],
+    table: Array,
+    names: tuple[str, ...],
+    sms: float,
 ) -> KernelChooser:
     from scipy.optimize import minimize
 
@@ -114,7 +140,9 @@ def _fit_chooser(
     tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
     split = np.array([c.split for c in candidates])
     b, m, n, k = sizes
-    terms = np.moveaxis(kernel_choice.candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1)
+    terms = np.moveaxis(
+        kernel_choice.candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1
+    )
     scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
     mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
@@ -130,22 +158,31 @@ def _fit_chooser(
         options={"maxiter": _STEPS},
     )
     own = done.x[width:].reshape(count, -1)
-    return KernelChooser(kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread)
+    return KernelChooser(
+        kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread
+    )
 
 
-def _grow_votes(chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array) -> TreeVotes | None:
+def _grow_votes(
+    chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array
+) -> TreeVotes | None:
     """Grow trees that tell apart the kernels that ran; None where most kernels ran only once."""
     from sklearn.ensemble import ExtraTreesClassifier
 
     if 2 * len(set(ran)) > len(ran):
         return None
     kinds = zip(chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split, strict=True)
-    place = {KernelLabel(str(k), int(n), int(m), bool(split)): i for i, (k, n, m, split) in enumerate(kinds)}
+    place = {
+        KernelLabel(str(k), int(n), int(m), bool(split)): i
+        for i, (k, n, m, split) in enumerate(kinds)
+    }
     model = ExtraTreesClassifier(_TREES, random_state=0).fit(table, [place[label] for label in ran])
     grown = []
     for tree in (estimator.tree_ for estimator in model.estimators_):
         inner = tree.feature, tree.threshold, tree.children_left, tree.children_right
-        grown.append((tree.children_left < 0, *inner, model.classes_[tree.value[:, 0].argmax(axis=1)]))
+        grown.append(
+            (tree.children_left < 0, *inner, model.classes_[tree.value[:, 0].argmax(axis=1)])
+        )
     feature, threshold, left, right, candidate = pack_trees(grown)
     return TreeVotes(feature, threshold, left, right, candidate.astype(np.int32))
 
@@ -169,6 +206,9 @@ def _compute_misfit(
     cost += 0.5 * _SHARED_RIDGE * weight @ weight + 0.5 * _OWN_RIDGE * (own**2).sum()
     share[np.arange(rows), target] -= 1.0
     slope = np.concatenate(
-        [share.ravel() @ flat + _SHARED_RIDGE * weight, (share.T @ shape + _OWN_RIDGE * own).ravel()]
+        [
+            share.ravel() @ flat + _SHARED_RIDGE * weight,
+            (share.T @ shape + _OWN_RIDGE * own).ravel(),
+        ]
     )
     return float(cost), slope

@@ -1,9 +1,9 @@
-"""Fit the kernels of an inference engine and add them to a bundle that was fitted to PyTorch's kernels.
+"""Fit the kernels of an inference engine and add them to a bundle that was fitted to PyTorch's
+kernels.
 
-Corrections and learned factors of time come from bursts, learned factors of energy from sustained rows. Energies of
-events, V(f), toggling and the clock law stay those of the bundle, so no other prediction of it changes. Rows that the
-database holds out are never read here.
-"""
+Corrections and learned factors of time come from bursts, learned factors of energy from sustained
+rows. Energies of events, V(f), toggling and the clock law stay those of the bundle, so no other
+prediction of it changes. Rows that the database holds out are never read here."""
 
 from __future__ import annotations
 
@@ -57,15 +57,20 @@ def extend_bundle(
     steps: Sequence[MeasuredStep] = (),
     others: KernelRows | None = None,
 ) -> Bundle:
-    """Return a bundle with engine kernels fitted to the rows that are not held out; those it had go.
+    """Return a bundle with engine kernels fitted to the rows that are not held out; those it had
+    go.
 
     ``others``: rows that the bundle was fitted to, which tell cards apart.
     """
     if rows.held_out is None:
-        raise BadInput(f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail.")
+        raise BadInput(
+            f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail."
+        )
     known = rows.select_rows(~rows.held_out & kernel_rows.on_random_data(rows) & rows.fit)
     if not all(op.kind.startswith("engine_") for op in known.ops):
-        raise BadInput(f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`.")
+        raise BadInput(
+            f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`."
+        )
     base = without_engine(bundle)
     cards = [describe_bundle_cards(base, others, gpu)] if others else []
     ends = _interval_ends(base, known, gpu, cards, tell)
@@ -108,7 +113,9 @@ def describe_bundle_cards(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> kernel_
     """Return what rows of a bundle's own kernels, not an engine's, tell of their cards."""
     power = bundle.power.as_module_power()
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    priced, sample = kernel_fit.price_rows(rows, kernels, gpu, power.idle, bundle.corrections, bundle.reference)
+    priced, sample = kernel_fit.price_rows(
+        rows, kernels, gpu, power.idle, bundle.corrections, bundle.reference
+    )
     return kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
 
 
@@ -119,7 +126,9 @@ def _add_families(
     cards: Sequence[kernel_fit.CardRows],
     steps: Sequence[MeasuredStep] = (),
 ) -> Bundle:
-    """Fit corrections, time and energy of the rows' families into a bundle, and what ``steps`` draw of it."""
+    """Fit corrections, time and energy of the rows' families into a bundle, and what ``steps`` draw
+    of it.
+    """
     reference, law = bundle.reference, bundle.clock_law
     learned = bundle.learned
     assert learned is not None, "engine kernels are added to a bundle that was fitted to kernels"
@@ -127,23 +136,36 @@ def _add_families(
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
     burst = rows.is_kind("burst")
     some, latency_s = kernel_rows.select_kernels(kernels, burst), rows.column("latency_s")[burst]
-    clock_hz = kernel_fit.loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    clock_hz = kernel_fit.loaded_clock_hz(
+        law, some, latency_s, reference.top_hz, reference.sm_count
+    )
     terms = compute_ideal_terms(some, reference)
-    corrections = {**bundle.corrections, **fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz)}
+    corrections = {
+        **bundle.corrections,
+        **fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz),
+    }
     scaffold_s = terms.seconds(np.log(blend_corrections(some.work, corrections)), clock_hz)
     time = fit_residuals([ResidualSample(some, latency_s / scaffold_s)], trees=0)
     power = bundle.power.as_module_power()
-    timed = replace(bundle, corrections=corrections, learned=LearnedFactors(learned.reference, time, {}))
+    timed = replace(
+        bundle, corrections=corrections, learned=LearnedFactors(learned.reference, time, {})
+    )
     modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
-    priced, sample = kernel_fit.price_rows(rows, kernels, gpu, power.idle, corrections, reference, modelled_hz)
+    priced, sample = kernel_fit.price_rows(
+        rows, kernels, gpu, power.idle, corrections, reference, modelled_hz
+    )
     own = kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
     levels = kernel_fit.find_card_levels(*cards, own)
     priced = replace(priced, power_w=priced.power_w / own.compute_level(levels))
     sample = replace(sample, ratio=kernel_fit.energy_ratio(priced, power, bundle.toggling))
     energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
-    factors = LearnedFactors(learned.reference, {**learned.time, **time}, {**learned.energy, **energy})
+    factors = LearnedFactors(
+        learned.reference, {**learned.time, **time}, {**learned.energy, **energy}
+    )
     alone = replace(bundle, corrections=corrections, learned=factors)
-    return replace(alone, step_energy=find_step_energy(alone, steps, levels, gpu)) if steps else alone
+    return (
+        replace(alone, step_energy=find_step_energy(alone, steps, levels, gpu)) if steps else alone
+    )
 
 
 @dataclass(frozen=True)
@@ -160,15 +182,22 @@ class MeasuredStep:
 def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
     """Read the decode steps of fitting models; none where a database has no engine's steps.
 
-    Steps on dummy weights are left out where the same engine was measured with weights that tell tokens apart.
-    """
+    Steps on dummy weights are left out where the same engine was measured with weights that tell
+    tokens apart."""
     path = database_folder(database) / STEPS_FILE
     rows = read_table(path) if path.exists() else []
-    known = [row for row in rows if row["kind"] == "decode" and not row["held_out"] and not row.get("error")]
+    known = [
+        row
+        for row in rows
+        if row["kind"] == "decode" and not row["held_out"] and not row.get("error")
+    ]
     apart = {row["model"] for row in known if row.get("normal_weights")}
     found = []
     for row in known:
-        settled = row["sm_clock_hz"] > _TOP_SHARE * top_hz and row["host_s"] < _HIDDEN_SHARE * row["latency_s"]
+        settled = (
+            row["sm_clock_hz"] > _TOP_SHARE * top_hz
+            and row["host_s"] < _HIDDEN_SHARE * row["latency_s"]
+        )
         if settled and (row["model"] not in apart or row["normal_weights"]):
             sizes = {"batch": int(row["batch"]), "seq": round(row["context_mean"])}
             options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
@@ -180,7 +209,9 @@ def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
 
 def read_engine_options(row: Plain) -> ModelOptions:
     """Return the number formats that an engine was started with."""
-    formats = {name: row[name] if row[name] == "fp8" else None for name in ("quantization", "kv_dtype")}
+    formats = {
+        name: row[name] if row[name] == "fp8" else None for name in ("quantization", "kv_dtype")
+    }
     return ModelOptions.from_names(stack=SoftwareStack.ENGINE, **formats)
 
 
@@ -193,57 +224,80 @@ def load_measured_model(name: str) -> ModelSpec:
 
 _TOP_SHARE = 0.998  # of the top clock, above which a step was not capped
 _HIDDEN_SHARE = 0.9  # of a step's time, up to which the host's work is hidden
-# Spreads of logs of dynamic power: of steps on one card, of cards that ran kernels about their levels, and of others
-# about the mean card (of all that they draw a third goes to memory; see ``find_card_levels``).
+# Spreads of logs of dynamic power: of steps on one card, of cards that ran kernels about their
+# levels, and of others about the mean card (of all that they draw a third goes to memory; see
+# ``find_card_levels``).
 _STEP, _KNOWN_CARD, _OTHER_CARD = 0.02, 0.02, 0.06
 
 
 def find_step_energy(
-    bundle: Bundle, steps: Sequence[MeasuredStep], levels: Mapping[float, tuple[float, float]], gpu: Gpu
+    bundle: Bundle,
+    steps: Sequence[MeasuredStep],
+    levels: Mapping[float, tuple[float, float]],
+    gpu: Gpu,
 ) -> float:
     """Find the dynamic energy of kernels in an engine's steps over that of the same kernels alone.
 
-    A ``bundle`` fitted to kernels alone gives a step the power P_alone over the time it took. On a card of the levels
-    u and v (``find_card_levels``) it draws P = P_idle + c·(P_alone·exp(u + v·s) - P_idle), s the share of memory.
-    The log of c is the mean over cards, each by how well it is known: a card that ran no kernel may have any level.
-    """
+    A ``bundle`` fitted to kernels alone gives a step the power P_alone over the time it took. On a
+    card of the levels u and v (``find_card_levels``) it draws P = P_idle + c·(P_alone·exp(u + v·s)
+    - P_idle), s the share of memory. The log of c is the mean over cards, each by how well it is
+    known: a card that ran no kernel may have any level."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    at = OperatingPoint(power_limit_w=10.0 * float(np.mean(gpu.power.limit_w)))  # as if none held the steps back
+    at = OperatingPoint(
+        power_limit_w=10.0 * float(np.mean(gpu.power.limit_w))
+    )  # as if none held the steps back
     idle_w = float(np.ravel(bundle.power.idle_power_w(top_hz))[0])
     logs: dict[float, list[float]] = {}
     for step in steps:
         alone = predict_graph(step.graph, gpu, at, bundle)
         watts = {module.name: float(module.power_w) for module in alone.modules}
         level, memory_level = levels.get(step.card, (0.0, 0.0))
-        alone_w = idle_w + (float(alone.energy_j) - idle_w * float(alone.latency_s)) / step.latency_s
+        alone_w = (
+            idle_w + (float(alone.energy_j) - idle_w * float(alone.latency_s)) / step.latency_s
+        )
         card_w = alone_w * np.exp(level + memory_level * watts["dram"] / sum(watts.values()))
-        logs.setdefault(step.card, []).append(float(np.log((step.power_w - idle_w) / (card_w - idle_w))))
+        logs.setdefault(step.card, []).append(
+            float(np.log((step.power_w - idle_w) / (card_w - idle_w)))
+        )
     spread = [
         np.hypot(_STEP / np.sqrt(len(found)), _KNOWN_CARD if card in levels else _OTHER_CARD)
         for card, found in logs.items()
     ]
-    return float(np.exp(np.average([np.mean(found) for found in logs.values()], weights=np.array(spread) ** -2.0)))
+    return float(
+        np.exp(
+            np.average(
+                [np.mean(found) for found in logs.values()], weights=np.array(spread) ** -2.0
+            )
+        )
+    )
 
 
 def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: Gpu) -> Array:
-    """Return the clocks at which rows are priced: capped ones between the reported clock and the one of their time.
+    """Return the clocks at which rows are priced: capped ones between the reported clock and the
+    one of their time.
 
-    A dense product under the limit runs faster than at the clock it reports. Priced at the clock at which the bundle
-    gives it the time that was measured, the governor would find both its time and its power, but work at the top
-    clock came out 4 to 8 % low in whole steps; priced at the reported clock, capped work came out 2 % slow. The
-    geometric mean of both clocks was best on steps and traffic of fitting models.
-    """
+    A dense product under the limit runs faster than at the clock it reports. Priced at the clock at
+    which the bundle gives it the time that was measured, the governor would find both its time and
+    its power, but work at the top clock came out 4 to 8 % low in whole steps; priced at the
+    reported clock, capped work came out 2 % slow. The geometric mean of both clocks was best on
+    steps and traffic of fitting models."""
     _, clock_hz, latency_s = kernel_rows.settled_figures(rows)
     top_hz = float(np.mean(gpu.clocks.max_hz))
     grid_hz = np.linspace(0.3, 1.0, 141)[:, None] * top_hz
     timeline = analyse_kernels(kernels, gpu, bundle)
-    seconds = compute_kernel_s(timeline.phases, compute_effective_hz(timeline, grid_hz, bundle.clock_law))
+    seconds = compute_kernel_s(
+        timeline.phases, compute_effective_hz(timeline, grid_hz, bundle.clock_law)
+    )
     nearest = np.abs(np.log(seconds / latency_s)).argmin(axis=0)
     return np.where(clock_hz < 0.995 * top_hz, np.sqrt(grid_hz[nearest, 0] * clock_hz), clock_hz)
 
 
 def _interval_ends(
-    bundle: Bundle, rows: KernelRows, gpu: Gpu, cards: Sequence[kernel_fit.CardRows], tell: Callable[[str], None]
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+    cards: Sequence[kernel_fit.CardRows],
+    tell: Callable[[str], None],
 ) -> dict[str, ResidualEnds]:
     """Return the ends of measured over predicted by family, each row predicted without its shape."""
     fold = kernel_rows.assign_folds(rows)
@@ -254,7 +308,9 @@ def _interval_ends(
             _add_families(bundle, rows.select_rows(~test), gpu, cards), rows.select_rows(test), gpu
         )
         tell(f"fold {k + 1} of {kernel_rows.FOLDS}")
-    families = np.array(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()).work.root_family)
+    families = np.array(
+        build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()).work.root_family
+    )
     power_w, clock_hz, latency_s = kernel_rows.settled_figures(rows)
     power = compare_asked_power(power_w, clock_hz, predicted)
     burst = rows.is_kind("burst")

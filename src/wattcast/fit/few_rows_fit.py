@@ -1,20 +1,19 @@
 """Fit a bundle to few rows by moving the card's forecast as far as the rows support.
 
-With 50 rows there are six per family: too few to fit corrections and energies from nothing. So the card's forecast
-(carried over from a card that was measured well) is the prior mean, and its rows move it at three levels, each
-drawn to the one above: the card, a family, a group of kernels. Near the forecast, y = log(measured / forecast) is
-linear,
+With 50 rows there are six per family: too few to fit corrections and energies from nothing. So the
+card's forecast (carried over from a card that was measured well) is the prior mean, and its rows
+move it at three levels, each drawn to the one above: the card, a family, a group of kernels. Near
+the forecast, y = log(measured / forecast) is linear,
 
     y = J·θ + ε,   θ_j ~ N(0, τ_level(j)²),   ε_i ~ N(0, (σ·s_family(i))²)
 
-with J the slopes of log time by the corrections of cycles, device memory and fixed time (of log power by the
-energies of modules). The spreads τ and σ are those that make the rows likeliest, with weak priors [Rasmussen2006,
-5.4.1], so that rows without information leave the forecast as it is.
+with J the slopes of log time by the corrections of cycles, device memory and fixed time (of log
+power by the energies of modules). The spreads τ and σ are those that make the rows likeliest, with
+weak priors [Rasmussen2006, 5.4.1], so that rows without information leave the forecast as it is.
 
-A fit from nothing is tried as well where rows suffice. Both are judged on rows held out in folds by shape; the fit
-from nothing is taken where its latency and its power both come closer. Intervals start from the forecast's and
-follow held-out rows as these grow in number.
-"""
+A fit from nothing is tried as well where rows suffice. Both are judged on rows held out in folds by
+shape; the fit from nothing is taken where its latency and its power both come closer. Intervals
+start from the forecast's and follow held-out rows as these grow in number."""
 
 from __future__ import annotations
 
@@ -29,7 +28,13 @@ from wattcast.fit import held_out
 from wattcast.fit.calibration import describe_moved
 from wattcast.fit.held_out import HeldOutRows
 from wattcast.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
-from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.fit.kernel_rows import (
+    FOLDS,
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    settled_figures,
+)
 from wattcast.fit.scoring import lowers_error, percent_errors
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import build_kernels
@@ -45,7 +50,9 @@ _LEVEL_SPREAD = 1.0  # log-spread of the prior on each τ and on σ around where
 _FARTHEST = 0.7  # of one step, in logs
 
 
-ShrinkageLevel = tuple[Sequence[int], float]  # columns of J that share a spread τ, and τ where the search starts
+ShrinkageLevel = tuple[
+    Sequence[int], float
+]  # columns of J that share a spread τ, and τ where the search starts
 
 
 def shrink_towards_forecast(
@@ -54,11 +61,11 @@ def shrink_towards_forecast(
     levels: Sequence[ShrinkageLevel],
     scale: Array,
 ) -> Array:
-    """Find the θ of highest posterior density by Gauss and Newton, with spreads by marginal likelihood at each step.
+    """Find the θ of highest posterior density by Gauss and Newton, with spreads by marginal
+    likelihood at each step.
 
-    ``residual(θ)`` is log(measured / model) ``(row,)``, ``slopes(θ)`` is J ``(row, coefficient)``, ``scale`` the
-    families' own deviations ``(row,)``.
-    """
+    ``residual(θ)`` is log(measured / model) ``(row,)``, ``slopes(θ)`` is J ``(row, coefficient)``,
+    ``scale`` the families' own deviations ``(row,)``."""
     count = 1 + max(j for columns, _ in levels for j in columns)
     theta, weight = np.zeros(count), np.ones(len(scale))
     hyper = np.log([*(spread for _, spread in levels), 1.0])
@@ -84,7 +91,12 @@ def shrink_towards_forecast(
 
 
 def _fit_spreads(
-    hyper: Array, start: Array, jacobian: Array, target: Array, levels: Sequence[ShrinkageLevel], noise: Array
+    hyper: Array,
+    start: Array,
+    jacobian: Array,
+    target: Array,
+    levels: Sequence[ShrinkageLevel],
+    noise: Array,
 ) -> Array:
     """Fit log τ and log σ by maximum marginal likelihood [Rasmussen2006, Eq. 5.8]."""
     from scipy.linalg import LinAlgError, cho_factor, cho_solve
@@ -105,12 +117,19 @@ def _fit_spreads(
         pull = ((value - start) / _LEVEL_SPREAD) ** 2
         return float(0.5 * misfit + np.log(np.diag(factor[0])).sum() + 0.5 * pull.sum())
 
-    return np.asarray(minimize(worse, hyper, method="L-BFGS-B", bounds=[(-7.0, 2.0)] * len(hyper)).x)
+    return np.asarray(
+        minimize(worse, hyper, method="L-BFGS-B", bounds=[(-7.0, 2.0)] * len(hyper)).x
+    )
 
 
 MOVED_PHASES = ("cycles", "memory", "fixed")
 _WIDTH = len(MOVED_PHASES)
-TIME_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "family"), ("card", "family", "group"))
+TIME_LEVELS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("card",),
+    ("card", "family"),
+    ("card", "family", "group"),
+)
 ENERGY_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "module"))
 LEVEL_FOLDS = 5
 GAIN_ERRORS = 1.5  # standard errors by which a further level must lower the held-out error
@@ -145,7 +164,9 @@ IdleRows = list[tuple[float, float, float]]  # clock (Hz), power (W), temperatur
 def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) -> InheritedFit:
     """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they support."""
     time = (_shift_latency, _latency_log_ratio)
-    latency, bundle = _best_levels(_take_bursts(rows), gpu, scale_idle(forecast, idle), TIME_LEVELS, *time)
+    latency, bundle = _best_levels(
+        _take_bursts(rows), gpu, scale_idle(forecast, idle), TIME_LEVELS, *time
+    )
     power, bundle = shift_energies(rows, gpu, bundle)
     return InheritedFit(bundle, latency, power)
 
@@ -153,10 +174,12 @@ def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) 
 def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[MovedQuantity, Bundle]:
     """Move the energies of a bundle by sustained rows as far as they support.
 
-    A bundle fitted to other cards of this name moves at all levels: they differ, and no error falls at the limit.
-    """
+    A bundle fitted to other cards of this name moves at all levels: they differ, and no error falls
+    at the limit."""
     least = -np.inf if bundle.status is FitStatus.MEASURED else GAIN_ERRORS
-    return _best_levels(_take_sustained(rows), gpu, bundle, ENERGY_LEVELS, _shift_power, _power_log_ratio, least)
+    return _best_levels(
+        _take_sustained(rows), gpu, bundle, ENERGY_LEVELS, _shift_power, _power_log_ratio, least
+    )
 
 
 def _take_bursts(rows: KernelRows) -> KernelRows:
@@ -179,8 +202,14 @@ def _best_levels(
     log_ratio: Callable[[KernelRows, Gpu, Bundle], Array],
     least: float = GAIN_ERRORS,
 ) -> tuple[MovedQuantity, Bundle]:
-    """Choose levels that lower the held-out error, each further level by some standard errors [Breiman1984]."""
-    fold = assign_folds(rows, min(LEVEL_FOLDS, len(rows))) if len(rows) else np.zeros(0, dtype=np.int64)
+    """Choose levels that lower the held-out error, each further level by some standard errors
+    [Breiman1984].
+    """
+    fold = (
+        assign_folds(rows, min(LEVEL_FOLDS, len(rows)))
+        if len(rows)
+        else np.zeros(0, dtype=np.int64)
+    )
     best: tuple[str, ...] = ()
     tried: dict[tuple[str, ...], Array] = {}
     for levels in sets if len(rows) >= LEAST_MOVING_ROWS else sets[:1]:
@@ -190,22 +219,31 @@ def _best_levels(
             tried[levels][fold == k] = log_ratio(rows.select_rows(fold == k), gpu, made)
         if levels and lowers_error(tried[best], tried[levels], least):
             best = levels
-    means = (float(percent_errors(r).mean()) if r.size else float("nan") for r in (tried[()], tried[best]))
+    means = (
+        float(percent_errors(r).mean()) if r.size else float("nan")
+        for r in (tried[()], tried[best])
+    )
     return MovedQuantity(best, *means), move(rows, gpu, bundle, best)
 
 
 def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
-    """Scale the idle curve of a bundle to idle rows (clock, power, temperature), where there are any."""
+    """Scale the idle curve of a bundle to idle rows (clock, power, temperature), where there are
+    any.
+    """
     power = bundle.power
     if not rows or not power.scalable_parts:
         return bundle
-    ratio = float(np.median([watts / power.idle_power_w(hertz, degrees) for hertz, watts, degrees in rows]))
+    ratio = float(
+        np.median([watts / power.idle_power_w(hertz, degrees) for hertz, watts, degrees in rows])
+    )
     return replace(bundle, power=power.scale_energy({}, idle_factor=ratio))
 
 
 def _latency_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    return np.log(rows.column("latency_s")) - np.log(held_out.predict_bursts_s(kernels, gpu, bundle))
+    return np.log(rows.column("latency_s")) - np.log(
+        held_out.predict_bursts_s(kernels, gpu, bundle)
+    )
 
 
 def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
@@ -213,11 +251,15 @@ def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str
         return bundle
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
     groups = kernels.work.kernel_family if "group" in wanted else ()
-    families = [g.partition(".")[0] for g in kernels.work.kernel_family] if "family" in wanted else ()
+    families = (
+        [g.partition(".")[0] for g in kernels.work.kernel_family] if "family" in wanted else ()
+    )
     names = list(dict.fromkeys(families)), list(dict.fromkeys(groups))
     # 1 where a row belongs to a name, else 0, (row, name)
     of_family, of_group = (
-        np.array([[own == name for name in each] for own in of], dtype=np.float64).reshape(len(rows), len(each))
+        np.array([[own == name for name in each] for own in of], dtype=np.float64).reshape(
+            len(rows), len(each)
+        )
         for of, each in zip((families, groups), names, strict=True)
     )
     log_measured = np.log(rows.column("latency_s"))
@@ -231,7 +273,9 @@ def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str
     def slopes(theta: Array) -> Array:
         here, step = log_s(theta), 0.02
         aside = theta + step * np.eye(len(theta))[:_WIDTH]
-        by_phase = np.stack([(log_s(other) - here) / step for other in aside], axis=-1)  # (row, phase)
+        by_phase = np.stack(
+            [(log_s(other) - here) / step for other in aside], axis=-1
+        )  # (row, phase)
         by_family = (of_family[:, :, None] * by_phase[:, None, :]).reshape(len(here), -1)
         return np.concatenate([by_phase, by_family, of_group], axis=-1)
 
@@ -239,7 +283,9 @@ def _shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str
     parts = zip(_TIME.values(), ends[:-1], ends[1:], strict=True)
     levels = [(range(low, high), spread) for spread, low, high in parts if high > low]
     scale = np.array([forecast_deviation(bundle, f, "latency") for f in rows.family])
-    return moved(shrink_towards_forecast(lambda theta: log_measured - log_s(theta), slopes, levels, scale))
+    return moved(
+        shrink_towards_forecast(lambda theta: log_measured - log_s(theta), slopes, levels, scale)
+    )
 
 
 def forecast_deviation(bundle: Bundle, family: str, quantity: str) -> float:
@@ -264,13 +310,21 @@ def move_corrections(
             shift += of_group[groups.index(name)]
         cycles, memory, fixed = np.exp(shift)
         c = find_correction(name, corrections)
-        moved = (c.compute * cycles, c.memory * memory, c.fixed_s * fixed, c.l2 * cycles, c.serial_cycle * cycles)
+        moved = (
+            c.compute * cycles,
+            c.memory * memory,
+            c.fixed_s * fixed,
+            c.l2 * cycles,
+            c.serial_cycle * cycles,
+        )
         found[name] = Correction(*map(float, moved))
     return found
 
 
 def _power_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
-    return np.asarray(np.log(settled_figures(rows)[0] / held_out.predict_with_bundle(bundle, rows, gpu)[:, 1]))
+    return np.asarray(
+        np.log(settled_figures(rows)[0] / held_out.predict_with_bundle(bundle, rows, gpu)[:, 1])
+    )
 
 
 def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
@@ -278,11 +332,15 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
     if not wanted or not power.scalable_parts:
         return bundle
     power_w, clock_hz, latency_s = settled_figures(rows)
-    found = []  # watts of each row and part at its measured clock and latency, so that errors of time stay out
+    # watts of each row and part at its measured clock and latency, so that errors of time stay out
+    found = []
     for i in range(len(rows)):
         timeline = held_out.analyse_row(rows, i, gpu, bundle)
         each_s, set_hz = latency_s[i : i + 1], clock_hz[i : i + 1]
-        running_hz, at = compute_effective_hz(timeline, set_hz, bundle.clock_law), OperatingPoint(clock_hz=set_hz)
+        running_hz, at = (
+            compute_effective_hz(timeline, set_hz, bundle.clock_law),
+            OperatingPoint(clock_hz=set_hz),
+        )
         activity = kernel_activity(timeline, each_s, running_hz, np.zeros(()), at, priced=True)
         found.append(power.power(activity).part_w[0])
     parts_w, modules = np.array(found), [p for p in power.parts if p in power.scalable_parts]
@@ -296,19 +354,27 @@ def _shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, 
     def slopes(theta: Array) -> Array:
         each = scaled(theta)
         share = each / (still_w + each.sum(axis=-1))[:, None]
-        return np.concatenate([share.sum(axis=-1, keepdims=True), share[:, : own * len(modules)]], axis=-1)
+        return np.concatenate(
+            [share.sum(axis=-1, keepdims=True), share[:, : own * len(modules)]], axis=-1
+        )
 
     def residual(theta: Array) -> Array:
         return np.asarray(np.log(power_w) - np.log(still_w + scaled(theta).sum(axis=-1)))
 
-    levels = [(range(1), _ENERGY["card"]), (range(1, 1 + len(modules)), _ENERGY["module"])][: 1 + own]
+    levels = [(range(1), _ENERGY["card"]), (range(1, 1 + len(modules)), _ENERGY["module"])][
+        : 1 + own
+    ]
     scale = np.array([forecast_deviation(bundle, f, "power") for f in rows.family])
     theta = shrink_towards_forecast(residual, slopes, levels, scale)
     factor = np.exp(theta[0] + (theta[1:] if own else np.zeros(len(modules))))
-    return replace(bundle, power=power.scale_energy(dict(zip(modules, factor.tolist(), strict=True))))
+    return replace(
+        bundle, power=power.scale_energy(dict(zip(modules, factor.tolist(), strict=True)))
+    )
 
 
-FEW_BURSTS = 1000  # bursts; below, what the forecast knows is worth more than what they say by themselves
+FEW_BURSTS = (
+    1000  # bursts; below, what the forecast knows is worth more than what they say by themselves
+)
 LEAST_ALONE = 100  # bursts, to try a fit that inherits nothing
 Tell = Callable[[str], None]
 
@@ -328,22 +394,31 @@ def fit_few_rows(
     if not all(one < other for one, other in zip(own, errors, strict=True)):
         return bundle, held
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
-    near, fitted = held_out.fit_nearness(alone), fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
-    found_alone = build_bundle(fitted, rows, gpu, held_out.fit_interval_ends(alone, near=near), note)
+    near, fitted = (
+        held_out.fit_nearness(alone),
+        fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu)),
+    )
+    found_alone = build_bundle(
+        fitted, rows, gpu, held_out.fit_interval_ends(alone, near=near), note
+    )
     return replace(found_alone, widening=default_widening().with_nearness(near)), alone
 
 
 def hold_out_inherited(
     rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, found: InheritedFit
 ) -> HeldOutRows:
-    """Predict burst and sustained rows from a forecast that the other folds moved at the levels found."""
+    """Predict burst and sustained rows from a forecast that the other folds moved at the levels
+    found.
+    """
     fold = assign_folds(rows, FOLDS)
     wanted = rows.to_judge()
     wanted &= np.array([data in forecast.toggling for data in rows.data])
     figures, unchosen = np.full((len(rows), 7), np.nan), np.full(len(rows), "", dtype=object)
     for k in np.unique(fold[wanted]):
         test, known = wanted & (fold == k), rows.select_rows(fold != k)
-        moved = _shift_latency(_take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels)
+        moved = _shift_latency(
+            _take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels
+        )
         moved = _shift_power(_take_sustained(known), gpu, moved, found.power.levels)
         figures[test, :4] = held_out.predict_with_bundle(moved, rows.select_rows(test), gpu)
         figures[test, 4:6] = held_out.row_nearness(moved, rows.select_rows(test), gpu).T
@@ -351,29 +426,46 @@ def hold_out_inherited(
 
 
 def _tell_errors(held: HeldOutRows, what: str, tell: Tell) -> list[float]:
-    """Tell and return the mean absolute errors in percent: latency of bursts, power of sustained rows."""
+    """Tell and return the mean absolute errors in percent: latency of bursts, power of sustained
+    rows.
+    """
     found = []
     for quantity in ("latency", "power"):
         ratio, known = held.ratio(quantity)
-        error = float(100.0 * np.mean(np.abs(1.0 / ratio[known] - 1.0))) if known.any() else float("inf")
+        error = (
+            float(100.0 * np.mean(np.abs(1.0 / ratio[known] - 1.0)))
+            if known.any()
+            else float("inf")
+        )
         said = f"{error:.1f} % over {int(known.sum())} rows" if known.any() else "no rows"
         tell(f"inheriting {what}, held out: {quantity}: {said}")
         found.append(error)
     return found
 
 
-def _build_moved_bundle(found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle) -> Bundle:
-    by_time, by_energy = (" and ".join(what.levels) or "nothing" for what in (found.latency, found.power))
+def _build_moved_bundle(
+    found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle
+) -> Bundle:
+    by_time, by_energy = (
+        " and ".join(what.levels) or "nothing" for what in (found.latency, found.power)
+    )
     note = (
         f"{len(rows)} rows moved the forecast: time by {by_time}, energy by {by_energy}; "
         f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
-    typical = []  # logs of ratios as of rows at a typical distance from the parent's, and the rows that tell them
-    for quantity, line in (("latency", forecast.widening.near), ("power", forecast.widening.near_power)):
+    # logs of ratios as of rows at a typical distance from the parent's, and the rows that tell them
+    typical = []
+    for quantity, line in (
+        ("latency", forecast.widening.near),
+        ("power", forecast.widening.near_power),
+    ):
         ratio, known = held.ratio(quantity)
         near = held.near if quantity == "latency" else held.near_power
         typical.append((np.log(held_out.scale_ratios(ratio, near, line)), known))
-    own = {family: np.array([name == family for name in held.family], dtype=bool) for family in FAMILIES}
+    own = {
+        family: np.array([name == family for name in held.family], dtype=bool)
+        for family in FAMILIES
+    }
     (time, timed), (power, powered) = typical
     left_out = {family: (time[timed & at], power[powered & at]) for family, at in own.items()}
     origin = Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note)

@@ -1,28 +1,29 @@
 """Predict held-out rows and derive prediction intervals from their errors.
 
-**Folds.** Every stage of the fit runs inside the training folds. All rows of a shape (burst, sustained, duty,
-clock, pattern, every format of it) share a fold.
+**Folds.** Every stage of the fit runs inside the training folds. All rows of a shape (burst,
+sustained, duty, clock, pattern, every format of it) share a fold.
 
-**Interval ends** by split conformal prediction [Lei2018]: order statistics of measured over predicted. Families of
-few rows are taken together after each log-ratio was divided by the spread of its own family (the same paper,
-section 5.2, with one spread per family); the spread of a family is drawn to that of all of them by as many rows as
-``PRIOR_ROWS``. Log-ratios are divided by the scale of their distance from other rows: ends are those of a row at a
-typical distance.
+**Interval ends** by split conformal prediction [Lei2018]: order statistics of measured over
+predicted. Families of few rows are taken together after each log-ratio was divided by the spread of
+its own family (the same paper, section 5.2, with one spread per family); the spread of a family is
+drawn to that of all of them by as many rows as ``PRIOR_ROWS``. Log-ratios are divided by the scale
+of their distance from other rows: ends are those of a row at a typical distance.
 
-**Nearness.** The nearness of a held-out row is exp(-r) of the nearest row in the coordinates of the learned factor
-of time, or of energy (``predictor.learned_factors``). The 90th percentile of |log(measured / predicted)|, over the
-median of its family, is taken as t·(1 + c·(1 - near)) by quantile regression [Koenker1978]: the c of the least
-pinball loss, each with its best t. Then a + b·(1 - near) with b/a = c is scaled so that the middle held-out row has
-1. The nearest twentieth of the held-out rows count as equally near: nothing closer to a measured row was held out,
-so nothing narrower was seen to hold.
+**Nearness.** The nearness of a held-out row is exp(-r) of the nearest row in the coordinates of the
+learned factor of time, or of energy (``predictor.learned_factors``). The 90th percentile of
+|log(measured / predicted)|, over the median of its family, is taken as t·(1 + c·(1 - near)) by
+quantile regression [Koenker1978]: the c of the least pinball loss, each with its best t. Then a +
+b·(1 - near) with b/a = c is scaled so that the middle held-out row has 1. The nearest twentieth of
+the held-out rows count as equally near: nothing closer to a measured row was held out, so nothing
+narrower was seen to hold.
 
-**Things never measured** need wider intervals. Functions, kinds of kernels, formats and sizes are left out of fits
-in turn: each round leaves some of them out, a few of every family, fits the rest and predicts what was left out.
-The code that judges predictions (``find_unmeasured``) gives the reason why a row is outside, so a half-width is
-learned for the sentence it goes with: for each row, how far the ends of its family at its distance would have to
-move out, in quadrature, to hold it; for all rows of a reason, the 90th percentile. Each thing left out counts
-alike, since the next thing not measured is another thing and not another row.
-"""
+**Things never measured** need wider intervals. Functions, kinds of kernels, formats and sizes are
+left out of fits in turn: each round leaves some of them out, a few of every family, fits the rest
+and predicts what was left out. The code that judges predictions (``find_unmeasured``) gives the
+reason why a row is outside, so a half-width is learned for the sentence it goes with: for each row,
+how far the ends of its family at its distance would have to move out, in quadrature, to hold it;
+for all rows of a reason, the 90th percentile. Each thing left out counts alike, since the next
+thing not measured is another thing and not another row."""
 
 from __future__ import annotations
 
@@ -36,14 +37,26 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.records import dataclass, replace
 from wattcast.fit.choice_fit import choose_labels, find_labels_run
 from wattcast.fit.kernel_fit import build_bundle, conditions_as_ran, fit_kernel_rows
-from wattcast.fit.kernel_rows import FOLDS, KernelRows, assign_folds, on_random_data, run_each, settled_figures
+from wattcast.fit.kernel_rows import (
+    FOLDS,
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    run_each,
+    settled_figures,
+)
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, reference_chip
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle import support_widening
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
-from wattcast.predictor.bundle.support_widening import UNSCALED, NearnessLine, OutsideReason, Widening
+from wattcast.predictor.bundle.support_widening import (
+    UNSCALED,
+    NearnessLine,
+    OutsideReason,
+    Widening,
+)
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.timeline import Timeline, compute_effective_hz, compute_kernel_s
@@ -52,7 +65,9 @@ from wattcast.predictor.uncertainty import find_unmeasured, kernel_log_ends
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Measured and predicted figures, one entry per held-out row; NaN where a row has no such figure."""
+    """Measured and predicted figures, one entry per held-out row; NaN where a row has no such
+    figure.
+    """
 
     kind: tuple[str, ...]
     family: tuple[str, ...]
@@ -70,7 +85,9 @@ class HeldOutRows:
     ran: tuple[str, ...]  # kernel of a product, from the names; empty: none known
     chosen: tuple[str, ...]  # kernel the choice took without having seen the shape
     oracle_latency_s: Array  # predicted with the kernel that ran; bursts of products alone
-    near: Array  # nearness, 1 to 0, to the rows that were not held out, by the learned factor of time
+    near: (
+        Array  # nearness, 1 to 0, to the rows that were not held out, by the learned factor of time
+    )
     near_power: Array  # nearness by the learned factor of energy
 
     def is_random(self, kind: str) -> Mask:
@@ -78,7 +95,9 @@ class HeldOutRows:
         return np.asarray((np.array(self.kind) == kind) & (np.array(self.data) == "random"))
 
     def ratio(self, quantity: str) -> tuple[Array, Mask]:
-        """Return measured over predicted latency or power, and its rows: bursts or sustained ones, on random data."""
+        """Return measured over predicted latency or power, and its rows: bursts or sustained ones,
+        on random data.
+        """
         if quantity == "latency":
             kind, ratio = "burst", self.latency_s / self.predicted_latency_s
         else:
@@ -87,7 +106,8 @@ class HeldOutRows:
 
 
 def compare_asked_power(power_w: Array, clock_hz: Array, predicted: Array) -> Array:
-    """Return measured power over that predicted at the top clock; NaN where the limit held both, which says nothing.
+    """Return measured power over that predicted at the top clock; NaN where the limit held both,
+    which says nothing.
 
     ``predicted`` ends in the columns power, clock and power at the top clock.
     """
@@ -109,19 +129,30 @@ def predict_held_out(
     wanted = rows.to_judge()
     figures, chosen = np.full((len(rows), 7), np.nan), np.full(len(rows), "", dtype=object)
     tests = [wanted & (fold == k) for k in range(folds)]
-    work = ((rows.select_rows(fold != k), rows.select_rows(test), gpu, idle) for k, test in enumerate(tests))
-    for k, (test, found) in enumerate(zip(tests, run_each(_predict_fold, work, len(rows)), strict=True)):
+    work = (
+        (rows.select_rows(fold != k), rows.select_rows(test), gpu, idle)
+        for k, test in enumerate(tests)
+    )
+    for k, (test, found) in enumerate(
+        zip(tests, run_each(_predict_fold, work, len(rows)), strict=True)
+    ):
         figures[test], chosen[test] = found
         tell(f"fold {k + 1} of {folds}")
     return collect_held_out(rows, wanted, fold, figures, chosen, gpu)
 
 
-def _predict_fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower) -> tuple[Array, list[str]]:
-    """Return the figures that ``collect_held_out`` takes, and chosen kernels, of rows that a fit never saw."""
+def _predict_fold(
+    known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower
+) -> tuple[Array, list[str]]:
+    """Return the figures that ``collect_held_out`` takes, and chosen kernels, of rows that a fit
+    never saw.
+    """
     found = fit_kernel_rows(known, gpu, idle)
     bundle = build_bundle(found, test, gpu, {}, "")
     labels = [str(label or "") for label in choose_labels(test, found.learned.reference)]
-    named = np.array([bool(names) for names in test.names]) & np.isin(test.family, ("gemm", "conv2d"))
+    named = np.array([bool(names) for names in test.names]) & np.isin(
+        test.family, ("gemm", "conv2d")
+    )
     products = named & test.is_kind("burst") & on_random_data(test)
     as_ran_s = np.full(len(test), np.nan)
     if products.any():
@@ -132,8 +163,11 @@ def _predict_fold(known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower
     return np.column_stack([predict_with_bundle(bundle, test, gpu), near, as_ran_s]), labels
 
 
-def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float | None = None) -> Array:
-    """Predict latency, power, clock and power at the top clock of each row; of bursts latency at the top clock.
+def predict_with_bundle(
+    bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float | None = None
+) -> Array:
+    """Predict latency, power, clock and power at the top clock of each row; of bursts latency at
+    the top clock.
 
     ``run_s`` is how long the other rows ran after a pause; None: until the governor had settled.
     """
@@ -155,26 +189,36 @@ def predict_with_bundle(bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float
 
 
 def row_nearness(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
-    """Return the nearness of each row to those that time and energy were learned from, ``(2, row)``; NaN: none."""
+    """Return the nearness of each row to those that time and energy were learned from, ``(2,
+    row)``; NaN: none.
+    """
     near = analyse_rows(bundle, rows, gpu).near
     return np.full((2, len(rows)), np.nan) if near is None else near
 
 
 def analyse_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Timeline:
     """Analyse the kernels of rows, one each, without any issue order."""
-    return analyse_kernels(build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()), gpu, bundle)
+    return analyse_kernels(
+        build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()), gpu, bundle
+    )
 
 
 def predict_bursts_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
-    """Predict the seconds of kernels that run for some milliseconds at the top clock, ``(kernel,)``."""
+    """Predict the seconds of kernels that run for some milliseconds at the top clock,
+    ``(kernel,)``.
+    """
     timeline, law = analyse_kernels(kernels, gpu, bundle), bundle.for_bursts().clock_law
-    return compute_kernel_s(timeline.phases, compute_effective_hz(timeline, float(np.mean(gpu.clocks.max_hz)), law))
+    return compute_kernel_s(
+        timeline.phases, compute_effective_hz(timeline, float(np.mean(gpu.clocks.max_hz)), law)
+    )
 
 
 def analyse_row(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Analyse the kernel of one row, issued once."""
     segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
-    kernels = build_kernels((rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,))
+    kernels = build_kernels(
+        (rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,)
+    )
     return analyse_kernels(kernels, gpu, bundle)
 
 
@@ -188,9 +232,8 @@ def collect_held_out(
 ) -> HeldOutRows:
     """Collect measured and predicted figures of the wanted rows.
 
-    Columns of ``figures`` are those of ``predict_with_bundle``, nearness by time and by energy, and latency with the
-    kernel that ran.
-    """
+    Columns of ``figures`` are those of ``predict_with_bundle``, nearness by time and by energy, and
+    latency with the kernel that ran."""
     predicted_s, predicted_w, predicted_hz, _, near, near_power, as_ran_s = figures[wanted].T
     some = rows.select_rows(wanted)
     power_w, clock_hz, latency_s = settled_figures(some)
@@ -223,7 +266,11 @@ def collect_held_out(
 
 INTERVAL_LEVEL = 0.9
 _UNCAPPED = 0.995  # of the top clock
-POOLED_FAMILIES = ("softmax", "layernorm", "rmsnorm")  # whose kernels are alike: power is pooled where rows are few
+POOLED_FAMILIES = (
+    "softmax",
+    "layernorm",
+    "rmsnorm",
+)  # whose kernels are alike: power is pooled where rows are few
 FEW_ROWS = 40  # twice those below which no row lies in a tail of 5 %
 PRIOR_ROWS = 4.0
 
@@ -231,13 +278,17 @@ PRIOR_ROWS = 4.0
 def fit_interval_ends(
     held: HeldOutRows, near: tuple[NearnessLine, NearnessLine] = (UNSCALED, UNSCALED)
 ) -> dict[str, ResidualEnds]:
-    """Fit the interval ends of each family: latency to its bursts, power to sustained rows of its pool.
+    """Fit the interval ends of each family: latency to its bursts, power to sustained rows of its
+    pool.
 
     ``near`` is the result of ``fit_nearness`` on the same rows.
     """
     families = np.array(held.family)
     (latency, timed), (power, powered) = held.ratio("latency"), held.ratio("power")
-    latency, power = scale_ratios(latency, held.near, near[0]), scale_ratios(power, held.near_power, near[1])
+    latency, power = (
+        scale_ratios(latency, held.near, near[0]),
+        scale_ratios(power, held.near_power, near[1]),
+    )
     found = {}
     for family in dict.fromkeys(held.family):
         time = latency[(families == family) & timed]
@@ -247,7 +298,9 @@ def fit_interval_ends(
 
 
 def scale_ratios(ratio: Array, near: Array, line: NearnessLine) -> Array:
-    """Scale ratios to those of a row at a typical distance: divide logarithms by the scale of the distance."""
+    """Scale ratios to those of a row at a typical distance: divide logarithms by the scale of the
+    distance.
+    """
     return np.asarray(ratio ** (1.0 / support_widening.nearness_scale(near, line)))
 
 
@@ -261,14 +314,18 @@ def power_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[f
         return conformal_ends(ratio[inside])
     size, spread = np.abs(logs), {}  # mean size of a family's residuals, drawn to that of all
     for other in POOLED_FAMILIES:
-        mean = (size[of == other].sum() + PRIOR_ROWS * size.mean()) / ((of == other).sum() + PRIOR_ROWS)
+        mean = (size[of == other].sum() + PRIOR_ROWS * size.mean()) / (
+            (of == other).sum() + PRIOR_ROWS
+        )
         spread[other] = float(max(mean, 1e-6))
     low, high = conformal_ends(np.exp(logs / np.array([spread[str(other)] for other in of])))
     return float(low ** spread[name]), float(high ** spread[name])
 
 
 def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
-    """Return ends between which a new ratio falls with ``level``, a tail of (1 - level)/2 at each side."""
+    """Return ends between which a new ratio falls with ``level``, a tail of (1 - level)/2 at each
+    side.
+    """
     if ratio.size == 0:
         return (0.5, 2.0)
     ordered, tail = np.sort(ratio), (1.0 - level) / 2.0
@@ -278,7 +335,9 @@ def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, 
 
 
 LEAST_NEARNESS_ROWS = 300  # with a nearness, to learn from
-NEAREST_SHARE = 0.95  # of the held-out rows are not nearer than what counts as beside a measured one
+NEAREST_SHARE = (
+    0.95  # of the held-out rows are not nearer than what counts as beside a measured one
+)
 _SLOPES = np.concatenate([[0.0], np.geomspace(0.25, 40.0, 45)])
 
 Names = npt.NDArray[np.str_]
@@ -296,7 +355,9 @@ def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessL
 
     def pinball_loss(slope: float) -> float:
         spread = 1.0 + slope * away
-        over = size - spread * weighted_quantile(size / spread, spread, INTERVAL_LEVEL)  # the best t
+        over = size - spread * weighted_quantile(
+            size / spread, spread, INTERVAL_LEVEL
+        )  # the best t
         return float(np.mean(np.maximum(INTERVAL_LEVEL * over, (INTERVAL_LEVEL - 1.0) * over)))
 
     slope = min(_SLOPES, key=pinball_loss)
@@ -317,8 +378,14 @@ def weighted_quantile(values: Array, weight: Array, level: float) -> float:
 
 
 def fit_nearness(held: HeldOutRows) -> tuple[NearnessLine, NearnessLine]:
-    """Fit the nearness lines of latency to held-out bursts and of power to sustained ones, on random data."""
-    family, (latency, timed), (power, powered) = np.array(held.family), held.ratio("latency"), held.ratio("power")
+    """Fit the nearness lines of latency to held-out bursts and of power to sustained ones, on
+    random data.
+    """
+    family, (latency, timed), (power, powered) = (
+        np.array(held.family),
+        held.ratio("latency"),
+        held.ratio("power"),
+    )
     return (
         fit_nearness_line(np.log(latency[timed]), family[timed], held.near[timed]),
         fit_nearness_line(np.log(power[powered]), family[powered], held.near_power[powered]),
@@ -364,11 +431,15 @@ def fit_widening(
     left = predict_left_out(rows, gpu, idle, residuals, near, tell)
     apart = fit_reason_widening(left)
     said = f"{rows.source}: {len(set(left.thing))} functions, kinds, formats and sizes left out of fits in turn"
-    every = {why: apart.get(why, support_widening.default_widening().apart[why]) for why in OutsideReason}
+    every = {
+        why: apart.get(why, support_widening.default_widening().apart[why]) for why in OutsideReason
+    }
     return Widening(near[0], every, said, near[1])
 
 
-def fit_reason_widening(left: LeftOutRows, without: str = "") -> dict[OutsideReason, support_widening.ReasonWidening]:
+def fit_reason_widening(
+    left: LeftOutRows, without: str = ""
+) -> dict[OutsideReason, support_widening.ReasonWidening]:
     """Fit the half-width of each reason with enough things left out, ``without`` one of them."""
     found = {}
     things, whys = np.array(left.thing), np.array(left.why)
@@ -411,7 +482,10 @@ def predict_left_out(
         np.concatenate([one.row for one in found]),
         tuple(name for one in found for name in one.thing),
         tuple(why for one in found for why in one.why),
-        *(np.concatenate([getattr(one, name) for one in found]) for name in ("latency", "power", "ends")),
+        *(
+            np.concatenate([getattr(one, name) for one in found])
+            for name in ("latency", "power", "ends")
+        ),
     )
 
 
@@ -459,9 +533,15 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
     for what, names in named.items():
         thing = np.array([f"{own}: {name}" for own, name in zip(learner, names, strict=True)])
         of_thing = Counter(thing[counted].tolist())
-        kept = [t for t, n in of_thing.items() if LEAST_THING_ROWS <= n <= MOST * of_family[t.partition(":")[0]]]
+        kept = [
+            t
+            for t, n in of_thing.items()
+            if LEAST_THING_ROWS <= n <= MOST * of_family[t.partition(":")[0]]
+        ]
         order = sorted(kept, key=lambda t: (t.partition(":")[0], -of_thing[t], t))
-        dealt = [order[k :: ROUNDS[what]] for k in range(ROUNDS[what])]  # what a family has goes round
+        dealt = [
+            order[k :: ROUNDS[what]] for k in range(ROUNDS[what])
+        ]  # what a family has goes round
         found += [np.where(np.isin(thing, gone), thing, "") for gone in dealt if gone]
     return found + _size_rounds(kernels, counted)
 
@@ -476,7 +556,10 @@ def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
             here = values[own & counted]
             if name.startswith("log_") and here.size and np.ptp(here) > 0.0:
                 low, high = np.quantile(here, [CUT, 1.0 - CUT])
-                cuts += [(f"small {name}", own & (values < low)), (f"large {name}", own & (values > high))]
+                cuts += [
+                    (f"small {name}", own & (values < low)),
+                    (f"large {name}", own & (values > high)),
+                ]
         cuts = [(label, gone) for label, gone in cuts if (gone & counted).sum() >= LEAST_THING_ROWS]
         step = max(len(cuts) // len(found), 1)
         for k, names in enumerate(found):

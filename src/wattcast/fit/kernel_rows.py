@@ -28,7 +28,14 @@ from wattcast.workload.readers import from_json
 UNFIT_FLAGS = ("unsettled", "clock_low", "clock_drift", "period_beats_with_sensor")
 ROW_NUMBERS = (
     *("latency_s", "power_w", "sm_clock_hz", "effective_clock_hz", "memory_power_w", "on_power_w"),
-    *("settled_power_w", "settled_clock_hz", "temperature_c", "duty", "idle_power_w", "power_limit_w"),
+    *(
+        "settled_power_w",
+        "settled_clock_hz",
+        "temperature_c",
+        "duty",
+        "idle_power_w",
+        "power_limit_w",
+    ),
 )
 
 
@@ -64,11 +71,15 @@ class KernelRows:
         """Return the rows of a mask."""
         at = np.flatnonzero(mask)
         columns: dict[str, Any] = {
-            item.name: value[at] if isinstance(value, np.ndarray) else tuple(map(value.__getitem__, at.tolist()))
+            item.name: value[at]
+            if isinstance(value, np.ndarray)
+            else tuple(map(value.__getitem__, at.tolist()))
             for item in fields(self)
             if not isinstance(value := getattr(self, item.name), (str, dict, type(None)))
         }
-        return replace(self, number={name: values[at] for name, values in self.number.items()}, **columns)
+        return replace(
+            self, number={name: values[at] for name, values in self.number.items()}, **columns
+        )
 
     def is_kind(self, *kinds: str) -> Mask:
         """Return the mask of rows that were measured in one of these ways."""
@@ -87,7 +98,11 @@ class KernelRows:
 
 def load_kernel_rows(database: str | Path) -> KernelRows:
     """Load every row with an operator and a figure; idle rows come from ``load_idle_rows``."""
-    plain = [row for row in read_plain_rows(database) if row.get("kind") != "idle" and not row.get("error")]
+    plain = [
+        row
+        for row in read_plain_rows(database)
+        if row.get("kind") != "idle" and not row.get("error")
+    ]
     if not plain:
         raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast lab pack`.")
     ops = parse_operators([row["operator"] for row in plain], str(database))
@@ -102,16 +117,25 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
         spec=tuple(row.get("spec") or (row.get("detail") or {}).get("spec", "") for row in plain),
         repeat=np.array([int(row.get("repeat") or 0) for row in plain]),
         names=tuple(tuple(row.get("kernel_names") or ()) for row in plain),
-        blocks=tuple(tuple(math.prod(grid) for grid in row.get("kernel_grids") or ()) for row in plain),
+        blocks=tuple(
+            tuple(math.prod(grid) for grid in row.get("kernel_grids") or ()) for row in plain
+        ),
         uuid=uuid,
         run=tuple(str(row.get("run") or "") for row in plain),
         chosen=tuple(str(row.get("chosen") or PLANNED) for row in plain),
         number={
-            name: np.array([float(v) if isinstance(v := row.get(name), (int, float)) else np.nan for row in plain])
+            name: np.array(
+                [
+                    float(v) if isinstance(v := row.get(name), (int, float)) else np.nan
+                    for row in plain
+                ]
+            )
             for name in ROW_NUMBERS
         }
         | {CARD: np.array([number_card(name) for name in uuid])},
-        fit=np.array([not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool),
+        fit=np.array(
+            [not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool
+        ),
         source=Path(str(database)).name,
         card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
         held_out=np.array(held) if any(held) else None,
@@ -119,7 +143,10 @@ def load_kernel_rows(database: str | Path) -> KernelRows:
 
 
 PLANNED = "plan"  # why a row was measured: at random
-TO_LEARN_FROM = ("learning", "common")  # alone: picked for it, or repeats of a kernel on another card
+TO_LEARN_FROM = (
+    "learning",
+    "common",
+)  # alone: picked for it, or repeats of a kernel on another card
 CARD = "card"  # column: a number that stands for the card of a row, the same in every database
 
 
@@ -144,9 +171,13 @@ def load_idle_rows(database: str | Path) -> list[tuple[float, float, float]]:
     """Load clock (Hz), power (W) and temperature (C) of the idle rows."""
     plain = read_plain_rows(database)
     rows = [row for row in plain if row.get("kind") == "idle" and row.get("power_w")]
-    power_w, degrees = (np.array([float(row[name]) for row in rows]) for name in ("power_w", "temperature_c"))
+    power_w, degrees = (
+        np.array([float(row[name]) for row in rows]) for name in ("power_w", "temperature_c")
+    )
     card = [str(row.get("card_uuid") or "") for row in rows]
-    weight = Counter(str(row.get("card_uuid") or "") for row in plain if row.get("kind") == "sustained")
+    weight = Counter(
+        str(row.get("card_uuid") or "") for row in plain if row.get("kind") == "sustained"
+    )
     levelled_w = _at_one_level(power_w, degrees, card, weight)
     return [
         (float(row["sm_clock_hz"]), float(watts), float(row["temperature_c"]))
@@ -154,11 +185,14 @@ def load_idle_rows(database: str | Path) -> list[tuple[float, float, float]]:
     ]
 
 
-def _at_one_level(power_w: Array, degrees: Array, card: list[str], weight: Mapping[str, float]) -> Array:
-    """Level the idle power of several cards: P = level of the card + slope · T, with levels averaged by ``weight``.
+def _at_one_level(
+    power_w: Array, degrees: Array, card: list[str], weight: Mapping[str, float]
+) -> Array:
+    """Level the idle power of several cards: P = level of the card + slope · T, with levels
+    averaged by ``weight``.
 
-    Cards differ by some watts and were met at different temperatures, so the slope of pooled rows is that of none.
-    """
+    Cards differ by some watts and were met at different temperatures, so the slope of pooled rows
+    is that of none."""
     names = list(dict.fromkeys(card))
     if len(names) < 2:
         return power_w
@@ -172,16 +206,22 @@ def _at_one_level(power_w: Array, degrees: Array, card: list[str], weight: Mappi
     return np.asarray(power_w + common_w - own @ level_w)
 
 
-def read_plain_rows(database: str | Path, table: str = ROWS_FILE, record: str = "row") -> list[Plain]:
+def read_plain_rows(
+    database: str | Path, table: str = ROWS_FILE, record: str = "row"
+) -> list[Plain]:
     """Read every row of a database as plain mappings.
 
-    ``database`` is a folder with the ``table``, that file, the name of a database that ships, or a folder of journals
-    (``*.jsonl``) as a campaign leaves them, whose records of one kind count once each, as last written.
-    """
+    ``database`` is a folder with the ``table``, that file, the name of a database that ships, or a
+    folder of journals (``*.jsonl``) as a campaign leaves them, whose records of one kind count once
+    each, as last written."""
     path = Path(database)
     if path.is_dir() and not (path / table).exists():
         found = (row for file in sorted(path.rglob("*.jsonl")) for row in read_lines(file))
-        return list({(row.get("id"), row.get("run")): row for row in found if row.get("record") == record}.values())
+        return list(
+            {
+                (row.get("id"), row.get("run")): row for row in found if row.get("record") == record
+            }.values()
+        )
     if path.is_dir():
         path = path / table
     elif not path.exists():
@@ -190,7 +230,9 @@ def read_plain_rows(database: str | Path, table: str = ROWS_FILE, record: str = 
 
 
 def parse_operators(entries: Sequence[Plain], where: str = "candidates") -> tuple[Operator, ...]:
-    """Parse one operator per entry through the workload reader, so that a row means what a workload file means."""
+    """Parse one operator per entry through the workload reader, so that a row means what a workload
+    file means.
+    """
     named = [
         {"op": e["function"], **{k: v for k, v in e.items() if k not in ("op", "function")}}
         if e.get("op") == "elementwise"
@@ -207,15 +249,22 @@ def on_random_data(rows: KernelRows) -> Mask:
 
 
 def settled_figures(rows: KernelRows) -> tuple[Array, Array, Array]:
-    """Return power, reported clock and latency of each row, settled ones where a capped row has them.
+    """Return power, reported clock and latency of each row, settled ones where a capped row has
+    them.
 
     A capped row's first second runs above the limit; its latency is carried to the settled clock by
     the ratio of the clocks, as for a kernel bound on chip.
     """
     duty = rows.is_kind("duty")
-    has = np.isfinite(rows.column("settled_power_w")) & np.isfinite(rows.column("settled_clock_hz")) & ~duty
+    has = (
+        np.isfinite(rows.column("settled_power_w"))
+        & np.isfinite(rows.column("settled_clock_hz"))
+        & ~duty
+    )
     power_w = np.where(
-        duty, rows.column("on_power_w"), np.where(has, rows.column("settled_power_w"), rows.column("power_w"))
+        duty,
+        rows.column("on_power_w"),
+        np.where(has, rows.column("settled_power_w"), rows.column("power_w")),
     )
     clock_hz = np.where(has, rows.column("settled_clock_hz"), rows.column("sm_clock_hz"))
     latency_s = rows.column("latency_s") * np.where(has, rows.column("sm_clock_hz") / clock_hz, 1.0)
@@ -234,7 +283,9 @@ FOLDS = 5
 def shape_name(op: Operator) -> str:
     """Name the shape of an operator: its kind and sizes, whatever the number format."""
     whole = (
-        (f.name, getattr(op, f.name)) for f in fields(op) if f.name not in ("dtype", "out_dtype", "count", "label")
+        (f.name, getattr(op, f.name))
+        for f in fields(op)
+        if f.name not in ("dtype", "out_dtype", "count", "label")
     )
     sizes = [f"{name}={value}" for name, value in whole if not name.startswith(("read", "write"))]
     return f"{op.name} {' '.join(sizes)}"
@@ -243,8 +294,8 @@ def shape_name(op: Operator) -> str:
 def assign_folds(rows: KernelRows, folds: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
     """Assign a fold to each row; all rows of a shape share one.
 
-    scikit-learn's GroupKFold balances folds by size instead; the shipped errors were measured with these folds.
-    """
+    scikit-learn's GroupKFold balances folds by size instead; the shipped errors were measured with
+    these folds."""
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
     return np.asarray(np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % folds)
 
@@ -253,8 +304,11 @@ _Found = TypeVar("_Found")
 PARALLEL_ROWS = 2000  # from which on a fit takes longer than starting a process
 
 
-def run_each(step: Callable[..., _Found], work: Iterable[tuple[Any, ...]], rows: int) -> Iterable[_Found]:
-    """Yield ``step(*one)`` for each of ``work``, in order, on all cores where a database has many ``rows``.
+def run_each(
+    step: Callable[..., _Found], work: Iterable[tuple[Any, ...]], rows: int
+) -> Iterable[_Found]:
+    """Yield ``step(*one)`` for each of ``work``, in order, on all cores where a database has many
+    ``rows``.
 
     >>> list(run_each(pow, [(2, 3), (3, 2)], rows=10))
     [8, 9]

@@ -1,13 +1,13 @@
 """Fit the corrections of kernel phases and the learned residual of latency.
 
-There are two stages. First λ by group: the scaffold's five non-negative corrections, fitted to the logarithm of the
-latency (relative error, so small kernels count as much as large), robustly, and pulled towards the family's own fit
-where a group has few rows. Then trees and a Gaussian process learn what remains, by family.
+There are two stages. First λ by group: the scaffold's five non-negative corrections, fitted to the
+logarithm of the latency (relative error, so small kernels count as much as large), robustly, and
+pulled towards the family's own fit where a group has few rows. Then trees and a Gaussian process
+learn what remains, by family.
 
-The Gaussian process is ours rather than scikit-learn's: its length scales have a prior, its noise varies by row,
-and distances are in single precision. It fits some forty features to 300 rows in a second, and shipped bundles rest
-on it.
-"""
+The Gaussian process is ours rather than scikit-learn's: its length scales have a prior, its noise
+varies by row, and distances are in single precision. It fits some forty features to 300 rows in a
+second, and shipped bundles rest on it."""
 
 from __future__ import annotations
 
@@ -64,17 +64,20 @@ def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
 
 
 def pack_trees(grown: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Pack trees into feature, threshold, left, right and value of their nodes, ``(tree, node)`` each.
+    """Pack trees into feature, threshold, left, right and value of their nodes, ``(tree, node)``
+    each.
 
-    A tree is given by which of its nodes are leaves, and these five of its nodes. A leaf is its own child.
-    """
+    A tree is given by which of its nodes are leaves, and these five of its nodes. A leaf is its own
+    child."""
     shape = len(grown), max((len(leaf) for leaf, *_ in grown), default=1)
     itself = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
     feature, threshold, value = np.zeros(shape, np.int32), np.zeros(shape), np.zeros(shape)
     left, right = itself.copy(), itself.copy()
     for i, (leaf, *inner, values) in enumerate(grown):
         at = np.flatnonzero(~leaf)
-        feature[i, at], threshold[i, at], left[i, at], right[i, at] = (column[at] for column in inner)
+        feature[i, at], threshold[i, at], left[i, at], right[i, at] = (
+            column[at] for column in inner
+        )
         value[i, : len(leaf)] = values
     return feature, threshold, left, right, value
 
@@ -84,13 +87,17 @@ _STEPS = 25
 
 
 def fit_gaussian_process(
-    names: tuple[str, ...], raw: Array, target: Array, sure: Array | None = None, length_rows: int = LENGTH_ROWS
+    names: tuple[str, ...],
+    raw: Array,
+    target: Array,
+    sure: Array | None = None,
+    length_rows: int = LENGTH_ROWS,
 ) -> GaussianProcess:
-    """Fit lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9], then the mean.
+    """Fit lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9],
+    then the mean.
 
-    ``raw`` are features ``(row, name)``. ``sure`` is how well each target is known: its noise goes with the inverse,
-    with the same mean.
-    """
+    ``raw`` are features ``(row, name)``. ``sure`` is how well each target is known: its noise goes
+    with the inverse, with the same mean."""
     from scipy.linalg import cho_factor, cho_solve
 
     spread = raw.std(axis=0)
@@ -107,7 +114,9 @@ def fit_gaussian_process(
     norms = (points**2).sum(axis=-1)
     distance = np.sqrt(np.maximum(norms[:, None] + norms - 2.0 * points @ points.T, 0.0))
     near = variance * np.exp(-distance)
-    near[np.diag_indices_from(near)] += noise if sure is None else noise * (sure**2).mean() / sure**2
+    near[np.diag_indices_from(near)] += (
+        noise if sure is None else noise * (sure**2).mean() / sure**2
+    )
     alpha = cho_solve(cho_factor(near, lower=True), target - mean)
     return GaussianProcess(names, length / spread, points, np.asarray(alpha), mean, variance)
 
@@ -123,7 +132,11 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
     spread = max(float(target.var()), 1e-6)
 
     def worse(value: Array) -> tuple[float, Array]:
-        weight, variance, noise = np.exp(2.0 * value[:width]), np.exp(value[width]), np.exp(value[width + 1])
+        weight, variance, noise = (
+            np.exp(2.0 * value[:width]),
+            np.exp(value[width]),
+            np.exp(value[width + 1]),
+        )
         squared = (weight.astype(np.float32) @ flat).reshape(count, count).astype(np.float64)
         radius = np.sqrt(np.maximum(squared, 1e-12))
         signal = variance * np.exp(-radius)
@@ -146,7 +159,9 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
 
     start = np.concatenate([np.full(width, _START_LENGTH), [np.log(spread), np.log(0.05 * spread)]])
     bounds = [(-6.0, 1.5)] * width + [(np.log(1e-4), np.log(20.0)), (np.log(2e-5), np.log(0.5))]
-    done = minimize(worse, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _STEPS})
+    done = minimize(
+        worse, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _STEPS}
+    )
     return np.exp(done.x[:width]), float(np.exp(done.x[width])), float(np.exp(done.x[width + 1]))
 
 
@@ -168,7 +183,8 @@ def fit_corrections(
     effective_hz: Array,
     begin: Mapping[str, Correction] = MappingProxyType({}),
 ) -> dict[str, Correction]:
-    """Fit corrections of each family (the part of a group before its dot; depthwise apart), then of each group.
+    """Fit corrections of each family (the part of a group before its dot; depthwise apart), then of
+    each group.
 
     A family's search begins at its entry of ``begin``, a forecast, where it has one.
     """
@@ -179,13 +195,21 @@ def fit_corrections(
         rows = np.flatnonzero(families == family)
         start = _START
         if (c := begin.get(family)) is not None:
-            start = np.log(np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW)))
-        found[family] = _fit_group(terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, _LOOSE)
+            start = np.log(
+                np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW))
+            )
+        found[family] = _fit_group(
+            terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, _LOOSE
+        )
         for name in dict.fromkeys(groups[rows].tolist()):
             if name != family:
                 inside = np.flatnonzero(groups == name)
                 found[name] = _fit_group(
-                    terms.select_rows(inside), latency_s[inside], effective_hz[inside], found[family], _PULL
+                    terms.select_rows(inside),
+                    latency_s[inside],
+                    effective_hz[inside],
+                    found[family],
+                    _PULL,
                 )
     return {name: Correction(*map(float, np.exp(value))) for name, value in found.items()}
 
@@ -197,7 +221,9 @@ def _name_family(group: str) -> str:
     return ".".join(words[:3]) if words[1:2] == ["engine"] else words[0]
 
 
-def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, start: Array, weight: float) -> Array:
+def _fit_group(
+    terms: IdealTerms, latency_s: Array, effective_hz: Array, start: Array, weight: float
+) -> Array:
     from scipy.optimize import least_squares
 
     def misfit(value: Array) -> Array:
@@ -206,7 +232,13 @@ def _fit_group(terms: IdealTerms, latency_s: Array, effective_hz: Array, start: 
 
     inside = np.clip(start, _LOW + 1e-6, _HIGH - 1e-6)
     done = least_squares(
-        misfit, inside, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.2, diff_step=1e-3, max_nfev=60
+        misfit,
+        inside,
+        bounds=(_LOW, _HIGH),
+        loss="soft_l1",
+        f_scale=0.2,
+        diff_step=1e-3,
+        max_nfev=60,
     )
     return np.asarray(done.x)
 
@@ -228,13 +260,23 @@ class ResidualSample:
     again: bool = False  # its rows are in other samples too
     sure: Array | None = None  # how well each ratio is known, above 0 to 1; None: all alike
 
-    def select_families(self, families: Sequence[str], names: Sequence[str]) -> tuple[Array, Array, Array]:
-        """Return features ``(row, name)``, target and how well it is known; features that are missing are zero."""
+    def select_families(
+        self, families: Sequence[str], names: Sequence[str]
+    ) -> tuple[Array, Array, Array]:
+        """Return features ``(row, name)``, target and how well it is known; features that are
+        missing are zero.
+        """
         at = np.flatnonzero(np.isin(self.kernels.work.root_family, families))
         known = {**self.kernels.work.features, **self.more}
         nothing = np.zeros(len(at))
-        rows = np.stack([known[n][at] if n in known else nothing for n in names], axis=-1, dtype=np.float64)
-        return rows, np.log(self.ratio[at]), np.ones(len(at)) if self.sure is None else self.sure[at]
+        rows = np.stack(
+            [known[n][at] if n in known else nothing for n in names], axis=-1, dtype=np.float64
+        )
+        return (
+            rows,
+            np.log(self.ratio[at]),
+            np.ones(len(at)) if self.sure is None else self.sure[at],
+        )
 
 
 def fit_residuals(
@@ -249,16 +291,21 @@ def fit_residuals(
 ) -> dict[str, LearnedFactor]:
     """Fit log(measured over scaffold) by family; factors are held within the range that was seen.
 
-    ``pools``: further families whose rows a family learns from, alike in features. A row may be in several samples.
-    ``hold_in``: the process sees outliers of products and convolutions drawn in. ``loss`` is the trees',
-    ``length_rows`` the number of rows that the process fits its lengths to.
+    ``pools``: further families whose rows a family learns from, alike in features. A row may be in
+    several samples. ``hold_in``: the process sees outliers of products and convolutions drawn in.
+    ``loss`` is the trees', ``length_rows`` the number of rows that the process fits its lengths to.
     """
     found = {}
-    for family in dict.fromkeys(name for sample in samples for name in sample.kernels.work.root_family):
+    for family in dict.fromkeys(
+        name for sample in samples for name in sample.kernels.work.root_family
+    ):
         pool = pools.get(family, (family,))
         names = tuple(
             dict.fromkeys(
-                name for s in samples for other in pool for name in (*residual_features(other, s.kernels), *s.more)
+                name
+                for s in samples
+                for other in pool
+                for name in (*residual_features(other, s.kernels), *s.more)
             )
         )
         parts = [sample.select_families(pool, names) for sample in samples]
@@ -266,14 +313,23 @@ def fit_residuals(
         if len(target) < LEAST_FOR_PROCESS:
             continue  # too few to learn from: the scaffold's word stands
         grown = trees and len(target) >= LEAST_FOR_TREES
-        again = any(sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True))
-        # |predicted / measured - 1| is what is scored: for a median, a row far above the scaffold weighs less
-        tilt = 1.0 if loss == "squared_error" else np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
+        again = any(
+            sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True)
+        )
+        # |predicted / measured - 1| is what is scored: for a median, a row far above the scaffold
+        # weighs less
+        tilt = (
+            1.0
+            if loss == "squared_error"
+            else np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
+        )
         ensemble, drawn_in = None, target
         if grown:
             least = LEAST_LEAF_ROWS * (2 if again else 1)
             ensemble = fit_trees(names, rows, target, tilt * sure, trees, leaves, least, loss)
-        if hold_in and family in _RAGGED:  # outliers are drawn in, since a process takes errors as Gaussian
+        if (
+            hold_in and family in _RAGGED
+        ):  # outliers are drawn in, since a process takes errors as Gaussian
             middle = np.median(target)
             spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
             drawn_in = np.clip(target, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
@@ -291,6 +347,8 @@ _OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is f
 
 
 def residual_features(family: str, kernels: Kernels) -> tuple[str, ...]:
-    """List the columns that a family's residual reads: its shape, the scaffold's ideal terms, its group."""
+    """List the columns that a family's residual reads: its shape, the scaffold's ideal terms, its
+    group.
+    """
     groups = sorted({g for g in kernels.work.kernel_family if root_family(g) == family})
     return (*FEATURES[family], *COMMON, *(f"is {group}" for group in groups))

@@ -1,12 +1,13 @@
-"""Suggest which rows to measure next: those that take away most uncertainty where predictions are asked for.
+"""Suggest which rows to measure next: those that take away most uncertainty where predictions are
+asked for.
 
-The residual of a kernel is taken as a Gaussian process over its log2 sizes: kernels of one group within a few
-doublings tell about one another, those of other groups of the family half as much. A candidate is worth the
-variance it takes away from all targets [Cohn1996], each weighted by the share of time it takes in real models
-(targets of the plan count alike). Rows are picked one by one; each is taken as measured for the next. All families
-count as equally unsure: where errors are large because the model is wrong, more rows do not help, and going by the
-width of intervals spends them there (``docs/method/bigger-database.md`` has the comparison).
-"""
+The residual of a kernel is taken as a Gaussian process over its log2 sizes: kernels of one group
+within a few doublings tell about one another, those of other groups of the family half as much. A
+candidate is worth the variance it takes away from all targets [Cohn1996], each weighted by the
+share of time it takes in real models (targets of the plan count alike). Rows are picked one by one;
+each is taken as measured for the next. All families count as equally unsure: where errors are large
+because the model is wrong, more rows do not help, and going by the width of intervals spends them
+there (``docs/method/bigger-database.md`` has the comparison)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from wattcast.workload import model_catalogue
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.operator_base import Operator
 
-REACH_DOUBLINGS = 8.0  # within which a measured row tells about another: where the covariance has fallen to 1/e
+REACH_DOUBLINGS = (
+    8.0  # within which a measured row tells about another: where the covariance has fallen to 1/e
+)
 ACROSS_GROUPS = 0.5  # covariance of kernels of one size in two groups of a family
 ROW_NOISE = 0.05  # of the variance: what a row does not tell even of itself
 PLAN_SHARE = 0.3  # of the suggestions, from the plan's random shapes
@@ -42,7 +45,9 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowCandidate:
-    """An operator that can be measured, as a workload file writes it, and the share of time it takes."""
+    """An operator that can be measured, as a workload file writes it, and the share of time it
+    takes.
+    """
 
     operator: dict[str, Any]
     condition: RunCondition
@@ -56,7 +61,9 @@ class RowSuggestion:
 
     candidate: RowCandidate
     score: float
-    distance: float  # doublings to the nearest measured row of its kind; infinite: none was measured
+    distance: (
+        float  # doublings to the nearest measured row of its kind; infinite: none was measured
+    )
     width: float  # log-width of its family's interval
 
 
@@ -68,13 +75,19 @@ def suggest_rows(
     bundle: Bundle,
     plan_share: float = PLAN_SHARE,
 ) -> list[RowSuggestion]:
-    """Suggest the ``count`` rows worth most: ``1 - plan_share`` of them from real models, the rest from the plan."""
+    """Suggest the ``count`` rows worth most: ``1 - plan_share`` of them from real models, the rest
+    from the plan.
+    """
     if not candidates:
         return []
     ops = parse_operators([c.operator for c in candidates])
     kernels = build_kernels(ops, [c.condition for c in candidates], gpu, bundle.reference, ())
     nothing = select_kernels(kernels, np.zeros(len(ops), dtype=bool))
-    known = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()) if len(rows) else nothing
+    known = (
+        build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+        if len(rows)
+        else nothing
+    )
     share = np.array([c.share for c in candidates])
     real = share > 0
     from_plan = min(round(plan_share * count), int((~real).sum()))
@@ -83,12 +96,17 @@ def suggest_rows(
     # the plan's rows are judged by one another, with what was just picked as measured
     rest = pick_candidates(kernels, known, (~real).astype(float), ~real & ~taken, from_plan, taken)
     distance, width = distances_to_known(kernels, known), interval_widths(kernels, bundle)
-    return [RowSuggestion(candidates[i], worth, float(distance[i]), float(width[i])) for i, worth in (*first, *rest)]
+    return [
+        RowSuggestion(candidates[i], worth, float(distance[i]), float(width[i]))
+        for i, worth in (*first, *rest)
+    ]
 
 
 def interval_widths(kernels: Kernels, bundle: Bundle) -> Array:
     """Return the log-width of the interval of each kernel's family."""
-    return np.array([np.log(np.divide(*bundle.residuals[family].latency[::-1])) for family in kernels.family])
+    return np.array(
+        [np.log(np.divide(*bundle.residuals[family].latency[::-1])) for family in kernels.family]
+    )
 
 
 def pick_candidates(
@@ -99,11 +117,11 @@ def pick_candidates(
     count: int,
     measured: Mask | None = None,
 ) -> list[tuple[int, float]]:
-    """Pick candidates by their worth, the variance they take from targets of ``weight``; return both.
+    """Pick candidates by their worth, the variance they take from targets of ``weight``; return
+    both.
 
-    ``measured`` are candidates to take as measured already. Families do not tell about one another, so each is a
-    problem of its own; the best of any is picked next.
-    """
+    ``measured`` are candidates to take as measured already. Families do not tell about one another,
+    so each is a problem of its own; the best of any is picked next."""
     learners, others = np.array(kernels.work.root_family), np.array(known.work.root_family)
     share = weight / max(float(weight.sum()), 1e-30)
     problems = []
@@ -113,9 +131,15 @@ def pick_candidates(
             evenly = np.random.default_rng(0).permutation(len(here))
             ranked = evenly[np.argsort(-share[here][evenly], kind="stable")]
             here = np.sort(here[ranked[:MOST_CANDIDATES]])
-        extra = np.flatnonzero((learners == name) & measured) if measured is not None else np.zeros(0, dtype=np.int64)
+        extra = (
+            np.flatnonzero((learners == name) & measured)
+            if measured is not None
+            else np.zeros(0, dtype=np.int64)
+        )
         problems.append(
-            _FamilyProblem(kernels, here, known, np.flatnonzero(others == name), extra, share, allowed[here])
+            _FamilyProblem(
+                kernels, here, known, np.flatnonzero(others == name), extra, share, allowed[here]
+            )
         )
     found: list[tuple[int, float]] = []
     for _ in range(min(count, int(allowed.sum()))):
@@ -126,7 +150,9 @@ def pick_candidates(
 
 
 class _FamilyProblem:
-    """The covariance of one family's candidates and targets given what was measured; it shrinks with every pick."""
+    """The covariance of one family's candidates and targets given what was measured; it shrinks
+    with every pick.
+    """
 
     def __init__(
         self,
@@ -139,18 +165,25 @@ class _FamilyProblem:
         allowed: Mask,
     ) -> None:
         self._here, self._left, self._weight = here, allowed.copy(), share[here]
-        names = sorted({n for n in (*kernels.work.features, *known.work.features) if n.startswith("log_")})
+        names = sorted(
+            {n for n in (*kernels.work.features, *known.work.features) if n.startswith("log_")}
+        )
         sizes, groups = _place_rows(kernels, here, names)
         near = _correlate_residuals(sizes, groups, sizes, groups)
         before = [_place_rows(known, there, names), _place_rows(kernels, extra, names)]
-        points, kinds = np.concatenate([p for p, _ in before]), np.concatenate([g for _, g in before])
+        points, kinds = (
+            np.concatenate([p for p, _ in before]),
+            np.concatenate([g for _, g in before]),
+        )
         if len(points) > MOST_KNOWN:
             nearest = _correlate_residuals(points, kinds, sizes, groups).max(axis=1)
             kept = np.argsort(-nearest, kind="stable")[:MOST_KNOWN]
             points, kinds = points[kept], kinds[kept]
         if len(points):
             cross = _correlate_residuals(points, kinds, sizes, groups)
-            inner = _correlate_residuals(points, kinds, points, kinds) + ROW_NOISE * np.eye(len(points))
+            inner = _correlate_residuals(points, kinds, points, kinds) + ROW_NOISE * np.eye(
+                len(points)
+            )
             near = near - cross.T @ np.linalg.solve(inner, cross)
         self._covariance = near
         self._look()
@@ -174,7 +207,9 @@ def _place_rows(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Ar
     """Return log2 sizes ``(row, size)`` and groups as numbers."""
     nothing = np.zeros(len(kernels.ops))
     sizes = np.column_stack([kernels.work.features.get(name, nothing)[rows] for name in names])
-    return sizes, np.array([crc32(kernels.work.kernel_family[i].encode()) for i in rows], dtype=np.int64)
+    return sizes, np.array(
+        [crc32(kernels.work.kernel_family[i].encode()) for i in rows], dtype=np.int64
+    )
 
 
 def _correlate_residuals(a: Array, group_a: Index, b: Array, group_b: Index) -> Array:
@@ -186,7 +221,9 @@ def _correlate_residuals(a: Array, group_a: Index, b: Array, group_b: Index) -> 
 
 def distances_to_known(kernels: Kernels, known: Kernels) -> Array:
     """Return the doublings from each kernel to the nearest known one of its group."""
-    names = sorted(n for n in kernels.work.features if n.startswith("log_") and n in known.work.features)
+    names = sorted(
+        n for n in kernels.work.features if n.startswith("log_") and n in known.work.features
+    )
     everything, other = (np.arange(len(k.ops)) for k in (kernels, known))
     mine, group = _place_rows(kernels, everything, names)
     theirs, kinds = _place_rows(known, other, names)
@@ -208,7 +245,11 @@ LANGUAGE_RUNS: _Runs = (
     {"batch": 4, "phase": "train", "seq": 512},
 )
 VISION_RUNS: _Runs = ({"batch": 1}, {"batch": 32}, {"batch": 128}, {"batch": 32, "phase": "train"})
-ENCODER_RUNS: _Runs = ({"batch": 16}, {"batch": 16, "attention": "eager"}, {"batch": 16, "phase": "train"})
+ENCODER_RUNS: _Runs = (
+    {"batch": 16},
+    {"batch": 16, "attention": "eager"},
+    {"batch": 16, "phase": "train"},
+)
 
 
 @dataclass(frozen=True)
@@ -225,11 +266,15 @@ def list_model_operators(gpu: str, tell: Callable[[str], None]) -> list[ModelOpe
     found = []
     for name in model_catalogue.list_models():
         kind = model_catalogue.load_model(name).kind
-        for options in {ModelKind.VISION: VISION_RUNS, ModelKind.ENCODER: ENCODER_RUNS}.get(kind, LANGUAGE_RUNS):
+        for options in {ModelKind.VISION: VISION_RUNS, ModelKind.ENCODER: ENCODER_RUNS}.get(
+            kind, LANGUAGE_RUNS
+        ):
             try:
                 p = api.predict(name, gpu, host_launch=0.0, force=True, stack="eager", **options)
             except WattcastError as error:  # a model that knows no such phase
                 tell(f"{name}: {error}")
                 continue
-            found += [ModelOperator(o.op, float(o.latency_s) / float(p.busy_s), p.name) for o in p.ops]
+            found += [
+                ModelOperator(o.op, float(o.latency_s) / float(p.busy_s), p.name) for o in p.ops
+            ]
     return found

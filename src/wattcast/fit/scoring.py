@@ -25,7 +25,8 @@ def percent_errors(log_ratio: Array) -> Array:
 
 
 def lowers_error(before: Array, after: Array, least: float) -> bool:
-    """Tell whether the mean error falls by more than ``least`` standard errors of its fall [Breiman1984].
+    """Tell whether the mean error falls by more than ``least`` standard errors of its fall
+    [Breiman1984].
 
     Both are log(measured / predicted), row by row.
 
@@ -63,14 +64,23 @@ def make_ledger_row(
 
 
 def score_row(
-    where: str, quantity: str, found: Array, true: Array, floor: Array | None = None, *goals: Any, **more: Any
+    where: str,
+    quantity: str,
+    found: Array,
+    true: Array,
+    floor: Array | None = None,
+    *goals: Any,
+    **more: Any,
 ) -> LedgerRow:
-    """One row with the mean error of ``found`` against ``true``; ``floor`` is what a trivial model finds.
+    """One row with the mean error of ``found`` against ``true``; ``floor`` is what a trivial model
+    finds.
 
     Further arguments are those of ``make_ledger_row``.
     """
     least = None if floor is None else mean_percent_error(floor, true)
-    return make_ledger_row(where, quantity, len(true), mean_percent_error(found, true), least, *goals, **more)
+    return make_ledger_row(
+        where, quantity, len(true), mean_percent_error(found, true), least, *goals, **more
+    )
 
 
 def make_absent_row(

@@ -1,14 +1,13 @@
 """Read measured whole models and fit the host's launch cost to them.
 
-A database of whole models is a folder with ``models.parquet``, that file, the name of a database that ships, a
-folder of journals, or a CSV of one's own with the columns of ``ModelRow``.
+A database of whole models is a folder with ``models.parquet``, that file, the name of a database
+that ships, a folder of journals, or a CSV of one's own with the columns of ``ModelRow``.
 
-``wattcast lab fit host`` fits the cost h at which the host issues operators, in order. Latency rises with h, linearly
-once the host is the slower queue (docs/method/whole-models.md). Each host-bound row gives the h at which its
-predicted latency is the measured one; the fitted h makes the mean absolute error of log latency over all rows
-least. Rows whose GPU is the slower queue at any plausible h tell only that h is not larger, and do so through the
-same sum.
-"""
+``wattcast lab fit host`` fits the cost h at which the host issues operators, in order. Latency
+rises with h, linearly once the host is the slower queue (docs/method/whole-models.md). Each
+host-bound row gives the h at which its predicted latency is the measured one; the fitted h makes
+the mean absolute error of log latency over all rows least. Rows whose GPU is the slower queue at
+any plausible h tell only that h is not larger, and do so through the same sum."""
 
 from __future__ import annotations
 
@@ -23,7 +22,13 @@ from wattcast import hardware
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.measured_rows import MODELS_FILE, ModelRow, Plain, database_folder, row_from_plain
+from wattcast.core.measured_rows import (
+    MODELS_FILE,
+    ModelRow,
+    Plain,
+    database_folder,
+    row_from_plain,
+)
 from wattcast.core.records import dataclass, fields, replace
 from wattcast.fit.kernel_rows import read_plain_rows
 from wattcast.hardware import Gpu, OperatingPoint
@@ -80,12 +85,16 @@ def build_row_graph(row: ModelRow) -> Graph:
 
 def was_capped(row: ModelRow, top_hz: float) -> bool:
     """Tell whether the power limit held the clock down while a row was measured."""
-    return "sw_power_cap" in row.throttle and (row.sm_clock_hz is None or row.sm_clock_hz < 0.995 * top_hz)
+    return "sw_power_cap" in row.throttle and (
+        row.sm_clock_hz is None or row.sm_clock_hz < 0.995 * top_hz
+    )
 
 
 def measured_column(cases: list[ModelCase], of: Callable[[ModelRow], float | None]) -> Array:
     """Return a measured figure of each case; NaN where it was not measured."""
-    return np.array([np.nan if (value := of(case.row)) is None else value for case in cases], dtype=np.float64)
+    return np.array(
+        [np.nan if (value := of(case.row)) is None else value for case in cases], dtype=np.float64
+    )
 
 
 def _read_plain(path: Path, name: str) -> list[Plain]:
@@ -94,18 +103,30 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
             raise bad_value(name, "a file that is there", "none", f"Otherwise {_HOW_TO_MEASURE}.")
         with path.open(newline="", encoding="utf-8") as stream:
             return [
-                _read_line(row, f"{path.name}: line {i}") for i, row in enumerate(csv.DictReader(stream), start=2)
+                _read_line(row, f"{path.name}: line {i}")
+                for i, row in enumerate(csv.DictReader(stream), start=2)
             ]
     if not path.exists() and not (database_folder(name) / MODELS_FILE).exists():
         raise BadInput(f"{name}: its database has no {MODELS_FILE}; {_HOW_TO_MEASURE}.")
     rows = read_plain_rows(path, MODELS_FILE, "model")
     if not rows:
-        raise BadInput(f"{name}: no {MODELS_FILE} and no journal with whole models; {_HOW_TO_MEASURE}.")
+        raise BadInput(
+            f"{name}: no {MODELS_FILE} and no journal with whole models; {_HOW_TO_MEASURE}."
+        )
     return rows
 
 
-_WHOLE, _UNIT = ("batch", "seq"), {"latency_s": "s", "power_w": "W", "energy_j": "J", "sm_clock_hz": "Hz"}
-_USUAL = {"phase": "prefill", "dtype": "bf16", "attention": "flash", "stack": "eager", "graph": "no"}
+_WHOLE, _UNIT = (
+    ("batch", "seq"),
+    {"latency_s": "s", "power_w": "W", "energy_j": "J", "sm_clock_hz": "Hz"},
+)
+_USUAL = {
+    "phase": "prefill",
+    "dtype": "bf16",
+    "attention": "flash",
+    "stack": "eager",
+    "graph": "no",
+}
 
 
 def _read_line(row: dict[str, str], where: str) -> Plain:
@@ -113,10 +134,16 @@ def _read_line(row: dict[str, str], where: str) -> Plain:
     given = {**_USUAL, **{name: text for name, text in row.items() if text}}
     for name in given:
         if name not in _NAMES:
-            raise bad_value(where, f"columns of {', '.join(_NAMES[:11])} and measured figures", name)
+            raise bad_value(
+                where, f"columns of {', '.join(_NAMES[:11])} and measured figures", name
+            )
     if not {"model", "batch", "latency_s"} <= set(given):
         raise bad_value(where, "at least model, batch and latency_s", ", ".join(given))
-    typed: dict[str, Any] = {"id": where, **given, "graph": given["graph"].lower() in ("yes", "true", "1")}
+    typed: dict[str, Any] = {
+        "id": where,
+        **given,
+        "graph": given["graph"].lower() in ("yes", "true", "1"),
+    }
     for name in _WHOLE:
         if name in given:
             if not given[name].strip().isdigit():
@@ -138,7 +165,9 @@ _BOUND = 0.10  # a row counts as host-bound when its latency changes by this muc
 
 @dataclass(frozen=True)
 class HostRow:
-    """One eager row: measured and predicted latency, and the launch cost it asks for (None: GPU-bound)."""
+    """One eager row: measured and predicted latency, and the launch cost it asks for (None:
+    GPU-bound).
+    """
 
     name: str
     operators: int
@@ -181,7 +210,9 @@ def fit_host_cost(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> HostFit:
     lines = [analyse_graph(case.graph, gpu, bundle) for case in cases]
     measured = np.array([float(case.row.latency_s or np.nan) for case in cases])
     grid = np.geomspace(LOW_S, HIGH_S, _GRID)
-    table = np.array([[_predict_latency(line, h, gpu, bundle) for h in grid] for line in lines])  # (case, h)
+    table = np.array(
+        [[_predict_latency(line, h, gpu, bundle) for h in grid] for line in lines]
+    )  # (case, h)
     host_s = _best_cost(table, measured, grid)
     default_s = float(np.mean(bundle.launch.host_s_per_operator))
     models = [case.row.model for case in cases]
@@ -202,7 +233,9 @@ def with_launch_cost(bundle: Bundle, host_s: float) -> Bundle:
 
 
 def _predict_latency(line: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
-    """Predict the latency of a timeline under the governor at another launch cost; nothing else depends on it."""
+    """Predict the latency of a timeline under the governor at another launch cost; nothing else
+    depends on it.
+    """
     launch = replace(bundle.launch, host_s_per_operator=host_s)
     line = replace(line, host_s=launch.host_s([op.kind for op in line.kernels.ops]))
     return float(run_governed(line, gpu, OperatingPoint(), bundle)[1].latency_s)

@@ -1,1 +1,3 @@
-"""Component power from simulator traces, after GPUWattch and AccelWattch: files, energies, fits, figures."""
+"""Component power from simulator traces, after GPUWattch and AccelWattch: files, energies, fits,
+figures.
+"""

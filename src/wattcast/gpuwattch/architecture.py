@@ -1,11 +1,10 @@
 """Architecture files of the component model and the simulator's configuration.
 
-An architecture file holds McPAT-style parameters, scaling factors of counters and static powers: as GPUWattch or
-AccelWattch XML, or in our YAML form. ``parameters.csv`` lists the parameters of the GPUWattch manual (section 4.2,
-numbers 1 to 36) and the few more this model uses, each with its place in the XML file, its kind and its range. Values
-keep the unit of the XML file, which the table names. Files come from strangers: XML entities are refused, size and
-depth are bounded.
-"""
+An architecture file holds McPAT-style parameters, scaling factors of counters and static powers: as
+GPUWattch or AccelWattch XML, or in our YAML form. ``parameters.csv`` lists the parameters of the
+GPUWattch manual (section 4.2, numbers 1 to 36) and the few more this model uses, each with its
+place in the XML file, its kind and its range. Values keep the unit of the XML file, which the table
+names. Files come from strangers: XML entities are refused, size and depth are bounded."""
 
 from __future__ import annotations
 
@@ -39,9 +38,20 @@ _MAX_TEXT = 4096
 _MOST_COMPLAINTS = 8
 _ZERO_C_IN_K = 273.15
 # unit in the XML file -> unit in the YAML file and its size
-_UNITS = {"nm": ("m", 1e-9), "MHz": ("Hz", 1e6), "K": ("C", 1.0), "W": ("W", 1.0), "J": ("J", 1.0), "V": ("V", 1.0)}
+_UNITS = {
+    "nm": ("m", 1e-9),
+    "MHz": ("Hz", 1e6),
+    "K": ("C", 1.0),
+    "W": ("W", 1.0),
+    "J": ("J", 1.0),
+    "V": ("V", 1.0),
+}
 _WRITE_BACK_STAGE = 10  # EX_WB in -gpgpu_pipeline_widths
-_SAMPLE_OPTIONS = ("gpu_stat_sample_frequency", "gpu_stat_sample_freq", "gpgpu_runtime_stat")  # the last is today's
+_SAMPLE_OPTIONS = (
+    "gpu_stat_sample_frequency",
+    "gpu_stat_sample_freq",
+    "gpgpu_runtime_stat",
+)  # the last is today's
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,9 @@ class ArchitectureParameter:
         numbers = [_parse_number(piece) for piece in (text.split(",") if many else [text])]
         found = [n for n in numbers if n is not None and (not is_whole or n == int(n))]
         if not len(found) == len(numbers) == count:
-            wanted = f"{count} whole numbers" if many else "a whole number" if is_whole else "a number"
+            wanted = (
+                f"{count} whole numbers" if many else "a whole number" if is_whole else "a number"
+            )
             raise bad_value(self.where, wanted, text)
         if not all(self.minimum <= n <= self.maximum for n in found):
             unit = f" {self.unit}" if self.unit else ""
@@ -96,28 +108,43 @@ class ChipArchitecture:
     parameters: Mapping[str, ParameterValue]
     scaling: Mapping[str, float]  # by name in the file; absent ones are 1 in AccelWattch
     static: Mapping[str, float] = field(default_factory=dict)  # AccelWattch's static_* watts
-    other: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # component -> param -> text, kept as is
+    other: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # component -> param -> text, kept as is
     stats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)  # component id -> name, in file order
-    comments: Mapping[str, str] = field(default_factory=dict)  # parameter ("": the file) -> comment to write into XML
+    comments: Mapping[str, str] = field(
+        default_factory=dict
+    )  # parameter ("": the file) -> comment to write into XML
 
     def __post_init__(self) -> None:
-        needed = [p for p in known_parameters().values() if p.needed in ("both", self.dialect.value)]
+        needed = [
+            p for p in known_parameters().values() if p.needed in ("both", self.dialect.value)
+        ]
         found = [f"{p.where} is missing." for p in needed if p.name not in self.parameters]
         if self.dialect is SimulatorDialect.GPUWATTCH:
-            found += [f"scaling factor {s} is missing." for s in scaling_names(self.dialect) if s not in self.scaling]
+            found += [
+                f"scaling factor {s} is missing."
+                for s in scaling_names(self.dialect)
+                if s not in self.scaling
+            ]
         elif not self.static:
             found.append("the static_* powers of AccelWattch are missing.")
         else:
             found += [f"{s} is missing." for s in STATIC_NAMES if s not in self.static]
         wild = {name: factor for name, factor in self.scaling.items() if not 0 <= factor < 1e9}
-        found += [f"scaling factor {name} must be zero or more, got {factor:g}." for name, factor in wild.items()]
+        found += [
+            f"scaling factor {name} must be zero or more, got {factor:g}."
+            for name, factor in wild.items()
+        ]
         for name, value in self.parameters.items():
             unused = name == "L2_config" and self.parameters.get("number_of_L2s") == 0
             if name.endswith("_config") and isinstance(value, tuple) and not unused:
                 capacity, block, ways, banks = value[:4]
                 if capacity == 0 or block == 0 or banks == 0:
-                    found.append(f"{name}: capacity, block and banks must be above zero, got {value}.")
+                    found.append(
+                        f"{name}: capacity, block and banks must be above zero, got {value}."
+                    )
                 elif capacity % block or capacity < block * max(ways, 1):
                     sets = f"whole sets of {ways} blocks of {block} bytes"
                     found.append(f"{name}: {capacity} bytes do not hold {sets}.")
@@ -147,7 +174,9 @@ def scaling_names(dialect: SimulatorDialect) -> tuple[str, ...]:
 
 
 def read_architecture(path: Path) -> ChipArchitecture:
-    """Read an architecture file, YAML or XML by its suffix; an XML file's dialect is found from its parameters."""
+    """Read an architecture file, YAML or XML by its suffix; an XML file's dialect is found from its
+    parameters.
+    """
     data = read_bytes(path, MAX_XML_BYTE)
     if path.suffix.lower() in (".yaml", ".yml"):
         return _parse_yaml(data, path.name)
@@ -161,7 +190,9 @@ def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
         return
     import yaml
 
-    def text(parameter: ArchitectureParameter, value: ParameterValue) -> str | float | int | list[int]:
+    def text(
+        parameter: ArchitectureParameter, value: ParameterValue
+    ) -> str | float | int | list[int]:
         if isinstance(value, tuple):
             return list(value)
         if not parameter.unit:
@@ -169,14 +200,18 @@ def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
         if parameter.unit == "nm":
             return f"{value:.12g} nm"
         unit, size = _UNITS[parameter.unit]
-        return units.show(value - _ZERO_C_IN_K if parameter.unit == "K" else value * size, unit, digits=12)
+        return units.show(
+            value - _ZERO_C_IN_K if parameter.unit == "K" else value * size, unit, digits=12
+        )
 
     known = known_parameters()
     plain = {
         "wattcast": "architecture",
         "name": architecture.name,
         "dialect": architecture.dialect.value,
-        "parameters": {name: text(known[name], value) for name, value in architecture.parameters.items()},
+        "parameters": {
+            name: text(known[name], value) for name, value in architecture.parameters.items()
+        },
         "scaling": dict(architecture.scaling),
         "static": {name: f"{value!r} W" for name, value in architecture.static.items()},
         "other": msgspec.to_builtins(architecture.other),
@@ -184,7 +219,9 @@ def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
         "titles": dict(architecture.titles),
     }
     kept = {key: value for key, value in plain.items() if value}
-    dumped = yaml.safe_dump(kept, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
+    dumped = yaml.safe_dump(
+        kept, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
+    )
     write_whole(path, str(dumped).encode())
 
 
@@ -194,14 +231,18 @@ def make_architecture(
     stats: Mapping[str, Mapping[str, str]] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> ChipArchitecture:
-    """Check the texts of a file (component id -> parameter -> text) and return them as an architecture."""
+    """Check the texts of a file (component id -> parameter -> text) and return them as an
+    architecture.
+    """
     known = known_parameters()
     factors = {name for dialect in SimulatorDialect for name in scaling_names(dialect)}
     values: dict[str, ParameterValue] = {}
     scaling: dict[str, float] = {}
     static: dict[str, float] = {}
     other: dict[str, dict[str, str]] = {}
-    for component, key, text in ((c, key, text) for c, texts in params.items() for key, text in texts.items()):
+    for component, key, text in (
+        (c, key, text) for c, texts in params.items() for key, text in texts.items()
+    ):
         where, is_static = f"{name}: {component}/{key}", key.startswith("static_")
         if key in known and known[key].component == component:
             try:
@@ -211,7 +252,9 @@ def make_architecture(
         elif component == "system" and (key in factors or is_static):
             if is_static and key not in STATIC_NAMES:
                 close = [f", such as {near}" for near in nearest_names(key, STATIC_NAMES)]
-                raise bad_value(where, f"one of AccelWattch's static powers{''.join(close[:1])}", key)
+                raise bad_value(
+                    where, f"one of AccelWattch's static powers{''.join(close[:1])}", key
+                )
             number = _parse_number(text)
             if number is None:
                 raise bad_value(where, "a number", clip_text(text))
@@ -220,28 +263,41 @@ def make_architecture(
             other.setdefault(component, {})[key] = text
     is_accelwattch = any(key.startswith("static_") for key in params.get("system", {}))
     dialect = SimulatorDialect.ACCELWATTCH if is_accelwattch else SimulatorDialect.GPUWATTCH
-    return ChipArchitecture(name, dialect, values, scaling, static, other, stats or {}, titles or {})
+    return ChipArchitecture(
+        name, dialect, values, scaling, static, other, stats or {}, titles or {}
+    )
 
 
 def _parse_number(text: str) -> float | None:
-    """Return a number as C reads it: ``3.8475e-8f`` is one; ``nan``, ``1_000`` and ``1e400`` are not."""
+    """Return a number as C reads it: ``3.8475e-8f`` is one; ``nan``, ``1_000`` and ``1e400`` are
+    not.
+    """
     match = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)[fF]?\s*", text[:64])
     number = float(match[1]) if match else math.inf
     return number if math.isfinite(number) else None
 
 
 def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
-    """Read an architecture from the bytes of a GPUWattch or AccelWattch XML file; entities are refused."""
+    """Read an architecture from the bytes of a GPUWattch or AccelWattch XML file; entities are
+    refused.
+    """
     why = "reading XML needs defusedxml", "component"
-    etree, common = import_extra("defusedxml.ElementTree", *why), import_extra("defusedxml.common", *why)
+    etree, common = (
+        import_extra("defusedxml.ElementTree", *why),
+        import_extra("defusedxml.common", *why),
+    )
     # some files carry comments before the declaration, which XML does not allow
     head = re.match(rb"\s*(?:<!--(?:(?!-->).){0,65536}-->\s*)+(?=<\?xml)", data, re.DOTALL)
     try:
         root = etree.fromstring(data[head.end() :] if head else data, forbid_dtd=True)
     except common.DefusedXmlException as error:
-        raise BadInput(f"{name}: entities and document types are not read ({type(error).__name__}).") from None
+        raise BadInput(
+            f"{name}: entities and document types are not read ({type(error).__name__})."
+        ) from None
     except (etree.ParseError, LookupError, ValueError) as error:
-        raise BadInput(f"{name}: not valid XML ({clip_text(str(error))}). Is the file complete?") from None
+        raise BadInput(
+            f"{name}: not valid XML ({clip_text(str(error))}). Is the file complete?"
+        ) from None
     tables: dict[str, dict[str, dict[str, str]]] = {"param": {}, "stat": {}}
     titles: dict[str, str] = {}
     count = itertools.count(1)
@@ -255,7 +311,9 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
 
     def visit(element: Any, component: str, depth: int) -> None:
         if depth > MAX_XML_DEPTH or next(count) > MAX_XML_ELEMENTS:
-            raise bad_value(name, f"at most {MAX_XML_DEPTH} levels and {MAX_XML_ELEMENTS} elements", "more")
+            raise bad_value(
+                name, f"at most {MAX_XML_DEPTH} levels and {MAX_XML_ELEMENTS} elements", "more"
+            )
         if element.tag == "component":
             component = read_attribute(element, "id")
             titles.setdefault(component, element.get("name", ""))
@@ -271,7 +329,9 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
 
     visit(root, "", 1)
     if "system" not in tables["param"]:
-        raise bad_value(name, "a McPAT component tree with a component 'system'", ", ".join(titles) or "none")
+        raise bad_value(
+            name, "a McPAT component tree with a component 'system'", ", ".join(titles) or "none"
+        )
     return make_architecture(name, tables["param"], tables["stat"], titles)
 
 
@@ -289,11 +349,21 @@ def architecture_texts(architecture: ChipArchitecture) -> dict[str, dict[str, st
 
 
 def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
-    """Return the architecture as an XML file that a simulator reads; comments of a file that was read are lost."""
+    """Return the architecture as an XML file that a simulator reads; comments of a file that was
+    read are lost.
+    """
     params, said = architecture_texts(architecture), architecture.comments
-    ids = list(dict.fromkeys(["root", "system", *architecture.titles, *params, *architecture.stats]))
-    parents = {component: component.rpartition(".")[0] for component in ids} | {"root": "", "system": "root"}
-    lines = ['<?xml version="1.0" ?>', *(f"<!-- {said[key].replace('--', '-')} -->" for key in ("",) if key in said)]
+    ids = list(
+        dict.fromkeys(["root", "system", *architecture.titles, *params, *architecture.stats])
+    )
+    parents = {component: component.rpartition(".")[0] for component in ids} | {
+        "root": "",
+        "system": "root",
+    }
+    lines = [
+        '<?xml version="1.0" ?>',
+        *(f"<!-- {said[key].replace('--', '-')} -->" for key in ("",) if key in said),
+    ]
 
     def write(component: str, pad: str) -> None:
         title = architecture.titles.get(component) or component.rpartition(".")[2]
@@ -301,7 +371,9 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
         for tag, table in (("param", params), ("stat", architecture.stats)):
             for key, value in table.get(component, {}).items():
                 note = f" <!-- {said[key]} -->" if key in said and tag == "param" else ""
-                lines.append(f"{pad}\t<{tag} name={quoteattr(key)} value={quoteattr(value)}/>{note}")
+                lines.append(
+                    f"{pad}\t<{tag} name={quoteattr(key)} value={quoteattr(value)}/>{note}"
+                )
         for child in ids:
             if parents[child] == component and child != component:
                 write(child, pad + "\t")
@@ -337,7 +409,9 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
     for written, value in file.parameters.items():
         name = spelled.get(written, written)
         if name not in known:
-            raise bad_value(f"{where}: parameters.{name}", f"one of {len(known)} known parameters", name)
+            raise bad_value(
+                f"{where}: parameters.{name}", f"one of {len(known)} known parameters", name
+            )
         here, of = f"{where}: parameters.{name}", known[name].unit
         if isinstance(value, list):
             read: ParameterValue = tuple(value)
@@ -358,13 +432,17 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
         params.setdefault(component, {}).update(inside)
     found = make_architecture(file.name, params, file.stats, file.titles)
     if found.dialect != file.dialect:
-        raise bad_value(f"{where}: dialect", f"{found.dialect}, as its powers say", file.dialect.value)
+        raise bad_value(
+            f"{where}: dialect", f"{found.dialect}, as its powers say", file.dialect.value
+        )
     return found
 
 
 @dataclass(frozen=True)
 class SteadyStateDefinition:
-    """A region is steady while each sample is nearer than ``deviation_w`` to the region's mean so far."""
+    """A region is steady while each sample is nearer than ``deviation_w`` to the region's mean so
+    far.
+    """
 
     deviation_w: float = 8.0
     minimum_sample: int = 4  # a region needs more than this many
@@ -377,7 +455,9 @@ class SteadyStateDefinition:
             found = cls(float(deviation), int(least))
         except ValueError:
             raise bad_value(where, "deviation:samples, such as '8:4'", text) from None
-        if not (colon and 0 < found.deviation_w < 1e6 and 0 <= found.minimum_sample < 1_000_000_000):
+        if not (
+            colon and 0 < found.deviation_w < 1e6 and 0 <= found.minimum_sample < 1_000_000_000
+        ):
             raise bad_value(where, "a deviation above zero and a number of samples", text)
         return found
 
@@ -394,14 +474,18 @@ class SimulatorConfig:
     power_per_cycle_dump: bool = False
     steady_power_levels_enabled: bool = True
     steady: SteadyStateDefinition = SteadyStateDefinition()
-    commit_width: int | None = None  # warps that an SM can write back in a cycle, where only active lanes count
+    commit_width: int | None = (
+        None  # warps that an SM can write back in a cycle, where only active lanes count
+    )
 
 
 def read_simulator_config(path: Path) -> SimulatorConfig:
     """Read ``gpgpusim.config``; options that have nothing to do with power pass unread."""
     where = path.name
     try:
-        words = shlex.split(decode_text(read_bytes(path, MAX_SIMULATOR_CONFIG_BYTE), where), comments=True)
+        words = shlex.split(
+            decode_text(read_bytes(path, MAX_SIMULATOR_CONFIG_BYTE), where), comments=True
+        )
     except ValueError as error:
         raise BadInput(f"{where}: a quote is left open ({error}).") from None
     options: dict[str, str] = {}  # the last of an option given twice counts, as in the simulator
@@ -432,16 +516,24 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
     if (domains := options.get("gpgpu_clock_domains")) is not None:
         mhz = _parse_number(domains.partition(":")[0])
         if mhz is None or not 0 < mhz <= 1e5:
-            raise bad_value(f"{where}: -gpgpu_clock_domains", "core:interconnect:L2:DRAM in MHz", domains)
+            raise bad_value(
+                f"{where}: -gpgpu_clock_domains", "core:interconnect:L2:DRAM in MHz", domains
+            )
         clock_hz = mhz * 1e6
     if "gpgpu_n_clusters" in options:
         sm_count = whole("gpgpu_n_clusters", 1) * whole("gpgpu_n_cores_per_cluster", 1)
     widths = options.get("gpgpu_pipeline_widths", "").split(",")
     gated = options.get("gpgpu_clock_gated_lanes") == "1" and len(widths) > _WRITE_BACK_STAGE
     commit = widths[_WRITE_BACK_STAGE].strip() if gated else ""
-    sample_cycle = next((whole(option, 500) for option in _SAMPLE_OPTIONS if option in options), 500)
-    switches = {item.name: switch(item.name) for item in fields(SimulatorConfig) if item.type == "bool"}
+    sample_cycle = next(
+        (whole(option, 500) for option in _SAMPLE_OPTIONS if option in options), 500
+    )
+    switches = {
+        item.name: switch(item.name) for item in fields(SimulatorConfig) if item.type == "bool"
+    }
     definition = options.get("steady_state_definition") or "8:4"
     steady = SteadyStateDefinition.read(definition, f"{where}: -steady_state_definition")
     commit_width = int(commit) if commit.isdigit() and int(commit) else None
-    return SimulatorConfig(clock_hz, sm_count, sample_cycle, steady=steady, commit_width=commit_width, **switches)
+    return SimulatorConfig(
+        clock_hz, sm_count, sample_cycle, steady=steady, commit_width=commit_width, **switches
+    )

@@ -1,8 +1,9 @@
-"""Build the component power model from an architecture, energies and components, and run it sample by sample.
+"""Build the component power model from an architecture, energies and components, and run it sample
+by sample.
 
-A simulator written in Python hands each sample's counters to a ``PowerMeter`` [GPUWattch manual, section 1.3]. Every
-listener sees the power of the sample and may answer with a new clock and voltage for the samples that follow.
-"""
+A simulator written in Python hands each sample's counters to a ``PowerMeter`` [GPUWattch manual,
+section 1.3]. Every listener sees the power of the sample and may answer with a new clock and
+voltage for the samples that follow."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from wattcast.core import files
-from wattcast.core.errors import MissingSpecification, WattcastError, bad_value, check_names, unknown_name
+from wattcast.core.errors import (
+    MissingSpecification,
+    WattcastError,
+    bad_value,
+    check_names,
+    unknown_name,
+)
 from wattcast.core.records import dataclass, field, replace
 from wattcast.gpuwattch import energy_table
 from wattcast.gpuwattch.architecture import ChipArchitecture, read_architecture
@@ -47,12 +54,12 @@ def build_component_model(
 ) -> BuiltComponentModel:
     """Fold energies and scaling factors into a power model.
 
-    The coefficient of a counter in a component is its scaling factor times the sum of the energies that the component
-    names, in joules per count (watts for a duty). ``sm_count`` is the simulator's number of SMs, which the
-    architecture file does not always hold. ``threads`` is the number of active threads of a warp where the trace does
-    not hold it (default: all). ``capped`` cuts the pipeline duty as the simulator does (default: in compatibility
-    mode); the originals do not cut duties that come from hardware counters.
-    """
+    The coefficient of a counter in a component is its scaling factor times the sum of the energies
+    that the component names, in joules per count (watts for a duty). ``sm_count`` is the
+    simulator's number of SMs, which the architecture file does not always hold. ``threads`` is the
+    number of active threads of a warp where the trace does not hold it (default: all). ``capped``
+    cuts the pipeline duty as the simulator does (default: in compatibility mode); the originals do
+    not cut duties that come from hardware counters."""
     table, note = energy_table.with_coalescer(table, architecture.number("core_tech_node"))
     notes = [note] if note else []
     static = None
@@ -83,7 +90,9 @@ def build_component_model(
     return BuiltComponentModel(model, tuple(notes))
 
 
-def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Term, ...]:
+def _build_terms(
+    architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet
+) -> tuple[Term, ...]:
     """Return one term per event and component, the energies of several counters added up."""
     assert table.coalescer_read_j is not None
     assert table.coalescer_write_j is not None
@@ -107,7 +116,9 @@ def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components:
                 key = name.removeprefix("-")
                 if key not in energies and key in every:
                     said = f"energy table {table.name} has no energy for {key}, which {component.name} needs."
-                    raise MissingSpecification(f"{said} Add it, or take the table of this architecture.")
+                    raise MissingSpecification(
+                        f"{said} Add it, or take the table of this architecture."
+                    )
                 check_names("energy", key, energies, "")
                 value += energies[key] if name == key else -energies[key]
             value *= architecture.scaling_of(counter.scaling) if counter else 1.0
@@ -118,11 +129,15 @@ def _build_terms(architecture: ChipArchitecture, table: EnergyTable, components:
             drive = Drive.COUNT
             if known_events()[event].is_mean:
                 drive = Drive.DUTY if component.clocked else Drive.MEAN
-            sums[event, component.name, drive] = sums.get((event, component.name, drive), 0.0) + value
+            sums[event, component.name, drive] = (
+                sums.get((event, component.name, drive), 0.0) + value
+            )
     return tuple(Term(event, part, value, drive) for (event, part, drive), value in sums.items())
 
 
-def _build_parts(architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet) -> tuple[Part, ...]:
+def _build_parts(
+    architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet
+) -> tuple[Part, ...]:
     """Return each component's constant watts and its power of the voltage."""
     of_gpuwattch = architecture.dialect is SimulatorDialect.GPUWATTCH
     dynamic_w = architecture.scaling_of("CONST_DYNAMICN") if of_gpuwattch else 0.0
@@ -134,7 +149,9 @@ def _build_parts(architecture: ChipArchitecture, table: EnergyTable, components:
     found = []
     for component in components.components:
         exponent = _EXPONENT[component.rail]
-        if components.compat:  # GPUWattch knows no voltage; AccelWattch scales all but leakage with its square
+        if (
+            components.compat
+        ):  # GPUWattch knows no voltage; AccelWattch scales all but leakage with its square
             plain = components.dialect is SimulatorDialect.GPUWATTCH
             exponent = 0 if plain else (1 if component.rail is ComponentRail.STATIC else 2)
         watts = component.constant
@@ -165,7 +182,11 @@ class ClockSetting:
 
     def __post_init__(self) -> None:
         if not self.clock_hz > 0 or (self.voltage_v is not None and not self.voltage_v > 0):
-            raise bad_value("setting", "a clock and a voltage above zero", f"{self.clock_hz} Hz, {self.voltage_v} V")
+            raise bad_value(
+                "setting",
+                "a clock and a voltage above zero",
+                f"{self.clock_hz} Hz, {self.voltage_v} V",
+            )
 
 
 @dataclass(frozen=True)
@@ -186,14 +207,16 @@ PowerListener = Callable[[SamplePower], ClockSetting | None]
 class PowerMeter:
     """Turns samples into power one at a time and asks the listeners for the next setting.
 
-    With a ``dialect``, counters have the names of its simulator; without one they are Wattcast events.
-    """
+    With a ``dialect``, counters have the names of its simulator; without one they are Wattcast
+    events."""
 
     model: ComponentPower
     setting: ClockSetting
     dialect: SimulatorDialect | None = None
     listeners: tuple[PowerListener, ...] = ()
-    scaling: Mapping[str, float] = field(default_factory=dict)  # for counters handed over already scaled
+    scaling: Mapping[str, float] = field(
+        default_factory=dict
+    )  # for counters handed over already scaled
     energy_j: float = 0.0
     time_s: float = 0.0
     samples: int = 0
@@ -203,7 +226,9 @@ class PowerMeter:
         self._event_of = {c.column: (c.event, c.prescaled, c.scaling) for c in known if c.event}
 
     def sample(self, counts: Mapping[str, float], cycles: float) -> ClockSetting:
-        """Measure one sample of ``cycles`` core cycles at the present setting and return the next setting."""
+        """Measure one sample of ``cycles`` core cycles at the present setting and return the next
+        setting.
+        """
         if not (np.isfinite(cycles) and cycles > 0):
             raise bad_value(f"sample {self.samples}", "cycles above zero", cycles)
         values: dict[str, float] = {}
@@ -217,8 +242,13 @@ class PowerMeter:
         if self.setting.voltage_v is not None:
             values["core_voltage"] = self.setting.voltage_v
         duration_s = cycles / self.setting.clock_hz
-        value, at = np.array([list(values.values())]), OperatingPoint(clock_hz=self.setting.clock_hz)
-        activity = Activity(np.array([duration_s]), value, tuple(values), at, ActivitySource.SIMULATED)
+        value, at = (
+            np.array([list(values.values())]),
+            OperatingPoint(clock_hz=self.setting.clock_hz),
+        )
+        activity = Activity(
+            np.array([duration_s]), value, tuple(values), at, ActivitySource.SIMULATED
+        )
         power = self.model.power(activity)
         watts = power.part_w[0].tolist()
         parts = dict(zip(power.parts, watts, strict=True))
@@ -232,13 +262,13 @@ class PowerMeter:
 
 
 def answer_samples(meter: PowerMeter, lines: Iterable[str], answer: Callable[[str], None]) -> None:
-    """Serve a simulator in another process, one line a sample (``wattcast_power.hpp`` is its side in C++).
+    """Serve a simulator in another process, one line a sample (``wattcast_power.hpp`` is its side
+    in C++).
 
-    The first line names the counters. Each further line has the sample's cycles and counts, and optionally the clock
-    in Hz and the voltage in V of the samples that follow, behind a ``|``. The answer is the sample's watts, then
-    those of each part, in the order of the first answer. A line that cannot be read is answered with ``error`` and
-    ends it.
-    """
+    The first line names the counters. Each further line has the sample's cycles and counts, and
+    optionally the clock in Hz and the voltage in V of the samples that follow, behind a ``|``. The
+    answer is the sample's watts, then those of each part, in the order of the first answer. A line
+    that cannot be read is answered with ``error`` and ends it."""
     stream = iter(lines)
     names = next(stream, "").strip().split(",")
     known = [*meter._event_of, *known_events()]
@@ -251,7 +281,11 @@ def answer_samples(meter: PowerMeter, lines: Iterable[str], answer: Callable[[st
             counts, _, asked = line.strip().partition("|")
             cycles, *values = (float(text) for text in counts.split(","))
             if len(values) != len(names):
-                raise bad_value(f"sample {meter.samples}", f"cycles and {len(names)} counts", f"{len(values)} counts")
+                raise bad_value(
+                    f"sample {meter.samples}",
+                    f"cycles and {len(names)} counts",
+                    f"{len(values)} counts",
+                )
             seen: list[SamplePower] = []
             meter.listeners = (seen.append,)
             meter.sample(dict(zip(names, values, strict=True)), cycles)

@@ -1,14 +1,16 @@
-"""Fit the component model to measured power: scaling factors of components, or energies such as DRAM's.
+"""Fit the component model to measured power: scaling factors of components, or energies such as
+DRAM's.
 
 Both are bounded least squares on relative error,
 
-    min_x  Σ_k ( (a_k·x − p_k) / p_k )² + w·Σ_j (x_j − x0_j)² / s_j²   with  l ≤ x ≤ u,  x_i ≤ r·x_j,
+    min_x  Σ_k ( (a_k·x − p_k) / p_k )² + w·Σ_j (x_j − x0_j)² / s_j²   with  l ≤ x ≤ u,  x_i ≤
+    r·x_j,
 
-with p_k the measured watts of kernel k, a_k its components' watts (x: factors, x0 = 1) or its event rates (x: joules
-per event). The orderings express physics: a multiplication costs no less than an addition. Without orderings this is
-scipy's ``lsq_linear``; with them it is a quadratic program for Clarabel. GPUWattch's manual (section 2.3) drops
-kernels shorter than 0.5 ms, whose power is still rising.
-"""
+with p_k the measured watts of kernel k, a_k its components' watts (x: factors, x0 = 1) or its event
+rates (x: joules per event). The orderings express physics: a multiplication costs no less than an
+addition. Without orderings this is scipy's ``lsq_linear``; with them it is a quadratic program for
+Clarabel. GPUWattch's manual (section 2.3) drops kernels shorter than 0.5 ms, whose power is still
+rising."""
 
 from __future__ import annotations
 
@@ -50,10 +52,14 @@ class ValueOrdering:
 
 @dataclass(frozen=True)
 class FitConstraints:
-    """Bounds, orderings and priors that are declared before the fit; the defaults are of factors of watts."""
+    """Bounds, orderings and priors that are declared before the fit; the defaults are of factors of
+    watts.
+    """
 
     bounds: tuple[float, float] = (0.5, 2.0)  # a factor of two either way
-    special: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # bounds of single names
+    special: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # bounds of single names
     orders: tuple[ValueOrdering, ...] = ()
     start: float = 1.0  # which leaves the model as it stands
     prior_weight: float = 1e-3  # a factor wrong by 1 weighs as much as one kernel wrong by 3 %
@@ -63,7 +69,9 @@ class FitConstraints:
         check_names("component to bound", self.special, names, "")
         pairs = np.array([self.special.get(name, self.bounds) for name in names], dtype=np.float64)
         if not (pairs[:, 0] <= pairs[:, 1]).all() or not (pairs[:, 0] >= 0).all():
-            raise bad_value("bounds", "a lower bound of zero or more and an upper one above it", pairs.tolist())
+            raise bad_value(
+                "bounds", "a lower bound of zero or more and an upper one above it", pairs.tolist()
+            )
         return pairs[:, 0], pairs[:, 1]
 
     def rows(self, names: Sequence[str]) -> Array:
@@ -76,7 +84,8 @@ class FitConstraints:
         return rows
 
 
-# of joules per event, such as DRAM's precharge, read and write (manual, section 2.2.8); undriven ones stay at zero
+# of joules per event, such as DRAM's precharge, read and write (manual, section 2.2.8); undriven
+# ones stay at zero
 ENERGY_CONSTRAINTS = FitConstraints((0.0, np.inf), start=0.0, prior_weight=1e-9)
 
 
@@ -129,15 +138,25 @@ class MeasuredKernels:
 
     def __post_init__(self) -> None:
         if self.drive.shape != (len(self.kernels), len(self.names)) or len(self.kernels) < 2:
-            raise bad_value("runs", "at least two kernels, each with every column", self.drive.shape)
-        if not ((self.measured_w > 0).all() and np.isfinite(self.drive).all() and (self.drive >= 0).all()):
-            raise bad_value("runs", "measured watts above zero and drives of zero or more", "others")
+            raise bad_value(
+                "runs", "at least two kernels, each with every column", self.drive.shape
+            )
+        if not (
+            (self.measured_w > 0).all()
+            and np.isfinite(self.drive).all()
+            and (self.drive >= 0).all()
+        ):
+            raise bad_value(
+                "runs", "measured watts above zero and drives of zero or more", "others"
+            )
 
 
 def fit_components(
     runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float = SHORTEST_KERNEL_S
 ) -> ComponentFit:
-    """Fit factors of components' watts, or with ``ENERGY_CONSTRAINTS`` joules per event, to kernels long enough."""
+    """Fit factors of components' watts, or with ``ENERGY_CONSTRAINTS`` joules per event, to kernels
+    long enough.
+    """
 
     def mean_percent(predicted: Array) -> float:
         return float(np.mean(np.abs(predicted / measured - 1.0)) * 100.0)
@@ -147,14 +166,19 @@ def fit_components(
     if runs.duration_s is not None:
         kept = np.asarray(runs.duration_s >= shortest_s)
     if kept.sum() < 2:
-        raise bad_value("runs", f"at least two kernels of {shortest_s * 1e3:g} ms or more", int(kept.sum()))
+        raise bad_value(
+            "runs", f"at least two kernels of {shortest_s * 1e3:g} ms or more", int(kept.sum())
+        )
     drive, measured = runs.drive[kept], runs.measured_w[kept]
     offset = np.broadcast_to(np.asarray(runs.offset_w, dtype=np.float64), kept.shape)[kept]
     lower, upper = constraints.limits(runs.names)
     orders = constraints.rows(runs.names)
-    # natural size of a value: 1 for a factor; for an energy the one that would explain all the power
+    # natural size of a value: 1 for a factor; for an energy the one that would explain all the
+    # power
     largest = drive.max(axis=0)
-    size = np.ones(start.size) if (start > 0).all() else measured.mean() / np.maximum(largest, 1e-300)
+    size = (
+        np.ones(start.size) if (start > 0).all() else measured.mean() / np.maximum(largest, 1e-300)
+    )
     scale = np.where(largest > 0, size, 1.0)
     weight = np.sqrt(constraints.prior_weight)
 
@@ -182,9 +206,13 @@ def fit_components(
         leave_application_out=held_out_error(groups[1]),
         constant=mean_percent((measured.sum() - measured) / (len(measured) - 1)),
     )
-    close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (lower < upper)
+    close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (
+        lower < upper
+    )
     dropped, at_bound = tuple(compress(runs.kernels, ~kept)), tuple(compress(runs.names, close))
-    determined = tuple(name for name, column in zip(runs.names, drive.T, strict=True) if column.any())
+    determined = tuple(
+        name for name, column in zip(runs.names, drive.T, strict=True) if column.any()
+    )
     return ComponentFit(runs.names, value, score, int(kept.sum()), dropped, at_bound, determined)
 
 
@@ -197,7 +225,9 @@ def _solve_bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array
         fixed = np.where(free, 0.0, lower)
         if free.any():
             rest = b - a @ fixed
-            fixed[free] = lsq_linear(a[:, free], rest, bounds=(lower[free], upper[free]), tol=1e-12).x
+            fixed[free] = lsq_linear(
+                a[:, free], rest, bounds=(lower[free], upper[free]), tol=1e-12
+            ).x
         return np.asarray(fixed)
     clarabel = import_extra("clarabel", "orderings need clarabel", "fit")
     from scipy import sparse
@@ -238,15 +268,31 @@ class KernelColumns:
 def read_measured_kernels(
     path: Path, columns: KernelColumns, names: Sequence[str] | None = None, rates: bool = False
 ) -> MeasuredKernels:
-    """Read kernels from a CSV: measured watts, and component watts or (with ``rates``) counts over the duration."""
+    """Read kernels from a CSV: measured watts, and component watts or (with ``rates``) counts over
+    the duration.
+    """
     rows = parse_csv(read_bytes(path, _MAX_BYTE), path.name)
     header, where = list(rows[0]), path.name
-    special = {columns.measured, columns.kernel, columns.application, columns.duration, columns.cycles} - {None}
+    special = {
+        columns.measured,
+        columns.kernel,
+        columns.application,
+        columns.duration,
+        columns.cycles,
+    } - {None}
     for wanted in special - set(header):
         close = nearest_names(str(wanted), header)
-        raise bad_value(where, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none")
-    found = [c.removeprefix(columns.prefix) for c in header if c.startswith(columns.prefix) and c not in special]
-    check_names("column to leave out", columns.leave_out, found, f"Columns to fit: {', '.join(found)}.")
+        raise bad_value(
+            where, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none"
+        )
+    found = [
+        c.removeprefix(columns.prefix)
+        for c in header
+        if c.startswith(columns.prefix) and c not in special
+    ]
+    check_names(
+        "column to leave out", columns.leave_out, found, f"Columns to fit: {', '.join(found)}."
+    )
     chosen = list(names) if names else [name for name in found if name not in columns.leave_out]
     lost = [name for name in chosen if columns.prefix + name not in header]
     if not chosen or lost:
@@ -269,15 +315,16 @@ def read_measured_kernels(
     applications = tuple(application_of_kernel(kernel) for kernel in kernels)
     if columns.application:
         applications = tuple(row[columns.application] for row in rows)
-    return MeasuredKernels(kernels, applications, tuple(chosen), drive, read(columns.measured), duration_s)
+    return MeasuredKernels(
+        kernels, applications, tuple(chosen), drive, read(columns.measured), duration_s
+    )
 
 
 def rates_to_watts(runs: MeasuredKernels, table: EnergyTable) -> MeasuredKernels:
     """Multiply event rates with a table's joules, so that factors of the watts can be fitted.
 
-    ``PIPE_A`` is a duty, not a rate, and costs watts. Constant power of the table (leakage, the memory controllers'
-    constant) goes into the offset.
-    """
+    ``PIPE_A`` is a duty, not a rate, and costs watts. Constant power of the table (leakage, the
+    memory controllers' constant) goes into the offset."""
     joule: dict[str, Array | float] = dict(table.energy_j)
     if runs.duration_s is not None:
         joule[DUTY] = table.duty_w * runs.duration_s  # rates were divided by it
@@ -299,9 +346,13 @@ def application_of_kernel(kernel: str) -> str:
 def apply_factors(architecture: ChipArchitecture, factors: Mapping[str, float]) -> ChipArchitecture:
     """Multiply fitted factors of components into an architecture's scaling factors and powers.
 
-    Memory-controller and coalescer factors share their counters with DRAM and the caches, whose factor holds.
-    """
-    scaling, parameters, static = dict(architecture.scaling), dict(architecture.parameters), dict(architecture.static)
+    Memory-controller and coalescer factors share their counters with DRAM and the caches, whose
+    factor holds."""
+    scaling, parameters, static = (
+        dict(architecture.scaling),
+        dict(architecture.parameters),
+        dict(architecture.static),
+    )
     by_column = {c.column: c.scaling for c in dialect_counters(architecture.dialect)}
     for component in read_component_set(architecture.dialect).components:
         factor = factors.get(component.name, 1.0)

@@ -1,9 +1,9 @@
 """Energies per count, and the components that they drive.
 
-An energy is joules per count before the architecture's scaling factor; a duty has watts at duty 1 and the reference
-clock instead. A table comes from a simulator run (CSV), from our YAML form, or is built bottom-up. Figures that a
-table cannot hold (the coalescer's share of a cache access) stay None.
-"""
+An energy is joules per count before the architecture's scaling factor; a duty has watts at duty 1
+and the reference clock instead. A table comes from a simulator run (CSV), from our YAML form, or is
+built bottom-up. Figures that a table cannot hold (the coalescer's share of a cache access) stay
+None."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ import msgspec
 from wattcast.core import strict_files, units
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.records import dataclass, field, replace
-from wattcast.core.strict_files import decode_yaml, read_bytes, read_number, read_shipped_table, read_shipped_yaml
+from wattcast.core.strict_files import (
+    decode_yaml,
+    read_bytes,
+    read_number,
+    read_shipped_table,
+    read_shipped_yaml,
+)
 from wattcast.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage
 
@@ -43,7 +49,9 @@ class EnergyTable:
     leakage: Leakage | None = None
     scaling: Mapping[str, float] = field(default_factory=dict)  # factors the table itself names
     source: str = ""
-    interval_j: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # 5th to 95th percentile, if fitted
+    interval_j: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # 5th to 95th percentile, if fitted
 
     def __post_init__(self) -> None:
         known = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
@@ -54,15 +62,18 @@ class EnergyTable:
             if not (math.isfinite(value) and value >= 0):
                 raise bad_value(f"{self.name}: {name}", f"{unit}, zero or more", value)
         if not (math.isfinite(self.reference_clock_hz) and self.reference_clock_hz > 0):
-            raise bad_value(f"{self.name}: reference clock", "a clock above zero", self.reference_clock_hz)
+            raise bad_value(
+                f"{self.name}: reference clock", "a clock above zero", self.reference_clock_hz
+            )
 
 
-def read_energies(path: Path, sample_cycle: int = 500, clock_hz: float | None = None) -> EnergyTable:
+def read_energies(
+    path: Path, sample_cycle: int = 500, clock_hz: float | None = None
+) -> EnergyTable:
     """Read an energy table: YAML in our form, or CSV as dumped from a simulator run.
 
-    A CSV gives the time of a sample; its clock is ``sample_cycle`` over that time, or ``clock_hz`` where the two
-    agree to the digits printed.
-    """
+    A CSV gives the time of a sample; its clock is ``sample_cycle`` over that time, or ``clock_hz``
+    where the two agree to the digits printed."""
     data, where = read_bytes(path, _MAX_BYTE), path.name
     if path.suffix.lower() in (".yaml", ".yml"):
         return _parse_yaml(data, where)
@@ -80,7 +91,10 @@ def read_energies(path: Path, sample_cycle: int = 500, clock_hz: float | None = 
             name = row[0].strip("# ").partition(" ")[0].partition("(")[0]
             notes[name] = read_number(row[1], f"{where}: line {number}")
             continue
-        figures = [read_number(text, f"{where}: line {number}: {row[0]}") if text else None for text in row[1:4]]
+        figures = [
+            read_number(text, f"{where}: line {number}: {row[0]}") if text else None
+            for text in row[1:4]
+        ]
         if row[0] not in _NO_ENERGY:
             # product over factor, both printed as well, is sometimes finer than the energy itself
             low, high = _rounding_interval(row[1])
@@ -116,36 +130,44 @@ def read_energies(path: Path, sample_cycle: int = 500, clock_hz: float | None = 
 def with_coalescer(table: EnergyTable, core_tech_node: float) -> tuple[EnergyTable, str]:
     """Fill in coalescer energies where the table has none, and return a sentence on their origin.
 
-    The coalescer's share of a cache access only moves power between components; the total stays the same. At a node
-    for which it was never derived, it lies on a log-log line through the two derived nodes over the table's
-    instruction-buffer energy.
-    """
+    The coalescer's share of a cache access only moves power between components; the total stays the
+    same. At a node for which it was never derived, it lies on a log-log line through the two
+    derived nodes over the table's instruction-buffer energy."""
     if table.coalescer_read_j is not None and table.coalescer_write_j is not None:
         return table, ""
     near, far = _coalescer_rows()[:2]
     for row in _coalescer_rows():
         if row["core_tech_node"] == core_tech_node:
             note = f"coalescer energies of the {core_tech_node:g} nm node, derived from a run ({row['source']})"
-            return replace(table, coalescer_read_j=row["read_j"], coalescer_write_j=row["write_j"]), note
+            return replace(
+                table, coalescer_read_j=row["read_j"], coalescer_write_j=row["write_j"]
+            ), note
     if "TOT_INST" not in table.energy_j:
         nothing = replace(table, coalescer_read_j=0.0, coalescer_write_j=0.0)
         return nothing, "coalescer energies unknown, left with the caches"
 
     def scaled_j(key: str) -> float:
-        slope = math.log(near[key] / far[key]) / math.log(near["instruction_j"] / far["instruction_j"])
+        slope = math.log(near[key] / far[key]) / math.log(
+            near["instruction_j"] / far["instruction_j"]
+        )
         return float(near[key] * (table.energy_j["TOT_INST"] / near["instruction_j"]) ** slope)
 
     note = (
         f"coalescer energies at {core_tech_node:g} nm scaled from other nodes, an estimate: it moves power between "
         "the caches and the coalescer but leaves the total as it is"
     )
-    return replace(table, coalescer_read_j=scaled_j("read_j"), coalescer_write_j=scaled_j("write_j")), note
+    return replace(
+        table, coalescer_read_j=scaled_j("read_j"), coalescer_write_j=scaled_j("write_j")
+    ), note
 
 
 @cache
 def _coalescer_rows() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = read_shipped_table("wattcast.gpuwattch", "coalescer.csv")
-    return [r | {k: float(r[k]) for k in ("core_tech_node", "instruction_j", "read_j", "write_j")} for r in rows]
+    return [
+        r | {k: float(r[k]) for k in ("core_tech_node", "instruction_j", "read_j", "write_j")}
+        for r in rows
+    ]
 
 
 class _SourcedText(msgspec.Struct, forbid_unknown_fields=True):
@@ -187,12 +209,17 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
     coalescer_j = {k: parse(v, "J", f"coalescer.{k}") for k, v in file.coalescer.items()}
     controller, leakage = file.memory_controller, None
     if file.leakage is not None:
-        cores_w, rest_w = (parse(getattr(file.leakage, key), "W", f"leakage.{key}") for key in ("cores", "rest"))
+        cores_w, rest_w = (
+            parse(getattr(file.leakage, key), "W", f"leakage.{key}") for key in ("cores", "rest")
+        )
         leakage = Leakage(cores_w, rest_w, file.leakage.sm_count, file.leakage.gated)
     clock_hz = units.parse(file.reference_clock, "Hz", f"{where}: reference_clock")
     constant_w = parse(controller, "W", "memory_controller") if controller else 0.0
     interval_j = {
-        k: (units.parse(v.low, "J", f"{where}: {k}.low"), units.parse(v.high, "J", f"{where}: {k}.high"))
+        k: (
+            units.parse(v.low, "J", f"{where}: {k}.low"),
+            units.parse(v.high, "J", f"{where}: {k}.high"),
+        )
         for k, v in file.energies.items()
         if v.low and v.high
     }
@@ -217,14 +244,20 @@ def format_energy_table(table: EnergyTable) -> bytes:
         "reference_clock": f"{table.reference_clock_hz!r} Hz",
         "energies": {
             name: leaf(value, "J")
-            | {k: f"{end!r} J" for k, end in zip(("low", "high"), table.interval_j.get(name, ()), strict=False)}
+            | {
+                k: f"{end!r} J"
+                for k, end in zip(("low", "high"), table.interval_j.get(name, ()), strict=False)
+            }
             for name, value in table.energy_j.items()
         },
         "pipelines": leaf(table.duty_w, "W"),
         "memory_controller": leaf(table.mc_constant_w, "W"),
     }
     if table.coalescer_read_j is not None and table.coalescer_write_j is not None:
-        plain["coalescer"] = {"read": leaf(table.coalescer_read_j, "J"), "write": leaf(table.coalescer_write_j, "J")}
+        plain["coalescer"] = {
+            "read": leaf(table.coalescer_read_j, "J"),
+            "write": leaf(table.coalescer_write_j, "J"),
+        }
     if (leak := table.leakage) is not None:
         watts = {"cores": leaf(leak.cores_w, "W"), "rest": leaf(leak.rest_w, "W")}
         plain["leakage"] = watts | {"sm_count": leak.sm_count, "gated": leak.gated}
@@ -234,7 +267,9 @@ def format_energy_table(table: EnergyTable) -> bytes:
 
 
 def _rounding_interval(text: str) -> tuple[float, float]:
-    """Return the smallest and largest number that print as ``text`` with 8 digits; fewer digits are exact."""
+    """Return the smallest and largest number that print as ``text`` with 8 digits; fewer digits are
+    exact.
+    """
     mantissa = text.strip().lower().partition("e")[0].replace(".", "").lstrip("+-0")
     value = float(text)
     if len(mantissa) < 8 or value == 0.0:
@@ -260,7 +295,9 @@ class ChipComponent:
     clocked: bool
     constant: str | float | None  # a named constant, or watts
     static: bool
-    terms: Mapping[str, tuple[str, ...] | float]  # counter -> signed names of energies, or J per count
+    terms: Mapping[
+        str, tuple[str, ...] | float
+    ]  # counter -> signed names of energies, or J per count
 
 
 @dataclass(frozen=True)
@@ -294,7 +331,9 @@ class _ComponentFile(msgspec.Struct, forbid_unknown_fields=True):
     wattcast: Literal["components"] = "components"
 
 
-def read_component_set(dialect: SimulatorDialect, compat: bool = False, more: Sequence[Path] = ()) -> ComponentSet:
+def read_component_set(
+    dialect: SimulatorDialect, compat: bool = False, more: Sequence[Path] = ()
+) -> ComponentSet:
     """Read the components of a dialect, then those of further files."""
     base = read_shipped_yaml(_ComponentFile, "wattcast.gpuwattch", f"{dialect}.yaml")
     read = {f"{dialect}.yaml": base}
@@ -311,19 +350,29 @@ def read_component_set(dialect: SimulatorDialect, compat: bool = False, more: Se
             if compat and entry.mode == "correct":
                 continue
             terms: dict[str, tuple[str, ...] | float] = {}
-            for counter, energy in (entry.compat_terms if compat and entry.compat_terms else entry.terms).items():
+            for counter, energy in (
+                entry.compat_terms if compat and entry.compat_terms else entry.terms
+            ).items():
                 here = f"{name}.terms.{counter}"
-                terms[counter] = tuple(energy) if isinstance(energy, list) else units.parse(energy, "J", here)
+                terms[counter] = (
+                    tuple(energy) if isinstance(energy, list) else units.parse(energy, "J", here)
+                )
             constant: str | float | None = entry.constant
             if entry.constant is not None and entry.constant[:1].isdigit():
                 constant = units.parse(entry.constant, "W", f"{name}.constant")
             if not terms and constant is None and not entry.static:
                 raise bad_value(name, "terms, a constant or static", "a component nothing drives")
-            component = ChipComponent(entry.name, entry.rail, entry.clocked, constant, entry.static, terms)
+            component = ChipComponent(
+                entry.name, entry.rail, entry.clocked, constant, entry.static, terms
+            )
             found[entry.name] = component
     known = {c.column for c in dialect_counters(dialect)}
     custom = list(dict.fromkeys(t for c in found.values() for t in c.terms if t not in known))
     if len(custom) > len(CUSTOM_EVENTS):
-        raise bad_value("components", f"at most {len(CUSTOM_EVENTS)} counters of your own", f"{len(custom)}")
+        raise bad_value(
+            "components", f"at most {len(CUSTOM_EVENTS)} counters of your own", f"{len(custom)}"
+        )
     events = dict(zip(custom, CUSTOM_EVENTS, strict=False))
-    return ComponentSet(dialect, compat, tuple(found.values()), base.steady_leaves_out, base.no_comma, events)
+    return ComponentSet(
+        dialect, compat, tuple(found.values()), base.steady_leaves_out, base.no_comma, events
+    )

@@ -1,8 +1,8 @@
-"""Read counters of whole kernels from what simulators print: power reports, GPGPU-Sim and Accel-Sim logs, gem5.
+"""Read counters of whole kernels from what simulators print: power reports, GPGPU-Sim and Accel-Sim
+logs, gem5.
 
-``map_accelsim.csv`` and ``map_gem5.csv`` map statistics to events. An event whose statistics are not all there is
-left out: absent is not zero, and the components that need it are named.
-"""
+``map_accelsim.csv`` and ``map_gem5.csv`` map statistics to events. An event whose statistics are
+not all there is left out: absent is not zero, and the components that need it are named."""
 
 from __future__ import annotations
 
@@ -70,18 +70,20 @@ def find_source(path: Path) -> CounterSource:
 def read_power_report(
     path: Path, dialect: SimulatorDialect, scaling: Mapping[str, float], sampling: TraceSampling
 ) -> CountedKernels:
-    """Read the mean counters of each kernel from a power report; each is a sample of the simulator's length.
+    """Read the mean counters of each kernel from a power report; each is a sample of the
+    simulator's length.
 
-    Every component but static power is linear in its counters, so the mean counters give the mean watts. Static power
-    is the report's own mean.
-    """
+    Every component but static power is linear in its counters, so the mean counters give the mean
+    watts. Static power is the report's own mean."""
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
     blocks = re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]
     counters = [c for c in dialect_counters(dialect) if c.event]
     names, rows, static_w, empty = [], [], [], []
     for block in blocks:
         name = block.split(maxsplit=1)[0] if block.strip() else ""
-        figures = dict(re.findall(r"^(gpu_avg_\w+|kernel_avg_power),?\s*=\s*(\S+)", block, re.MULTILINE))
+        figures = dict(
+            re.findall(r"^(gpu_avg_\w+|kernel_avg_power),?\s*=\s*(\S+)", block, re.MULTILINE)
+        )
         if lost := [c.column for c in counters if f"gpu_avg_{c.column}" not in figures]:
             do = f"This is read as a report of {dialect}, the dialect of the architecture file."
             raise bad_value(f"{path.name}: {name}", f"gpu_avg_{lost[0]}", "none", do)
@@ -94,7 +96,11 @@ def read_power_report(
         static_w.append(_parse_number(figures.get("gpu_avg_STATICP", "0")))
         names.append(name)
     if not rows:
-        raise bad_value(path.name, "a power report with kernels that had samples", f"{len(blocks)} kernels without")
+        raise bad_value(
+            path.name,
+            "a power report with kernels that had samples",
+            f"{len(blocks)} kernels without",
+        )
     notes = ["means over each kernel's samples, as the report gives them"]
     given_w = {}
     if dialect is SimulatorDialect.ACCELWATTCH:
@@ -110,7 +116,9 @@ def read_power_report(
 
 
 def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
-    """Read GPGPU-Sim's or Accel-Sim's own output, or the table that Accel-Sim's ``get_stats.py`` makes of it."""
+    """Read GPGPU-Sim's or Accel-Sim's own output, or the table that Accel-Sim's ``get_stats.py``
+    makes of it.
+    """
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
     is_table = text.startswith(_DIVISION)
     rows = _read_statistics(text) if is_table else _read_log(text)
@@ -130,11 +138,15 @@ def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
 
 
 def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the statistics of each kernel that ended; totals add up in a log, so a kernel is a difference."""
+    """Return the statistics of each kernel that ended; totals add up in a log, so a kernel is a
+    difference.
+    """
     rows: dict[tuple[str, str], dict[str, float]] = {}
     before: dict[str, float] = {}
     for block in re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]:
-        found = re.findall(r"^\s*([A-Za-z][\w ]*(?:\[\w+\])*)\s*[=:]\s*([-+.\deE]+)\s*$", block, re.MULTILINE)
+        found = re.findall(
+            r"^\s*([A-Za-z][\w ]*(?:\[\w+\])*)\s*[=:]\s*([-+.\deE]+)\s*$", block, re.MULTILINE
+        )
         totals = {key.strip(): _parse_number(value) for key, value in found}
         if "gpu_sim_cycle" not in totals:
             continue  # a kernel that had not ended
@@ -152,10 +164,14 @@ def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def _read_statistics(text: str) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the statistics of each kernel and configuration; a section has a pattern's name, a header and rows."""
+    """Return the statistics of each kernel and configuration; a section has a pattern's name, a
+    header and rows.
+    """
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for section in re.split(r"^-{20,},*\s*$", text, flags=re.MULTILINE)[1:]:
-        lines = [line.rstrip(",").split(",") for line in section.strip().splitlines() if line.strip(" ,")]
+        lines = [
+            line.rstrip(",").split(",") for line in section.strip().splitlines() if line.strip(" ,")
+        ]
         if len(lines) < 2:
             continue
         # the name is the pattern that found the figure, such as gpu_sim_cycle\s*=\s*(.*)
@@ -172,7 +188,9 @@ def _read_statistics(text: str) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def read_gem5_stats(path: Path) -> CountedKernels:
-    """Read gem5's ``stats.txt``: each dump is an interval, and counts of all compute units are added up."""
+    """Read gem5's ``stats.txt``: each dump is an interval, and counts of all compute units are
+    added up.
+    """
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
     rows = []
     for block in text.split(_GEM5_START)[1:]:
@@ -185,12 +203,16 @@ def read_gem5_stats(path: Path) -> CountedKernels:
         if row.get("CUs.totalCycles", 0.0) > 0:
             rows.append(row)
     if not rows:
-        raise bad_value(path.name, "gem5 statistics of compute units (system.*.CUs0.totalCycles)", "none")
+        raise bad_value(
+            path.name, "gem5 statistics of compute units (system.*.CUs0.totalCycles)", "none"
+        )
     events, value = _map_statistics(path.name, "map_gem5.csv", rows)
     seconds = np.array([row.get("simSeconds", 0.0) for row in rows])
     if not (seconds >= 1e-12).all():  # a tick of gem5
         raise bad_value(f"{path.name}: simSeconds", "seconds above zero", seconds.min())
-    units = len(set(re.findall(r"^(\S*CUs\d*)\.totalCycles", text, re.MULTILINE)))  # one alone has no number
+    units = len(
+        set(re.findall(r"^(\S*CUs\d*)\.totalCycles", text, re.MULTILINE))
+    )  # one alone has no number
     clock_hz = np.array([row["CUs.totalCycles"] for row in rows]) / units / seconds
     at = OperatingPoint(clock_hz=clock_hz)
     notes = (
@@ -198,10 +220,14 @@ def read_gem5_stats(path: Path) -> CountedKernels:
         "integer operations are vector operations less floating-point ones",
     )
     names = tuple(f"dump {i}" for i in range(1, len(rows) + 1))
-    return CountedKernels(names, Activity(seconds, value, events, at, ActivitySource.SIMULATED), {}, notes)
+    return CountedKernels(
+        names, Activity(seconds, value, events, at, ActivitySource.SIMULATED), {}, notes
+    )
 
 
-def _map_statistics(where: str, name: str, rows: Iterable[Mapping[str, float]]) -> tuple[tuple[str, ...], Array]:
+def _map_statistics(
+    where: str, name: str, rows: Iterable[Mapping[str, float]]
+) -> tuple[tuple[str, ...], Array]:
     """Return the events that the statistics of all rows determine, and their values."""
     table = list(rows)
     shared = set.intersection(*map(set, table))

@@ -1,9 +1,10 @@
-"""Read counter traces of simulators in blocks of rows, so that memory stays flat however long the trace is.
+"""Read counter traces of simulators in blocks of rows, so that memory stays flat however long the
+trace is.
 
-A trace is CSV with a header, plain or gzip; rows may end with a comma, and the simulator starts a new gzip member for
-every row it writes. Files come from strangers: the length of a line, the decompressed size and the compression ratio
-are bounded. A damaged trace still yields the rows before the damage; then ``TraceFault`` names the place.
-"""
+A trace is CSV with a header, plain or gzip; rows may end with a comma, and the simulator starts a
+new gzip member for every row it writes. Files come from strangers: the length of a line, the
+decompressed size and the compression ratio are bounded. A damaged trace still yields the rows
+before the damage; then ``TraceFault`` names the place."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from typing import BinaryIO
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, MissingEvents, bad_value, clip_text, nearest_names, unknown_name
+from wattcast.core.errors import (
+    BadInput,
+    MissingEvents,
+    bad_value,
+    clip_text,
+    nearest_names,
+    unknown_name,
+)
 from wattcast.core.records import dataclass, field
 from wattcast.core.regular_files import cannot_read, open_regular
 from wattcast.core.strict_files import read_shipped_table
@@ -28,7 +36,9 @@ from wattcast.power.activity import Activity, ActivitySource
 
 MAX_TRACE_LINE_BYTE = 1 << 20
 MAX_COUNTER_TRACE_BYTE = 64 << 30
-MAX_GZIP_RATIO = 400.0  # rows of digits stay below about 230:1 in deflate; runs of one byte reach 1032:1
+MAX_GZIP_RATIO = (
+    400.0  # rows of digits stay below about 230:1 in deflate; runs of one byte reach 1032:1
+)
 _RATIO_FROM_BYTE = 8 << 20  # a short file may compress as well as it likes
 _GZIP_READ_BYTE = 1 << 12  # small: what follows a member is copied once for each member
 BLOCK_BYTE = 8 << 20
@@ -78,7 +88,9 @@ class TraceFile:
                 return
             value, complaint = _parse_rows(text, len(self.columns))
             if len(value):
-                yield TraceBlock(rows, value, text if complaint is None else _take_lines(text, len(value)))
+                yield TraceBlock(
+                    rows, value, text if complaint is None else _take_lines(text, len(value))
+                )
                 rows += len(value)
             if complaint is not None:
                 where = f"{self.path.name}: line {rows + 2}"
@@ -94,7 +106,9 @@ def open_trace(path: Path, follow_s: float = 0.0) -> TraceFile:
         raise bad_value(f"{path.name}: line 1", "counter names", "bytes that are no text") from None
     columns = tuple(name.strip() for name in names)
     if not all(columns):
-        raise bad_value(f"{path.name}: line 1", "a name for every column", clip_text(header.decode("ascii")))
+        raise bad_value(
+            f"{path.name}: line 1", "a name for every column", clip_text(header.decode("ascii"))
+        )
     twice = sorted({name for name in columns if columns.count(name) > 1})
     if twice:
         raise bad_value(f"{path.name}: line 1", "each counter once", f"{', '.join(twice)} twice")
@@ -139,7 +153,9 @@ def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[
         else:
             rest += data
         if len(rest) > MAX_TRACE_LINE_BYTE:
-            raise bad_value(path.name, f"lines of at most {MAX_TRACE_LINE_BYTE} bytes", "a longer one")
+            raise bad_value(
+                path.name, f"lines of at most {MAX_TRACE_LINE_BYTE} bytes", "a longer one"
+            )
         if fault is not None:
             raise fault
     if not header_sent:
@@ -149,7 +165,9 @@ def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[
 
 
 def _read_chunks(stream: BinaryIO, size: int, follow_s: float) -> Iterator[bytes]:
-    """Yield what the file holds; of a growing one, yield nothing while it stands still, until ``follow_s`` passed."""
+    """Yield what the file holds; of a growing one, yield nothing while it stands still, until
+    ``follow_s`` passed.
+    """
     until = time.monotonic() + follow_s
     while True:
         if data := stream.read(size):
@@ -186,7 +204,9 @@ def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
                     out = engine.decompress(data, block_byte)
                 except zlib.error as error:
                     yield b"".join(parts)
-                    raise BadInput(f"{path.name}: damaged gzip near byte {read - len(data)} ({error}).") from None
+                    raise BadInput(
+                        f"{path.name}: damaged gzip near byte {read - len(data)} ({error})."
+                    ) from None
                 data, inside = engine.unconsumed_tail, True
                 parts.append(out)
                 written, held = written + len(out), held + len(out)
@@ -195,14 +215,18 @@ def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
                     do = "This is no counter trace; unpack it yourself if you trust it."
                     raise bad_value(path.name, wanted, f"{written / read:.0f}:1", do)
                 if engine.eof:
-                    data = engine.unused_data.lstrip(b"\0")  # zero padding between members is allowed
+                    data = engine.unused_data.lstrip(
+                        b"\0"
+                    )  # zero padding between members is allowed
                     engine, inside = zlib.decompressobj(wbits=31), False
                 if held >= block_byte:
                     yield b"".join(parts)
                     parts, held = [], 0
     yield b"".join(parts)
     if inside:
-        raise BadInput(f"{path.name}: the gzip data break off at byte {read}. Was the simulator stopped?")
+        raise BadInput(
+            f"{path.name}: the gzip data break off at byte {read}. Was the simulator stopped?"
+        )
 
 
 def _parse_rows(text: bytes, count: int) -> tuple[Array, str | None]:
@@ -219,7 +243,9 @@ def _parse_rows(text: bytes, count: int) -> tuple[Array, str | None]:
     if first.count(b",") == len(schema) - 1:
         with contextlib.suppress(pl.exceptions.PolarsError):
             frame = pl.read_csv(text, has_header=False, schema=schema, quote_char=None)
-            value = frame.select(list(schema)[:count]).to_numpy(order="fortran")  # what is missing becomes NaN
+            value = frame.select(list(schema)[:count]).to_numpy(
+                order="fortran"
+            )  # what is missing becomes NaN
             ended = "end" not in schema or frame["end"].null_count() == frame.height
             if ended and np.isfinite(value.T.sum()) and value.T.min(initial=0.0) >= 0.0:
                 return value, None
@@ -278,12 +304,17 @@ CUSTOM_EVENTS = tuple(f"custom_{i}" for i in range(1, 9))
 def dialect_counters(dialect: SimulatorDialect) -> tuple[SimulatorCounter, ...]:
     """Return the counters of a dialect in the order its simulator writes them."""
     rows = read_shipped_table("wattcast.gpuwattch", f"map_{dialect}.csv")
-    return tuple(SimulatorCounter(r["column"], r["event"], r["scaling"], r["prescaled"] == "yes") for r in rows)
+    return tuple(
+        SimulatorCounter(r["column"], r["event"], r["scaling"], r["prescaled"] == "yes")
+        for r in rows
+    )
 
 
 @dataclass(frozen=True)
 class TraceSampling:
-    """The length of a sample and its clock and voltage: fixed, or in steps that start at given samples."""
+    """The length of a sample and its clock and voltage: fixed, or in steps that start at given
+    samples.
+    """
 
     sample_cycle: float
     clock_hz: float
@@ -319,7 +350,9 @@ class MetricTrace:
     optional: Mapping[str, int]  # optional columns that are there
 
     def blocks(self) -> Iterator[TraceBlock]:
-        """Yield the rows in order; a row without cycles, clock or voltage is a fault like any other."""
+        """Yield the rows in order; a row without cycles, clock or voltage is a fault like any
+        other.
+        """
         for block in self.file.blocks():
             bad = np.zeros(len(block), dtype=np.bool_)
             for name in (CYCLES, CLOCK, VOLTAGE):
@@ -337,9 +370,15 @@ class MetricTrace:
                 )
             yield block
 
-    def activity(self, block: TraceBlock, sampling: TraceSampling, sample: Array | None = None) -> Activity:
+    def activity(
+        self, block: TraceBlock, sampling: TraceSampling, sample: Array | None = None
+    ) -> Activity:
         """Return the rows of a block as intervals; ``sample`` numbers them (default: the row)."""
-        index = np.arange(block.first, block.first + len(block), dtype=np.float64) if sample is None else sample
+        index = (
+            np.arange(block.first, block.first + len(block), dtype=np.float64)
+            if sample is None
+            else sample
+        )
         clock_hz, voltage_v = sampling.settings_at(index)
         if CLOCK in self.optional:
             clock_hz = 1e6 * self.column(block, CLOCK)
@@ -356,9 +395,13 @@ class MetricTrace:
         if unscaled and self.columns == tuple(range(len(self.columns))) and not more:  # no copy
             value = block.value[:, : len(self.columns)]
         else:
-            scaled = [block.value[:, c] / d for c, d in zip(self.columns, self.divisor, strict=True)]
+            scaled = [
+                block.value[:, c] / d for c, d in zip(self.columns, self.divisor, strict=True)
+            ]
             value = np.stack([*scaled, *more.values()]).T
-        return Activity(cycles / clock_hz, value, (*self.events, *more), at, ActivitySource.SIMULATED)
+        return Activity(
+            cycles / clock_hz, value, (*self.events, *more), at, ActivitySource.SIMULATED
+        )
 
     def column(self, block: TraceBlock, name: str) -> Array:
         """Return the values of an optional column that the file has."""
@@ -374,10 +417,10 @@ def open_metric_trace(
 ) -> MetricTrace:
     """Open a metric trace and find the event of every column.
 
-    ``scaling`` holds the architecture file's factors, for counters that the simulator wrote already scaled.
-    ``custom`` maps further columns to ``custom_1`` and so on. An unknown column and a missing counter of the dialect
-    are errors: a missing counter is not a zero. A trace that grows is read on until ``follow_s`` pass without a row.
-    """
+    ``scaling`` holds the architecture file's factors, for counters that the simulator wrote already
+    scaled. ``custom`` maps further columns to ``custom_1`` and so on. An unknown column and a
+    missing counter of the dialect are errors: a missing counter is not a zero. A trace that grows
+    is read on until ``follow_s`` pass without a row."""
     file = open_trace(path, follow_s)
     known = {c.column: c for c in dialect_counters(dialect)}
     custom = custom or {}
@@ -396,7 +439,9 @@ def open_metric_trace(
             if factor is None:
                 do = "Give the architecture file the simulator ran with."
                 raise bad_value(f"scaling factor of {column}", "a number", "none", do)
-            divisor.append(factor if factor > 0 else 1.0)  # a factor of zero leaves only zeros, which stay
+            divisor.append(
+                factor if factor > 0 else 1.0
+            )  # a factor of zero leaves only zeros, which stay
     missing = [c.column for c in known.values() if c.event and c.column not in file.columns]
     if missing:
         close = [n for m in missing for n in nearest_names(m, file.columns, 1)]
@@ -406,4 +451,6 @@ def open_metric_trace(
             f"zero: write the column, or choose the other dialect."
         )
     optional = {name: file.columns.index(name) for name in OPTIONAL_COLUMNS if name in file.columns}
-    return MetricTrace(file, dialect, tuple(names), tuple(names.values()), np.array(divisor), optional)
+    return MetricTrace(
+        file, dialect, tuple(names), tuple(names.values()), np.array(divisor), optional
+    )

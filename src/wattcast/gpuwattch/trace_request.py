@@ -1,8 +1,9 @@
-"""Read the files that a user names and compute power from them: a simulator's trace, or a table of hardware counters.
+"""Read the files that a user names and compute power from them: a simulator's trace, or a table of
+hardware counters.
 
-``make_power_trace`` runs a metric trace through the component model; ``compute_kernel_power`` does the same for
-counters of whole kernels: hardware counters, power reports, and statistics that simulators print.
-"""
+``make_power_trace`` runs a metric trace through the component model; ``compute_kernel_power`` does
+the same for counters of whole kernels: hardware counters, power reports, and statistics that
+simulators print."""
 
 from __future__ import annotations
 
@@ -25,10 +26,20 @@ from wattcast.gpuwattch import architecture as architecture_files
 from wattcast.gpuwattch import measured_energies, simulator_logs
 from wattcast.gpuwattch.architecture import ChipArchitecture, SimulatorConfig, read_architecture
 from wattcast.gpuwattch.component_build import build_component_model
-from wattcast.gpuwattch.energy_table import ComponentSet, EnergyTable, read_component_set, read_energies
+from wattcast.gpuwattch.energy_table import (
+    ComponentSet,
+    EnergyTable,
+    read_component_set,
+    read_energies,
+)
 from wattcast.gpuwattch.simulator_logs import CountedKernels, CounterSource
 from wattcast.gpuwattch.trace_outputs import draw_component_power
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters, open_metric_trace
+from wattcast.gpuwattch.trace_reading import (
+    SimulatorDialect,
+    TraceSampling,
+    dialect_counters,
+    open_metric_trace,
+)
 from wattcast.gpuwattch.trace_run import FIGURE, LOGS, TABLE, TraceResult, TraceRun, run_trace
 from wattcast.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.power.component_power import read_mcpat
@@ -73,13 +84,17 @@ class TraceRequest:
     figure: bool = True
     follow_s: float = 0.0  # read a growing trace until so long nothing has come
     stamped: bool = False  # names of files as in the manual, with date and time
-    ran_with: Path | None = None  # architecture file the simulator ran with, whose factors its unit counters hold
+    ran_with: Path | None = (
+        None  # architecture file the simulator ran with, whose factors its unit counters hold
+    )
 
 
 def make_power_trace(
     request: TraceRequest, tell: Callable[[TraceResult], None] | None = None
 ) -> tuple[TraceRun, TraceResult]:
-    """Read the files of a request, run the pass and draw the figure; ``fault`` is set when the trace broke off."""
+    """Read the files of a request, run the pass and draw the figure; ``fault`` is set when the
+    trace broke off.
+    """
     job, notes = prepare_trace_run(request)
     result = run_trace(replace(job, tell=tell))
     result.notes[:0] = notes
@@ -115,7 +130,9 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
         raise bad_value("--leakage", wanted, str(request.leakage or "--gate-idle-sms"), do)
     leakage = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
     if leakage is None and request.gate_idle_sms:
-        raise MissingSpecification("--gate-idle-sms needs leakage: give --leakage, or a table that holds it.")
+        raise MissingSpecification(
+            "--gate-idle-sms needs leakage: give --leakage, or a table that holds it."
+        )
     if leakage is None and request.compat is None and dialect is SimulatorDialect.GPUWATTCH:
         notes.append("leakage is not known and in no part (--leakage gives it)")
     if leakage is not None and request.compat is not None:
@@ -124,7 +141,13 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
         leakage = replace(leakage, gated=True)
     sms, threads = config.sm_count, request.threads_per_warp
     built = build_component_model(
-        architecture, table, components, sm_count=sms, leakage=leakage, voltage=found.voltage, threads=threads
+        architecture,
+        table,
+        components,
+        sm_count=sms,
+        leakage=leakage,
+        voltage=found.voltage,
+        threads=threads,
     )
     steps = read_clock_steps(request.dvfs, clock_hz) if request.dvfs else ()
     sampling = TraceSampling(config.sample_cycle, clock_hz, *steps)
@@ -139,8 +162,12 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
         if config.power_per_cycle_dump:
             notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
         if off := [switch for switch in SWITCHED_LOGS if not getattr(config, switch)]:
-            outputs = [file for file in outputs if not any(file in SWITCHED_LOGS[switch] for switch in off)]
-            notes.append(f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written")
+            outputs = [
+                file for file in outputs if not any(file in SWITCHED_LOGS[switch] for switch in off)
+            ]
+            notes.append(
+                f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written"
+            )
     scaling, custom = found.trace_scaling(request), components.custom
     run = TraceRun(
         trace=open_metric_trace(request.trace, dialect, scaling, custom, request.follow_s),
@@ -158,7 +185,9 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
 
 
 class ChipFiles(NamedTuple):
-    """What the files of a request hold about the chip, and notes on every choice that was not the user's."""
+    """What the files of a request hold about the chip, and notes on every choice that was not the
+    user's.
+    """
 
     architecture: ChipArchitecture
     config: SimulatorConfig
@@ -195,11 +224,14 @@ def read_chip(request: TraceRequest) -> ChipFiles:
     dialect = architecture.dialect
     if request.compat is not None and request.compat is not dialect:
         do = f"Leave --compat out or say --compat {dialect}."
-        raise bad_value("--compat", f"{dialect}, as {request.architecture.name} is", request.compat.value, do)
+        raise bad_value(
+            "--compat", f"{dialect}, as {request.architecture.name} is", request.compat.value, do
+        )
     config = _find_config(request, notes)
     if chip is not None and config.sm_count is None:
         config = replace(config, sm_count=chip.design.sm_count)
-    # GPUWattch's power model takes its clock from the architecture file, AccelWattch's from the configuration
+    # GPUWattch's power model takes its clock from the architecture file, AccelWattch's from the
+    # configuration
     listed = architecture.parameters.get("target_core_clockrate")
     clocks = [config.clock_hz, listed * 1e6 if isinstance(listed, (int, float)) else None]
     if request.compat is SimulatorDialect.GPUWATTCH:
@@ -211,13 +243,20 @@ def read_chip(request: TraceRequest) -> ChipFiles:
         table = measured_energies.measured_table(chip, architecture)
         notes.append(f"{table.name}: {chip.source}")
     else:
-        from wattcast.gpuwattch.bottom_up.event_energies import build_architecture_chip, make_energy_table
+        from wattcast.gpuwattch.bottom_up.event_energies import (
+            build_architecture_chip,
+            make_energy_table,
+        )
 
-        found = build_architecture_chip(architecture, int(config.sm_count) if config.sm_count else None, clock_hz)
+        found = build_architecture_chip(
+            architecture, int(config.sm_count) if config.sm_count else None, clock_hz
+        )
         table = make_energy_table(found, dialect)
         notes.append(f"no table of energies: {found.provenance}")
         if left_out := found.design.notes:
-            notes.append(f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults")
+            notes.append(
+                f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults"
+            )
     if clock_hz is None:
         clock_hz = table.reference_clock_hz
         of = "the sample time of" if chip is None else "the top clock of"
@@ -235,20 +274,29 @@ def find_measured_chip(name: Path) -> measured_energies.MeasuredChip | None:
 
 
 def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list[str]) -> None:
-    """Refuse energies of the other dialect's counters; note where the table was dumped with other scaling factors."""
-    columns = {dialect: {c.column for c in dialect_counters(dialect)} for dialect in SimulatorDialect}
+    """Refuse energies of the other dialect's counters; note where the table was dumped with other
+    scaling factors.
+    """
+    columns = {
+        dialect: {c.column for c in dialect_counters(dialect)} for dialect in SimulatorDialect
+    }
     own = columns[architecture.dialect]
     foreign = [name for name in table.energy_j if name not in own]
     if foreign:
         do = f"Take the energies dumped with {architecture.name}, or leave --energies out."
         wanted = f"energies of {architecture.dialect} counters for {architecture.name}"
-        raise bad_value(f"energies {table.name}", wanted, f"{', '.join(foreign[:4])} of the other dialect", do)
+        raise bad_value(
+            f"energies {table.name}", wanted, f"{', '.join(foreign[:4])} of the other dialect", do
+        )
     by_column = {c.column: c.scaling for c in dialect_counters(architecture.dialect)}
-    factors = {by_column[name]: factor for name, factor in table.scaling.items() if name in by_column}
+    factors = {
+        by_column[name]: factor for name, factor in table.scaling.items() if name in by_column
+    }
     other = [
         f"{name} {factor:g} instead of {architecture.scaling_of(name):g}"
         for name, factor in factors.items()
-        if abs(factor - architecture.scaling_of(name)) > _SAME_FACTOR * max(factor, architecture.scaling_of(name))
+        if abs(factor - architecture.scaling_of(name))
+        > _SAME_FACTOR * max(factor, architecture.scaling_of(name))
     ]
     if other:
         shown = ", ".join(other[:3]) + (" ..." if len(other) > 3 else "")
@@ -259,7 +307,9 @@ def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list
 
 
 def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
-    """Return the simulator's configuration: the named file or the one next to the input, with the options on top."""
+    """Return the simulator's configuration: the named file or the one next to the input, with the
+    options on top.
+    """
     path = request.simulator_config
     for near in (request.architecture, request.trace):
         if path is None and (near.parent / SIMULATOR_CONFIG_FILE).is_file():
@@ -273,15 +323,18 @@ def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
     elif path is None:
         notes.append(f"samples of {config.sample_cycle} cycles, the simulator's default")
     if request.steady is not None:
-        config = replace(config, steady=architecture_files.SteadyStateDefinition.read(request.steady, "--steady"))
+        config = replace(
+            config, steady=architecture_files.SteadyStateDefinition.read(request.steady, "--steady")
+        )
     return config
 
 
 def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
-    """Read clock and voltage from given samples on: a CSV of ``sample`` with ``clock``, ``voltage`` or both.
+    """Read clock and voltage from given samples on: a CSV of ``sample`` with ``clock``, ``voltage``
+    or both.
 
-    Returns first samples, clocks (``clock_hz`` where none is given) and voltages (NaN where none is given).
-    """
+    Returns first samples, clocks (``clock_hz`` where none is given) and voltages (NaN where none is
+    given)."""
     rows = parse_csv(read_bytes(path, _MAX_STEPS_BYTE), path.name)
     if "sample" not in rows[0] or not set(rows[0]) <= {"sample", "clock", "voltage"}:
         raise bad_value(f"{path.name}: header", "sample,clock,voltage", ",".join(rows[0]))
@@ -291,7 +344,9 @@ def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
         if not str(row["sample"]).strip().isdigit():
             raise bad_value(f"{where}: sample", "a whole number", row["sample"])
         hertz = units.parse(row["clock"], "Hz", f"{where}: clock") if row.get("clock") else clock_hz
-        volts = units.parse(row["voltage"], "V", f"{where}: voltage") if row.get("voltage") else np.nan
+        volts = (
+            units.parse(row["voltage"], "V", f"{where}: voltage") if row.get("voltage") else np.nan
+        )
         if hertz <= 0 or volts <= 0:
             raise bad_value(where, "a clock and a voltage above zero", f"{hertz:g} Hz, {volts:g} V")
         steps.append((float(row["sample"]), hertz, volts))
@@ -317,7 +372,14 @@ class CountedKernelPower:
         kernels = []
         for name, seconds, watts in rows:
             parts = dict(zip(self.power.parts, watts, strict=True))
-            kernels.append({"name": name, "duration_s": seconds, "power_w": float(np.sum(watts)), "part_w": parts})
+            kernels.append(
+                {
+                    "name": name,
+                    "duration_s": seconds,
+                    "power_w": float(np.sum(watts)),
+                    "part_w": parts,
+                }
+            )
         return {
             "kernels": kernels,
             "parts_lost": list(self.lost),
@@ -328,16 +390,19 @@ class CountedKernelPower:
 
 
 def compute_kernel_power(request: TraceRequest, source: CounterSource) -> CountedKernelPower:
-    """Compute the power of each kernel from counters of whole kernels and write it to ``kernel_power.csv``.
+    """Compute the power of each kernel from counters of whole kernels and write it to
+    ``kernel_power.csv``.
 
-    Components that no counter shows are left out and named, and so are those that only some of their counters show.
-    """
+    Components that no counter shows are left out and named, and so are those that only some of
+    their counters show."""
     files = read_chip(request)
     architecture, config, table, clock_hz, components, notes, chip = files
     of_report = source is CounterSource.POWER_REPORT
     how: dict[str, Any] = {"sm_count": config.sm_count, "threads": request.threads_per_warp}
     capped = of_report and request.compat is not None
-    built = build_component_model(architecture, table, components, voltage=files.voltage, capped=capped, **how)
+    built = build_component_model(
+        architecture, table, components, voltage=files.voltage, capped=capped, **how
+    )
     match source:
         case CounterSource.NCU if chip is not None:
             found = CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
@@ -345,8 +410,13 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
             launches, activity = read_ncu(request.trace, config.sm_count)
             found = CountedKernels(tuple(launch.kernel for launch in launches), activity)
         case CounterSource.POWER_REPORT:
-            scaling, sampling = files.trace_scaling(request), TraceSampling(config.sample_cycle, clock_hz)
-            found = simulator_logs.read_power_report(request.trace, architecture.dialect, scaling, sampling)
+            scaling, sampling = (
+                files.trace_scaling(request),
+                TraceSampling(config.sample_cycle, clock_hz),
+            )
+            found = simulator_logs.read_power_report(
+                request.trace, architecture.dialect, scaling, sampling
+            )
         case CounterSource.ACCELSIM:
             found = simulator_logs.read_accelsim(request.trace, clock_hz)
         case CounterSource.GEM5:
@@ -363,8 +433,13 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         if part in power.parts:
             power.part_w[:, power.parts.index(part)] = watts
     duration_s = np.broadcast_to(activity.duration_s, (len(names),))
-    file, lines = request.out / "kernel_power.csv", [["kernel", "duration_s", "power_w", *power.parts]]
+    file, lines = (
+        request.out / "kernel_power.csv",
+        [["kernel", "duration_s", "power_w", *power.parts]],
+    )
     for name, seconds, watts in zip(names, duration_s, power.part_w, strict=True):
-        lines.append([name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)])
+        lines.append(
+            [name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)]
+        )
     write_whole(file, encode_csv(lines))
     return CountedKernelPower(names, duration_s, power, lost, partial, (*notes, *built.notes), file)

@@ -30,7 +30,10 @@ LOGS = {  # files that a pass writes, and what the manual calls them (section 4.
     "steady_state_tracking": "steady_state_tracking_report",
     "power_report": "power_report",
 }
-TABLE, FIGURE = "samples.parquet", "components.png"  # of the figure only the data are gathered: it is drawn elsewhere
+TABLE, FIGURE = (
+    "samples.parquet",
+    "components.png",
+)  # of the figure only the data are gathered: it is drawn elsewhere
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,12 @@ class TraceRun:
     config: SimulatorConfig = field(default_factory=SimulatorConfig)
     wanted: Collection[str] = (*LOGS, TABLE, FIGURE)
     compress: bool | None = None  # default: as the trace is
-    stamp: str = ""  # date and time in the names of files, as the manual has them; empty: plain names
-    tell: Callable[[TraceResult], None] | None = None  # hears the sums after every block of a growing trace
+    stamp: str = (
+        ""  # date and time in the names of files, as the manual has them; empty: plain names
+    )
+    tell: Callable[[TraceResult], None] | None = (
+        None  # hears the sums after every block of a growing trace
+    )
 
 
 @dataclass
@@ -62,12 +69,16 @@ class TraceResult:
     duration_s: float = 0.0
     energy_j: float = 0.0
     notes: list[str] = field(default_factory=list)
-    doubtful: list[int] = field(default_factory=list)  # samples whose static power rests on estimated threads
+    doubtful: list[int] = field(
+        default_factory=list
+    )  # samples whose static power rests on estimated threads
     fault: trace_reading.TraceFault | None = None
 
 
 def run_trace(job: TraceRun) -> TraceResult:
-    """Compute and write everything. A damaged trace yields the results of its good samples, and ``fault`` is set."""
+    """Compute and write everything. A damaged trace yields the results of its good samples, and
+    ``fault`` is set.
+    """
     with ExitStack() as files:
         work = _TracePass(job, files)
         for block, following in _blocks_with_following(job.trace, work.result):
@@ -82,14 +93,19 @@ def run_trace(job: TraceRun) -> TraceResult:
         result.doubtful = work.lanes.doubtful
     ended = [k for k in result.kernels if k.finished]
     if not job.kernels:
-        notes.append("kernel names are not in a metric trace: they are left out (--kernels gives them)")
+        notes.append(
+            "kernel names are not in a metric trace: they are left out (--kernels gives them)"
+        )
     elif len(ended) != len(job.kernels):
         how = "by its list" if work.ends.by_list else "found by their repeated rows"
         notes.append(
             f"{len(job.kernels)} kernels are listed, {len(ended)} ended in the trace, {how}: names may be shifted. "
             "Give each kernel's samples or cycles in the list"
         )
-    if any(k.ipc is not None for k in job.kernels) and trace_reading.INSTRUCTIONS not in job.trace.optional:
+    if (
+        any(k.ipc is not None for k in job.kernels)
+        and trace_reading.INSTRUCTIONS not in job.trace.optional
+    ):
         notes.append("IPC of steady states is that of the whole kernel, from the list")
     elif trace_reading.INSTRUCTIONS not in job.trace.optional:
         notes.append("IPC is not in a metric trace: it is left out of the steady states")
@@ -101,7 +117,9 @@ def run_trace(job: TraceRun) -> TraceResult:
 def _blocks_with_following(
     trace: trace_reading.MetricTrace, result: TraceResult
 ) -> Iterator[tuple[trace_reading.TraceBlock, Array | None]]:
-    """Yield blocks, each with the first row of the next, which is read meanwhile; keep a fault of the file."""
+    """Yield blocks, each with the first row of the next, which is read meanwhile; keep a fault of
+    the file.
+    """
     held: trace_reading.TraceBlock | None = None
     blocks = trace.blocks()
     with ThreadPoolExecutor(1) as reader:
@@ -118,7 +136,8 @@ def _blocks_with_following(
         yield held, None
 
 
-_DIVERGENT = 0.75  # of a full warp; full warps of a real run show 0.77 and more in the duty, a divergent one 0.35
+# of a full warp; full warps of a real run show 0.77 and more in the duty, a divergent one 0.35
+_DIVERGENT = 0.75
 _REPORTED_DIGITS = 1e-5  # of the mean number of threads in a report
 
 
@@ -130,16 +149,20 @@ class LaneFinder:
 
     1. a column ``THREADS_PER_WARP``;
     2. a power report or a simulator's output (``--kernels``), which hold each kernel's mean;
-    3. the pipeline duty d, which counts the threads that commit: d · cycles · SMs · warp size · write-back width over
-       the warp instructions that were scheduled. It includes memory instructions, so it only tells a divergent sample
-       and estimates its lanes; it counts too little before the first results are written back.
+    3. the pipeline duty d, which counts the threads that commit: d · cycles · SMs · warp size ·
+    write-back width over
+       the warp instructions that were scheduled. It includes memory instructions, so it only tells
+       a divergent sample and estimates its lanes; it counts too little before the first results are
+       written back.
 
-    Without any of them, full warps are assumed wherever a unit worked. With a kernel's mean, the estimates of its
-    samples are scaled to it: exact where a kernel has one sample with work, or none that diverges.
-    """
+    Without any of them, full warps are assumed wherever a unit worked. With a kernel's mean, the
+    estimates of its samples are scaled to it: exact where a kernel has one sample with work, or
+    none that diverges."""
 
     job: TraceRun
-    factor: list[float] = field(default_factory=list)  # of each kernel's estimates, where its mean is known
+    factor: list[float] = field(
+        default_factory=list
+    )  # of each kernel's estimates, where its mean is known
     exact: list[bool] = field(default_factory=list)
     doubtful: list[int] = field(default_factory=list)  # samples whose lanes are an estimate
     unchecked: int = 0  # samples with work that nothing could be said about
@@ -147,17 +170,26 @@ class LaneFinder:
     def read_kernels(self) -> None:
         """Go over the trace once to find how far each listed kernel's mean is from the estimates."""
         sums = np.zeros((len(self.job.kernels), 3))  # samples, lanes, samples with work
-        ends, index = trace_statistics.KernelEndFinder(self.job.trace.file.columns, self.job.kernels), 0
+        ends, index = (
+            trace_statistics.KernelEndFinder(self.job.trace.file.columns, self.job.kernels),
+            0,
+        )
         for block, following in _blocks_with_following(self.job.trace, TraceResult()):
             ending = ends.mark(block.value, following)
             lanes, _ = self.estimate(self.job.trace.activity(block, self.job.sampling))
             kernel = index + np.cumsum(ending) - ending
             index += int(ending.sum())
             kept = ~ending & (kernel < len(sums))
-            np.add.at(sums, kernel[kept], np.stack([np.ones_like(lanes), lanes, lanes > 0], axis=1)[kept])
-        for listed, (samples, lanes_sum, working) in zip(self.job.kernels, sums.tolist(), strict=True):
+            np.add.at(
+                sums, kernel[kept], np.stack([np.ones_like(lanes), lanes, lanes > 0], axis=1)[kept]
+            )
+        for listed, (samples, lanes_sum, working) in zip(
+            self.job.kernels, sums.tolist(), strict=True
+        ):
             by_report = listed.mean_threads is not None
-            mean, counted = (listed.mean_threads, samples) if by_report else (listed.threads, working)
+            mean, counted = (
+                (listed.mean_threads, samples) if by_report else (listed.threads, working)
+            )
             known = mean is not None and lanes_sum > 0
             ratio = mean * counted / lanes_sum if mean is not None and known else 1.0
             full = abs(ratio - 1.0) <= _REPORTED_DIGITS
@@ -174,7 +206,9 @@ class LaneFinder:
         cycles = activity.duration_s * np.asarray(activity.at.clock_hz)
         warps = activity.event_values("scheduled_instruction")
         most = cycles * static.sm_count * static.full_warp * config.commit_width
-        lanes = np.divide(activity.event_values("pipe_duty") * most, warps, out=full.copy(), where=warps > 0)
+        lanes = np.divide(
+            activity.event_values("pipe_duty") * most, warps, out=full.copy(), where=warps > 0
+        )
         divergent = (full > 0) & (lanes < _DIVERGENT * full)
         written = activity.event_values("register_write") > 0
         return np.where(divergent & written, np.maximum(lanes, 1.0), full), divergent
@@ -191,14 +225,20 @@ class LaneFinder:
             place = np.minimum(kernel, len(self.factor) - 1)
             listed = kernel < len(self.factor)
             assert self.job.model.static is not None
-            scaled = np.minimum(lanes * np.array(self.factor)[place], self.job.model.static.full_warp)
+            scaled = np.minimum(
+                lanes * np.array(self.factor)[place], self.job.model.static.full_warp
+            )
             lanes = np.where(listed, scaled, lanes)
             known |= listed & np.array(self.exact)[place]
             divergent = divergent | (listed & (np.array(self.factor)[place] != 1.0))
         self.doubtful += sample[~known & kept & divergent].astype(int).tolist()
         self.unchecked += int((~known & kept).sum()) if self.job.config.commit_width is None else 0
         value = np.concatenate([activity.value, lanes[:, np.newaxis]], axis=1)
-        return replace(activity, value=value, events=(*activity.events, "active_thread")), lanes, known
+        return (
+            replace(activity, value=value, events=(*activity.events, "active_thread")),
+            lanes,
+            known,
+        )
 
     def note(self) -> str:
         """Say in one sentence where the active threads come from and which samples are doubtful."""
@@ -208,8 +248,12 @@ class LaneFinder:
         if self.factor:
             said = "active threads of a warp are those of the list of kernels"
         if self.doubtful:
-            shown = ", ".join(map(str, self.doubtful[:8])) + (" ..." if len(self.doubtful) > 8 else "")
-            how = "estimated from the pipeline duty" + (" and the kernel's mean" if self.factor else "")
+            shown = ", ".join(map(str, self.doubtful[:8])) + (
+                " ..." if len(self.doubtful) > 8 else ""
+            )
+            how = "estimated from the pipeline duty" + (
+                " and the kernel's mean" if self.factor else ""
+            )
             said += f"; {len(self.doubtful)} divergent samples ({shown}) are {how}"
             said += ": STATICP and total are uncertain there"
         elif self.unchecked:
@@ -224,13 +268,19 @@ class _TracePass:
     """The state of one pass over a trace."""
 
     def __init__(self, job: TraceRun, files: ExitStack) -> None:
-        """Open the files that grow with the trace, write their headers, and look for the lanes of the kernels."""
+        """Open the files that grow with the trace, write their headers, and look for the lanes of
+        the kernels.
+        """
         self.job = job
         self.result = TraceResult()
         columns, parts = job.trace.file.columns, job.model.parts
         totals = job.components.dialect is trace_reading.SimulatorDialect.ACCELWATTCH
-        self.compat = job.components.compat  # whether the quirks of the original programs are reproduced
-        self.labels = trace_outputs.OutputLabels(parts, columns, job.components.no_comma, self.compat, totals)
+        self.compat = (
+            job.components.compat
+        )  # whether the quirks of the original programs are reproduced
+        self.labels = trace_outputs.OutputLabels(
+            parts, columns, job.components.no_comma, self.compat, totals
+        )
         self.ends = trace_statistics.KernelEndFinder(columns, job.kernels)
         self.tally = trace_statistics.KernelTally(len(parts), len(columns))
         self.states = trace_statistics.SteadyStateFinder(job.config.steady, len(columns))
@@ -238,13 +288,20 @@ class _TracePass:
         self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
         self.lanes = LaneFinder(job) if job.model.static is not None else None
-        if self.lanes and any(k.mean_threads is not None or k.threads is not None for k in job.kernels):
+        if self.lanes and any(
+            k.mean_threads is not None or k.threads is not None for k in job.kernels
+        ):
             self.lanes.read_kernels()
         compress = job.trace.file.is_gzip if job.compress is None else job.compress
-        headers = {"power_trace": self.labels.power_header, "metric_trace": ",".join(self.labels.counters)}
+        headers = {
+            "power_trace": self.labels.power_header,
+            "metric_trace": ",".join(self.labels.counters),
+        }
         self.logs: dict[str, trace_outputs.GrowingTextFile] = {}
         for log in (log for log in LOGS if log in job.wanted):
-            path = job.out / (f"gpgpusim_{LOGS[log]}_{job.stamp}.log" if job.stamp else f"{log}.log")
+            path = job.out / (
+                f"gpgpusim_{LOGS[log]}_{job.stamp}.log" if job.stamp else f"{log}.log"
+            )
             file = trace_outputs.GrowingTextFile(path, compress and log != "power_report")
             self.logs[log] = files.enter_context(file)
             self.result.files.append(file.path)
@@ -264,7 +321,9 @@ class _TracePass:
         exact, sms = block, job.config.sm_count
         if self.compat and sms is not None and trace_reading.CYCLES not in job.trace.optional:
             idle = job.trace.columns[job.trace.events.index("idle_sm")]
-            value = trace_outputs.restore_idle_sms(block.value, idle, sms, job.sampling.sample_cycle)
+            value = trace_outputs.restore_idle_sms(
+                block.value, idle, sms, job.sampling.sample_cycle
+            )
             exact = replace(block, value=value)
         activity = job.trace.activity(exact, job.sampling, sample)
         threads: dict[str, Any] = {}
@@ -283,26 +342,41 @@ class _TracePass:
 
     def finish(self) -> None:
         """Report kernels and steady states, which only the end of the trace completes."""
-        if self.tally.running and not self.compat:  # the simulator reports a kernel only when it has ended
+        if (
+            self.tally.running and not self.compat
+        ):  # the simulator reports a kernel only when it has ended
             self.tally.end(finished=False)
         result, job = self.result, self.job
-        result.kernels, result.regions, result.timeline = self.tally.kernels, self.states.found, self.timeline
+        result.kernels, result.regions, result.timeline = (
+            self.tally.kernels,
+            self.states.found,
+            self.timeline,
+        )
         if report := self.logs.get("power_report"):
             for kernel in result.kernels:
-                report.write("".join(trace_outputs.format_kernel_report(kernel, job.kernels, self.labels)))
+                report.write(
+                    "".join(trace_outputs.format_kernel_report(kernel, job.kernels, self.labels))
+                )
         if steady := self.logs.get("steady_state_tracking"):
             steady.write(self.labels.steady_header + "\n")
             per_cycle = 1.0 / job.sampling.sample_cycle
             column = job.trace.optional.get(trace_reading.INSTRUCTIONS)
             regions = [r for r in result.regions if r is not None] if column is not None else []
             ipc = [float(r.counter[column]) * per_cycle for r in regions]
-            steady.write("".join(trace_outputs.format_steady_rows(result.regions, job.kernels, self.compat, ipc)))
+            steady.write(
+                "".join(
+                    trace_outputs.format_steady_rows(result.regions, job.kernels, self.compat, ipc)
+                )
+            )
 
-    def _write_rows(self, block: trace_reading.TraceBlock, power: Power, total_w: Array, ends: Mask) -> None:
+    def _write_rows(
+        self, block: trace_reading.TraceBlock, power: Power, total_w: Array, ends: Mask
+    ) -> None:
         compat, part_w = self.compat, power.part_w
         drop = np.zeros_like(ends) if compat else ends
         if compat:
-            # of a kernel without a sample the simulator prints zeros behind the total of the sample before
+            # of a kernel without a sample the simulator prints zeros behind the total of the sample
+            # before
             empty = np.flatnonzero(ends)
             empty = empty[(block.value[empty] == 0).all(axis=1)]
             if empty.size:
@@ -319,7 +393,12 @@ class _TracePass:
             self.writer.submit(trace_outputs.write_text_rows, log, block.text, drop, compat)
 
     def _add_kernels(
-        self, power: Power, total_w: Array, block: trace_reading.TraceBlock, lanes: Array | None, ends: Mask
+        self,
+        power: Power,
+        total_w: Array,
+        block: trace_reading.TraceBlock,
+        lanes: Array | None,
+        ends: Mask,
     ) -> None:
         """Add each stretch between kernel ends to the statistics of its kernel."""
         steady_w = total_w
@@ -363,7 +442,10 @@ def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
     for k in result.kernels:
         watts = {"mean_w": k.mean.power_w, "max_w": k.highest.power_w, "min_w": k.lowest.power_w}
         parts = dict(zip(job.model.parts, k.mean.part_w.tolist(), strict=True)) if k.samples else {}
-        kernel: dict[str, Any] = {"name": names[k.index] if k.index < len(names) else None, "samples": k.samples}
+        kernel: dict[str, Any] = {
+            "name": names[k.index] if k.index < len(names) else None,
+            "samples": k.samples,
+        }
         kernel |= {key: value if k.samples else None for key, value in watts.items()}
         kernels.append(kernel | {"finished": k.finished, "mean_part_w": parts})
     regions = [vars(region) for region in result.regions if region is not None]
@@ -371,7 +453,9 @@ def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
         **{key: getattr(result, key) for key in ("samples", "duration_s", "energy_j")},
         "mean_power_w": result.energy_j / result.duration_s if result.duration_s else None,
         "kernels": kernels,
-        "steady_states": [{key: r[key] for key in ("start", "end", "kernel", "power_w")} for r in regions],
+        "steady_states": [
+            {key: r[key] for key in ("start", "end", "kernel", "power_w")} for r in regions
+        ],
         "files": [str(path) for path in result.files],
         "notes": result.notes,
         "uncertain_static_samples": result.doubtful,

@@ -1,4 +1,6 @@
-"""Gather statistics of a trace from blocks of samples: power by kernel, steady states, and where kernels end."""
+"""Gather statistics of a trace from blocks of samples: power by kernel, steady states, and where
+kernels end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_bytes
 from wattcast.gpuwattch.architecture import SteadyStateDefinition
 
-IDLE_COLUMNS = ("PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power")  # may be above zero without work
+IDLE_COLUMNS = (
+    "PIPE_A",
+    "IDLE_CORE_N",
+    "CONST_DYNAMICN",
+    "constant_power",
+)  # may be above zero without work
 _MAX_BYTE = 64 << 20
 _COLUMNS = ("name", "uid", "samples", "cycles", "ipc", "threads")
 _LOG_COLUMNS = {
@@ -61,8 +68,8 @@ class KernelPower:
 class KernelTally:
     """Gathers the power of each kernel while its samples go by, and of everything before.
 
-    A row of sums and of extremes has the total watts, then those of the parts, the counters, and the active threads.
-    """
+    A row of sums and of extremes has the total watts, then those of the parts, the counters, and
+    the active threads."""
 
     def __init__(self, parts: int, counters: int) -> None:
         self.kernels: list[KernelPower] = []
@@ -106,9 +113,17 @@ class KernelTally:
         found = []
         for row in (mean_row, self._sum, self._high, self._low):
             (power_w,), part_w, counter, (thread,) = np.split(row, self._edges)
-            found.append(SampleFigures(float(power_w), part_w, counter, None if np.isnan(thread) else float(thread)))
+            found.append(
+                SampleFigures(
+                    float(power_w), part_w, counter, None if np.isnan(thread) else float(thread)
+                )
+            )
         mean, total, high, low = found
-        so_far = self._all_sum / self._all_count if self._all_count else float("nan"), self._all_max, self._all_min
+        so_far = (
+            self._all_sum / self._all_count if self._all_count else float("nan"),
+            self._all_max,
+            self._all_min,
+        )
         place = len(self.kernels), self.running
         self.kernels.append(KernelPower(*place, mean, total.counter, high, low, *so_far, finished))
         self._start_kernel()
@@ -129,13 +144,14 @@ class SteadyRegion:
 class SteadyStateFinder:
     """Finds steady states while blocks of samples go by.
 
-    A region grows while each sample lies within the allowed deviation of the region's mean so far, which makes the
-    search sequential.
-    """
+    A region grows while each sample lies within the allowed deviation of the region's mean so far,
+    which makes the search sequential."""
 
     definition: SteadyStateDefinition
     counters: int
-    found: list[SteadyRegion | None] = field(default_factory=list)  # None: a kernel without one, before the first
+    found: list[SteadyRegion | None] = field(
+        default_factory=list
+    )  # None: a kernel without one, before the first
     _start: int = 0
     _count: int = 0
     _sum: float = 0.0
@@ -159,7 +175,9 @@ class SteadyStateFinder:
                 if count > self.definition.minimum_sample:
                     sums = counter[max(start - first, 0) : i].sum(axis=0)
                     sums = sums + self._held if start < first else sums
-                    self.found.append(SteadyRegion(start, first + i, self._kernel, total / count, sums / count))
+                    self.found.append(
+                        SteadyRegion(start, first + i, self._kernel, total / count, sums / count)
+                    )
                 count = 0
         self._start, self._count, self._sum = start, count, total
         self._sample = first + len(power_w)
@@ -174,7 +192,11 @@ class SteadyStateFinder:
         """End the running kernel and close its open region."""
         if self._count > self.definition.minimum_sample:
             mean = self._sum / self._count
-            self.found.append(SteadyRegion(self._start, self._sample, self._kernel, mean, self._held / self._count))
+            self.found.append(
+                SteadyRegion(
+                    self._start, self._sample, self._kernel, mean, self._held / self._count
+                )
+            )
         elif not any(self.found):
             self.found.append(None)
         self._count, self._kernel = 0, self._kernel + 1
@@ -189,17 +211,20 @@ class ListedKernel:
     uid: int
     samples: int | None = None
     ipc: float | None = None
-    mean_threads: float | None = None  # active threads of a warp, mean over all samples, as AccelWattch reports it
+    mean_threads: float | None = (
+        None  # active threads of a warp, mean over all samples, as AccelWattch reports it
+    )
     threads: float | None = None  # active threads of an executed warp
 
 
 def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
-    """Read the launches in order: one name per line, or CSV with a header, or a simulator's own output.
+    """Read the launches in order: one name per line, or CSV with a header, or a simulator's own
+    output.
 
-    CSV columns: ``name`` and, if known, ``uid``, ``samples`` or ``cycles``, ``ipc``, ``threads`` (active ones of a
-    warp). A simulator's output or power report is searched for the names in ``_LOG_COLUMNS``; instructions of threads
-    and warps add up over kernels there, so that each kernel has what the one before had not.
-    """
+    CSV columns: ``name`` and, if known, ``uid``, ``samples`` or ``cycles``, ``ipc``, ``threads``
+    (active ones of a warp). A simulator's output or power report is searched for the names in
+    ``_LOG_COLUMNS``; instructions of threads and warps add up over kernels there, so that each
+    kernel has what the one before had not."""
     text, where = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"), path.name
     launches: list[dict[str, str]] = []
     lines = [line for line in text.splitlines() if line.strip()]
@@ -213,7 +238,9 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
         before = (0.0, 0.0)
         for k in launches:
             k["cycles"] = str(parse_figure(k.get("cycles")) or "")
-            threads, warps = (parse_figure(k.get(key)) or 0.0 for key in ("total_threads", "total_warps"))
+            threads, warps = (
+                parse_figure(k.get(key)) or 0.0 for key in ("total_threads", "total_warps")
+            )
             if warps > before[1]:
                 k["threads"] = repr((threads - before[0]) / (warps - before[1]))
                 before = threads, warps
@@ -221,7 +248,9 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
         reader = csv.DictReader(io.StringIO(text, newline=None))
         strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
         if strange:
-            raise bad_value(f"{where}: header", f"columns of {', '.join(_COLUMNS)}", ", ".join(strange))
+            raise bad_value(
+                f"{where}: header", f"columns of {', '.join(_COLUMNS)}", ", ".join(strange)
+            )
         launches = list(reader)
         for line, row in enumerate(launches, start=2):
             for key in ("uid", "samples", "cycles"):
@@ -230,8 +259,13 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
     else:
         launches = [{"name": clip_text(line.strip(), 4096)} for line in lines]
     counted: Iterable[int | None] = [None] * len(launches)
-    if all(k.get("cycles") for k in launches):  # a sample at every multiple of its length since the program began
-        passed = [total // sample_cycle for total in accumulate((float(k["cycles"]) for k in launches), initial=0.0)]
+    if all(
+        k.get("cycles") for k in launches
+    ):  # a sample at every multiple of its length since the program began
+        passed = [
+            total // sample_cycle
+            for total in accumulate((float(k["cycles"]) for k in launches), initial=0.0)
+        ]
         counted = [int(after - before) for before, after in pairwise(passed)]
     found = []
     for i, (k, count) in enumerate(zip(launches, counted, strict=True), start=1):
@@ -254,13 +288,14 @@ def parse_figure(text: str | None) -> float | None:
 class KernelEndFinder:
     """Marks the rows that end a kernel, block after block.
 
-    The simulator writes the last row of a kernel twice, so a repeated row in which work was done ends a kernel. A
-    list with the number of samples of every kernel overrides this.
-    """
+    The simulator writes the last row of a kernel twice, so a repeated row in which work was done
+    ends a kernel. A list with the number of samples of every kernel overrides this."""
 
     columns: tuple[str, ...]
     kernels: tuple[ListedKernel, ...] = ()
-    _planned: list[int] = field(default_factory=list)  # rows that end kernels, where the list of kernels says so
+    _planned: list[int] = field(
+        default_factory=list
+    )  # rows that end kernels, where the list of kernels says so
     _row: int = 0
     _last: Array | None = None
 
@@ -268,14 +303,20 @@ class KernelEndFinder:
         counts = [k.samples for k in self.kernels if k.samples is not None]
         if len(counts) == len(self.kernels):
             self._planned = [int(row) for row in np.cumsum([count + 1 for count in counts]) - 1]
-        self.by_list = bool(self._planned)  # the list of kernels, and not the rows, determines where kernels end
+        self.by_list = bool(
+            self._planned
+        )  # the list of kernels, and not the rows, determines where kernels end
 
     def mark(self, value: Array, following: Array | None) -> Mask:
-        """Mark the rows of a block that end a kernel; ``following`` is the first row after the block, if any."""
+        """Mark the rows of a block that end a kernel; ``following`` is the first row after the
+        block, if any.
+        """
         count = len(value)
         ends = np.zeros(count, dtype=np.bool_)
         if self._planned:
-            ends[[row - self._row for row in self._planned if self._row <= row < self._row + count]] = True
+            ends[
+                [row - self._row for row in self._planned if self._row <= row < self._row + count]
+            ] = True
         elif count:
             same = np.zeros(count + 1, dtype=np.bool_)  # same[i]: row i equals row i − 1
             same[0] = self._last is not None and bool((value[0] == self._last).all())

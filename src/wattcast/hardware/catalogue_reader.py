@@ -1,4 +1,6 @@
-"""YAML -> Gpu or Node: each number stands with its source, an unknown one says why; an error names the bad key."""
+"""YAML -> Gpu or Node: each number stands with its source, an unknown one says why; an error names
+the bad key.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class _Disputed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
-    """One number: ``{value, source}``, or ``{unknown: why}``; ``disputed`` lists who says otherwise."""
+    """One number: ``{value, source}``, or ``{unknown: why}``; ``disputed`` lists who says
+    otherwise.
+    """
 
     value: str | float | int | None = None
     source: str = ""
@@ -47,17 +51,20 @@ class _CurveLeaf(msgspec.Struct, forbid_unknown_fields=True):
     unknown: str = ""
 
 
-# where the number of a key in the file goes in ``Gpu``, and its unit; without those needed nothing can be predicted
+# where the number of a key in the file goes in ``Gpu``, and its unit; without those needed nothing
+# can be predicted
 _NUMBERS = {row["key"]: row for row in read_shipped_table("wattcast.hardware", "gpu_fields.csv")}
 # boards of a GPU that were measured apart: name -> name of the GPU and part number
 _BOARDS = {row["name"]: row for row in read_shipped_table("wattcast.hardware", "gpu_boards.csv")}
 # what people say for a catalogue name; beyond these, only the names themselves are understood
-GPU_ALIASES = {row["alias"]: row["gpu"] for row in read_shipped_table("wattcast.hardware", "gpu_aliases.csv")}
+GPU_ALIASES = {
+    row["alias"]: row["gpu"] for row in read_shipped_table("wattcast.hardware", "gpu_aliases.csv")
+}
 GPU_ALIASES |= {said: name for name, row in _BOARDS.items() for said in (name, row["part_number"])}
 
 
-# What a number of one GPU can be, by its unit: far beyond every card that was built, and near enough that a slip of a
-# prefix or a made-up 1e300 is told where it stands.
+# What a number of one GPU can be, by its unit: far beyond every card that was built, and near
+# enough that a slip of a prefix or a made-up 1e300 is told where it stands.
 _RANGES = {
     "": (1.0, 1e8),
     "op/cycle": (1e-3, 1e7),
@@ -85,7 +92,12 @@ _GpuFile = msgspec.defstruct(
         ("process", _Leaf),
         ("sources", dict[str, str]),
         ("sm_count", _Leaf),
-        ("pipes", _make_group_type("pipes", ("cuda_per_cycle_sm", _Rates), ("tensor_per_cycle_sm", _Rates, {}))),
+        (
+            "pipes",
+            _make_group_type(
+                "pipes", ("cuda_per_cycle_sm", _Rates), ("tensor_per_cycle_sm", _Rates, {})
+            ),
+        ),
         ("sm", _make_group_type("sm")),
         ("l2", _make_group_type("l2")),
         ("memory", _make_group_type("memory", ("kind", _Leaf))),
@@ -129,7 +141,9 @@ def load_gpu(name: str) -> Gpu:
 
 
 def list_boards(gpu: str = "") -> dict[str, str]:
-    """Return names and part numbers of boards that were measured apart, of one catalogue GPU or of all."""
+    """Return names and part numbers of boards that were measured apart, of one catalogue GPU or of
+    all.
+    """
     return {name: row["part_number"] for name, row in _BOARDS.items() if gpu in ("", row["gpu"])}
 
 
@@ -160,7 +174,9 @@ def _load_by_name(name: str) -> Gpu:
 
 
 def load_gpu_file(path: Path) -> Gpu:
-    """Return a GPU from a user's own YAML file in the form of the catalogue; its name is the file's."""
+    """Return a GPU from a user's own YAML file in the form of the catalogue; its name is the
+    file's.
+    """
     return parse_gpu(read_bytes(path, MAX_GPU_FILE_BYTE), path.stem, path.name)
 
 
@@ -182,7 +198,9 @@ class _Reader:
         for key, row in _NUMBERS.items():
             group, _, last = row["field"].rpartition(".")
             place = (key, row["unit"], row["field"])
-            groups[group][last] = self.number(attrgetter(key)(file), *place, needed=bool(row["needed"]))
+            groups[group][last] = self.number(
+                attrgetter(key)(file), *place, needed=bool(row["needed"])
+            )
         sm_count = groups[""]["sm_count"]
         if not sm_count.is_integer():
             raise bad_value(f"{self.where}: sm_count", "a whole number", sm_count)
@@ -190,7 +208,10 @@ class _Reader:
             self.number(leaf, f"clocks.memory[{i}]", "Hz", f"clocks.memory_hz[{i}]", needed=True)
             for i, leaf in enumerate(file.clocks.memory)
         ]
-        said = {key: getattr(file, key) for key in ("title", "vendor", "architecture", "compute_capability", "use")}
+        said = {
+            key: getattr(file, key)
+            for key in ("title", "vendor", "architecture", "compute_capability", "use")
+        }
         return Gpu(
             name=name,
             process=self.text(file.process, "process"),
@@ -202,7 +223,9 @@ class _Reader:
             ),
             sm=chip.Sm(**groups["sm"]),
             l2=chip.L2Cache(**groups["l2"]),
-            memory=chip.DeviceMemory(kind=self.text(file.memory.kind, "memory.kind"), **groups["memory"]),
+            memory=chip.DeviceMemory(
+                kind=self.text(file.memory.kind, "memory.kind"), **groups["memory"]
+            ),
             links=chip.Links(**groups["links"]),
             clocks=chip.ClockRange(**groups["clocks"], memory_hz=tuple(memory_hz)),
             power=chip.PowerSpec(
@@ -220,16 +243,28 @@ class _Reader:
         rates = {}
         for name, leaf in leaves.items():
             if name not in list(Dtype):
-                raise bad_value(f"{self.where}: {key}_per_cycle_sm", f"formats among {', '.join(Dtype)}", name)
-            unit, field = "op/cycle" if name.startswith("int") else "flop/cycle", f"{key}_flop_per_cycle.{name}"
-            rates[Dtype.parse(name)] = self.number(leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True)
+                raise bad_value(
+                    f"{self.where}: {key}_per_cycle_sm", f"formats among {', '.join(Dtype)}", name
+                )
+            unit, field = (
+                "op/cycle" if name.startswith("int") else "flop/cycle",
+                f"{key}_flop_per_cycle.{name}",
+            )
+            rates[Dtype.parse(name)] = self.number(
+                leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True
+            )
         return rates
 
     def number(self, leaf: _Leaf, key: str, unit: str, field: str, needed: bool = False) -> Any:
         """Return a number above zero, or None where nobody published it."""
         if self.published(leaf, key, field) is None:
             if needed:
-                raise bad_value(f"{self.where}: {key}", "a value", "unknown", "Without it nothing can be predicted.")
+                raise bad_value(
+                    f"{self.where}: {key}",
+                    "a value",
+                    "unknown",
+                    "Without it nothing can be predicted.",
+                )
             return None
         places = [(other.value, f"{self.where}: {key}.disputed") for other in leaf.disputed]
         for text, where in (*places, (leaf.value, f"{self.where}: {key}")):
@@ -249,14 +284,27 @@ class _Reader:
         if self.published(leaf, key, field) is None:
             return None
         if len(leaf.clock) != len(leaf.value):
-            raise bad_value(f"{self.where}: {key}", f"{len(leaf.clock)} values, one a clock", len(leaf.value))
-        clock = [units.parse(c, "Hz", f"{self.where}: {key}.clock[{i}]") for i, c in enumerate(leaf.clock)]
-        value = [units.parse(v, unit, f"{self.where}: {key}.value[{i}]") for i, v in enumerate(leaf.value)]
+            raise bad_value(
+                f"{self.where}: {key}", f"{len(leaf.clock)} values, one a clock", len(leaf.value)
+            )
+        clock = [
+            units.parse(c, "Hz", f"{self.where}: {key}.clock[{i}]")
+            for i, c in enumerate(leaf.clock)
+        ]
+        value = [
+            units.parse(v, unit, f"{self.where}: {key}.value[{i}]")
+            for i, v in enumerate(leaf.value)
+        ]
         low, high = _RANGES[unit]
         for number in value:
             if not low <= number <= high:
-                raise bad_value(f"{self.where}: {key}.value", f"from {low:g} to {high:g} {unit}", number)
-        if any(b <= a for a, b in pairwise(clock)) or not 0.0 < clock[0] <= clock[-1] <= _RANGES["Hz"][1]:
+                raise bad_value(
+                    f"{self.where}: {key}.value", f"from {low:g} to {high:g} {unit}", number
+                )
+        if (
+            any(b <= a for a, b in pairwise(clock))
+            or not 0.0 < clock[0] <= clock[-1] <= _RANGES["Hz"][1]
+        ):
             raise bad_value(f"{self.where}: {key}.clock", "rising clocks", ", ".join(leaf.clock))
         return ClockCurve(np.array(clock), np.array(value))
 
@@ -267,7 +315,9 @@ class _Reader:
         """
         has_value, where = leaf.value not in (None, []), f"{self.where}: {key}"
         if bool(leaf.unknown) == has_value:
-            raise bad_value(where, "either a value or `unknown: why`", "both" if leaf.unknown else "neither")
+            raise bad_value(
+                where, "either a value or `unknown: why`", "both" if leaf.unknown else "neither"
+            )
         if leaf.unknown:
             self.unknown[field] = leaf.unknown
             return None
@@ -280,7 +330,9 @@ class _Reader:
 
     def cite(self, source: str, key: str) -> str:
         if source not in self.file.sources:
-            raise bad_value(f"{self.where}: {key}.source", f"one of {', '.join(self.file.sources)}", source)
+            raise bad_value(
+                f"{self.where}: {key}.source", f"one of {', '.join(self.file.sources)}", source
+            )
         return str(self.file.sources[source])
 
 
@@ -312,7 +364,9 @@ def load_node(name: str) -> Node:
 
 
 def load_node_file(path: Path) -> Node:
-    """Return a node from a user's own YAML file in the form of the catalogue; its name is the file's."""
+    """Return a node from a user's own YAML file in the form of the catalogue; its name is the
+    file's.
+    """
     return parse_node(read_bytes(path, MAX_NODE_FILE_BYTE), path.stem, path.name)
 
 
@@ -331,9 +385,13 @@ def parse_node(data: bytes, name: str, where: str) -> Node:
     def read(key: str) -> Any:
         return reader.published(getattr(file, key), key, key)
 
-    count, fabric, multicast, rate = map(read, ("gpu_count", "fabric", "multicast", "network_per_gpu"))
+    count, fabric, multicast, rate = map(
+        read, ("gpu_count", "fabric", "multicast", "network_per_gpu")
+    )
     if type(count) is not int or not 1 <= count <= MOST_NODE_GPUS:
-        raise bad_value(f"{where}: gpu_count", f"a whole number of GPUs, 1 to {MOST_NODE_GPUS}", count)
+        raise bad_value(
+            f"{where}: gpu_count", f"a whole number of GPUs, 1 to {MOST_NODE_GPUS}", count
+        )
     if fabric not in list(Fabric):
         raise bad_value(f"{where}: fabric", f"one of {', '.join(Fabric)}", fabric)
     if rate is not None:

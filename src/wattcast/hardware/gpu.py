@@ -1,4 +1,5 @@
-"""What vendors say a chip and a node of chips are. Numbers about the world only; nothing fitted lives here.
+"""What vendors say a chip and a node of chips are. Numbers about the world only; nothing fitted
+lives here.
 
 Every numeric field is a float, or an array shaped ``(*sweep, 1)`` in a sweep (``arrays.py``); None
 means that nobody published it. Rates are per core-clock cycle, so they hold at any clock.
@@ -48,7 +49,9 @@ class Node:
 class Pipes:
     """Operations per cycle and SM of each execution pipe (a multiply-add counts as two)."""
 
-    tensor_flop_per_cycle: Mapping[Dtype, Sweepable]  # dense, by input format; empty without tensor cores
+    tensor_flop_per_cycle: Mapping[
+        Dtype, Sweepable
+    ]  # dense, by input format; empty without tensor cores
     cuda_flop_per_cycle: Mapping[Dtype, Sweepable]
     int32_op_per_cycle: Sweepable | None
     sfu_op_per_cycle: Sweepable | None
@@ -109,7 +112,9 @@ class ClockRange:
         return 0.3 * self.max_hz if self.min_hz is None else self.min_hz
 
     def snap_to_steps(self, clock_hz: Array) -> Array:
-        """Return the clocks nearest to ``clock_hz`` that a driver sets, where their step is published."""
+        """Return the clocks nearest to ``clock_hz`` that a driver sets, where their step is
+        published.
+        """
         if self.step_hz is None:
             return clock_hz
         high, step = float(np.max(self.max_hz)), float(np.min(self.step_hz))
@@ -168,14 +173,17 @@ class Gpu:
     use: CardUse = CardUse.DATA_CENTRE
     node: Node | None = None  # where it stands; None: in the node it is usually built into
     board: str = ""  # part number, where boards of this GPU were measured apart; empty: any of them
-    claims: Mapping[str, PublishedClaim] = field(default_factory=dict, repr=False)  # dotted path -> who says so
+    claims: Mapping[str, PublishedClaim] = field(
+        default_factory=dict, repr=False
+    )  # dotted path -> who says so
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
 
     def __post_init__(self) -> None:
         check_positive(self.name, dict(number_fields(self)))
 
     def need(self, path: str) -> Sweepable:
-        """Return the number at a dotted path, or raise an error that says it is not published and why.
+        """Return the number at a dotted path, or raise an error that says it is not published and
+        why.
 
         >>> from wattcast.hardware import load_gpu
         >>> load_gpu("h200").need("memory.byte_per_s")
@@ -192,7 +200,8 @@ class Gpu:
         return value  # type: ignore[no-any-return]
 
     def sweep(self, **changes: npt.ArrayLike) -> Gpu:
-        """Return this GPU with fields replaced by values over a sweep: ``gpu.sweep(sm_count=[64, 132])``.
+        """Return this GPU with fields replaced by values over a sweep: ``gpu.sweep(sm_count=[64,
+        132])``.
 
         Dotted paths write a double underscore: ``memory__byte_per_s``. All arrays broadcast to one
         sweep shape.
@@ -242,11 +251,20 @@ def number_fields(node: Any, prefix: str = "") -> list[tuple[str, Sweepable]]:
 
 
 def list_published_numbers(gpu: Gpu) -> list[dict[str, Any]]:
-    """Return every known number of a GPU with who says so, a note, and the values of sources that disagree."""
+    """Return every known number of a GPU with who says so, a note, and the values of sources that
+    disagree.
+    """
     rows = []
     for path, value in number_fields(gpu):
         claim = vars(gpu.claims.get(path, PublishedClaim("")))
-        rows.append({"field": path, "value": float(value), **claim, "disputed": [*map(list, claim["disputed"])]})
+        rows.append(
+            {
+                "field": path,
+                "value": float(value),
+                **claim,
+                "disputed": [*map(list, claim["disputed"])],
+            }
+        )
     return rows
 
 
@@ -270,5 +288,9 @@ class OperatingPoint:
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
-        settings = {"clock_hz": self.clock_hz, "power_limit_w": self.power_limit_w, "duration_s": self.duration_s}
+        settings = {
+            "clock_hz": self.clock_hz,
+            "power_limit_w": self.power_limit_w,
+            "duration_s": self.duration_s,
+        }
         check_positive("operating point", settings)

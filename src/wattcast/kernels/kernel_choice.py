@@ -1,11 +1,10 @@
 """Which kernels a library may run for a product, and how likely each is.
 
-Libraries choose kernels by rules nobody publishes. A chooser holds the candidates of products that a library chooses
-for alike (say, half precision with aligned rows) and scores them: by what each would do with the product (tiles,
-waves, padding, a rough cost) and by the shape itself. Where decision trees were fitted too, their votes are mixed in.
-A kernel is described by its kind (how it loads and which generation it was written for), the sides of its tile and
-whether it splits K.
-"""
+Libraries choose kernels by rules nobody publishes. A chooser holds the candidates of products that
+a library chooses for alike (say, half precision with aligned rows) and scores them: by what each
+would do with the product (tiles, waves, padding, a rough cost) and by the shape itself. Where
+decision trees were fitted too, their votes are mixed in. A kernel is described by its kind (how it
+loads and which generation it was written for), the sides of its tile and whether it splits K."""
 
 from __future__ import annotations
 
@@ -36,14 +35,16 @@ _BY_KIND = np.array(
         [2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
         # on CUDA cores, whatever the format
         [float(kind in ("simt", "plain", "vector")) for kind in KERNEL_KINDS],
-        # how the share of the pipe's rate that a tile feeds falls with its area: (128²/area)^x; measured on an H200
+        # how the share of the pipe's rate that a tile feeds falls with its area: (128²/area)^x;
+        # measured on an H200
         [0.0, 0.38, 0.38, 0.38, 0.38, 0.3, 0.3, 0.0],
-        # how often a loaded byte crosses shared memory over what a Hopper kernel of the same tile does (warps before
-        # Hopper load operands each for themselves; from profiler counters)
+        # how often a loaded byte crosses shared memory over what a Hopper kernel of the same tile
+        # does (warps before Hopper load operands each for themselves; from profiler counters)
         [1.0, 2.2, 2.2, 2.2, 2.2, 3.5, 3.5, 1.0],
     ]
 )
-# Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of their tile.
+# Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of
+# their tile.
 _AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
 _HELD_VECTORS = 16.0
 _TILE_CONSTANTS = 7
@@ -62,7 +63,9 @@ class KernelLabel(NamedTuple):
 
 
 VECTOR_LABEL = KernelLabel("vector", 64, 8, False)  # kernels without a tile, for a few rows
-KernelsRun = tuple[Sequence[str], int]  # names of the kernels that ran, none: unknown; parts of K, 0: as names say
+KernelsRun = tuple[
+    Sequence[str], int
+]  # names of the kernels that ran, none: unknown; parts of K, 0: as names say
 NOT_RUN: KernelsRun = ((), 0)
 
 
@@ -85,7 +88,12 @@ class KernelPicks:
     def label(self, row: int) -> KernelLabel:
         """Return the likeliest kernel of a row."""
         kind = KERNEL_KINDS[int(self.kind[row, 0])]
-        return KernelLabel(kind, int(self.tile_n[row, 0]), int(self.tile_m[row, 0]), bool(self.split[row, 0] != 1.0))
+        return KernelLabel(
+            kind,
+            int(self.tile_n[row, 0]),
+            int(self.tile_m[row, 0]),
+            bool(self.split[row, 0] != 1.0),
+        )
 
     def of_kind(self, name: str) -> Array:
         """Return how likely each row runs a kind of kernel, ``(row,)``."""
@@ -93,28 +101,35 @@ class KernelPicks:
 
 
 def tile_constants(kind: npt.NDArray[np.int64], tile_n: Array, tile_m: Array) -> Array:
-    """Return what follows from a kind of kernel and the sides of its tile, whatever the product, ``(7, ...)``.
+    """Return what follows from a kind of kernel and the sides of its tile, whatever the product,
+    ``(7, ...)``.
 
-    The rows are the first four of ``_BY_KIND``, the tiles an SM holds, arithmetic over that of a tile that feeds the
-    pipe, and bytes through shared memory over those loaded.
-    """
+    The rows are the first four of ``_BY_KIND``, the tiles an SM holds, arithmetic over that of a
+    tile that feeds the pipe, and bytes through shared memory over those loaded."""
     step_byte, blocks, fewest, cuda, feed, crossings = _BY_KIND[:, kind]
     area = tile_n * tile_m
     slots = np.where(kind == VECTOR_KIND, _HELD_VECTORS, _tiles_per_sm(kind == HOPPER_KIND, area))
-    # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of them
+    # written once; each m64 warpgroup then reads its own rows and the columns of the tile, most of
+    # them
     shared = (1.0 + 0.6 * np.maximum(tile_n, tile_m) / 64.0) * crossings
-    return np.array([step_byte, blocks, fewest, cuda, slots, (STANDARD_SIDE**2 / area) ** feed, shared])
+    return np.array(
+        [step_byte, blocks, fewest, cuda, slots, (STANDARD_SIDE**2 / area) ** feed, shared]
+    )
 
 
 def _tiles_per_sm(hopper: Mask, area: Array) -> Array:
-    """Return the tiles an SM works on at a time: one of Hopper's, which fill it; more of smaller ones before."""
+    """Return the tiles an SM works on at a time: one of Hopper's, which fill it; more of smaller
+    ones before.
+    """
     return np.where(hopper, 1.0, _HELD[np.searchsorted(_AREAS, area, side="right")])
 
 
 def find_label(names: Sequence[str]) -> KernelLabel | None:
-    """Return the kernel of an operator's product among the names of all its kernels; None where there is none.
+    """Return the kernel of an operator's product among the names of all its kernels; None where
+    there is none.
 
-    cuBLAS and CUTLASS name the side along outputs first, the xmma kernels and convolutions the other.
+    cuBLAS and CUTLASS name the side along outputs first, the xmma kernels and convolutions the
+    other.
 
     >>> find_label(["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"])
     KernelLabel(kind='hopper', tile_n=64, tile_m=8, split=True)
@@ -134,18 +149,25 @@ def find_label(names: Sequence[str]) -> KernelLabel | None:
     first, second = int(main.tile_m or 0), int(main.tile_n or 0)
     tokens_first = "xmma" in main.name or main.family == "convolution"
     n, m = (second, first) if tokens_first else (first, second)
-    split = any(name.split_k or name.family == "splitk_reduce" or "splitK" in name.name for name in parsed)
+    split = any(
+        name.split_k or name.family == "splitk_reduce" or "splitK" in name.name for name in parsed
+    )
     return KernelLabel(kind, n, m, split)
 
 
-# cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float, 1024, 5, 5, ...>
+# cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float,
+# 1024, 5, 5, ...>
 _PLAIN_SIDES = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
 
 
 def find_product_kernel(names: Sequence[str]) -> int | None:
-    """Return the place of the kernel of the product itself among the names of an operator's kernels."""
+    """Return the place of the kernel of the product itself among the names of an operator's
+    kernels.
+    """
     products = ("gemm", "gemv", "convolution")
-    return next((i for i, name in enumerate(names) if parse_kernel_name(name).family in products), None)
+    return next(
+        (i for i, name in enumerate(names) if parse_kernel_name(name).family in products), None
+    )
 
 
 def _kernel_kind(name: ParsedKernelName) -> str:
@@ -173,14 +195,22 @@ _LONGEST = 4096.0  # side of a product beyond which its ratio to the other tells
 
 
 def candidate_terms(
-    b: Array, m: Array, n: Array, k: Array, kind: Any, tile_n: Array, tile_m: Array, split: Mask, sms: float
+    b: Array,
+    m: Array,
+    n: Array,
+    k: Array,
+    kind: Any,
+    tile_n: Array,
+    tile_m: Array,
+    split: Mask,
+    sms: float,
 ) -> Array:
-    """Return what each candidate would do with each product, ``(term, row, candidate)``; sizes are ``(row,)``.
+    """Return what each candidate would do with each product, ``(term, row, candidate)``; sizes are
+    ``(row,)``.
 
-    The first term is the log of a rough cost: cycles of compute or loads, whichever is more. Others are padding,
-    waves and how full they are, shapes alike, and what a split of K would be worth. Terms may be off by what all
-    candidates of a product share, which changes no choice.
-    """
+    The first term is the log of a rough cost: cycles of compute or loads, whichever is more. Others
+    are padding, waves and how full they are, shapes alike, and what a split of K would be worth.
+    Terms may be off by what all candidates of a product share, which changes no choice."""
     area, both = tile_n * tile_m, tile_n + tile_m
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / STANDARD_SIDE**2))
     held = _tiles_per_sm(kind == "hopper", area)
@@ -251,7 +281,9 @@ class TreeVotes:
         return {f"{prefix}.{name}": getattr(self, name) for name in _VOTE_ARRAYS}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str, columns: int, candidates: int) -> TreeVotes | None:
+    def from_arrays(
+        cls, arrays: Mapping[str, Any], prefix: str, columns: int, candidates: int
+    ) -> TreeVotes | None:
         """Build the trees from what ``to_arrays`` saved; None where there is nothing."""
         if f"{prefix}.feature" not in arrays:
             return None
@@ -259,15 +291,21 @@ class TreeVotes:
         nodes = given["left"].shape[-1]
         most = {"feature": columns, "candidate": candidates, "left": nodes, "right": nodes}
         if any((given[name] < 0).any() or (given[name] >= end).any() for name, end in most.items()):
-            raise bad_value("kernel choice", "votes of nodes, columns and candidates that exist", "others")
-        whole: dict[str, npt.NDArray[np.int32]] = {name: given[name].astype(np.int32) for name in most}
+            raise bad_value(
+                "kernel choice", "votes of nodes, columns and candidates that exist", "others"
+            )
+        whole: dict[str, npt.NDArray[np.int32]] = {
+            name: given[name].astype(np.int32) for name in most
+        }
         threshold = np.asarray(given["threshold"], dtype=np.float64)
         return cls(threshold=threshold, **whole)
 
 
 @dataclass(frozen=True)
 class KernelChooser:
-    """Candidates of products that a library chooses for alike, and the weights that choose among them."""
+    """Candidates of products that a library chooses for alike, and the weights that choose among
+    them.
+    """
 
     kind: npt.NDArray[np.str_]  # (candidate,)
     tile_n: Array
@@ -286,11 +324,20 @@ class KernelChooser:
         unknown = sorted(set(self.kind.tolist()) - set(KERNEL_KINDS))
         if unknown:
             raise bad_value(
-                "kernel choice", f"kinds among {', '.join(KERNEL_KINDS)}", ", ".join(unknown), "Fit again."
+                "kernel choice",
+                f"kinds among {', '.join(KERNEL_KINDS)}",
+                ", ".join(unknown),
+                "Fit again.",
             )
         if shapes != {(count,)} or self.own.shape != (count, width):
-            raise bad_value("kernel choice", f"{count} candidates of {width} weights", self.own.shape)
-        if not (np.isfinite(self.own).all() and np.isfinite(self.weight).all() and (self.spread > 0).all()):
+            raise bad_value(
+                "kernel choice", f"{count} candidates of {width} weights", self.own.shape
+            )
+        if not (
+            np.isfinite(self.own).all()
+            and np.isfinite(self.weight).all()
+            and (self.spread > 0).all()
+        ):
             raise bad_value("kernel choice", "finite weights", "others")
 
     @cached_property
@@ -299,16 +346,21 @@ class KernelChooser:
         return len(set(self.kind.tolist())) == 1
 
     def score(self, b: Array, m: Array, n: Array, k: Array, shape: Array, sms: float) -> Array:
-        """Return the score of every candidate for every product, ``(row, candidate)``; it is a log of likelihood."""
+        """Return the score of every candidate for every product, ``(row, candidate)``; it is a log
+        of likelihood.
+        """
         terms = candidate_terms(b, m, n, k, self.kind, self.tile_n, self.tile_m, self.split, sms)
         own = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
-        # row by row: libraries give a product of all rows to threads, which on busy cores wait for one another
+        # row by row: libraries give a product of all rows to threads, which on busy cores wait for
+        # one another
         return np.asarray(own + np.matmul(self.weight, terms.transpose(1, 0, 2)))
 
     def picks(self, best: npt.NDArray[np.intp], share: Array) -> KernelPicks:
         """Return candidates ``(row, pick)`` with how likely each is."""
         found = self._table.take(best, axis=1)
-        return KernelPicks(self._kind_index.take(best), found[0], found[1], found[2], share, found[3:])
+        return KernelPicks(
+            self._kind_index.take(best), found[0], found[1], found[2], share, found[3:]
+        )
 
     @cached_property
     def _kind_index(self) -> npt.NDArray[np.int64]:
@@ -322,29 +374,43 @@ class KernelChooser:
 
 
 KernelChoice = Mapping[str, KernelChooser]  # by the name of the chooser, such as "half-unaligned"
-_MOST_VECTORS = 32.0  # rows for which a kernel without a tile is taken: 61 of the 62 in the H200 database have fewer
-_FEW_VECTORS, _VECTOR_WORK = 8.0, 4e7  # rows beyond which it is taken for little work alone, in multiplications
+# rows for which a kernel without a tile is taken: 61 of the 62 in the H200 database have fewer
+_MOST_VECTORS = 32.0
+_FEW_VECTORS, _VECTOR_WORK = (
+    8.0,
+    4e7,
+)  # rows beyond which it is taken for little work alone, in multiplications
 TF32_CODE = 3.0  # of the format, among the columns that choosers see
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees against the score, where there are any: chosen on held-out folds
-_TOGETHER, _MOST_TOGETHER = 128, 8192  # products whose candidates' terms stay in a cache, and in memory
+_TOGETHER, _MOST_TOGETHER = (
+    128,
+    8192,
+)  # products whose candidates' terms stay in a cache, and in memory
 _MOST_PICKS = 8
-_SHARPEN = 2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
+_SHARPEN = (
+    2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
+)
 
 
-def impossible_candidates(kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]) -> Mask:
+def impossible_candidates(
+    kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]
+) -> Mask:
     """Return the candidates that no library takes for a product, ``(row, candidate)``.
 
-    These are kernels without a tile where their time, which goes with the rows, passes that of tiles: for many rows,
-    for more than a few rows of a large product, and in tf32 for more than one (none of 62 such rows ran one). And
-    Hopper kernels for a filter of more taps than a mask of 32 bits holds (none of 130 such convolutions in the H200
-    database ran one).
-    """
+    These are kernels without a tile where their time, which goes with the rows, passes that of
+    tiles: for many rows, for more than a few rows of a large product, and in tf32 for more than one
+    (none of 62 such rows ran one). And Hopper kernels for a filter of more taps than a mask of 32
+    bits holds (none of 130 such convolutions in the H200 database ran one)."""
     columns = dict(zip(names, shape.T, strict=True))
     slow = m > _MOST_VECTORS
     if {"b", "n", "k", "dtype"} <= columns.keys():
         work = m * 2.0 ** (columns["b"] + columns["n"] + columns["k"])
-        slow = slow | ((m > _FEW_VECTORS) & (work > _VECTOR_WORK)) | ((m > 1.0) & (columns["dtype"] == TF32_CODE))
+        slow = (
+            slow
+            | ((m > _FEW_VECTORS) & (work > _VECTOR_WORK))
+            | ((m > 1.0) & (columns["dtype"] == TF32_CODE))
+        )
     beyond = (kind == "vector") & slow[:, np.newaxis]
     if "log_rs" in columns:
         beyond |= (kind == "hopper") & (columns["log_rs"][:, np.newaxis] > _LOG_TAPS)
@@ -360,8 +426,12 @@ def pick_kernels(
     fallback: Callable[[], Sequence[KernelLabel]],
     sms: float,
 ) -> KernelPicks:
-    """Return the kernels of each product: those that ran where names are given, else as fitted, else the fallback."""
-    named = [i for i, (names, _) in enumerate(ran) if names] if ran.count(NOT_RUN) < len(ran) else []
+    """Return the kernels of each product: those that ran where names are given, else as fitted,
+    else the fallback.
+    """
+    named = (
+        [i for i, (names, _) in enumerate(ran) if names] if ran.count(NOT_RUN) < len(ran) else []
+    )
     labels = {i: label for i in named if (label := find_label(ran[i][0])) is not None}
     choosers, place = index_distinct(choosers)
     if labels:
@@ -376,18 +446,30 @@ def pick_kernels(
             rest += rows.tolist()
         else:
             columns = np.array([*sizes, *(shape[column] for column in chooser.names)])
-            most = _TOGETHER if chooser.alike else _MOST_TOGETHER  # where shares are blended, rounding would show
+            most = (
+                _TOGETHER if chooser.alike else _MOST_TOGETHER
+            )  # where shares are blended, rounding would show
             found += map_blocks(partial(_pick_fitted, rows, chooser, columns, sms), len(rows), most)
     usual = fallback() if rest else ()
     labels |= {i: usual[i] for i in rest}
     if labels:
         described = [
-            (KERNEL_KINDS.index(label.kind), label.tile_n, label.tile_m, ran[i][1] or (0 if label.split else 1), 1)
+            (
+                KERNEL_KINDS.index(label.kind),
+                label.tile_n,
+                label.tile_m,
+                ran[i][1] or (0 if label.split else 1),
+                1,
+            )
             for i, label in labels.items()
         ]
-        of_row, tile_n, tile_m, split, share = np.array(described, dtype=np.float64).T[:, :, np.newaxis]
+        of_row, tile_n, tile_m, split, share = np.array(described, dtype=np.float64).T[
+            :, :, np.newaxis
+        ]
         kind = of_row.astype(np.int64)
-        picks = KernelPicks(kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m))
+        picks = KernelPicks(
+            kind, tile_n, tile_m, split, share, tile_constants(kind, tile_n, tile_m)
+        )
         found.append((np.array(list(labels)), picks))
     return _join_picks(found, len(place))
 
@@ -395,7 +477,9 @@ def pick_kernels(
 def _pick_fitted(
     rows: _Rows, chooser: KernelChooser, columns: Array, sms: float, block: slice
 ) -> tuple[_Rows, KernelPicks]:
-    """Return a block of the rows and their picks; ``columns`` of all operators are b, m, n, k and the shape."""
+    """Return a block of the rows and their picks; ``columns`` of all operators are b, m, n, k and
+    the shape.
+    """
     rows = rows[block]
     columns = columns.take(rows, axis=1)
     (b, m, n, k), columns = columns[:4], columns[4:].T
@@ -406,8 +490,8 @@ def _pick_fitted(
         share += _VOTES * chooser.votes.share(columns, score.shape[1])
         score = np.log(np.maximum(share, 1e-12))
     score = np.where(impossible_candidates(chooser.kind, m, columns, chooser.names), -np.inf, score)
-    # Hopper's kernels differ in their tiles alone, so the likeliest is taken as it is. Where kinds differ by factors
-    # of time, others keep their say.
+    # Hopper's kernels differ in their tiles alone, so the likeliest is taken as it is. Where kinds
+    # differ by factors of time, others keep their say.
     if chooser.alike:
         return rows, chooser.picks(score.argmax(axis=1)[:, np.newaxis], np.ones((len(rows), 1)))
     best = np.argsort(-score, axis=1, kind="stable")[:, :_MOST_PICKS]
@@ -417,7 +501,9 @@ def _pick_fitted(
 
 
 def _join_picks(parts: Sequence[tuple[_Rows, KernelPicks]], count: int) -> KernelPicks:
-    """Return the picks of all rows; picks that a row lacks never run. Where every row is sure, one pick is left."""
+    """Return the picks of all rows; picks that a row lacks never run. Where every row is sure, one
+    pick is left.
+    """
     width = max([1 if picks.sure.all() else picks.share.shape[1] for _, picks in parts], default=1)
     kind, rest = np.zeros((count, width), np.int64), np.ones((4 + _TILE_CONSTANTS, count, width))
     rest[3] = 0.0
@@ -435,19 +521,25 @@ _Form = TypeVar("_Form", bound=Hashable)
 def blend_families(
     name_of: Callable[[_Form, str], str], forms: CodedColumn[_Form], picks: KernelPicks
 ) -> tuple[CodedColumn[str], dict[str, Array]]:
-    """Return the family of the likeliest kernel of each row, and columns ``is FAMILY`` of how likely each family is.
+    """Return the family of the likeliest kernel of each row, and columns ``is FAMILY`` of how
+    likely each family is.
 
-    ``name_of`` names the family of a product of some form that is run by a kind of kernel. Without columns every row
-    is sure of its family.
-    """
-    names, by_kind = index_distinct(name_of(form, kind) for form in forms.values for kind in KERNEL_KINDS)
+    ``name_of`` names the family of a product of some form that is run by a kind of kernel. Without
+    columns every row is sure of its family."""
+    names, by_kind = index_distinct(
+        name_of(form, kind) for form in forms.values for kind in KERNEL_KINDS
+    )
     family = by_kind[len(KERNEL_KINDS) * forms.place[:, np.newaxis] + picks.kind]  # (row, pick)
     likeliest = CodedColumn(names, family[:, 0])
     if picks.share.shape[1] == 1:
         return likeliest, {}
     at = family * len(forms) + np.arange(len(forms))[:, np.newaxis]
-    shares: Array = np.bincount(at.ravel(), picks.share.ravel(), len(names) * len(forms)).astype(np.float64)
-    shares = np.minimum(shares, 1.0)  # rounding must not take a certain family past a threshold of the learned trees
+    shares: Array = np.bincount(at.ravel(), picks.share.ravel(), len(names) * len(forms)).astype(
+        np.float64
+    )
+    shares = np.minimum(
+        shares, 1.0
+    )  # rounding must not take a certain family past a threshold of the learned trees
     columns = zip(names, shares.reshape(len(names), -1), strict=True)
     return likeliest, {f"is {name}": share for name, share in columns if share.any()}
 
@@ -469,11 +561,17 @@ _CHOOSER_ARRAYS = tuple(item.name for item in fields(KernelChooser) if item.name
 
 def choice_from_arrays(arrays: Mapping[str, Any], prefix: str) -> dict[str, KernelChooser]:
     """Build a choice from what ``choice_to_arrays`` saved; empty where there is none."""
-    found = [key.split(".")[1] for key in arrays if key.startswith(f"{prefix}.") and key.endswith(".weight")]
+    found = [
+        key.split(".")[1]
+        for key in arrays
+        if key.startswith(f"{prefix}.") and key.endswith(".weight")
+    ]
     choice = {}
     for name in found:
         of = {item: np.asarray(arrays[f"{prefix}.{name}.{item}"]) for item in _CHOOSER_ARRAYS}
         columns: Any = tuple(str(column) for column in of.pop("names"))
-        votes = TreeVotes.from_arrays(arrays, f"{prefix}.{name}.votes", len(columns), len(of["kind"]))
+        votes = TreeVotes.from_arrays(
+            arrays, f"{prefix}.{name}.votes", len(columns), len(of["kind"])
+        )
         choice[name] = KernelChooser(**of, names=columns, votes=votes)
     return choice

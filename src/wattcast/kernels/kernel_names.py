@@ -1,10 +1,9 @@
 """What a kernel's name says about it: its family, its library and, for matrix products, its tile.
 
-Products name their tile, each library in a grammar of its own. cuBLAS on Hopper, for example, writes
-``nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT``: architecture, letters of the operands' formats, tile, elements
-of K in a step and stages, cluster, raster order, words such as ``splitK``, and how the operands lie. Other kernels
-are known by words in their names.
-"""
+Products name their tile, each library in a grammar of its own. cuBLAS on Hopper, for example,
+writes ``nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT``: architecture, letters of the operands'
+formats, tile, elements of K in a step and stages, cluster, raster order, words such as ``splitK``,
+and how the operands lie. Other kernels are known by words in their names."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ class ParsedKernelName:
     """What a kernel's name says. ``None`` and empty text mean that the name does not say."""
 
     name: str
-    family: str = "other"  # gemm gemv convolution attention softmax norm elementwise reduction copy gather ...
+    # gemm gemv convolution attention softmax norm elementwise reduction copy gather ...
+    family: str = "other"
     library: str = ""  # cublas cutlass cudnn pytorch flash triton
     architecture: str = ""  # sm80, sm90 ...: what it was written for, not where it ran
     tile_m: int | None = None  # sides of a product's tile, in the order of the name
@@ -33,7 +33,8 @@ class ParsedKernelName:
         return self.tile_m is not None and self.tile_n is not None
 
 
-# library (cuDNN's kernels say so in their names), the architecture where a name does not say, and the grammar
+# library (cuDNN's kernels say so in their names), the architecture where a name does not say, and
+# the grammar
 _GRAMMARS = (
     (
         "cublas",
@@ -66,12 +67,20 @@ _GRAMMARS = (
         r"(?:[a-z]*\d*(?:h|s|i|d|c|z)?\d*gemm)\w*?_(?P<m>\d+)x(?P<n>\d+)(?P<rest>\w*)",
     ),
 )
-_GENERATION = {"volta": "sm70", "turing": "sm75", "ampere": "sm80", "maxwell": "sm50", "hopper": "sm90"}
+_GENERATION = {
+    "volta": "sm70",
+    "turing": "sm75",
+    "ampere": "sm80",
+    "maxwell": "sm50",
+    "hopper": "sm90",
+}
 
 
 @cache
 def _load_words() -> list[tuple[re.Pattern[str], str, str]]:
-    """Read ``kernel_words.csv``: patterns of kernels whose names have no tile, in the order they are tried in."""
+    """Read ``kernel_words.csv``: patterns of kernels whose names have no tile, in the order they
+    are tried in.
+    """
     rows = read_shipped_table("wattcast.kernels", "kernel_words.csv")
     return [(re.compile(row["pattern"]), row["family"], row["library"]) for row in rows]
 

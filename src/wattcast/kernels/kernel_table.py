@@ -1,8 +1,7 @@
 """Kernels: what the device is asked to run, as a table with one row per distinct operator.
 
-Equal operators become one row; the order of issue says how often and when each runs. Work is stated before any clock
-is known; ``predictor/timeline.py`` turns it into cycles and seconds.
-"""
+Equal operators become one row; the order of issue says how often and when each runs. Work is stated
+before any clock is known; ``predictor/timeline.py`` turns it into cycles and seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ RowIndex = npt.NDArray[np.int64]
 _Rows = npt.NDArray[np.intp]
 _Names = tuple[str, ...]
 SM_THREADS = 2048.0
-# Cycles of an SM for a block however small: 0.62 ns a block on 132 SMs at 1.85 GHz, of gathers and batch norm
+# Cycles of an SM for a block however small: 0.62 ns a block on 132 SMs at 1.85 GHz, of gathers and
+# batch norm
 BLOCK_CYCLE = 150.0
 
 
@@ -34,7 +34,9 @@ class LibraryStyle(StrEnum):
 
     # clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory
     HOPPER = "hopper"
-    AMPERE = "ampere"  # every block loads for itself, every warp its own operands from shared memory
+    AMPERE = (
+        "ampere"  # every block loads for itself, every warp its own operands from shared memory
+    )
 
 
 @dataclass(frozen=True)
@@ -53,24 +55,36 @@ class ReferenceChip:
     # how its library picks kernels; None: unknown
     choice: KernelChoice | None = field(default=None, compare=False, repr=False)
     # work of operators met before: it depends on nothing that a sweep changes
-    kept: dict[Hashable, KernelWork] = field(default_factory=dict, init=False, compare=False, repr=False)
+    kept: dict[Hashable, KernelWork] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True)
 class RunCondition:
-    """How an operator is run, where the operator does not say. Empty text: as frameworks usually do."""
+    """How an operator is run, where the operator does not say. Empty text: as frameworks usually
+    do.
+    """
 
-    layout: str = ""  # of a product: nt (weights as PyTorch keeps them) or nn; of attention: bshd or bhsd
-    rotated: str = ""  # which operands come from device memory: none, weights, all, or as a profiler counts
+    layout: str = (
+        ""  # of a product: nt (weights as PyTorch keeps them) or nn; of attention: bshd or bhsd
+    )
+    rotated: str = (
+        ""  # which operands come from device memory: none, weights, all, or as a profiler counts
+    )
     backend: str = ""  # of attention: default, cudnn, flash
     rows: int = 0  # of an elementwise operator over two dimensions; 0: not said
-    run: int = 0  # elements of a turned operand that stay together; 1: a plain transpose; 0: not said
+    run: int = (
+        0  # elements of a turned operand that stay together; 1: a plain transpose; 0: not said
+    )
     kernels: tuple[str, ...] = ()  # names of those that ran; empty: let the choice decide
     parts: int = 0  # of K that the kernel that ran made, by its grid; 0: as its name says
 
 
 USUAL_CONDITION = RunCondition()
-COUNTED_ROTATION = "counted"  # of ``rotated``: a profiler that runs a kernel again for each of its passes
+COUNTED_ROTATION = (
+    "counted"  # of ``rotated``: a profiler that runs a kernel again for each of its passes
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,9 @@ class ConditionColumns:
 
     @classmethod
     def from_conditions(cls, conditions: Sequence[RunCondition]) -> ConditionColumns:
-        """Return conditions as columns; those of a whole workload are usual, and need not be looked at."""
+        """Return conditions as columns; those of a whole workload are usual, and need not be looked
+        at.
+        """
         if conditions.count(USUAL_CONDITION) == len(conditions):
             return _usual_columns(len(conditions))
         words = np.array([(c.rotated, c.layout, c.backend) for c in conditions])
@@ -113,7 +129,11 @@ class ConditionColumns:
         """Return the conditions of some rows."""
         if self.usual:
             return _usual_columns(len(rows))
-        columns = {name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
+        columns = {
+            name: values[rows]
+            for name, values in vars(self).items()
+            if isinstance(values, np.ndarray)
+        }
         return ConditionColumns(usual=False, ran=[self.ran[i] for i in rows.tolist()], **columns)
 
 
@@ -137,17 +157,27 @@ class KernelWork:
     shared_byte: Array
     dram_read_byte: Array
     dram_write_byte: Array
-    store_byte: Array  # of the result through L2, where a kernel stores after its main loop; else among l2_byte
-    between_byte: Array  # written and read again between the kernels of one operator: casts, layouts, partial sums
-    turn_element: Array  # elements that layout kernels turn, each as dear as one of a plain transpose
+    # of the result through L2, where a kernel stores after its main loop; else among l2_byte
+    store_byte: Array
+    # written and read again between the kernels of one operator: casts, layouts, partial sums
+    between_byte: Array
+    turn_element: (
+        Array  # elements that layout kernels turn, each as dear as one of a plain transpose
+    )
     between_dram_byte: Array  # the part of ``between_byte`` that L2 cannot hold
     slots: Array  # units an SM holds at a time
-    padded_flop: Array  # arithmetic on rows that only fill a tile up, which the operator does not count
-    features: Mapping[str, Array] = field(default_factory=dict)  # of shapes alone, for learned residuals
+    padded_flop: (
+        Array  # arithmetic on rows that only fill a tile up, which the operator does not count
+    )
+    features: Mapping[str, Array] = field(
+        default_factory=dict
+    )  # of shapes alone, for learned residuals
 
     @cached_property
     def root_family(self) -> CodedColumn[str]:
-        """The family whose measurements each kernel learns from; that of a point convolution is ``gemm``."""
+        """The family whose measurements each kernel learns from; that of a point convolution is
+        ``gemm``.
+        """
         names, place = index_distinct(map(root_family, self.kernel_family.values))
         return CodedColumn(names, place.take(self.kernel_family.place))
 
@@ -167,12 +197,17 @@ class KernelWork:
 
 
 def join_work(parts: list[KernelWork]) -> KernelWork:
-    """Return the work of all parts, one behind the other, and empty the list; features that a part lacks are zero."""
+    """Return the work of all parts, one behind the other, and empty the list; features that a part
+    lacks are zero.
+    """
     ends = list(accumulate(len(part.units) for part in parts))
     places = [slice(end - len(part.units), end) for part, end in zip(parts, ends, strict=True)]
     of_parts = zip(places, (part.kernel_family for part in parts), strict=True)
     kernel_family = CodedColumn.from_parts(of_parts, ends[-1])
-    features = {name: np.zeros(ends[-1]) for name in dict.fromkeys(chain(*(part.features for part in parts)))}
+    features = {
+        name: np.zeros(ends[-1])
+        for name in dict.fromkeys(chain(*(part.features for part in parts)))
+    }
     columns = {name: np.empty(ends[-1]) for name in WORK_COLUMNS}
     while parts:
         part, place = parts.pop(), places.pop()
@@ -183,15 +218,18 @@ def join_work(parts: list[KernelWork]) -> KernelWork:
     return KernelWork(kernel_family, features=features, **columns)
 
 
-WORK_COLUMNS = tuple(item.name for item in fields(KernelWork) if item.name not in ("kernel_family", "features"))
+WORK_COLUMNS = tuple(
+    item.name for item in fields(KernelWork) if item.name not in ("kernel_family", "features")
+)
 
 
 @cache
 def root_family(kernel_family: str) -> str:
-    """Return the first word of a kernel family; depthwise convolutions, which are no products, stand alone.
+    """Return the first word of a kernel family; depthwise convolutions, which are no products,
+    stand alone.
 
-    Kernels of an inference engine are ``FAMILY.engine.KIND...``, so that a device without measurements of them falls
-    back to the family, and learn by kind.
+    Kernels of an inference engine are ``FAMILY.engine.KIND...``, so that a device without
+    measurements of them falls back to the family, and learn by kind.
 
     >>> root_family("gemm.row"), root_family("conv2d.depthwise.last.plain"), root_family("gemm.engine.experts.fp8")
     ('gemm', 'depthwise', 'engine_experts')
@@ -204,7 +242,9 @@ def root_family(kernel_family: str) -> str:
 
 @dataclass(frozen=True)
 class IssueSegment:
-    """A stretch of the issue order that runs ``repeat`` times: rows of ``Kernels`` with their counts."""
+    """A stretch of the issue order that runs ``repeat`` times: rows of ``Kernels`` with their
+    counts.
+    """
 
     rows: RowIndex  # (position,)
     counts: Array  # (position,) how often in a row each is issued
@@ -217,8 +257,12 @@ class Kernels:
     """Distinct kernels on the last axis, and the order in which the host issues them."""
 
     ops: Sequence[Operator]  # what each row stands for: a tuple, or columns where there are many
-    family: CodedColumn[str]  # of the operator: gemm, conv2d, attention, softmax, layernorm, rmsnorm, ...
-    pipe_event: CodedColumn[str]  # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
+    family: CodedColumn[
+        str
+    ]  # of the operator: gemm, conv2d, attention, softmax, layernorm, rmsnorm, ...
+    pipe_event: CodedColumn[
+        str
+    ]  # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
     pipe_per_cycle: Sweepable  # (*sweep, kernel) arithmetic of one SM per cycle on that pipe
     flop: Array  # (kernel,)
     sfu_op: Array  # (kernel,)
@@ -261,10 +305,10 @@ class Kernels:
     def fills_sm(self) -> Mask:
         """Kernels whose units fill an SM each, ``(kernel,)``.
 
-        A mean of several likely products has no whole number of tiles, and so no last wave that is partly empty: 128
-        tiles of a kernel that is 98 % likely must not take two waves of 132 SMs because the mean has 137. Held out,
-        products in fp32 are 14.1 % off instead of 17.2; convolutions fit better with whole waves.
-        """
+        A mean of several likely products has no whole number of tiles, and so no last wave that is
+        partly empty: 128 tiles of a kernel that is 98 % likely must not take two waves of 132 SMs
+        because the mean has 137. Held out, products in fp32 are 14.1 % off instead of 17.2;
+        convolutions fit better with whole waves."""
         whole = self.work.units == np.rint(self.work.units)
         conv2d, gemm = (map_distinct(name.__eq__, self.family) for name in ("conv2d", "gemm"))
         return np.asarray(conv2d | (gemm & whole))
@@ -294,8 +338,8 @@ class Kernels:
 class FamilyColumns(NamedTuple):
     """What a family counts for its rows: kernel families, columns of work, and features.
 
-    Sizes that become logarithms or alignments are given as they are: that is done once for all families.
-    """
+    Sizes that become logarithms or alignments are given as they are: that is done once for all
+    families."""
 
     kernel_family: Sequence[str]
     work: Columns
@@ -304,8 +348,11 @@ class FamilyColumns(NamedTuple):
     aligned: Columns
 
 
-def merge_families(parts: Sequence[tuple[_Rows, FamilyColumns]], count: int) -> tuple[Columns, Columns, _Names]:
-    """Return work and features of all operators, and which features say how likely a row is of a kernel family.
+def merge_families(
+    parts: Sequence[tuple[_Rows, FamilyColumns]], count: int
+) -> tuple[Columns, Columns, _Names]:
+    """Return work and features of all operators, and which features say how likely a row is of a
+    kernel family.
 
     A column that a family does not have is zero in its rows.
     """
@@ -330,8 +377,8 @@ def merge_families(parts: Sequence[tuple[_Rows, FamilyColumns]], count: int) -> 
 def family_likelihood(kernel_family: Sequence[str], told: Columns) -> Columns:
     """Return columns ``is FAMILY``, how likely each row is of it, from 0 to 1.
 
-    ``told`` are those of rows whose kernel the choice is not sure of; other rows are of one family for certain.
-    """
+    ``told`` are those of rows whose kernel the choice is not sure of; other rows are of one family
+    for certain."""
     names, place = index_distinct(kernel_family)
     alike = np.equal(np.arange(len(names))[:, np.newaxis], place).astype(np.float64)
     columns = {f"is {name}": values for name, values in zip(names, alike, strict=True)}
@@ -408,7 +455,8 @@ _MANY_OPS = 64  # that are faster in arrays than one by one
 
 
 def wave_fill(units: Array, slots: Array | float) -> Array:
-    """Return the share of slots that have work over all waves, U / (S·⌈U/S⌉), with U units and S slots.
+    """Return the share of slots that have work over all waves, U / (S·⌈U/S⌉), with U units and S
+    slots.
 
     >>> float(wave_fill(np.array(198.0), 132.0))
     0.75
@@ -420,22 +468,25 @@ def wave_fill(units: Array, slots: Array | float) -> Array:
 def resident_share(byte: Array | float, l2_byte: float) -> Array:
     """Return the share of a working set that L2 keeps from one kernel to the next, from 1 to 0.
 
-    All of it up to a third of the capacity, none beyond the capacity, linear between: the hash over two partitions
-    and other traffic leave less than the capacity. From operators that an H200 ran warm.
-    """
+    All of it up to a third of the capacity, none beyond the capacity, linear between: the hash over
+    two partitions and other traffic leave less than the capacity. From operators that an H200 ran
+    warm."""
     return np.minimum(np.maximum((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)), 0.0), 1.0)
 
 
 def streamed_share(byte: Array | float, l2_byte: float) -> Array:
-    """Return the share that L2 keeps where kernels stream through all of a working set once, from 1 to 0.
+    """Return the share that L2 keeps where kernels stream through all of a working set once, from 1
+    to 0.
 
-    The least recent line goes first, so less survives than in ``resident_share``. From times of elementwise bursts on
-    an H200 (60 MB of L2): none beyond 48 MB, half at 27 MB.
+    The least recent line goes first, so less survives than in ``resident_share``. From times of
+    elementwise bursts on an H200 (60 MB of L2): none beyond 48 MB, half at 27 MB.
 
     >>> float(streamed_share(50e6, 62.9e6)), float(streamed_share(4e6, 62.9e6))
     (0.0, 1.0)
     """
-    return np.minimum(np.maximum((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0), 1.0)
+    return np.minimum(
+        np.maximum((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0), 1.0
+    )
 
 
 _ALL_KEPT, _NONE_KEPT = 0.1, 0.77  # of the capacity
@@ -448,5 +499,7 @@ def log2_size(values: npt.ArrayLike) -> Array:
 
 def log2_alignment(size: npt.ArrayLike, most: int = 16) -> Array:
     """Return log2 of the largest power of two that divides a size, up to ``most``."""
-    whole = np.maximum(np.asarray(size, dtype=np.int64), 1)  # of less than one element nothing is known
+    whole = np.maximum(
+        np.asarray(size, dtype=np.int64), 1
+    )  # of less than one element nothing is known
     return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)

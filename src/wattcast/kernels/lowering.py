@@ -1,4 +1,6 @@
-"""Graph -> Kernels: merge equal operators, let each family count its work, and choose the pipe each runs on."""
+"""Graph -> Kernels: merge equal operators, let each family count its work, and choose the pipe each
+runs on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from wattcast.core import Dtype, bad_value
-from wattcast.core.arrays import Array, CodedColumn, Sweepable, index_distinct, map_blocks, map_distinct, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    Sweepable,
+    index_distinct,
+    map_blocks,
+    map_distinct,
+    sweep_values,
+)
 from wattcast.hardware import Gpu
 from wattcast.kernels.families import KernelMapping, kernel_mapping, load_families
 from wattcast.kernels.kernel_table import (
@@ -61,35 +71,59 @@ GraphRows = tuple[RowIndex, Sequence[Operator], tuple[IssueSegment, ...]]
 
 
 def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
-    """Return the kernels a graph becomes on ``gpu``, one row per distinct operator, with the order of issue."""
+    """Return the kernels a graph becomes on ``gpu``, one row per distinct operator, with the order
+    of issue.
+    """
     ops, segments = _distinct_operators(graph)
     return build_kernels(ops, (_CONDITIONS[graph.operands],) * len(ops), gpu, reference, segments)
 
 
-def lower_graphs(graphs: Sequence[Graph], gpu: Gpu, reference: ReferenceChip) -> tuple[Kernels, list[GraphRows]]:
-    """Return one table with the kernels of all graphs, and of each graph its rows, operators and order of issue."""
+def lower_graphs(
+    graphs: Sequence[Graph], gpu: Gpu, reference: ReferenceChip
+) -> tuple[Kernels, list[GraphRows]]:
+    """Return one table with the kernels of all graphs, and of each graph its rows, operators and
+    order of issue.
+    """
     row_of: dict[tuple[Operator, RunCondition], int] = {}
     places = []
     for graph in graphs:
         ops, segments = _distinct_operators(graph)
         told = _CONDITIONS[graph.operands]
-        places.append((np.array([row_of.setdefault((op, told), len(row_of)) for op in ops], np.int64), ops, segments))
+        places.append(
+            (
+                np.array([row_of.setdefault((op, told), len(row_of)) for op in ops], np.int64),
+                ops,
+                segments,
+            )
+        )
     all_ops, conditions = zip(*row_of, strict=True) if row_of else ((), ())
     return build_kernels(all_ops, conditions, gpu, reference, ()), places
 
 
-_CONDITIONS = {"": USUAL_CONDITION, "cold": RunCondition(rotated="all"), "warm": RunCondition(rotated="none")}
+_CONDITIONS = {
+    "": USUAL_CONDITION,
+    "cold": RunCondition(rotated="all"),
+    "warm": RunCondition(rotated="none"),
+}
 
 
 def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSegment, ...]]:
     lengths = [len(block.ops) for block in graph.blocks]
     if sum(lengths) >= MANY_OPS:
-        everything = graph.blocks[0].ops if len(lengths) == 1 else list(chain(*(block.ops for block in graph.blocks)))
+        everything = (
+            graph.blocks[0].ops
+            if len(lengths) == 1
+            else list(chain(*(block.ops for block in graph.blocks)))
+        )
         columns = OperatorColumns.from_operators(everything)
         ops, place = columns.merge_equal()
         ends = np.cumsum(lengths)[:-1]
-        cut = zip(np.split(place, ends), np.split(columns.sizes[0], ends), graph.blocks, strict=True)
-        segments = [IssueSegment(rows, counts, block.repeat, block.label) for rows, counts, block in cut]
+        cut = zip(
+            np.split(place, ends), np.split(columns.sizes[0], ends), graph.blocks, strict=True
+        )
+        segments = [
+            IssueSegment(rows, counts, block.repeat, block.label) for rows, counts, block in cut
+        ]
         return ops, tuple(segments)
     row_of: dict[Operator, int] = {}
     segments = []
@@ -113,14 +147,22 @@ def build_kernels(
     for link_traffic, rows in _rows_by(mappings, "link_traffic"):
         link_byte[rows] = [link_traffic(ops[i]) for i in rows.tolist()]
     asked = index_words(ops, lambda op: (kernel_mapping(op).tensor_cores, op.math_dtype))
-    event_names, rates, said = zip(*(_choose_pipe(*pipe, gpu) for pipe in asked.values), strict=True)
+    event_names, rates, said = zip(
+        *(_choose_pipe(*pipe, gpu) for pipe in asked.values), strict=True
+    )
     events, notes = CodedColumn(event_names, asked.place), CodedColumn(said, asked.place)
-    rate_of = np.stack([sweep_values(rate) for rate in np.broadcast_arrays(*rates)], axis=-1)  # (*sweep, pipe)
+    rate_of = np.stack(
+        [sweep_values(rate) for rate in np.broadcast_arrays(*rates)], axis=-1
+    )  # (*sweep, pipe)
     conditions = tuple(conditions)
     flop, sfu_op, read, written = count_columns(ops, _operator_work)
     check_size(ops[int(np.argmax(read + written))])
-    key = (ops, conditions, tuple(events)) if len(ops) <= _MOST_OPS else None  # a million take seconds to hash
-    work = None if key is None else reference.kept.get(key)  # of a workload met before: no sweep changes it
+    key = (
+        (ops, conditions, tuple(events)) if len(ops) <= _MOST_OPS else None
+    )  # a million take seconds to hash
+    work = (
+        None if key is None else reference.kept.get(key)
+    )  # of a workload met before: no sweep changes it
     if work is None:
         work = compute_work(ops, conditions, events, reference)
         if key is not None:
@@ -142,17 +184,24 @@ def build_kernels(
     )
 
 
-_operator_work: Callable[[Operator], tuple[Any, ...]] = attrgetter("flop", "sfu_op", "read_byte", "write_byte")
+_operator_work: Callable[[Operator], tuple[Any, ...]] = attrgetter(
+    "flop", "sfu_op", "read_byte", "write_byte"
+)
 _MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
 
 
 def compute_work(
-    ops: Sequence[Operator], conditions: Sequence[RunCondition], events: CodedColumn[str], reference: ReferenceChip
+    ops: Sequence[Operator],
+    conditions: Sequence[RunCondition],
+    events: CodedColumn[str],
+    reference: ReferenceChip,
 ) -> KernelWork:
     """Return the work columns of all operators, counted family by family."""
     if len(ops) > _MOST_TOGETHER:
         parts = map_blocks(
-            lambda at: compute_work(ops[at], conditions[at], events[at], reference), len(ops), _MOST_TOGETHER
+            lambda at: compute_work(ops[at], conditions[at], events[at], reference),
+            len(ops),
+            _MOST_TOGETHER,
         )
         return join_work(parts)
     rates = map_distinct(reference.per_cycle.__getitem__, events)
@@ -161,12 +210,18 @@ def compute_work(
         (rows, work(select_operators(ops, rows), told.select_rows(rows), rates[rows], reference))
         for work, rows in _rows_by(index_words(ops, kernel_mapping), "work")
     ]
-    kernel_family = CodedColumn.from_parts(((rows, part.kernel_family) for rows, part in counted), len(ops))
+    kernel_family = CodedColumn.from_parts(
+        ((rows, part.kernel_family) for rows, part in counted), len(ops)
+    )
     columns, features, likelihoods = merge_families(counted, len(ops))
-    columns["units"] = columns["units"].round(6)  # a mean over likely kernels: 264 blocks are two waves, not three
+    columns["units"] = columns["units"].round(
+        6
+    )  # a mean over likely kernels: 264 blocks are two waves, not three
     if (rows := told.counted.nonzero()[0]).size:
-        # A profiler replays kernels: operands come from device memory, and results stay in L2 as far as a third of it
-        # holds them (21 counted operators whose working set fits L2 read all operands and wrote nothing)
+        # A profiler replays kernels: operands come from device memory, and results stay in L2 as
+        # far as a third of it holds them (21 counted operators whose working set fits L2 read all
+        # operands and wrote
+        # nothing)
         read, write = np.array([(ops[i].read_byte, ops[i].write_byte) for i in rows.tolist()]).T
         columns["dram_read_byte"][rows] = np.maximum(columns["dram_read_byte"][rows], read)
         columns["dram_write_byte"][rows] = np.maximum(write - reference.l2_byte / 3.0, 0.0)
@@ -181,7 +236,9 @@ _MOST_TOGETHER = 16384  # operators whose columns stay in a cache
 
 
 def _rows_by(mappings: CodedColumn[KernelMapping], name: str) -> list[tuple[Any, RowIndex]]:
-    """Return the rows of each function that mappings have, functions in an order that does not depend on the rows."""
+    """Return the rows of each function that mappings have, functions in an order that does not
+    depend on the rows.
+    """
     functions, place = index_distinct(map(attrgetter(name), mappings.values))
     of_row = place.take(mappings.place)
     rows = [(of, np.flatnonzero(of_row == i)) for i, of in enumerate(functions) if of is not None]
@@ -189,11 +246,14 @@ def _rows_by(mappings: CodedColumn[KernelMapping], name: str) -> list[tuple[Any,
 
 
 def _ideal_features(work: Columns, rate: Array, reference: ReferenceChip) -> Columns:
-    """Return log2 of the ideal cycles of each phase on the reference chip, which are features in every family."""
+    """Return log2 of the ideal cycles of each phase on the reference chip, which are features in
+    every family.
+    """
     ideal = {
         "ideal_compute": np.ceil(work["units"] / reference.sm_count) * work["unit_flop"] / rate,
         "ideal_l2": (work["l2_byte"] + work["store_byte"]) / reference.l2_byte_per_cycle,
-        "ideal_dram": (work["dram_read_byte"] + work["dram_write_byte"]) / reference.dram_byte_per_cycle,
+        "ideal_dram": (work["dram_read_byte"] + work["dram_write_byte"])
+        / reference.dram_byte_per_cycle,
         "ideal_between": work["between_byte"] / reference.l2_byte_per_cycle,
         "steps": work["steps"],
     }
@@ -205,7 +265,8 @@ def _ideal_features(work: Columns, rate: Array, reference: ReferenceChip) -> Col
 def kernel_choice_inputs(
     ops: Sequence[Operator], conditions: Sequence[RunCondition]
 ) -> tuple[list[str], tuple[Array, ...], Columns]:
-    """Return what the choice of kernels sees of each operator: its chooser, its sizes b, m, n and k, and its shape.
+    """Return what the choice of kernels sees of each operator: its chooser, its sizes b, m, n and
+    k, and its shape.
 
     The name of the chooser is empty where a library has nothing to choose.
     """
@@ -213,7 +274,9 @@ def kernel_choice_inputs(
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
     for ask, rows in _rows_by(index_words(ops, kernel_mapping), "choice_inputs"):
-        choosers[rows], some_sizes, columns = ask(select_operators(ops, rows), told.select_rows(rows))
+        choosers[rows], some_sizes, columns = ask(
+            select_operators(ops, rows), told.select_rows(rows)
+        )
         for size, values in zip(sizes, some_sizes, strict=True):
             size[rows] = values
         for name, values in columns.items():
@@ -222,11 +285,12 @@ def kernel_choice_inputs(
 
 
 def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> tuple[str, Sweepable, str]:
-    """Return the event of a pipe, its rate per cycle and SM, and an assumption if the format has no unit of its own.
+    """Return the event of a pipe, its rate per cycle and SM, and an assumption if the format has no
+    unit of its own.
 
-    Products run on tensor cores where the chip has them for the format, else on CUDA cores. Other operators compute
-    in fp32 whatever they store, as PyTorch's do. A format without a unit runs at the fp32 rate.
-    """
+    Products run on tensor cores where the chip has them for the format, else on CUDA cores. Other
+    operators compute in fp32 whatever they store, as PyTorch's do. A format without a unit runs at
+    the fp32 rate."""
     cuda = gpu.pipes.cuda_flop_per_cycle
     if not tensor_cores:
         dtype = Dtype.FP64 if dtype is Dtype.FP64 and Dtype.FP64 in cuda else Dtype.FP32
@@ -247,10 +311,10 @@ def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> tuple[str, Sweep
 def reference_chip(gpu: Gpu) -> ReferenceChip:
     """Return the chip itself as the reference; of a swept field, its first value.
 
-    A format without a unit of its own runs at the fp32 rate, as in ``lower_graph``. An L2 rate that nobody published
-    is taken as 40 bytes a cycle and SM beside HBM (an A100 has 47, an H200 39), and as 4.5 times the rate of device
-    memory beside GDDR, whose channels each have their own slices (products of an L40S ask for 4 to 5 times).
-    """
+    A format without a unit of its own runs at the fp32 rate, as in ``lower_graph``. An L2 rate that
+    nobody published is taken as 40 bytes a cycle and SM beside HBM (an A100 has 47, an H200 39),
+    and as 4.5 times the rate of device memory beside GDDR, whose channels each have their own
+    slices (products of an L40S ask for 4 to 5 times)."""
     clock_hz, dram, sms = map(_take_first, (gpu.clocks.max_hz, gpu.memory.byte_per_s, gpu.sm_count))
     cuda = {CUDA_EVENT[d]: _take_first(r) for d, r in gpu.pipes.cuda_flop_per_cycle.items()}
     tensor = {TENSOR_EVENT[d]: _take_first(r) for d, r in gpu.pipes.tensor_flop_per_cycle.items()}

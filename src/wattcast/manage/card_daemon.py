@@ -1,15 +1,14 @@
 """Own the cards of a node: ``wattcast manage daemon``, the one process that sets anything.
 
-Clients connect to a Unix socket and send lines of JSON (``DaemonRequest``), each answered by one line
-(``DaemonReply``). A client claims a card, sets it within the daemon's scope and is heard at least
-every two seconds. A client that is silent, stopped or gone loses its claim, and the card gets back
-what it had (``card_settings.py``, ``card_notes.py``).
+Clients connect to a Unix socket and send lines of JSON (``DaemonRequest``), each answered by one
+line (``DaemonReply``). A client claims a card, sets it within the daemon's scope and is heard at
+least every two seconds. A client that is silent, stopped or gone loses its claim, and the card gets
+back what it had (``card_settings.py``, ``card_notes.py``).
 
-``run_supervised`` starts the process that serves as a child and starts another one when it dies or no
-longer answers; the new one finds the notes and gives the cards back. The child, in turn, gives
+``run_supervised`` starts the process that serves as a child and starts another one when it dies or
+no longer answers; the new one finds the notes and gives the cards back. The child, in turn, gives
 everything back and ends when its parent is gone or silent. systemd starts the parent again
-(``data/wattcast-manage.service``).
-"""
+(``data/wattcast-manage.service``)."""
 
 from __future__ import annotations
 
@@ -208,7 +207,8 @@ class CardKeeper:
         except WattcastError as error:
             reply = DaemonReply(False, str(error))
             if isinstance(error, MissingTool):
-                self._drop_card()  # a driver that hung is asked anew through a connection of its own
+                # a driver that hung is asked anew through a connection of its own
+                self._drop_card()
         except Exception as error:  # no memory, a failing disk: the card is given back all the same
             self._say(traceback.format_exc())
             reply = DaemonReply(False, f"{self.card_name}: {type(error).__name__}: {error}")
@@ -419,9 +419,9 @@ class ClientSlot:
 class ClientTable:
     """Hold all connections, and make room for a new one where there are too many.
 
-    Nobody is shut out by connections of others: the user with the most connections loses the one that
-    was silent for longest. Connections that hold a card are safe, and there are no more than cards.
-    """
+    Nobody is shut out by connections of others: the user with the most connections loses the one
+    that was silent for longest. Connections that hold a card are safe, and there are no more than
+    cards."""
 
     def __init__(self, holds_card: Callable[[int, ClientSlot], bool]) -> None:
         self._holds_card = holds_card
@@ -577,8 +577,8 @@ def serve_cards(
 ) -> ExitCode:
     """Serve until ``stopped``; every card is given back on the way out.
 
-    Return REFUSED where one did not take it. Cards that are lost when the daemon starts are left out.
-    """
+    Return REFUSED where one did not take it. Cards that are lost when the daemon starts are left
+    out."""
     card_notes.prepare_folder()
     keepers: list[CardKeeper] = []
     lost: list[MissingTool] = []
@@ -610,11 +610,11 @@ def run_supervised(
     say: Callable[[str], None],
     lifeline: int | None = None,
 ) -> int:
-    """Run ``serve(stopped)`` in a child process and start another one whenever it dies or is silent.
+    """Run ``serve(stopped)`` in a child process and start another one whenever it dies or is
+    silent.
 
-    Ends on SIGINT, SIGTERM and SIGHUP, and when the pipe ``lifeline`` does, once the child has given
-    the cards back, with the child's exit code.
-    """
+    Ends on SIGINT, SIGTERM and SIGHUP, and when the pipe ``lifeline`` does, once the child has
+    given the cards back, with the child's exit code."""
     say = _make_patient(say)
     ending: list[int] = []  # plain, as a signal handler must not touch a lock
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,10 +1,10 @@
 """Keep notes of changed cards on disk, so that a card gets back what it had whoever dies.
 
-A note per card (``CardNote``) lies in ``/run/wattcast``, beside a lock of the same name: one place for
-all processes. The note is written before the card is changed and removed when the card reads what it
-had. Settings do not outlive a reboot and neither does that folder. A note that cannot be read does not
-mean that a card is unchanged: it stands for a card in an unknown state until somebody decides.
-"""
+A note per card (``CardNote``) lies in ``/run/wattcast``, beside a lock of the same name: one place
+for all processes. The note is written before the card is changed and removed when the card reads
+what it had. Settings do not outlive a reboot and neither does that folder. A note that cannot be
+read does not mean that a card is unchanged: it stands for a card in an unknown state until somebody
+decides."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def remove_note(note: CardNote) -> None:
 
 
 def read_note(uuid: str) -> CardNote | None:
-    """Read the note of a card; None where there is none, one of unknown state where it is unreadable."""
+    """Read the note of a card; None where there is none, one of unknown state where it is
+    unreadable.
+    """
     path = note_path(uuid)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -7,10 +7,9 @@ disk, ``manage status``, ``manage restore`` and exit codes all speak of these st
                    |                                 |
                    +--- the card reads otherwise ----+
 
-A driver's "OK" is not believed: a setting counts as read back, and a knob as unchanged, when the card
-reads so. NVML reads the power limit back at any time. It does not read a lock of a clock back. The
-clock of a working card shows a lock, the clock of an idle card shows nothing.
-"""
+A driver's "OK" is not believed: a setting counts as read back, and a knob as unchanged, when the
+card reads so. NVML reads the power limit back at any time. It does not read a lock of a clock back.
+The clock of a working card shows a lock, the clock of an idle card shows nothing."""
 
 from __future__ import annotations
 
@@ -188,7 +187,9 @@ def make_unknown_note(uuid: str, reason: str) -> CardNote:
 def prepare_records(
     card: NvmlCard, note: CardNote, wanted: CardSettings, locked_hz: float | None
 ) -> CardNote:
-    """Read what every wanted knob has before it is touched for the first time, and return a note of it."""
+    """Read what every wanted knob has before it is touched for the first time, and return a note of
+    it.
+    """
     for knob, field in KNOB_FIELDS.items():
         is_new = note.find_record(knob) is None
         if is_new and getattr(wanted, field) is not None:
@@ -334,12 +335,11 @@ def confirm_returned_knobs(
 def read_earlier_value(card: NvmlCard, knob: str, locked_hz: float | None) -> KnobValue:
     """Read what a knob has before it is changed for the first time.
 
-    ``RefusedKnob`` where the power limit cannot be read: what is not known cannot be given back. NVML
-    does not tell a lock of the clocks. ``locked_hz`` is what the administrator declares. Without it, a
-    core clock is taken for locked that stays the same below the highest while the card works and
-    neither power nor heat explains it. The clock of an idle card says nothing, so that its lock must
-    be declared.
-    """
+    ``RefusedKnob`` where the power limit cannot be read: what is not known cannot be given back.
+    NVML does not tell a lock of the clocks. ``locked_hz`` is what the administrator declares.
+    Without it, a core clock is taken for locked that stays the same below the highest while the
+    card works and neither power nor heat explains it. The clock of an idle card says nothing, so
+    that its lock must be declared."""
     if knob == "memory":
         return None
     if knob == "core":

@@ -115,12 +115,16 @@ class DaemonLink:
 
 
 class DaemonCard:
-    """Control one card through a daemon; readings come from the driver itself, which needs no privilege."""
+    """Control one card through a daemon; readings come from the driver itself, which needs no
+    privilege.
+    """
 
     def __init__(
         self, reader: NvmlCard, link: DaemonLink, rescue: Callable[[], object] | None = None
     ) -> None:
-        """Claim the card. ``rescue`` gives it back without the daemon, where this process may do so."""
+        """Claim the card. ``rescue`` gives it back without the daemon, where this process may do
+        so.
+        """
         self._link = link
         self._asked_s = 0.0
         self._rescue = rescue
@@ -137,11 +141,15 @@ class DaemonCard:
             self._ask_daemon("beat")
 
     def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
-        """Set the card; None leaves a knob as it was before. ``RefusedKnob`` names the one that was refused."""
+        """Set the card; None leaves a knob as it was before. ``RefusedKnob`` names the one that was
+        refused.
+        """
         self._ask_daemon("set", core_hz=core_hz, memory_hz=memory_hz, limit_w=limit_w)
 
     def give_back(self) -> None:
-        """Give the card what it had before. ``Refused`` says what it was left at, where that did not work."""
+        """Give the card what it had before. ``Refused`` says what it was left at, where that did
+        not work.
+        """
         try:
             self._ask_daemon("release")
         except (Refused, MissingTool) as error:

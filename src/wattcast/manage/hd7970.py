@@ -1,11 +1,11 @@
 """Simulate the HD 7970 card of paper 004: 448 settings, 25 kernels of 14 applications.
 
-A kernel's time is vector-ALU and DRAM time, overlapped as far as occupancy hides latency, plus a serial path and a
-fixed part. Bandwidth is a smooth minimum of three limits: the memory bus, the crossing from the L2's clock domain to
-the memory's, and what the waves in flight can ask for. All settings of all kernels are one array expression. Numbers
-are in ``data/hd7970*.yaml``, each with the sentence of the paper it was derived from. ``perturb_simulation`` varies
-card and kernels at random, for results on cards that the controller was not tuned on.
-"""
+A kernel's time is vector-ALU and DRAM time, overlapped as far as occupancy hides latency, plus a
+serial path and a fixed part. Bandwidth is a smooth minimum of three limits: the memory bus, the
+crossing from the L2's clock domain to the memory's, and what the waves in flight can ask for. All
+settings of all kernels are one array expression. Numbers are in ``data/hd7970*.yaml``, each with
+the sentence of the paper it was derived from. ``perturb_simulation`` varies card and kernels at
+random, for results on cards that the controller was not tuned on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,26 @@ from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables
 
-STRESS_APPLICATIONS = ("MaxFlops", "DeviceMemory")  # left out of the second geometric mean, as in the paper
-UNSAID = {"iterations": 60, "serial": 0.0, "write_stall": 0.0, "thrash": 0.0, "fits": 32.0}  # of a kernel
-UNCHANGED = ("occupancy", "divergence", "vgpr", "sgpr", "write_stall", "thrash", "fits")  # in every phase of a kernel
+STRESS_APPLICATIONS = (
+    "MaxFlops",
+    "DeviceMemory",
+)  # left out of the second geometric mean, as in the paper
+UNSAID = {
+    "iterations": 60,
+    "serial": 0.0,
+    "write_stall": 0.0,
+    "thrash": 0.0,
+    "fits": 32.0,
+}  # of a kernel
+UNCHANGED = (
+    "occupancy",
+    "divergence",
+    "vgpr",
+    "sgpr",
+    "write_stall",
+    "thrash",
+    "fits",
+)  # in every phase of a kernel
 
 
 def read_data(name: str) -> dict[str, Any]:
@@ -37,10 +54,10 @@ def read_data(name: str) -> dict[str, Any]:
 class SimulatedHd7970:
     """Hold all that is known of the simulated card.
 
-    ``card`` has the coefficients of ``hd7970.yaml``, powers in W at 1.19 V, 1 GHz, 1375 MHz. ``work`` is what the
-    phases of all kernels ask for, each ``(phase,)``: seconds at the top settings, and the rest as in
-    ``hd7970_kernels.yaml``. ``columns`` has all settings, each ``(setting,)``, with voltage relative to the top.
-    """
+    ``card`` has the coefficients of ``hd7970.yaml``, powers in W at 1.19 V, 1 GHz, 1375 MHz.
+    ``work`` is what the phases of all kernels ask for, each ``(phase,)``: seconds at the top
+    settings, and the rest as in ``hd7970_kernels.yaml``. ``columns`` has all settings, each
+    ``(setting,)``, with voltage relative to the top."""
 
     card: Mapping[str, float]
     lattice: Lattice
@@ -53,7 +70,9 @@ class SimulatedHd7970:
     def build_tables(self, name: str = "hd-7970") -> PlantTables:
         """Compute time, power and counters at all settings."""
         time_s, parts_s, dram_byte_per_s = duration_s(self.card, self.work, self.columns)
-        gpu_w, memory_w = power_w(self.card, self.columns, parts_s["valu"] / time_s, dram_byte_per_s)
+        gpu_w, memory_w = power_w(
+            self.card, self.columns, parts_s["valu"] / time_s, dram_byte_per_s
+        )
         return PlantTables(
             name=name,
             lattice=self.lattice,
@@ -74,16 +93,18 @@ class SimulatedHd7970:
 def duration_s(
     card: Mapping[str, float], work: Mapping[str, Array], at: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array], Array]:
-    """Return the time of each phase at each setting, its parts, and mean DRAM bandwidth; ``(phase, setting)``.
+    """Return the time of each phase at each setting, its parts, and mean DRAM bandwidth; ``(phase,
+    setting)``.
 
-    t = (t_valu^p + t_dram^p)^(1/p) + t_serial + t_fixed, with p rising with occupancy. Valid between the card's
-    lowest and highest settings, for one kernel at a time.
-    """
+    t = (t_valu^p + t_dram^p)^(1/p) + t_serial + t_fixed, with p rising with occupancy. Valid
+    between the card's lowest and highest settings, for one kernel at a time."""
     col = {name: values[:, np.newaxis] for name, values in work.items()}
     top_hz, units_top = at["core_hz"].max(), at["unit_count"].max()
     per_unit = (units_top / at["unit_count"]) * (top_hz / at["core_hz"])
     valu, fetch = col["valu_s"] * per_unit, col["fetch_s"] * per_unit
-    crowd = np.clip((at["unit_count"] - col["fits"]) / np.maximum(units_top - col["fits"], 1.0), 0.0, 1.0)
+    crowd = np.clip(
+        (at["unit_count"] - col["fits"]) / np.maximum(units_top - col["fits"], 1.0), 0.0, 1.0
+    )
     traffic = 1.0 - col["thrash"] * (1.0 - crowd)
     supply = bandwidth_byte_per_s(card, col["occupancy"], at)
     dram = col["dram_s"] * traffic * supply[:, -1:] / supply
@@ -95,16 +116,22 @@ def duration_s(
     return total, {"valu": valu, "fetch": fetch, "dram": dram, "serial": serial}, moved_byte / total
 
 
-def bandwidth_byte_per_s(card: Mapping[str, float], occupancy: Array, at: Mapping[str, Array]) -> Array:
-    """Return what DRAM can give: the smooth minimum of bus, clock-domain crossing and requests in flight.
+def bandwidth_byte_per_s(
+    card: Mapping[str, float], occupancy: Array, at: Mapping[str, Array]
+) -> Array:
+    """Return what DRAM can give: the smooth minimum of bus, clock-domain crossing and requests in
+    flight.
 
-    B = (B_bus^-q + B_crossing^-q + B_asked^-q)^(-1/q), q the sharpness; requests in flight give waves × byte per wave
-    over the latency of core and memory (Little's law).
-    """
+    B = (B_bus^-q + B_crossing^-q + B_asked^-q)^(-1/q), q the sharpness; requests in flight give
+    waves × byte per wave over the latency of core and memory (Little's law)."""
     bus = card["efficiency"] * at["bus_byte_per_s"]
     crossing = card["crossing_byte_per_cycle"] * at["core_hz"]
-    latency_s = card["latency_core_cycle"] / at["core_hz"] + card["latency_memory_cycle"] / at["memory_hz"]
-    asked = at["unit_count"] * card["waves_per_unit"] * occupancy * card["byte_per_wave"] / latency_s
+    latency_s = (
+        card["latency_core_cycle"] / at["core_hz"] + card["latency_memory_cycle"] / at["memory_hz"]
+    )
+    asked = (
+        at["unit_count"] * card["waves_per_unit"] * occupancy * card["byte_per_wave"] / latency_s
+    )
     sharp = card["sharpness"]
     return np.asarray((bus**-sharp + crossing**-sharp + asked**-sharp) ** (-1.0 / sharp))
 
@@ -114,9 +141,8 @@ def power_w(
 ) -> tuple[Array, Array]:
     """Return chip and memory power in W, ``(phase, setting)``, without the board's constant part.
 
-    Leakage scales with V², switching with V² f; memory power is a floor, a part that follows the bus clock, and
-    energy per byte that grows as the bus slows down.
-    """
+    Leakage scales with V², switching with V² f; memory power is a floor, a part that follows the
+    bus clock, and energy per byte that grows as the bus slows down."""
     v2, f = at["relative_v"] ** 2, at["core_hz"] / at["core_hz"].max()
     rate = dram_byte_per_s / at["bus_byte_per_s"].max()
     leakage = (card["uncore_leakage_w"] + at["unit_count"] * card["unit_leakage_w"]) * v2
@@ -129,7 +155,11 @@ def power_w(
 
 
 def simulate_counters(
-    work: Mapping[str, Array], at: Mapping[str, Array], time_s: Array, parts_s: dict[str, Array], byte_per_s: Array
+    work: Mapping[str, Array],
+    at: Mapping[str, Array],
+    time_s: Array,
+    parts_s: dict[str, Array],
+    byte_per_s: Array,
 ) -> dict[str, Array]:
     """Return the counters of the paper's Table 2, in its units, ``(phase, setting)``."""
     ones = np.ones_like(time_s)
@@ -188,24 +218,33 @@ def load_simulation() -> SimulatedHd7970:
     for application, group in groupby(kernels, key=lambda kernel: kernel["name"].split(".")[0]):
         runs = []
         for kernel in group:
-            phases = [_phase_demand(card, kernel, **phase) for phase in kernel.get("phases", [{"work": 1.0}])]
+            phases = [
+                _phase_demand(card, kernel, **phase)
+                for phase in kernel.get("phases", [{"work": 1.0}])
+            ]
             runs.append(len(rows) + np.arange(kernel["iterations"]) % len(phases))
             rows += phases
             names += [kernel["name"]] * len(phases)
         order[application] = np.stack(runs, axis=1).ravel()
     work = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     top = file["default"]["value"]
-    default = lattice.nearest_settings(float(top[0]), units.parse(top[1], "Hz"), units.parse(top[2], "Hz"))
+    default = lattice.nearest_settings(
+        float(top[0]), units.parse(top[1], "Hz"), units.parse(top[2], "Hz")
+    )
     return SimulatedHd7970(card, lattice, columns, default, tuple(names), order, work)
 
 
 def _phase_demand(
-    card: Mapping[str, float], kernel: Mapping[str, Any], work: float, valu: float = 1.0, dram: float = 1.0
+    card: Mapping[str, float],
+    kernel: Mapping[str, Any],
+    work: float,
+    valu: float = 1.0,
+    dram: float = 1.0,
 ) -> dict[str, float]:
     """Scale a kernel's relative times so that the phase takes its stated time at the top settings.
 
-    ``valu`` and ``dram`` say how the phase differs from the kernel's mean, ``work`` how long it takes.
-    """
+    ``valu`` and ``dram`` say how the phase differs from the kernel's mean, ``work`` how long it
+    takes."""
     exponent = card["overlap_base"] + card["overlap_per_occupancy"] * kernel["occupancy"]
     valu_part, dram_part = kernel["valu"] * valu, kernel["dram"] * dram
     overlapped = (valu_part**exponent + dram_part**exponent) ** (1.0 / exponent)
@@ -222,15 +261,18 @@ DEMAND_SPREAD = 0.15  # what kernels ask for, kernel by kernel
 POWER_SPREAD = 0.15  # power coefficients
 PATH_SPREAD = 0.10  # latencies, widths and efficiency of the memory path
 COUNTER_SPREAD = 0.05  # counters, kernel by kernel
-RANGES = {"occupancy": (0.1, 1.0), "divergence": (0.0, 0.95), "thrash": (0.0, 0.5)}  # shares stay inside these
+RANGES = {
+    "occupancy": (0.1, 1.0),
+    "divergence": (0.0, 0.95),
+    "thrash": (0.0, 0.5),
+}  # shares stay inside these
 
 
 def perturb_simulation(plant: SimulatedHd7970, seed: int) -> PlantTables:
     """Return one perturbed card with perturbed kernels; the same ``seed`` gives the same card.
 
-    Every number is multiplied by exp(spread · z), z standard normal. A kernel's numbers have one factor each, the
-    same for all its phases.
-    """
+    Every number is multiplied by exp(spread · z), z standard normal. A kernel's numbers have one
+    factor each, the same for all its phases."""
     rng = np.random.default_rng(seed)
     card = {}
     for name, number in plant.card.items():

@@ -1,17 +1,18 @@
 """Control a real card while a program runs on it.
 
-The controller of the simulations runs here on fixed periods instead of kernels. One period is one observation: energy
-comes from the card's counter, work from what the program reports (``ProgressFile``) or, where the card measures it,
-from how busy its pipes were. Without either, performance is not visible and nothing is tuned. A card that waits for
-work is not slowed either: its throughput is that of the demand and says nothing about response times. The card is set
-through the daemon (``daemon_client.py``), which gives it back whatever happens here.
+The controller of the simulations runs here on fixed periods instead of kernels. One period is one
+observation: energy comes from the card's counter, work from what the program reports
+(``ProgressFile``) or, where the card measures it, from how busy its pipes were. Without either,
+performance is not visible and nothing is tuned. A card that waits for work is not slowed either:
+its throughput is that of the demand and says nothing about response times. The card is set through
+the daemon (``daemon_client.py``), which gives it back whatever happens here.
 
-The number of SMs is a further knob. MPS fixes a program's share when it starts (``limit_sm_share``). Green contexts
-(CUDA 12.4 and later) can be changed while a program runs, but only from inside it. So the program turns this knob:
-before each unit of work it reads how many SMs to use from the file named in ``WATTCAST_UNITS``, which ``SmCountFile``
-writes, and runs that unit in a green context of that size. A program that does not look keeps all SMs; time and power
-then do not change with the knob, and the controller leaves it where it was.
-"""
+The number of SMs is a further knob. MPS fixes a program's share when it starts
+(``limit_sm_share``). Green contexts (CUDA 12.4 and later) can be changed while a program runs, but
+only from inside it. So the program turns this knob: before each unit of work it reads how many SMs
+to use from the file named in ``WATTCAST_UNITS``, which ``SmCountFile`` writes, and runs that unit
+in a green context of that size. A program that does not look keeps all SMs; time and power then do
+not change with the knob, and the controller leaves it where it was."""
 
 from __future__ import annotations
 
@@ -46,14 +47,24 @@ from wattcast.measure.measured_run import PassedSignals
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
 SATURATED = 0.95  # share of time with a kernel running, below which a card waits for work
-IN_USE = 0.5  # of its memory, or of an issue slot, from which a card without a program's own signal counts as busy
+# of its memory, or of an issue slot, from which a card without a program's own signal counts as
+# busy
+IN_USE = 0.5
 BLIND_PERIODS = 5  # without visible work, after which the user is told
 WARM_UP = 2  # periods with work that are not looked at: programs start slowly
 SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
-POLL_S, SETTLE_S, MARK_S = 0.01, 0.2, 0.3  # step of waiting, time a new setting is given, wait for a counter's step
+POLL_S, SETTLE_S, MARK_S = (
+    0.01,
+    0.2,
+    0.3,
+)  # step of waiting, time a new setting is given, wait for a counter's step
 PROGRAM_KERNEL = "program"
 GRACE_S = 5.0  # for the program to end after a signal was passed on
-ROLES = {"core": KnobRole.CORE_CLOCK, "memory": KnobRole.MEMORY_CLOCK, "limit": KnobRole.POWER_LIMIT}
+ROLES = {
+    "core": KnobRole.CORE_CLOCK,
+    "memory": KnobRole.MEMORY_CLOCK,
+    "limit": KnobRole.POWER_LIMIT,
+}
 Advice = Callable[[Any, Lattice], Settings | None]  # first guess from a reading
 
 
@@ -83,20 +94,24 @@ class SmCountFile:
 
 
 def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that give a program a share of the SMs through MPS; Refused where no MPS server listens."""
+    """Return variables that give a program a share of the SMs through MPS; Refused where no MPS
+    server listens.
+    """
     if not 1 <= percent <= 100:
         raise bad_value("--sm-percent", "1 to 100", percent)
     pipe = Path(variables.get(MPS_PIPE, "/tmp/nvidia-mps")) / "control"  # noqa: S108  (NVIDIA's own default)
     if not pipe.exists():
-        raise Refused(f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d.")
+        raise Refused(
+            f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d."
+        )
     return {MPS_SHARE: str(percent)}
 
 
 class ProgressFile:
     """Count units of work done so far from a file the program appends to.
 
-    Every byte is a unit. A file that starts with "+" has lines instead, each a "+" and an amount, such as "+4096".
-    """
+    Every byte is a unit. A file that starts with "+" has lines instead, each a "+" and an amount,
+    such as "+4096"."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._read, self._sum, self._rest = path, 0, 0.0, b""
@@ -112,7 +127,9 @@ class ProgressFile:
         except FileNotFoundError:
             return 0.0
         except OSError as error:
-            raise bad_value(str(self._path), "a file the program appends to", error.strerror or "none") from None
+            raise bad_value(
+                str(self._path), "a file the program appends to", error.strerror or "none"
+            ) from None
         self._read += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -123,7 +140,8 @@ class ProgressFile:
 
 
 def report_work(amount: float = 1.0) -> None:
-    """Report work from inside a controlled program, a unit per call or as much as is said. Does nothing elsewhere.
+    """Report work from inside a controlled program, a unit per call or as much as is said. Does
+    nothing elsewhere.
 
     Call it once per training step: ``wattcast.manage.live_control.report_work()``.
     """
@@ -147,7 +165,9 @@ class LivePlant:
     units: SmCountFile | None = None
     controlled: bool = True
     reading: Any = None  # the last one
-    totals: dict[Settings, Array] = field(default_factory=dict)  # seconds, units of work, joules and core cycles
+    totals: dict[Settings, Array] = field(
+        default_factory=dict
+    )  # seconds, units of work, joules and core cycles
     _now: Settings | None = None
     _worked: set[KnobRole] = field(default_factory=set)  # knobs that were set at least once
     _busy: deque[float] = field(default_factory=lambda: deque(maxlen=BLIND_PERIODS))
@@ -160,7 +180,9 @@ class LivePlant:
 
     @property
     def saturated(self) -> bool:
-        """Tell whether the card is kept busy, as far as it tells: else its throughput is that of the demand."""
+        """Tell whether the card is kept busy, as far as it tells: else its throughput is that of
+        the demand.
+        """
         return not self._busy or sum(self._busy) / len(self._busy) >= SATURATED
 
     def next_kernel(self) -> str | None:
@@ -187,29 +209,51 @@ class LivePlant:
             work = end.reading.work_per_s * seconds
         self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
         if self._blind == BLIND_PERIODS and self.controlled:
-            self.say("no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)")
+            self.say(
+                "no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)"
+            )
         reading, busy = end.reading, float(end.reading.busy)
-        if not self._reported and math.isfinite(reading.work_per_s) and not reading.memory_busy >= IN_USE:
-            busy = min(busy, float(reading.busy >= SATURATED and reading.work_per_s >= IN_USE * reading.core_hz))
+        if (
+            not self._reported
+            and math.isfinite(reading.work_per_s)
+            and not reading.memory_busy >= IN_USE
+        ):
+            busy = min(
+                busy,
+                float(reading.busy >= SATURATED and reading.work_per_s >= IN_USE * reading.core_hz),
+            )
         if math.isfinite(busy):
             was = self.saturated
             self._busy.append(busy)
             if was and not self.saturated and self.controlled:
                 said = "the card waits for work, so that a lower clock would lengthen response times unseen"
                 self.say(f"{said}; nothing is slowed without a latency signal (--metrics)")
-        # The reported clock is a governor's only while the card works: an idle card's clock says nothing.
-        lowest_hz = self.lattice.knobs[0].levels[0] if self.lattice.knobs[0].role is KnobRole.CORE_CLOCK else 0.0
+        # The reported clock is a governor's only while the card works: an idle card's clock says
+        # nothing.
+        lowest_hz = (
+            self.lattice.knobs[0].levels[0]
+            if self.lattice.knobs[0].role is KnobRole.CORE_CLOCK
+            else 0.0
+        )
         is_held = end.reading.busy >= BUSY and end.reading.core_hz >= lowest_hz  # False for NaN
         held_hz = float(end.reading.core_hz) if is_held else math.nan
         power_w = joules / span_s if is_counted else float(end.reading.power_w)
         return Observation(PROGRAM_KERNEL, settings, seconds, power_w, work, None, stale, held_hz)
 
     def _set_knobs(self, settings: Settings) -> bool:
-        """Set the knobs; those at their default get back what they had before. Tell whether anything changed."""
+        """Set the knobs; those at their default get back what they had before. Tell whether
+        anything changed.
+        """
         if settings == self.default and self._now is None and not self._worked:
             self._now = settings
             return False
-        each = zip(self.lattice.knobs, self.lattice.level_values(settings), settings, self.default, strict=True)
+        each = zip(
+            self.lattice.knobs,
+            self.lattice.level_values(settings),
+            settings,
+            self.default,
+            strict=True,
+        )
         values = {knob.role: None if level == top else value for knob, value, level, top in each}
         with self.ending_control():
             if self.units is not None:
@@ -221,19 +265,31 @@ class LivePlant:
                 return False
             self._worked |= {role for role, value in values.items() if value is not None}
             self._now = settings
-            self.say("the card as before" if settings == self.default else f"{self.lattice.describe(settings)}: set")
+            self.say(
+                "the card as before"
+                if settings == self.default
+                else f"{self.lattice.describe(settings)}: set"
+            )
             return True
         return False
 
     def _leave_out_refused(self, error: RefusedKnob, settings: Settings) -> None:
-        """Leave refused levels out: those outside the range that is allowed, or the whole knob if it never worked."""
+        """Leave refused levels out: those outside the range that is allowed, or the whole knob if
+        it never worked.
+        """
         role, knobs = ROLES[error.knob], []
         for knob, level in zip(self.lattice.knobs, settings, strict=True):
             levels = knob.levels
             if knob.role is role and error.allowed is not None:
-                levels = tuple(v for v in levels if error.allowed[0] * 0.999 <= v <= error.allowed[1] * 1.001)
+                levels = tuple(
+                    v for v in levels if error.allowed[0] * 0.999 <= v <= error.allowed[1] * 1.001
+                )
             elif knob.role is role:
-                levels = tuple(v for i, v in enumerate(levels) if i != level) if role in self._worked else ()
+                levels = (
+                    tuple(v for i, v in enumerate(levels) if i != level)
+                    if role in self._worked
+                    else ()
+                )
             knobs += [Knob(knob.role, levels)] if len(levels) > 1 else []
         if not any(knob.role in ROLES.values() for knob in knobs):
             self._end_control(f"nothing is left to set: {error}")
@@ -272,11 +328,11 @@ class LivePlant:
         return waited
 
     def _mark_counters(self) -> tuple[_CounterMark | None, float]:
-        """Read the card just after its energy counter stepped, and the work just after a unit ended.
+        """Read the card just after its energy counter stepped, and the work just after a unit
+        ended.
 
-        Both counters move in steps; read at any other moment, a step more or less would be noise. Return also how
-        long that took.
-        """
+        Both counters move in steps; read at any other moment, a step more or less would be noise.
+        Return also how long that took."""
         waited, most_s = 0.0, min(MARK_S, 0.3 * self.period_s)
         energy = work = None
         with self.ending_control():
@@ -289,8 +345,14 @@ class LivePlant:
                     energy = now_s, reading.energy_j
                 if work is None and count != done:
                     work = now_s, count
-                if (energy and (work or self.progress is None)) or waited >= most_s or not self.alive():
-                    mark = _CounterMark(reading, *(energy or (now_s, reading.energy_j)), *(work or (now_s, count)))
+                if (
+                    (energy and (work or self.progress is None))
+                    or waited >= most_s
+                    or not self.alive()
+                ):
+                    mark = _CounterMark(
+                        reading, *(energy or (now_s, reading.energy_j)), *(work or (now_s, count))
+                    )
                     return mark, waited
         return None, waited
 
@@ -307,7 +369,8 @@ class _CounterMark:
 def control_plant(
     plant: LivePlant, objective: Objective, advise: Advice | None = None, seed: int = 0
 ) -> MeasuredSavings | None:
-    """Control a plant until its program ends; return what that saves, None where the card stays as it was.
+    """Control a plant until its program ends; return what that saves, None where the card stays as
+    it was.
 
     ``advise`` gives a first guess from a reading, which the controller tries before its own steps.
     """
@@ -319,10 +382,15 @@ def control_plant(
             lattice, pairs, searched, held = plant.lattice, ReferencePairs(seed), 0, None
             controller = Harmonia(lattice, plant.default, objective)
             state = controller.start()
-        wanted, settled = controller.settings(state, PROGRAM_KERNEL), controller.is_settled(state, PROGRAM_KERNEL)
+        wanted, settled = (
+            controller.settings(state, PROGRAM_KERNEL),
+            controller.is_settled(state, PROGRAM_KERNEL),
+        )
         if settled:
             held = wanted
-        elif held is None and searched >= SEARCH_PERIODS:  # a long search is interrupted to see what it brought
+        elif (
+            held is None and searched >= SEARCH_PERIODS
+        ):  # a long search is interrupted to see what it brought
             held = controller.best_so_far(state, PROGRAM_KERNEL)
         elif held is not None and pairs.is_enough(held):
             held, searched = None, 0
@@ -333,7 +401,11 @@ def control_plant(
             continue
         if warm_up > 0 and seen.usable:
             warm_up -= 1
-            if warm_up == 0 and advise is not None and (hint := advise(plant.reading, lattice)) is not None:
+            if (
+                warm_up == 0
+                and advise is not None
+                and (hint := advise(plant.reading, lattice)) is not None
+            ):
                 controller = replace(controller, hint={PROGRAM_KERNEL: hint})
         elif not plant.saturated:
             state, held = controller.start(), None
@@ -342,13 +414,19 @@ def control_plant(
             pairs.record(seen)
             state, _ = controller.step(state, seen)
             if seen.usable and seen.core_hz > 0:  # False for NaN
-                each = seen.duration_s * np.array([1.0, seen.work / seen.duration_s, seen.power_w, seen.core_hz])
+                each = seen.duration_s * np.array(
+                    [1.0, seen.work / seen.duration_s, seen.power_w, seen.core_hz]
+                )
                 plant.totals[seen.settings] = plant.totals.get(seen.settings, 0.0) + each
     return pairs.measure() if plant.controlled and held != plant.default else None
 
 
-def control_serving(plant: LivePlant, keeper: LatencyKeeper, read_engine: Callable[[], EngineReading]) -> None:
-    """Control a card that serves requests until its program ends; while its engine is silent, it runs as before."""
+def control_serving(
+    plant: LivePlant, keeper: LatencyKeeper, read_engine: Callable[[], EngineReading]
+) -> None:
+    """Control a card that serves requests until its program ends; while its engine is silent, it
+    runs as before.
+    """
     level, blind, top = keeper.level, 0, len(keeper.levels_hz) - 1
     while plant.alive() and plant.controlled:
         plant.pause_heard(READING_INTERVAL_S)
@@ -371,7 +449,9 @@ def control_serving(plant: LivePlant, keeper: LatencyKeeper, read_engine: Callab
 
 @dataclass(frozen=True)
 class ControlTask:
-    """Hold what a controller has to do: an objective for reported work, or limits for a program that serves."""
+    """Hold what a controller has to do: an objective for reported work, or limits for a program
+    that serves.
+    """
 
     objective: Objective
     period_s: float = 1.0
@@ -379,10 +459,14 @@ class ControlTask:
     units: SmCountFile | None = None
     power_limit: bool = False
     advise: Advice | None = None
-    make_keeper: Callable[[Sequence[float]], LatencyKeeper] | None = None  # of the card's clocks, for serving
+    make_keeper: Callable[[Sequence[float]], LatencyKeeper] | None = (
+        None  # of the card's clocks, for serving
+    )
     read_engine: Callable[[], EngineReading] | None = None  # with ``make_keeper``
     rows: Path | None = None  # file for what a unit of work took at each clock
-    workload: Mapping[str, Any] | None = None  # with ``rows``: the columns that name what a unit of work is
+    workload: Mapping[str, Any] | None = (
+        None  # with ``rows``: the columns that name what a unit of work is
+    )
 
 
 def run_controlled_program(
@@ -392,7 +476,8 @@ def run_controlled_program(
     say: Callable[[str], None],
     environment: Mapping[str, str],
 ) -> int:
-    """Run ``command`` under control and return its exit code; without one, control what runs until a signal comes.
+    """Run ``command`` under control and return its exit code; without one, control what runs until
+    a signal comes.
 
     ``Refused`` when the card did not get back what it had.
     """
@@ -404,7 +489,10 @@ def run_controlled_program(
             units.reset()
             stack.callback(units.reset)
         paths = {PROGRESS_VARIABLE: task.progress, SM_COUNT_VARIABLE: units.path if units else None}
-        variables = {**environment, **{name: str(path) for name, path in paths.items() if path is not None}}
+        variables = {
+            **environment,
+            **{name: str(path) for name, path in paths.items() if path is not None},
+        }
         process = _start_program(signals, command, variables) if command else None
 
         def is_alive() -> bool:
@@ -432,14 +520,18 @@ def run_controlled_program(
 
 
 def write_calibration_rows(plant: LivePlant, workload: Mapping[str, Any], path: Path) -> int:
-    """Save the mean time and power of a unit of work at each clock, as CSV for ``calibrate``; return how many rows.
+    """Save the mean time and power of a unit of work at each clock, as CSV for ``calibrate``;
+    return how many rows.
 
-    A unit of work has to be one run of the workload. Settings with fewer SMs or another memory clock are left out.
-    """
+    A unit of work has to be one run of the workload. Settings with fewer SMs or another memory
+    clock are left out."""
     lines = [[*workload, "latency_s", "power_w", "clock_mhz"]]
     for settings, (seconds, work, joules, cycles) in plant.totals.items():
         each = zip(plant.lattice.knobs, settings, plant.default, strict=True)
-        if all(level == top or knob.role in (KnobRole.CORE_CLOCK, KnobRole.POWER_LIMIT) for knob, level, top in each):
+        if all(
+            level == top or knob.role in (KnobRole.CORE_CLOCK, KnobRole.POWER_LIMIT)
+            for knob, level, top in each
+        ):
             found = seconds / work, joules / seconds, 1e-6 * cycles / seconds
             lines.append([*map(str, workload.values()), *(f"{value:.6g}" for value in found)])
     write_whole(path, encode_csv(lines))
@@ -458,7 +550,9 @@ def choose_clock_plane(
         raise MissingTool("the driver names no clocks of this card that could be set.")
     axes = []
     for clocks, count in ((core_hz, cores), (memory_hz, memories)):
-        places = np.linspace(len(clocks) - 1, 0 if count > 1 else len(clocks) - 1, min(count, len(clocks)))
+        places = np.linspace(
+            len(clocks) - 1, 0 if count > 1 else len(clocks) - 1, min(count, len(clocks))
+        )
         axes.append([clocks[int(place)] for place in np.rint(places)])
     return [(core, memory) for memory in axes[1] for core in axes[0]]
 
@@ -470,11 +564,12 @@ def visit_clock_plane(
     say: Callable[[str], None],
     environment: Mapping[str, str],
 ) -> dict[tuple[float, float], int | None]:
-    """Run ``command`` at every pair of clocks and return its exit codes, None where the driver refused the pair.
+    """Run ``command`` at every pair of clocks and return its exit codes, None where the driver
+    refused the pair.
 
-    ``{core}`` and ``{memory}`` in its words are the clocks in MHz. A memory clock is set only where the plane has
-    several. The card gets back what it had however this ends; a signal ends the program and the visits.
-    """
+    ``{core}`` and ``{memory}`` in its words are the clocks in MHz. A memory clock is set only where
+    the plane has several. The card gets back what it had however this ends; a signal ends the
+    program and the visits."""
     codes: dict[tuple[float, float], int | None] = {}
     several = len({memory for _, memory in plane}) > 1
     with ExitStack() as stack:
@@ -490,7 +585,10 @@ def visit_clock_plane(
                 say(f"{mhz['{core}']} and {mhz['{memory}']} MHz are left out: {error}")
                 codes[core_hz, memory_hz] = None
                 continue
-            words = [word.replace("{core}", mhz["{core}"]).replace("{memory}", mhz["{memory}"]) for word in command]
+            words = [
+                word.replace("{core}", mhz["{core}"]).replace("{memory}", mhz["{memory}"])
+                for word in command
+            ]
             process = _start_program(signals, words, environment)
             try:
                 while process.poll() is None:
@@ -499,7 +597,9 @@ def visit_clock_plane(
             finally:
                 if process.poll() is None and not signals.came:
                     process.terminate()
-                codes[core_hz, memory_hz] = _await_end(process, signals.came or process.poll() is None)
+                codes[core_hz, memory_hz] = _await_end(
+                    process, signals.came or process.poll() is None
+                )
     return codes
 
 

@@ -1,8 +1,8 @@
-"""Draw run-time management like figures 10 to 13 and 18 of paper 004. One function draws one figure.
+"""Draw run-time management like figures 10 to 13 and 18 of paper 004. One function draws one
+figure.
 
-Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 1 to 9 and 14 to 17,
-of the paper's card alone, are drawn by ``studies/hd7970_figures.py``.
-"""
+Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 1
+to 9 and 14 to 17, of the paper's card alone, are drawn by ``studies/hd7970_figures.py``."""
 
 from __future__ import annotations
 
@@ -41,9 +41,14 @@ GREY = "#999999"
 
 
 def draw_gains(
-    comparison: PolicyComparison, field: str, label: str, source: str, wanted: Sequence[PolicyName] = COMPARED
+    comparison: PolicyComparison,
+    field: str,
+    label: str,
+    source: str,
+    wanted: Sequence[PolicyName] = COMPARED,
 ) -> Figure:
-    """Draw one quantity per application and policy, with both geometric means at the end (figures 10 to 13).
+    """Draw one quantity per application and policy, with both geometric means at the end (figures
+    10 to 13).
 
     With the coarse step and the controller alone it shows what the fine steps add (figure 18).
     """
@@ -63,7 +68,11 @@ def draw_gains(
     axes.axhline(0.0, color="black", lw=0.5)
     axes.legend(frameon=False)
     axes.set_ylabel(label)
-    said = f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}" if len(means) > 1 else source
+    said = (
+        f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}"
+        if len(means) > 1
+        else source
+    )
     return add_caption(figure, said)
 
 
@@ -75,14 +84,28 @@ def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) 
     gap = 100 * np.expm1(table[played.phase, played.chosen] - table.min(axis=-1)[played.phase])
     names = np.array(tables.kernels)[played.phase]
     for kernel in dict.fromkeys(names.tolist()):
-        axes.plot(np.arange(int((names == kernel).sum())), gap[names == kernel], marker=".", lw=0.8, label=kernel)
-    axes.set(title=played.application, xlabel="Iteration", ylabel=f"{objective.goal.label} over oracle (%)")
+        axes.plot(
+            np.arange(int((names == kernel).sum())),
+            gap[names == kernel],
+            marker=".",
+            lw=0.8,
+            label=kernel,
+        )
+    axes.set(
+        title=played.application,
+        xlabel="Iteration",
+        ylabel=f"{objective.goal.label} over oracle (%)",
+    )
     axes.legend(frameon=False)
     return add_caption(figure, tables.source)
 
 
-def draw_picked_clocks(tables: PlantTables, comparison: PolicyComparison, objective: Objective) -> Figure:
-    """Draw what every core clock of a replayed card gives, and which one was picked before anything ran."""
+def draw_picked_clocks(
+    tables: PlantTables, comparison: PolicyComparison, objective: Objective
+) -> Figure:
+    """Draw what every core clock of a replayed card gives, and which one was picked before anything
+    ran.
+    """
     figure, axes = new_axes(7.0, 4.2)
     clock_mhz = tables.lattice.knob_values(KnobRole.CORE_CLOCK) / 1e6
     table = score_tables(tables, Objective(objective.goal))
@@ -93,9 +116,18 @@ def draw_picked_clocks(tables: PlantTables, comparison: PolicyComparison, object
         axes.plot(clock_mhz, over, "o-", color=GREY, markersize=3, lw=0.6, label=measured)
         at = int(comparison.runs[PolicyName.PREDICTIVE, application].converged[order[0]])
         picked = "picked by the predictor" if i == 0 else None
-        axes.plot(clock_mhz[at], over[at], "D", color=COLOUR[PolicyName.PREDICTIVE], markersize=5, label=picked)
+        axes.plot(
+            clock_mhz[at],
+            over[at],
+            "D",
+            color=COLOUR[PolicyName.PREDICTIVE],
+            markersize=5,
+            label=picked,
+        )
     shown = clock_mhz > 0.65 * clock_mhz.max()
-    axes.set(xlabel="Core clock set (MHz)", ylabel=f"{objective.goal.label} over the best clock's (%)")
+    axes.set(
+        xlabel="Core clock set (MHz)", ylabel=f"{objective.goal.label} over the best clock's (%)"
+    )
     axes.set(xlim=(clock_mhz[shown].min() - 10, clock_mhz.max() + 20), ylim=(-0.5, 16))
     axes.legend(frameon=False)
     return add_caption(figure, tables.source)
@@ -112,16 +144,27 @@ def list_management_figures(
     }
     if comparison.for_policy(PolicyName.COARSE):
         added = (PolicyName.COARSE, PolicyName.HARMONIA)
-        made["figure_18_contributions"] = partial(draw_gains, comparison, *next(iter(GAINS.items())), source, added)
+        made["figure_18_contributions"] = partial(
+            draw_gains, comparison, *next(iter(GAINS.items())), source, added
+        )
     for tables in plants:
         first, objective = next(iter(tables.applications)), setup.objective
         run = comparison.runs[PolicyName.HARMONIA, first]
         made[f"convergence_{first}"] = partial(draw_convergence, tables, run, objective)
-        is_predicted = all((PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications)
+        is_predicted = all(
+            (PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications
+        )
         if len(tables.lattice.knobs) == 1 and is_predicted:
             made[f"picks_{first}"] = partial(draw_picked_clocks, tables, comparison, objective)
-        if "Graph500" in tables.applications and (study := load_study("hd7970_figures")) is not None:
-            models = {m.name: m for m in (setup.model, sensitivity_model.load_shipped_model()) if m is not None}
+        if (
+            "Graph500" in tables.applications
+            and (study := load_study("hd7970_figures")) is not None
+        ):
+            models = {
+                m.name: m
+                for m in (setup.model, sensitivity_model.load_shipped_model())
+                if m is not None
+            }
             made |= study.list_figures(tables, comparison, models)
     return made
 

@@ -1,13 +1,13 @@
 """Define plants, the cards that a policy controls, and play a policy on a plant.
 
-A plant runs one kernel (or one period) at given settings and reports what a controller may observe. ``PlantTables``
-holds time, power and counters of every kernel at every setting, whether simulated, predicted or measured;
-``TablePlant`` plays one application from them. ``manage/live_control.py`` has the plant that is a real card.
+A plant runs one kernel (or one period) at given settings and reports what a controller may observe.
+``PlantTables`` holds time, power and counters of every kernel at every setting, whether simulated,
+predicted or measured; ``TablePlant`` plays one application from them. ``manage/live_control.py``
+has the plant that is a real card.
 
-A setting is a tuple of level indices, one per knob, 0 being the lowest level. The lattice of all settings converts
-such tuples into SI values and into positions in flat tables. Sweeps over all settings are therefore array
-expressions, while the controller handles plain tuples.
-"""
+A setting is a tuple of level indices, one per knob, 0 being the lowest level. The lattice of all
+settings converts such tuples into SI values and into positions in flat tables. Sweeps over all
+settings are therefore array expressions, while the controller handles plain tuples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import read_shipped_table
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
-SM_GRAIN = 8  # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
+# SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
+SM_GRAIN = 8
 SM_SHARES = (0.5, 0.625, 0.75, 0.875)
 LEVELS, LIMIT_LEVELS = 16, 8
 LOWEST = 0.5  # of the highest core clock of a card; below, no objective here is ever served
@@ -46,8 +47,11 @@ class KnobRole(StrEnum):
         return self is not KnobRole.MEMORY_CLOCK
 
 
-# How a knob is written, and what is expected of it before anything was measured (run_memory.py, search_problem.py).
-KNOB_FACTS = {KnobRole(row["role"]): row for row in read_shipped_table("wattcast.manage", "data", "knobs.csv")}
+# How a knob is written, and what is expected of it before anything was measured (run_memory.py,
+# search_problem.py).
+KNOB_FACTS = {
+    KnobRole(row["role"]): row for row in read_shipped_table("wattcast.manage", "data", "knobs.csv")
+}
 
 
 def read_knob_facts(name: str) -> dict[KnobRole, float]:
@@ -57,14 +61,18 @@ def read_knob_facts(name: str) -> dict[KnobRole, float]:
 
 @dataclass(frozen=True)
 class Knob:
-    """Hold the levels of one knob in ascending order: Hz for clocks, a count for compute units, W for limits."""
+    """Hold the levels of one knob in ascending order: Hz for clocks, a count for compute units, W
+    for limits.
+    """
 
     role: KnobRole
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.levels or any(b <= a for a, b in pairwise(self.levels)) or self.levels[0] <= 0:
-            raise bad_value(f"knob {self.role}", "positive levels, each above the one before", self.levels)
+            raise bad_value(
+                f"knob {self.role}", "positive levels, each above the one before", self.levels
+            )
 
 
 class LatticeLine(NamedTuple):
@@ -123,7 +131,9 @@ class Lattice:
         return {}
 
     def lines_through(self, settings: Settings) -> tuple[LatticeLine, ...]:
-        """Return the lines through a setting, one per knob. They are kept, as every decision asks for them."""
+        """Return the lines through a setting, one per knob. They are kept, as every decision asks
+        for them.
+        """
         if settings not in self._lines:
             lines = []
             for knob, count in enumerate(self.shape):
@@ -153,7 +163,9 @@ class Lattice:
         return next((i for i, knob in enumerate(self.knobs) if knob.role is role), None)
 
     def knob_values(self, role: KnobRole) -> Array:
-        """Return the SI value of a knob at every setting, ``(setting,)``; 1 where the card lacks it."""
+        """Return the SI value of a knob at every setting, ``(setting,)``; 1 where the card lacks
+        it.
+        """
         which = self.find_knob(role)
         if which is None:
             return np.ones(self.count)
@@ -164,11 +176,15 @@ class Lattice:
         """Write a setting for people: ``32 units, 1 GHz core, 1.375 GHz memory``."""
         values = zip(self.knobs, self.level_values(settings), strict=True)
         facts = [(value, KNOB_FACTS[knob.role]) for knob, value in values]
-        return ", ".join(f"{units.show(value, fact['unit'])} {fact['word']}" for value, fact in facts)
+        return ", ".join(
+            f"{units.show(value, fact['unit'])} {fact['word']}" for value, fact in facts
+        )
 
 
 def list_sm_counts(total: int) -> tuple[float, ...]:
-    """List how many SMs a green context can have: about eighths of the card down to a half, and all of it."""
+    """List how many SMs a green context can have: about eighths of the card down to a half, and all
+    of it.
+    """
     lower = {SM_GRAIN * round(share * total / SM_GRAIN) for share in SM_SHARES}
     return tuple(float(n) for n in sorted({n for n in lower if n < total} | {total}))
 
@@ -179,10 +195,11 @@ def build_card_lattice(
     units: tuple[float, ...] = (),
     limits_w: tuple[float, float, float] | None = None,
 ) -> Lattice:
-    """Return the knobs of a card: up to 16 core clocks of its upper half, and what else has several levels.
+    """Return the knobs of a card: up to 16 core clocks of its upper half, and what else has several
+    levels.
 
-    ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of it to all of it.
-    """
+    ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of
+    it to all of it."""
     usable = [c for c in core_hz if c >= LOWEST * core_hz[-1]] if core_hz else []
     if not usable:
         raise MissingTool("the card names no core clock that could be locked.")
@@ -207,10 +224,10 @@ def move_knob(settings: Settings, knob: int, level: int) -> Settings:
 class Observation:
     """Report one kernel run, or one period of a card, at known settings.
 
-    ``work`` says how much was done, in any unit that stays the same for a kernel: 1 where every run is alike,
-    instructions where a counter counts them, iterations where the program reports them. ``stale`` marks values that
-    the sensor had given before. ``core_hz`` is the core clock the card reports for the run, NaN where it does not.
-    """
+    ``work`` says how much was done, in any unit that stays the same for a kernel: 1 where every run
+    is alike, instructions where a counter counts them, iterations where the program reports them.
+    ``stale`` marks values that the sensor had given before. ``core_hz`` is the core clock the card
+    reports for the run, NaN where it does not."""
 
     kernel: str
     settings: Settings
@@ -223,10 +240,15 @@ class Observation:
 
     @property
     def usable(self) -> bool:
-        """Tell whether time, power and work are new, finite and above zero. A NaN makes an observation unusable."""
+        """Tell whether time, power and work are new, finite and above zero. A NaN makes an
+        observation unusable.
+        """
         most = math.inf
         return (
-            not self.stale and 0.0 < self.duration_s < most and 0.0 < self.power_w < most and 0.0 < self.work < most
+            not self.stale
+            and 0.0 < self.duration_s < most
+            and 0.0 < self.power_w < most
+            and 0.0 < self.work < most
         )
 
     @property
@@ -264,9 +286,8 @@ class Policy(Protocol):
 class PlantTables:
     """Hold time, power and counters of every phase of every kernel at every setting.
 
-    A *phase* is one behaviour of one kernel and a row of the tables, ``(phase, setting)``. An application is the
-    order in which phases run.
-    """
+    A *phase* is one behaviour of one kernel and a row of the tables, ``(phase, setting)``. An
+    application is the order in which phases run."""
 
     name: str
     lattice: Lattice
@@ -275,18 +296,27 @@ class PlantTables:
     time_s: Array  # (phase, setting)
     power_w: Array  # (phase, setting)
     applications: Mapping[str, npt.NDArray[np.int64]]  # name -> phases in the order they run
-    work: Array | None = None  # (phase,) instructions, relative; None: every run of a kernel is alike
+    work: Array | None = (
+        None  # (phase,) instructions, relative; None: every run of a kernel is alike
+    )
     counters: Mapping[str, Array] = field(default_factory=dict)  # name -> (phase, setting)
     memory_w: Array | None = None  # (phase, setting) part of power_w drawn by memory
     board_w: float | None = None  # constant part of power_w
     idle_w: float | None = None
-    clock_hz: Array | None = None  # (phase, setting) core clock the governor allows; None: not known
+    clock_hz: Array | None = (
+        None  # (phase, setting) core clock the governor allows; None: not known
+    )
     source: str = ""
 
     def __post_init__(self) -> None:
         shape = (len(self.kernels), self.lattice.count)
         clocks = {} if self.clock_hz is None else {"clock": self.clock_hz}
-        for what, table in {"time": self.time_s, "power": self.power_w, **clocks, **self.counters}.items():
+        for what, table in {
+            "time": self.time_s,
+            "power": self.power_w,
+            **clocks,
+            **self.counters,
+        }.items():
             if table.shape != shape:
                 raise bad_value(f"{self.name}: {what}", f"a table of {shape}", table.shape)
         for what, table in {"time": self.time_s, "power": self.power_w}.items():
@@ -315,15 +345,27 @@ class MeasurementNoise:
 
 
 class TablePlant:
-    """Play one application from tables. Observations are noisy; ``settings`` records what was really run."""
+    """Play one application from tables. Observations are noisy; ``settings`` records what was
+    really run.
+    """
 
     def __init__(
-        self, tables: PlantTables, application: str, noise: MeasurementNoise | None = None, seed: int = 0
+        self,
+        tables: PlantTables,
+        application: str,
+        noise: MeasurementNoise | None = None,
+        seed: int = 0,
     ) -> None:
         self._tables = tables
         self._order: list[int] = tables.order(application).tolist()
-        noise, drawn = noise or MeasurementNoise(), np.random.default_rng(seed).standard_normal((2, len(self._order)))
-        self._time_factor, self._power_factor = np.exp(noise.time * drawn[0]), np.exp(noise.power * drawn[1])
+        noise, drawn = (
+            noise or MeasurementNoise(),
+            np.random.default_rng(seed).standard_normal((2, len(self._order))),
+        )
+        self._time_factor, self._power_factor = (
+            np.exp(noise.time * drawn[0]),
+            np.exp(noise.power * drawn[1]),
+        )
         self.settings: list[int] = []  # flat index of each iteration so far
 
     def next_kernel(self) -> str | None:
@@ -348,7 +390,9 @@ class TablePlant:
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """Hold what a policy chose for an application and what that truly cost, as arrays over iterations."""
+    """Hold what a policy chose for an application and what that truly cost, as arrays over
+    iterations.
+    """
 
     application: str
     chosen: npt.NDArray[np.int64]  # flat index of the settings of each run
@@ -375,15 +419,23 @@ def play_plant(plant: Plant, policy: Policy) -> Any:
 
 
 def play_application(
-    tables: PlantTables, application: str, policy: Policy, noise: MeasurementNoise | None = None, seed: int = 0
+    tables: PlantTables,
+    application: str,
+    policy: Policy,
+    noise: MeasurementNoise | None = None,
+    seed: int = 0,
 ) -> tuple[PlayedRun, Any]:
-    """Play one application of the tables under a policy; return its true cost and the policy's last state."""
+    """Play one application of the tables under a policy; return its true cost and the policy's last
+    state.
+    """
     plant = TablePlant(tables, application, noise, seed)
     state = play_plant(plant, policy)
     return run_at_settings(tables, application, np.asarray(plant.settings, dtype=np.int64)), state
 
 
-def run_at_settings(tables: PlantTables, application: str, chosen: npt.NDArray[np.int64]) -> PlayedRun:
+def run_at_settings(
+    tables: PlantTables, application: str, chosen: npt.NDArray[np.int64]
+) -> PlayedRun:
     """Look up what an application costs at a given sequence of settings (flat indices)."""
     phase = tables.order(application)[: len(chosen)]
     time_s = tables.time_s[phase, chosen]

@@ -1,9 +1,10 @@
-"""Define the policies that choose settings: the Harmonia controller of paper 004 and what it is compared with.
+"""Define the policies that choose settings: the Harmonia controller of paper 004 and what it is
+compared with.
 
-``Harmonia`` is a pure state machine over observations. Policies that know the tables beforehand (oracle, static
-best, vendor default, race to idle, a forecast) are array expressions; the controller and its reduced forms are
-played run by run. To add a policy, name it in ``PolicyName`` and handle it in ``run_policy``.
-"""
+``Harmonia`` is a pure state machine over observations. Policies that know the tables beforehand
+(oracle, static best, vendor default, race to idle, a forecast) are array expressions; the
+controller and its reduced forms are played run by run. To add a policy, name it in ``PolicyName``
+and handle it in ``run_policy``."""
 
 from __future__ import annotations
 
@@ -19,11 +20,31 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array
 from wattcast.core.records import dataclass, field, replace
 from wattcast.manage import plants
-from wattcast.manage.plants import KnobRole, Lattice, MeasurementNoise, Observation, PlantTables, PlayedRun, Settings
+from wattcast.manage.plants import (
+    KnobRole,
+    Lattice,
+    MeasurementNoise,
+    Observation,
+    PlantTables,
+    PlayedRun,
+    Settings,
+)
 from wattcast.manage.run_memory import RunMemory, SensitivityBeliefs
-from wattcast.manage.search_problem import BOUND_PENALTY, ControllerTuning, Objective, SearchProblem, SearchView
+from wattcast.manage.search_problem import (
+    BOUND_PENALTY,
+    ControllerTuning,
+    Objective,
+    SearchProblem,
+    SearchView,
+)
 from wattcast.manage.sensitivity_model import SensitivityBin, SensitivityModel, bin_sensitivity
-from wattcast.manage.setting_search import STEP, TRADING, SearchMove, choose_next_move, choose_sensing_step
+from wattcast.manage.setting_search import (
+    STEP,
+    TRADING,
+    SearchMove,
+    choose_next_move,
+    choose_sensing_step,
+)
 
 CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
 NO_RUNS = RunMemory()
@@ -57,7 +78,8 @@ class ControllerState(NamedTuple):
 
 @dataclass(frozen=True)
 class Harmonia:
-    """Control a card: a coarse step by sensitivity bins, then fine steps by feedback (paper 004, Algorithm 1).
+    """Control a card: a coarse step by sensitivity bins, then fine steps by feedback (paper 004,
+    Algorithm 1).
 
     ``fine=False`` is the coarse step alone.
     """
@@ -70,7 +92,9 @@ class Harmonia:
     free: tuple[bool, ...] | None = None  # knobs it may turn; None: all
     fine: bool = True
     first: Settings | None = None  # of a kernel's first run; None: the default
-    hint: Mapping[str, Settings] = field(default_factory=dict)  # kernel -> first guess, instead of a coarse step
+    hint: Mapping[str, Settings] = field(
+        default_factory=dict
+    )  # kernel -> first guess, instead of a coarse step
 
     @cached_property
     def problem(self) -> SearchProblem:
@@ -101,19 +125,32 @@ class Harmonia:
             return None
         return SearchView(self.problem, memory.runs, memory.beliefs).best
 
-    def step(self, state: ControllerState, observation: Observation) -> tuple[ControllerState, Settings]:
+    def step(
+        self, state: ControllerState, observation: Observation
+    ) -> tuple[ControllerState, Settings]:
         """Return the next state and the settings for this kernel's next run."""
         kernel, problem, tuning = observation.kernel, self.problem, self.tuning
-        memory = state.kernels.get(kernel) or PhaseMemory(problem.start, target=self.hint.get(kernel))
-        known = observation.settings == memory.next_settings or self.lattice.contains(observation.settings)
+        memory = state.kernels.get(kernel) or PhaseMemory(
+            problem.start, target=self.hint.get(kernel)
+        )
+        known = observation.settings == memory.next_settings or self.lattice.contains(
+            observation.settings
+        )
         if not (observation.usable and known):
-            # Stay; after several in a row fall back to the start settings, which need no reading to be safe.
+            # Stay; after several in a row fall back to the start settings, which need no reading to
+            # be safe.
             memory = memory._replace(bad=memory.bad + 1)
             if memory.bad >= tuning.patience:
-                memory = memory._replace(next_settings=problem.start, why="blind", settled=False, rest=0)
-            return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
+                memory = memory._replace(
+                    next_settings=problem.start, why="blind", settled=False, rest=0
+                )
+            return ControllerState(
+                {**state.kernels, kernel: memory}, state.shelf
+            ), memory.next_settings
         state, memory = self._detect_phase(state, memory, observation)
-        runs = memory.runs.record(observation, self._find_effective(memory.runs, observation), problem.slope_levels)
+        runs = memory.runs.record(
+            observation, self._find_effective(memory.runs, observation), problem.slope_levels
+        )
         if memory.settled and memory.rest > 0:
             move, rest = SearchMove(memory.next_settings, True, memory.why), memory.rest - 1
         else:
@@ -121,16 +158,22 @@ class Harmonia:
             rest = 0 if move.why == TRADING else tuning.rest
         # after these moves, a coarse step that the cap refused until now is not looked at again
         target = None if move.why in (STEP, TRADING) else memory.target
-        (to, settled, why, turn), last, (beliefs, bins) = move, observation.settings, (memory.beliefs, memory.bins)
-        memory = PhaseMemory(to, why, runs, beliefs, bins, target, last, settled, rest, memory.odd, 0, turn)
+        (to, settled, why, turn), last, (beliefs, bins) = (
+            move,
+            observation.settings,
+            (memory.beliefs, memory.bins),
+        )
+        memory = PhaseMemory(
+            to, why, runs, beliefs, bins, target, last, settled, rest, memory.odd, 0, turn
+        )
         return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
 
     def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
-        """Return the settings the card really ran at: the lowest core clock that would have been the same state.
+        """Return the settings the card really ran at: the lowest core clock that would have been
+        the same state.
 
-        A governor (power, heat) that holds the clock between two levels would hold it there for the upper one, too.
-        A clock that wavers by one level between runs counts as the same.
-        """
+        A governor (power, heat) that holds the clock between two levels would hold it there for the
+        upper one, too. A clock that wavers by one level between runs counts as the same."""
         settings, which, clock_hz = observation.settings, self.problem.core, observation.core_hz
         if which is None:
             return settings
@@ -146,25 +189,34 @@ class Harmonia:
     def _detect_phase(
         self, state: ControllerState, memory: PhaseMemory, observation: Observation
     ) -> tuple[ControllerState, PhaseMemory]:
-        """Switch to another phase when bins changed though no knob did (with counters), or time did (without)."""
+        """Switch to another phase when bins changed though no knob did (with counters), or time did
+        (without).
+        """
         counters, tuning = observation.usable_counters, self.tuning
         if self.model is None or counters is None:
             if memory.runs.surprise(observation, tuning.prior_sigma) <= tuning.surprise:
                 return state, memory if memory.odd == 0 else memory._replace(odd=0)
             if memory.odd + 1 < tuning.patience:
                 return state, memory._replace(odd=memory.odd + 1)
-            return state, PhaseMemory(self.problem.start, last=memory.last)  # all that was learned is out of date
+            return state, PhaseMemory(
+                self.problem.start, last=memory.last
+            )  # all that was learned is out of date
         if memory.bins is not None and memory.last != observation.settings:
             return state, memory  # sensitivities that moved with a knob say nothing of the program
         compute, bandwidth = self.model.predict(counters)
         bins = (bin_sensitivity(compute), bin_sensitivity(bandwidth))
         if bins == memory.bins:
             return state, memory
-        beliefs, target = SensitivityBeliefs(compute, bandwidth, tuning.margin), self._coarse_targets[bins]
+        beliefs, target = (
+            SensitivityBeliefs(compute, bandwidth, tuning.margin),
+            self._coarse_targets[bins],
+        )
         if memory.bins is None:
             return state, memory._replace(beliefs=beliefs, bins=bins, target=target)
         if memory.runs.confirms(observation, tuning.resolution):
-            return state, memory._replace(beliefs=beliefs)  # the same program: it looks different from other settings
+            return state, memory._replace(
+                beliefs=beliefs
+            )  # the same program: it looks different from other settings
         shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
         known = shelf.get((observation.kernel, bins))
         if known is None:
@@ -173,7 +225,8 @@ class Harmonia:
 
     @cached_property
     def _coarse_targets(self) -> dict[Bins, Settings | None]:
-        """Return where the coarse step leads, for all nine pairs of bins; None where it changes nothing.
+        """Return where the coarse step leads, for all nine pairs of bins; None where it changes
+        nothing.
 
         No knob goes above its default, and none that may not be turned moves.
         """
@@ -182,13 +235,17 @@ class Harmonia:
             for bandwidth in SensitivityBin:
                 wanted = self.tuning.coarse_target(self.lattice, compute, bandwidth)
                 each = zip(wanted, self.default, self.problem.free, strict=True)
-                kept = tuple(min(level, default) if free else default for level, default, free in each)
+                kept = tuple(
+                    min(level, default) if free else default for level, default, free in each
+                )
                 found[compute, bandwidth] = None if kept == self.default else kept
         return found
 
     def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
         if self.fine:
-            return choose_next_move(self.problem, runs, memory.beliefs, memory.target, memory.turn, memory.settled)
+            return choose_next_move(
+                self.problem, runs, memory.beliefs, memory.target, memory.turn, memory.settled
+            )
         if memory.beliefs is not None:
             return SearchMove(memory.target or self.default, True, "coarse")
         view = SearchView(self.problem, runs, None, check_cap=False)
@@ -212,13 +269,14 @@ class PrintedMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class PrintedHarmonia:
-    """Control a card by Algorithm 1 of paper 004 as it is printed: fine steps follow the gradient of VALUBusy.
+    """Control a card by Algorithm 1 of paper 004 as it is printed: fine steps follow the gradient
+    of VALUBusy.
 
-    A changed bin reverts the last decision where a tunable had changed, else sets all tunables by bin. Unchanged bins
-    lower all tunables by a step while VALUBusy does not fall, and raise them by a step when it does. After
-    ``most_dithering`` raises, which the paper does not print, the last state without a fall is kept. VALUBusy is a
-    share of time: it does not fall when a lower clock makes a compute-bound kernel slower, so that the steps go on.
-    """
+    A changed bin reverts the last decision where a tunable had changed, else sets all tunables by
+    bin. Unchanged bins lower all tunables by a step while VALUBusy does not fall, and raise them by
+    a step when it does. After ``most_dithering`` raises, which the paper does not print, the last
+    state without a fall is kept. VALUBusy is a share of time: it does not fall when a lower clock
+    makes a compute-bound kernel slower, so that the steps go on."""
 
     lattice: Lattice
     default: Settings
@@ -233,7 +291,9 @@ class PrintedHarmonia:
         memory = state.kernels.get(kernel)
         return self.default if memory is None else memory.next_settings
 
-    def step(self, state: ControllerState, observation: Observation) -> tuple[ControllerState, Settings]:
+    def step(
+        self, state: ControllerState, observation: Observation
+    ) -> tuple[ControllerState, Settings]:
         kernel, counters = observation.kernel, observation.usable_counters
         memory: Any = state.kernels.get(kernel) or PrintedMemory(self.default)
         if counters is None:
@@ -252,7 +312,9 @@ class PrintedHarmonia:
         elif busy >= memory.busy:
             flat, to = here, tuple(max(level - 1, 0) for level in here)
         else:
-            to = tuple(min(level + 1, top) for level, top in zip(here, self.lattice.top, strict=True))
+            to = tuple(
+                min(level + 1, top) for level, top in zip(here, self.lattice.top, strict=True)
+            )
             dithering += 1
         after = PrintedMemory(to, bins, busy, here, flat, dithering, settled)
         return ControllerState({**state.kernels, kernel: after}, state.shelf), to  # type: ignore[dict-item]
@@ -280,14 +342,18 @@ class PolicySetup:
     objective: Objective = field(default_factory=Objective)
     model: SensitivityModel | None = None
     tuning: ControllerTuning = field(default_factory=ControllerTuning)
-    forecast: Mapping[str, Settings] = field(default_factory=dict)  # application -> settings chosen beforehand
+    forecast: Mapping[str, Settings] = field(
+        default_factory=dict
+    )  # application -> settings chosen beforehand
     noise: MeasurementNoise | None = None
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class PolicyRun:
-    """Hold all runs of one application under one policy, and the settings the policy keeps at the end."""
+    """Hold all runs of one application under one policy, and the settings the policy keeps at the
+    end.
+    """
 
     policy: PolicyName
     played: PlayedRun
@@ -304,39 +370,65 @@ def score_tables(tables: PlantTables, objective: Objective) -> Array:
 
 
 def find_static_best(tables: PlantTables, application: str, objective: Objective) -> int:
-    """Find the one setting that serves the whole application best; a slowdown bounds its total time."""
-    counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(np.float64)
+    """Find the one setting that serves the whole application best; a slowdown bounds its total
+    time.
+    """
+    counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(
+        np.float64
+    )
     time_s, energy_j = counts @ tables.time_s, counts @ tables.energy_j
     each = replace(objective, slowdown=None)  # latency and cap hold for every run
-    penalty = (score_tables(tables, each) - score_tables(tables, Objective(objective.goal)))[counts > 0].max(axis=0)
+    penalty = (score_tables(tables, each) - score_tables(tables, Objective(objective.goal)))[
+        counts > 0
+    ].max(axis=0)
     if objective.slowdown is not None:
         limit_s = time_s[tables.lattice.flat_index(tables.default)] * (1 + objective.slowdown)
         penalty = penalty + np.where(time_s > limit_s * (1 + 1e-9), BOUND_PENALTY, 0.0)
     return int((np.log(objective.total(time_s, energy_j)) + penalty).argmin())
 
 
-def make_controller(tables: PlantTables, policy: PolicyName, setup: PolicySetup) -> Harmonia | PrintedHarmonia | None:
-    """Make the controller or one of its other forms; None where the card lacks the knob or the counter it needs."""
+def make_controller(
+    tables: PlantTables, policy: PolicyName, setup: PolicySetup
+) -> Harmonia | PrintedHarmonia | None:
+    """Make the controller or one of its other forms; None where the card lacks the knob or the
+    counter it needs.
+    """
     if policy is PolicyName.PRINTED:
         known = setup.model is not None and "VALUBusy" in tables.counters
-        return PrintedHarmonia(tables.lattice, tables.default, setup.model) if known and setup.model else None
+        return (
+            PrintedHarmonia(tables.lattice, tables.default, setup.model)
+            if known and setup.model
+            else None
+        )
     free = None
     if policy is PolicyName.CORE_CLOCK:
         free = tuple(knob.role is KnobRole.CORE_CLOCK for knob in tables.lattice.knobs)
         if not any(free):
             return None
     model, fine = setup.model if tables.counters else None, policy is not PolicyName.COARSE
-    return Harmonia(tables.lattice, tables.default, setup.objective, model, setup.tuning, free, fine)
+    return Harmonia(
+        tables.lattice, tables.default, setup.objective, model, setup.tuning, free, fine
+    )
 
 
-def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup) -> PolicyRun | None:
-    """Run one application under one policy; None where the plant does not give what the policy needs."""
-    objective, order, usual = setup.objective, tables.order(application), tables.lattice.flat_index(tables.default)
+def run_policy(
+    tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
+) -> PolicyRun | None:
+    """Run one application under one policy; None where the plant does not give what the policy
+    needs.
+    """
+    objective, order, usual = (
+        setup.objective,
+        tables.order(application),
+        tables.lattice.flat_index(tables.default),
+    )
     chosen = np.full(len(tables.kernels), usual, dtype=np.int64)
     idle_s = 0.0
     match policy:
         case PolicyName.ORACLE:
-            chosen[:] = score_tables(tables, objective).argmin(axis=-1)  # of each phase, from the whole table
+            chosen[:] = score_tables(tables, objective).argmin(
+                axis=-1
+            )  # of each phase, from the whole table
         case PolicyName.STATIC:
             chosen[:] = find_static_best(tables, application, objective)
         case PolicyName.PREDICTIVE | PolicyName.GUIDED if application not in setup.forecast:
@@ -347,23 +439,38 @@ def run_policy(tables: PlantTables, application: str, policy: PolicyName, setup:
             chosen[:] = tables.lattice.flat_index(tables.lattice.top)
             usual_s = float(tables.time_s[order, usual].sum())
             deadline_s = 0.0 if objective.slowdown is None else usual_s * (1.0 + objective.slowdown)
-            deadline_s = deadline_s if objective.latency_s is None else objective.latency_s * len(order)
+            deadline_s = (
+                deadline_s if objective.latency_s is None else objective.latency_s * len(order)
+            )
             idle_s = max(deadline_s - float(tables.time_s[order, chosen[order]].sum()), 0.0)
             if idle_s > 0 and tables.idle_w is None:
                 return None
-        case PolicyName.HARMONIA | PolicyName.COARSE | PolicyName.CORE_CLOCK | PolicyName.GUIDED | PolicyName.PRINTED:
+        case (
+            PolicyName.HARMONIA
+            | PolicyName.COARSE
+            | PolicyName.CORE_CLOCK
+            | PolicyName.GUIDED
+            | PolicyName.PRINTED
+        ):
             controller: Any = make_controller(tables, policy, setup)
             if controller is None:
                 return None
             if policy is PolicyName.GUIDED:
                 hint = setup.forecast[application]
                 controller = replace(controller, hint={tables.kernels[p]: hint for p in order})
-            played, state = plants.play_application(tables, application, controller, setup.noise, setup.seed)
-            # The settings kept at the end: those a kernel with one phase settled on, else those of the last run.
+            played, state = plants.play_application(
+                tables, application, controller, setup.noise, setup.seed
+            )
+            # The settings kept at the end: those a kernel with one phase settled on, else those of
+            # the last run.
             chosen[played.phase] = played.chosen  # later runs overwrite earlier ones
             for phase in np.unique(played.phase):
                 memory = state.kernels.get(tables.kernels[phase])
-                if memory is not None and memory.settled and tables.kernels.count(tables.kernels[phase]) == 1:
+                if (
+                    memory is not None
+                    and memory.settled
+                    and tables.kernels.count(tables.kernels[phase]) == 1
+                ):
                     chosen[phase] = tables.lattice.flat_index(memory.next_settings)
             return PolicyRun(policy, played, chosen)
     played = plants.run_at_settings(tables, application, chosen[order])

@@ -1,9 +1,10 @@
-"""Remember what each setting of a kernel gave, what is believed of the kernel, and what keeps to a power cap.
+"""Remember what each setting of a kernel gave, what is believed of the kernel, and what keeps to a
+power cap.
 
-A ``RunMemory`` never changes: recording an observation makes a new one. Times are per unit of work and everything is
-in logarithms, so a mean is a geometric mean and a difference is a ratio. The levels tried along each knob are kept
-sorted (``KnobHistory``), so that a decision looks neighbours up instead of searching for them.
-"""
+A ``RunMemory`` never changes: recording an observation makes a new one. Times are per unit of work
+and everything is in logarithms, so a mean is a geometric mean and a difference is a ratio. The
+levels tried along each knob are kept sorted (``KnobHistory``), so that a decision looks neighbours
+up instead of searching for them."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class SettingRecord(NamedTuple):
 class KnobHistory(NamedTuple):
     """List the levels of one knob that were tried, by the levels of all other knobs.
 
-    Under a cap it also keeps the exponents by which ``PowerCapCheck`` estimates power, from neighbours on any line.
-    """
+    Under a cap it also keeps the exponents by which ``PowerCapCheck`` estimates power, from
+    neighbours on any line."""
 
     levels: Mapping[Settings, tuple[int, ...]]
     pairs: Mapping[Settings, tuple[int, ...]]  # lines with two levels or more
@@ -52,13 +53,16 @@ class RunMemory(NamedTuple):
     held: Mapping[Settings, Settings] = _EMPTY  # setting asked for -> setting a governor made of it
 
     def record(
-        self, observation: Observation, effective: Settings | None = None, log_levels: LogLevels | None = None
+        self,
+        observation: Observation,
+        effective: Settings | None = None,
+        log_levels: LogLevels | None = None,
     ) -> RunMemory:
         """Return the memory with one more run.
 
-        ``effective`` is the setting the card really ran at, where a governor held it below the one asked for. Both
-        are then one state and share a record. With ``log_levels`` the histories learn how power rises.
-        """
+        ``effective`` is the setting the card really ran at, where a governor held it below the one
+        asked for. Both are then one state and share a record. With ``log_levels`` the histories
+        learn how power rises."""
         log_time = log_time_per_work(observation)
         log_power = math.log(observation.power_w)
         held, settings = self.held, observation.settings
@@ -108,10 +112,14 @@ class RunMemory(NamedTuple):
         if old is None:
             return False
         off_time = log_time_per_work(observation) - old.log_time
-        return abs(off_time) < within and abs(math.log(observation.power_w) - old.log_power) < within
+        return (
+            abs(off_time) < within and abs(math.log(observation.power_w) - old.log_power) < within
+        )
 
     def surprise(self, observation: Observation, prior: float) -> float:
-        """Return how far, in log time, a run lies off its setting's mean; 0 where scatter explains it."""
+        """Return how far, in log time, a run lies off its setting's mean; 0 where scatter explains
+        it.
+        """
         old = self.seen.get(observation.settings)
         if old is None:
             return 0.0
@@ -120,7 +128,9 @@ class RunMemory(NamedTuple):
 
 
 def log_time_per_work(observation: Observation) -> float:
-    """Return the log of time per unit of work, as a difference of logs: a ratio of extreme numbers may overflow."""
+    """Return the log of time per unit of work, as a difference of logs: a ratio of extreme numbers
+    may overflow.
+    """
     return math.log(observation.duration_s) - math.log(observation.work)
 
 
@@ -145,9 +155,14 @@ def _note_setting(
         if log_levels is not None and len(line) > 1:
             logs, power, at = log_levels[i], seen[settings].log_power, line.index(level)
             for near in (*line[max(at - 1, 0) : at], *line[at + 1 : at + 2]):
-                slope = (seen[(*ahead, near, *behind)].log_power - power) / (logs[near] - logs[level])
+                slope = (seen[(*ahead, near, *behind)].log_power - power) / (
+                    logs[near] - logs[level]
+                )
                 rise = max(slope, 0.0)
-                up, down = max(up, STEEPER_RISE * rise + LEAST_EXPONENT), min(down, FALL_CREDIT * rise)
+                up, down = (
+                    max(up, STEEPER_RISE * rise + LEAST_EXPONENT),
+                    min(down, FALL_CREDIT * rise),
+                )
         found.append(KnobHistory(levels, pairs, up, down))
     return tuple(found)
 
@@ -166,10 +181,10 @@ class SensitivityBeliefs(NamedTuple):
     def bounds(self, role: KnobRole, has_units: bool) -> tuple[float, float]:
         """Return the lowest and highest sensitivity to a knob that the beliefs allow.
 
-        Compute sensitivity is the mean of the sensitivities to units and to the clock. A kernel follows the clock at
-        least as much as the units, because what runs on all units runs on the clock. So the clock's sensitivity lies
-        between the mean and 1, and the units' between 2·mean - 1 and the mean.
-        """
+        Compute sensitivity is the mean of the sensitivities to units and to the clock. A kernel
+        follows the clock at least as much as the units, because what runs on all units runs on the
+        clock. So the clock's sensitivity lies between the mean and 1, and the units' between 2·mean
+        - 1 and the mean."""
         mean = self.sensitivity_to(role)
         if mean is None:
             return 0.0, 1.0
@@ -181,36 +196,45 @@ class SensitivityBeliefs(NamedTuple):
         return max(low - self.margin, 0.0), min(high + self.margin, 1.0)
 
 
-# Exponents of board power over a knob before anything was measured: the steepest rise to expect going up, and the
-# flattest fall to count on going down. HD 7970, Titan X and A100 tables lie between, but for the A100's top clocks.
-# A power limit is power where it binds and nothing where it does not.
+# Exponents of board power over a knob before anything was measured: the steepest rise to expect
+# going up, and the flattest fall to count on going down. HD 7970, Titan X and A100 tables lie
+# between, but for the A100's top clocks. A power limit is power where it binds and nothing where it
+# does not.
 _RISES, _FALLS = read_knob_facts("power_up"), read_knob_facts("power_down")
 POWER_EXPONENTS = {role: (_RISES[role], _FALLS[role]) for role in KnobRole}
-STEEPER_RISE, LEAST_EXPONENT = 1.1, 0.02  # the next rise may be this much steeper than the steepest seen
+STEEPER_RISE, LEAST_EXPONENT = (
+    1.1,
+    0.02,
+)  # the next rise may be this much steeper than the steepest seen
 FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16  # steps from the present setting to the lowest, when looking for one below the cap
 
 
 class PowerCapCheck:
-    """Judge whether settings that were not run yet would keep to the power cap, from every setting that was.
+    """Judge whether settings that were not run yet would keep to the power cap, from every setting
+    that was.
 
-    From a run setting, log power changes by an exponent times the change of each knob's log level. Going up, the
-    exponent is a little more than the steepest rise seen along the knob; going down, a little less than the flattest.
-    A *column* has an entry for every run setting, in the order of the memory: the log power that one level of one
-    knob adds on the way from there. A setting is judged by adding one column per knob.
-    """
+    From a run setting, log power changes by an exponent times the change of each knob's log level.
+    Going up, the exponent is a little more than the steepest rise seen along the knob; going down,
+    a little less than the flattest. A *column* has an entry for every run setting, in the order of
+    the memory: the log power that one level of one knob adds on the way from there. A setting is
+    judged by adding one column per knob."""
 
     def __init__(self, lattice: Lattice, memory: RunMemory, log_cap: float) -> None:
         self._logs, self._seen, self._log_cap = lattice.log_levels, memory.seen, log_cap
         each = zip(memory.knobs, lattice.knobs, strict=True)
-        self._exponents = [(h.up, h.down) if h.pairs else POWER_EXPONENTS[knob.role] for h, knob in each]
+        self._exponents = [
+            (h.up, h.down) if h.pairs else POWER_EXPONENTS[knob.role] for h, knob in each
+        ]
         self._log_powers: list[float] = []
         self._levels: list[Settings] = []  # by knob: the level of every run setting
         self._columns: dict[tuple[int, int], list[float]] = {}  # by knob and level
 
     def permits(self, settings: Settings) -> bool:
-        """Tell whether a setting keeps to the cap: it was run and did, or it is expected to from any run."""
+        """Tell whether a setting keeps to the cap: it was run and did, or it is expected to from
+        any run.
+        """
         known = self._seen.get(settings)
         if known is not None:
             return known.log_power <= self._log_cap
@@ -223,24 +247,33 @@ class PowerCapCheck:
             if column is None:
                 which, to = key
                 logs, (up, down) = self._logs[which], self._exponents[which]
-                column = [(up if level < to else down) * (logs[to] - logs[level]) for level in self._levels[which]]
+                column = [
+                    (up if level < to else down) * (logs[to] - logs[level])
+                    for level in self._levels[which]
+                ]
                 columns[key] = column
             expected = map(add, expected, column)
         return min(expected) <= self._log_cap
 
     def highest_level(self, settings: Settings, which: int) -> int:
-        """Return the highest level of one knob that is expected to keep to the cap, from a setting that was run."""
+        """Return the highest level of one knob that is expected to keep to the cap, from a setting
+        that was run.
+        """
         logs, room = self._logs[which], self._log_cap - self._seen[settings].log_power
         return bisect_right(logs, logs[settings[which]] + room / self._exponents[which][0]) - 1
 
 
 def lower_below_cap(
-    lattice: Lattice, seen: Mapping[Settings, SettingRecord], beliefs: SensitivityBeliefs | None, log_cap: float
+    lattice: Lattice,
+    seen: Mapping[Settings, SettingRecord],
+    beliefs: SensitivityBeliefs | None,
+    log_cap: float,
 ) -> Settings | None:
-    """Choose the next try when every setting so far broke the cap; None when one keeps to it or nothing is left.
+    """Choose the next try when every setting so far broke the cap; None when one keeps to it or
+    nothing is left.
 
-    All knobs go down together from the setting of least power, the farther the less they matter to the kernel.
-    """
+    All knobs go down together from the setting of least power, the farther the less they matter to
+    the kernel."""
     start = min(seen, key=lambda s: seen[s].log_power)
     missing = seen[start].log_power - log_cap
     if missing <= 0 or start == lattice.bottom:
@@ -250,12 +283,19 @@ def lower_below_cap(
     weights = [w / max(loose) for w in loose]
 
     def lower_all(part: int) -> Settings:
-        return tuple([level - math.ceil(level * w * part / PARTS) for level, w in zip(start, weights, strict=True)])
+        return tuple(
+            [
+                level - math.ceil(level * w * part / PARTS)
+                for level, w in zip(start, weights, strict=True)
+            ]
+        )
 
     def is_enough(part: int) -> bool:
         to = lower_all(part)
         each = zip(lattice.knobs, lattice.log_levels, start, to, strict=True)
-        fall = sum([POWER_EXPONENTS[knob.role][1] * (logs[a] - logs[b]) for knob, logs, a, b in each])
+        fall = sum(
+            [POWER_EXPONENTS[knob.role][1] * (logs[a] - logs[b]) for knob, logs, a, b in each]
+        )
         return to != start and fall >= OVERSHOOT * missing
 
     to = lower_all(min(bisect_left(range(1, PARTS), True, key=is_enough) + 1, PARTS))

@@ -1,11 +1,11 @@
-"""Measure what control saves, with an interval: periods at the chosen settings beside periods as it was before.
+"""Measure what control saves, with an interval: periods at the chosen settings beside periods as it
+was before.
 
-Once the controller has settled, or has searched for long, periods come in pairs, one at the chosen settings and one
-at the reference, in random order, so that neither a drift of the program or the card nor a rhythm of its work favours
-one side. With d the difference of the logarithms in a pair, the saving is exp(mean d) - 1 and its 95 % interval
-exp(mean d ± t·s/√n) - 1, with Student's t for n - 1 degrees of freedom. Nothing that was measured during the search
-enters it.
-"""
+Once the controller has settled, or has searched for long, periods come in pairs, one at the chosen
+settings and one at the reference, in random order, so that neither a drift of the program or the
+card nor a rhythm of its work favours one side. With d the difference of the logarithms in a pair,
+the saving is exp(mean d) - 1 and its 95 % interval exp(mean d ± t·s/√n) - 1, with Student's t for n
+- 1 degrees of freedom. Nothing that was measured during the search enters it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class SavingsInterval:
 
     @property
     def is_shown(self) -> bool:
-        """Tell whether the data show any change: there are enough pairs and the interval does not hold zero."""
+        """Tell whether the data show any change: there are enough pairs and the interval does not
+        hold zero.
+        """
         return self.pairs >= LEAST_PAIRS and not self.low <= 0.0 <= self.high
 
     def __str__(self) -> str:
@@ -42,7 +44,9 @@ class SavingsInterval:
 
 @dataclass(frozen=True)
 class MeasuredSavings:
-    """Hold the changes of energy and time per unit of work at settings, against what the card had before."""
+    """Hold the changes of energy and time per unit of work at settings, against what the card had
+    before.
+    """
 
     settings: Settings
     energy: SavingsInterval
@@ -55,13 +59,13 @@ class MeasuredSavings:
             return f"No change shown: {energy.pairs} of the {LEAST_PAIRS} pairs of periods that it takes."
         if not energy.is_shown:
             return f"No change shown: energy {energy} per unit of work at {where}, {energy.pairs} pairs of periods."
-        return (
-            f"{where}: energy {energy}, time {time} per unit of work against before, {energy.pairs} pairs of periods."
-        )
+        return f"{where}: energy {energy}, time {time} per unit of work against before, {energy.pairs} pairs of periods."
 
 
 class ReferencePairs:
-    """Interleave reference periods with periods at settings that are held, and keep the differences."""
+    """Interleave reference periods with periods at settings that are held, and keep the
+    differences.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -69,7 +73,9 @@ class ReferencePairs:
         self._queue: list[Settings] = []  # of the pair under way
         self._half: dict[Settings, Observation] = {}
         self._rest = 0
-        self._found: dict[Settings, list[tuple[float, float]]] = {}  # by settings: differences of log energy and time
+        self._found: dict[
+            Settings, list[tuple[float, float]]
+        ] = {}  # by settings: differences of log energy and time
 
     def is_enough(self, settings: Settings) -> bool:
         """Tell whether the saving of these settings is known as well as it has to be."""
@@ -105,7 +111,9 @@ class ReferencePairs:
             self._found.setdefault(self._held, []).append((energy, time))
 
     def measure(self) -> MeasuredSavings | None:
-        """Return the savings at the settings held last, or with the most pairs where those have too few."""
+        """Return the savings at the settings held last, or with the most pairs where those have too
+        few.
+        """
         if not self._found:
             return None
         held = self._held
@@ -116,20 +124,26 @@ class ReferencePairs:
 
 
 def estimate_change(differences: Sequence[float]) -> SavingsInterval:
-    """Return the relative change that paired differences of logarithms show, with its 95 % interval."""
+    """Return the relative change that paired differences of logarithms show, with its 95 %
+    interval.
+    """
     n = len(differences)
     if n < 2:
         return SavingsInterval(math.expm1(sum(differences)), -1.0, math.inf, n)
     mean = sum(differences) / n
     error = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1) / n)
     half = student_t(n - 1) * error
-    return SavingsInterval(math.expm1(mean), math.expm1(mean - half), math.expm1(min(mean + half, 700.0)), n)
+    return SavingsInterval(
+        math.expm1(mean), math.expm1(mean - half), math.expm1(min(mean + half, 700.0)), n
+    )
 
 
 def student_t(freedom: int, z: float = 1.959964) -> float:
-    """Return a quantile of Student's t, 97.5 % by default, from the normal one z (Abramowitz and Stegun 26.7.5).
+    """Return a quantile of Student's t, 97.5 % by default, from the normal one z (Abramowitz and
+    Stegun 26.7.5).
 
-    t = z + (z³ + z)/(4ν) + (5z⁵ + 16z³ + 3z)/(96ν²) + (3z⁷ + 19z⁵ + 17z³ - 15z)/(384ν³); within 0.3 % from ν = 4.
+    t = z + (z³ + z)/(4ν) + (5z⁵ + 16z³ + 3z)/(96ν²) + (3z⁷ + 19z⁵ + 17z³ - 15z)/(384ν³); within 0.3
+    % from ν = 4.
 
     >>> round(student_t(9), 2)
     2.26

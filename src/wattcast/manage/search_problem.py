@@ -1,8 +1,8 @@
-"""State the controller's search: its constants, its fixed tables, and how the search stands at a decision.
+"""State the controller's search: its constants, its fixed tables, and how the search stands at a
+decision.
 
-``ControllerTuning`` holds the constants, ``SearchProblem`` what stays fixed while a controller runs, and
-``SearchView`` what one decision reads out of the memory of a kernel's runs.
-"""
+``ControllerTuning`` holds the constants, ``SearchProblem`` what stays fixed while a controller
+runs, and ``SearchView`` what one decision reads out of the memory of a kernel's runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob,
 from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs
 from wattcast.manage.sensitivity_model import SensitivityBin, bin_sensitivity
 
-# Added to a score per broken bound, plus as much times the excess: more than any gain of a goal is worth, while the
-# score still falls towards settings that keep the bound.
+# Added to a score per broken bound, plus as much times the excess: more than any gain of a goal is
+# worth, while the score still falls towards settings that keep the bound.
 BOUND_PENALTY = 10.0
 BOUND_SLACK = 1e-9
 
@@ -48,9 +48,9 @@ class Goal(StrEnum):
 class Objective:
     """Combine a goal with its bounds.
 
-    ``slowdown`` bounds time relative to the default settings (0.1: ten percent longer), ``latency_s`` bounds the time
-    of one run, ``cap_w`` bounds mean board power, which compute and memory share.
-    """
+    ``slowdown`` bounds time relative to the default settings (0.1: ten percent longer),
+    ``latency_s`` bounds the time of one run, ``cap_w`` bounds mean board power, which compute and
+    memory share."""
 
     goal: Goal = Goal.ED2
     slowdown: float | None = None
@@ -97,14 +97,16 @@ class Objective:
         return np.asarray(energy_j * time_s**self.goal.delay_power)
 
 
-# Coarse step: level of each knob by bin (low, medium, high), as a share of its highest level. The paper calls
-# its own values "empirically fixed" and does not print them.
+# Coarse step: level of each knob by bin (low, medium, high), as a share of its highest level. The
+# paper calls its own values "empirically fixed" and does not print them.
 _BY_BIN = [read_knob_facts(f"coarse_{level}") for level in ("low", "medium", "high")]
 COARSE_SHARES = {role: (_BY_BIN[0][role], _BY_BIN[1][role], _BY_BIN[2][role]) for role in KnobRole}
 COARSE_SHARES_CLOCK_ALONE = (0.85, 0.95, 1.0)  # of the core clock on a card without a unit knob
-# Largest log change of board power per log change of a knob to expect: V² f on the switched share of board power.
+# Largest log change of board power per log change of a knob to expect: V² f on the switched share
+# of board power.
 POWER_ELASTICITY = read_knob_facts("elasticity")
-IDLE_KNOB = 0.05  # a knob that moves neither time nor power by more than this share of itself is not in force
+# a knob that moves neither time nor power by more than this share of itself is not in force
+IDLE_KNOB = 0.05
 StepLevels = tuple[tuple[int, ...], ...]  # [knob][level] -> levels of a step from there
 
 
@@ -118,26 +120,40 @@ class ControllerTuning:
     worth: float = 0.003  # a step must promise this much of the score
     polish: float = 0.05  # the smallest step is tried where it cannot cost more than this
     margin: float = 0.15  # predicted sensitivities may be off by this
-    measured_margin: float = 0.20  # sensitivity to memory inferred from that to the core clock, likewise
+    measured_margin: float = (
+        0.20  # sensitivity to memory inferred from that to the core clock, likewise
+    )
     prior_sigma: float = 0.002  # scatter of a score before any repeat is seen
     confident: float = 1.5  # standard errors at which two settings are told apart
     quick_runs: int = 2  # runs of a close rival before the search goes on
     rival_runs: int = 4  # runs of a close rival at most
-    default_runs: int = 10  # runs of the default settings at most, while a gain over them is in doubt
+    default_runs: int = (
+        10  # runs of the default settings at most, while a gain over them is in doubt
+    )
     verified: float = 1.3  # standard errors by which a setting must beat the default to replace it
-    risky_ratio: float = 1.5  # a knob lowered by more than this in one step may cost more than it can save
+    risky_ratio: float = (
+        1.5  # a knob lowered by more than this in one step may cost more than it can save
+    )
     prior_time: float = 0.0005  # scatter of log time before any repeat is seen
-    bound_sigmas: float = 2.0  # standard errors by which a time must keep to its bound, for a chance of 95 % and more
+    bound_sigmas: float = (
+        2.0  # standard errors by which a time must keep to its bound, for a chance of 95 % and more
+    )
     bound_doubt: float = 0.03  # settings closer than this to a bound
     bound_runs: int = 3  # are run so often at least before they count as keeping it
     budget: float = 0.01  # share of the objective that risky probes may cost
     surprise: float = 0.10  # log change of time at unchanged settings that is taken for a new phase
     patience: int = 2  # surprises, or unusable observations, in a row before acting on them
     rest: int = 8  # runs a settled kernel is left alone between two looks at its memory
-    coarse: Mapping[KnobRole, tuple[float, float, float]] = field(default_factory=lambda: COARSE_SHARES)
+    coarse: Mapping[KnobRole, tuple[float, float, float]] = field(
+        default_factory=lambda: COARSE_SHARES
+    )
 
-    def coarse_target(self, lattice: Lattice, compute: SensitivityBin, bandwidth: SensitivityBin) -> Settings:
-        """Return the settings of the coarse step: all knobs at once, by bin (Algorithm 1, SetCU_Freq_MemBW)."""
+    def coarse_target(
+        self, lattice: Lattice, compute: SensitivityBin, bandwidth: SensitivityBin
+    ) -> Settings:
+        """Return the settings of the coarse step: all knobs at once, by bin (Algorithm 1,
+        SetCU_Freq_MemBW).
+        """
         alone = lattice.find_knob(KnobRole.COMPUTE_UNITS) is None
         levels = []
         for knob in lattice.knobs:
@@ -169,37 +185,55 @@ class SearchProblem:
         tuning: ControllerTuning,
         free: tuple[bool, ...],
     ) -> None:
-        """Work the tables out; ``start`` is a kernel's first setting, ``free`` says which knobs may turn."""
+        """Work the tables out; ``start`` is a kernel's first setting, ``free`` says which knobs may
+        turn.
+        """
         self.lattice, self.default, self.start = lattice, default, start
         self.objective, self.tuning, self.free = objective, tuning, free
         self.time_weight = objective.time_weight
-        self.turns = tuple(i for i, may_turn in enumerate(free) if may_turn)  # knobs the search may turn
+        self.turns = tuple(
+            i for i, may_turn in enumerate(free) if may_turn
+        )  # knobs the search may turn
         self.roles = tuple(knob.role for knob in lattice.knobs)
         self.elastic = tuple(POWER_ELASTICITY[role] for role in self.roles)
         self.has_units = KnobRole.COMPUTE_UNITS in self.roles
         self.core = lattice.find_knob(KnobRole.CORE_CLOCK)
         memory = lattice.find_knob(KnobRole.MEMORY_CLOCK)
-        self.memory = memory if memory is not None and free[memory] else None  # where the search may turn it
+        self.memory = (
+            memory if memory is not None and free[memory] else None
+        )  # where the search may turn it
         self.log_levels = lattice.log_levels
         # Log levels along which run memories keep how power rises, which only a cap asks for.
         self.slope_levels = None if objective.cap_w is None else self.log_levels
         # The lowest level of each knob that no risk is run with, from each of its levels.
         self.safe = tuple(
-            tuple(next(i for i, low in enumerate(k.levels) if high / low <= tuning.risky_ratio) for high in k.levels)
+            tuple(
+                next(i for i, low in enumerate(k.levels) if high / low <= tuning.risky_ratio)
+                for high in k.levels
+            )
             for k in lattice.knobs
         )
-        # A fine step changes a knob by about probe_change; the smallest one by what can be told apart.
+        # A fine step changes a knob by about probe_change; the smallest one by what can be told
+        # apart.
         change, least = 0.75 * tuning.probe_change, tuning.resolution
-        self.stride_down, self.stride_up = (self._list_step_levels(change, down) for down in (True, False))
-        self.finest_down, self.finest_up = (self._list_step_levels(least, down) for down in (True, False))
+        self.stride_down, self.stride_up = (
+            self._list_step_levels(change, down) for down in (True, False)
+        )
+        self.finest_down, self.finest_up = (
+            self._list_step_levels(least, down) for down in (True, False)
+        )
         self.sensing_down = self._list_step_levels(tuning.sense_change, True)
 
     def _list_step_levels(self, change: float, down: bool) -> StepLevels:
         knobs = self.lattice.knobs
-        return tuple(tuple(_step_levels(k, i, down, change) for i in range(len(k.levels))) for k in knobs)
+        return tuple(
+            tuple(_step_levels(k, i, down, change) for i in range(len(k.levels))) for k in knobs
+        )
 
     def sensing_step(self, start: Settings) -> tuple[Settings, float] | None:
-        """Return the sensing step from a setting, one step of the core clock down, and its log ratio."""
+        """Return the sensing step from a setting, one step of the core clock down, and its log
+        ratio.
+        """
         which = self.core
         if which is None or not self.free[which] or start[which] == 0:
             return None
@@ -209,32 +243,52 @@ class SearchProblem:
 
 
 class SearchView:
-    """Read the memory of one kernel for one decision: scores, the best setting, and what is near it."""
+    """Read the memory of one kernel for one decision: scores, the best setting, and what is near
+    it.
+    """
 
     def __init__(
-        self, problem: SearchProblem, memory: RunMemory, beliefs: SensitivityBeliefs | None, check_cap: bool = True
+        self,
+        problem: SearchProblem,
+        memory: RunMemory,
+        beliefs: SensitivityBeliefs | None,
+        check_cap: bool = True,
     ) -> None:
-        """Score all settings seen. ``beliefs`` come from counters; None takes them from the sensing step."""
+        """Score all settings seen. ``beliefs`` come from counters; None takes them from the sensing
+        step.
+        """
         objective, tuning = problem.objective, problem.tuning
         self.problem, self.memory, self.seen, self.runs = problem, memory, memory.seen, memory.runs
         self.knobs, self.held = memory.knobs, memory.held
         capped = check_cap and objective.cap_w is not None
         self._cap = PowerCapCheck(problem.lattice, memory, objective.log_cap) if capped else None
         # Whether a setting may be run: under a cap, only when it is expected to keep to it.
-        self.permits: Callable[[Settings], bool] = (lambda _: True) if self._cap is None else self._cap.permits
+        self.permits: Callable[[Settings], bool] = (
+            (lambda _: True) if self._cap is None else self._cap.permits
+        )
         self.sigma = memory.score_sigma(problem.time_weight, tuning.prior_sigma)
-        self.open_bounds: dict[Settings, float] = {}  # settings whose time may break a bound or not -> their score
+        self.open_bounds: dict[
+            Settings, float
+        ] = {}  # settings whose time may break a bound or not -> their score
         self.score = self._score_seen()
         self._ordered = sorted(self.score.values())
-        self.alike = self.plateau(min(self.score, key=self.score.__getitem__))  # the same state as the best
+        self.alike = self.plateau(
+            min(self.score, key=self.score.__getitem__)
+        )  # the same state as the best
         self.best = self.alike[0]
         self.lines = problem.lattice.lines_through(self.best)
-        self.over_cap = capped and self.seen[self.best].log_power > objective.log_cap  # only when all settings are
+        self.over_cap = (
+            capped and self.seen[self.best].log_power > objective.log_cap
+        )  # only when all settings are
         self.tops = problem.lattice.top
-        if problem.core is not None and len(self.alike) > 1:  # clocks above a plateau's edge change nothing
+        if (
+            problem.core is not None and len(self.alike) > 1
+        ):  # clocks above a plateau's edge change nothing
             self.tops = move_knob(self.tops, problem.core, self.best[problem.core])
         self.measured = beliefs is None
-        if beliefs is None:  # compute sensitivity from the sensing step, and the rest of 1 for that to memory
+        if (
+            beliefs is None
+        ):  # compute sensitivity from the sensing step, and the rest of 1 for that to memory
             sensing, compute, memory_bound = problem.sensing_step(self.default), None, None
             if sensing is not None and sensing[0] in self.seen and self.default in self.seen:
                 low, high = self.seen[sensing[0]], self.seen[self.default]
@@ -244,11 +298,15 @@ class SearchView:
         self.beliefs = beliefs
 
     def _score_seen(self) -> dict[Settings, float]:
-        """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions are faster with."""
+        """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions
+        are faster with.
+        """
         objective, weight = self.problem.objective, self.problem.time_weight
         cap, most = objective.log_cap, objective.log_cap + BOUND_SLACK
         found = {
-            s: power + weight * time if power <= most else power + weight * time + BOUND_PENALTY * (1.0 + power - cap)
+            s: power + weight * time
+            if power <= most
+            else power + weight * time + BOUND_PENALTY * (1.0 + power - cap)
             for s, (_, time, power) in self.seen.items()
         }
         default, tuning = self.problem.default, self.problem.tuning
@@ -262,7 +320,9 @@ class SearchView:
             for s, (runs, time, _) in self.seen.items():
                 margin = tuning.bound_sigmas * sigma * math.sqrt(1.0 / runs + repeats)
                 is_close = runs < tuning.bound_runs and time > limit - tuning.bound_doubt
-                if s != default and time <= limit < time + margin + (tuning.bound_doubt if is_close else 0.0):
+                if s != default and time <= limit < time + margin + (
+                    tuning.bound_doubt if is_close else 0.0
+                ):
                     self.open_bounds[s] = found[s]
                 over = (time if s == default else time + margin) - limit
                 if over > BOUND_SLACK:
@@ -276,12 +336,13 @@ class SearchView:
         return self.alike[0] if default in self.alike else self.plateau(default)[0]
 
     def plateau(self, settings: Settings) -> list[Settings]:
-        """Return the settings tried that are the same state as this one, itself included, lowest core clock first.
+        """Return the settings tried that are the same state as this one, itself included, lowest
+        core clock first.
 
-        A governor that holds the clock below the one asked for makes all clocks above it one state. Where the card
-        reports its clock the memory knows which. Elsewhere they are neighbours on the core clock's line between which
-        neither time nor power differ, as far as scatter lets that be seen.
-        """
+        A governor that holds the clock below the one asked for makes all clocks above it one state.
+        Where the card reports its clock the memory knows which. Elsewhere they are neighbours on
+        the core clock's line between which neither time nor power differ, as far as scatter lets
+        that be seen."""
         problem, which, held = self.problem, self.problem.core, self.held
         if which is None or settings not in self.seen:
             return [settings]
@@ -304,7 +365,10 @@ class SearchView:
         def is_same(level: int) -> bool:
             there = self.seen[line.along[level]]
             least = min(IDLE_KNOB * abs(logs[settings[which]] - logs[level]), sigma)
-            return abs(there.log_time - here.log_time) <= least and abs(there.log_power - here.log_power) <= least
+            return (
+                abs(there.log_time - here.log_time) <= least
+                and abs(there.log_power - here.log_power) <= least
+            )
 
         first = last = bisect_left(levels, settings[which])
         while first > 0 and is_same(levels[first - 1]):
@@ -314,13 +378,19 @@ class SearchView:
         return [line.along[level] for level in levels[first : last + 1]]
 
     def bins(self) -> tuple[SensitivityBin, SensitivityBin]:
-        """Return compute and bandwidth sensitivity as believed, binned; what is not known counts as high."""
+        """Return compute and bandwidth sensitivity as believed, binned; what is not known counts as
+        high.
+        """
         known = (self.beliefs.compute, self.beliefs.bandwidth)
-        compute, bandwidth = (SensitivityBin.HIGH if s is None else bin_sensitivity(s) for s in known)
+        compute, bandwidth = (
+            SensitivityBin.HIGH if s is None else bin_sensitivity(s) for s in known
+        )
         return compute, bandwidth
 
     def neighbours(self, which: int) -> tuple[int | None, int | None]:
-        """Return the nearest levels of a knob below and above that were tried with all others at their best."""
+        """Return the nearest levels of a knob below and above that were tried with all others at
+        their best.
+        """
         levels = self.knobs[which].levels[self.lines[which].others]
         i = bisect_left(levels, self.best[which])
         above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
@@ -332,9 +402,13 @@ class SearchView:
 
     @cached_property
     def close_rivals(self) -> list[Settings]:
-        """Return the settings whose score scatter does not tell from the best, other than the best's own plateau."""
+        """Return the settings whose score scatter does not tell from the best, other than the
+        best's own plateau.
+        """
         score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
-        farthest = floor + 1.5 * confident * self.sigma  # no error of a difference is larger than sqrt(2) sigma
+        farthest = (
+            floor + 1.5 * confident * self.sigma
+        )  # no error of a difference is larger than sqrt(2) sigma
         if bisect_left(self._ordered, farthest) <= 1:  # none but the best
             return []
         near = [s for s, value in score.items() if value < farthest and s not in self.alike]
@@ -348,4 +422,6 @@ class SearchView:
     def loss(self) -> float:
         """Return what all runs off the best setting have cost, in runs' worth of the objective."""
         floor = self.score[self.best]
-        return sum(x.runs * math.expm1(min(self.score[s] - floor, 3.0)) for s, x in self.seen.items())
+        return sum(
+            x.runs * math.expm1(min(self.score[s] - floor, 3.0)) for s, x in self.seen.items()
+        )

@@ -1,10 +1,11 @@
-"""Measure how performance follows a card's knobs, and fit linear models of it to counters (paper 004, section 4).
+"""Measure how performance follows a card's knobs, and fit linear models of it to counters (paper
+004, section 4).
 
-A sensitivity is the relative change of performance over the relative change of a knob: 1 when time is inversely
-proportional to the knob, 0 when the knob does not matter. A linear model predicts it from counters that a run gives
-anyway; ``fit_sensitivity`` makes such models from a table of kernels that ran over a card's settings. Compute
-sensitivity stands for compute units and core clock together, bandwidth sensitivity for the memory clock.
-"""
+A sensitivity is the relative change of performance over the relative change of a knob: 1 when time
+is inversely proportional to the knob, 0 when the knob does not matter. A linear model predicts it
+from counters that a run gives anyway; ``fit_sensitivity`` makes such models from a table of kernels
+that ran over a card's settings. Compute sensitivity stands for compute units and core clock
+together, bandwidth sensitivity for the memory clock."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from wattcast.core.strict_files import decode_yaml, parse_csv, read_bytes, read_
 from wattcast.manage.plants import KnobRole
 
 FORMAT = 1
-STRONG_CORRELATION = 0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
+STRONG_CORRELATION = (
+    0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
+)
 MOST_COUNTERS = 7  # as many as the longer of the paper's two models
 RAW_COUNTERS, INTENSITY_COUNTER = ("VALUBusy", "VALUUtilization", "MemUnitBusy"), "CtoMIntensity"
 LOW_EDGE, HIGH_EDGE = 0.30, 0.70  # section 5.2: "<30%, 30%-70%, and >70%"
@@ -69,7 +72,9 @@ class LinearModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Predict the two sensitivities that the controller steers by. Its YAML file has the same fields."""
+    """Predict the two sensitivities that the controller steers by. Its YAML file has the same
+    fields.
+    """
 
     format: int
     name: str
@@ -78,11 +83,16 @@ class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth: LinearModel
 
     def predict(self, counters: Mapping[str, float]) -> tuple[float, float]:
-        """Return compute and bandwidth sensitivity of a run; ``MissingEvents`` where a counter is not there.
+        """Return compute and bandwidth sensitivity of a run; ``MissingEvents`` where a counter is
+        not there.
 
         Compute-to-memory intensity is worked out where its parts are there.
         """
-        if INTENSITY_COUNTER not in counters and "VALUBusy" in counters and "MemUnitBusy" in counters:
+        if (
+            INTENSITY_COUNTER not in counters
+            and "VALUBusy" in counters
+            and "MemUnitBusy" in counters
+        ):
             active = counters["VALUBusy"] * counters.get("VALUUtilization", 100.0) / 100.0
             intensity = min(100.0 * active / max(counters["MemUnitBusy"], 1e-9), 100.0)
             counters = {**counters, INTENSITY_COUNTER: intensity}
@@ -110,14 +120,18 @@ def read_sensitivity_model(path: Path) -> SensitivityModel:
 @cache
 def load_shipped_model(name: str = "hd7970_table3") -> SensitivityModel:
     """Load a sensitivity model that ships with Wattcast."""
-    return read_sensitivity_model(Path(str(files("wattcast.manage").joinpath("data", f"{name}.yaml"))))
+    return read_sensitivity_model(
+        Path(str(files("wattcast.manage").joinpath("data", f"{name}.yaml")))
+    )
 
 
-def measure_sensitivity(time_low_s: Array, time_high_s: Array, knob_low: Array, knob_high: Array) -> Array:
+def measure_sensitivity(
+    time_low_s: Array, time_high_s: Array, knob_low: Array, knob_high: Array
+) -> Array:
     """Return the relative change of performance (1 / time) over the relative change of a knob.
 
-    s = (t_low / t_high - 1) / (k_high / k_low - 1), where t_low is the time at the lower knob value k_low. Arrays
-    broadcast.
+    s = (t_low / t_high - 1) / (k_high / k_low - 1), where t_low is the time at the lower knob value
+    k_low. Arrays broadcast.
 
     >>> float(measure_sensitivity(np.array(2.0), np.array(1.0), np.array(500.0), np.array(1000.0)))
     1.0
@@ -125,11 +139,13 @@ def measure_sensitivity(time_low_s: Array, time_high_s: Array, knob_low: Array, 
     return np.asarray((time_low_s / time_high_s - 1.0) / (knob_high / knob_low - 1.0))
 
 
-def compute_to_memory_percent(valu_busy: Array, valu_utilisation: Array, memory_busy: Array) -> Array:
+def compute_to_memory_percent(
+    valu_busy: Array, valu_utilisation: Array, memory_busy: Array
+) -> Array:
     """Return compute-to-memory intensity in % (paper 004, equation 3).
 
-    It is the time the vector ALUs work on active lanes over the time the memory unit works. The paper says
-    "normalized to 100"; we take that as a percentage held at 100.
+    It is the time the vector ALUs work on active lanes over the time the memory unit works. The
+    paper says "normalized to 100"; we take that as a percentage held at 100.
 
     >>> float(compute_to_memory_percent(np.array(50.0), np.array(80.0), np.array(80.0)))
     50.0
@@ -141,9 +157,9 @@ def compute_to_memory_percent(valu_busy: Array, valu_utilisation: Array, memory_
 def combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:
     """Return compute and bandwidth sensitivity from the sensitivities to single knobs.
 
-    The paper aggregates the two compute knobs without saying how (section 4.1). We take their mean: throughput is the
-    product of units and clock, so a kernel that follows one of them follows half of throughput, in logarithms.
-    """
+    The paper aggregates the two compute knobs without saying how (section 4.1). We take their mean:
+    throughput is the product of units and clock, so a kernel that follows one of them follows half
+    of throughput, in logarithms."""
     compute = [by_knob[k] for k in (KnobRole.COMPUTE_UNITS, KnobRole.CORE_CLOCK) if k in by_knob]
     bandwidth = by_knob.get(KnobRole.MEMORY_CLOCK, np.zeros_like(compute[0]))
     return {"compute": np.asarray(0.5 * (compute[0] + compute[-1])), "bandwidth": bandwidth}
@@ -153,7 +169,10 @@ def with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
     """Return the counters, and compute-to-memory intensity where its parts are among them."""
     if not set(RAW_COUNTERS) <= set(counters):
         return dict(counters)
-    return {**counters, INTENSITY_COUNTER: compute_to_memory_percent(*(counters[name] for name in RAW_COUNTERS))}
+    return {
+        **counters,
+        INTENSITY_COUNTER: compute_to_memory_percent(*(counters[name] for name in RAW_COUNTERS)),
+    }
 
 
 @dataclass(frozen=True)
@@ -173,13 +192,16 @@ class SensitivityTable:
 def read_sensitivity_table(path: Path) -> SensitivityTable:
     """Read a CSV of kernels over settings: ``kernel``, ``time_s``, the card's knobs and counters.
 
-    Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``. A column ``phase`` keeps behaviours of one
-    kernel apart, ``power_w`` is not used, and all other columns are counters.
-    """
+    Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``. A column ``phase`` keeps
+    behaviours of one kernel apart, ``power_w`` is not used, and all other columns are counters."""
     rows = parse_csv(read_bytes(path), path.name)
     cells = {name: [row[name] for row in rows] for name in rows[0]}
     knobs = [str(role) for role in KnobRole if role in cells]
-    if not {"kernel", "time_s"} <= set(cells) or KnobRole.MEMORY_CLOCK not in knobs or len(knobs) < 2:
+    if (
+        not {"kernel", "time_s"} <= set(cells)
+        or KnobRole.MEMORY_CLOCK not in knobs
+        or len(knobs) < 2
+    ):
         wanted = "columns kernel, time_s, memory_clock and compute_units or core_clock"
         raise bad_value(path.name, wanted, ", ".join(cells))
     phases = list(zip(cells["kernel"], cells.get("phase", cells["kernel"]), strict=True))
@@ -188,8 +210,12 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
         for name, column in cells.items()
         if name not in ("kernel", "phase")
     }
-    counters = with_intensity({n: column for n, column in number.items() if n not in {*knobs, "time_s", "power_w"}})
-    groups = {phase: np.array([each == phase for each in phases]) for phase in dict.fromkeys(phases)}
+    counters = with_intensity(
+        {n: column for n, column in number.items() if n not in {*knobs, "time_s", "power_w"}}
+    )
+    groups = {
+        phase: np.array([each == phase for each in phases]) for phase in dict.fromkeys(phases)
+    }
 
     def average(knob: str, kernel: str, rows: npt.NDArray[np.bool_]) -> float:
         """Return the mean sensitivity of some rows to one knob, all other knobs at their highest."""
@@ -202,12 +228,18 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
             raise bad_value(kernel, wanted, len(values))
         top = int(values.argmax())
         rest = np.arange(len(values)) != top
-        return float(measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean())
+        return float(
+            measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean()
+        )
 
     by_knob = {
-        knob: np.array([average(knob, kernel, rows) for (kernel, _), rows in groups.items()]) for knob in knobs
+        knob: np.array([average(knob, kernel, rows) for (kernel, _), rows in groups.items()])
+        for knob in knobs
     }
-    means = {name: np.array([column[rows].mean() for rows in groups.values()]) for name, column in counters.items()}
+    means = {
+        name: np.array([column[rows].mean() for rows in groups.values()])
+        for name, column in counters.items()
+    }
     return SensitivityTable(tuple(kernel for kernel, _ in groups), means, combine_knobs(by_knob))
 
 
@@ -223,9 +255,15 @@ class FittedSensitivity:
 
 
 def fit_sensitivity(
-    counters: Mapping[str, Array], sensitivity: Mapping[str, Array], groups: Sequence[str], name: str, source: str
+    counters: Mapping[str, Array],
+    sensitivity: Mapping[str, Array],
+    groups: Sequence[str],
+    name: str,
+    source: str,
 ) -> FittedSensitivity:
-    """Fit linear models of compute and bandwidth sensitivity by least squares; ``groups`` are left out in turn."""
+    """Fit linear models of compute and bandwidth sensitivity by least squares; ``groups`` are left
+    out in turn.
+    """
     models, error, left_out, correlation = {}, {}, {}, {}
     for which in ("compute", "bandwidth"):
         target = sensitivity[which]
@@ -246,9 +284,13 @@ def fit_sensitivity(
 
 
 def select_counters(counters: Mapping[str, Array], target: Array) -> list[str]:
-    """Return the counters strongly correlated with the target, strongest first, at least one (section 4.3)."""
+    """Return the counters strongly correlated with the target, strongest first, at least one
+    (section 4.3).
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
-        score = {name: abs(float(np.corrcoef(column, target)[0, 1])) for name, column in counters.items()}
+        score = {
+            name: abs(float(np.corrcoef(column, target)[0, 1])) for name, column in counters.items()
+        }
     known = {name: value for name, value in score.items() if np.isfinite(value)}
     if not known:
         raise bad_value("counters", "one that varies between kernels", "none that does")

@@ -1,15 +1,15 @@
 """Control a card that serves requests: energy per token under limits of response times.
 
-A serving engine does what comes in, so that throughput says nothing about the clock until the queue grows. The signal
-is the engine's own: histograms of the time to the first token (TTFT) and per output token (TPOT), and counts, read
-from its Prometheus endpoint, which vLLM and SGLang both have. ``LatencyKeeper`` computes from the load which clocks
-keep the 99th percentiles below their limits, and takes the lowest.
+A serving engine does what comes in, so that throughput says nothing about the clock until the queue
+grows. The signal is the engine's own: histograms of the time to the first token (TTFT) and per
+output token (TPOT), and counts, read from its Prometheus endpoint, which vLLM and SGLang both have.
+``LatencyKeeper`` computes from the load which clocks keep the 99th percentiles below their limits,
+and takes the lowest.
 
-A rehearsal sends a trace through the engine simulator of ``wattcast simulate``, the policy and its oracle. The policy
-sees what an engine's Prometheus endpoint would tell, in vLLM's buckets, and the card's energy. The oracle is the one
-clock, of those that keep the limits in 99 % of the minutes (or in as many as the highest clock does), that needs the
-least energy for the whole trace.
-"""
+A rehearsal sends a trace through the engine simulator of ``wattcast simulate``, the policy and its
+oracle. The policy sees what an engine's Prometheus endpoint would tell, in vLLM's buckets, and the
+card's energy. The oracle is the one clock, of those that keep the limits in 99 % of the minutes (or
+in as many as the highest clock does), that needs the least energy for the whole trace."""
 
 from __future__ import annotations
 
@@ -30,12 +30,18 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.serving.arrivals import Trace
-from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, govern_steps, plan_requests
+from wattcast.serving.engine_simulator import (
+    EngineReplica,
+    EngineSettings,
+    govern_steps,
+    plan_requests,
+)
 from wattcast.serving.simulate_serving import find_language_model
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 
-# Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang: docs.sglang.io, likewise.
+# Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang:
+# docs.sglang.io, likewise.
 FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
 PER_TOKEN = (
     *("vllm:request_time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
@@ -49,7 +55,10 @@ GAUGES = (  # tokens, requests that wait, requests that are computed, tokens of 
     ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
 )
 FEW_SEQUENCES = 8  # below, the mean of two readings does not tell how many there were between them
-TIED, LOOSELY_TIED = 1.0, 0.001  # how much the scales of a forecast, and without one, are held together
+TIED, LOOSELY_TIED = (
+    1.0,
+    0.001,
+)  # how much the scales of a forecast, and without one, are held together
 READ_TIMEOUT_S = 2.0
 LARGEST_ANSWER = 4 * 2**20
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -88,7 +97,9 @@ class LatencyHistogram:
 
 @dataclass(frozen=True)
 class EngineReading:
-    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait or are computed now."""
+    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait or are
+    computed now.
+    """
 
     ttft: LatencyHistogram
     tpot: LatencyHistogram
@@ -99,7 +110,9 @@ class EngineReading:
 
 
 def parse_engine_metrics(text: str) -> EngineReading:
-    """Read an engine's metrics in Prometheus' text format; series of several models or ranks are added up."""
+    """Read an engine's metrics in Prometheus' text format; series of several models or ranks are
+    added up.
+    """
     plain: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
     for line in text.splitlines():
@@ -124,7 +137,9 @@ def parse_engine_metrics(text: str) -> EngineReading:
     for names in (FIRST_TOKEN, PER_TOKEN):
         name = next((name for name in names if name in buckets and math.inf in buckets[name]), None)
         if name is None:
-            raise bad_value("--metrics", f"a histogram {names[0]} (vLLM) or {names[-1]} (SGLang)", "none")
+            raise bad_value(
+                "--metrics", f"a histogram {names[0]} (vLLM) or {names[-1]} (SGLang)", "none"
+            )
         edges = tuple(sorted(buckets[name]))
         counts = tuple(buckets[name][edge] for edge in edges)
         found.append(LatencyHistogram(edges, counts, plain.get(f"{name}_sum", 0.0)))
@@ -160,22 +175,27 @@ class ServingLimits:
 class StepForecast:
     """Hold what the steps of an engine take at each clock level, ``(level,)``.
 
-    A step in which N sequences decode, and as many prompts come in as sequences end, takes a + w·N/L, with a =
-    ``empty_s``, w = ``request_s`` and L output tokens per request.
-    """
+    A step in which N sequences decode, and as many prompts come in as sequences end, takes a +
+    w·N/L, with a = ``empty_s``, w = ``request_s`` and L output tokens per request."""
 
     empty_s: Array  # a step without a sequence
     request_s: Array  # what one request adds to all its steps together, its prompt included
 
 
 def forecast_steps(by_level: Sequence[StepCosts], prompt: float, output: float) -> StepForecast:
-    """Take both times from steps of 4 and 128 sequences without and with a prompt, as the power limit holds them."""
+    """Take both times from steps of 4 and 128 sequences without and with a prompt, as the power
+    limit holds them.
+    """
     few, many, context = 4, 128, prompt + 0.5 * output
     empty, request = [], []
     for costs in by_level:
         chunk = min(max(round(prompt), 1), len(costs.prompt) - 1 - many)
         asked = (many + chunk, many, context, [(chunk, 0)], many + 1)
-        rows = costs.decode_cost(few, few, context), costs.decode_cost(many, many, context), costs.mixed_cost(*asked)
+        rows = (
+            costs.decode_cost(few, few, context),
+            costs.decode_cost(many, many, context),
+            costs.mixed_cost(*asked),
+        )
         few_s, many_s, mixed_s = (govern_steps(costs, row, 1, 0.0)[0] for row in rows)
         per_token_s = (many_s - few_s) / (many - few)
         empty.append(few_s - few * per_token_s)
@@ -185,30 +205,38 @@ def forecast_steps(by_level: Sequence[StepCosts], prompt: float, output: float) 
 
 @dataclass
 class LatencyKeeper:
-    """Choose a core clock from response times: the lowest at which the 99th percentiles keep their limits.
+    """Choose a core clock from response times: the lowest at which the 99th percentiles keep their
+    limits.
 
-    An engine shares its steps among its N requests, so that with λ requests per second, and a and w of
-    ``StepForecast``, a token takes
+    An engine shares its steps among its N requests, so that with λ requests per second, and a and w
+    of ``StepForecast``, a token takes
 
         τ = a / (1 - λw)
 
-    on average, and N = λLτ requests are in the engine. N varies with the coefficient c = 1 / √(λLa): arrivals are
-    random, and what carries N back, d(N / Lτ)/dN, is a / Lτ². A level is low enough where τ·(1 + z·c·(1 - a/τ)) and
-    N·(1 + z·c) keep below their limits, and TTFT, which grows as τ does, too. Where more requests are in the engine
-    than that, the clock goes up at once, by what a step with these requests takes. After a minute in which more than
-    1 % of the requests were late, less of the limits is used.
+    on average, and N = λLτ requests are in the engine. N varies with the coefficient c = 1 /
+    √(λLa): arrivals are random, and what carries N back, d(N / Lτ)/dN, is a / Lτ². A level is low
+    enough where τ·(1 + z·c·(1 - a/τ)) and N·(1 + z·c) keep below their limits, and TTFT, which
+    grows as τ does, too. Where more requests are in the engine than that, the clock goes up at
+    once, by what a step with these requests takes. After a minute in which more than 1 % of the
+    requests were late, less of the limits is used.
 
-    a and w come from ``forecast`` and are scaled by what is measured: in a second, G tokens come from N sequences and
-    A·a·G/N + W·w·G/L = 1. Without a forecast both follow 1/f, and the division of the time between them is learned.
-    """
+    a and w come from ``forecast`` and are scaled by what is measured: in a second, G tokens come
+    from N sequences and A·a·G/N + W·w·G/L = 1. Without a forecast both follow 1/f, and the division
+    of the time between them is learned."""
 
     levels_hz: Sequence[float]  # ascending
     limits: ServingLimits
-    forecast: Callable[[float, float], StepForecast] | None = None  # by mean tokens of prompts and of outputs
+    forecast: Callable[[float, float], StepForecast] | None = (
+        None  # by mean tokens of prompts and of outputs
+    )
     seats: float = 256.0  # requests that the engine computes at once; vLLM's max_num_seqs
-    spread: float = 3.5  # z: standard deviations of the number of requests that the limits leave room for
+    spread: float = (
+        3.5  # z: standard deviations of the number of requests that the limits leave room for
+    )
     goal: float = 0.92  # of a limit, which the expected percentile keeps to
-    guard: float = 0.8  # of a limit, above which the requests that are in the engine now raise the clock
+    guard: float = (
+        0.8  # of a limit, above which the requests that are in the engine now raise the clock
+    )
     tail: float = 4.5  # 99th percentile of TTFT over its mean
     load_s: float = 300.0  # window behind the load; the shorter one tells that it rises
     short_s: float = 60.0
@@ -219,7 +247,9 @@ class LatencyKeeper:
 
     def __post_init__(self) -> None:
         self.level = len(self.levels_hz) - 1
-        self._readings: deque[tuple[float, EngineReading, float]] = deque()  # time, engine, joules of the card
+        self._readings: deque[tuple[float, EngineReading, float]] = (
+            deque()
+        )  # time, engine, joules of the card
         self._moved_s = self._judged_s = 0.0
         self._care = 1.0  # share of the limits that is made use of
         self._steps: StepForecast | None = None
@@ -232,15 +262,29 @@ class LatencyKeeper:
         self._readings.append((now_s, reading, energy_j))
         while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.load_s:
             self._readings.popleft()
-        latest, lately, long = (self._read_window(seconds) for seconds in (0.0, self.short_s, self.load_s))
-        if lately.seconds < 0.5 * self.short_s or min(lately.ttft.count, long.tokens, long.tpot.mean_s) <= 0:
+        latest, lately, long = (
+            self._read_window(seconds) for seconds in (0.0, self.short_s, self.load_s)
+        )
+        if (
+            lately.seconds < 0.5 * self.short_s
+            or min(lately.ttft.count, long.tokens, long.tpot.mean_s) <= 0
+        ):
             return self.level
-        if now_s - self._judged_s >= self.short_s:  # a minute with 1 % late requests is remembered for an hour or so
+        if (
+            now_s - self._judged_s >= self.short_s
+        ):  # a minute with 1 % late requests is remembered for an hour or so
             self._judged_s = now_s
-            late = lately.ttft.count_above(self.limits.ttft_s), lately.tpot.count_above(self.limits.tpot_s)
+            late = (
+                lately.ttft.count_above(self.limits.ttft_s),
+                lately.tpot.count_above(self.limits.tpot_s),
+            )
             is_late = max(late) > 0.01 * lately.ttft.count
             self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
-        output, tpot_s, ttft_s = long.tokens / long.ttft.count, self._care * self.limits.tpot_s, self.limits.ttft_s
+        output, tpot_s, ttft_s = (
+            long.tokens / long.ttft.count,
+            self._care * self.limits.tpot_s,
+            self.limits.ttft_s,
+        )
         steps = self._scale_forecast(latest, long, output)
         a, w = steps.empty_s, steps.request_s
         load = max(long.load, lately.load - 2 * math.sqrt(lately.load / lately.seconds))
@@ -249,41 +293,61 @@ class LatencyKeeper:
         varies = self.spread / np.sqrt(load * output * a)
         fits = tau * (1 + varies * (1 - a / tau)) <= self.goal * tpot_s
         fits &= load * output * tau * (1 + 0.7 * varies) <= self.seats + 0.5 * load * ttft_s
-        fits &= self.tail * long.ttft.mean_s / long.tpot.mean_s * tau <= self.goal * self._care * ttft_s
+        fits &= (
+            self.tail * long.ttft.mean_s / long.tpot.mean_s * tau <= self.goal * self._care * ttft_s
+        )
         fits[: self._find_cheapest(now_s, long.load)] = False
         wanted = _lowest_level(fits)
         why = f"{load:.3g} requests/s take {load * w[wanted]:.0%} of its time"
         inside = reading.running + reading.waiting
-        more = max(inside - latest.begin.running - latest.begin.waiting, 0.0)  # may come until the next reading
+        more = max(
+            inside - latest.begin.running - latest.begin.waiting, 0.0
+        )  # may come until the next reading
         urgent = _lowest_level(a + w * (inside + more) / output <= self.guard * tpot_s)
         if inside + 0.5 * more > self.seats or reading.waiting > 0.3 * load * ttft_s + 1:
-            urgent = _lowest_level(w <= 1.02 * w.min())  # above, the power limit lets nothing run faster
+            urgent = _lowest_level(
+                w <= 1.02 * w.min()
+            )  # above, the power limit lets nothing run faster
         if urgent > wanted:
             wanted, why = urgent, f"{inside:.0f} requests are in the engine"
-        if wanted > self.level or (wanted < self.level and now_s - self._moved_s >= self.patience_s):
+        if wanted > self.level or (
+            wanted < self.level and now_s - self._moved_s >= self.patience_s
+        ):
             self.level, self.why, self._moved_s = max(wanted, self.level - 4), why, now_s
         return self.level
 
-    def _scale_forecast(self, latest: _ServingWindow, long: _ServingWindow, output: float) -> StepForecast:
+    def _scale_forecast(
+        self, latest: _ServingWindow, long: _ServingWindow, output: float
+    ) -> StepForecast:
         """Return what steps take at each level: as forecast, times what was measured over that.
 
-        The scales A and W minimise the mean of (A·x + W·y - 1)² + μ·(A - W)², with x = a·G/N and y = w·G/L in an
-        interval, which counts by exp(-age / ``learning_s``). With few sequences, N/G is the TPOT of those that end.
-        """
+        The scales A and W minimise the mean of (A·x + W·y - 1)² + μ·(A - W)², with x = a·G/N and y
+        = w·G/L in an interval, which counts by exp(-age / ``learning_s``). With few sequences, N/G
+        is the TPOT of those that end."""
         lengths = np.array([max(long.prompt_tokens / long.ttft.count, 1.0), output])
         if self._steps is None or np.abs(np.log(lengths / self._lengths)).max() > 0.2:
             self._lengths, self._sums = lengths, np.zeros(6)
             if self.forecast is not None:
                 self._steps = self.forecast(*lengths.tolist())
-            else:  # most of the time is taken for that of requests, with which response times rise most
+            else:
+                # most of the time is taken for that of requests, with which response times rise
+                # most
                 slower = self.levels_hz[self.level] / np.asarray(self.levels_hz)
-                self._steps = StepForecast(0.3 * long.tpot.mean_s * slower, 0.7 / long.load * slower)
+                self._steps = StepForecast(
+                    0.3 * long.tpot.mean_s * slower, 0.7 / long.load * slower
+                )
         a, w = self._steps.empty_s, self._steps.request_s
-        inside, per_token_s = 0.5 * (latest.begin.running + self._readings[-1][1].running), latest.tpot.mean_s
+        inside, per_token_s = (
+            0.5 * (latest.begin.running + self._readings[-1][1].running),
+            latest.tpot.mean_s,
+        )
         if inside >= FEW_SEQUENCES:
             per_token_s = inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
         if per_token_s > 0:
-            x, y = a[self.level] / per_token_s, w[self.level] * latest.tokens / latest.seconds / output
+            x, y = (
+                a[self.level] / per_token_s,
+                w[self.level] * latest.tokens / latest.seconds / output,
+            )
             kept = math.exp(-latest.seconds / self.learning_s)
             self._sums = kept * self._sums + (1 - kept) * np.array([1.0, x * x, x * y, y * y, x, y])
         if not self._sums[0] > 0:
@@ -296,21 +360,30 @@ class LatencyKeeper:
         return StepForecast(scales[0] * a, scales[1] * w)
 
     def _find_cheapest(self, now_s: float, load: float) -> int:
-        """Return the lowest level that did not need more energy per token than one above it at about this load."""
+        """Return the lowest level that did not need more energy per token than one above it at
+        about this load.
+        """
         stayed_s = now_s - self._moved_s
         if stayed_s >= 0.5 * self.short_s:
             stayed = self._read_window(min(stayed_s, self.short_s))
             self._spent[self.level] = load, stayed.energy_j / max(stayed.tokens, 1.0)
         alike = {i: joules for i, (at, joules) in self._spent.items() if abs(at / load - 1) < 0.1}
-        worse = [i for i, joules in alike.items() if any(1.1 * alike[j] < joules for j in alike if j > i)]
+        worse = [
+            i for i, joules in alike.items() if any(1.1 * alike[j] < joules for j in alike if j > i)
+        ]
         return max(worse, default=-1) + 1
 
     def _read_window(self, seconds: float) -> _ServingWindow:
         """Return what came in the last seconds, or since the reading before."""
         (now_s, new, new_j), count = self._readings[-1], len(self._readings)
-        place = next((i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0)
+        place = next(
+            (i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0
+        )
         then_s, old, old_j = self._readings[place]
-        tokens, prompts = max(new.tokens - old.tokens, 0.0), max(new.prompt_tokens - old.prompt_tokens, 0.0)
+        tokens, prompts = (
+            max(new.tokens - old.tokens, 0.0),
+            max(new.prompt_tokens - old.prompt_tokens, 0.0),
+        )
         ttft, tpot = new.ttft.since(old.ttft), new.tpot.since(old.tpot)
         return _ServingWindow(now_s - then_s, ttft, tpot, tokens, prompts, new_j - old_j, old)
 
@@ -337,7 +410,8 @@ def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
 READING_INTERVAL_S = 2.0  # between two readings of an engine's metrics, simulated or real
 KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
-# Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use here
+# Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use
+# here
 TTFT_EDGES = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     float("inf"),
@@ -386,10 +460,14 @@ class ServingPlant:
         self._open = still
         ttft, tpot = (
             LatencyHistogram(edges, tuple(np.cumsum(counts).tolist()), total)
-            for edges, counts, total in zip((TTFT_EDGES, TPOT_EDGES), self._counts, self._sums, strict=True)
+            for edges, counts, total in zip(
+                (TTFT_EDGES, TPOT_EDGES), self._counts, self._sums, strict=True
+            )
         )
         tokens = engine.decoded + len(self._begun)
-        return EngineReading(ttft, tpot, tokens, engine.waiting, engine.running, self._prompt_tokens)
+        return EngineReading(
+            ttft, tpot, tokens, engine.waiting, engine.running, self._prompt_tokens
+        )
 
     def _note_latency(self, which: int, seconds: float) -> None:
         edges = (TTFT_EDGES, TPOT_EDGES)[which]
@@ -451,12 +529,18 @@ def serve_at_levels(
     )
 
 
-def rehearse_load(by_level: Sequence[StepCosts], trace: Trace, limits: ServingLimits) -> dict[str, Any]:
-    """Serve a trace at the highest clock, under the policy and by the oracle; return what each needed and kept."""
+def rehearse_load(
+    by_level: Sequence[StepCosts], trace: Trace, limits: ServingLimits
+) -> dict[str, Any]:
+    """Serve a trace at the highest clock, under the policy and by the oracle; return what each
+    needed and kept.
+    """
     top = serve_at_levels(by_level, trace, limits, len(by_level) - 1)
     ours = serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits))
     low, at, best = 0, len(by_level) - 1, top
-    while low < at:  # energy falls with the clock, so that the oracle is the lowest level that keeps the limits
+    while (
+        low < at
+    ):  # energy falls with the clock, so that the oracle is the lowest level that keeps the limits
         level = (low + at) // 2
         found = serve_at_levels(by_level, trace, limits, level)
         if found.minutes_kept >= min(KEPT, top.minutes_kept) and found.energy_j <= best.energy_j:
@@ -482,36 +566,50 @@ def rehearse_load(by_level: Sequence[StepCosts], trace: Trace, limits: ServingLi
 def build_clock_levels(model: str, gpu: Gpu, longest_context: int = 16384) -> list[StepCosts]:
     """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
     options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
-    costs = tabulate_step_costs(find_language_model(model), gpu, options, longest_context=longest_context)
+    costs = tabulate_step_costs(
+        find_language_model(model), gpu, options, longest_context=longest_context
+    )
     return [costs.cap_clock(share * float(costs.clock_hz[0]), gpu) for share in LEVEL_SHARES]
 
 
 def make_keeper(
     by_level: Sequence[StepCosts], limits: ServingLimits, clocks_hz: Sequence[float] | None = None
 ) -> LatencyKeeper:
-    """Return a policy that knows what the steps of the engine take at each clock, or at those that a card has."""
+    """Return a policy that knows what the steps of the engine take at each clock, or at those that
+    a card has.
+    """
     known_hz = [float(costs.clock_hz[0]) for costs in by_level]
 
     def forecast(prompt: float, output: float) -> StepForecast:
         known = forecast_steps(by_level, prompt, output)
         if clocks_hz is None:
             return known
-        return StepForecast(*(np.interp(clocks_hz, known_hz, each) for each in (known.empty_s, known.request_s)))
+        return StepForecast(
+            *(np.interp(clocks_hz, known_hz, each) for each in (known.empty_s, known.request_s))
+        )
 
     return LatencyKeeper(clocks_hz or known_hz, limits, forecast)
 
 
 def rehearse_site_serving(
-    by_level: Sequence[StepCosts], traces: Sequence[Trace], limits: ServingLimits, budget_w: float, limit_w: float
+    by_level: Sequence[StepCosts],
+    traces: Sequence[Trace],
+    limits: ServingLimits,
+    budget_w: float,
+    limit_w: float,
 ) -> dict[str, Any]:
-    """Serve a trace on each of several GPUs under the policy, and share a budget among what they draw.
+    """Serve a trace on each of several GPUs under the policy, and share a budget among what they
+    draw.
 
-    Safe shares are two thirds of equal ones. A GPU that gets less than it would draw is only counted as such: the
-    engine is not slowed in turn.
-    """
-    days = [serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits)) for trace in traces]
+    Safe shares are two thirds of equal ones. A GPU that gets less than it would draw is only
+    counted as such: the engine is not slowed in turn."""
+    days = [
+        serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits)) for trace in traces
+    ]
     seconds = min(len(day.power_w) for day in days)
-    demand_w = np.repeat(np.stack([day.power_w[:seconds] for day in days]), int(READING_INTERVAL_S), axis=1)
+    demand_w = np.repeat(
+        np.stack([day.power_w[:seconds] for day in days]), int(READING_INTERVAL_S), axis=1
+    )
     safe_w = min(budget_w / len(traces) / 1.5, limit_w)
     gpus = tuple(SiteGpu(f"gpu{i}", safe_w, limit_w) for i in range(len(traces)))
     drawn_w, served = rehearse_site(SitePlan(budget_w, gpus), demand_w)

@@ -1,10 +1,10 @@
-"""Choose the settings of a kernel's next run: a coarse target first, then fine steps, then confirmation.
+"""Choose the settings of a kernel's next run: a coarse target first, then fine steps, then
+confirmation.
 
-With time elasticity s (the sensitivity) and power elasticity e, lowering a knob by the log ratio x changes the score
-of E · D^k by (w·s - e)·x, w = k + 1. Where a like step was measured, s and e are read off it. Elsewhere s comes from
-the beliefs and e from what cards usually do. Such an estimate is optimistic: it says whether a step is worth a try,
-not what it will bring.
-"""
+With time elasticity s (the sensitivity) and power elasticity e, lowering a knob by the log ratio x
+changes the score of E · D^k by (w·s - e)·x, w = k + 1. Where a like step was measured, s and e are
+read off it. Elsewhere s comes from the beliefs and e from what cards usually do. Such an estimate
+is optimistic: it says whether a step is worth a try, not what it will bring."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def choose_next_move(
 ) -> SearchMove:
     """Choose the settings of the next run.
 
-    ``beliefs`` come from counters, or are sensed where None. ``target`` is the setting of the coarse step. Under a
-    cap, when no step of one knob is left, decisions of their own look for trades between two, for one knob after
-    another; ``turn`` and ``settled`` are those of the move before.
-    """
+    ``beliefs`` come from counters, or are sensed where None. ``target`` is the setting of the
+    coarse step. Under a cap, when no step of one knob is left, decisions of their own look for
+    trades between two, for one knob after another; ``turn`` and ``settled`` are those of the move
+    before."""
     seen = memory.seen
     if not seen:
         return SearchMove(problem.start, False, "start")
@@ -86,10 +86,13 @@ def choose_next_move(
             return SearchMove(view.best, False, TRADING, turn + 1)
     if (found := _choose_rival(view, problem.tuning.rival_runs)) is not None:
         return SearchMove(found, False, "again")
-    # Settle on the best setting once it is surely better than the default; until then, run both in turn
+    # Settle on the best setting once it is surely better than the default; until then, run both in
+    # turn
     default, best, score, tuning = view.default, view.best, view.score, problem.tuning
     if best != default:
-        if default not in score or score[default] - score[best] > tuning.verified * view.error(default, best):
+        if default not in score or score[default] - score[best] > tuning.verified * view.error(
+            default, best
+        ):
             return SearchMove(best, True, "settled")
         fewest = min((default, best), key=lambda s: seen[s].runs)
         if seen[fewest].runs < tuning.default_runs:
@@ -98,10 +101,11 @@ def choose_next_move(
 
 
 def choose_sensing_step(view: SearchView) -> Settings | None:
-    """Choose, where there are no counters, one step down of the core clock, which tells compute from memory.
+    """Choose, where there are no counters, one step down of the core clock, which tells compute
+    from memory.
 
-    It is repeated while a risky step of the memory clock depends on an answer that scatter leaves open.
-    """
+    It is repeated while a risky step of the memory clock depends on an answer that scatter leaves
+    open."""
     if not view.measured:
         return None
     problem, tuning, seen, high = view.problem, view.problem.tuning, view.seen, view.default
@@ -121,7 +125,9 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
         return None
     fewest = min(low, high, key=lambda s: seen[s].runs)
     time_sigma = view.memory.time_sigma(tuning.prior_sigma / problem.time_weight)
-    error = time_sigma * math.sqrt(1.0 / seen[low].runs + 1.0 / seen[high].runs) / ratio  # of the sensitivity
+    error = (
+        time_sigma * math.sqrt(1.0 / seen[low].runs + 1.0 / seen[high].runs) / ratio
+    )  # of the sensitivity
     is_open = abs(view.beliefs.bandwidth - LOW_EDGE) < tuning.confident * error
     return fewest if is_open and seen[fewest].runs < tuning.rival_runs else None
 
@@ -136,12 +142,18 @@ def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
 
 
 def _choose_doubtful(view: SearchView) -> Settings | None:
-    """Choose a setting that would be best if it surely kept its bound, or the default that it is compared with."""
+    """Choose a setting that would be best if it surely kept its bound, or the default that it is
+    compared with.
+    """
     if not view.open_bounds:
         return None
     seen, tuning, default = view.seen, view.problem.tuning, view.problem.default
     best = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values()))
-    open_bounds = [s for s, score in view.open_bounds.items() if score < best and seen[s].runs < tuning.default_runs]
+    open_bounds = [
+        s
+        for s, score in view.open_bounds.items()
+        if score < best and seen[s].runs < tuning.default_runs
+    ]
     if not open_bounds:
         return None
     first = min(open_bounds, key=view.open_bounds.__getitem__)
@@ -149,7 +161,9 @@ def _choose_doubtful(view: SearchView) -> Settings | None:
 
 
 def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]]:
-    """List the fine steps worth a try, best first, and the smallest steps as (knob, level), of every free knob."""
+    """List the fine steps worth a try, best first, and the smallest steps as (knob, level), of
+    every free knob.
+    """
     problem, least = view.problem, -view.problem.tuning.worth
     steps: list[FineStep] = []
     smallest: list[tuple[int, int]] = []
@@ -174,13 +188,21 @@ def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]
                 smallest.append((which, here + finest))
         if below is not None or above is not None:
             inner = _step_between(view, which, below, above)
-            if inner is not None and inner.promise < least and view.lines[which].along[inner.to] not in view.seen:
+            if (
+                inner is not None
+                and inner.promise < least
+                and view.lines[which].along[inner.to] not in view.seen
+            ):
                 steps.append(inner)
     return sorted(steps), smallest
 
 
-def _step_between(view: SearchView, which: int, below: int | None, above: int | None) -> FineStep | None:
-    """Find a level between known neighbours: the vertex of the parabola through them, or part of the way to one."""
+def _step_between(
+    view: SearchView, which: int, below: int | None, above: int | None
+) -> FineStep | None:
+    """Find a level between known neighbours: the vertex of the parabola through them, or part of
+    the way to one.
+    """
     problem, here = view.problem, view.best[which]
     down, up = problem.finest_down[which][here], problem.finest_up[which][here]
     room_below = below is not None and here - below > down
@@ -193,7 +215,9 @@ def _step_between(view: SearchView, which: int, below: int | None, above: int | 
         return _find_vertex(view, which, below, above)
     promise = -2.0 * problem.tuning.worth
     if below is not None and room_below:
-        return FineStep(promise, which, here - max(down, (here - below) // (2 if wall_below else 3)), False)
+        return FineStep(
+            promise, which, here - max(down, (here - below) // (2 if wall_below else 3)), False
+        )
     if above is not None and room_above:
         to = here + max(up, (above - here) // (2 if wall_above else 3))
         return FineStep(promise, which, max(min(to, view.highest_level(which)), here + up), False)
@@ -205,7 +229,9 @@ def _breaks_bound(view: SearchView, which: int, level: int) -> bool:
 
 
 def _find_vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | None:
-    """Find the lowest point of the parabola through the scores of the best and its two neighbours on a line."""
+    """Find the lowest point of the parabola through the scores of the best and its two neighbours
+    on a line.
+    """
     problem, here = view.problem, view.best[which]
     logs = problem.log_levels[which]
     x0, x1 = logs[below] - logs[here], logs[above] - logs[here]
@@ -226,13 +252,16 @@ def _find_vertex(view: SearchView, which: int, below: int, above: int) -> FineSt
 
 
 def _choose_step(view: SearchView) -> Settings | None:
-    """Choose all promising knobs down together, else the most promising single step, else the smallest step.
+    """Choose all promising knobs down together, else the most promising single step, else the
+    smallest step.
 
-    The smallest one goes beyond what was tried, where it cannot cost much and a fine step is larger.
-    """
+    The smallest one goes beyond what was tried, where it cannot cost much and a fine step is
+    larger."""
     (steps, smallest), best = _list_steps(view), view.best
     if len(steps) > 1:
-        down = {s.which: s.to for s in steps if s.outer and s.to < best[s.which] and _keeps_cap(view, s)}
+        down = {
+            s.which: s.to for s in steps if s.outer and s.to < best[s.which] and _keeps_cap(view, s)
+        }
         if len(down) > 1:
             joint = tuple([down.get(i, level) for i, level in enumerate(best)])
             if joint not in view.seen:
@@ -250,16 +279,21 @@ def _choose_step(view: SearchView) -> Settings | None:
 
 
 def _keeps_cap(view: SearchView, step: FineStep) -> bool:
-    """Tell whether a step from the best setting keeps to the cap; downwards from one that does, it always does."""
-    return step.to <= view.highest_level(step.which) or (step.to < view.best[step.which] and not view.over_cap)
+    """Tell whether a step from the best setting keeps to the cap; downwards from one that does, it
+    always does.
+    """
+    return step.to <= view.highest_level(step.which) or (
+        step.to < view.best[step.which] and not view.over_cap
+    )
 
 
 def _trade_knob(view: SearchView, which: int) -> Settings | None:
-    """Raise a knob under a cap where other runs than the best say that there is room, or lower it for another's rise.
+    """Raise a knob under a cap where other runs than the best say that there is room, or lower it
+    for another's rise.
 
-    It is lowered by as little as makes room, when fall and rise together promise a gain. A knob whose fall was never
-    measured is lowered alone first, because its power says how much room there is.
-    """
+    It is lowered by as little as makes room, when fall and rise together promise a gain. A knob
+    whose fall was never measured is lowered alone first, because its power says how much room there
+    is."""
     best, seen, least = view.best, view.seen, -view.problem.tuning.worth
     here, logs, along = best[which], view.problem.log_levels[which], view.lines[which].along
     raised = [up for up in view.problem.turns if best[up] < view.tops[up]]
@@ -279,18 +313,24 @@ def _trade_knob(view: SearchView, which: int) -> Settings | None:
 
 
 def _estimate_change(view: SearchView, which: int, to: int) -> float:
-    """Estimate the best change of score that moving a knob from the best setting to a level could bring."""
+    """Estimate the best change of score that moving a knob from the best setting to a level could
+    bring.
+    """
     problem, here = view.problem, view.best[which]
     logs = problem.log_levels[which]
     s, e = _measured_elasticities(view, which, to, logs)
-    if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:  # nothing known, or not what held the card
+    if (
+        -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB
+    ):  # nothing known, or not what held the card
         low, high = view.beliefs.bounds(problem.roles[which], problem.has_units)
         s, e = (low, problem.elastic[which]) if to < here else (high, LEAST_ELASTICITY)
     return (problem.time_weight * s - e) * (logs[here] - logs[to])
 
 
 def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
-    """Tell whether lowering a knob this far may be tried: not where it could cost more than it can save."""
+    """Tell whether lowering a knob this far may be tried: not where it could cost more than it can
+    save.
+    """
     problem, here = view.problem, view.best[which]
     if to >= problem.safe[which][here]:
         return True
@@ -302,8 +342,11 @@ def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
     return view.loss() + cost <= problem.tuning.budget * view.runs
 
 
-def _measured_elasticities(view: SearchView, which: int, to: int, logs: tuple[float, ...]) -> tuple[float, float]:
-    """Return the elasticities of time and power from a measured step like this one; zero where there is none.
+def _measured_elasticities(
+    view: SearchView, which: int, to: int, logs: tuple[float, ...]
+) -> tuple[float, float]:
+    """Return the elasticities of time and power from a measured step like this one; zero where
+    there is none.
 
     The same step on the nearest parallel line is like it, else the step before it on the same line.
     """

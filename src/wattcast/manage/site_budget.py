@@ -1,11 +1,11 @@
 """Share a power budget among the GPUs of several nodes.
 
-Every GPU has a *safe share*: the power limit it had before the coordinator came, set by the administrator. Safe
-shares together keep to the budget. The coordinator hands out what is left of it by priority and need, through the
-daemons of the nodes. A limit is raised only after those that make room for it were lowered and the nodes have said
-so; so the limits in force never exceed the budget in sum, whatever is late or lost. A node that loses the
-coordinator gets its safe shares back from its daemon within five seconds, as any client's card does.
-"""
+Every GPU has a *safe share*: the power limit it had before the coordinator came, set by the
+administrator. Safe shares together keep to the budget. The coordinator hands out what is left of it
+by priority and need, through the daemons of the nodes. A limit is raised only after those that make
+room for it were lowered and the nodes have said so; so the limits in force never exceed the budget
+in sum, whatever is late or lost. A node that loses the coordinator gets its safe shares back from
+its daemon within five seconds, as any client's card does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from wattcast.manage.card_daemon import DaemonRequest
 from wattcast.manage.daemon_client import DaemonLink
 
 HELD_DOWN = 0.95  # of its limit, from which a card would draw more if it might
-MORE, ROOM = 1.3, 1.1  # a card that is held down is offered this much more, another one this much above its draw
+MORE, ROOM = (
+    1.3,
+    1.1,
+)  # a card that is held down is offered this much more, another one this much above its draw
 PERIOD_S = 1.0
 ROUNDED_DOWN = 1 - 1e-9  # no sum of shares exceeds a budget by rounding
 
@@ -50,18 +53,25 @@ class SitePlan:
         safe_w = sum(gpu.safe_w for gpu in self.gpus)
         if not self.gpus or safe_w > self.budget_w:
             do = "Lower the power limits of the GPUs first (nvidia-smi -pl), or raise the budget."
-            raise bad_value("budget", f"at least the {safe_w:.0f} W that the GPUs may draw now", self.budget_w, do)
+            raise bad_value(
+                "budget",
+                f"at least the {safe_w:.0f} W that the GPUs may draw now",
+                self.budget_w,
+                do,
+            )
 
     def share(self, drawn_w: Sequence[float], limits_w: Sequence[float]) -> list[float]:
         """Return the limits to aim for, by what each GPU draws under its present limit.
 
-        Everybody keeps its safe share. The rest goes to priorities in falling order. Within one, every GPU gets the
-        same fraction of what it needs above its safe share.
-        """
+        Everybody keeps its safe share. The rest goes to priorities in falling order. Within one,
+        every GPU gets the same fraction of what it needs above its safe share."""
         wanted = []
         for gpu, drawn, limit in zip(self.gpus, drawn_w, limits_w, strict=True):
             need = MORE * limit if drawn >= HELD_DOWN * limit else ROOM * drawn
-            wanted.append(min(max(need, gpu.safe_w), gpu.most_w, limit + self.ramp_w_per_s * PERIOD_S) - gpu.safe_w)
+            wanted.append(
+                min(max(need, gpu.safe_w), gpu.most_w, limit + self.ramp_w_per_s * PERIOD_S)
+                - gpu.safe_w
+            )
         left = ROUNDED_DOWN * self.budget_w - sum(gpu.safe_w for gpu in self.gpus)
         shares = [gpu.safe_w for gpu in self.gpus]
         for priority in sorted({gpu.priority for gpu in self.gpus}, reverse=True):
@@ -83,7 +93,9 @@ class SiteCoordinator:
         self.promised_w = [gpu.safe_w for gpu in plan.gpus]  # the most that each may be at
 
     def step(self, drawn_w: Mapping[int, float]) -> list[float]:
-        """Take one second's readings (a GPU that does not answer is left out) and return the limits promised."""
+        """Take one second's readings (a GPU that does not answer is left out) and return the limits
+        promised.
+        """
         plan, before = self._plan, list(self.promised_w)
         aims = plan.share([drawn_w.get(i, 0.0) for i in range(len(before))], before)
         for i, aim in enumerate(aims):
@@ -136,9 +148,8 @@ def coordinate_site(
 ) -> None:
     """Share a budget among the GPUs behind the sockets of several daemons until ``alive`` ends.
 
-    Sockets of other nodes are forwarded (``ssh -L /run/site/b.sock:/run/wattcast/socket b``). What a node was
-    promised stays reserved until it answers again.
-    """
+    Sockets of other nodes are forwarded (``ssh -L /run/site/b.sock:/run/wattcast/socket b``). What
+    a node was promised stays reserved until it answers again."""
     with ExitStack() as stack:
         reached = [stack.enter_context(closing(SiteNode(path))) for path in nodes]
         cards = [(node, uuid) for node in reached for uuid in node.uuids]
@@ -146,7 +157,9 @@ def coordinate_site(
         for node, uuid in cards:
             limits_w = node.link.ask(DaemonRequest("read", uuid)).limits_w
             if limits_w is None:
-                raise Refused(f"{uuid} does not tell its power limit, so that it cannot share a budget.")
+                raise Refused(
+                    f"{uuid} does not tell its power limit, so that it cannot share a budget."
+                )
             gpus.append(SiteGpu(uuid, limits_w[0], limits_w[2], priorities.get(uuid, 0)))
         plan = SitePlan(budget_w, tuple(gpus))
 
@@ -170,7 +183,9 @@ def coordinate_site(
                     say(f"{uuid}: {error}")
                     if node.reconnect():
                         for j, (other, _) in enumerate(cards):
-                            coordinator.promised_w[j] = gpus[j].safe_w if other is node else coordinator.promised_w[j]
+                            coordinator.promised_w[j] = (
+                                gpus[j].safe_w if other is node else coordinator.promised_w[j]
+                            )
                     continue
                 if power_w is not None:
                     drawn[i] = power_w
@@ -184,8 +199,8 @@ def coordinate_site(
 def rehearse_site(plan: SitePlan, demand_w: Array) -> tuple[Array, Array]:
     """Replay a day: ``demand_w`` is what each GPU would draw without a limit, ``(gpu, second)``.
 
-    Return what all GPUs drew in each second, and the share of the energy that each asked for and got.
-    """
+    Return what all GPUs drew in each second, and the share of the energy that each asked for and
+    got."""
     limits_w = [gpu.safe_w for gpu in plan.gpus]
 
     def set_limit(i: int, watts: float) -> bool:

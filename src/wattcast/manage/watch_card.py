@@ -1,11 +1,11 @@
 """Watch a card and estimate from its readings which clock would save energy. Nothing is set.
 
-Time follows the core clock as far as memory does not hold the program back: its sensitivity is 1 - memory
-utilisation. Power is idle power, which follows the clock, plus switched power, which follows V² f and the rate of
-work. Idle power and V(f) come from the card's bundle: fitted where the card was measured, carried over elsewhere. A
-card the catalogue does not know gets the A100's voltage curve and a share of the present power. The result is advice
-to try, not a forecast, and is labelled so wherever it is shown.
-"""
+Time follows the core clock as far as memory does not hold the program back: its sensitivity is 1 -
+memory utilisation. Power is idle power, which follows the clock, plus switched power, which follows
+V² f and the rate of work. Idle power and V(f) come from the card's bundle: fitted where the card
+was measured, carried over elsewhere. A card the catalogue does not know gets the A100's voltage
+curve and a share of the present power. The result is advice to try, not a forecast, and is labelled
+so wherever it is shown."""
 
 from __future__ import annotations
 
@@ -43,13 +43,18 @@ SHOWN = {  # quantities shown of a card: name and unit, % for shares
 
 
 def advise_clock(
-    power_w: float, core_hz: float, memory_busy: float, levels_hz: Array, objective: Objective, gpu: Gpu | None = None
+    power_w: float,
+    core_hz: float,
+    memory_busy: float,
+    levels_hz: Array,
+    objective: Objective,
+    gpu: Gpu | None = None,
 ) -> dict[str, Any] | None:
-    """Return the best of ``levels_hz`` by estimate and what to expect there, or None where readings do not allow one.
+    """Return the best of ``levels_hz`` by estimate and what to expect there, or None where readings
+    do not allow one.
 
-    With s = 1 - memory_busy, time at clock f relative to now is (f_now / f)^s, and power is idle(f) + switched power
-    now · (V / V_now)² / time.
-    """
+    With s = 1 - memory_busy, time at clock f relative to now is (f_now / f)^s, and power is idle(f)
+    + switched power now · (V / V_now)² / time."""
     readings = (power_w, core_hz, memory_busy)
     if not all(math.isfinite(x) for x in readings) or power_w <= 0 or core_hz <= 0:
         return None
@@ -77,19 +82,28 @@ def advise_clock(
     power = idle + max(power_w - idle_now, 0.0) * (voltage[:-1] / voltage[-1]) ** 2 / duration
     best = int(np.argmin(objective.log_scores(duration, power, np.asarray(1.0))))
     t, p = float(duration[best]), float(power[best] / power_w)
-    gains = {"slowdown": t - 1, "power_saving": 1 - p, "energy_saving": 1 - p * t, "ed2_gain": 1 - p * t**3}
+    gains = {
+        "slowdown": t - 1,
+        "power_saving": 1 - p,
+        "energy_saving": 1 - p * t,
+        "ed2_gain": 1 - p * t**3,
+    }
     return {"core_hz": float(levels[best]), **gains, "assumptions": notes}
 
 
 def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice], Settings | None]:
-    """Return a function that guesses settings of a card's lattice from a reading, for a controller to start with."""
+    """Return a function that guesses settings of a card's lattice from a reading, for a controller
+    to start with.
+    """
 
     def advise(reading: Any, lattice: Lattice) -> Settings | None:
         which = lattice.find_knob(KnobRole.CORE_CLOCK)
         if which is None:
             return None
         levels = np.asarray(lattice.knobs[which].levels)
-        found = advise_clock(reading.power_w, reading.core_hz, reading.memory_busy, levels, objective, gpu)
+        found = advise_clock(
+            reading.power_w, reading.core_hz, reading.memory_busy, levels, objective, gpu
+        )
         if found is None or found["core_hz"] >= reading.core_hz:
             return None
         return move_knob(lattice.top, which, int(np.argmin(abs(levels - found["core_hz"]))))
@@ -106,7 +120,9 @@ def watch_card(
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Read a card over ``count`` periods (0: until interrupted); return means, and advice where they allow it."""
+    """Read a card over ``count`` periods (0: until interrupted); return means, and advice where
+    they allow it.
+    """
     lattice = build_card_lattice(*card.clocks_hz())
     chip = find_catalogue_gpu(card.name) if gpu is None else hardware.load_gpu(gpu)
     readings: list[Any] = [card.read()]
@@ -117,12 +133,24 @@ def watch_card(
             now = readings[-1]
             first = ("", now.power_w, "{:.1f} W"), ("core ", now.core_hz / 1e6, "{:.0f} MHz")
             parts = (*first, ("memory busy ", now.memory_busy, "{:.0%}"))
-            say(", ".join(name + (form.format(v) if math.isfinite(v) else "unknown") for name, v, form in parts))
+            say(
+                ", ".join(
+                    name + (form.format(v) if math.isfinite(v) else "unknown")
+                    for name, v, form in parts
+                )
+            )
     except KeyboardInterrupt:
         say("interrupted")
-    read_values = {name: [v for r in readings[1:] if math.isfinite(v := getattr(r, name))] for name in SHOWN}
-    mean = {name: sum(known) / len(known) if known else math.nan for name, known in read_values.items()}
-    joules, seconds = readings[-1].energy_j - readings[0].energy_j, readings[-1].at_s - readings[0].at_s
+    read_values = {
+        name: [v for r in readings[1:] if math.isfinite(v := getattr(r, name))] for name in SHOWN
+    }
+    mean = {
+        name: sum(known) / len(known) if known else math.nan for name, known in read_values.items()
+    }
+    joules, seconds = (
+        readings[-1].energy_j - readings[0].energy_j,
+        readings[-1].at_s - readings[0].at_s,
+    )
     if math.isfinite(joules) and joules > 0 and seconds > 0:
         mean["power_w"] = float(joules / seconds)
     read = mean["power_w"], mean["core_hz"], mean["memory_busy"]
@@ -130,15 +158,23 @@ def watch_card(
     why_not = None
     if advice is None:
         names = ("power", "the core clock", "memory utilisation")
-        missing = [name for name, value in zip(names, read, strict=True) if not math.isfinite(value)]
-        why_not = f"the card does not tell {', '.join(missing)}" if missing else "no lower clock can be locked"
+        missing = [
+            name for name, value in zip(names, read, strict=True) if not math.isfinite(value)
+        ]
+        why_not = (
+            f"the card does not tell {', '.join(missing)}"
+            if missing
+            else "no lower clock can be locked"
+        )
     phases = [phase for r in readings[1:] if (phase := r.phase) is not None]
     named = f"curves of {chip.name}" if chip is not None else "the card is not in the catalogue"
     return {
         "card": card.name,
         "readings": len(readings) - 1,
         **{name: value if math.isfinite(value) else None for name, value in mean.items()},
-        "phases": {phase: phases.count(phase) / (len(readings) - 1) for phase in dict.fromkeys(phases)},
+        "phases": {
+            phase: phases.count(phase) / (len(readings) - 1) for phase in dict.fromkeys(phases)
+        },
         "advice": advice and {**advice, "assumptions": [LABEL, named, *advice["assumptions"]]},
         "why_no_advice": why_not,
     }
@@ -149,7 +185,13 @@ def print_watched(console: Console, found: dict[str, Any]) -> None:
     said = []
     for key, (word, unit) in SHOWN.items():
         value = found[key]
-        shown = "unknown" if value is None else f"{value:.0%}" if unit == "%" else units.show(value, unit)
+        shown = (
+            "unknown"
+            if value is None
+            else f"{value:.0%}"
+            if unit == "%"
+            else units.show(value, unit)
+        )
         said.append(f"{word} {shown}")
     said += [f"{phase} phase {share:.0%} of the time" for phase, share in found["phases"].items()]
     console.print(f"{found['card']}: {', '.join(said)}")
@@ -169,8 +211,8 @@ def print_watched(console: Console, found: dict[str, Any]) -> None:
 def find_catalogue_gpu(name: str) -> Gpu | None:
     """Find the catalogue's card by what the driver calls it; None where it is not there.
 
-    Drivers write SXM2 to SXM5 where the catalogue has sxm, and tell an H100 of that form by its HBM3 alone.
-    """
+    Drivers write SXM2 to SXM5 where the catalogue has sxm, and tell an H100 of that form by its
+    HBM3 alone."""
     short = re.sub(r"nvidia|tesla|geforce|(sxm)\d", lambda m: m[1] or "", name.lower())
     words = short.replace("-", " ").split()
     guesses = ["-".join(words[:n]) for n in range(len(words), 0, -1)]

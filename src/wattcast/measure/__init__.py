@@ -1,4 +1,5 @@
-"""Measure time, energy and clocks on a GPU. Only ``device_control`` ever changes a clock or a limit.
+"""Measure time, energy and clocks on a GPU. Only ``device_control`` ever changes a clock or a
+limit.
 
 The package can be called: ``with wattcast.measure() as run: ...``.
 """

@@ -1,4 +1,5 @@
-"""Run ``python -m wattcast.measure`` on a bare GPU node, with the standard library's argument parser.
+"""Run ``python -m wattcast.measure`` on a bare GPU node, with the standard library's argument
+parser.
 
 No command changes a clock, a limit or a mode of a card.
 """
@@ -38,7 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
                 added.add_argument(name, nargs="?", type=kind, default=parameter.default, help=said)
             elif name != "json":
                 flag = f"--{option.name or name.replace('_', '-')}"
-                how = {"action": "store_true"} if kind is bool else {"type": (get_args(kind) or (kind,))[0]}
+                how = (
+                    {"action": "store_true"}
+                    if kind is bool
+                    else {"type": (get_args(kind) or (kind,))[0]}
+                )
                 default = {} if kind is bool or required else {"default": parameter.default}
                 added.add_argument(flag, dest=name, required=required, help=said, **default, **how)
     given = vars(parser.parse_args(arguments))

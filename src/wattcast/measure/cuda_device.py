@@ -27,7 +27,9 @@ def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.
     try:
         program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     except RuntimeError as error:  # the bindings look for the library at the first call
-        raise MissingTool(f"NVRTC cannot be loaded (pip install 'wattcast[lab]'): {str(error)[:200]}") from None
+        raise MissingTool(
+            f"NVRTC cannot be loaded (pip install 'wattcast[lab]'): {str(error)[:200]}"
+        ) from None
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status) != 0:
@@ -40,13 +42,17 @@ def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.
 
 
 def import_bindings(part: str) -> Any:
-    """Import a part of NVIDIA's CUDA bindings (``nvrtc`` or ``driver``); raise ``MissingTool`` without them."""
+    """Import a part of NVIDIA's CUDA bindings (``nvrtc`` or ``driver``); raise ``MissingTool``
+    without them.
+    """
     try:
         from importlib import import_module
 
         return import_module(f"cuda.bindings.{part}")
     except ImportError:
-        raise MissingTool("NVIDIA's CUDA bindings are not installed (pip install 'wattcast[measure]').") from None
+        raise MissingTool(
+            "NVIDIA's CUDA bindings are not installed (pip install 'wattcast[measure]')."
+        ) from None
 
 
 def _check(result: tuple[Any, ...]) -> Any:
@@ -60,7 +66,20 @@ Bytes = npt.NDArray[np.generic]
 LARGE_SHARED = 48 * 1024  # beyond this a kernel has to ask
 ARGUMENT_TYPES = (*(ctypes.c_void_p,) * 4, ctypes.c_ulonglong, ctypes.c_uint, ctypes.c_int)
 WAIT_S = 20.0  # no wait for the device lasts longer
-BENIGN = {1, 2, 101, 200, 201, 209, 218, 222, 301, 500, 600, 701}  # errors of a call that leave the context whole
+BENIGN = {
+    1,
+    2,
+    101,
+    200,
+    201,
+    209,
+    218,
+    222,
+    301,
+    500,
+    600,
+    701,
+}  # errors of a call that leave the context whole
 
 
 class DeviceFault(CudaError):
@@ -119,9 +138,13 @@ class CudaDevice:
         try:
             status = driver.cuInit(0)[0]
         except Exception as error:
-            raise MissingTool(f"microbenchmarks need an NVIDIA GPU and its driver: {error}") from None
+            raise MissingTool(
+                f"microbenchmarks need an NVIDIA GPU and its driver: {error}"
+            ) from None
         if int(status) != 0:
-            raise MissingTool(f"microbenchmarks need an NVIDIA GPU; CUDA answers {_name(driver, status)}.")
+            raise MissingTool(
+                f"microbenchmarks need an NVIDIA GPU; CUDA answers {_name(driver, status)}."
+            )
         device = cls(driver, "", (0, 0), 0, 0, 0, 0)
         handle = device.call("cuDeviceGet", index)
         context = device.call("cuDevicePrimaryCtxRetain", handle)
@@ -129,9 +152,17 @@ class CudaDevice:
         names = driver.CUdevice_attribute
 
         def read(name: str) -> int:
-            return int(device.call("cuDeviceGetAttribute", getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}"), handle))
+            return int(
+                device.call(
+                    "cuDeviceGetAttribute", getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}"), handle
+                )
+            )
 
-        device.name = bytes(device.call("cuDeviceGetName", 96, handle)).split(b"\0")[0].decode(errors="replace")
+        device.name = (
+            bytes(device.call("cuDeviceGetName", 96, handle))
+            .split(b"\0")[0]
+            .decode(errors="replace")
+        )
         device.capability = read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")
         device.sm_count, device.l2_byte = read("MULTIPROCESSOR_COUNT"), read("L2_CACHE_SIZE")
         device.shared_byte = read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
@@ -162,7 +193,9 @@ class CudaDevice:
         try:
             return int(self.call("cuMemAlloc", size))
         except CudaError as error:
-            raise CudaError(f"{size / 2**20:.0f} MiB of device memory could not be had: {error}") from None
+            raise CudaError(
+                f"{size / 2**20:.0f} MiB of device memory could not be had: {error}"
+            ) from None
 
     def free(self, address: int) -> None:
         """Give memory back."""
@@ -172,7 +205,9 @@ class CudaDevice:
         """Copy a host array to device memory."""
         values = np.ascontiguousarray(values)
         self.call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
-        self.call("cuCtxSynchronize")  # the copy may still be under way, and our stream does not wait for it
+        self.call(
+            "cuCtxSynchronize"
+        )  # the copy may still be under way, and our stream does not wait for it
 
     def download(self, address: int, count: int, dtype: npt.DTypeLike) -> Bytes:
         """Copy device memory to a new host array; waits for the stream first."""
@@ -192,11 +227,15 @@ class CudaDevice:
     def load(self, cubin: bytes, name: str, shared_byte: int = 0) -> CudaKernel:
         """Load the kernel ``name`` of ``cubin``."""
         if shared_byte > self.shared_byte:
-            raise CudaError(f"{name} needs {shared_byte} bytes of shared memory; a block has {self.shared_byte}.")
+            raise CudaError(
+                f"{name} needs {shared_byte} bytes of shared memory; a block has {self.shared_byte}."
+            )
         module = self.call("cuModuleLoadData", cubin)
         function = self.call("cuModuleGetFunction", module, name.encode())
         if shared_byte > LARGE_SHARED:
-            attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            attribute = (
+                self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            )
             self.call("cuFuncSetAttribute", function, attribute, shared_byte)
         return CudaKernel(module, function, name, shared_byte)
 
@@ -250,13 +289,18 @@ class CudaDevice:
         how.flags = 1  # read as integers
         return int(self.call("cuTexObjectCreate", resource, how, None))
 
-    def tensor_map(self, address: int, columns: int, rows: int, box_columns: int, box_rows: int) -> Bytes:
-        """Return the 128 bytes by which the copy engine takes boxes, rows of 128 bytes, out of a 16-bit matrix.
+    def tensor_map(
+        self, address: int, columns: int, rows: int, box_columns: int, box_rows: int
+    ) -> Bytes:
+        """Return the 128 bytes by which the copy engine takes boxes, rows of 128 bytes, out of a
+        16-bit matrix.
 
         In shared memory a box lies as tensor cores read it: groups of 16 bytes swizzled within 128.
         """
         d = self.driver
-        room = np.zeros(24, dtype=np.uint64)  # the bindings' own do not always lie where 64 divides the address
+        room = np.zeros(
+            24, dtype=np.uint64
+        )  # the bindings' own do not always lie where 64 divides the address
         made = room[-room.ctypes.data // 8 % 8 :][:16]
         lists = [np.array([columns, rows], np.uint64), np.array([2 * columns], np.uint64)]
         lists += [np.array([box_columns, box_rows], np.uint32), np.ones(2, np.uint32)]
@@ -300,7 +344,9 @@ class ClockSpinner:
         """Launch beside whatever runs; returns at once."""
         arguments = (self.out.data_ptr(), cycles), (ctypes.c_void_p, ctypes.c_ulonglong)
         shape = (1, 1, 1, 32, 1, 1, 0)
-        _check(self.driver.cuLaunchKernel(self.function, *shape, self.stream.cuda_stream, arguments, 0))
+        _check(
+            self.driver.cuLaunchKernel(self.function, *shape, self.stream.cuda_stream, arguments, 0)
+        )
 
     def clock_hz(self) -> float:
         """Wait for the spin to end: cycles over seconds."""

@@ -1,10 +1,11 @@
-"""Pack the JSON Lines of campaigns into the tables of a database, and summarise what a database holds.
+"""Pack the JSON Lines of campaigns into the tables of a database, and summarise what a database
+holds.
 
-``pack_database`` writes ``rows.parquet``, ``counters.parquet`` and ``chains.parquet``. Power and clock of a row under
-the power cap are also its settled ones where its window holds a cycle of the governor: an H200 runs about 0.7 s a few
-percent above its limit and then cuts the clock for about 0.3 s. Rows of shorter windows, as they were measured once,
-got theirs from the raw samples (``studies/settle_capped_rows.py``).
-"""
+``pack_database`` writes ``rows.parquet``, ``counters.parquet`` and ``chains.parquet``. Power and
+clock of a row under the power cap are also its settled ones where its window holds a cycle of the
+governor: an H200 runs about 0.7 s a few percent above its limit and then cuts the clock for about
+0.3 s. Rows of shorter windows, as they were measured once, got theirs from the raw samples
+(``studies/settle_capped_rows.py``)."""
 
 from __future__ import annotations
 
@@ -24,16 +25,25 @@ from wattcast.measure.campaigns.nsight_counters import read_counter_table
 CYCLE_TICKS = 10  # of the energy counter, that a cycle of the governor takes
 LEAST_PHASES = 6
 PACK_WAIT_S = 300.0  # for others that write to the same database
-_CARD: tuple[str, ...] = ("card_name", "card_uuid", "card_serial", "card_board", "driver", "cuda", "torch", "cublas")
+_CARD: tuple[str, ...] = (
+    "card_name",
+    "card_uuid",
+    "card_serial",
+    "card_board",
+    "driver",
+    "cuda",
+    "torch",
+    "cublas",
+)
 _CARD += ("cudnn", "power_limit_w", "wattcast")
 
 
 def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
-    """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each table.
+    """Pack all ``*.jsonl`` and ``counters.csv`` under ``folders``; returns how many rows of each
+    table.
 
-    Tables that are in ``out`` already are added to: a row of the same id and run is replaced, the rest is kept.
-    One process at a time writes to ``out``; others wait for it.
-    """
+    Tables that are in ``out`` already are added to: a row of the same id and run is replaced, the
+    rest is kept. One process at a time writes to ``out``; others wait for it."""
     missing = [str(folder) for folder in folders if not folder.exists()]
     if missing:
         raise BadInput(f"no measured rows under {', '.join(missing)}.")
@@ -51,13 +61,17 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
                 )
     runs: dict[str, RunInfo] = {info.run: info for info in found["run"]}
     # what was measured again after a failure: the later
-    rows, models, chains = ({(r.id, r.run): r for r in found[kind]} for kind in ("row", "model", "chain"))
+    rows, models, chains = (
+        {(r.id, r.run): r for r in found[kind]} for kind in ("row", "model", "chain")
+    )
     if not (rows or models or chains):
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
     whole: dict[str, int] = {}
     for name, latest in ((measured_rows.MODELS_FILE, models), (measured_rows.CHAINS_FILE, chains)):
         if latest:
-            _add_to_table(out / name, [_plain_with_card(row, runs) for row in latest.values()], ("id", "run"))
+            _add_to_table(
+                out / name, [_plain_with_card(row, runs) for row in latest.values()], ("id", "run")
+            )
             whole[Path(name).stem] = len(latest)
     if models:
         profiles = {kernels.id: kernels for kernels in found["model_kernels"]}
@@ -79,11 +93,17 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     ]
     before = _read_earlier_rows(out / measured_rows.ROWS_FILE)
     columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
-    known = {row["spec"]: {c: row.get(c) or [] for c in columns} for row in before if row.get("kernel_names")}
+    known = {
+        row["spec"]: {c: row.get(c) or [] for c in columns}
+        for row in before
+        if row.get("kernel_names")
+    }
     packed = [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
     everything = [*({"chosen": "plan", **row} for row in before), *packed]
     together = {(row["id"], row["run"]): row for row in everything}
-    order = sorted(together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"]))
+    order = sorted(
+        together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"])
+    )
     measured_rows.write_table(out / measured_rows.ROWS_FILE, order)
     if counters:
         _add_to_table(out / measured_rows.COUNTERS_FILE, counters, ("id",))
@@ -98,8 +118,12 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
 
 
 def _add_to_table(path: Path, rows: list[Plain], key: tuple[str, ...]) -> None:
-    """Add rows to a table, in place of those with the same key, sorted by it; an empty table is not written."""
-    together = {tuple(str(row[name]) for name in key): row for row in [*_read_earlier_rows(path), *rows]}
+    """Add rows to a table, in place of those with the same key, sorted by it; an empty table is not
+    written.
+    """
+    together = {
+        tuple(str(row[name]) for name in key): row for row in [*_read_earlier_rows(path), *rows]
+    }
     if together:
         measured_rows.write_table(path, [together[name] for name in sorted(together)])
 
@@ -111,7 +135,10 @@ def _plain_with_card(row: KernelRow | ModelRow | ChainRow, runs: Mapping[str, Ru
 
 def _plain_lists(row: KernelRow | ModelRow | ChainRow | measured_rows.ModelKernels) -> Plain:
     """Return the row as a mapping with lists in place of tuples, as a table holds them."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(row).items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(row).items()
+    }
 
 
 def _read_earlier_rows(path: Path) -> list[Plain]:
@@ -130,22 +157,32 @@ def find_phases(period_s: float) -> int:
 
 
 def make_workload_form(operator: Plain) -> Plain:
-    """Return the operator as a workload file writes it: an elementwise one is named by its function."""
+    """Return the operator as a workload file writes it: an elementwise one is named by its
+    function.
+    """
     if operator.get("op") != "elementwise":
         return operator
-    return {"op": operator["function"], **{k: v for k, v in operator.items() if k not in ("op", "function")}}
+    return {
+        "op": operator["function"],
+        **{k: v for k, v in operator.items() if k not in ("op", "function")},
+    }
 
 
 def _pack_row(row: KernelRow, runs: Mapping[str, RunInfo], names: Mapping[str, NameRow]) -> Plain:
     """Return a row as the table holds it, with its card and its kernels.
 
-    A duty cycle whose period beats with the board's sampling sees only a few parts of it and is flagged.
-    """
+    A duty cycle whose period beats with the board's sampling sees only a few parts of it and is
+    flagged."""
     if row.kind == "duty" and row.period_s and find_phases(row.period_s) < LEAST_PHASES:
         row = replace(row, flags=(*row.flags, "period_beats_with_sensor"))
     capped = row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle
     if capped and row.power_w and row.sm_clock_hz is not None and (row.ticks or 0) >= CYCLE_TICKS:
-        row = replace(row, settled_power_w=row.power_w, settled_clock_hz=row.sm_clock_hz, settled_ticks=row.ticks)
+        row = replace(
+            row,
+            settled_power_w=row.power_w,
+            settled_clock_hz=row.sm_clock_hz,
+            settled_ticks=row.ticks,
+        )
     plain = _plain_with_card(row, runs)
     plain["spec"] = plain["detail"].pop("spec", "")
     plain["operator"] = make_workload_form(row.operator)
@@ -182,11 +219,20 @@ def find_chain_extras(chains: Sequence[Plain], rows: Sequence[Plain]) -> list[Ch
     found = []
     for chain in chains:
         specs, alone = list(chain.get("specs") or ()), list(chain.get("alone_s") or ())
-        if chain.get("error") or chain.get("flags") or not chain.get("latency_s") or len(alone) != len(specs):
+        if (
+            chain.get("error")
+            or chain.get("flags")
+            or not chain.get("latency_s")
+            or len(alone) != len(specs)
+        ):
             continue
         known = all(spec in launches for spec in specs)
         kernels = sum(launches[spec] for spec in specs) if known else None
-        found.append(ChainExtra(chain["name"], len(specs), kernels, float(chain["latency_s"]), float(sum(alone))))
+        found.append(
+            ChainExtra(
+                chain["name"], len(specs), kernels, float(chain["latency_s"]), float(sum(alone))
+            )
+        )
     return found
 
 
@@ -196,7 +242,9 @@ def summarise_chains(chains: Sequence[Plain], rows: Sequence[Plain]) -> Plain:
     parts: dict[str, list[ChainExtra]] = {}
     for extra in found:
         parts.setdefault(extra.name.partition(" ")[0], []).append(extra)
-    return {"all": _chain_spread(found)} | {part: _chain_spread(some) for part, some in sorted(parts.items())}
+    return {"all": _chain_spread(found)} | {
+        part: _chain_spread(some) for part, some in sorted(parts.items())
+    }
 
 
 def _chain_spread(some: Sequence[ChainExtra]) -> dict[str, float]:
@@ -213,42 +261,67 @@ def _chain_spread(some: Sequence[ChainExtra]) -> dict[str, float]:
     }
 
 
-FAMILIES = ("linear", "bmm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise")
+FAMILIES = (
+    "linear",
+    "bmm",
+    "conv2d",
+    "attention",
+    "softmax",
+    "layernorm",
+    "rmsnorm",
+    "elementwise",
+)
 
 
 def summarise_database(database: Path) -> Plain:
-    """Count the rows of a database folder (or of its ``rows.parquet``) and compute their repeatability."""
+    """Count the rows of a database folder (or of its ``rows.parquet``) and compute their
+    repeatability.
+    """
     folder = database if database.is_dir() else database.parent
     rows = measured_rows.read_table(folder / measured_rows.ROWS_FILE)
     files = (measured_rows.COUNTERS_FILE, measured_rows.CHAINS_FILE)
     counters, chains = (_read_earlier_rows(folder / file) for file in files)
     good = [row for row in rows if not row["error"]]
     by_kind: dict[str, dict[str, int]] = {}
-    for (kind, family), count in sorted(Counter((row["kind"], row["family"]) for row in good).items()):
+    for (kind, family), count in sorted(
+        Counter((row["kind"], row["family"]) for row in good).items()
+    ):
         by_kind.setdefault(kind, {})[family] = count
     data: dict[str, set[str]] = {}  # that operators were sustained on
     for row in good:
         if row["kind"] == "sustained":
             data.setdefault(row["spec"], set()).add(row["data"])
     duty = Counter(row["spec"] for row in good if row["kind"] == "duty")
-    beats = (row["spec"] for row in good if row["kind"] == "duty" and "period_beats_with_sensor" in row["flags"])
+    beats = (
+        row["spec"]
+        for row in good
+        if row["kind"] == "duty" and "period_beats_with_sensor" in row["flags"]
+    )
     clean = duty - Counter(beats)
     return {
         "database": folder.name,
-        "cards": sorted({f"{row['card_name']} {row['card_uuid']}" for row in rows if row["card_uuid"]}),
+        "cards": sorted(
+            {f"{row['card_name']} {row['card_uuid']}" for row in rows if row["card_uuid"]}
+        ),
         "rows": by_kind,
         "failed": len(rows) - len(good),
         "flagged": dict(Counter(flag for row in good for flag in row["flags"])),
         "kernels": {
             "duty-cycled at three duties": sum(count >= 3 for count in duty.values()),
-            "of these with a period that does not beat with the sensor": sum(n >= 3 for n in clean.values()),
-            "with data patterns": sum({"random", "zeros", "ones", "relu"} <= seen for seen in data.values()),
+            "of these with a period that does not beat with the sensor": sum(
+                n >= 3 for n in clean.values()
+            ),
+            "with data patterns": sum(
+                {"random", "zeros", "ones", "relu"} <= seen for seen in data.values()
+            ),
             "with counters": len({row["spec"] for row in counters}),
             "with names": len({row["spec"] for row in good if row["kernel_names"]}),
         },
         "repeatability": {
             "within a run": _summarise_repeats(good, lambda run, card: run),
-            "between runs of one card": _summarise_repeats(good, lambda run, card: not run and card),
+            "between runs of one card": _summarise_repeats(
+                good, lambda run, card: not run and card
+            ),
             "between cards": _summarise_repeats(good, lambda run, card: not card),
         },
         **({"chains": summarise_chains(chains, good)} if chains else {}),
@@ -259,17 +332,27 @@ def make_summary_page(summary: Plain) -> str:
     """Write the summary as Markdown, as the database's README shows it."""
     kinds = summary["rows"]
     families = [f for f in (*FAMILIES, "idle") if any(f in counts for counts in kinds.values())]
-    rows = [[family, *(str(counts.get(family, 0)) for counts in kinds.values())] for family in families]
+    rows = [
+        [family, *(str(counts.get(family, 0)) for counts in kinds.values())] for family in families
+    ]
     rows.append(["all", *(str(sum(counts.values())) for counts in kinds.values())])
-    flags = ", ".join(f"{flag} {count}" for flag, count in sorted(summary["flagged"].items())) or "none"
+    flags = (
+        ", ".join(f"{flag} {count}" for flag, count in sorted(summary["flagged"].items())) or "none"
+    )
     said = [f"Rows that failed: {summary['failed']}. Flags: {flags}."]
     said += [f"Kernels {what}: {count}." for what, count in summary["kernels"].items()]
     repeats = [["repeatability", "quantity", "pairs", "median", "90th percentile"]]
     for where, quantities in summary["repeatability"].items():
         for quantity, seen in quantities.items():
-            shares = [f"{100 * seen[name]:.2f} %" if seen["pairs"] else "-" for name in ("median", "p90")]
+            shares = [
+                f"{100 * seen[name]:.2f} %" if seen["pairs"] else "-" for name in ("median", "p90")
+            ]
             repeats.append([where, quantity, str(seen["pairs"]), *shares])
-    parts = [make_pipe_table([["family", *kinds], *rows]), "\n".join(said), make_pipe_table(repeats)]
+    parts = [
+        make_pipe_table([["family", *kinds], *rows]),
+        "\n".join(said),
+        make_pipe_table(repeats),
+    ]
     if "chains" in summary:
         chains = [["chains", "number", "extra a kernel, mean", "median", "10th to 90th percentile"]]
         for part, seen in summary["chains"].items():
@@ -277,7 +360,9 @@ def make_summary_page(summary: Plain) -> str:
                 mean, median, low, high = (
                     f"{1e6 * seen[f'{name}_s']:.2f}" for name in ("mean", "median", "p10", "p90")
                 )
-                chains.append([part, str(seen["chains"]), f"{mean} us", f"{median} us", f"{low} to {high} us"])
+                chains.append(
+                    [part, str(seen["chains"]), f"{mean} us", f"{median} us", f"{low} to {high} us"]
+                )
         parts.append(make_pipe_table(chains))
     return "\n\n".join(parts) + "\n"
 
@@ -288,12 +373,14 @@ def make_pipe_table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def _summarise_repeats(rows: list[Plain], wanted: Callable[[bool, bool], bool]) -> dict[str, dict[str, float]]:
-    """Compare rows of one operator and data without flags, two by two, where ``wanted(same run, same card)``.
+def _summarise_repeats(
+    rows: list[Plain], wanted: Callable[[bool, bool], bool]
+) -> dict[str, dict[str, float]]:
+    """Compare rows of one operator and data without flags, two by two, where ``wanted(same run,
+    same card)``.
 
-    A window that never came to rest under the cap is flagged, and has a settled power all the same: power is compared
-    again with the settled one in place of the window's.
-    """
+    A window that never came to rest under the cap is flagged, and has a settled power all the same:
+    power is compared again with the settled one in place of the window's."""
     plain = [row for row in rows if not row["flags"]]
     own = [(row, row.get("settled_power_w")) for row in rows]
     settled = [
@@ -319,6 +406,8 @@ def _summarise_repeats(rows: list[Plain], wanted: Callable[[bool, bool], bool]) 
             for a, b in pairs
             if wanted(a["run"] == b["run"], a["card_uuid"] == b["card_uuid"])
         ]
-        spread = {"median": float(np.median(off)), "p90": float(np.percentile(off, 90))} if off else {}
+        spread = (
+            {"median": float(np.median(off)), "p90": float(np.percentile(off, 90))} if off else {}
+        )
         found[name] = {"pairs": len(off), **spread}
     return found

@@ -1,10 +1,10 @@
-"""Read a card through NVML and set its clocks and power limit. No other module of Wattcast sets anything on a GPU.
+"""Read a card through NVML and set its clocks and power limit. No other module of Wattcast sets
+anything on a GPU.
 
-Reading needs no privilege. Setting needs root and happens only through ``NvmlCard.set_knob``, which the management
-daemon alone calls (``manage/card_daemon.py``). NVML tells the power limit in force, but not whether somebody locked
-clocks before. A lost card raises ``MissingTool``, a setting that the driver refuses raises ``Refused``, and a missing
-reading is NaN.
-"""
+Reading needs no privilege. Setting needs root and happens only through ``NvmlCard.set_knob``, which
+the management daemon alone calls (``manage/card_daemon.py``). NVML tells the power limit in force,
+but not whether somebody locked clocks before. A lost card raises ``MissingTool``, a setting that
+the driver refuses raises ``Refused``, and a missing reading is NaN."""
 
 from __future__ import annotations
 
@@ -28,11 +28,18 @@ MOST_LATE_CALLS = 32  # calls that hang, after which a driver is not asked again
 SM_CLOCK, MEMORY_CLOCK = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
 IDLE_BIT = 0x1  # event reason: the card has nothing to do
 BUSY = 0.5  # share of time with a kernel running, from which a clock says what the card is allowed
-LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80  # event reasons: power cap, slowdown, sync boost, heat, brake
-# Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy in paper 004
+LIMITED_BITS = (
+    0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80
+)  # event reasons: power cap, slowdown, sync boost, heat, brake
+# Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy
+# in paper 004
 GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
 GPM_SM, GPM_DRAM = 2, 10
-IDLE_BUSY, MEMORY_PHASE, COMPUTE_PHASE = 0.1, 0.6, 0.3  # busy below, DRAM and pipe use above which kinds begin
+IDLE_BUSY, MEMORY_PHASE, COMPUTE_PHASE = (
+    0.1,
+    0.6,
+    0.3,
+)  # busy below, DRAM and pipe use above which kinds begin
 
 
 @dataclass(frozen=True)
@@ -45,16 +52,19 @@ class NvmlReading:
     core_hz: float
     memory_hz: float
     busy: float = math.nan  # share of time with a kernel running
-    memory_busy: float = math.nan  # share of time, or of bandwidth where GPM tells, memory is in use
+    memory_busy: float = (
+        math.nan
+    )  # share of time, or of bandwidth where GPM tells, memory is in use
     work_per_s: float = math.nan  # pipe activity times clock, where GPM tells; any unit
 
     @property
     def phase(self) -> str | None:
-        """Name what limits the program now: idle, memory, compute or latency; None where that is not known.
+        """Name what limits the program now: idle, memory, compute or latency; None where that is
+        not known.
 
-        Where GPM tells, DRAM in use for 60 % of its bandwidth is a memory phase, pipes that issue in 30 % of cycles
-        a compute phase, and neither a phase that waits. Without GPM, utilisation tells busy from idle alone.
-        """
+        Where GPM tells, DRAM in use for 60 % of its bandwidth is a memory phase, pipes that issue
+        in 30 % of cycles a compute phase, and neither a phase that waits. Without GPM, utilisation
+        tells busy from idle alone."""
         if self.busy < IDLE_BUSY:
             return "idle"
         if not math.isfinite(self.work_per_s):
@@ -66,7 +76,9 @@ class NvmlReading:
 
 @dataclass(frozen=True)
 class ClockReading:
-    """What the clocks say now, and whether they say what the card is allowed; None where it does not tell."""
+    """What the clocks say now, and whether they say what the card is allowed; None where it does
+    not tell.
+    """
 
     core_hz: float
     memory_hz: float
@@ -108,21 +120,28 @@ class NvmlCard:
                 self._call(self._nvml.nvmlShutdown)
 
     def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the core and memory clocks that can be locked, ascending; from the highest alone without a list."""
+        """Return the core and memory clocks that can be locked, ascending; from the highest alone
+        without a list.
+        """
         nvml = self._nvml
         memory = self._optional(nvml.nvmlDeviceGetSupportedMemoryClocks, self._handle) or []
         top_memory = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, MEMORY_CLOCK)
         memory = sorted(set(memory)) or ([top_memory] if top_memory else [])
         core: list[int] = []
         if memory:
-            core = self._optional(nvml.nvmlDeviceGetSupportedGraphicsClocks, self._handle, memory[-1]) or []
+            core = (
+                self._optional(nvml.nvmlDeviceGetSupportedGraphicsClocks, self._handle, memory[-1])
+                or []
+            )
         if not core:
             top = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, SM_CLOCK)
             core = list(range(top, top // 3, -15)) if top else []
         return tuple(sorted(c * 1e6 for c in set(core))), tuple(m * 1e6 for m in memory)
 
     def limits_w(self) -> tuple[float, float, float] | None:
-        """Return the power limit in force, and the lowest and highest that can be set; None where it is not told."""
+        """Return the power limit in force, and the lowest and highest that can be set; None where
+        it is not told.
+        """
         now = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimit, self._handle)
         ends = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints, self._handle)
         return None if now is None or ends is None else (now / 1e3, ends[0] / 1e3, ends[1] / 1e3)
@@ -166,9 +185,15 @@ class NvmlCard:
 
         energy_j = read_scaled(1e-3, nvml.nvmlDeviceGetTotalEnergyConsumption)
         power_w = read_scaled(1e-3, nvml.nvmlDeviceGetPowerUsage)
-        core_hz, memory_hz = (read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, k) for k in (SM_CLOCK, MEMORY_CLOCK))
+        core_hz, memory_hz = (
+            read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, k) for k in (SM_CLOCK, MEMORY_CLOCK)
+        )
         rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, self._handle)
-        use = (math.nan,) * 3 if rates is None else (rates.gpu / 100.0, rates.memory / 100.0, math.nan)
+        use = (
+            (math.nan,) * 3
+            if rates is None
+            else (rates.gpu / 100.0, rates.memory / 100.0, math.nan)
+        )
         if self._gpm is not None and (seen := self._optional(self._gpm.read)) is not None:
             use = seen[0], seen[1], seen[2] * core_hz
         return NvmlReading(time.monotonic(), energy_j, power_w, core_hz, memory_hz, *use)
@@ -184,7 +209,9 @@ class NvmlCard:
             set_limit = nvml.nvmlDeviceSetPowerManagementLimit
             self._set(set_limit, f"set the power limit to {value:.0f} W", round(1e3 * value))
         elif value is None:
-            self._set(getattr(nvml, f"nvmlDeviceReset{name}LockedClocks"), f"reset the {knob} clock")
+            self._set(
+                getattr(nvml, f"nvmlDeviceReset{name}LockedClocks"), f"reset the {knob} clock"
+            )
         else:
             low, high = (round(hz / 1e6) for hz in value)
             lock = getattr(nvml, f"nvmlDeviceSet{name}LockedClocks")
@@ -210,10 +237,17 @@ class NvmlCard:
         try:
             return self._caller.call(function, *arguments)
         except self._nvml.NVMLError as error:
-            if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_UNINITIALIZED):
-                raise MissingTool(f"the card {self.name or self.index} is lost ({error}).") from None
+            if error.value in (
+                self._nvml.NVML_ERROR_GPU_IS_LOST,
+                self._nvml.NVML_ERROR_UNINITIALIZED,
+            ):
+                raise MissingTool(
+                    f"the card {self.name or self.index} is lost ({error})."
+                ) from None
             if self._handle is None:
-                raise MissingTool(f"no NVIDIA card {self.index}: the driver says {error}.") from None
+                raise MissingTool(
+                    f"no NVIDIA card {self.index}: the driver says {error}."
+                ) from None
             raise
 
 
@@ -235,7 +269,9 @@ _late_answers: list[Future[Any]] = []  # of calls of this process that passed th
 
 
 def _check_late_calls() -> None:
-    """Raise ``MissingTool`` while many calls hang: each holds a thread, and one more would hang too."""
+    """Raise ``MissingTool`` while many calls hang: each holds a thread, and one more would hang
+    too.
+    """
     _late_answers[:] = [answer for answer in _late_answers if not answer.done()]
     if len(_late_answers) >= MOST_LATE_CALLS:
         raise MissingTool(f"the driver hangs: {len(_late_answers)} calls have not returned.")
@@ -279,7 +315,9 @@ class _Caller:
 
 
 class _Gpm:
-    """GPU performance monitoring (Hopper and later): activity between two samples, without a profiler."""
+    """GPU performance monitoring (Hopper and later): activity between two samples, without a
+    profiler.
+    """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
@@ -296,7 +334,9 @@ class _Gpm:
             return None
 
     def read(self) -> tuple[float, float, float]:
-        """Return SM and DRAM utilisation and the sum of pipe utilisations since the last call, each as a share."""
+        """Return SM and DRAM utilisation and the sum of pipe utilisations since the last call, each
+        as a share.
+        """
         nvml = self._nvml
         nvml.nvmlGpmSampleGet(self._handle, self._new)
         request = nvml.c_nvmlGpmMetricsGet_t()

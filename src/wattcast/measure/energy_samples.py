@@ -1,9 +1,8 @@
 """Hold power samples in a ring shared between two processes, and find energy steps in them.
 
-One process writes the memory-mapped ring, any number read it. A row is complete before the head moves past it, so
-a reader never sees half of one; a reader that is overtaken drops the rows it lost. The clock is ``time.monotonic``,
-which all processes of one machine share.
-"""
+One process writes the memory-mapped ring, any number read it. A row is complete before the head
+moves past it, so a reader never sees half of one; a reader that is overtaken drops the rows it
+lost. The clock is ``time.monotonic``, which all processes of one machine share."""
 
 from __future__ import annotations
 
@@ -39,7 +38,9 @@ class SampleRing:
     def __init__(self, path: Path, capacity: int) -> None:
         self.path, self.capacity = path, capacity
         self.header = np.asarray(np.memmap(path, np.int64, "r+", shape=(HEADER,)))
-        self._rows = np.asarray(np.memmap(path, np.float64, "r+", HEADER * 8, (capacity, len(COLUMNS))))
+        self._rows = np.asarray(
+            np.memmap(path, np.float64, "r+", HEADER * 8, (capacity, len(COLUMNS)))
+        )
 
     @classmethod
     def create(cls, path: Path, capacity: int = 2**19) -> SampleRing:
@@ -48,7 +49,9 @@ class SampleRing:
         try:
             with path.open("wb") as stream:
                 stream.truncate(size)
-                if hasattr(os, "posix_fallocate"):  # a page that a full disk has no room for would end the process
+                if hasattr(
+                    os, "posix_fallocate"
+                ):  # a page that a full disk has no room for would end the process
                     os.posix_fallocate(stream.fileno(), 0, size)
         except OSError as error:
             raise CannotWrite(path, error) from error
@@ -131,7 +134,9 @@ class EnergySamples:
     @property
     def throttle(self) -> tuple[str, ...]:
         """Names of all clock event reasons seen."""
-        return name_throttle_reasons(int(np.bitwise_or.reduce(self.known("throttle").astype(np.int64))))
+        return name_throttle_reasons(
+            int(np.bitwise_or.reduce(self.known("throttle").astype(np.int64)))
+        )
 
     def save(self, path: Path) -> None:
         """Keep the samples for a later replay, as a compressed NumPy file; whole or not at all."""
@@ -152,16 +157,18 @@ class EnergySamples:
             order = [list(kept["columns"]).index(name) for name in COLUMNS]
             return cls(np.asarray(kept["rows"][:, order], dtype=np.float64))
         except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
-            raise BadInput(f"{path.name}: not a recording of `measure run --save` ({clip_text(error)}).") from None
+            raise BadInput(
+                f"{path.name}: not a recording of `measure run --save` ({clip_text(error)})."
+            ) from None
 
 
 @dataclass(frozen=True)
 class CounterTicks:
     """Times at which the energy counter stepped, and its value after each step.
 
-    Slow polling sees only some of the steps; ``step_s`` is the counter's own period where it is regular.
-    ``late_s`` is by how much a stalled poller may have misplaced each step; None where it could not.
-    """
+    Slow polling sees only some of the steps; ``step_s`` is the counter's own period where it is
+    regular. ``late_s`` is by how much a stalled poller may have misplaced each step; None where it
+    could not."""
 
     time_s: Array
     energy_j: Array
@@ -226,7 +233,9 @@ class TickSightings:
 
     @property
     def late_s(self) -> Array:
-        """By how much that guess may be off because the poller was stalled: half of a gap beyond the usual."""
+        """By how much that guess may be off because the poller was stalled: half of a gap beyond
+        the usual.
+        """
         gap_s = self.after_s - self.before_s
         return 0.5 * np.maximum(gap_s - np.median(gap_s), 0.0) if len(gap_s) else gap_s
 
@@ -243,14 +252,15 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
     """Find the steps of the energy counter.
 
     Polls see a step some milliseconds late. Where the counter steps regularly, steps are put on the
-    regular grid that the sharpest sightings lie on, and a poll between steps belongs to the step before
-    it. Otherwise a step lies midway between the polls around it.
-    """
+    regular grid that the sharpest sightings lie on, and a poll between steps belongs to the step
+    before it. Otherwise a step lies midway between the polls around it."""
     seen = find_sightings(samples)
     sharp_s = seen.middle_s[_find_sharp_sightings(seen)]
     if len(sharp_s) >= MIN_STEPS:
         apart_s = np.sort(np.diff(sharp_s))
-        usual_s = float(np.median(apart_s[apart_s <= 1.5 * apart_s[2]]))  # most may be several steps apart
+        usual_s = float(
+            np.median(apart_s[apart_s <= 1.5 * apart_s[2]])
+        )  # most may be several steps apart
         for part in (1, 2, 3, 4, 5):
             if (found := _on_grid(seen, usual_s / part)) is not None:
                 return found
@@ -258,7 +268,9 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
 
 
 def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
-    """Return the steps of a counter with a period near ``guess_s``; None when the sightings do not fit one."""
+    """Return the steps of a counter with a period near ``guess_s``; None when the sightings do not
+    fit one.
+    """
     sharp = _find_sharp_sightings(seen)
     sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
     if guess_s < 4.0 * float(np.median(gap_s)):
@@ -275,7 +287,9 @@ def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
 
 
 def _find_sharp_sightings(seen: TickSightings) -> npt.NDArray[np.bool_]:
-    """Tell which sightings lie between two polls that are close together, for the poller and for the counter."""
+    """Tell which sightings lie between two polls that are close together, for the poller and for
+    the counter.
+    """
     gap_s = seen.after_s - seen.before_s
     if len(gap_s) < 2:
         return np.ones(len(gap_s), dtype=bool)
@@ -284,11 +298,11 @@ def _find_sharp_sightings(seen: TickSightings) -> npt.NDArray[np.bool_]:
 
 
 def _step_numbers(seen_s: Array, step_s: float) -> Array:
-    """Number the step of each sighting, following the phase slowly, so that one late poll does not shift the rest.
+    """Number the step of each sighting, following the phase slowly, so that one late poll does not
+    shift the rest.
 
-    Sightings may be seconds apart, so the period is learnt on the way: it is known ever better from the first
-    sighting to the latest, and a percent of error in the first guess would miscount.
-    """
+    Sightings may be seconds apart, so the period is learnt on the way: it is known ever better from
+    the first sighting to the latest, and a percent of error in the first guess would miscount."""
     number, phase_s, numbers, period_s = 0.0, float(seen_s[0]), [0.0], step_s
     for at_s in seen_s[1:]:
         passed = max(round((float(at_s) - phase_s) / period_s), 1)
@@ -304,8 +318,8 @@ def _step_numbers(seen_s: Array, step_s: float) -> Array:
 class UnwrappedCounter:
     """Follow a counter of joules beyond the range at which it wraps.
 
-    A fall to near zero from near the top is a wrap. Any other fall is a reset, after which energies before and after
-    cannot be compared.
+    A fall to near zero from near the top is a wrap. Any other fall is a reset, after which energies
+    before and after cannot be compared.
 
     >>> counter = UnwrappedCounter(4294967.296)
     >>> counter.follow(4294967.0), counter.follow(100.0), counter.follow(3.0)

@@ -1,4 +1,5 @@
-"""Read energy, power and clocks of a device: NVIDIA through NVML, AMD through amdsmi, CPU packages through RAPL.
+"""Read energy, power and clocks of a device: NVIDIA through NVML, AMD through amdsmi, CPU packages
+through RAPL.
 
 A source only reads; it never sets anything. A value that it cannot read is NaN.
 """
@@ -18,7 +19,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SlowReadings:
-    """Readings that change slowly or cost more, in the order of the ring's columns; NaN where the device has none."""
+    """Readings that change slowly or cost more, in the order of the ring's columns; NaN where the
+    device has none.
+    """
 
     memory_clock_hz: float = math.nan
     instant_w: float = math.nan
@@ -74,15 +77,23 @@ class EnergySource(Protocol):
 
 
 def find_source_makers(name: str) -> dict[str, Callable[[int], EnergySource]]:
-    """Return what makes the source called ``name``, or with ``auto`` all of them in the order they are tried."""
-    makers: dict[str, Callable[[int], EnergySource]] = {"nvml": NvmlSource, "amd": AmdSource, "rapl": RaplSource}
+    """Return what makes the source called ``name``, or with ``auto`` all of them in the order they
+    are tried.
+    """
+    makers: dict[str, Callable[[int], EnergySource]] = {
+        "nvml": NvmlSource,
+        "amd": AmdSource,
+        "rapl": RaplSource,
+    }
     if name != "auto" and name not in makers:
         raise unknown_name("energy source", name, makers, f"Known: auto, {', '.join(makers)}.")
     return makers if name == "auto" else {name: makers[name]}
 
 
 def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, DeviceIdentity]:
-    """Open the source called ``name`` (``nvml``, ``amd``, ``rapl``), or with ``auto`` the first that answers."""
+    """Open the source called ``name`` (``nvml``, ``amd``, ``rapl``), or with ``auto`` the first
+    that answers.
+    """
     said: list[str] = []
     for label, make in find_source_makers(name).items():
         source = make(index)
@@ -104,7 +115,9 @@ POWER_FIELDS = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
 class NvmlSource(EnergySource):
     """One GPU, by NVML index."""
 
-    energy_range_j: float | None = 2.0**32 / 1e3  # the counter is 64 bits of mJ; some firmware keeps 32
+    energy_range_j: float | None = (
+        2.0**32 / 1e3
+    )  # the counter is 64 bits of mJ; some firmware keeps 32
 
     def __init__(self, index: int = 0) -> None:
         self._index = index
@@ -115,7 +128,9 @@ class NvmlSource(EnergySource):
         try:
             import pynvml
         except ImportError:
-            raise MissingTool("nvidia-ml-py is not installed (pip install 'wattcast[measure]').") from None
+            raise MissingTool(
+                "nvidia-ml-py is not installed (pip install 'wattcast[measure]')."
+            ) from None
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
@@ -130,19 +145,27 @@ class NvmlSource(EnergySource):
             board=decode_text(self._or("", pynvml.nvmlDeviceGetBoardPartNumber, self._handle)),
             driver=decode_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
             library=decode_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
-            power_limit_w=self._or(None, lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3),
-            top_clock_hz=self._or(None, lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, 1) * 1e6),
+            power_limit_w=self._or(
+                None, lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3
+            ),
+            top_clock_hz=self._or(
+                None, lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, 1) * 1e6
+            ),
         )
 
     def energy_j(self) -> float:
-        return self._read(lambda n: n.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3, needed=True)
+        return self._read(
+            lambda n: n.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3, needed=True
+        )
 
     def sm_clock_hz(self) -> float:
         return self._read(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 1) * 1e6, needed=True)
 
     def slow(self) -> SlowReadings:
         powers = self._ask(lambda n: n.nvmlDeviceGetFieldValues(self._handle, POWER_FIELDS)) or ()
-        watts = [v.value.uiVal / 1e3 if v.nvmlReturn == 0 else math.nan for v in powers] or [math.nan] * 3
+        watts = [v.value.uiVal / 1e3 if v.nvmlReturn == 0 else math.nan for v in powers] or [
+            math.nan
+        ] * 3
         if math.isnan(watts[0]) and math.isnan(watts[1]):  # older cards have one reading for all
             watts[1] = self._read(lambda n: n.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
         return SlowReadings(
@@ -151,7 +174,9 @@ class NvmlSource(EnergySource):
             instant_w=watts[1],
             memory_w=watts[2],
             temperature_c=self._read(lambda n: n.nvmlDeviceGetTemperature(self._handle, 0)),
-            throttle=self._read(lambda n: n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)),
+            throttle=self._read(
+                lambda n: n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+            ),
         )
 
     def close(self) -> None:
@@ -160,7 +185,9 @@ class NvmlSource(EnergySource):
                 self._nvml.nvmlShutdown()
 
     def _read(self, call: Callable[[Any], float], needed: bool = False) -> float:
-        """Return a reading; NaN where the card does not have it, or where one fails that we can do without."""
+        """Return a reading; NaN where the card does not have it, or where one fails that we can do
+        without.
+        """
         value = self._ask(call, needed)
         return math.nan if value is None else float(value)
 
@@ -205,12 +232,16 @@ class AmdSource(EnergySource):
             amdsmi.amdsmi_init()
             handles = amdsmi.amdsmi_get_processor_handles()
             if self._index >= len(handles):
-                raise MissingTool(f"amdsmi sees {len(handles)} GPUs; there is no number {self._index}.")
+                raise MissingTool(
+                    f"amdsmi sees {len(handles)} GPUs; there is no number {self._index}."
+                )
             self._handle = handles[self._index]
             asic = amdsmi.amdsmi_get_gpu_asic_info(self._handle)
         except amdsmi.AmdSmiException as error:
             raise MissingTool(f"amdsmi answers {error}.") from None
-        driver: dict[str, Any] = self._or({}, lambda: amdsmi.amdsmi_get_gpu_driver_info(self._handle))
+        driver: dict[str, Any] = self._or(
+            {}, lambda: amdsmi.amdsmi_get_gpu_driver_info(self._handle)
+        )
         return DeviceIdentity(
             str(asic.get("market_name", "AMD GPU")),
             uuid=str(self._or("", lambda: amdsmi.amdsmi_get_gpu_device_uuid(self._handle))),
@@ -237,7 +268,9 @@ class AmdSource(EnergySource):
             memory_clock_hz=self._read_clock_hz(self._smi.AmdSmiClkType.MEM),
             instant_w=self._or(math.nan, lambda: float(power.get("current_socket_power", "N/A"))),
             average_w=self._or(math.nan, lambda: float(power.get("average_socket_power", "N/A"))),
-            temperature_c=self._or(math.nan, lambda: float(self._smi.amdsmi_get_temp_metric(self._handle, *sensor))),
+            temperature_c=self._or(
+                math.nan, lambda: float(self._smi.amdsmi_get_temp_metric(self._handle, *sensor))
+            ),
         )
 
     def close(self) -> None:
@@ -246,10 +279,15 @@ class AmdSource(EnergySource):
                 self._smi.amdsmi_shut_down()
 
     def _read_clock_hz(self, domain: Any) -> float:
-        return self._or(math.nan, lambda: float(self._smi.amdsmi_get_clock_info(self._handle, domain)["clk"]) * 1e6)
+        return self._or(
+            math.nan,
+            lambda: float(self._smi.amdsmi_get_clock_info(self._handle, domain)["clk"]) * 1e6,
+        )
 
     def _or(self, otherwise: T, call: Callable[[], T]) -> T:
-        """Return what a call gives; ``otherwise`` where it fails, or gives the text N/A for a number."""
+        """Return what a call gives; ``otherwise`` where it fails, or gives the text N/A for a
+        number.
+        """
         try:
             return call()
         except (self._smi.AmdSmiException, TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""The verbs of ``measure``: one function each, whose signature is its options on both command lines.
+"""The verbs of ``measure``: one function each, whose signature is its options on both command
+lines.
 
-``python -m wattcast.measure`` (the standard library's parser, for a bare GPU node) and ``wattcast measure`` and
-``wattcast lab`` (typer) build their options from these signatures, so that names, defaults and help are the same. No
-verb changes a clock, a limit or a mode of a card.
-"""
+``python -m wattcast.measure`` (the standard library's parser, for a bare GPU node) and ``wattcast
+measure`` and ``wattcast lab`` (typer) build their options from these signatures, so that names,
+defaults and help are the same. No verb changes a clock, a limit or a mode of a card."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Option:
 
 @dataclass(frozen=True)
 class VerbResult:
-    """Hold what a verb prints: ``plain`` with ``--json`` or where there is no ``text``; ``note`` goes to stderr."""
+    """Hold what a verb prints: ``plain`` with ``--json`` or where there is no ``text``; ``note``
+    goes to stderr.
+    """
 
     plain: Any = None
     text: str | None = None
@@ -62,12 +64,21 @@ def run(
     plot: Annotated[Path | None, Option("Save power over time (.png, .svg, .pdf).")] = None,
     json: Annotated[bool, Option("Print JSON; the command's output goes to stderr.")] = False,
 ) -> VerbResult:
-    """Measure time, joules, mean and peak watts and clock of a command; its exit code passes through."""
-    from wattcast.measure.measured_run import check_figure_path, draw_run_power, run_command, save_run_figure
+    """Measure time, joules, mean and peak watts and clock of a command; its exit code passes
+    through.
+    """
+    from wattcast.measure.measured_run import (
+        check_figure_path,
+        draw_run_power,
+        run_command,
+        save_run_figure,
+    )
 
     if plot:
         check_figure_path(plot)
-    done = run_command(command[1:] if command[:1] == ["--"] else command, source, device, pass_output=not json)
+    done = run_command(
+        command[1:] if command[:1] == ["--"] else command, source, device, pass_output=not json
+    )
     code, note = done.shell_code, ""
     if plot:
         try:
@@ -75,7 +86,9 @@ def run(
         except CannotWrite as error:
             code, note = code or error.exit_code, f"{error}\n"
     took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
-    return VerbResult(done.plain(), "", note + ("" if json else f"{done.measurement.sentence}\n{took}"), code)
+    return VerbResult(
+        done.plain(), "", note + ("" if json else f"{done.measurement.sentence}\n{took}"), code
+    )
 
 
 def idle(
@@ -116,23 +129,36 @@ def sensor(
 def kernels(
     out: Out,
     steps: Annotated[
-        str, Option("Some of idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, names.")
+        str,
+        Option(
+            "Some of idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, names."
+        ),
     ] = "",
     budget: Budget = "540s",
-    plan: Annotated[Path | None, Option("Operators in place of the plan, one a line (from --suggest).")] = None,
+    plan: Annotated[
+        Path | None, Option("Operators in place of the plan, one a line (from --suggest).")
+    ] = None,
     round_: Annotated[int, Option("Of the plan, 1 to 4: each holds other operators.", "round")] = 1,
     few: Few = 0,
     after: Annotated[int, Option("Skip this many operators measured elsewhere.")] = 0,
 ) -> VerbResult:
-    """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks, names."""
-    from wattcast.measure.campaigns.kernel_campaign import DEFAULT_STEPS, read_listed, run_kernel_campaign
+    """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks,
+    names.
+    """
+    from wattcast.measure.campaigns.kernel_campaign import (
+        DEFAULT_STEPS,
+        read_listed,
+        run_kernel_campaign,
+    )
     from wattcast.measure.campaigns.kernel_plan import read_kernel_plan
 
     began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
     listed = read_listed(plan) if plan else None
     read_kernel_plan(round_)  # a round that is not planned is told before anything is started
     wanted = (steps or DEFAULT_STEPS).split(",")
-    return _report_counts(run_kernel_campaign(out, wanted, budget_s, few, after, listed, round_), began_s)
+    return _report_counts(
+        run_kernel_campaign(out, wanted, budget_s, few, after, listed, round_), began_s
+    )
 
 
 def models(
@@ -147,16 +173,22 @@ def models(
     from wattcast.measure.campaigns.model_campaign import run_models
 
     began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
-    return _report_counts(run_models(out, budget_s, tuple(steps.split(",")), only, few, tier), began_s)
+    return _report_counts(
+        run_models(out, budget_s, tuple(steps.split(",")), only, few, tier), began_s
+    )
 
 
 def engine(
     out: Out,
     budget: Budget = "540s",
-    models: Annotated[str, Option("Planned models in this order, commas between; default: all.")] = "",
+    models: Annotated[
+        str, Option("Planned models in this order, commas between; default: all.")
+    ] = "",
     parts: Annotated[str, Option("Commas between: steps, traffic.")] = "steps,traffic",
     loads: Annotated[str, Option("Arrival rates as shares of the capacity.")] = "0.8,0.5,1.1",
-    traffic_seconds: Annotated[str, Option("Arrivals of one serving run, such as 12 or 1min.")] = "12",
+    traffic_seconds: Annotated[
+        str, Option("Arrivals of one serving run, such as 12 or 1min.")
+    ] = "12",
     done: Annotated[Path | None, Option("Folder of an earlier call: not measured again.")] = None,
     own: Annotated[Path | None, Option("Folder with a config.json in place of the plan.")] = None,
     quantization: Annotated[str, Option("With --own: fp8, for example.")] = "",
@@ -175,14 +207,20 @@ def engine(
         planned = engine_campaign.choose_models()
         lines = [f"{m.name:26} {'held out' if m.held_out else 'fitted':9} {m.why}" for m in planned]
         return VerbResult(lines, "\n".join(lines))
-    budget_s, traffic_s = parse(budget, "s", "--budget"), parse_seconds(traffic_seconds, "--traffic-seconds")
+    budget_s, traffic_s = (
+        parse(budget, "s", "--budget"),
+        parse_seconds(traffic_seconds, "--traffic-seconds"),
+    )
     request = engine_campaign.request_campaign(
         out, budget_s, models, parts, loads, traffic_s, done, own, quantization, kv_dtype, smoke
     )
     with hold_folder(out):
         counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
     rows = read_lines(out / "rows.jsonl", missing_ok=True)
-    lines = [*map(engine_campaign.describe_row, rows), *(f"{name}: {count}" for name, count in counts.items())]
+    lines = [
+        *map(engine_campaign.describe_row, rows),
+        *(f"{name}: {count}" for name, count in counts.items()),
+    ]
     code = ExitCode.FAILED if counts.get("models broken off") else ExitCode.OK
     return VerbResult(counts, "\n".join(lines), exit_code=code)
 
@@ -226,13 +264,19 @@ def summary(
     from wattcast.core.measured_rows import database_folder
     from wattcast.measure.database_files import make_summary_page, summarise_database
 
-    found = summarise_database(Path(database) if Path(database).exists() else database_folder(database))
+    found = summarise_database(
+        Path(database) if Path(database).exists() else database_folder(database)
+    )
     return VerbResult(found, make_summary_page(found).removesuffix("\n"))
 
 
 def log(
     file: Annotated[
-        Path, Option("Log of nvidia-smi, dcgmi, amd-smi, tegrastats or jtop, or CSV of a meter.", positional=True)
+        Path,
+        Option(
+            "Log of nvidia-smi, dcgmi, amd-smi, tegrastats or jtop, or CSV of a meter.",
+            positional=True,
+        ),
     ],
     interval: Annotated[
         str, Option("Time between lines, such as 100ms; for lines without a time of their own.")
@@ -245,9 +289,9 @@ def log(
 ) -> VerbResult:
     """Read mean and largest watts and joules of each rail from a log that another tool wrote.
 
-    A time or a value that cannot be read is refused with its line. A log with gaps, repeated times or impossible
-    readings is summed up without these, with a flag that names them, and exits with 5.
-    """
+    A time or a value that cannot be read is refused with its line. A log with gaps, repeated times
+    or impossible readings is summed up without these, with a flag that names them, and exits with
+    5."""
     from wattcast.measure.power_logs import read_power_log
 
     interval_s = parse(interval, "s", "--interval") if interval else None

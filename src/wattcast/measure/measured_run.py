@@ -1,10 +1,10 @@
-"""Measure a stretch of a program, a whole command or an idle device, and compare it with a prediction.
+"""Measure a stretch of a program, a whole command or an idle device, and compare it with a
+prediction.
 
-Energy is read off the steps of the energy counter. What the steps at both ends of a window leave open is bounded by
-the power around them. A window with fewer than five whole steps keeps its time and gets no power, and neither does
-one in which the counter stopped: a lost device or a hanging driver draws power that nobody counted. ``flags`` name
-the reasons to doubt a result.
-"""
+Energy is read off the steps of the energy counter. What the steps at both ends of a window leave
+open is bounded by the power around them. A window with fewer than five whole steps keeps its time
+and gets no power, and neither does one in which the counter stopped: a lost device or a hanging
+driver draws power that nobody counted. ``flags`` name the reasons to doubt a result."""
 
 from __future__ import annotations
 
@@ -33,14 +33,19 @@ from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
 
 LEAST_TICKS = 5
-LATE_SHARE = 0.01  # of the power or energy that late polls, or steps at both ends, may have cost without a flag
+# of the power or energy that late polls, or steps at both ends, may have cost without a flag
+LATE_SHARE = 0.01
 BLUR_S = 0.002  # by which polls misplace a step
 ONE_LEVEL = 1.03  # between two powers, for them to be one level seen twice
-STOPPED_S = 0.5  # without a step of a counter whose period is not known, beyond which it has stopped
+STOPPED_S = (
+    0.5  # without a step of a counter whose period is not known, beyond which it has stopped
+)
 BUSY_S = 0.2  # a step that is missing for less may only have been read late, on a busy machine
 CARRIED_SHARE = 1e-3  # of a window that may lie beyond the counter's steps without a flag
 TOLERANCE = 0.05  # between a run and its prediction, relative
-COARSE_S = 0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
+COARSE_S = (
+    0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
+)
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,17 @@ class Measurement:
     throttle: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     steady: tuple[SteadyStretch, ...] = ()
-    overhead: float | None = None  # share of the processors that the sampler took while the window ran
-    unmeasured_s: float | None = None  # of the window in which the counter had stopped, so that there is no energy
+    overhead: float | None = (
+        None  # share of the processors that the sampler took while the window ran
+    )
+    unmeasured_s: float | None = (
+        None  # of the window in which the counter had stopped, so that there is no energy
+    )
 
     def require(self) -> Measurement:
-        """Return the measurement, or raise ``Refused`` with the reasons when power cannot be trusted."""
+        """Return the measurement, or raise ``Refused`` with the reasons when power cannot be
+        trusted.
+        """
         if self.power_w is None or self.flags:
             raise Refused(f"{self.name}: {', '.join(self.flags) or 'no power'}.")
         return self
@@ -82,21 +93,36 @@ class Measurement:
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON; what was not measured is left out."""
         values = asdict(self).items()
-        return {name: v for name, v in values if v is not None and not (isinstance(v, float) and math.isnan(v))}
+        return {
+            name: v
+            for name, v in values
+            if v is not None and not (isinstance(v, float) and math.isnan(v))
+        }
 
     @property
     def sentence(self) -> str:
         """One line for people."""
-        each = [("{}", self.duration_s, "s"), ("{}", self.energy_j, "J"), ("mean {}", self.power_w, "W")]
-        each += [(f"largest sample {{}} ({self.peak_of})", self.peak_w, "W"), ("clock {}", self.sm_clock_hz, "Hz")]
-        parts = ", ".join(text.format(show(value, unit)) for text, value, unit in each if value is not None)
+        each = [
+            ("{}", self.duration_s, "s"),
+            ("{}", self.energy_j, "J"),
+            ("mean {}", self.power_w, "W"),
+        ]
+        each += [
+            (f"largest sample {{}} ({self.peak_of})", self.peak_w, "W"),
+            ("clock {}", self.sm_clock_hz, "Hz"),
+        ]
+        parts = ", ".join(
+            text.format(show(value, unit)) for text, value, unit in each if value is not None
+        )
         return f"{self.name}: {parts}" + (f" [{', '.join(self.flags)}]" if self.flags else "")
 
 
 def summarise_window(
     name: str, samples: EnergySamples, start_s: float, end_s: float, overhead: float | None = None
 ) -> Measurement:
-    """Evaluate the window from ``start_s`` to ``end_s``; ``samples`` should reach a step beyond both ends."""
+    """Evaluate the window from ``start_s`` to ``end_s``; ``samples`` should reach a step beyond
+    both ends.
+    """
     stepped = find_ticks(samples)
     held, inside = samples.between(start_s, end_s), stepped.between(start_s, end_s)
     peak_w, peak_of = None, ""
@@ -135,26 +161,34 @@ def bound_energy_j(
     stepped: CounterTicks, samples: EnergySamples, start_s: float, end_s: float
 ) -> tuple[float, float]:
     """Return the joules between two moments, and by how many they may be off."""
-    begun, ended = _locate_energy(stepped, samples, start_s, False), _locate_energy(stepped, samples, end_s, True)
+    begun, ended = (
+        _locate_energy(stepped, samples, start_s, False),
+        _locate_energy(stepped, samples, end_s, True),
+    )
     best_j, least_j, most_j = ended - begun[[0, 2, 1]]
     return float(best_j), float(max(best_j - least_j, most_j - best_j))
 
 
-def _locate_energy(stepped: CounterTicks, samples: EnergySamples, moment_s: float, ends: bool) -> Array:
-    """Return what the counter would say at a moment inside a step: the best guess, the least and the most.
+def _locate_energy(
+    stepped: CounterTicks, samples: EnergySamples, moment_s: float, ends: bool
+) -> Array:
+    """Return what the counter would say at a moment inside a step: the best guess, the least and
+    the most.
 
-    Power is taken to jump once in the step, from that of the step before to that of the step after. Where this does
-    not give the step's energy, power outside the window is that of the next step there. Its bounds are the lowest and
-    the highest level of two steps on either side and of the readings there, or of all where one of these was missed.
-    A level was seen twice, because a pulse may lie across two steps. Beyond the steps power goes on as it was.
-    """
+    Power is taken to jump once in the step, from that of the step before to that of the step after.
+    Where this does not give the step's energy, power outside the window is that of the next step
+    there. Its bounds are the lowest and the highest level of two steps on either side and of the
+    readings there, or of all where one of these was missed. A level was seen twice, because a pulse
+    may lie across two steps. Beyond the steps power goes on as it was."""
     time_s, energy_j, watts = stepped.time_s, stepped.energy_j, stepped.interval_w
     place = int(np.clip(np.searchsorted(time_s, moment_s) - 1, 0, len(watts) - 1))
     passed_s, left_s, own_w = moment_s - time_s[place], time_s[place + 1] - moment_s, watts[place]
     if passed_s < 0.0 or left_s < 0.0:
         return np.full(3, energy_j[place] + own_w * passed_s)
     first, last = max(place - 2, 0), min(place + 3, len(watts))
-    if time_s[last] - time_s[first] > 1.2 * (last - first) * (stepped.step_s or np.median(np.diff(time_s))):
+    if time_s[last] - time_s[first] > 1.2 * (last - first) * (
+        stepped.step_s or np.median(np.diff(time_s))
+    ):
         first, last = 0, len(watts)
     read_w = samples.between(time_s[first], time_s[last]).known("instant_w")
     around_w = np.sort(np.concatenate([watts[first:place], watts[place + 1 : last], read_w]))
@@ -192,7 +226,11 @@ def find_stretches(inside: CounterTicks, origin_s: float) -> tuple[SteadyStretch
             begin, end = first + 1, place - 1
             length_s = inside.time_s[end] - inside.time_s[begin]
             power_w = (inside.energy_j[end] - inside.energy_j[begin]) / length_s
-            found.append(SteadyStretch(float(inside.time_s[begin] - origin_s), float(length_s), float(power_w)))
+            found.append(
+                SteadyStretch(
+                    float(inside.time_s[begin] - origin_s), float(length_s), float(power_w)
+                )
+            )
         first = place
     return tuple(found)
 
@@ -200,7 +238,9 @@ def find_stretches(inside: CounterTicks, origin_s: float) -> tuple[SteadyStretch
 def _find_flags(
     held: EnergySamples, inside: CounterTicks, stepped: CounterTicks, start_s: float, end_s: float
 ) -> tuple[tuple[str, ...], float]:
-    """Return the reasons to doubt a window, and how long the counter had stopped in it: 0 where it had not."""
+    """Return the reasons to doubt a window, and how long the counter had stopped in it: 0 where it
+    had not.
+    """
     flags, stopped_s = [], 0.0
     if inside.intervals < LEAST_TICKS:
         flags.append(f"{inside.intervals} counter steps, {LEAST_TICKS} needed")
@@ -216,9 +256,15 @@ def _find_flags(
         flags.append(f"no samples for {gap_s:.1f} s")
     flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
     if stepped.intervals:
-        late_s, early_s = max(float(stepped.time_s[0]) - start_s, 0.0), max(end_s - float(stepped.time_s[-1]), 0.0)
+        late_s, early_s = (
+            max(float(stepped.time_s[0]) - start_s, 0.0),
+            max(end_s - float(stepped.time_s[-1]), 0.0),
+        )
         allowed_s = max(2.0 * stepped.step_s, BUSY_S) if stepped.step_s else STOPPED_S
-        for apart_s, what in ((late_s, "started {:.2f} s late"), (early_s, "stopped {:.2f} s before the end")):
+        for apart_s, what in (
+            (late_s, "started {:.2f} s late"),
+            (early_s, "stopped {:.2f} s before the end"),
+        ):
             if apart_s > allowed_s:
                 stopped_s += apart_s
             if apart_s > CARRIED_SHARE * (end_s - start_s):
@@ -265,7 +311,9 @@ class OpenWindow:
         return self.result.power_w
 
 
-_open: list[tuple[Sampler, list[OpenWindow]]] = []  # the sampler of the outermost window, and all that run inside it
+_open: list[
+    tuple[Sampler, list[OpenWindow]]
+] = []  # the sampler of the outermost window, and all that run inside it
 
 
 @contextmanager
@@ -278,10 +326,10 @@ def measure(
             ...  # synchronise the GPU before the block ends
         run.energy_j, run.power_w, run.duration_s
 
-    ``source`` is ``auto``, ``nvml``, ``amd`` or ``rapl``; ``device`` counts from 0. Raises ``MissingTool`` when
-    nothing here can be measured. The first block waits 1.1 s to learn the counter's period. A block with too few
-    steps of the counter carries a flag in ``run.result.flags``; energy or power is None where it is unknown.
-    """
+    ``source`` is ``auto``, ``nvml``, ``amd`` or ``rapl``; ``device`` counts from 0. Raises
+    ``MissingTool`` when nothing here can be measured. The first block waits 1.1 s to learn the
+    counter's period. A block with too few steps of the counter carries a flag in
+    ``run.result.flags``; energy or power is None where it is unknown."""
     outermost = not _open
     if outermost:
         started = Sampler(source, device, period_s)
@@ -340,8 +388,12 @@ class MeasuredRun:
 
     @property
     def shell_code(self) -> int:
-        """The command's exit code; 5 where it ended well and its energy could not be measured to the end."""
-        return self.exit_code or (ExitCode.REFUSED if self.measurement.unmeasured_s else ExitCode.OK)
+        """The command's exit code; 5 where it ended well and its energy could not be measured to
+        the end.
+        """
+        return self.exit_code or (
+            ExitCode.REFUSED if self.measurement.unmeasured_s else ExitCode.OK
+        )
 
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
@@ -351,11 +403,19 @@ class MeasuredRun:
 
 
 def run_command(
-    command: list[str], source: str = "auto", index: int = 0, period_s: float = 0.05, pass_output: bool = True
+    command: list[str],
+    source: str = "auto",
+    index: int = 0,
+    period_s: float = 0.05,
+    pass_output: bool = True,
 ) -> MeasuredRun:
-    """Run ``command`` to its end beside the sampler; with ``pass_output`` false its stdout goes to our stderr."""
+    """Run ``command`` to its end beside the sampler; with ``pass_output`` false its stdout goes to
+    our stderr.
+    """
     if not command:
-        raise BadInput("measure run: expected a command after --, got none. Example: measure run -- python train.py")
+        raise BadInput(
+            "measure run: expected a command after --, got none. Example: measure run -- python train.py"
+        )
     with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(LEAD_S)
         _await_step(sampler, 0.0)  # so that next to nothing of the step before belongs to the run
@@ -370,14 +430,23 @@ def run_command(
             except PermissionError:
                 raise BadInput(f"measure run: {command[0]!r} may not be run.") from None
             ended_s = time.monotonic()
-            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            processors = (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1
+            )
             overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / processors
             _await_step(sampler)
             samples, identity, lost = sampler.since(0), sampler.identity, sampler.lost
-    label, exit_code = command[0].rsplit("/", 1)[-1], code if code >= 0 else 128 - code  # as a shell gives it
+    label, exit_code = (
+        command[0].rsplit("/", 1)[-1],
+        code if code >= 0 else 128 - code,
+    )  # as a shell gives it
     result = summarise_window(label, samples, started_s, ended_s, overhead)
     if lost:
-        unmeasured_s = result.unmeasured_s or (result.duration_s if result.energy_j is None else None)
+        unmeasured_s = result.unmeasured_s or (
+            result.duration_s if result.energy_j is None else None
+        )
         result = replace(result, flags=("device lost", *result.flags), unmeasured_s=unmeasured_s)
     return MeasuredRun(tuple(command), exit_code, result, identity, samples, started_s)
 
@@ -397,7 +466,9 @@ class PassedSignals:
 
     def __enter__(self) -> PassedSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note_signal) for number in self.ENDING}
+            self._before = {
+                number: signal.signal(number, self._note_signal) for number in self.ENDING
+            }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -415,7 +486,9 @@ class PassedSignals:
             self.process.send_signal(number)
 
 
-def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) -> tuple[Measurement, DeviceIdentity]:
+def measure_idle(
+    length_s: float = 3.0, source: str = "auto", index: int = 0
+) -> tuple[Measurement, DeviceIdentity]:
     """Measure mean power over ``length_s``; refuse when someone else's work made it drift."""
     with Sampler(source, index, period_s=0.02) as sampler:
         time.sleep(1.1)
@@ -424,7 +497,10 @@ def measure_idle(length_s: float = 3.0, source: str = "auto", index: int = 0) ->
         ended_s = time.monotonic()
         _await_step(sampler)
         sampler.check()
-        result, identity = summarise_window("idle", sampler.since(0), began_s, ended_s), sampler.identity
+        result, identity = (
+            summarise_window("idle", sampler.since(0), began_s, ended_s),
+            sampler.identity,
+        )
     if result.unmeasured_s:
         raise Refused(f"idle: {', '.join(result.flags)}.")
     spread_w = result.power_spread_w or 0.0
@@ -463,14 +539,19 @@ class RunVerdict:
 
 
 def compare_with_prediction(
-    measurement: Measurement, predicted: Mapping[str, Any], iterations: int = 1, where: str = "prediction"
+    measurement: Measurement,
+    predicted: Mapping[str, Any],
+    iterations: int = 1,
+    where: str = "prediction",
 ) -> RunVerdict:
-    """Compare a measured window with the first prediction of ``wattcast predict --json``, and name the term at fault.
+    """Compare a measured window with the first prediction of ``wattcast predict --json``, and name
+    the term at fault.
 
-    ``iterations`` is how often the window ran the predicted workload. Power is the mean over the window,
-    so start-up and loading belong outside it.
+    ``iterations`` is how often the window ran the predicted workload. Power is the mean over the
+    window, so start-up and loading belong outside it.
 
-    The time ratio is split into a clock part and a cycle part (time = cycles / clock); the rest points at a term:
+    The time ratio is split into a clock part and a cycle part (time = cycles / clock); the rest
+    points at a term:
 
     - the clock differs and cycles agree: the governor (power under the cap, or the clock law);
     - cycles differ and power fell: the GPU waited for the host (launch cost, gaps, missing graph);
@@ -489,10 +570,15 @@ def compare_with_prediction(
     if iterations < 1:
         raise bad_value("--iterations", "a whole number of at least 1", iterations)
     if not measurement.power_w:
-        raise Refused(f"{measurement.name}: {', '.join(measurement.flags) or 'no power'}; nothing to compare.")
+        raise Refused(
+            f"{measurement.name}: {', '.join(measurement.flags) or 'no power'}; nothing to compare."
+        )
     latency = measurement.duration_s / iterations / figures["latency_s"]
     power, seen_hz = measurement.power_w / figures["power_w"], measurement.sm_clock_hz
-    clock, host_share = seen_hz / figures["clock_hz"] if seen_hz else None, 1.0 - busy_s / figures["latency_s"]
+    clock, host_share = (
+        seen_hz / figures["clock_hz"] if seen_hz else None,
+        1.0 - busy_s / figures["latency_s"],
+    )
     cycles = latency * (clock or 1.0)
     if abs(latency - 1.0) <= TOLERANCE:
         term = ModelTerm.ENERGY if abs(power - 1.0) > TOLERANCE else ModelTerm.NONE
@@ -502,9 +588,18 @@ def compare_with_prediction(
         term = ModelTerm.HOST
     else:
         term = ModelTerm.KERNELS
-    ratios = {"measured time is": latency, "power": power, "energy": latency * power, "clock": clock}
-    parts = ", ".join(f"{name} {100.0 * (r - 1.0):+.1f} %" for name, r in ratios.items() if r is not None)
-    share = f" ({100 * host_share:.0f} % of it was predicted as host time)" if host_share > 0.0 else ""
+    ratios = {
+        "measured time is": latency,
+        "power": power,
+        "energy": latency * power,
+        "clock": clock,
+    }
+    parts = ", ".join(
+        f"{name} {100.0 * (r - 1.0):+.1f} %" for name, r in ratios.items() if r is not None
+    )
+    share = (
+        f" ({100 * host_share:.0f} % of it was predicted as host time)" if host_share > 0.0 else ""
+    )
     sentence = f"{parts} against the prediction{share}. {_ADVICE[term]}"
     return RunVerdict(latency, power, latency * power, clock, term, sentence)
 
@@ -522,11 +617,17 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 
 def check_figure_path(path: Path) -> None:
-    """Raise an error, before anything is measured, where a figure could not be saved under this name."""
+    """Raise an error, before anything is measured, where a figure could not be saved under this
+    name.
+    """
     if path.suffix.lower() not in ENDINGS or path.is_dir():
-        raise bad_value("--plot", f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", str(path))
+        raise bad_value(
+            "--plot", f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", str(path)
+        )
     if not path.absolute().parent.is_dir():
-        raise bad_value("--plot", "a file in a folder that exists", str(path), "Create the folder first.")
+        raise bad_value(
+            "--plot", "a file in a folder that exists", str(path), "Create the folder first."
+        )
     check_writable(path)
 
 
@@ -538,18 +639,29 @@ def save_run_figure(figure: Any, path: Path) -> None:
 
 
 def draw_run_power(run: MeasuredRun, predicted: Mapping[str, Any] | None = None) -> Any:
-    """Draw power above and clock below: measured as dots, what ``predict --json`` says as a line and interval."""
+    """Draw power above and clock below: measured as dots, what ``predict --json`` says as a line
+    and interval.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingTool("--plot needs matplotlib, which is not installed (pip install 'wattcast[plot]').") from None
+        raise MissingTool(
+            "--plot needs matplotlib, which is not installed (pip install 'wattcast[plot]')."
+        ) from None
     figure = Figure(figsize=(9.0, 6.0), layout="constrained")
     power, clock = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     stepped, samples = find_ticks(run.samples), run.samples
     time_s, edge_s = samples["time_s"] - run.started_s, stepped.time_s - run.started_s
     if stepped.intervals:
         label = "measured, steps of the energy counter"
-        power.plot(0.5 * (edge_s[1:] + edge_s[:-1]), stepped.interval_w, "o", ms=4, color="#000000", label=label)
+        power.plot(
+            0.5 * (edge_s[1:] + edge_s[:-1]),
+            stepped.interval_w,
+            "o",
+            ms=4,
+            color="#000000",
+            label=label,
+        )
     power.plot(time_s, samples["instant_w"], ".", ms=3, color="#888888", label="instant readings")
     clock.plot(time_s, samples["sm_clock_hz"] / 1e6, ".", ms=3, color="#000000")
     if predicted is not None:

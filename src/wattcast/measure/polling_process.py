@@ -1,10 +1,10 @@
 """Poll an energy source into the sample ring, in a process of its own, until told to stop.
 
-The process outlives errors of the driver (a failed reading is NaN and counted), reports when the device is gone, and
-ends with its parent. Reading the energy counter of an H200 takes about 3 ms of a processor, other readings a tenth of
-that. When ``relaxed``, for a user's program, the counter is read ever more rarely as the run grows longer, and
-quickly only now and then around a step, which keeps the counter's phase known.
-"""
+The process outlives errors of the driver (a failed reading is NaN and counted), reports when the
+device is gone, and ends with its parent. Reading the energy counter of an H200 takes about 3 ms of
+a processor, other readings a tenth of that. When ``relaxed``, for a user's program, the counter is
+read ever more rarely as the run grows longer, and quickly only now and then around a step, which
+keeps the counter's phase known."""
 
 from __future__ import annotations
 
@@ -27,12 +27,20 @@ from wattcast.measure.energy_sources import EnergySource, ReadError, SlowReading
 FINE_S = 0.001  # between polls when the counter is about to step
 EARLY_S = 0.008  # how long before the expected step fine polling begins
 SHARP_S = 0.008  # between the polls around a step, for its time to be known
-QUICK_S = 0.002  # between polls while the counter's period is being learnt, or when asked to be quick
+QUICK_S = (
+    0.002  # between polls while the counter's period is being learnt, or when asked to be quick
+)
 LEARNT = 8  # steps seen before the counter is taken as known
-CLOCK_S, OTHER_S = 0.0045, 0.018  # between readings of the clock, and of everything else; longer beside a program
+CLOCK_S, OTHER_S = (
+    0.0045,
+    0.018,
+)  # between readings of the clock, and of everything else; longer beside a program
 SLOWEST_S = 0.5
 WAKE_S = 0.01  # between looks whether to stop or to be quick
-TOO_LONG_S = 0.02, 0.1  # a call that took longer does not say when the counter was read; longest on a slow driver
+TOO_LONG_S = (
+    0.02,
+    0.1,
+)  # a call that took longer does not say when the counter was read; longest on a slow driver
 BACK_OFF_S = 0.05, 1.0  # between attempts to read a lost device: at first, and at most
 AGE_SHARE = 0.02  # a relaxed sampler waits this share of its age
 
@@ -61,16 +69,22 @@ class PollingPace:
             return min(self._period_s, QUICK_S)
         usual_s = self._period_s
         if self._relaxed:
-            usual_s = min(max(AGE_SHARE * (now_s - self._begun_s), self._period_s, self._step_s), SLOWEST_S)
+            usual_s = min(
+                max(AGE_SHARE * (now_s - self._begun_s), self._period_s, self._step_s), SLOWEST_S
+            )
         if self._lost and now_s - self._tried_s < 2.5 * self._step_s:
             return QUICK_S
         if now_s - max(self._phase_s, self._tried_s) < 8.0 * usual_s:
             self._watching = False
             if usual_s < 0.4 * self._step_s:
                 return usual_s
-            place = (now_s + usual_s - self._phase_s) / self._step_s  # moved between steps, to belong to one of them
+            place = (
+                now_s + usual_s - self._phase_s
+            ) / self._step_s  # moved between steps, to belong to one of them
             return max(usual_s + (math.floor(place) + 0.5 - place) * self._step_s, QUICK_S)
-        due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was seen
+        due_s = (
+            self._phase_s - now_s
+        ) % self._step_s  # the next step, wherever the last one was seen
         if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
             self._watching, self._tried_s, self._lost = False, now_s, True
             return QUICK_S
@@ -82,10 +96,12 @@ class PollingPace:
     def _note(self, now_s: float, energy_j: float) -> None:
         """Remember when the counter stepped, if this reading and the one before saw it closely.
 
-        Its period is the usual time between steps, then, more exactly, that from the first step to the latest.
-        """
+        Its period is the usual time between steps, then, more exactly, that from the first step to
+        the latest."""
         self._begun_s = now_s if math.isnan(self._begun_s) else self._begun_s
-        stepped = math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
+        stepped = (
+            math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
+        )
         if stepped and now_s - self._read_s <= SHARP_S:
             self._phase_s, self._lost = 0.5 * (self._read_s + now_s), False
             if len(self._steps) < LEARNT:
@@ -98,9 +114,15 @@ class PollingPace:
         self._energy_j = energy_j if math.isfinite(energy_j) else self._energy_j
 
 
-def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent: int, relaxed: bool = False) -> None:
+def poll_source(
+    source: EnergySource, ring: SampleRing, period_s: float, parent: int, relaxed: bool = False
+) -> None:
     """Read until told to stop or orphaned; never raises for what the driver does."""
-    pace, counter, quickest_s = PollingPace(period_s, relaxed), UnwrappedCounter(source.energy_range_j), math.inf
+    pace, counter, quickest_s = (
+        PollingPace(period_s, relaxed),
+        UnwrappedCounter(source.energy_range_j),
+        math.inf,
+    )
     clock_s, other_s = (0.2, 0.2) if relaxed else (max(CLOCK_S, period_s), max(OTHER_S, period_s))
     energy_due_s = clock_due_s = other_due_s = 0.0
     failed = 0  # readings in a row
@@ -114,18 +136,25 @@ def poll_source(source: EnergySource, ring: SampleRing, period_s: float, parent:
                 read_s, quickest_s = began_s + 0.5 * took_s, min(quickest_s, took_s)
                 if took_s > min(max(TOO_LONG_S[0], 5.0 * quickest_s), TOO_LONG_S[1]):
                     energy_j = math.nan  # a call that hung leaves open to which moment it belongs
-                energy_due_s = read_s + pace.wait_s(read_s, energy_j, bool(ring.header[layout.QUICK]))
+                energy_due_s = read_s + pace.wait_s(
+                    read_s, energy_j, bool(ring.header[layout.QUICK])
+                )
             if began_s >= clock_due_s:
                 clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
             if began_s >= other_due_s:
-                slow, other_due_s = source.slow(), began_s + (OTHER_S if ring.header[layout.QUICK] else other_s)
+                slow, other_due_s = (
+                    source.slow(),
+                    began_s + (OTHER_S if ring.header[layout.QUICK] else other_s),
+                )
             ring.header[layout.STATUS] = layout.SAMPLING
             failed = 0
         except ReadError as error:
             ring.header[layout.ERRORS] += 1
             ring.header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
             first_s, longest_s = BACK_OFF_S if error.lost else (FINE_S, BACK_OFF_S[0])
-            energy_due_s = clock_due_s = other_due_s = began_s + min(first_s * 2.0 ** min(failed, 20), longest_s)
+            energy_due_s = clock_due_s = other_due_s = began_s + min(
+                first_s * 2.0 ** min(failed, 20), longest_s
+            )
             failed += 1
         ring.write((read_s, energy_j, clock_hz, *astuple(slow)))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns

@@ -1,11 +1,13 @@
-"""Start the polling process, read its ring of samples, and find out how fast a device's power sensor is.
+"""Start the polling process, read its ring of samples, and find out how fast a device's power
+sensor is.
 
-Polling happens in a process of its own (``polling_process``), so that a driver call of a millisecond never stalls the
-measured program. A process that hangs inside the driver is noticed by its silence.
+Polling happens in a process of its own (``polling_process``), so that a driver call of a
+millisecond never stalls the measured program. A process that hangs inside the driver is noticed by
+its silence.
 
-A counter that changes every 100 ms cannot tell two kernels of 10 ms apart, and an average over a second still shows
-the time before a short run. ``probe_sensor`` measures both instead of assuming them.
-"""
+A counter that changes every 100 ms cannot tell two kernels of 10 ms apart, and an average over a
+second still shows the time before a short run. ``probe_sensor`` measures both instead of assuming
+them."""
 
 from __future__ import annotations
 
@@ -42,8 +44,15 @@ def make_child_environment() -> dict[str, str]:
 class Sampler:
     """The reading side. Use as a context manager; starting and stopping are explicit."""
 
-    def __init__(self, source: str = "auto", index: int = 0, period_s: float = 0.0015, relaxed: bool = False) -> None:
-        self._order: dict[str, Any] = {"source": source, "index": index, "period_s": period_s, "relaxed": relaxed}
+    def __init__(
+        self, source: str = "auto", index: int = 0, period_s: float = 0.0015, relaxed: bool = False
+    ) -> None:
+        self._order: dict[str, Any] = {
+            "source": source,
+            "index": index,
+            "period_s": period_s,
+            "relaxed": relaxed,
+        }
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ring: SampleRing | None = None
@@ -59,7 +68,9 @@ class Sampler:
 
     def start(self, timeout_s: float = 20.0) -> None:
         """Start polling; returns once the first sample is there."""
-        find_source_makers(self._order["source"])  # an unknown name is told before a process is started
+        find_source_makers(
+            self._order["source"]
+        )  # an unknown name is told before a process is started
         self._folder = tempfile.TemporaryDirectory(prefix="wattcast-")
         path = Path(self._folder.name) / "samples"
         self._ring = SampleRing.create(path)
@@ -132,7 +143,9 @@ class Sampler:
         return int(self._header[layout.ERRORS])
 
     def quick(self, wanted: bool) -> None:
-        """Read the counter as quickly as it goes, around a moment that matters; costs processor time."""
+        """Read the counter as quickly as it goes, around a moment that matters; costs processor
+        time.
+        """
         self._header[layout.QUICK] = int(wanted)
 
     @property
@@ -147,14 +160,20 @@ class Sampler:
 
     def since(self, mark: int) -> EnergySamples:
         """Return the samples from number ``mark`` on."""
-        return EnergySamples(np.empty((0, len(COLUMNS))) if self._ring is None else self._ring.read(mark))
+        return EnergySamples(
+            np.empty((0, len(COLUMNS))) if self._ring is None else self._ring.read(mark)
+        )
 
     def check(self) -> None:
         """Raise ``Refused`` with the reason when samples can no longer be trusted."""
         if self.lost:
-            raise Refused("the device has vanished (NVML: GPU is lost); what was measured before is kept.")
+            raise Refused(
+                "the device has vanished (NVML: GPU is lost); what was measured before is kept."
+            )
         if not self.healthy:
-            raise Refused(f"the sampler has been silent for {self.silence_s:.1f} s; the driver may hang.")
+            raise Refused(
+                f"the sampler has been silent for {self.silence_s:.1f} s; the driver may hang."
+            )
 
 
 @dataclass(frozen=True)
@@ -175,7 +194,9 @@ class PowerSensor:
         """What follows for anyone who measures with it."""
         said = []
         if self.energy_period_s is None:
-            said.append("no energy counter: power comes from readings, and its maximum is the maximum of those.")
+            said.append(
+                "no energy counter: power comes from readings, and its maximum is the maximum of those."
+            )
         else:
             shortest_s = 5.0 * self.energy_period_s
             said.append(
@@ -183,7 +204,9 @@ class PowerSensor:
                 f"power needs {shortest_s:.1f} s of steady load."
             )
         if self.average_window_s is not None and self.average_window_s > 0.3:
-            said.append(f"average power looks back {self.average_window_s:.1f} s: useless for shorter runs.")
+            said.append(
+                f"average power looks back {self.average_window_s:.1f} s: useless for shorter runs."
+            )
         if self.instant_window_s is not None and self.instant_period_s is not None:
             longest_s = max(self.instant_window_s, self.instant_period_s)
             said.append(
@@ -197,10 +220,17 @@ class PowerSensor:
 
 
 def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> PowerSensor:
-    """Return periods, by how often values change, and windows, by how long a load from ``step_s`` takes to show."""
+    """Return periods, by how often values change, and windows, by how long a load from ``step_s``
+    takes to show.
+    """
     changed = {"instant": "instant_w", "average": "average_w", "clock": "sm_clock_hz"}
-    found: dict[str, Any] = {f"{n}_period_s": find_change_period_s(samples, c) for n, c in changed.items()}
-    found |= {f"{n}_window_s": find_rise_s(samples, f"{n}_w", step_s) for n in ("instant", "average", "memory")}
+    found: dict[str, Any] = {
+        f"{n}_period_s": find_change_period_s(samples, c) for n, c in changed.items()
+    }
+    found |= {
+        f"{n}_window_s": find_rise_s(samples, f"{n}_w", step_s)
+        for n in ("instant", "average", "memory")
+    }
     energy_s = _median_or_none(np.diff(find_ticks(samples).time_s))
     poll_s = float(np.median(np.diff(samples["time_s"]))) if len(samples) > 1 else float("nan")
     return PowerSensor(energy_period_s=energy_s, poll_period_s=poll_s, **found)
@@ -214,7 +244,8 @@ def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
 
 
 def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> float | None:
-    """Return the length of the boxcar whose answer to a step at ``step_s`` climbs as seen: 10 % to 90 % over 0.8.
+    """Return the length of the boxcar whose answer to a step at ``step_s`` climbs as seen: 10 % to
+    90 % over 0.8.
 
     None when the load did not raise the reading by a tenth. A sensor faster than its own updates
     shows one update period at most.
@@ -223,7 +254,10 @@ def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> fl
         return None
     read = np.isfinite(samples[column])
     time_s, value = samples["time_s"][read], samples[column][read]
-    before, after = value[(time_s > step_s - 0.4) & (time_s < step_s)], value[time_s > time_s[-1] - 0.3]
+    before, after = (
+        value[(time_s > step_s - 0.4) & (time_s < step_s)],
+        value[time_s > time_s[-1] - 0.3],
+    )
     if not len(before) or not len(after) or after.mean() < 1.1 * before.mean():
         return None
     share = (value - before.mean()) / (after.mean() - before.mean())

@@ -1,13 +1,12 @@
 """Decide when a load has settled, and describe the run that every campaign writes down.
 
-A window runs from one step of the energy counter to another, holds at least five intervals, and starts only after
-the governor has had time to answer (about 90 ms after a load begins, docs/method/measuring.md). It is steady when
-clock and power of its first and second half agree.
+A window runs from one step of the energy counter to another, holds at least five intervals, and
+starts only after the governor has had time to answer (about 90 ms after a load begins,
+docs/method/measuring.md). It is steady when clock and power of its first and second half agree.
 
-Under the power cap an H200 never becomes steady: it runs about a second a few percent above its limit, then cuts
-the clock deeply for two tenths of a second, and repeats. A capped window therefore holds two seconds, twice that
-cycle, and its mean is the settled power.
-"""
+Under the power cap an H200 never becomes steady: it runs about a second a few percent above its
+limit, then cuts the clock deeply for two tenths of a second, and repeats. A capped window therefore
+holds two seconds, twice that cycle, and its mean is the settled power."""
 
 from __future__ import annotations
 
@@ -72,13 +71,17 @@ class SettledWindow:
         return self.end_s - self.start_s
 
     def whole(self, edges_s: np.ndarray) -> np.ndarray:
-        """Return the lengths of the chunks between ``edges_s`` that lie inside, of the last one when none does."""
+        """Return the lengths of the chunks between ``edges_s`` that lie inside, of the last one
+        when none does.
+        """
         length_s = np.diff(edges_s)
         inside = (edges_s[:-1] >= self.start_s) & (edges_s[1:] <= self.end_s)
         return length_s[inside] if inside.any() else length_s[-1:]
 
 
-def find_settled_window(samples: EnergySamples, started_s: float, rule: SettlingRule) -> SettledWindow | None:
+def find_settled_window(
+    samples: EnergySamples, started_s: float, rule: SettlingRule
+) -> SettledWindow | None:
     """Return the latest window of a running load if it is steady, else None: keep the load running.
 
     ``samples`` begin at or before ``started_s``, the moment the load began.
@@ -94,8 +97,12 @@ def find_settled_window(samples: EnergySamples, started_s: float, rule: Settling
     return None if {"clock_drift", "power_drift", "late_polls"} & set(window.flags) else window
 
 
-def take_window(samples: EnergySamples, start_s: float, end_s: float, rule: SettlingRule) -> SettledWindow:
-    """Return all whole stretches inside ``start_s`` to ``end_s``; raise an error with the reason when too few."""
+def take_window(
+    samples: EnergySamples, start_s: float, end_s: float, rule: SettlingRule
+) -> SettledWindow:
+    """Return all whole stretches inside ``start_s`` to ``end_s``; raise an error with the reason
+    when too few.
+    """
     inside = find_ticks(samples).between(start_s, end_s)
     if inside.intervals < rule.least_ticks:
         raise Refused(
@@ -109,7 +116,9 @@ def _make_window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRul
     held = samples.between(float(inside.time_s[0]), float(inside.time_s[-1]))
     flags = []
     capped = "sw_power_cap" in held.throttle
-    if _relative_drift(held.known("sm_clock_hz")) > (rule.capped_drift if capped else rule.clock_drift):
+    if _relative_drift(held.known("sm_clock_hz")) > (
+        rule.capped_drift if capped else rule.clock_drift
+    ):
         flags.append("clock_drift")
     if _relative_drift(inside.interval_w) > (rule.capped_drift if capped else rule.power_drift):
         flags.append("power_drift")
@@ -131,7 +140,9 @@ def _relative_drift(values: np.ndarray) -> float:
 
 
 def describe_window(held: SettledWindow) -> dict[str, Any]:
-    """Return the fields that every kind of row takes from its window, under the names that rows use."""
+    """Return the fields that every kind of row takes from its window, under the names that rows
+    use.
+    """
     return {
         "duration_s": held.duration_s,
         "power_w": held.ticks.power_w,
@@ -176,11 +187,12 @@ def hold_load(
     spinner: ClockSpinner | None = None,
     ahead: int = CHUNKS_AHEAD,
 ) -> HeldLoad:
-    """Keep the device busy with chunks of a load, ``ahead`` of them queued, until power and clock have settled.
+    """Keep the device busy with chunks of a load, ``ahead`` of them queued, until power and clock
+    have settled.
 
-    ``gpu`` has ``mark`` and ``synchronize``. After the window has closed, the spin kernel reads the effective clock
-    while the load goes on. A load that has not settled after ``rule.longest_s`` is flagged ``unsettled``.
-    """
+    ``gpu`` has ``mark`` and ``synchronize``. After the window has closed, the spin kernel reads the
+    effective clock while the load goes on. A load that has not settled after ``rule.longest_s`` is
+    flagged ``unsettled``."""
     first, zero = sampler.head, gpu.mark()
     zero.synchronize()
     started_s = time.monotonic()
@@ -207,14 +219,18 @@ def hold_load(
         clock_hz = spinner.clock_hz()
     gpu.synchronize()
     if held is None:
-        held = take_window(sampler.since(first), started_s + rule.capped_settle_s, time.monotonic(), rule)
+        held = take_window(
+            sampler.since(first), started_s + rule.capped_settle_s, time.monotonic(), rule
+        )
         held = replace(held, flags=(*held.flags, "unsettled"))
     edges_s = started_s + np.array([zero.elapsed_time(mark) for mark in marks]) / 1e3
     return HeldLoad(held, held.whole(edges_s), len(marks) - 1, clock_hz, started_s, tuple(marks))
 
 
 def await_clock(sampler: Sampler, least_hz: float, longest_s: float) -> bool:
-    """Wait until the reported clock is at least ``least_hz``; a capped load leaves it low for about a second."""
+    """Wait until the reported clock is at least ``least_hz``; a capped load leaves it low for about
+    a second.
+    """
     deadline_s = time.monotonic() + longest_s
     while time.monotonic() < deadline_s:
         clock_hz = sampler.since(sampler.head - 12).last("sm_clock_hz")
@@ -235,10 +251,14 @@ def format_now() -> str:
 
 
 def make_run_info(run: str, identity: DeviceIdentity, **given: Any) -> RunInfo:
-    """Describe the card as the sampler knows it, with its sizes and the versions of its libraries as given."""
+    """Describe the card as the sampler knows it, with its sizes and the versions of its libraries
+    as given.
+    """
     from wattcast import __version__
 
-    given |= {f"card_{name}": getattr(identity, name) for name in ("name", "uuid", "serial", "board")}
+    given |= {
+        f"card_{name}": getattr(identity, name) for name in ("name", "uuid", "serial", "board")
+    }
     given |= {name: getattr(identity, name) for name in ("driver", "power_limit_w", "top_clock_hz")}
     return RunInfo(run, format_now(), nvml=identity.library, wattcast=__version__, **given)
 

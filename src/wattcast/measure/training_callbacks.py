@@ -1,11 +1,13 @@
-"""Log the energy of training steps, measured and predicted, to W&B, MLflow, Lightning and Transformers.
+"""Log the energy of training steps, measured and predicted, to W&B, MLflow, Lightning and
+Transformers.
 
     meter = StepMeter(wattcast.predict("llama3-8b", gpu="h200", phase="train", batch=4, seq=2048))
-    Trainer(..., callbacks=[make_transformers_callback(meter, log_to_wandb)])      # or log_to_mlflow, or both
-    lightning.Trainer(..., callbacks=[make_lightning_callback(meter)])             # to the trainer's own loggers
+    Trainer(..., callbacks=[make_transformers_callback(meter, log_to_wandb)])      # or
+    log_to_mlflow, or both lightning.Trainer(..., callbacks=[make_lightning_callback(meter)])
+    # to the trainer's own loggers
 
-In a loop of one's own, ``with meter:``; after a step, ``if found := meter.read(step): log_to_mlflow(found, step)``.
-"""
+In a loop of one's own, ``with meter:``; after a step, ``if found := meter.read(step):
+log_to_mlflow(found, step)``."""
 
 from __future__ import annotations
 
@@ -19,45 +21,71 @@ from typing import Any
 from wattcast.core.errors import BadInput, MissingTool, bad_value
 from wattcast.measure.energy_sources import EnergySource, open_source
 
-StepLog = Callable[[dict[str, float], int], object]  # takes the numbers, and the step they belong to
+StepLog = Callable[
+    [dict[str, float], int], object
+]  # takes the numbers, and the step they belong to
 
 
 class StepMeter:
     """Joules, watts and seconds of a training step, beside those of a prediction of one step.
 
-    Every ``every`` steps it reads the energy counters of ``devices``, which takes microseconds and waits for no GPU.
-    The host runs a few steps ahead of the GPU: read over many steps, so that these do not count. ``predicted`` has
-    ``energy_j`` and ``latency_s`` of one GPU and one step, as ``wattcast.predict(..., phase="train")`` gives them.
-    """
+    Every ``every`` steps it reads the energy counters of ``devices``, which takes microseconds and
+    waits for no GPU. The host runs a few steps ahead of the GPU: read over many steps, so that
+    these do not count. ``predicted`` has ``energy_j`` and ``latency_s`` of one GPU and one step, as
+    ``wattcast.predict(..., phase="train")`` gives them."""
 
     def __init__(
-        self, predicted: Any = None, every: int = 50, source: str = "auto", devices: Sequence[int] = (0,)
+        self,
+        predicted: Any = None,
+        every: int = 50,
+        source: str = "auto",
+        devices: Sequence[int] = (0,),
     ) -> None:
         if every < 1 or not devices:
-            raise bad_value("every, devices", "one step or more, and one device or more", f"{every}, {devices}")
-        self._predicted, self._every, self._source, self._devices = predicted, every, source, tuple(devices)
+            raise bad_value(
+                "every, devices", "one step or more, and one device or more", f"{every}, {devices}"
+            )
+        self._predicted, self._every, self._source, self._devices = (
+            predicted,
+            every,
+            source,
+            tuple(devices),
+        )
         self._open: list[EnergySource] = []
-        self._last: tuple[int, float, list[float]] = (0, 0.0, [])  # step, moment and counters of the last reading
+        self._last: tuple[int, float, list[float]] = (
+            0,
+            0.0,
+            [],
+        )  # step, moment and counters of the last reading
         self._total_j = 0.0
 
     def start(self, step: int = 0) -> None:
-        """Open the devices and begin to count after ``step``; MissingTool where a device counts no energy."""
+        """Open the devices and begin to count after ``step``; MissingTool where a device counts no
+        energy.
+        """
         self._open = [open_source(self._source, index)[0] for index in self._devices]
         counters = [device.energy_j() for device in self._open]
         if not all(map(math.isfinite, counters)):
             self.stop()
-            raise MissingTool("this device has no energy counter. Measure the run as a whole: wattcast measure run.")
+            raise MissingTool(
+                "this device has no energy counter. Measure the run as a whole: wattcast measure run."
+            )
         self._last, self._total_j = (step, time.monotonic(), counters), 0.0
 
     def read(self, step: int) -> dict[str, float] | None:
-        """Return the numbers since the last reading; None while fewer than ``every`` steps have passed."""
+        """Return the numbers since the last reading; None while fewer than ``every`` steps have
+        passed.
+        """
         last_step, last_s, last_j = self._last
         steps = step - last_step
         if steps < self._every or not self._open:
             return None
         now_s, counters = time.monotonic(), [device.energy_j() for device in self._open]
         pairs = zip(self._open, last_j, counters, strict=True)
-        spent_j = sum(now - before + (device.energy_range_j or 0.0) * (now < before) for device, before, now in pairs)
+        spent_j = sum(
+            now - before + (device.energy_range_j or 0.0) * (now < before)
+            for device, before, now in pairs
+        )
         self._last = step, now_s, counters
         self._total_j += spent_j
         found = {
@@ -87,7 +115,9 @@ class StepMeter:
 
 
 def log_to_wandb(found: dict[str, float], step: int) -> None:
-    """Log to the active run of Weights & Biases, over a step of our own: other logs may count theirs differently."""
+    """Log to the active run of Weights & Biases, over a step of our own: other logs may count
+    theirs differently.
+    """
     import wandb
 
     if wandb.run is None:
@@ -104,7 +134,9 @@ def log_to_mlflow(found: dict[str, float], step: int) -> None:
 
 
 def make_lightning_callback(meter: StepMeter, *logs: StepLog) -> Any:
-    """Return a Lightning callback that logs to the trainer's loggers and to ``logs``, from one process."""
+    """Return a Lightning callback that logs to the trainer's loggers and to ``logs``, from one
+    process.
+    """
     old = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
     base: Any = import_module("pytorch_lightning" if old else "lightning.pytorch").Callback
 

@@ -1,1 +1,3 @@
-"""Microbenchmarks: kernels that drive one unit of a GPU, their time and energy, and tuning advice from them."""
+"""Microbenchmarks: kernels that drive one unit of a GPU, their time and energy, and tuning advice
+from them.
+"""

@@ -1,4 +1,6 @@
-"""Run one microbenchmark on a device: check its results, calibrate its length, and sustain it until settled."""
+"""Run one microbenchmark on a device: check its results, calibrate its length, and sustain it until
+settled.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,29 @@ from wattcast.core import Refused, dataclass, field, files, replace
 from wattcast.core.errors import WattcastError
 from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, compile_cubin
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import CHUNKS_AHEAD, SettledWindow, SettlingRule, describe_window, hold_load
+from wattcast.measure.steady_state import (
+    CHUNKS_AHEAD,
+    SettledWindow,
+    SettlingRule,
+    describe_window,
+    hold_load,
+)
 from wattcast.microbench.arithmetic_units import LINE_BYTE, RING_FACTOR, RING_STEP, WARM_HOPS
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
-from wattcast.microbench.tensor_units import PRECISIONS, ROW_TILES, TILE_BYTE, TILE_ROWS, WGMMA_STEPS
+from wattcast.microbench.tensor_units import (
+    PRECISIONS,
+    ROW_TILES,
+    TILE_BYTE,
+    TILE_ROWS,
+    WGMMA_STEPS,
+)
 from wattcast.microbench.unit_source import CHECK_SEED, SINK_WORDS, STAMP_WORDS, Benchmark
 
 MAX_POWER_OF = "largest of the sensor's readings"
 # the memory sensor averages over a second, so a load lasts longer
-RULE = SettlingRule(settle_s=0.35, least_ticks=8, longest_s=4.5, least_s=1.2, linger_s=0.25, look_s=0.04)
+RULE = SettlingRule(
+    settle_s=0.35, least_ticks=8, longest_s=4.5, least_s=1.2, linger_s=0.25, look_s=0.04
+)
 MEMORY_S = 1.1  # of load, below which the memory sensor's average holds what went before
 CHUNK_S = 0.02
 CHECK_ROUNDS = 2  # iterations of a check
@@ -48,11 +64,13 @@ class DeviceBench:
     rule: SettlingRule = field(default_factory=lambda: RULE)
 
 
-def sustain_load(bench: DeviceBench, row: MicroRow, enqueue: Callable[[], None], period_s: float = 0.0) -> MicroRow:
+def sustain_load(
+    bench: DeviceBench, row: MicroRow, enqueue: Callable[[], None], period_s: float = 0.0
+) -> MicroRow:
     """Return the row with time, power, clock and memory power of the settled load.
 
-    ``enqueue`` puts one unit of the load on the stream. Units run back to back, or begin every ``period_s``.
-    """
+    ``enqueue`` puts one unit of the load on the stream. Units run back to back, or begin every
+    ``period_s``."""
     per_chunk = 1 if period_s else max(round(CHUNK_S / time_unit_s(bench.device, enqueue)), 1)
     queued, began_s = 0, time.monotonic()
 
@@ -81,7 +99,9 @@ def sustain_load(bench: DeviceBench, row: MicroRow, enqueue: Callable[[], None],
 
 
 def time_unit_s(device: CudaDevice, enqueue: Callable[[], None]) -> float:
-    """Return the seconds of one unit once it is warm; the shorter of two, since a host that stalls makes one long."""
+    """Return the seconds of one unit once it is warm; the shorter of two, since a host that stalls
+    makes one long.
+    """
     enqueue()
     took_s = []
     for _ in range(2):
@@ -95,9 +115,13 @@ def time_unit_s(device: CudaDevice, enqueue: Callable[[], None]) -> float:
 
 
 def describe_micro_window(held: SettledWindow) -> dict[str, Any]:
-    """Return the fields that a row takes from its window, with the largest power among the sensor's readings."""
+    """Return the fields that a row takes from its window, with the largest power among the sensor's
+    readings.
+    """
     instant = held.samples.known("instant_w")
-    largest = {"max_power_w": float(instant.max()), "max_power_of": MAX_POWER_OF} if len(instant) else {}
+    largest = (
+        {"max_power_w": float(instant.max()), "max_power_of": MAX_POWER_OF} if len(instant) else {}
+    )
     return describe_window(held) | largest
 
 
@@ -106,11 +130,15 @@ class SelfCheckFailed(WattcastError):
 
 
 def run_self_check(ready: ReadyKernel) -> str:
-    """Check a kernel's results; return ``passed``, or nothing where no check applies, and raise when wrong."""
+    """Check a kernel's results; return ``passed``, or nothing where no check applies, and raise
+    when wrong.
+    """
     benchmark, held, device = ready.benchmark, ready.buffers, ready.buffers.device
     name, threads = benchmark.name, ready.blocks * benchmark.threads
     rounds = 1 if benchmark.whole else CHECK_ROUNDS
-    covered = benchmark.unit.chunk * ready.blocks * rounds  # bytes that all blocks cover exactly once
+    covered = (
+        benchmark.unit.chunk * ready.blocks * rounds
+    )  # bytes that all blocks cover exactly once
     if benchmark.check in ("copy", "fold") and covered > held.size:
         raise SelfCheckFailed(f"{name}: its check needs {covered} bytes, more than the buffer has.")
     if benchmark.check == "copy":
@@ -118,7 +146,10 @@ def run_self_check(ready: ReadyKernel) -> str:
         ready.launch(rounds, size=covered)
         wrong, compared = 0, min(covered, COMPARED_BYTE)
         for at in {0, covered - compared}:
-            source, copied = (device.download(address + at, compared // 4, np.uint32) for address in (held.a, held.b))
+            source, copied = (
+                device.download(address + at, compared // 4, np.uint32)
+                for address in (held.a, held.b)
+            )
             wrong += int((source != copied).sum())
         if wrong:
             raise SelfCheckFailed(f"{name} copied {wrong} of the words looked at wrongly.")
@@ -135,7 +166,9 @@ def run_self_check(ready: ReadyKernel) -> str:
         ready.launch(rounds)
         counted, wanted = device.download(held.b, words, np.uint32), rounds * benchmark.operations
         if not (counted == wanted).all():
-            raise SelfCheckFailed(f"{name} counted {int(counted.min())} to {int(counted.max())}, not {wanted}.")
+            raise SelfCheckFailed(
+                f"{name} counted {int(counted.min())} to {int(counted.max())}, not {wanted}."
+            )
     elif benchmark.check == "wgmma":  # all operands are 0.5 (1 for integers)
         precision = name.removeprefix("wgmma_").removeprefix("sparse_")
         device.zero(held.sink, 4 * threads)
@@ -144,7 +177,9 @@ def run_self_check(ready: ReadyKernel) -> str:
         found = bits.view(np.int32 if precision == "int8" else np.float32).astype(float)
         element = WGMMA_STEPS * PRECISIONS[precision].k * PRECISIONS[precision].half ** 2
         if not np.allclose(found, element, rtol=1e-3):
-            raise SelfCheckFailed(f"{name} computed {found.min():g} to {found.max():g}, not {element:g}.")
+            raise SelfCheckFailed(
+                f"{name} computed {found.min():g} to {found.max():g}, not {element:g}."
+            )
     return "passed" if benchmark.check else ""
 
 
@@ -163,7 +198,9 @@ def read_stamps(words: npt.NDArray[np.uint64]) -> LaunchCycles:
     table = words.reshape(-1, STAMP_WORDS).astype(np.int64)
     sm, begin, end, begin_ns, end_ns = table.T
     if not ((end > begin) & (end_ns > begin_ns)).all():
-        raise Refused(f"{int((end <= begin).sum())} of {len(table)} blocks did not write their begin and end.")
+        raise Refused(
+            f"{int((end <= begin).sum())} of {len(table)} blocks did not write their begin and end."
+        )
     order, counts = np.unique(sm, return_counts=True)
     spans = [float(end[sm == s].max() - begin[sm == s].min()) for s in order]
     clock_hz = np.median((end - begin) / (end_ns - begin_ns)) * 1e9
@@ -193,25 +230,38 @@ class DeviceBuffers:
 
     @classmethod
     def allocate(cls, device: CudaDevice, most: int = 4 << 30) -> DeviceBuffers:
-        """Allocate, fill and verify buffers of at most ``most`` bytes and a quarter of the free memory each."""
-        size = min(most, int(device.call("cuMemGetInfo")) // 4) >> 21 << 21  # of the memory not yet taken
+        """Allocate, fill and verify buffers of at most ``most`` bytes and a quarter of the free
+        memory each.
+        """
+        size = (
+            min(most, int(device.call("cuMemGetInfo")) // 4) >> 21 << 21
+        )  # of the memory not yet taken
         if size < 4 * device.l2_byte:
             raise CudaError(
                 f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four "
                 f"times the L2 ({4 * device.l2_byte >> 20} MiB). Free some memory first."
             )
-        stamps, sink = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS), device.allocate(4 * SINK_WORDS)
+        stamps, sink = (
+            device.allocate(8 * STAMP_WORDS * MOST_BLOCKS),
+            device.allocate(4 * SINK_WORDS),
+        )
         buffers = cls(device, stamps, sink, device.allocate(size), device.allocate(size), size)
         kernel = device.load(compile_buffer_kernels(device.architecture), "fill")
         for address, seed in ((buffers.a, 11), (buffers.b, 12)):
             device.launch(kernel, 8 * device.sm_count, 256, (address, size // 4, seed), FILL_TYPES)
-            if not np.array_equal(device.download(address, 4096, np.uint32), fill_pattern(4096, seed)):
+            if not np.array_equal(
+                device.download(address, 4096, np.uint32), fill_pattern(4096, seed)
+            ):
                 raise CudaError("a buffer does not hold what was written to it.")
         return buffers
 
     def working_set_byte(self, working_set: str, blocks: int) -> int:
         """Return the bytes that a benchmark may touch."""
-        sizes = {"dram": self.size, "l2": self.device.l2_byte // 4 >> 16 << 16, "l1": blocks * 65536}
+        sizes = {
+            "dram": self.size,
+            "l2": self.device.l2_byte // 4 >> 16 << 16,
+            "l1": blocks * 65536,
+        }
         return min(sizes[working_set], self.size) if working_set in sizes else 1 << 20
 
 
@@ -231,7 +281,15 @@ class ReadyKernel:
         """Put one launch on the stream."""
         held, benchmark = self.buffers, self.benchmark
         wanted = benchmark.seed if seed is None else seed
-        values = (held.stamps, held.sink, held.a, self.b or held.b, size or self.size, wanted, iterations)
+        values = (
+            held.stamps,
+            held.sink,
+            held.a,
+            self.b or held.b,
+            size or self.size,
+            wanted,
+            iterations,
+        )
         held.device.launch(self.kernel, self.blocks, benchmark.threads, values)
 
     def read_cycles(self) -> LaunchCycles:
@@ -249,7 +307,8 @@ class ReadyKernel:
 
 
 def prepare_benchmark(benchmark: Benchmark, buffers: DeviceBuffers, cubin: bytes) -> ReadyKernel:
-    """Load a benchmark; as many blocks as it wants on each multiprocessor, all at once, or one for every chunk.
+    """Load a benchmark; as many blocks as it wants on each multiprocessor, all at once, or one for
+    every chunk.
 
     A ring of addresses lies in the second buffer, or in memory of its own where that is too small.
     """
@@ -273,7 +332,12 @@ def prepare_benchmark(benchmark: Benchmark, buffers: DeviceBuffers, cubin: bytes
         size = size // (row_byte * TILE_ROWS) * row_byte * TILE_ROWS
         b = device.allocate(128)
         lent = (b,)
-        device.upload(b, device.tensor_map(buffers.a, row_byte // 2, size // row_byte, TILE_BYTE // 2, TILE_ROWS))
+        device.upload(
+            b,
+            device.tensor_map(
+                buffers.a, row_byte // 2, size // row_byte, TILE_BYTE // 2, TILE_ROWS
+            ),
+        )
     elif benchmark.timed and benchmark.ring[0]:
         nodes, stride = benchmark.ring
         b = buffers.b if nodes * stride <= buffers.size else device.allocate(nodes * stride)
@@ -301,7 +365,9 @@ def calibrate_iterations(ready: ReadyKernel, wanted_s: float = LAUNCH_S) -> int:
     for _ in range(8):
         took_s = time_unit_s(ready.buffers.device, partial(ready.launch, iterations))
         if took_s > LONGEST_S:
-            raise CudaError(f"{iterations} iterations of {ready.benchmark.name} take {took_s:.2f} s.")
+            raise CudaError(
+                f"{iterations} iterations of {ready.benchmark.name} take {took_s:.2f} s."
+            )
         if took_s > 0.6 * wanted_s:
             break
         iterations = int(iterations * min(max(0.9 * wanted_s / took_s, 1.5), 64.0)) + 1
@@ -315,13 +381,19 @@ def make_blank_row(run: str, benchmark: Benchmark, repeat: int) -> MicroRow:
     return MicroRow(*what, repeat, b.version, b.specification, run, threads=b.threads)
 
 
-def measure_benchmark(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, iterations: int = 0) -> MicroRow:
-    """Check the kernel once, calibrate its launch where needed, sustain it until settled, read the stamps."""
+def measure_benchmark(
+    bench: DeviceBench, ready: ReadyKernel, row: MicroRow, iterations: int = 0
+) -> MicroRow:
+    """Check the kernel once, calibrate its launch where needed, sustain it until settled, read the
+    stamps.
+    """
     benchmark = ready.benchmark
     checked = run_self_check(ready) if row.repeat == 0 else ""
     iterations = iterations or calibrate_iterations(ready)
     row = add_counts(row, benchmark, ready.blocks, iterations)
-    if benchmark.timed:  # cycles from one operation to the next that waits for it: the fewest of a few launches
+    if (
+        benchmark.timed
+    ):  # cycles from one operation to the next that waits for it: the fewest of a few launches
         found = []
         for seed in range(1, LATENCY_LAUNCHES + 1):
             ready.launch(iterations, seed)
@@ -332,16 +404,26 @@ def measure_benchmark(bench: DeviceBench, ready: ReadyKernel, row: MicroRow, ite
         row = sustain_load(bench, row, partial(ready.launch, iterations))
         cycles = ready.read_cycles()
         per_block = benchmark.count(1, iterations) * benchmark.stamped
-        row = replace(row, checked=checked, operations_per_cycle_sm=per_block * cycles.blocks_per_sm / cycles.per_sm)
-    # under the cap the clock wanders from launch to launch: cycles, which do not, over the mean time
+        row = replace(
+            row,
+            checked=checked,
+            operations_per_cycle_sm=per_block * cycles.blocks_per_sm / cycles.per_sm,
+        )
+    # under the cap the clock wanders from launch to launch: cycles, which do not, over the mean
+    # time
     capped = "sw_power_cap" in row.throttle
     clock_hz = cycles.per_sm / row.launch_s if capped and row.launch_s else cycles.clock_hz
-    return replace(row, cycles=cycles.per_sm, active_sms=cycles.active_sms, effective_clock_hz=clock_hz)
+    return replace(
+        row, cycles=cycles.per_sm, active_sms=cycles.active_sms, effective_clock_hz=clock_hz
+    )
 
 
 def add_counts(row: MicroRow, benchmark: Benchmark, blocks: int, iterations: int) -> MicroRow:
     """Add the counts of one launch, as far as the source tells."""
-    counts = {unit: benchmark.count(blocks, iterations, part) for part, (unit, _) in enumerate(benchmark.parts)}
+    counts = {
+        unit: benchmark.count(blocks, iterations, part)
+        for part, (unit, _) in enumerate(benchmark.parts)
+    }
     return replace(
         row,
         blocks=blocks,

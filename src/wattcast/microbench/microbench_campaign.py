@@ -1,12 +1,12 @@
 """Measure rows in order of importance within a budget, in a child process that is watched.
 
-Rows are saved at once, and rows on file are skipped. The device is used by a child process (``microbench --child``).
-An error after which CUDA cannot go on costs one row: the child ends, and the parent starts another, which continues
-with the next row. A child that writes nothing for too long is ended, and its row is recorded as hung.
+Rows are saved at once, and rows on file are skipped. The device is used by a child process
+(``microbench --child``). An error after which CUDA cannot go on costs one row: the child ends, and
+the parent starts another, which continues with the next row. A child that writes nothing for too
+long is ended, and its row is recorded as hung.
 
-Worker processes compile benchmarks into a folder while the device measures. The campaign takes machine code from
-there as it arrives, and compiles what no worker has brought in time.
-"""
+Worker processes compile benchmarks into a folder while the device measures. The campaign takes
+machine code from there as it arrives, and compiles what no worker has brought in time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class MicroCampaign:
     def __post_init__(self) -> None:
         self.journal = Journal(self.out / f"{self.kind}.jsonl")
         failed = [row for row in read_lines(self.journal.path, missing_ok=True) if row.get("error")]
-        self.failed = {str(row.get("id")) for row in failed if str(row.get("date", "")) >= self.since}
+        self.failed = {
+            str(row.get("id")) for row in failed if str(row.get("date", "")) >= self.since
+        }
 
     def run(self, tasks: Sequence[MicroTask]) -> None:
         """Measure what is not on file while there is time. A broken device raises ``DeviceFault``."""
@@ -107,19 +109,27 @@ def describe_row(row: MicroRow) -> str:
         (row.power_w, 1.0, ".1f", "W"),
         (row.effective_clock_hz, 1e-6, ".0f", "MHz"),
     ]
-    shown = [f"{value * scale:{form}} {unit}" for value, scale, form, unit in figures if value is not None]
+    shown = [
+        f"{value * scale:{form}} {unit}"
+        for value, scale, form, unit in figures
+        if value is not None
+    ]
     return ", ".join([row.id, *shown]) + (f" [{', '.join(row.flags)}]" if row.flags else "")
 
 
 def write_heartbeat(out: Path, task: str, kind: str) -> None:
     """Write which row is being measured, for the parent to see."""
-    write_whole(out / ".progress", json.dumps({"id": task, "kind": kind, "at": time.time()}).encode())
+    write_whole(
+        out / ".progress", json.dumps({"id": task, "kind": kind, "at": time.time()}).encode()
+    )
 
 
 def supervise_child(
     out: Path, kind: str, command: list[str], budget_s: float, stall_s: float = STALL_S
 ) -> Counter[str]:
-    """Run the child again and again until its work is done or time is up; return counts of rows on file."""
+    """Run the child again and again until its work is done or time is up; return counts of rows on
+    file.
+    """
     began_s, since = time.monotonic(), format_now()
     progress, rows = out / ".progress", out / f"{kind}.jsonl"
     counts: Counter[str] = Counter()
@@ -130,7 +140,12 @@ def supervise_child(
                 counts["out of time"] += 1
                 break
             progress.unlink(missing_ok=True)
-            code = _await_child([*command, "--budget", f"{left_s:.1f}s", "--since", since], progress, stall_s, left_s)
+            code = _await_child(
+                [*command, "--budget", f"{left_s:.1f}s", "--since", since],
+                progress,
+                stall_s,
+                left_s,
+            )
             if code is None:
                 counts["hung"] += 1
                 name = str(json.loads(_read_text(progress) or "{}").get("id", ""))
@@ -215,7 +230,9 @@ def end_with_parent() -> None:
 
 
 def compile_benchmark(name: str, architecture: str, folder: Path) -> None:
-    """Compile one benchmark into the folder unless it is there; the campaign reports what does not compile."""
+    """Compile one benchmark into the folder unless it is there; the campaign reports what does not
+    compile.
+    """
     (benchmark,) = (b for b in list_benchmarks() if b.name == name)
     path = folder / cubin_name(benchmark, architecture)
     if not path.exists():
@@ -225,7 +242,9 @@ def compile_benchmark(name: str, architecture: str, folder: Path) -> None:
 
 @dataclass
 class CompiledKernels:
-    """Machine code of benchmarks, from workers or from here; it is kept between commands, named by its source."""
+    """Machine code of benchmarks, from workers or from here; it is kept between commands, named by
+    its source.
+    """
 
     architecture: str
     folder: Path = field(default_factory=lambda: private_cache("cubins"))
@@ -237,18 +256,28 @@ class CompiledKernels:
         self._pool = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
         for b in benchmarks:
             if b.supported(self.architecture):
-                self._begun[b.name] = self._pool.submit(compile_benchmark, b.name, self.architecture, self.folder)
+                self._begun[b.name] = self._pool.submit(
+                    compile_benchmark, b.name, self.architecture, self.folder
+                )
 
     def cubin(self, benchmark: Benchmark) -> bytes:
-        """Machine code; waits a while for a worker that is at it, and compiles here what none has begun."""
+        """Machine code; waits a while for a worker that is at it, and compiles here what none has
+        begun.
+        """
         begun = self._begun.get(benchmark.name)
         if begun is not None and not begun.cancel():
             wait([begun], PATIENCE_S)
         path = self.folder / cubin_name(benchmark, self.architecture)
-        return path.read_bytes() if path.exists() else compile_cubin(benchmark.source, self.architecture)
+        return (
+            path.read_bytes()
+            if path.exists()
+            else compile_cubin(benchmark.source, self.architecture)
+        )
 
     def stop(self, longest_s: float = 0.0) -> None:
-        """End the workers; those still at work are given ``longest_s`` to come to the end of theirs."""
+        """End the workers; those still at work are given ``longest_s`` to come to the end of
+        theirs.
+        """
         wait(self._begun.values(), longest_s)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""The row of a microbenchmark, as measured and read back: rates and energies, curves, known faults, what must hold.
+"""The row of a microbenchmark, as measured and read back: rates and energies, curves, known faults,
+what must hold.
 
-Energy of a launch is mean power times its time; energy above idle leaves out what the card draws with a context
-open and no work (docs/method/microbenchmarks.md).
-"""
+Energy of a launch is mean power times its time; energy above idle leaves out what the card draws
+with a context open and no work (docs/method/microbenchmarks.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 RESULTS_FILE = "microbench.jsonl"
 SAME_TIME, SAME_ENERGY = 0.02, 0.03  # how far two rounds may be apart
 # benchmark: how far its rate may be from the vendor's
-RATE_LIMITS = {"fp32_fma": 0.03, "fp64_fma": 0.03, "int32_add": 0.03, "fp32_exp2_log2": 0.03, "wgmma_bf16": 0.08}
+RATE_LIMITS = {
+    "fp32_fma": 0.03,
+    "fp64_fma": 0.03,
+    "int32_add": 0.03,
+    "fp32_exp2_log2": 0.03,
+    "wgmma_bf16": 0.08,
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class MicroRow:
     curve: str = ""
     at: float = 0.0  # place on that curve
     repeat: int = 0
-    version: int = 1  # of the kernel: rows of an older one are kept, and count only while there is no newer one
+    # of the kernel: rows of an older one are kept, and count only while there is no newer one
+    version: int = 1
     specification: str = ""  # which of the vendor's rates it is compared with
     run: str = ""
     card: str = ""  # UUID, where the file of runs beside the rows names it
@@ -56,7 +63,9 @@ class MicroRow:
     active_sms: int | None = None
     operations_per_cycle_sm: float | None = None
     latency_cycles: float | None = None  # from an operation to the next, which waits for it
-    effective_clock_hz: float | None = None  # cycles over the nanosecond timer, or over the mean time where capped
+    effective_clock_hz: float | None = (
+        None  # cycles over the nanosecond timer, or over the mean time where capped
+    )
     sm_clock_hz: float | None = None  # as NVML reports it
     duration_s: float | None = None  # of the window
     power_w: float | None = None
@@ -126,26 +135,36 @@ def read_results(path: Path) -> tuple[MicroRow, ...]:
 
     Failed rows are left out; the last of an id counts, and of a name only its newest kernel.
     """
-    from wattcast.core.strict_files import convert_plain  # needs msgspec, which a bare node may lack
+    from wattcast.core.strict_files import (
+        convert_plain,
+    )  # needs msgspec, which a bare node may lack
 
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.is_file():
         raise bad_value(str(path), f"a folder with {RESULTS_FILE}, or such a file", "none")
     latest = {str(row.get("id")): row for row in read_lines(file) if not row.get("error")}
     if not latest:
-        raise BadInput(f"{file.name} holds no row without an error: measure again (wattcast lab microbench).")
+        raise BadInput(
+            f"{file.name} holds no row without an error: measure again (wattcast lab microbench)."
+        )
     found = [convert_plain(row, MicroRow, f"{file.name}: {name}") for name, row in latest.items()]
     newest: dict[str, int] = {}
     for r in found:
         newest[r.name] = max(newest.get(r.name, 1), r.version)
     runs = read_lines(file.parent / "runs.jsonl", missing_ok=True)
     cards = {str(run.get("run")): str(run.get("card_uuid", "")) for run in runs}
-    return tuple(replace(r, card=cards.get(r.run, "")) for r in found if r.version == newest[r.name])
+    return tuple(
+        replace(r, card=cards.get(r.run, "")) for r in found if r.version == newest[r.name]
+    )
 
 
 def describe_card(path: Path) -> str:
-    """Describe card, driver and date of the runs in a folder, for captions; empty where they are not on file."""
-    runs = list(read_lines((path if path.is_dir() else path.parent) / "runs.jsonl", missing_ok=True))
+    """Describe card, driver and date of the runs in a folder, for captions; empty where they are
+    not on file.
+    """
+    runs = list(
+        read_lines((path if path.is_dir() else path.parent) / "runs.jsonl", missing_ok=True)
+    )
     if not runs:
         return ""
     last = runs[-1]
@@ -181,7 +200,9 @@ def find_curve(results: Iterable[MicroRow], name: str) -> list[MicroRow]:
 
 
 _read_table = cache(partial(read_shipped_table, "wattcast.microbench"))
-read_published = cache(partial(read_shipped_table, "wattcast", "database", "published"))  # by others
+read_published = cache(
+    partial(read_shipped_table, "wattcast", "database", "published")
+)  # by others
 
 
 def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
@@ -189,12 +210,21 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
     key, pipes = result.specification, gpu.pipes
     cuda, wide = pipes.cuda_flop_per_cycle, result.byte if result.operations else None
     rates = {  # what an SM does in a cycle, and how much of it an operation takes
-        **{name: (cuda.get(dtype), 2.0) for name, dtype in (("fp32", Dtype.FP32), ("fp64", Dtype.FP64))},
-        **{name: (cuda.get(dtype), 4.0) for name, dtype in (("fp16x2", Dtype.FP16), ("bf16x2", Dtype.BF16))},
+        **{
+            name: (cuda.get(dtype), 2.0)
+            for name, dtype in (("fp32", Dtype.FP32), ("fp64", Dtype.FP64))
+        },
+        **{
+            name: (cuda.get(dtype), 4.0)
+            for name, dtype in (("fp16x2", Dtype.FP16), ("bf16x2", Dtype.BF16))
+        },
         "int32": (pipes.int32_op_per_cycle, 1.0),
         "sfu": (pipes.sfu_op_per_cycle, 1.0),
         "sfu_pair": (pipes.sfu_op_per_cycle, 2.0),
-        "shared": (gpu.sm.shared_byte_per_cycle if wide else None, (wide or 1.0) / (result.operations or 1.0)),
+        "shared": (
+            gpu.sm.shared_byte_per_cycle if wide else None,
+            (wide or 1.0) / (result.operations or 1.0),
+        ),
     }
     if key.startswith("tensor_"):
         dtype = Dtype.parse(key.removeprefix("tensor_").removesuffix("_sparse"))
@@ -210,19 +240,25 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
 
 @dataclass(frozen=True)
 class KnownFault:
-    """What is known against a kernel's rows: ``wrong`` (not what its name says) or ``slow`` (short of its unit)."""
+    """What is known against a kernel's rows: ``wrong`` (not what its name says) or ``slow`` (short
+    of its unit).
+    """
 
     kind: str
     why: str
 
 
 def find_fault(result: MicroRow) -> KnownFault | None:
-    """Return the known fault of the kernel that measured a row, if any; "as NAME" has that kernel's reason."""
+    """Return the known fault of the kernel that measured a row, if any; "as NAME" has that kernel's
+    reason.
+    """
     told = {(row["name"], int(row["version"])): row for row in _read_table("microbench_faults.csv")}
     row = told.get((result.name, result.version))
     if row is None:
         return None
-    return KnownFault(row["kind"], told.get((row["why"].removeprefix("as "), result.version), row)["why"])
+    return KnownFault(
+        row["kind"], told.get((row["why"].removeprefix("as "), result.version), row)["why"]
+    )
 
 
 @dataclass(frozen=True)
@@ -240,7 +276,9 @@ class ExpectedTruth:
 
 
 def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
-    """Check throughput against the specification, the copy against the driver's, curves and two rounds."""
+    """Check throughput against the specification, the copy against the driver's, curves and two
+    rounds.
+    """
     by_name, found = keep_first_rounds(results), []
     for name, must in RATE_LIMITS.items():
         result = by_name.get(name)
@@ -255,7 +293,11 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
         text = f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s ({copy.byte_per_s / most:.0%} of the specification), "
         text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
         found.append(ExpectedTruth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
-    rows = [r for r in by_name.values() if r.group in ("memory", "structure") and r.byte_per_s and "dram" in r.name]
+    rows = [
+        r
+        for r in by_name.values()
+        if r.group in ("memory", "structure") and r.byte_per_s and "dram" in r.name
+    ]
     if rows:  # what is faster than DRAM can be did not come from there
         top = max(rows, key=lambda r: r.byte_per_s or 0.0)
         rate = top.byte_per_s or 0.0
@@ -270,16 +312,28 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
     pairs = compare_rounds(results)
     for what, must in (("time", SAME_TIME), ("energy", SAME_ENERGY)) if pairs else ():
         apart: dict[str, float] = {p.name: getattr(p, what) for p in pairs}
-        beyond = [name for name in sorted(apart, key=lambda name: -apart[name]) if apart[name] > must]
-        text = f"two rounds, {what}: median {np.median(list(apart.values())):.2%} of {len(apart)} rows"
-        text += f"; further apart are {len(beyond)}: {', '.join(beyond)}" if beyond else ", none further apart"
+        beyond = [
+            name for name in sorted(apart, key=lambda name: -apart[name]) if apart[name] > must
+        ]
+        text = (
+            f"two rounds, {what}: median {np.median(list(apart.values())):.2%} of {len(apart)} rows"
+        )
+        text += (
+            f"; further apart are {len(beyond)}: {', '.join(beyond)}"
+            if beyond
+            else ", none further apart"
+        )
         found.append(ExpectedTruth(text, max(apart.values()), must))
     return found
 
 
 def find_best_copy(results: Iterable[MicroRow]) -> MicroRow | None:
     """Return the fastest of our ways to copy DRAM."""
-    ways = [r for r in keep_first_rounds(results).values() if r.name.startswith("dram_copy") and r.byte_per_s]
+    ways = [
+        r
+        for r in keep_first_rounds(results).values()
+        if r.name.startswith("dram_copy") and r.byte_per_s
+    ]
     return max(ways, key=lambda r: r.byte_per_s or 0.0, default=None)
 
 
@@ -305,7 +359,11 @@ def compare_rounds(results: Sequence[MicroRow]) -> list[RoundPair]:
         if b is None or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
             continue
         if not (a.card and b.card and a.card != b.card):
-            pairs.append(RoundPair(name, apart(a.operation_s, b.operation_s), apart(a.operation_j, b.operation_j)))
+            pairs.append(
+                RoundPair(
+                    name, apart(a.operation_s, b.operation_s), apart(a.operation_j, b.operation_j)
+                )
+            )
     return pairs
 
 
@@ -343,7 +401,9 @@ def read_mipp_values() -> tuple[MippValue, ...]:
 
 @dataclass(frozen=True)
 class MemoryLevel:
-    """Sizes over which the latency of memory stays the same: a cache, or the reach of address translation."""
+    """Sizes over which the latency of memory stays the same: a cache, or the reach of address
+    translation.
+    """
 
     least_byte: float
     most_byte: float
@@ -360,4 +420,7 @@ def find_levels(results: Iterable[MicroRow], curve: str) -> list[MemoryLevel]:
             levels.append([])
         levels[-1].append(r)
     flat = [level for level in levels if len(level) > 1]
-    return [MemoryLevel(lv[0].at, lv[-1].at, float(np.mean([r.latency_cycles or 0.0 for r in lv]))) for lv in flat]
+    return [
+        MemoryLevel(lv[0].at, lv[-1].at, float(np.mean([r.latency_cycles or 0.0 for r in lv])))
+        for lv in flat
+    ]

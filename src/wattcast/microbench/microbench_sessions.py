@@ -1,7 +1,8 @@
-"""Run ``lab microbench`` and ``lab multimedia``: the parent's request, and the child that uses the device.
+"""Run ``lab microbench`` and ``lab multimedia``: the parent's request, and the child that uses the
+device.
 
-A child measures idle rows, warms the card up, then measures the suite and the driver's own copy, or the multimedia
-workloads back to back, at a fixed rate, and with frames moved to and from the host.
+A child measures idle rows, warms the card up, then measures the suite and the driver's own copy, or
+the multimedia workloads back to back, at a fixed rate, and with frames moved to and from the host.
 """
 
 from __future__ import annotations
@@ -22,11 +23,22 @@ from wattcast.core.whole_files import write_whole
 from wattcast.measure.cuda_device import CudaDevice, DeviceFault
 from wattcast.measure.measure_verbs import Budget, Option, Target, VerbResult
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import SettlingRule, make_run_info, make_run_name, say, take_window
+from wattcast.measure.steady_state import (
+    SettlingRule,
+    make_run_info,
+    make_run_name,
+    say,
+    take_window,
+)
 from wattcast.microbench import benchmark_kernels, microbench_campaign, multimedia_clip, unit_work
 from wattcast.microbench.benchmark_kernels import DeviceBench, DeviceBuffers, sustain_load
 from wattcast.microbench.benchmark_suite import find_benchmarks, list_transfers
-from wattcast.microbench.microbench_campaign import CompiledKernels, MicroCampaign, MicroTask, write_heartbeat
+from wattcast.microbench.microbench_campaign import (
+    CompiledKernels,
+    MicroCampaign,
+    MicroTask,
+    write_heartbeat,
+)
 from wattcast.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.microbench.unit_source import Benchmark
 
@@ -40,7 +52,9 @@ MOVED = ("rotate", "dct_fp32_cached", "dct_fp64_uncached")
 MOVED_FRAMES = 8  # in one unit of the moving workloads
 
 
-Rows = Annotated[Path | None, Option("Folder for rows, saved as they come; a re-run continues there.")]
+Rows = Annotated[
+    Path | None, Option("Folder for rows, saved as they come; a re-run continues there.")
+]
 Repeats = Annotated[int, Option("Rounds; 2 measures everything a second time.")]
 Before = Annotated[Path | None, Option("Folder with rows measured before, to go on from.", "from")]
 Quick = Annotated[bool, Option("Shorter windows: a smoke test.")]
@@ -55,7 +69,9 @@ def microbench(
     repeats: Repeats = 1,
     before: Before = None,
     listed: Annotated[bool, Option("Name the benchmarks.", "list")] = False,
-    counters: Annotated[bool, Option("Hardware counters through ncu instead of time and power.")] = False,
+    counters: Annotated[
+        bool, Option("Hardware counters through ncu instead of time and power.")
+    ] = False,
     quick: Quick = False,
     child: Child = False,
     target: Target = False,
@@ -72,14 +88,23 @@ def microbench(
         return VerbResult([*(b.name for b in found), *copies], "\n".join(lines))
     folder = _open_folder(out, repeats, None if counters or target else before)
     if target:
-        return VerbResult(note=f"counted {unit_work.count_kernels(folder, budget_s, names, before)} kernels")
+        return VerbResult(
+            note=f"counted {unit_work.count_kernels(folder, budget_s, names, before)} kernels"
+        )
     if child:
-        campaign = MicroCampaign(folder, "microbench", time.monotonic() + budget_s, since, repeats, quick)
+        campaign = MicroCampaign(
+            folder, "microbench", time.monotonic() + budget_s, since, repeats, quick
+        )
         return VerbResult(exit_code=run_child(campaign, names))
     find_benchmarks([name for name in names if name != "multimedia"])  # a wrong name costs nothing
     if counters:
         return VerbResult(unit_work.collect_unit_counters(folder, budget_s, names, before))
-    options = ["--repeats", str(repeats), *(["--only", only] if names else []), *(["--quick"] if quick else [])]
+    options = [
+        "--repeats",
+        str(repeats),
+        *(["--only", only] if names else []),
+        *(["--quick"] if quick else []),
+    ]
     return _supervise(folder, "microbench", options, budget_s)
 
 
@@ -93,12 +118,16 @@ def multimedia(
     child: Child = False,
     since: Since = "",
 ) -> VerbResult:
-    """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked against NumPy."""
+    """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked
+    against NumPy.
+    """
     budget_s, folder = parse(budget, "s", "--budget"), _open_folder(out, repeats, before)
     if frames < 3:
         raise bad_value("--frames", "three frames or more", frames)
     if child:
-        campaign = MicroCampaign(folder, "multimedia", time.monotonic() + budget_s, since, repeats, quick)
+        campaign = MicroCampaign(
+            folder, "multimedia", time.monotonic() + budget_s, since, repeats, quick
+        )
         return VerbResult(exit_code=run_child(campaign, frames=frames))
     options = ["--repeats", str(repeats), "--frames", str(frames), *(["--quick"] if quick else [])]
     return _supervise(folder, "multimedia", options, budget_s)
@@ -120,8 +149,19 @@ def _open_folder(out: Path | None, repeats: int, before: Path | None) -> Path:
 
 
 def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> VerbResult:
-    """Measure in a child; failures go to stderr by name, and are no failure of the whole unless nothing is left."""
-    command = [sys.executable, "-m", "wattcast.measure", verb, "--child", "--out", str(out), *options]
+    """Measure in a child; failures go to stderr by name, and are no failure of the whole unless
+    nothing is left.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "wattcast.measure",
+        verb,
+        "--child",
+        "--out",
+        str(out),
+        *options,
+    ]
     counts = microbench_campaign.supervise_child(out, verb, command, budget_s)
     rows = read_lines(out / f"{verb}.jsonl", missing_ok=True)
     for name, error in {str(row.get("id")): str(row.get("error", "")) for row in rows}.items():
@@ -130,8 +170,12 @@ def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> Ver
     return VerbResult(dict(sorted(counts.items())), exit_code=0 if counts["measured"] else 4)
 
 
-def run_child(campaign: MicroCampaign, names: Sequence[str] = (), frames: int = multimedia_clip.FRAMES) -> int:
-    """Measure the suite or the workloads; return 0 when done, ``BROKEN`` when the device context was lost."""
+def run_child(
+    campaign: MicroCampaign, names: Sequence[str] = (), frames: int = multimedia_clip.FRAMES
+) -> int:
+    """Measure the suite or the workloads; return 0 when done, ``BROKEN`` when the device context
+    was lost.
+    """
     out, kind = campaign.out, campaign.kind
     with Sampler("nvml") as sampler:
         write_heartbeat(out, "starting", kind)
@@ -159,7 +203,12 @@ def run_child(campaign: MicroCampaign, names: Sequence[str] = (), frames: int = 
 
 
 def make_idle_task(
-    sampler: Sampler, run: str, name: str, repeat: int, length_s: float = IDLE_S, host_busy: bool = False
+    sampler: Sampler,
+    run: str,
+    name: str,
+    repeat: int,
+    length_s: float = IDLE_S,
+    host_busy: bool = False,
 ) -> MicroTask:
     """Measure power with nothing to do on the device, the host asleep or counting."""
 
@@ -172,11 +221,15 @@ def make_idle_task(
         held = take_window(sampler.since(mark), began_s, time.monotonic(), SettlingRule())
         return replace(row, **benchmark_kernels.describe_micro_window(held))
 
-    return MicroTask(MicroRow(micro_row_id(name, repeat), name, "idle", repeat=repeat, run=run), measure)
+    return MicroTask(
+        MicroRow(micro_row_id(name, repeat), name, "idle", repeat=repeat, run=run), measure
+    )
 
 
 def measure_idle_w(bench: DeviceBench) -> float | None:
-    """Measure idle power with the context open, for the energies above idle of the rows that follow."""
+    """Measure idle power with the context open, for the energies above idle of the rows that
+    follow.
+    """
     task = make_idle_task(bench.sampler, bench.run, "idle", 0, 0.9)
     try:
         time.sleep(0.3)
@@ -189,14 +242,20 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
 def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]) -> None:
     device, benchmarks = bench.device, find_benchmarks(names)
     compiled = CompiledKernels(device.architecture)
-    if missing := [b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in campaign.journal.ids]:
+    if missing := [
+        b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in campaign.journal.ids
+    ]:
         compiled.start(missing, microbench_campaign.worker_count())
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]
-        say(f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks")
+        say(
+            f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks"
+        )
         buffers = DeviceBuffers.allocate(device)
         write_heartbeat(campaign.out, "warming up", "microbench")
-        (warming,) = find_benchmarks(["fp32_fma"])  # to the working temperature: a cold card leaks less
+        (warming,) = find_benchmarks(
+            ["fp32_fma"]
+        )  # to the working temperature: a cold card leaks less
         ready = benchmark_kernels.prepare_benchmark(warming, buffers, compiled.cubin(warming))
         iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
         end_s = time.monotonic() + (0.5 if campaign.quick else WARM_S)
@@ -214,15 +273,21 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
             idle_s = 0.75 if campaign.quick else IDLE_S
             tasks = [make_idle_task(bench.sampler, bench.run, "idle_context_on", repeat, idle_s)]
             wanted = (b for b in supported if not (repeat and b.once))
-            tasks += [make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in wanted]
-            tasks[6:6] = [make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers]
+            tasks += [
+                make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in wanted
+            ]
+            tasks[6:6] = [
+                make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers
+            ]
             campaign.run(tasks)
     finally:
         compiled.stop()
 
 
 def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBench:
-    """Choose a shorter measurement for a repetition, except at the cap, which a short load may not reach."""
+    """Choose a shorter measurement for a repetition, except at the cap, which a short load may not
+    reach.
+    """
     if before is None or "sw_power_cap" in before.throttle:
         return bench
     rule = bench.rule  # a repetition gives no memory power
@@ -244,11 +309,16 @@ def make_benchmark_task(
         ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
         before = seen.get(benchmark.name)
         try:
-            how, iterations = choose_repeat_bench(bench, before), (before and before.iterations) or 0
+            how, iterations = (
+                choose_repeat_bench(bench, before),
+                (before and before.iterations) or 0,
+            )
             seen[benchmark.name] = benchmark_kernels.measure_benchmark(how, ready, row, iterations)
             return seen[benchmark.name]
         finally:
-            with contextlib.suppress(DeviceFault):  # after a fault a further call would only hide its error
+            with contextlib.suppress(
+                DeviceFault
+            ):  # after a fault a further call would only hide its error
                 ready.discard()
 
     return MicroTask(benchmark_kernels.make_blank_row(bench.run, benchmark, repeat), measure)
@@ -257,14 +327,20 @@ def make_benchmark_task(
 def make_transfer_task(
     bench: DeviceBench, buffers: DeviceBuffers, name: str, repeat: int, seen: dict[str, MicroRow]
 ) -> MicroTask:
-    """Measure a copy by the driver: a whole buffer, to or from page-locked memory of the host, or to a second GPU.
+    """Measure a copy by the driver: a whole buffer, to or from page-locked memory of the host, or
+    to a second GPU.
 
     Joules are those of this card; the host's and a second card's are not in them.
     """
     local = name == "dram_memcpy"
     size = buffers.size if local else min(TRANSFER_BYTE, buffers.size)
-    byte, version = (2.0 if name in ("dram_memcpy", "pcie_both") else 1.0) * size, COPY_VERSION if local else 1
-    blank = MicroRow(micro_row_id(name, repeat, version), name, "memory" if local else "transfer", "byte")
+    byte, version = (
+        (2.0 if name in ("dram_memcpy", "pcie_both") else 1.0) * size,
+        COPY_VERSION if local else 1,
+    )
+    blank = MicroRow(
+        micro_row_id(name, repeat, version), name, "memory" if local else "transfer", "byte"
+    )
 
     def measure(row: MicroRow) -> MicroRow:
         device, both = bench.device, name == "pcie_both"
@@ -302,13 +378,17 @@ def make_transfer_task(
             call("cuMemFreeHost", host)
         return seen[name]
 
-    blank = replace(blank, run=bench.run, repeat=repeat, version=version, byte=byte, operations=byte)
+    blank = replace(
+        blank, run=bench.run, repeat=repeat, version=version, byte=byte, operations=byte
+    )
     return MicroTask(blank, measure)
 
 
 def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int) -> None:
     clip = multimedia_clip.MediaClip.make(bench.device, frames)
-    for name in multimedia_clip.NAMES:  # before anything runs long; what fails here fails its own rows only
+    for name in (
+        multimedia_clip.NAMES
+    ):  # before anything runs long; what fails here fails its own rows only
         write_heartbeat(campaign.out, f"checking {name}", "multimedia")
         with contextlib.suppress(multimedia_clip.ClipCheckFailed):
             clip.check(name)
@@ -323,13 +403,17 @@ def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int)
         campaign.run(list_multimedia_tasks(bench, clip, repeat))
 
 
-def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, repeat: int) -> list[MicroTask]:
+def list_multimedia_tasks(
+    bench: DeviceBench, clip: multimedia_clip.MediaClip, repeat: int
+) -> list[MicroTask]:
     """List all rows of one round."""
     device, moved = clip.device, min(MOVED_FRAMES, clip.frames)
     size, host = moved * multimedia_clip.FRAME_BYTE, list[int]()
 
     def move_frames(name: str = "") -> None:
-        """Put frames in, a kernel (or none) over them, and as many frames of the result out on the stream."""
+        """Put frames in, a kernel (or none) over them, and as many frames of the result out on the
+        stream.
+        """
         if not host:  # page-locked, with the frames themselves, to send again
             host.append(int(device.call("cuMemHostAlloc", 2 * size, 0)))
             device.call("cuMemcpyDtoH", host[0], clip.taken, size)
@@ -339,20 +423,28 @@ def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, r
         back = min(size, clip.frames * multimedia_clip.LUMA * 2)
         device.call("cuMemcpyDtoHAsync", host[0] + size, clip.result, back, device.stream)
 
-    def task(name: str, enqueue: Callable[[], None], kernel: str, frames: int = 0, paced: bool = False) -> MicroTask:
+    def task(
+        name: str, enqueue: Callable[[], None], kernel: str, frames: int = 0, paced: bool = False
+    ) -> MicroTask:
         def measure(row: MicroRow) -> MicroRow:
             row = replace(row, checked=clip.check(kernel) if kernel else "")
             if not paced:
                 return sustain_load(bench, row, enqueue)
             variants = [partial(clip.enqueue, other) for other in multimedia_clip.DCTS]
-            slowest_s = max(benchmark_kernels.time_unit_s(clip.device, variant) for variant in variants)
+            slowest_s = max(
+                benchmark_kernels.time_unit_s(clip.device, variant) for variant in variants
+            )
             period_s = round(RATE_RESERVE * slowest_s, 4) or 1e-4
             return sustain_load(bench, replace(row, curve="rate", at=period_s), enqueue, period_s)
 
-        blank = MicroRow(micro_row_id(name, repeat), name, "multimedia", "frame", repeat=repeat, run=bench.run)
+        blank = MicroRow(
+            micro_row_id(name, repeat), name, "multimedia", "frame", repeat=repeat, run=bench.run
+        )
         if kernel:
             threads = multimedia_clip.THREADS
-            blank = replace(blank, threads=threads, blocks=-(-clip.items(kernel, frames) // threads))
+            blank = replace(
+                blank, threads=threads, blocks=-(-clip.items(kernel, frames) // threads)
+            )
         return MicroTask(replace(blank, operations=float(frames or clip.frames)), measure)
 
     return [
@@ -360,5 +452,8 @@ def list_multimedia_tasks(bench: DeviceBench, clip: multimedia_clip.MediaClip, r
         *(task(name, partial(clip.enqueue, name), name) for name in multimedia_clip.NAMES),
         task("move_frames", move_frames, "", moved),
         *(task(f"{name}_moved", partial(move_frames, name), name, moved) for name in MOVED),
-        *(task(f"{name}_at_rate", partial(clip.enqueue, name), name, paced=True) for name in multimedia_clip.DCTS),
+        *(
+            task(f"{name}_at_rate", partial(clip.enqueue, name), name, paced=True)
+            for name in multimedia_clip.DCTS
+        ),
     ]

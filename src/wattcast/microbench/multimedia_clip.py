@@ -1,4 +1,6 @@
-"""Run the multimedia workloads of paper 000 on a synthetic full-HD clip, and check each against NumPy."""
+"""Run the multimedia workloads of paper 000 on a synthetic full-HD clip, and check each against
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ WIDTH, HEIGHT, FRAMES = 1920, 1080, 80
 LUMA, CHROMA = WIDTH * HEIGHT, WIDTH * HEIGHT // 4
 FRAME_BYTE = LUMA + 2 * CHROMA
 # begin, width, height and black of the three planes
-PLANES = ((0, WIDTH, HEIGHT, 16), *((LUMA + n * CHROMA, WIDTH // 2, HEIGHT // 2, 128) for n in range(2)))
+PLANES = (
+    (0, WIDTH, HEIGHT, 16),
+    *((LUMA + n * CHROMA, WIDTH // 2, HEIGHT // 2, 128) for n in range(2)),
+)
 BLOCKS_X, BLOCKS_Y = WIDTH // 8, HEIGHT // 8
 LARGE = ((-2, 0), (-1, -1), (0, -2), (1, -1), (2, 0), (1, 1), (0, 2), (-1, 1))
 SMALL = ((-1, 0), (0, -1), (1, 0), (0, 1))
@@ -46,21 +51,29 @@ def draw_noise(x: Ints, y: Ints) -> Ints:
 
 @lru_cache(maxsize=4)
 def draw_frame(number: int) -> Frame:
-    """Draw frame ``number``: a scene that pans by (2, 1) a frame and a square that moves against it."""
+    """Draw frame ``number``: a scene that pans by (2, 1) a frame and a square that moves against
+    it.
+    """
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     inside = (x >= 900 - 3 * number) & (x < 1100 - 3 * number) & (y >= 500) & (y < 700)
     pan = draw_noise(x + 2 * number + 4096, y + number + 4096)
     luma = np.where(inside, 255 - draw_noise(x + 3 * number, y), pan)
     cy, cx = np.mgrid[0 : HEIGHT // 2, 0 : WIDTH // 2]
-    chroma = [draw_noise(2 * cx + 2 * number, 2 * cy + number + 7000 * (plane + 1)) for plane in range(2)]
+    chroma = [
+        draw_noise(2 * cx + 2 * number, 2 * cy + number + 7000 * (plane + 1)) for plane in range(2)
+    ]
     values = np.concatenate([luma.ravel(), *(plane.ravel() for plane in chroma)])
     return (16 + values * 219 // 255).astype(np.uint8)
 
 
 def make_turns(frames: int = FRAMES) -> npt.NDArray[np.int32]:
-    """Cosine and sine of each frame's angle, which grows to a whole turn, times 65536 (Eq. 4 with -θ)."""
+    """Cosine and sine of each frame's angle, which grows to a whole turn, times 65536 (Eq. 4 with
+    -θ).
+    """
     angle = [2.0 * math.pi * f / frames for f in range(frames)]
-    return np.array([[round(65536 * math.cos(a)), round(65536 * math.sin(a))] for a in angle], dtype=np.int32)
+    return np.array(
+        [[round(65536 * math.cos(a)), round(65536 * math.sin(a))] for a in angle], dtype=np.int32
+    )
 
 
 def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
@@ -79,7 +92,9 @@ def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
 
 
 def make_barrel_map(strength: float = 0.12) -> npt.NDArray[np.int32]:
-    """Where each pixel of a frame comes from: radius r from the middle is read at r (1 + k r²); -1 outside."""
+    """Where each pixel of a frame comes from: radius r from the middle is read at r (1 + k r²); -1
+    outside.
+    """
     parts = []
     for begin, width, height, _ in PLANES:
         y, x = np.mgrid[0:height, 0:width].astype(np.float64)
@@ -99,7 +114,9 @@ def debarrel_frame(source: Frame, where: npt.NDArray[np.int32]) -> Frame:
 
 
 def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.NDArray[np.int16]:
-    """Diamond search: (block, 3) of dx, dy and the sum of absolute differences; ties keep the first found."""
+    """Diamond search: (block, 3) of dx, dy and the sum of absolute differences; ties keep the first
+    found.
+    """
     wanted = np.arange(BLOCKS_X * BLOCKS_Y) if blocks is None else blocks
     x0, y0 = wanted % BLOCKS_X * 8, wanted // BLOCKS_X * 8
     current, previous = now[:LUMA].reshape(HEIGHT, WIDTH), before[:LUMA].reshape(HEIGHT, WIDTH)
@@ -116,7 +133,9 @@ def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.
     dx, dy = np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=np.int64)
     best, open_ = sad(dx, dy), np.ones(len(wanted), dtype=bool)
     for pattern in (LARGE, LARGE, LARGE, SMALL):
-        open_ = open_ if pattern is LARGE else np.ones_like(open_)  # the last step is taken everywhere
+        open_ = (
+            open_ if pattern is LARGE else np.ones_like(open_)
+        )  # the last step is taken everywhere
         to_x, to_y = np.zeros_like(dx), np.zeros_like(dy)
         for step_x, step_y in pattern:
             found = sad(dx + step_x, dy + step_y)
@@ -136,7 +155,9 @@ def make_cosines() -> npt.NDArray[np.float64]:
 
 
 def transform_blocks(source: Frame) -> npt.NDArray[np.float64]:
-    """Coefficients of all 8 x 8 blocks of luma as (block, v, u), not rounded; high frequencies dropped."""
+    """Coefficients of all 8 x 8 blocks of luma as (block, v, u), not rounded; high frequencies
+    dropped.
+    """
     blocks = source[:LUMA].reshape(BLOCKS_Y, 8, BLOCKS_X, 8).transpose(0, 2, 1, 3).reshape(-1, 8, 8)
     table = make_cosines()
     out = np.einsum("vy,byx,ux->bvu", table, blocks.astype(np.float64) - 128.0, table)
@@ -157,7 +178,9 @@ class ClipCheckFailed(WattcastError):
 
 def read_kernel_source() -> str:
     """Read the CUDA C of all workloads."""
-    return files("wattcast.microbench").joinpath("multimedia_kernels.cu").read_text(encoding="utf-8")
+    return (
+        files("wattcast.microbench").joinpath("multimedia_kernels.cu").read_text(encoding="utf-8")
+    )
 
 
 @dataclass
@@ -210,7 +233,9 @@ class MediaClip:
 
     def enqueue(self, name: str, frames: int = 0) -> None:
         """Put one launch over the first ``frames`` frames, or over all, on the stream."""
-        table = {"rotate": "turns", "debarrel": "map", "motion": "turns"}.get(name) or name.split("_")[1]
+        table = {"rotate": "turns", "debarrel": "map", "motion": "turns"}.get(name) or name.split(
+            "_"
+        )[1]
         addresses = (self.taken, self.tables[table], self.result)
         self._launch(name, self.items(name, frames), *addresses, frames=frames)
 
@@ -218,7 +243,9 @@ class MediaClip:
         if name not in self.kernels:
             self.kernels[name] = self.device.load(self.cubin, f"media_{name}")
         blocks = -(-items // THREADS)
-        self.device.launch(self.kernels[name], blocks, THREADS, (*addresses, frames or self.frames), TYPES)
+        self.device.launch(
+            self.kernels[name], blocks, THREADS, (*addresses, frames or self.frames), TYPES
+        )
 
     def check(self, name: str) -> str:
         """Run once, on the first call, and compare one frame with NumPy; raise when they differ."""
@@ -228,7 +255,9 @@ class MediaClip:
             self.enqueue(name)
             self.verdicts[name] = self._compare_frame(name, number)
         if self.verdicts[name]:
-            raise ClipCheckFailed(f"{name}: {self.verdicts[name]} of frame {number} differ from NumPy.")
+            raise ClipCheckFailed(
+                f"{name}: {self.verdicts[name]} of frame {number} differ from NumPy."
+            )
         return "passed"
 
     def _compare_frame(self, name: str, number: int) -> str:
@@ -238,11 +267,15 @@ class MediaClip:
             blocks = np.arange(0, BLOCKS_X * BLOCKS_Y, 7)
             wanted = search_motion(source, draw_frame(number - 1), blocks)
             place = self.result + (number - 1) * BLOCKS_X * BLOCKS_Y * 8
-            found = self.device.download(place, BLOCKS_X * BLOCKS_Y * 4, np.int16).reshape(-1, 4)[blocks, :3]
+            found = self.device.download(place, BLOCKS_X * BLOCKS_Y * 4, np.int16).reshape(-1, 4)[
+                blocks, :3
+            ]
             wrong = int((found != wanted).any(axis=1).sum())
             return f"{wrong} of {len(blocks)} blocks" if wrong else ""
         if name in DCTS:
-            rounded = self.device.download(self.result + number * LUMA * 2, LUMA, np.int16).astype(np.float64)
+            rounded = self.device.download(self.result + number * LUMA * 2, LUMA, np.int16).astype(
+                np.float64
+            )
             off = np.abs(rounded - transform_blocks(source).reshape(-1))
             share = float((off > 0.501).mean())
             far = share > ROUNDED_OFF or off.max() > 1.01

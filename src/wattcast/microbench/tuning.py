@@ -1,15 +1,16 @@
-"""Judge which bottlenecks of a profiled kernel matter on a device, and what removing each would change (paper 001).
+"""Judge which bottlenecks of a profiled kernel matter on a device, and what removing each would
+change (paper 001).
 
 A kernel's units need N seconds together (`unit_work`). With the measured time T the rest is
 
     T^3 = N^3 + W^3
 
-in which warps wait. A change replaces the work of some units. Where a unit is busy half of the time and warps are
-many, W is mostly queueing and follows N; otherwise it is latency, which stays, or is hidden by more warps and
-independent instructions. The exponent was set on the DCT of the multimedia workloads and on four pairs of kernels
-(docs/method/microbenchmarks.md); the interval of an advice spans exponents from 2 to 4, half as much queueing, T'/T
-to the power of 0.5 to 1.5, and 5 points to both sides.
-"""
+in which warps wait. A change replaces the work of some units. Where a unit is busy half of the time
+and warps are many, W is mostly queueing and follows N; otherwise it is latency, which stays, or is
+hidden by more warps and independent instructions. The exponent was set on the DCT of the multimedia
+workloads and on four pairs of kernels (docs/method/microbenchmarks.md); the interval of an advice
+spans exponents from 2 to 4, half as much queueing, T'/T to the power of 0.5 to 1.5, and 5 points to
+both sides."""
 
 from __future__ import annotations
 
@@ -26,16 +27,29 @@ from wattcast.microbench.microbench_results import MicroRow, keep_first_rounds
 from wattcast.microbench.unit_work import KernelProfile, UnitWork, combine_units_s, curve_ratio
 
 EXPONENTS = (2.0, 4.0)  # of an interval
-LIKELY_POWERS = (0.5, 1.5)  # of the predicted ratio of times; with LEAST_SPREAD 91 % of 127 measured pairs lie inside
+LIKELY_POWERS = (
+    0.5,
+    1.5,
+)  # of the predicted ratio of times; with LEAST_SPREAD 91 % of 127 measured pairs lie inside
 LEAST_SPREAD = 0.05  # of the time, to both sides
-LEAST_WAIT = 0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
+LEAST_WAIT = (
+    0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
+)
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 WORTH = 0.005  # a change of time or energy below this is not worth a line
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
-MOST_WARPS, ENOUGH_WARPS = 64.0, 14.0  # of an SM: resident at most, and those that hide arithmetic latency
-IN_FLIGHT_BYTE = 12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
+MOST_WARPS, ENOUGH_WARPS = (
+    64.0,
+    14.0,
+)  # of an SM: resident at most, and those that hide arithmetic latency
+IN_FLIGHT_BYTE = (
+    12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
+)
 SINGLE_SHARE = 0.25  # of the fp64 instructions of a function, which are left of it in fp32
-MOVED = {"dram": ("dram_read", "dram_written"), "l2": ("l2_read", "l2_written")}  # counters of bytes, to and fro
+MOVED = {
+    "dram": ("dram_read", "dram_written"),
+    "l2": ("l2_read", "l2_written"),
+}  # counters of bytes, to and fro
 LOCAL = ("local_loaded_sectors", "local_stored_sectors")
 CACHE_COUNTERS = ("l2_read", "l2_written", "hit_sectors", "loaded_sectors")
 ACCESSES = unit_work.ACCESSES
@@ -44,7 +58,9 @@ INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 
 @dataclass(frozen=True)
 class CodeChange:
-    """What removing a bottleneck does: factors of units' time and energy, work added, and a factor of waiting."""
+    """What removing a bottleneck does: factors of units' time and energy, work added, and a factor
+    of waiting.
+    """
 
     bottleneck: str
     seen: str
@@ -83,11 +99,12 @@ def predict_time_s(
     exponent: float = unit_work.EXPONENT,
     queued: float | None = None,
 ) -> float:
-    """Return the time T' of a kernel whose units have the work ``after`` and whose waiting is scaled by ``wait``.
+    """Return the time T' of a kernel whose units have the work ``after`` and whose waiting is
+    scaled by ``wait``.
 
-    T'^p = N'^p + W'^p with W' = W·``wait``·(q·N'/N + 1 - q) and q the share of W that is queueing (``queued``, or
-    ``queued_share``). Where the units still explain more than the measured time, T' = T·N'/N.
-    """
+    T'^p = N'^p + W'^p with W' = W·``wait``·(q·N'/N + 1 - q) and q the share of W that is queueing
+    (``queued``, or ``queued_share``). Where the units still explain more than the measured time, T'
+    = T·N'/N."""
     before_s, after_s = combine_units_s(profile.work, exponent), combine_units_s(after, exponent)
     if before_s <= 0.0:
         return profile.time_s * wait
@@ -96,20 +113,29 @@ def predict_time_s(
         return profile.time_s * ratio
     q = queued_share(profile) if queued is None else queued
     waited_s = (profile.time_s**exponent - before_s**exponent) ** (1.0 / exponent)
-    left_s = max(waited_s * wait * (q * ratio + 1.0 - q), min(LEAST_WAIT, waited_s / before_s) * after_s)
+    left_s = max(
+        waited_s * wait * (q * ratio + 1.0 - q), min(LEAST_WAIT, waited_s / before_s) * after_s
+    )
     return float((after_s**exponent + left_s**exponent) ** (1.0 / exponent))
 
 
 def queued_share(profile: KernelProfile) -> float:
-    """Return the share of the waiting that is queueing: all with a unit busy ``QUEUED_SHARE`` and enough warps.
+    """Return the share of the waiting that is queueing: all with a unit busy ``QUEUED_SHARE`` and
+    enough warps.
 
-    Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE`` under way.
-    """
+    Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE``
+    under way."""
     m, enough = profile.counters, ENOUGH_WARPS
     sectors, requests = m["loaded_sectors"], m["loads"]
-    if requests > 0.0 and m.far_share > unit_work.FAR_SHARE and sectors <= 1.1 * requests * (m.access_byte or 0.0):
+    if (
+        requests > 0.0
+        and m.far_share > unit_work.FAR_SHARE
+        and sectors <= 1.1 * requests * (m.access_byte or 0.0)
+    ):
         enough = max(IN_FLIGHT_BYTE * requests / (32.0 * sectors), enough)
-    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(MOST_WARPS * m.get("warps", 1.0) / enough, 1.0)
+    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(
+        MOST_WARPS * m.get("warps", 1.0) / enough, 1.0
+    )
 
 
 def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> TuningAdvice:
@@ -140,16 +166,22 @@ def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> Tuni
 
 
 def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Sectors beyond those of neighbouring threads; what L1 or L2 give again does not come from DRAM."""
+    """Sectors beyond those of neighbouring threads; what L1 or L2 give again does not come from
+    DRAM.
+    """
     m = p.counters
     if m.reads_table:  # a matter of caching
         return None
-    mean = max(m.access_byte or 4.0, 1.0)  # bytes a thread, and so sectors of 32 neighbouring threads
+    mean = max(
+        m.access_byte or 4.0, 1.0
+    )  # bytes a thread, and so sectors of 32 neighbouring threads
     ways = [(m["loaded_sectors"], m["loads"]), (m["stored_sectors"], m["stores"])]
     needed = [min(sectors, mean * requests) for sectors, requests in ways]
     sectors, requests = (sum(column) for column in zip(*ways, strict=True))
     shifted = m["hit_sectors"] >= 0.5 * m.get("loaded_sectors", 1.0) and sectors < 1.5 * sum(needed)
-    if sectors <= 1.1 * sum(needed) or shifted:  # neighbours that read the same lines, shifted: a matter of caching
+    if (
+        sectors <= 1.1 * sum(needed) or shifted
+    ):  # neighbours that read the same lines, shifted: a matter of caching
         return None
     factor = {}
     for unit, names in MOVED.items():
@@ -161,12 +193,18 @@ def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
         factor["l1"] = (1.0 - max(passes - m["shared_passes"] - m.least_passes, 0.0) / passes,) * 2
     seen = f"{sectors / requests:.1f} sectors an access of a warp, {sum(needed) / requests:.1f} would do"
     # a warp waits for every sector of its access
-    return CodeChange("coalescing", seen, factor, wait=1.0 - m.far_share * (1.0 - sum(needed) / sectors))
+    return CodeChange(
+        "coalescing", seen, factor, wait=1.0 - m.far_share * (1.0 - sum(needed) / sectors)
+    )
 
 
 def _judge_conflicts(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     each = p.counters.conflicts
-    ratio = curve_ratio(results, "conflicts", each, 0.0) if each is not None and "l1" in p.work else None
+    ratio = (
+        curve_ratio(results, "conflicts", each, 0.0)
+        if each is not None and "l1" in p.work
+        else None
+    )
     if each is None or ratio is None:
         return None
     # passes already count the conflicts: without them only the first pass of each access is left
@@ -183,12 +221,18 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
     ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
     if ratio is None:
         return None
-    factor = dict.fromkeys((*unit_work.ARITHMETIC, "issue", "products"), ratio)  # as many warps start as before
-    return CodeChange("divergence", f"{active:.1f} of 32 threads of a warp active", factor, wait=ratio[0])
+    factor = dict.fromkeys(
+        (*unit_work.ARITHMETIC, "issue", "products"), ratio
+    )  # as many warps start as before
+    return CodeChange(
+        "divergence", f"{active:.1f} of 32 threads of a warp active", factor, wait=ratio[0]
+    )
 
 
 def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Instructions become fp32 ones, fewer in functions; conversions and constants go, 8-byte accesses halve."""
+    """Instructions become fp32 ones, fewer in functions; conversions and constants go, 8-byte
+    accesses halve.
+    """
     by_name = keep_first_rounds(results)
     single, double, whole = (by_name.get(name) for name in ("fp32_fma", "fp64_fma", "int32_add"))
     if single is None or double is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
@@ -198,16 +242,22 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
         return None
     converted = p.counters.converted
     kept = SINGLE_SHARE if p.counters.calls_functions else 1.0
-    moved = p.work["fp64"].scaled(kept * single.operation_s / double.operation_s, kept * single_j / double_j)
+    moved = p.work["fp64"].scaled(
+        kept * single.operation_s / double.operation_s, kept * single_j / double_j
+    )
     factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
     gone = p.counters.constants + (1.0 - kept) * p.counters["pipe_fp64"]
     if converted > 0.0:
         factor["special"] = (1.0 - converted / p.counters["pipe_xu"],) * 2
         if (p.counters.access_byte or 4.0) >= 4.0:
             gone += converted  # from and to fp32
-        elif whole is not None and whole.operation_s:  # from integers, which the integer pipe turns into fp32
+        elif (
+            whole is not None and whole.operation_s
+        ):  # from integers, which the integer pipe turns into fp32
             threads = 32.0 * converted
-            added["int"] = UnitWork(threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0))
+            added["int"] = UnitWork(
+                threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0)
+            )
     if "instructions" in p.counters:
         factor["issue"] = (1.0 - min(gone / p.counters["instructions"], 1.0), 1.0)
     counts = {size: p.counters[metric] for size, metric in ACCESSES.items()}
@@ -219,13 +269,19 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
         if wide > 0.0:
             factor["l1"] = (1.0 - 0.5 * wide / passes,) * 2
     share = p.work["fp64"].seconds / p.time_s
-    return CodeChange("fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added)
+    return CodeChange(
+        "fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added
+    )
 
 
 def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Conversions fill slots of the special unit, or of the integer pipe where the device has them there."""
+    """Conversions fill slots of the special unit, or of the integer pipe where the device has them
+    there.
+    """
     count = p.counters["conversions_of_threads"] / 32.0
-    if count <= 4.0 * p.counters["pipe_fp64"] or "special" not in p.work:  # those of fp64 go with it
+    if (
+        count <= 4.0 * p.counters["pipe_fp64"] or "special" not in p.work
+    ):  # those of fp64 go with it
         return None
     special = p.counters.converted
     factor = {"special": (1.0 - special / p.counters["pipe_xu"],) * 2} if special > 0.0 else {}
@@ -265,7 +321,8 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     passes, each = p.counters.passes, p.counters.stretch_byte
     own = passes - p.counters["shared_passes"]
     if each is not None and own > 0.0:
-        # as many threads walk along their stretches, and wider accesses come back to a sector less often
+        # as many threads walk along their stretches, and wider accesses come back to a sector less
+        # often
         fewer = mean / 16.0 * max(each, 16.0) / each
         factor["l1"] = (1.0 - (1.0 - fewer) * own / passes,) * 2
     else:
@@ -273,29 +330,38 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
         if mean < 4.0 and own > 0.0:
             factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / passes,) * 2
     if "instructions" in p.counters:
-        constants = 0.0 if p.counters.calls_functions else p.counters.constants  # each call loads its own
+        constants = (
+            0.0 if p.counters.calls_functions else p.counters.constants
+        )  # each call loads its own
         shared = sum(p.counters[metric] for metric in ACCESSES.values()) + constants
         fewer = shared * (1.0 - mean / 16.0)  # a thread with more elements needs its constants once
         factor["issue"] = (1.0 - min(fewer / p.counters["instructions"], 1.0), 1.0)
     q = queued_share(p)  # fewer accesses are waited for
     wait = q + (1.0 - q) * (1.0 - p.counters.far_share * (1.0 - mean / 16.0))
-    return CodeChange("access size", f"{mean:.1f} bytes a thread and access, 16 are possible", factor, wait=wait)
+    return CodeChange(
+        "access size", f"{mean:.1f} bytes a thread and access, 16 are possible", factor, wait=wait
+    )
 
 
 def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Bytes that the L2 gives again and again could stay in the L1; those of the L1, in a tile of shared memory.
+    """Bytes that the L2 gives again and again could stay in the L1; those of the L1, in a tile of
+    shared memory.
 
-    The L1 serves one SM, and a profile does not tell which SM wants a byte again. If all that want it are of one
-    block, L2 gives it once instead of r times; if each is of another block, r times as before. Neighbours along a row
-    share a block and those of other rows do not, as a rule, so the geometric mean is taken: √r times.
-    """
+    The L1 serves one SM, and a profile does not tell which SM wants a byte again. If all that want
+    it are of one block, L2 gives it once instead of r times; if each is of another block, r times
+    as before. Neighbours along a row share a block and those of other rows do not, as a rule, so
+    the geometric mean is taken: √r times."""
     m, factor, wait = p.counters, {}, 1.0
-    again = 1.0 - (m["dram_read"] / m["l2_read"]) ** 0.5 if 0.0 < m["dram_read"] < m["l2_read"] else 0.0
+    again = (
+        1.0 - (m["dram_read"] / m["l2_read"]) ** 0.5 if 0.0 < m["dram_read"] < m["l2_read"] else 0.0
+    )
     hit = m["hit_sectors"] / m["loaded_sectors"] if m["loaded_sectors"] > 0.0 else 0.0
     if again >= 0.5 and "l2" in p.work and p.work["l2"].seconds >= 0.02 * p.time_s:
         factor["l2"] = (1.0 - again * m["l2_read"] / (m["l2_read"] + m["l2_written"]),) * 2
         wait = 1.0 - m.far_share * again * (1.0 - NEAR_LATENCY)
-    scattered = m["loaded_sectors"] > 1.5 * m["loads"] * (m.access_byte or 4.0)  # a tile also brings these together
+    scattered = m["loaded_sectors"] > 1.5 * m["loads"] * (
+        m.access_byte or 4.0
+    )  # a tile also brings these together
     if hit >= 0.5 and m["wavefronts"] > 0.0 and (scattered or not factor):
         passes = m.passes  # a table is read in no order in a tile too, without the lookup
         least = m["wavefronts"] - m["shared_passes"] if m.reads_table else m.least_passes
@@ -308,38 +374,50 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
 
 
 def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Values that do not fit into registers go to local memory and back, four sectors an access of a warp."""
+    """Values that do not fit into registers go to local memory and back, four sectors an access of
+    a warp.
+    """
     count = sum(p.counters[name] for name in LOCAL) / 4.0
     if count <= 0.0 or "l1" not in p.work:
         return None
     share = min(count / p.counters.passes, 1.0)
-    factor = {"l1": (1.0 - share,) * 2, "issue": (1.0 - min(count / p.counters["instructions"], 1.0), 1.0)}
+    factor = {
+        "l1": (1.0 - share,) * 2,
+        "issue": (1.0 - min(count / p.counters["instructions"], 1.0), 1.0),
+    }
     own = [32.0 * p.counters[sectors] for sectors in ("loaded_sectors", "stored_sectors")]
     for unit, names in MOVED.items():
         moved = [p.counters[name] for name in names]
         if sum(moved) > 0.0:  # what global accesses do not explain
             factor[unit] = (sum(map(min, moved, own)) / sum(moved),) * 2
-    return CodeChange("spills", f"{count:.3g} accesses of warps to local memory", factor, wait=1.0 - share)
+    return CodeChange(
+        "spills", f"{count:.3g} accesses of warps to local memory", factor, wait=1.0 - share
+    )
 
 
 def _judge_atomics(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Additions in the L2 become additions in shared memory, and few of a block are left.
 
-    Additions to the same places wait for each other, which no counter of the L2 tells. So all waiting is taken for
-    theirs, up to as much as the other units work.
-    """
+    Additions to the same places wait for each other, which no counter of the L2 tells. So all
+    waiting is taken for theirs, up to as much as the other units work."""
     shared = keep_first_rounds(results).get("atomic_shared")
     many = p.counters["reduced_sectors"] > 0.01 * p.counters["instructions"]
     if not many or "atomics" not in p.work or shared is None or not shared.operation_s:
         return None
     count = p.counters["reduced_sectors"]  # of threads, where all add to different places
-    added = {"l1": UnitWork(count * shared.operation_s, count * (shared.operation_above_idle_j or 0.0))}
-    alone = CodeChange("atomics", f"{count:.3g} sectors of additions in the L2", {"atomics": (0.0, 0.0)}, added)
+    added = {
+        "l1": UnitWork(count * shared.operation_s, count * (shared.operation_above_idle_j or 0.0))
+    }
+    alone = CodeChange(
+        "atomics", f"{count:.3g} sectors of additions in the L2", {"atomics": (0.0, 0.0)}, added
+    )
     return replace(alone, wait=min(combine_units_s(alone.apply(p.work)) / p.time_s, 1.0))
 
 
 Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
-JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that judging it needs, and how
+JUDGES: dict[
+    str, tuple[tuple[str, ...], Judge]
+] = {  # bottleneck: metrics that judging it needs, and how
     "coalescing": (("loaded_sectors", "loads"), _judge_coalescing),
     "bank conflicts": (("shared_passes", "extra_passes"), _judge_conflicts),
     "divergence": (("active_threads",), _judge_divergence),
@@ -348,18 +426,22 @@ JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {  # bottleneck: metrics that
     "occupancy": (("warps",), _judge_occupancy),
     "parallelism": (("warps",), _judge_parallelism),
     "access size": (tuple(ACCESSES.values()), _judge_access_size),
-    "caching": ((*CACHE_COUNTERS, "dram_read", "loads", "wavefronts", "shared_passes"), _judge_caching),
+    "caching": (
+        (*CACHE_COUNTERS, "dram_read", "loads", "wavefronts", "shared_passes"),
+        _judge_caching,
+    ),
     "spills": ((*LOCAL, "wavefronts", "instructions"), _judge_spills),
     "atomics": (("reduced_sectors",), _judge_atomics),
 }
 
 
 def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
-    """Judge what one pass would save over ``profiles``, kernels that run one after the other over the same data.
+    """Judge what one pass would save over ``profiles``, kernels that run one after the other over
+    the same data.
 
-    The pass reads the first input, adds what each later one reads beyond the result handed on to it (or beyond the
-    input that it reads again, where little is handed on), and writes the last result; arithmetic stays.
-    """
+    The pass reads the first input, adds what each later one reads beyond the result handed on to it
+    (or beyond the input that it reads again, where little is handed on), and writes the last
+    result; arithmetic stays."""
     factor: dict[str, tuple[float, float]] = {}
     for unit, (reads, writes) in MOVED.items():
         moved = sum(p.counters[reads] + p.counters[writes] for p in profiles)
@@ -375,26 +457,44 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
     factor |= {"launch": (max(starts) / sum(starts), 1.0)} if sum(starts) > 0.0 else {}
     units = dict.fromkeys(unit for p in profiles for unit in p.work)
     parts = {unit: [p.work[unit] for p in profiles if unit in p.work] for unit in units}
-    work = {u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws)) for u, ws in parts.items()}
+    work = {
+        u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws))
+        for u, ws in parts.items()
+    }
     name, time_s = " + ".join(p.name for p in profiles), sum(p.time_s for p in profiles)
-    together = KernelProfile(name, time_s, work, unit_work.KernelCounters(), profiles[0].idle_power_w)
+    together = KernelProfile(
+        name, time_s, work, unit_work.KernelCounters(), profiles[0].idle_power_w
+    )
     seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
     return advise_change(together, [CodeChange("fusion", seen, factor)])
 
 
 def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
-    """Find runs of different kernels with one launch shape of which each reads about what the one before moved.
+    """Find runs of different kernels with one launch shape of which each reads about what the one
+    before moved.
 
-    A pass may also take a second operand as large as the result before it, as the sum with another stream does.
-    """
+    A pass may also take a second operand as large as the result before it, as the sum with another
+    stream does."""
     runs: list[list[KernelProfile]] = []
     for p in profiles:
         last = runs[-1][-1] if runs else None
-        moved = [last.counters[name] for name in ("dram_read", "dram_written")] if last is not None else []
+        moved = (
+            [last.counters[name] for name in ("dram_read", "dram_written")]
+            if last is not None
+            else []
+        )
         moved += [2.0 * byte for byte in moved[1:]]
         read = p.counters["dram_read"]
-        fits = last is not None and last.name != p.name and any(0.7 * byte < read < 1.4 * byte for byte in moved)
-        if fits and last is not None and all(p.counters[n] == last.counters.get(n, -1.0) for n in ("grid", "block")):
+        fits = (
+            last is not None
+            and last.name != p.name
+            and any(0.7 * byte < read < 1.4 * byte for byte in moved)
+        )
+        if (
+            fits
+            and last is not None
+            and all(p.counters[n] == last.counters.get(n, -1.0) for n in ("grid", "block"))
+        ):
             runs[-1].append(p)
         else:
             runs.append([p])
@@ -415,17 +515,31 @@ def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
     """Read an Nsight Compute export and judge every kernel on the device of ``results``."""
     (launches, metrics), called, time = read_ncu_metrics(path), unit_work.METRICS, unit_work.TIME
     if time not in metrics:
-        raise bad_value(path.name, f"the metric {time}", "an export without it", "Collect it with ncu --metrics.")
+        raise bad_value(
+            path.name,
+            f"the metric {time}",
+            "an export without it",
+            "Collect it with ncu --metrics.",
+        )
     idle_w = unit_work.find_idle_power_w(results)
-    if not unit_work.list_usable_units(results, {name for name, metric in called.items() if metric in metrics}):
+    if not unit_work.list_usable_units(
+        results, {name for name, metric in called.items() if metric in metrics}
+    ):
         counters = dict.fromkeys(name for _, names, _ in unit_work.UNITS.values() for name in names)
         wanted = ", ".join(called[name] for name in counters)
-        raise BadInput(f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {time},{wanted}")
+        raise BadInput(
+            f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {time},{wanted}"
+        )
     profiles = []
     for i, launch in enumerate(launches):
-        values = {metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])}
+        values = {
+            metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])
+        }
         profiles.append(unit_work.make_profile(launch.kernel, values, results, idle_w))
-    lacks = {name: tuple(called[n] for n in needs if called[n] not in metrics) for name, (needs, _) in JUDGES.items()}
+    lacks = {
+        name: tuple(called[n] for n in needs if called[n] not in metrics)
+        for name, (needs, _) in JUDGES.items()
+    }
     missing = {name: lacked for name, lacked in lacks.items() if lacked}
     return TuningReport(tuple(profiles), *rank_advice(profiles, results), missing)
 
@@ -433,7 +547,9 @@ def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
 def rank_advice(
     profiles: Sequence[KernelProfile], results: Sequence[MicroRow]
 ) -> tuple[tuple[TuningAdvice, ...], tuple[TuningAdvice, ...]]:
-    """Rank the single changes that matter on all of ``profiles``, most joules first, and pairs of them."""
+    """Rank the single changes that matter on all of ``profiles``, most joules first, and pairs of
+    them.
+    """
     single = [found for run in find_passes(profiles) if (found := judge_fusion(run)) is not None]
     pairs = []
     for p in profiles:
@@ -442,7 +558,12 @@ def rank_advice(
         single += [advise_change(p, [change]) for change in changes]
         pairs += [advise_change(p, both) for both in combinations(changes, 2)]
     ranked = [
-        tuple(sorted((a for a in each if max(abs(a.time), abs(a.energy)) >= WORTH), key=lambda a: -a.saved_j))
+        tuple(
+            sorted(
+                (a for a in each if max(abs(a.time), abs(a.energy)) >= WORTH),
+                key=lambda a: -a.saved_j,
+            )
+        )
         for each in (single, pairs)
     ]
     return ranked[0], ranked[1]

@@ -1,10 +1,10 @@
 """Write the CUDA C source of a microbenchmark from its units.
 
-A unit gives one of its operations in CUDA C with inline PTX. A benchmark interleaves the operations of one or more
-units in a long straight loop that has no other work. Operands come from registers set at run time; results feed later
-operations and are stored under a condition that only a check makes true, so the compiler can neither compute in
-advance nor drop anything. Tests compare the disassembly with the machine instructions that should result.
-"""
+A unit gives one of its operations in CUDA C with inline PTX. A benchmark interleaves the operations
+of one or more units in a long straight loop that has no other work. Operands come from registers
+set at run time; results feed later operations and are stored under a condition that only a check
+makes true, so the compiler can neither compute in advance nor drop anything. Tests compare the
+disassembly with the machine instructions that should result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SIGNATURE = (
     "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "
     "unsigned long long bytes, unsigned seed, int iterations"
 )
-STAMP_WORDS = 5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
+STAMP_WORDS = (
+    5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
+)
 L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
 SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
@@ -57,7 +59,9 @@ def read_pieces() -> dict[str, dict[str, Template]]:
     for piece in re.split(r"^//: ", text, flags=re.MULTILINE)[1:]:
         name, *lines = piece.splitlines()
         kind, _, part = name.partition(".")
-        found[kind][part] = Template(" ".join(line.strip() for line in lines if line and line[:2] != "//"))
+        found[kind][part] = Template(
+            " ".join(line.strip() for line in lines if line and line[:2] != "//")
+        )
     return found
 
 
@@ -74,7 +78,8 @@ def fill_unit(
     each: Callable[[int], Mapping[str, object]] = lambda i: {},
     **facts: Any,
 ) -> BenchUnit:
-    """Make a unit of the pieces of its kind, filled with ``values`` and, in the i-th step, with ``each(i)``.
+    """Make a unit of the pieces of its kind, filled with ``values`` and, in the i-th step, with
+    ``each(i)``.
 
     ``facts`` are further fields of the unit, or stand in the place of a piece.
     """
@@ -92,19 +97,29 @@ class Benchmark:
 
     name: str
     group: str
-    parts: tuple[tuple[BenchUnit, int], ...]  # a unit and its steps an iteration; the first is what is reported
+    parts: tuple[
+        tuple[BenchUnit, int], ...
+    ]  # a unit and its steps an iteration; the first is what is reported
     threads: int = 512
     blocks_per_sm: int = 2
     share: float = 1.0  # of the multiprocessors that get blocks
-    whole: bool = False  # a block for every chunk of the buffer, once, instead of a few that walk through it
-    stamped: int = 1  # every how many blocks one writes its stamps: a timer costs short blocks much of their time
+    whole: bool = (
+        False  # a block for every chunk of the buffer, once, instead of a few that walk through it
+    )
+    # every how many blocks one writes its stamps: a timer costs short blocks much of their time
+    stamped: int = 1
     shared_byte: int = 0  # of a block, requested at launch
     working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are; or "texture"
     tiles: bool = False  # ``b`` is a tensor map of the buffer ``a``
-    ring: tuple[int, int] = (0, 0)  # nodes and bytes from one to the next: ``b`` is a ring of addresses
+    ring: tuple[int, int] = (
+        0,
+        0,
+    )  # nodes and bytes from one to the next: ``b`` is a ring of addresses
     timed: bool = False  # one warp of one block, for its cycles alone: a latency
     least: int = 80  # compute capability times ten
-    only: tuple[str, ...] = ()  # architectures with the instruction, where not every later one has it
+    only: tuple[
+        str, ...
+    ] = ()  # architectures with the instruction, where not every later one has it
     curve: str = ""  # the figure this is a point of, if any
     at: float = 0.0  # where on that curve
     seed: int = 1
@@ -112,7 +127,9 @@ class Benchmark:
     specification: str = ""  # key of a rate that the vendor states (`find_specified_rate`)
     interleave: bool = True
     once: bool = False  # one of several ways to the same end: measured in the first round only
-    version: int = 1  # grows when the kernel changes, so that what an older one measured is measured again
+    version: int = (
+        1  # grows when the kernel changes, so that what an older one measured is measured again
+    )
 
     @property
     def unit(self) -> BenchUnit:
@@ -123,10 +140,10 @@ class Benchmark:
     def turns(self) -> int:
         """Blocks for each place on a multiprocessor, one after another.
 
-        L2 serves some multiprocessors sooner than others, and which depends on where a buffer lies; these take more
-        blocks, so that a launch is not as long as its slowest multiprocessor (docs/method/microbenchmarks.md).
-        Clusters of several blocks leave places empty at the end of a launch, which many turns make negligible.
-        """
+        L2 serves some multiprocessors sooner than others, and which depends on where a buffer lies;
+        these take more blocks, so that a launch is not as long as its slowest multiprocessor
+        (docs/method/microbenchmarks.md). Clusters of several blocks leave places empty at the end
+        of a launch, which many turns make negligible."""
         return L2_TURNS if self.working_set == "l2" or (self.cluster > 1 and not self.timed) else 1
 
     @property
@@ -160,7 +177,9 @@ class Benchmark:
         """The kernel; its name is the benchmark's, so that a profiler shows it."""
         units = [unit for unit, _ in self.parts]
         lines = [f"    {line}" for line in interleave_steps(self.parts, self.interleave)]
-        text = files("wattcast.microbench").joinpath("microbenchmark.cu").read_text(encoding="utf-8")
+        text = (
+            files("wattcast.microbench").joinpath("microbenchmark.cu").read_text(encoding="utf-8")
+        )
         return Template(text).substitute(
             name=self.name,
             cluster=f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else "",
@@ -181,7 +200,9 @@ class Benchmark:
         )
 
 
-def interleave_steps(parts: tuple[tuple[BenchUnit, int], ...], interleave: bool = True) -> list[str]:
+def interleave_steps(
+    parts: tuple[tuple[BenchUnit, int], ...], interleave: bool = True
+) -> list[str]:
     """Interleave the steps of all units evenly, or put one unit after another."""
     placed = [
         ((place + 0.5) / count if interleave else float(order), order, place, unit)
@@ -206,7 +227,9 @@ END_OF_SOME = (
 
 
 def asm(text: str, outs: str = "", ins: str = "") -> str:
-    """Write one volatile statement; ``outs`` and ``ins`` are constraint lists as CUDA C writes them."""
+    """Write one volatile statement; ``outs`` and ``ins`` are constraint lists as CUDA C writes
+    them.
+    """
     return f'asm volatile("{text}" : {outs} : {ins});'
 
 
@@ -227,4 +250,6 @@ def out_of(*names: str) -> str:
 
 def vector(words: int, first: int = 0) -> str:
     """Write operands as PTX does: ``{%0, %1}``, or ``%0`` of a single word."""
-    return "{" + ", ".join(f"%{first + w}" for w in range(words)) + "}" if words > 1 else f"%{first}"
+    return (
+        "{" + ", ".join(f"%{first + w}" for w in range(words)) + "}" if words > 1 else f"%{first}"
+    )

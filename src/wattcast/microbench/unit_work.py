@@ -1,20 +1,21 @@
-"""Collect counters of kernels, and express their work in seconds and joules of each unit, at measured rates.
+"""Collect counters of kernels, and express their work in seconds and joules of each unit, at
+measured rates.
 
 Units work at the same time but never overlap perfectly, so the time that they need together is
 
     N = max((Σ u^3)^(1/3), issue)
 
-with the seconds u of each unit and the slots that all instructions take to issue. Where that is more than the kernel
-took, its busiest unit was faster than in the microbenchmark and gets the seconds that are left to it. Three counts
-need care, as the H200's own counters showed: a conflicting pass of shared memory costs less energy than a full one,
-an instruction of a diverged warp less than one of 32 threads (both from the measured curves), and the energy of a
-DRAM byte already contains its way through L2.
+with the seconds u of each unit and the slots that all instructions take to issue. Where that is
+more than the kernel took, its busiest unit was faster than in the microbenchmark and gets the
+seconds that are left to it. Three counts need care, as the H200's own counters showed: a
+conflicting pass of shared memory costs less energy than a full one, an instruction of a diverged
+warp less than one of 32 threads (both from the measured curves), and the energy of a DRAM byte
+already contains its way through L2.
 
-``collect_unit_counters`` has Nsight Compute count every microbenchmark and multimedia workload. ``ncu`` runs this
-package again (``microbench --target``), which launches each kernel once warm and once counted. Kernels bear the names
-of their benchmarks, so the table needs no ranges. Nothing that is timed runs under the profiler, and clocks and
-caches are left alone.
-"""
+``collect_unit_counters`` has Nsight Compute count every microbenchmark and multimedia workload.
+``ncu`` runs this package again (``microbench --target``), which launches each kernel once warm and
+once counted. Kernels bear the names of their benchmarks, so the table needs no ranges. Nothing that
+is timed runs under the profiler, and clocks and caches are left alone."""
 
 from __future__ import annotations
 
@@ -30,14 +31,27 @@ from wattcast.core.measured_rows import Journal, Plain, read_lines, read_shipped
 from wattcast.measure.campaigns import nsight_counters
 from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
 from wattcast.measure.steady_state import say
-from wattcast.microbench.benchmark_kernels import DeviceBuffers, calibrate_iterations, prepare_benchmark
+from wattcast.microbench.benchmark_kernels import (
+    DeviceBuffers,
+    calibrate_iterations,
+    prepare_benchmark,
+)
 from wattcast.microbench.benchmark_suite import find_benchmarks, list_benchmarks
 from wattcast.microbench.microbench_campaign import CompiledKernels, worker_count
-from wattcast.microbench.microbench_results import MicroRow, find_best_copy, find_curve, find_fault, keep_first_rounds
+from wattcast.microbench.microbench_results import (
+    MicroRow,
+    find_best_copy,
+    find_curve,
+    find_fault,
+    keep_first_rounds,
+)
 from wattcast.microbench.unit_source import Benchmark
 
 TIME = "gpu__time_duration.sum"
-METRICS = {row["counter"]: row["metric"] for row in read_shipped_table("wattcast.microbench", "profile_counters.csv")}
+METRICS = {
+    row["counter"]: row["metric"]
+    for row in read_shipped_table("wattcast.microbench", "profile_counters.csv")
+}
 SCHEDULERS = 4  # the tensor pipe's cycles are counted on each
 ARITHMETIC = ("fp32", "fp64", "int", "special", "half")
 PIPES = tuple(f"pipe_{name}" for name in "alu fma fp64 xu lsu adu cbu uniform".split())
@@ -47,13 +61,16 @@ SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its
 FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
-# unit: the microbenchmark with its rate and energy, the counters of its operations, operations of one count.
-# While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of the pairs.
+# unit: the microbenchmark with its rate and energy, the counters of its operations, operations of
+# one count. While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of
+# the pairs.
 UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
     row["unit"]: (row["benchmark"], tuple(row["counters"].split()), float(row["operations"]))
     for row in read_shipped_table("wattcast.microbench", "unit_counts.csv")
 }
-INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}  # where the benchmark is missing or known to be wrong
+INSTEAD = {
+    "l2": ("bulk_copy_l2", 1 / 8192.0)
+}  # where the benchmark is missing or known to be wrong
 ELSEWHERE = ("issue", "products", "launch")  # their joules are counted with other units
 EXPONENT = 3.0  # of units that work at the same time
 BUFFER_BYTE = 512 << 20  # ncu saves and restores what a kernel may write
@@ -63,7 +80,9 @@ WRITE_S = 15.0  # ncu writes its table after the program has ended
 
 
 class KernelCounters(dict[str, float]):
-    """Hold what was counted of a kernel, by the names of ``profile_counters.csv``; what was not counted is zero."""
+    """Hold what was counted of a kernel, by the names of ``profile_counters.csv``; what was not
+    counted is zero.
+    """
 
     def __missing__(self, name: str) -> float:
         return 0.0
@@ -71,7 +90,9 @@ class KernelCounters(dict[str, float]):
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float]) -> KernelCounters:
         """Take the metrics of a profiler; ``stalled_x`` are the waits for x of an instruction."""
-        found = cls({name: metrics[metric] for name, metric in METRICS.items() if metric in metrics})
+        found = cls(
+            {name: metrics[metric] for name, metric in METRICS.items() if metric in metrics}
+        )
         for metric in metrics:
             if "issue_stalled_" in metric:
                 found[metric[metric.index("stalled_") :].split("_per_issue")[0]] = metrics[metric]
@@ -83,13 +104,17 @@ class KernelCounters(dict[str, float]):
 
     @property
     def passes(self) -> float:
-        """Passes of the L1: those through its data, or the lookup of all sectors where that takes longer."""
+        """Passes of the L1: those through its data, or the lookup of all sectors where that takes
+        longer.
+        """
         sectors, shared = self["loaded_sectors"] + self["stored_sectors"], self["shared_passes"]
         return max(self.get("wavefronts", shared), shared + sectors / SECTORS_A_PASS)
 
     @property
     def least_passes(self) -> float:
-        """Passes through the L1 that all accesses to global memory take at least, 128 bytes in each."""
+        """Passes through the L1 that all accesses to global memory take at least, 128 bytes in
+        each.
+        """
         return (self["loads"] + self["stores"]) * max((self.access_byte or 4.0) / 4.0, 1.0)
 
     @property
@@ -103,7 +128,10 @@ class KernelCounters(dict[str, float]):
         """Threads of a warp that take part, without branches, which whole warps execute."""
         branches, active = self["branches_of_threads"], self["active_threads"]
         if self.has("thread_instructions", "instructions"):
-            threads, warps = self["thread_instructions"] - branches, self["instructions"] - branches / 32.0
+            threads, warps = (
+                self["thread_instructions"] - branches,
+                self["instructions"] - branches / 32.0,
+            )
             active = threads / warps if warps > 0.0 and threads > 0.0 else active
         return min(max(active, 1.0), 32.0) if active > 0.0 else None
 
@@ -111,21 +139,28 @@ class KernelCounters(dict[str, float]):
     def access_byte(self) -> float | None:
         """Mean bytes of a thread's access to memory."""
         total = sum(self[counter] for counter in ACCESSES.values())
-        return sum(size * self[counter] for size, counter in ACCESSES.items()) / total if total > 0.0 else None
+        return (
+            sum(size * self[counter] for size, counter in ACCESSES.items()) / total
+            if total > 0.0
+            else None
+        )
 
     @property
     def reads_table(self) -> bool:
-        """Whether warps read scattered words of a small set again and again: no order brings these together."""
+        """Whether warps read scattered words of a small set again and again: no order brings these
+        together.
+        """
         used_byte = 32.0 * self["loads"] * (self.access_byte or 4.0)
         scattered = self["loaded_sectors"] > 1.5 * used_byte / 32.0
         return scattered and used_byte > TABLE_REUSE * self.get("l2_read", np.inf)
 
     @property
     def stretch_byte(self) -> float | None:
-        """Bytes between neighbouring threads where each walks along a stretch of its own; None elsewhere.
+        """Bytes between neighbouring threads where each walks along a stretch of its own; None
+        elsewhere.
 
-        Their sectors come from the L1 again while they walk, so that the warp's accesses reach as far as wide ones.
-        """
+        Their sectors come from the L1 again while they walk, so that the warp's accesses reach as
+        far as wide ones."""
         mean, sectors = self.access_byte, self["loaded_sectors"]
         each = sectors / max(self["loads"], 1.0)
         walks = self["hit_sectors"] >= 0.5 * sectors and not self.reads_table
@@ -134,7 +169,11 @@ class KernelCounters(dict[str, float]):
     @property
     def far_share(self) -> float:
         """Share of waiting that is for memory beyond the L1."""
-        waits = {name.removeprefix("stalled_"): each for name, each in self.items() if name.startswith("stalled_")}
+        waits = {
+            name.removeprefix("stalled_"): each
+            for name, each in self.items()
+            if name.startswith("stalled_")
+        }
         total = sum(each for why, each in waits.items() if why not in NO_STALLS)
         return sum(waits.get(why, 0.0) for why in FAR_STALLS) / total if total > 0.0 else FAR_SHARE
 
@@ -152,7 +191,9 @@ class KernelCounters(dict[str, float]):
 
     @property
     def calls_functions(self) -> bool:
-        """Whether fp64 instructions are functions in software, which begin with one of the special unit."""
+        """Whether fp64 instructions are functions in software, which begin with one of the special
+        unit.
+        """
         return 0.0 < self["pipe_fp64"] < FUNCTION_LENGTH * (self["pipe_xu"] - self.converted)
 
 
@@ -164,7 +205,9 @@ class UnitWork:
     joules: float
 
     def scaled(self, time: float, energy: float | None = None) -> UnitWork:
-        """Return the work with time and energy multiplied, both by ``time`` where ``energy`` is left out."""
+        """Return the work with time and energy multiplied, both by ``time`` where ``energy`` is
+        left out.
+        """
         return UnitWork(self.seconds * time, self.joules * (time if energy is None else energy))
 
 
@@ -174,7 +217,11 @@ def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) ->
     if "products" in seconds:
         seconds["fp32"] = max(seconds.get("fp32", 0.0), seconds.pop("products"))
     most = max(seconds.values(), default=0.0)
-    together = most * sum((s / most) ** exponent for s in seconds.values()) ** (1.0 / exponent) if most else 0.0
+    together = (
+        most * sum((s / most) ** exponent for s in seconds.values()) ** (1.0 / exponent)
+        if most
+        else 0.0
+    )
     return max(together, work["issue"].seconds if "issue" in work else 0.0)
 
 
@@ -191,7 +238,9 @@ class KernelProfile:
     @property
     def busiest(self) -> str:
         """The unit that sets the time, as far as the profile tells."""
-        return max((u for u in self.work if u not in ELSEWHERE), key=lambda unit: self.work[unit].seconds)
+        return max(
+            (u for u in self.work if u not in ELSEWHERE), key=lambda unit: self.work[unit].seconds
+        )
 
     @property
     def busy_share(self) -> float:
@@ -211,7 +260,9 @@ def list_usable_units(
     by_name, found = keep_first_rounds(results), {}
     for unit, (bench, names, each) in UNITS.items():
         fault = find_fault(by_name[bench]) if bench in by_name else None
-        if unit in INSTEAD and (bench not in by_name or (fault is not None and fault.kind == "wrong")):
+        if unit in INSTEAD and (
+            bench not in by_name or (fault is not None and fault.kind == "wrong")
+        ):
             bench, each = INSTEAD[unit]
         if unit == "l2" and not all(name in counted for name in names):
             names = ("l2_itself",)  # counts what goes from one half of the L2 to the other again
@@ -224,7 +275,9 @@ def list_usable_units(
     return found
 
 
-def make_profile(name: str, values: Mapping[str, float], results: Sequence[MicroRow], idle_w: float) -> KernelProfile:
+def make_profile(
+    name: str, values: Mapping[str, float], results: Sequence[MicroRow], idle_w: float
+) -> KernelProfile:
     """Compute a kernel's work by unit, from its metrics as the profiler names them."""
     by_name, work, m = keep_first_rounds(results), {}, KernelCounters.from_metrics(values)
     time_s = m["time"]
@@ -253,8 +306,12 @@ def make_profile(name: str, values: Mapping[str, float], results: Sequence[Micro
         elif unit == "l2" and m.has("dram_read", "dram_written") and amount > 0.0:
             share = max(1.0 - (m["dram_read"] + m["dram_written"]) / amount, 0.0)
         seconds = each * amount * slower * (result.operation_s or 0.0)
-        work[unit] = UnitWork(seconds, each * amount * share * (result.operation_above_idle_j or 0.0))
-    busiest = max((unit for unit in work if unit != "issue"), key=lambda unit: work[unit].seconds, default="")
+        work[unit] = UnitWork(
+            seconds, each * amount * share * (result.operation_above_idle_j or 0.0)
+        )
+    busiest = max(
+        (unit for unit in work if unit != "issue"), key=lambda unit: work[unit].seconds, default=""
+    )
     rest_s = combine_units_s({unit: w for unit, w in work.items() if unit != busiest})
     if combine_units_s(work) > time_s > rest_s:  # it is faster here than its microbenchmark
         fitted_s = (time_s**EXPONENT - rest_s**EXPONENT) ** (1.0 / EXPONENT)
@@ -263,17 +320,27 @@ def make_profile(name: str, values: Mapping[str, float], results: Sequence[Micro
 
 
 def turn_around_ratio(counters: KernelCounters, by_name: Mapping[str, MicroRow]) -> float:
-    """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte read."""
-    measured = [by_name.get("dram_read"), find_best_copy(by_name.values()), by_name.get("dram_write")]
+    """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte
+    read.
+    """
+    measured = [
+        by_name.get("dram_read"),
+        find_best_copy(by_name.values()),
+        by_name.get("dram_write"),
+    ]
     each_s = [r.operation_s for r in measured if r is not None and r.operation_s]
     total = counters["dram_read"] + counters["dram_written"]
     if len(each_s) < len(measured) or total <= 0.0:
         return 1.0
-    return max(float(np.interp(counters["dram_written"] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0)
+    return max(
+        float(np.interp(counters["dram_written"] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0
+    )
 
 
 def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> tuple[float, float]:
-    """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes a thread."""
+    """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes
+    a thread.
+    """
     mean = counters.access_byte
     if mean is None:
         return 1.0, 1.0
@@ -285,7 +352,9 @@ def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> tuple
 def curve_ratio(
     results: Sequence[MicroRow], name: str, at: float, best: float, by_byte: bool = False
 ) -> tuple[float, float] | None:
-    """Return time and energy of an operation, or of a byte, at ``best`` over those at ``at`` on a curve."""
+    """Return time and energy of an operation, or of a byte, at ``best`` over those at ``at`` on a
+    curve.
+    """
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_above_idle_j]
     if len(points) < 2:
         return None
@@ -297,21 +366,30 @@ def curve_ratio(
 
 
 def find_idle_power_w(results: Sequence[MicroRow]) -> float:
-    """Return the median idle power with a context open, from the rows' own values or from idle rows."""
+    """Return the median idle power with a context open, from the rows' own values or from idle
+    rows.
+    """
     known = [r.idle_power_w for r in results if r.idle_power_w]
     known = known or [r.power_w for r in results if r.group == "idle" and r.power_w]
     if not known:
-        raise BadInput("the microbenchmark results hold no idle power; measure again with an idle row.")
+        raise BadInput(
+            "the microbenchmark results hold no idle power; measure again with an idle row."
+        )
     return float(np.median(known))
 
 
 def read_unit_metrics() -> list[str]:
     """Read every metric of ``microbench_metrics.csv``."""
-    return [row["metric"] for row in read_shipped_table("wattcast.microbench", "microbench_metrics.csv")]
+    return [
+        row["metric"] for row in read_shipped_table("wattcast.microbench", "microbench_metrics.csv")
+    ]
 
 
-def collect_unit_counters(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> dict[str, int]:
-    """Run the suite under ``ncu`` within ``budget_s``, one row a kernel into ``microbench_counters.jsonl``.
+def collect_unit_counters(
+    out: Path, budget_s: float, only: list[str], before: Path | None = None
+) -> dict[str, int]:
+    """Run the suite under ``ncu`` within ``budget_s``, one row a kernel into
+    ``microbench_counters.jsonl``.
 
     What ``before`` has counters of, as the kernels are today, comes last.
     """
@@ -338,7 +416,9 @@ def read_counted_ids(out: Path) -> set[str]:
     """Return the kernels whose counters are on file for their present version."""
     path, now = out / "microbench_counters.jsonl", {b.name: b.version for b in list_benchmarks()}
     rows = read_lines(path, missing_ok=True)
-    return {str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)}
+    return {
+        str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)
+    }
 
 
 def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
@@ -363,7 +443,9 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
     buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
     names, wanted = [name for name in only if name != "multimedia"], list[Benchmark]()
     if names or not only:
-        able = (b for b in find_benchmarks(names) if b.supported(device.architecture) and not b.timed)
+        able = (
+            b for b in find_benchmarks(names) if b.supported(device.architecture) and not b.timed
+        )
         known = read_counted_ids(before) if before is not None else set()
         wanted = order_benchmarks((b for b in able if b.name not in have), known)
     for place, benchmark in enumerate(wanted):

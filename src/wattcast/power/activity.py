@@ -1,9 +1,9 @@
-"""Activity: how often each event happened in each interval, whether predicted, profiled or simulated.
+"""Activity: how often each event happened in each interval, whether predicted, profiled or
+simulated.
 
-Counts add up across intervals and mean the same from every source. The few events that are means (``events.csv``
-says which) are weighted by duration when intervals merge. A source leaves out the events it cannot see: absent is not
-zero.
-"""
+Counts add up across intervals and mean the same from every source. The few events that are means
+(``events.csv`` says which) are weighted by duration when intervals merge. A source leaves out the
+events it cannot see: absent is not zero."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def known_events() -> dict[str, EventDefinition]:
     """Return every event Wattcast knows, by name, from ``events.csv``."""
     rows = read_shipped_table("wattcast.power", "events.csv")
     return {
-        r["event"]: EventDefinition(r["event"], r["unit"], r["kind"] == "mean", *list(r.values())[3:]) for r in rows
+        r["event"]: EventDefinition(
+            r["event"], r["unit"], r["kind"] == "mean", *list(r.values())[3:]
+        )
+        for r in rows
     }
 
 
@@ -52,8 +55,8 @@ def known_events() -> dict[str, EventDefinition]:
 class Activity:
     """Event values over intervals: kernels, gaps, or samples.
 
-    ``at`` holds the settings of the card during each interval and broadcasts to ``(*sweep, interval)``.
-    """
+    ``at`` holds the settings of the card during each interval and broadcasts to ``(*sweep,
+    interval)``."""
 
     duration_s: Array  # (*sweep, interval)
     value: Array  # (*sweep, interval, event)
@@ -65,7 +68,9 @@ class Activity:
         known = known_events()
         check_names("event", self.events, known, "")
         if self.value.shape[-1:] != (len(self.events),):
-            raise ValueError(f"value has {self.value.shape[-1:]} events, named are {len(self.events)}")
+            raise ValueError(
+                f"value has {self.value.shape[-1:]} events, named are {len(self.events)}"
+            )
         np.broadcast_shapes(self.duration_s.shape, self.value.shape[:-1])
 
     def has(self, event: str) -> bool:
@@ -94,19 +99,22 @@ class Activity:
             )
 
 
-_TENSOR = {f"tensor_{d}_flop": d for d in (Dtype.FP64, Dtype.TF32, Dtype.FP16, Dtype.FP8, Dtype.FP4)}
+_TENSOR = {
+    f"tensor_{d}_flop": d for d in (Dtype.FP64, Dtype.TF32, Dtype.FP16, Dtype.FP8, Dtype.FP4)
+}
 _TENSOR |= {"tensor_int8_op": Dtype.INT8}
 _CUDA = {f"cuda_{d}_flop": d for d in (Dtype.FP64, Dtype.FP32, Dtype.FP16)}
 
 
 def module_utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, Array]:
-    """Return the share of its peak that each module reached, u = n/t / peak from 0 to 1, ``(*sweep, interval)``.
+    """Return the share of its peak that each module reached, u = n/t / peak from 0 to 1, ``(*sweep,
+    interval)``.
 
-    n counts the module's events in an interval of t seconds. On-chip peaks are rate per cycle times SMs times the
-    effective clock; a pipe with several formats adds up its shares. A module whose peak is not published, or whose
-    events the source could not see, is left out. Where events outrun the stated peak (Hopper's L2, for which only the
-    A100's rate is published) the module counts as fully busy.
-    """
+    n counts the module's events in an interval of t seconds. On-chip peaks are rate per cycle times
+    SMs times the effective clock; a pipe with several formats adds up its shares. A module whose
+    peak is not published, or whose events the source could not see, is left out. Where events
+    outrun the stated peak (Hopper's L2, for which only the A100's rate is published) the module
+    counts as fully busy."""
     per_s = {
         "tensor": [(e, gpu.pipes.tensor_flop_per_cycle.get(d)) for e, d in _TENSOR.items()],
         "cuda": [(e, gpu.pipes.cuda_flop_per_cycle.get(d)) for e, d in _CUDA.items()],

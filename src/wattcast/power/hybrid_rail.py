@@ -1,14 +1,15 @@
 """Hybrid rail power: counted events times the square of the voltage, rail by rail.
 
-    P = P_base + Σ_R ( I_leak·V + C_clk·V²·f + P_offset(f) + Σ_i C_i·ρ_i·V² )        [Stokke2016, Eq. 8 to 10]
+    P = P_base + Σ_R ( I_leak·V + C_clk·V²·f + P_offset(f) + Σ_i C_i·ρ_i·V² )        [Stokke2016,
+    Eq. 8 to 10]
 
-over supply rails R, each with its voltage V and clock f. ρ_i is events per second, or the value of an event that is a
-mean, such as instructions per cycle [Eq. 7]. A capacitance C_i is in farad when the voltage is in volts; with a
-relative voltage it is joules per event at relative voltage 1, and for a mean event watts at value 1. P_offset is what
-a rail draws off the straight line at a named clock [section 4.1.2]. A rail that sleeps without work, such as the
-memory of an H200, also draws P_awake·min(Σ ρ_i / ρ_awake, 1). The model holds for the clocks and voltages it was
-fitted at, and for work that its events can tell apart.
-"""
+over supply rails R, each with its voltage V and clock f. ρ_i is events per second, or the value of
+an event that is a mean, such as instructions per cycle [Eq. 7]. A capacitance C_i is in farad when
+the voltage is in volts; with a relative voltage it is joules per event at relative voltage 1, and
+for a mean event watts at value 1. P_offset is what a rail draws off the straight line at a named
+clock [section 4.1.2]. A rail that sleeps without work, such as the memory of an H200, also draws
+P_awake·min(Σ ρ_i / ρ_awake, 1). The model holds for the clocks and voltages it was fitted at, and
+for work that its events can tell apart."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ class RailClock(StrEnum):
 
 @dataclass(frozen=True)
 class RailVoltage:
-    """Voltage by the rail's own clock, linear between points and flat beyond, but never below a floor.
+    """Voltage by the rail's own clock, linear between points and flat beyond, but never below a
+    floor.
 
-    The floor is what the other clock's setting demands: V = max(V(f), V_floor(f_other)). A GTX Titan X
-    shows it: with memory at 3300 MHz and more the core voltage stops falling at 975 MHz, with memory
-    at 810 MHz only at 785 MHz. ``level`` is in volts, or relative to a reference clock where nobody
-    publishes volts; V² times a coefficient needs no more.
-    """
+    The floor is what the other clock's setting demands: V = max(V(f), V_floor(f_other)). A GTX
+    Titan X shows it: with memory at 3300 MHz and more the core voltage stops falling at 975 MHz,
+    with memory at 810 MHz only at 785 MHz. ``level`` is in volts, or relative to a reference clock
+    where nobody publishes volts; V² times a coefficient needs no more."""
 
     clock_hz: Array
     level: Array
@@ -52,12 +53,19 @@ class RailVoltage:
     floor_level: Array = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
-        pairs = (("voltage", self.clock_hz, self.level), ("voltage floor", self.floor_clock_hz, self.floor_level))
+        pairs = (
+            ("voltage", self.clock_hz, self.level),
+            ("voltage floor", self.floor_clock_hz, self.floor_level),
+        )
         for name, clock_hz, level in pairs:
             if clock_hz.shape != level.shape or clock_hz.ndim != 1:
                 raise bad_value(name, "one voltage a clock", f"{level.size} for {clock_hz.size}")
-            if not ((np.diff(clock_hz) > 0).all() and (np.diff(level) >= 0).all() and (level > 0).all()):
-                raise bad_value(name, "rising clocks, voltages above zero that never fall", level.tolist())
+            if not (
+                (np.diff(clock_hz) > 0).all() and (np.diff(level) >= 0).all() and (level > 0).all()
+            ):
+                raise bad_value(
+                    name, "rising clocks, voltages above zero that never fall", level.tolist()
+                )
         if self.clock_hz.size == 0:
             raise bad_value("voltage", "at least one clock", "none")
 
@@ -67,12 +75,16 @@ class RailVoltage:
         return cls(np.array([1.0]), np.array([level]))
 
     def level_at(self, clock_hz: Sweepable, other_clock_hz: Sweepable | None = None) -> Array:
-        """Return the voltage at the rail's own clock and the other one, V = max(V(f), V_floor(f_other))."""
+        """Return the voltage at the rail's own clock and the other one, V = max(V(f),
+        V_floor(f_other)).
+        """
         own = np.asarray(np.interp(clock_hz, self.clock_hz, self.level))
         if self.floor_clock_hz.size == 0:
             return own
         if other_clock_hz is None:
-            raise bad_value("operating point", "both clocks, which this rail's voltage depends on", "one")
+            raise bad_value(
+                "operating point", "both clocks, which this rail's voltage depends on", "one"
+            )
         return np.maximum(own, np.interp(other_clock_hz, self.floor_clock_hz, self.floor_level))
 
 
@@ -81,20 +93,32 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class EventRail:
-    """One rail: leakage, clock tree, offsets at named clocks, and what events or an activity factor α switch."""
+    """One rail: leakage, clock tree, offsets at named clocks, and what events or an activity factor
+    α switch.
+    """
 
     name: str
     clock: RailClock
     voltage: RailVoltage = field(default_factory=RailVoltage.constant)
     leakage_a: float = 0.0  # W per V
     clock_f: float = 0.0  # W per (V²·Hz): switched at every cycle, work or not
-    offset_w: tuple[tuple[float, float], ...] = ()  # (clock in Hz, W): off the straight line at this clock
+    offset_w: tuple[
+        tuple[float, float], ...
+    ] = ()  # (clock in Hz, W): off the straight line at this clock
     _: KW_ONLY
-    event_f: Mapping[str, float] = field(default_factory=dict, metadata=power_model.SAVED_IF_SET)  # F, or J at V = 1
-    awake_w: float = field(default=0.0, metadata=power_model.SAVED_IF_SET)  # drawn whenever there is work
-    awake_per_s: float = field(default=0.0, metadata=power_model.SAVED_IF_SET)  # events a second that make it full
+    event_f: Mapping[str, float] = field(
+        default_factory=dict, metadata=power_model.SAVED_IF_SET
+    )  # F, or J at V = 1
+    awake_w: float = field(
+        default=0.0, metadata=power_model.SAVED_IF_SET
+    )  # drawn whenever there is work
+    awake_per_s: float = field(
+        default=0.0, metadata=power_model.SAVED_IF_SET
+    )  # events a second that make it full
     alpha: str = field(default="", metadata=power_model.SAVED_IF_SET)  # a mean event, 0 to 1
-    full_f: float = field(default=0.0, metadata=power_model.SAVED_IF_SET)  # F per cycle at α = 1, or J at V = 1
+    full_f: float = field(
+        default=0.0, metadata=power_model.SAVED_IF_SET
+    )  # F per cycle at α = 1, or J at V = 1
 
     def __post_init__(self) -> None:
         where = f"rail {self.name}"
@@ -102,7 +126,9 @@ class EventRail:
         if not np.isfinite(numbers).all():
             raise bad_value(where, "finite coefficients", numbers)
         if self.clock is RailClock.FIXED and (self.clock_f or self.offset_w or self.alpha):
-            raise bad_value(where, "a clock, for its clock power, offsets or activity factor", "none")
+            raise bad_value(
+                where, "a clock, for its clock power, offsets or activity factor", "none"
+            )
         if not np.isfinite(self.awake_w) or (self.awake_w and not self.awake_per_s > 0.0):
             step = (self.awake_w, self.awake_per_s)
             raise bad_value(where, "finite watts awake, in full at a rate above zero", step)
@@ -132,7 +158,9 @@ class EventRail:
         return np.asarray(self.leakage_a * self.volt(at))
 
     def clock_w(self, at: OperatingPoint) -> Array:
-        """Return the power of the clock tree, C_clk·V²·f, and the offset at a named clock, in W [4.1.2 and 4.2.3]."""
+        """Return the power of the clock tree, C_clk·V²·f, and the offset at a named clock, in W
+        [4.1.2 and 4.2.3].
+        """
         clock_hz = self.own_clock_hz(at)
         clock_w = np.asarray(self.clock_f * self.volt(at) ** 2 * clock_hz)
         for named_hz, offset_w in self.offset_w:
@@ -156,9 +184,13 @@ class EventRail:
         at = activity.at
         square = self.volt(at) ** 2
         rates = [power_model.event_intensity(activity, event) for event in self.event_f]
-        dynamic = [c * rate * square for c, rate in zip(self.event_f.values(), rates, strict=True)]  # Eq. 9
+        dynamic = [
+            c * rate * square for c, rate in zip(self.event_f.values(), rates, strict=True)
+        ]  # Eq. 9
         if self.alpha:
-            dynamic.append(self.full_f * square * self.own_clock_hz(at) * activity.event_values(self.alpha))  # Eq. 3
+            dynamic.append(
+                self.full_f * square * self.own_clock_hz(at) * activity.event_values(self.alpha)
+            )  # Eq. 3
         if self.awake_w:
             dynamic.append(self.awake_w * np.minimum(np.sum(rates, axis=0) / self.awake_per_s, 1.0))
         return [self.leakage_w(at), self.clock_w(at), *dynamic]
@@ -175,7 +207,9 @@ class HybridRail(power_model.PowerModel):
     def __post_init__(self) -> None:
         names = [part for rail in self.rails for part in rail.parts]
         if len(set(names)) != len(names) or not np.isfinite(self.base_w):
-            raise bad_value(self.kind, "a finite base power, and each rail and event once", ", ".join(names))
+            raise bad_value(
+                self.kind, "a finite base power, and each rail and event once", ", ".join(names)
+            )
 
     @property
     def required_events(self) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
     P = P_idle(f, T) + V²(f)·Σ_m E_m·n_m/t + Σ_d E_d·n_d/t
 
-with on-chip modules m on the core rail and device memory and links d on rails of their own. It is Eq. 5 of [Lee2026]
-with α·C·f written as energy per event times rate. E is in J per event at relative voltage 1 and for random data, n
-counts events in an interval of t seconds, V is the relative core voltage at the set clock f, and P_idle is the idle
-curve at die temperature T. ``toggling`` scales the modules whose energy depends on the data. A byte of device memory
-also crosses controllers and wires of the chip: ``memory_on_core`` is the share of its energy that is spent there and
-follows the core voltage. The model is linear in counts, so it knows no energy of two modules working at once.
-"""
+with on-chip modules m on the core rail and device memory and links d on rails of their own. It is
+Eq. 5 of [Lee2026] with α·C·f written as energy per event times rate. E is in J per event at
+relative voltage 1 and for random data, n counts events in an interval of t seconds, V is the
+relative core voltage at the set clock f, and P_idle is the idle curve at die temperature T.
+``toggling`` scales the modules whose energy depends on the data. A byte of device memory also
+crosses controllers and wires of the chip: ``memory_on_core`` is the share of its energy that is
+spent there and follows the core voltage. The model is linear in counts, so it knows no energy of
+two modules working at once."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from wattcast.core import bad_value, check_names, dataclass, replace
 from wattcast.core.arrays import Array, Sweepable, sweep_values
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint
 from wattcast.power.activity import Activity, known_events
-from wattcast.power.power_model import IdlePower, MeanPower, Power, PowerModel, VoltageCurve, mean_power_w
+from wattcast.power.power_model import (
+    IdlePower,
+    MeanPower,
+    Power,
+    PowerModel,
+    VoltageCurve,
+    mean_power_w,
+)
 
 STATIC, CLOCK = "static", "clock"
 OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
@@ -47,7 +55,9 @@ class ModulePower(PowerModel):
         for name, energy in self.energy_j.items():
             check_names("event", name, known, "")
             if not 0.0 <= energy <= MOST_EVENT_J:
-                raise bad_value(f"energy of {name}", f"joules, from zero to {MOST_EVENT_J:g}", energy)
+                raise bad_value(
+                    f"energy of {name}", f"joules, from zero to {MOST_EVENT_J:g}", energy
+                )
         if not 0.0 <= self.toggling <= 2.0:
             raise bad_value("toggling", "a factor between 0 and 2", self.toggling)
         if not 0.0 <= self.memory_on_core <= 1.0:
@@ -79,7 +89,10 @@ class ModulePower(PowerModel):
         joules = volts_squared * (activity.value @ core) + activity.value @ rest
         duration_s = activity.duration_s[..., np.newaxis]
         dynamic_w = np.divide(
-            joules, duration_s, out=np.zeros(np.broadcast(joules, duration_s).shape), where=duration_s > 0
+            joules,
+            duration_s,
+            out=np.zeros(np.broadcast(joules, duration_s).shape),
+            where=duration_s > 0,
         )
         shape = np.broadcast_shapes(dynamic_w.shape[:-1], static_w.shape)
         part_w = np.empty((*shape, len(self.parts)))
@@ -89,9 +102,8 @@ class ModulePower(PowerModel):
     def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
         """Prepare the mean power of a workload; its fixed counts become joules on each rail once.
 
-        A governor asks for the mean power of a workload at several clocks, and a sweep at a million: there is no need
-        to look at modules one by one.
-        """
+        A governor asks for the mean power of a workload at several clocks, and a sweep at a
+        million: there is no need to look at modules one by one."""
         if not set(self.required_events) <= set(events):
             return super().prepare_mean_power(events, counts)
         core, rest = (matrix.sum(axis=-1) for matrix in self._event_rail_j(events))
@@ -101,13 +113,20 @@ class ModulePower(PowerModel):
         def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
             clock_hz = _set_clock(at)
             volts_squared = sweep_values(self.voltage.level_at(clock_hz)) ** 2
-            core_j, rest_j = fixed_core_j + core_j_each * last_count, fixed_rest_j + rest_j_each * last_count
+            core_j, rest_j = (
+                fixed_core_j + core_j_each * last_count,
+                fixed_rest_j + rest_j_each * last_count,
+            )
             dynamic_w = mean_power_w(volts_squared * core_j + rest_j, duration_s)
-            return np.asarray(sweep_values(self.idle.power_at(clock_hz, at.temperature_c)) + dynamic_w)
+            return np.asarray(
+                sweep_values(self.idle.power_at(clock_hz, at.temperature_c)) + dynamic_w
+            )
 
         return mean_power
 
-    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C) -> Array:
+    def idle_power_w(
+        self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
+    ) -> Array:
         return self.idle.power_at(clock_hz, temperature_c)
 
     def relative_voltage(self, clock_hz: Sweepable) -> Array:
@@ -121,11 +140,18 @@ class ModulePower(PowerModel):
         self, part_factor: Mapping[str, float], idle_factor: float = 1.0, idle_offset_w: float = 0.0
     ) -> ModulePower:
         known = known_events()
-        energy_j = {event: j * part_factor.get(known[event].module, 1.0) for event, j in self.energy_j.items()}
+        energy_j = {
+            event: j * part_factor.get(known[event].module, 1.0)
+            for event, j in self.energy_j.items()
+        }
         idle_w = self.idle.power_w * idle_factor + idle_offset_w
         if (idle_w <= 0).any():
             least_w = (self.idle.power_w * idle_factor).min()
-            raise bad_value("idle_offset", f"less than the idle power of {least_w:.0f} W taken away", idle_offset_w)
+            raise bad_value(
+                "idle_offset",
+                f"less than the idle power of {least_w:.0f} W taken away",
+                idle_offset_w,
+            )
         return replace(self, energy_j=energy_j, idle=replace(self.idle, power_w=idle_w))
 
     def with_data_factor(self, factor: float) -> ModulePower:
@@ -140,15 +166,18 @@ class ModulePower(PowerModel):
     def _event_rail_j(self, names: tuple[str, ...]) -> npt.NDArray[np.float64]:
         """Return the joules of one event of each name in each module, ``(2, event, module)``.
 
-        First those on the core rail at relative voltage 1, then those on others. Events without an energy are free.
-        """
+        First those on the core rail at relative voltage 1, then those on others. Events without an
+        energy are free."""
         known, modules = known_events(), self.modules
         found = np.zeros((2, len(names), len(modules)))
         for event in self.required_events:
             module = known[event].module
             on_core = {"dram": self.memory_on_core, "link": 0.0}.get(module, 1.0)
             joules = self.energy_j[event] * (1.0 if module in STEADY else self.toggling)
-            found[:, names.index(event), modules.index(module)] = joules * on_core, joules * (1.0 - on_core)
+            found[:, names.index(event), modules.index(module)] = (
+                joules * on_core,
+                joules * (1.0 - on_core),
+            )
         return found
 
 

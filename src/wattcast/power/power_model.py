@@ -1,9 +1,11 @@
-"""Activity -> Power: the interface of every power model, how models are found by name, and their files.
+"""Activity -> Power: the interface of every power model, how models are found by name, and their
+files.
 
-A power model is a frozen dataclass of coefficients that inherits from ``PowerModel`` and lives in one file of this
-package. It must say which events it needs, name its parts, and turn an activity into watts by part. Everything else
-that predictions, efficiency factors and forecasts ask of a model has an implementation here, which a model replaces
-where it can do better. Nothing outside asks which model it has.
+A power model is a frozen dataclass of coefficients that inherits from ``PowerModel`` and lives in
+one file of this package. It must say which events it needs, name its parts, and turn an activity
+into watts by part. Everything else that predictions, efficiency factors and forecasts ask of a
+model has an implementation here, which a model replaces where it can do better. Nothing outside
+asks which model it has.
 
 Files hold published models, each number with its source, and fitted ones that were saved.
 """
@@ -18,7 +20,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Self,
+    TypeAlias,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import numpy as np
@@ -65,8 +78,8 @@ _MODELS: dict[str, type[PowerModel]] = {}  # filled as the files of models are i
 class PowerModel(ABC):
     """Frozen coefficients that turn an activity into watts by part.
 
-    A subclass names its ``kind``, the word that stands for it in files, and is known by it once its file is imported.
-    """
+    A subclass names its ``kind``, the word that stands for it in files, and is known by it once its
+    file is imported."""
 
     kind: ClassVar[str]
 
@@ -102,20 +115,28 @@ class PowerModel(ABC):
     def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
         """Prepare the mean power of a workload that is asked for at one clock after another.
 
-        ``counts`` are those of ``events[:-1]`` over the whole workload and do not depend on the clock. The count of
-        ``events[-1]`` does, and is given with each call. Mean power is that of one interval that holds all counts.
-        """
+        ``counts`` are those of ``events[:-1]`` over the whole workload and do not depend on the
+        clock. The count of ``events[-1]`` does, and is given with each call. Mean power is that of
+        one interval that holds all counts."""
 
         def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
             fixed = np.broadcast_to(counts, (*last_count.shape, len(counts)))
-            value = np.concatenate([fixed, last_count[..., np.newaxis]], axis=-1)[..., np.newaxis, :]
-            activity = Activity(duration_s[..., np.newaxis], value, events, at, ActivitySource.PREDICTED)
+            value = np.concatenate([fixed, last_count[..., np.newaxis]], axis=-1)[
+                ..., np.newaxis, :
+            ]
+            activity = Activity(
+                duration_s[..., np.newaxis], value, events, at, ActivitySource.PREDICTED
+            )
             return self.power(activity).total_w[..., 0]
 
         return mean_power
 
-    def idle_power_w(self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C) -> Array:
-        """Return the watts drawn at each set clock while nothing happens; all clocks of the card are this one."""
+    def idle_power_w(
+        self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
+    ) -> Array:
+        """Return the watts drawn at each set clock while nothing happens; all clocks of the card
+        are this one.
+        """
         names, (hertz, degrees) = self.required_events, np.broadcast_arrays(clock_hz, temperature_c)
         at = OperatingPoint(as_sweep(hertz), None, as_sweep(degrees), as_sweep(hertz))
         still = np.zeros((*hertz.shape, 1, len(names)))
@@ -136,15 +157,23 @@ class PowerModel(ABC):
     ) -> PowerModel:
         """Return the model with the energy of some parts and its idle power scaled.
 
-        Parts that are not named keep their energy. P_idle becomes ``idle_factor``·P_idle + ``idle_offset_w``.
-        """
-        raise bad_value("efficiency factors", "a power model whose energies can be scaled", f"a {self.kind} model")
+        Parts that are not named keep their energy. P_idle becomes ``idle_factor``·P_idle +
+        ``idle_offset_w``."""
+        raise bad_value(
+            "efficiency factors",
+            "a power model whose energies can be scaled",
+            f"a {self.kind} model",
+        )
 
     def with_data_factor(self, factor: float) -> PowerModel:
-        """Return the model for operands whose bits toggle as ``factor`` times random data do, in energy."""
+        """Return the model for operands whose bits toggle as ``factor`` times random data do, in
+        energy.
+        """
         if factor == 1.0:
             return self
-        raise bad_value("data", "random data, which this power model was fitted on", f"energy times {factor:g}")
+        raise bad_value(
+            "data", "random data, which this power model was fitted on", f"energy times {factor:g}"
+        )
 
     def with_voltage_factor(self, factor: Sweepable) -> PowerModel:
         """Return the model with its core voltage times ``factor`` at every clock."""
@@ -153,16 +182,22 @@ class PowerModel(ABC):
         )
 
     def as_module_power(self) -> ModulePower:
-        """Return the model as energies by event, an idle curve and a voltage curve, which forecasts carry over."""
-        raise bad_value("power model", "energies by event, an idle curve and a voltage curve", f"a {self.kind} model")
+        """Return the model as energies by event, an idle curve and a voltage curve, which forecasts
+        carry over.
+        """
+        raise bad_value(
+            "power model",
+            "energies by event, an idle curve and a voltage curve",
+            f"a {self.kind} model",
+        )
 
 
 def power_model_kind(name: str) -> type[PowerModel]:
     """Return the class of the model called ``name``, or raise an error with the nearest names.
 
-    The model called ``rate`` is looked for in ``rate.py`` and ``rate_power.py`` of this package, so that reading one
-    file of coefficients imports one model. A model in a file elsewhere is known once that file is imported.
-    """
+    The model called ``rate`` is looked for in ``rate.py`` and ``rate_power.py`` of this package, so
+    that reading one file of coefficients imports one model. A model in a file elsewhere is known
+    once that file is imported."""
     if name not in _MODELS and name.isidentifier():
         for module in (f"wattcast.power.{name}", f"wattcast.power.{name}_power"):
             if find_spec(module) is not None:
@@ -173,28 +208,38 @@ def power_model_kind(name: str) -> type[PowerModel]:
 
 
 def build_power_model(kind: str, plain: Mapping[str, Any], where: str) -> PowerModel:
-    """Build a model of a kind from the coefficients of a file, or raise an error that says what is wrong."""
+    """Build a model of a kind from the coefficients of a file, or raise an error that says what is
+    wrong.
+    """
     try:
         return power_model_kind(kind).from_plain(plain)
     except BadInput as error:
         raise type(error)(f"{where}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise bad_value(where, f"coefficients of a {kind} model", f"{type(error).__name__}: {error}") from None
+        raise bad_value(
+            where, f"coefficients of a {kind} model", f"{type(error).__name__}: {error}"
+        ) from None
 
 
 def power_model_kinds() -> dict[str, type[PowerModel]]:
-    """Return every power model by name: those in the files of this package, and those registered from elsewhere."""
+    """Return every power model by name: those in the files of this package, and those registered
+    from elsewhere.
+    """
     for module in pkgutil.iter_modules(import_module("wattcast.power").__path__, "wattcast.power."):
         import_module(module.name)
     return dict(sorted(_MODELS.items()))
 
 
 NOT_SAVED = {"saved": False}  # metadata of a field that files do not hold
-SAVED_IF_SET = {"saved": "set"}  # of one that they hold where it has not its default, which is zero or empty
+SAVED_IF_SET = {
+    "saved": "set"
+}  # of one that they hold where it has not its default, which is zero or empty
 
 
 def coefficients_to_plain(value: Any) -> Any:
-    """Return coefficients as mappings, lists and numbers: dataclasses by their fields, without empty arrays."""
+    """Return coefficients as mappings, lists and numbers: dataclasses by their fields, without
+    empty arrays.
+    """
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Enum):
@@ -214,7 +259,9 @@ def coefficients_to_plain(value: Any) -> Any:
 
 
 def build_coefficients(kind: Any, plain: Any) -> Any:
-    """Build a value of a type from what ``coefficients_to_plain`` returned; what it does not hold has its default."""
+    """Build a value of a type from what ``coefficients_to_plain`` returned; what it does not hold
+    has its default.
+    """
     origin, inside = get_origin(kind), get_args(kind)
     if kind == Array:
         return np.array(plain, dtype=np.float64)
@@ -241,17 +288,23 @@ def mean_power_w(joules: Array, seconds: Array) -> Array:
     spent = np.asarray(seconds) > 0
     if spent.all():
         return np.asarray(joules / seconds)
-    return np.divide(joules, seconds, out=np.zeros(np.broadcast_shapes(joules.shape, seconds.shape)), where=spent)
+    return np.divide(
+        joules, seconds, out=np.zeros(np.broadcast_shapes(joules.shape, seconds.shape)), where=spent
+    )
 
 
 def event_intensity(activity: Activity, event: str) -> Array:
-    """Return the rate of an event in 1/s, or its value where the event is a mean, ``(*sweep, interval)``."""
+    """Return the rate of an event in 1/s, or its value where the event is a mean, ``(*sweep,
+    interval)``.
+    """
     return activity.event_values(event) if known_events()[event].is_mean else activity.rate(event)
 
 
 def stack_parts(activity: Activity, part_w: list[Array], parts: tuple[str, ...]) -> Power:
     """Return watts of parts, each of which may be constant, over all intervals of ``activity``."""
-    shape = np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1], *(np.shape(w) for w in part_w))
+    shape = np.broadcast_shapes(
+        activity.duration_s.shape, activity.value.shape[:-1], *(np.shape(w) for w in part_w)
+    )
     return Power(np.stack([np.broadcast_to(w, shape) for w in part_w], axis=-1), parts)
 
 
@@ -274,27 +327,37 @@ MOST_IDLE_W = 1e5  # of one card: the hungriest of the catalogue idles at 294 W
 
 @dataclass(frozen=True)
 class VoltageCurve:
-    """Core voltage by set clock, relative to that at the top clock: linear between points, flat beyond them.
+    """Core voltage by set clock, relative to that at the top clock: linear between points, flat
+    beyond them.
 
-    Relative voltage is enough, because dynamic power needs V²·C only up to one factor, and some vendors publish no
-    volts. ``factor`` multiplies the curve, a number or one per point of a sweep, for asking what another voltage
-    would do; files do not hold it.
-    """
+    Relative voltage is enough, because dynamic power needs V²·C only up to one factor, and some
+    vendors publish no volts. ``factor`` multiplies the curve, a number or one per point of a sweep,
+    for asking what another voltage would do; files do not hold it."""
 
     clock_hz: Array
     relative: Array
     factor: Sweepable = field(default=1.0, metadata=NOT_SAVED)
 
     def __post_init__(self) -> None:
-        if self.clock_hz.shape != self.relative.shape or self.clock_hz.ndim != 1 or self.clock_hz.size == 0:
+        if (
+            self.clock_hz.shape != self.relative.shape
+            or self.clock_hz.ndim != 1
+            or self.clock_hz.size == 0
+        ):
             raise bad_value(
-                "voltage", "one relative voltage a clock", f"{self.relative.size} for {self.clock_hz.size}"
+                "voltage",
+                "one relative voltage a clock",
+                f"{self.relative.size} for {self.clock_hz.size}",
             )
         rising = (np.diff(self.clock_hz) > 0).all() and (np.diff(self.relative) >= 0).all()
         if not (rising and self.relative[0] > 0):
-            raise bad_value("voltage", "rising clocks and voltages that never fall", self.relative.tolist())
+            raise bad_value(
+                "voltage", "rising clocks and voltages that never fall", self.relative.tolist()
+            )
         if not (self.relative[-1] <= MOST_RELATIVE_VOLTAGE and np.isfinite(self.clock_hz).all()):
-            wanted = f"voltages relative to that at the top clock, at most {MOST_RELATIVE_VOLTAGE:g}"
+            wanted = (
+                f"voltages relative to that at the top clock, at most {MOST_RELATIVE_VOLTAGE:g}"
+            )
             raise bad_value("voltage", wanted, self.relative[-1])
 
     def level_at(self, clock_hz: Sweepable) -> Array:
@@ -306,11 +369,11 @@ class VoltageCurve:
 class IdlePower:
     """What the card draws with a context open and no work, by set clock f and die temperature T.
 
-    P_idle(f) = P_board + I_leak·V + C_clk·V²·f is given as one measured or published curve, linear between points and
-    flat beyond them. The part above its lowest point is reported as clock power, the rest as static power. Leakage
-    makes it grow with temperature: P_idle(f, T) = P_idle(f)·(1 + ``per_c``·(T - ``reference_c``)), not below zero.
-    The straight line in T holds for the few tens of degrees between light and heavy use.
-    """
+    P_idle(f) = P_board + I_leak·V + C_clk·V²·f is given as one measured or published curve, linear
+    between points and flat beyond them. The part above its lowest point is reported as clock power,
+    the rest as static power. Leakage makes it grow with temperature: P_idle(f, T) = P_idle(f)·(1 +
+    ``per_c``·(T - ``reference_c``)), not below zero. The straight line in T holds for the few tens
+    of degrees between light and heavy use."""
 
     clock_hz: Array
     power_w: Array
@@ -318,8 +381,14 @@ class IdlePower:
     per_c: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.clock_hz.shape != self.power_w.shape or self.clock_hz.ndim != 1 or self.clock_hz.size == 0:
-            raise bad_value("idle", "one power a clock", f"{self.power_w.size} for {self.clock_hz.size}")
+        if (
+            self.clock_hz.shape != self.power_w.shape
+            or self.clock_hz.ndim != 1
+            or self.clock_hz.size == 0
+        ):
+            raise bad_value(
+                "idle", "one power a clock", f"{self.power_w.size} for {self.clock_hz.size}"
+            )
         if not ((np.diff(self.clock_hz) > 0).all() and (self.power_w > 0).all()):
             raise bad_value("idle", "rising clocks and powers above zero", self.power_w.tolist())
         if not (self.power_w.max() <= MOST_IDLE_W and np.isfinite(self.clock_hz).all()):
@@ -347,7 +416,9 @@ class SavedModel:
     provenance: Provenance
     error_percent: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    scaling: Mapping[str, float] = field(default_factory=dict)  # how activity was carried to other clocks
+    scaling: Mapping[str, float] = field(
+        default_factory=dict
+    )  # how activity was carried to other clocks
 
 
 class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -385,7 +456,9 @@ def encode_model(saved: SavedModel) -> bytes:
 
 
 def load_saved_model(path: Path) -> SavedModel:
-    """Read a model file, or a model that ships: one fitted here (``h200``) or one published (``tegra-k1``)."""
+    """Read a model file, or a model that ships: one fitted here (``h200``) or one published
+    (``tegra-k1``).
+    """
     if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
         return parse_saved_model(read_bytes(path, MOST_FILE_BYTE), path.name)
     shipped = shipped_models()
@@ -404,9 +477,15 @@ def shipped_models() -> dict[str, Path]:
 
 
 def parse_saved_model(data: bytes, where: str) -> SavedModel:
-    """Return the model that the bytes of a model file describe, or raise an error that names the bad key."""
+    """Return the model that the bytes of a model file describe, or raise an error that names the
+    bad key.
+    """
     file = decode_yaml(data, _ModelFile, where)
     if file.format != FORMAT:
-        raise bad_value(f"{where}: format", str(FORMAT), file.format, "Is it from another version of Wattcast?")
+        raise bad_value(
+            f"{where}: format", str(FORMAT), file.format, "Is it from another version of Wattcast?"
+        )
     model = build_power_model(file.kind, file.model, f"{where}: model")
-    return SavedModel(file.name, model, file.provenance, file.error_percent, tuple(file.notes), file.scaling)
+    return SavedModel(
+        file.name, model, file.provenance, file.error_percent, tuple(file.notes), file.scaling
+    )

@@ -2,9 +2,9 @@
 
     P = β_0 + Σ_i ρ_i·β_i        [Stokke2016, Eq. 1]
 
-with base power β_0 in W, rates ρ_i in events per second and energies β_i in J. The two set clocks may be further
-predictors. It is the common baseline, and fails where the voltage differs from that of its training.
-"""
+with base power β_0 in W, rates ρ_i in events per second and energies β_i in J. The two set clocks
+may be further predictors. It is the common baseline, and fails where the voltage differs from that
+of its training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ import numpy as np
 from wattcast.core import bad_value, dataclass
 from wattcast.power.activity import Activity
 from wattcast.power.hybrid_rail import BASE, EventRail, RailClock
-from wattcast.power.power_model import Power, PowerModel, event_intensity, order_by_event, stack_parts
+from wattcast.power.power_model import (
+    Power,
+    PowerModel,
+    event_intensity,
+    order_by_event,
+    stack_parts,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,11 @@ class RatePower(PowerModel):
     def __post_init__(self) -> None:
         object.__setattr__(self, "event_j", order_by_event("rate power", self.event_j))
         if not np.isfinite([self.base_w, self.clock_j, self.memory_clock_j]).all():
-            raise bad_value("rate power", "finite coefficients", [self.base_w, self.clock_j, self.memory_clock_j])
+            raise bad_value(
+                "rate power",
+                "finite coefficients",
+                [self.base_w, self.clock_j, self.memory_clock_j],
+            )
 
     @property
     def required_events(self) -> tuple[str, ...]:
@@ -51,5 +61,7 @@ class RatePower(PowerModel):
         """Return the watts of the base, of the clocks and of each event (Eq. 1)."""
         activity.require(self.required_events, "rate power")
         clocks = [rail.clock_w(activity.at) for rail in self._rails]
-        dynamic = [cost_j * event_intensity(activity, event) for event, cost_j in self.event_j.items()]
+        dynamic = [
+            cost_j * event_intensity(activity, event) for event, cost_j in self.event_j.items()
+        ]
         return stack_parts(activity, [np.asarray(self.base_w), *clocks, *dynamic], self.parts)

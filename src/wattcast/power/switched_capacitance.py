@@ -2,9 +2,9 @@
 
     P = P_base + Σ_R ( I_leak·V + (C_clk + α·C)·V²·f )        [Stokke2016, Eq. 2 and 3]
 
-over supply rails R with voltage V and clock f; α is the share of its peak at which a rail works, from 0 to 1. It
-follows the voltage, but one factor cannot tell kinds of work apart, and α is taken to stay the same at every clock.
-"""
+over supply rails R with voltage V and clock f; α is the share of its peak at which a rail works,
+from 0 to 1. It follows the voltage, but one factor cannot tell kinds of work apart, and α is taken
+to stay the same at every clock."""
 
 from __future__ import annotations
 
@@ -24,4 +24,6 @@ class SwitchedCapacitance(HybridRail):
         super().__post_init__()
         for rail in self.rails:
             if not rail.alpha:
-                raise bad_value(f"rail {rail.name}: alpha", "the event that is its activity factor", "none")
+                raise bad_value(
+                    f"rail {rail.name}: alpha", "the event that is its activity factor", "none"
+                )

@@ -84,29 +84,34 @@ def predict(
 ) -> Prediction:
     """Predict speed, power, energy and clock of a workload on one or several GPUs of a kind.
 
-    ``workload`` is a model's name or Hugging Face id, a file (workload JSON, EnergAIzer list, Hugging Face
-    ``config.json``), a mapping of the same, a Graph, or a ``torch.nn.Module`` with ``inputs``: example tensors or
-    shapes, as ``wattcast.capture`` takes them. ``gpu`` is a catalogue name, your own YAML file or a Gpu.
+    ``workload`` is a model's name or Hugging Face id, a file (workload JSON, EnergAIzer list,
+    Hugging Face ``config.json``), a mapping of the same, a Graph, or a ``torch.nn.Module`` with
+    ``inputs``: example tensors or shapes, as ``wattcast.capture`` takes them. ``gpu`` is a
+    catalogue name, your own YAML file or a Gpu.
 
-    A model's options are the fields of ``ModelOptions``: batch, seq, tokens, phase, dtype, attention, head, stack,
-    tp, pp, ... The others are settings. ``clock``, ``power_limit``, ``temperature`` (of the die) and ``host_launch``
-    (host time per operator) are numbers in SI units, strings with a unit, or arrays.
-    ``duration`` is how long the work goes on after a pause ("5ms"), by default until the governor has settled: in the
-    first 90 ms no power limit lowers the clock. ``operands`` says where an operator or a list of operators finds its
-    data: ``cold`` in device memory, ``warm`` in L2 as far as they fit, by default weights cold and the rest warm;
-    operators of a model find what the others leave. ``data`` is what the operands hold: random, zeros, ones, relu.
-    ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of the shipped one or the forecast;
-    ``factors`` are efficiency factors of your own (``predictor.bundle.calibrated``).
-    ``node`` is where several GPUs stand (``"hgx-h100"``, your own YAML file): it decides what crosses the network.
-    ``card``: ``another`` of the kind (intervals hold how far cards differ) or ``this``, the one it was fitted on.
-    ``price`` is the rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
-    intensity (``"400g/kWh"``) or a region (``"us"``), ``pue`` the site's overhead. ``force`` predicts what cannot
-    run: a number format without units, a power limit that the card does not take, a model that does not fit.
-    """
+    A model's options are the fields of ``ModelOptions``: batch, seq, tokens, phase, dtype,
+    attention, head, stack, tp, pp, ... The others are settings. ``clock``, ``power_limit``,
+    ``temperature`` (of the die) and ``host_launch`` (host time per operator) are numbers in SI
+    units, strings with a unit, or arrays. ``duration`` is how long the work goes on after a pause
+    ("5ms"), by default until the governor has settled: in the first 90 ms no power limit lowers the
+    clock. ``operands`` says where an operator or a list of operators finds its data: ``cold`` in
+    device memory, ``warm`` in L2 as far as they fit, by default weights cold and the rest warm;
+    operators of a model find what the others leave. ``data`` is what the operands hold: random,
+    zeros, ones, relu. ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of
+    the shipped one or the forecast; ``factors`` are efficiency factors of your own
+    (``predictor.bundle.calibrated``). ``node`` is where several GPUs stand (``"hgx-h100"``, your
+    own YAML file): it decides what crosses the network. ``card``: ``another`` of the kind
+    (intervals hold how far cards differ) or ``this``, the one it was fitted on. ``price`` is the
+    rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
+    intensity (``"400g/kWh"``) or a region (``"us"``), ``pue`` the site's overhead. ``force``
+    predicts what cannot run: a number format without units, a power limit that the card does not
+    take, a model that does not fit."""
     if inputs is not None or not isinstance(workload, (str, Path, Graph, ModelSpec, Mapping)):
         own = {name: value for name, value in options.items() if name not in SETTING_NAMES}
         settings: Any = {name: value for name, value in options.items() if name not in own}
-        return predict_many([load_workload.capture_workload(workload, inputs, own)], gpu, **settings)[0]
+        return predict_many(
+            [load_workload.capture_workload(workload, inputs, own)], gpu, **settings
+        )[0]
     return predict_many([workload], gpu, **options)[0]
 
 
@@ -117,18 +122,26 @@ def predict_many(
 ) -> list[Prediction]:
     """Predict many workloads on one kind of GPU, in order and several times as fast as one by one.
 
-    Options are those of ``predict``. A workload may come with options of its own, which go before those of all:
+    Options are those of ``predict``. A workload may come with options of its own, which go before
+    those of all:
 
-        wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50", {"batch": 64})], "h200")
+        wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50",
+        {"batch": 64})], "h200")
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if name in SETTING_NAMES}
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if name in SETTING_NAMES
+    }
     of_all: dict[str, Any] = {name: value for name, value in options.items() if name not in given}
     pairs = [item if isinstance(item, tuple) else (item, {}) for item in workloads]
     for name in [name for _, own in pairs for name in (*of_all, *own) if name not in OPTION_NAMES]:
-        raise unknown_option_error(name, SETTING_NAMES)  # it may have been meant for a setting of ``predict``
+        raise unknown_option_error(
+            name, SETTING_NAMES
+        )  # it may have been meant for a setting of ``predict``
     asked = [(workload, ModelOptions.from_names(**{**of_all, **own})) for workload, own in pairs]
     graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in asked]
-    prices = parse_prices(**{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given})
+    prices = parse_prices(
+        **{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given}
+    )
     chip = find_gpu(gpu, given.pop("node", None))
     fitted = find_bundle(given.pop("bundle", None), chip)
     if factors := given.pop("factors", None):
@@ -142,26 +155,34 @@ def predict_many(
         for (workload, chosen), graph in zip(asked, graphs, strict=True):
             check_runs(graph, chip, workload, chosen)
     notes += prices.notes
-    found = predict_graphs([_note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted)
+    found = predict_graphs(
+        [_note_settings(graph, notes, operands, chip) for graph in graphs], chip, at, fitted
+    )
     return [replace(p, prices=prices) for p in found]
 
 
 def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
     """Return a graph with the settings' notes and the place of its operands.
 
-    An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is noted, where an
-    operator that is not part of a model reads little enough to stay in L2.
-    """
+    An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is
+    noted, where an operator that is not part of a model reads little enough to stay in L2."""
     l2_byte = np.max(chip.l2.capacity_byte or 0.0)
     if operands is not None:
-        check_names("operands", operands, OPERANDS, "Do they come from device memory (cold) or L2 (warm)?")
+        check_names(
+            "operands", operands, OPERANDS, "Do they come from device memory (cold) or L2 (warm)?"
+        )
         if graph.phase:
             do = "Operators of a model find what the others leave, which is the default: leave --operands away."
-            raise bad_value(f"{graph.name}: operands", "an operator or a list of operators", "a model", do)
+            raise bad_value(
+                f"{graph.name}: operands", "an operator or a list of operators", "a model", do
+            )
         where = "in device memory" if operands == "cold" else "in L2, as far as they fit"
         notes = [*notes, f"operands: {operands}, {where} when an operator begins"]
     elif not graph.phase and any(is_any(op.read_byte < l2_byte) for op in graph.stack_forms()):
-        notes = [*notes, "operands: weights in device memory, others in L2 as far as they fit (--operands)"]
+        notes = [
+            *notes,
+            "operands: weights in device memory, others in L2 as far as they fit (--operands)",
+        ]
     replayed = graph.stack == SoftwareStack.ENGINE
     said = (_REPLAYED if replayed and note.startswith("host: ") else note for note in notes)
     return replace(graph, assumptions=(*graph.assumptions, *said), operands=operands or "")
@@ -181,8 +202,12 @@ def resolve_settings(
     data: str = "random",
     card: str = "another",
 ) -> tuple[list[str], OperatingPoint, Bundle]:
-    """Return a note for every default taken, the operating point, and the bundle for these settings."""
-    host_s, limit_w = (float(np.mean(value)) for value in (fitted.launch.host_s_per_operator, chip.power.limit_w))
+    """Return a note for every default taken, the operating point, and the bundle for these
+    settings.
+    """
+    host_s, limit_w = (
+        float(np.mean(value)) for value in (fitted.launch.host_s_per_operator, chip.power.limit_w)
+    )
     defaults = {
         "clock: left to the governor": clock is None,
         f"power limit: the card's default, {units.show(limit_w, 'W')}": power_limit is None,
@@ -193,7 +218,9 @@ def resolve_settings(
     notes = [note for note, taken in defaults.items() if taken]
     if data != "random":
         fitted = fitted.for_data(data)
-    check_names("card", card, CARDS, "Is it the card the bundle was fitted on, or another of its kind?")
+    check_names(
+        "card", card, CARDS, "Is it the card the bundle was fitted on, or another of its kind?"
+    )
     if card == "this":
         fitted = fitted.for_this_card()
     else:
@@ -202,7 +229,9 @@ def resolve_settings(
         each_s = _read_amount(host_launch, "s", "host_launch")
         if (np.asarray(each_s) < 0).any():
             raise bad_value("host_launch", "zero or more", f"{np.min(each_s)} s")
-        launch = replace(fitted.launch, host_s_per_operator=each_s, engine_replays=False, measured=True)
+        launch = replace(
+            fitted.launch, host_s_per_operator=each_s, engine_replays=False, measured=True
+        )
         fitted = replace(fitted, launch=launch)
     duration_s = None
     if duration in (None, SUSTAINED):
@@ -215,19 +244,28 @@ def resolve_settings(
         duration_s = asked_s
         short = duration_s <= REACTION_S
         fitted = fitted.for_bursts() if short else fitted
-        held = "the governor has no time to lower the clock" if short else "the governor answers after 90 ms"
+        held = (
+            "the governor has no time to lower the clock"
+            if short
+            else "the governor answers after 90 ms"
+        )
         notes.append(f"duration: {units.show(duration_s, 's')}; {held}")
     at = OperatingPoint(
         clock_hz=_read_clock(chip, clock),
-        power_limit_w=None if power_limit is None else _read_amount(power_limit, "W", "power_limit"),
-        temperature_c=DEFAULT_TEMPERATURE_C if temperature is None else _read_temperature(temperature),
+        power_limit_w=None
+        if power_limit is None
+        else _read_amount(power_limit, "W", "power_limit"),
+        temperature_c=DEFAULT_TEMPERATURE_C
+        if temperature is None
+        else _read_temperature(temperature),
         duration_s=duration_s,
     )
     return notes, at, fitted
 
 
 def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> None:
-    """Raise an error where a power limit lies outside what the card takes; an unpublished end is not checked.
+    """Raise an error where a power limit lies outside what the card takes; an unpublished end is
+    not checked.
 
     Where no highest limit is published, it is the default limit.
     """
@@ -241,11 +279,15 @@ def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> N
     if outside.size:
         span = f"from {units.show(low_w, 'W')} to {units.show(high_w, 'W')}"
         found = units.show(float(outside.flat[0]), "W")
-        raise bad_value("power limit", f"a limit that the {gpu.name} takes, {span}", found, otherwise)
+        raise bad_value(
+            "power limit", f"a limit that the {gpu.name} takes, {span}", found, otherwise
+        )
 
 
 def check_runs(graph: Graph, gpu: Gpu, workload: Workload, options: ModelOptions) -> None:
-    """Raise an error where a GPU has no units for a format of the workload, or too little memory for it."""
+    """Raise an error where a GPU has no units for a format of the workload, or too little memory
+    for it.
+    """
     check_formats(graph, gpu, FORCE)
     capacity_byte = float(np.max(gpu.memory.capacity_byte))
     if graph.memory_byte is None or graph.memory_byte <= capacity_byte:
@@ -257,23 +299,38 @@ def check_runs(graph: Graph, gpu: Gpu, workload: Workload, options: ModelOptions
         f"{graph.name}: memory",
         f"at most the {units.show(capacity_byte, 'byte', 3)} of the {gpu.name}{each}",
         units.show(graph.memory_byte, "byte", 3),
-        " ".join([f"It fits {', or '.join(ways)}." if ways else "It fits no GPU of the catalogue.", FORCE]),
+        " ".join(
+            [
+                f"It fits {', or '.join(ways)}." if ways else "It fits no GPU of the catalogue.",
+                FORCE,
+            ]
+        ),
     )
 
 
 def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:
-    """Raise an error, with what to do, where a GPU has no units for a format that the workload multiplies in."""
+    """Raise an error, with what to do, where a GPU has no units for a format that the workload
+    multiplies in.
+    """
     units_for = {*gpu.pipes.tensor_flop_per_cycle, *gpu.pipes.cuda_flop_per_cycle}
     for dtype in dict.fromkeys(op.dtype for op in graph.stack_forms() if op.is_product):
         if dtype not in units_for:
             known = ", ".join(sorted(str(d) for d in units_for if d in RUNNABLE_DTYPES))
             wanted = f"a format that the {gpu.name} has units for ({known})"
-            kept = f"Keep the weights alone in it: --weights {dtype}. " if dtype in ("fp8", "fp4") else ""
+            kept = (
+                f"Keep the weights alone in it: --weights {dtype}. "
+                if dtype in ("fp8", "fp4")
+                else ""
+            )
             raise bad_value(f"{graph.name}: dtype", wanted, str(dtype), kept + do)
 
 
-def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: ModelOptions) -> list[str]:
-    """Return what would hold a workload: more of the same GPU, the smallest other GPU of its use, a smaller batch."""
+def list_ways_to_fit(
+    graph: Graph, gpu: Gpu, model: ModelSpec | None, options: ModelOptions
+) -> list[str]:
+    """Return what would hold a workload: more of the same GPU, the smallest other GPU of its use, a
+    smaller batch.
+    """
     capacity_byte, ways = float(np.max(gpu.memory.capacity_byte)), []
     if model is not None:
         for tp in (2, 4, 8, 16, 32, 64):
@@ -288,7 +345,9 @@ def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: M
     others = [card for card in map(hardware.load_gpu, hardware.gpu_names()) if card.use is gpu.use]
     enough = [card for card in others if np.max(card.memory.capacity_byte) >= needed_byte]
     if enough:  # of two as large the one with the faster memory
-        smallest = min(enough, key=lambda c: (np.max(c.memory.capacity_byte), -np.max(c.memory.byte_per_s)))
+        smallest = min(
+            enough, key=lambda c: (np.max(c.memory.capacity_byte), -np.max(c.memory.byte_per_s))
+        )
         size = units.show(float(np.max(smallest.memory.capacity_byte)), "byte", 3)
         ways.append(f"on {graph.gpu_count} x {smallest.name} of {size}")
     if model is not None and options.batch > 1:
@@ -298,7 +357,9 @@ def list_ways_to_fit(graph: Graph, gpu: Gpu, model: ModelSpec | None, options: M
 
 
 def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
-    """Return the bundle given, read it from its folder, or take the one that Wattcast has for the GPU."""
+    """Return the bundle given, read it from its folder, or take the one that Wattcast has for the
+    GPU.
+    """
     if bundle is None or isinstance(bundle, Bundle):
         return bundle or bundle_for(gpu)
     from wattcast.predictor.bundle.calibrated import load_bundle  # few predictions bring a bundle
@@ -306,13 +367,18 @@ def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
     found = load_bundle(Path(bundle))
     if strip_board(found.gpu) != strip_board(gpu.name):
         raise bad_value(
-            "bundle", f"one of the {gpu.name}", f"one of the {found.gpu}", "Choose the GPU it was made for."
+            "bundle",
+            f"one of the {gpu.name}",
+            f"one of the {found.gpu}",
+            "Choose the GPU it was made for.",
         )
     return found
 
 
 def find_gpu(gpu: str | Path | Gpu, node: str | Path | Node | None = None) -> Gpu:
-    """Find a GPU in the catalogue or in the user's own YAML file, and the node it stands in likewise."""
+    """Find a GPU in the catalogue or in the user's own YAML file, and the node it stands in
+    likewise.
+    """
     if node is not None:
         if not isinstance(node, Node):
             own = isinstance(node, Path) or node.endswith((".yaml", ".yml"))
@@ -330,7 +396,9 @@ def _read_clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
         return None
     asked = _read_amount(clock, "Hz", "clock")
     low, high = gpu.clocks.min_hz or 1.0, gpu.clocks.max_hz
-    if (np.asarray(asked) > np.asarray(high) * (1 + 1e-9)).any() or (np.asarray(asked) < np.asarray(low)).any():
+    if (np.asarray(asked) > np.asarray(high) * (1 + 1e-9)).any() or (
+        np.asarray(asked) < np.asarray(low)
+    ).any():
         span = f"between {units.show(float(np.min(low)), 'Hz')} and {units.show(float(np.max(high)), 'Hz')}"
         worst = float(np.max(np.where(np.asarray(asked) > high, asked, np.min(asked))))
         raise bad_value("clock", f"a clock of the {gpu.name}, {span}", units.show(worst, "Hz"))
@@ -343,7 +411,9 @@ def _read_amount(value: Quantity, unit: str, where: str) -> Sweepable:
     try:
         amount = as_sweep(value)
     except (TypeError, ValueError):
-        raise bad_value(where, f"a number in {unit}, a string with its unit, or an array", value) from None
+        raise bad_value(
+            where, f"a number in {unit}, a string with its unit, or an array", value
+        ) from None
     if not np.isfinite(amount).all():
         raise bad_value(where, "finite numbers", value)
     return amount
@@ -353,5 +423,7 @@ def _read_temperature(value: Quantity) -> Sweepable:
     celsius = _read_amount(value, "C", "temperature")
     low, high = float(np.min(celsius)), float(np.max(celsius))
     if low < 0 or high > 110:
-        raise bad_value("temperature", "die temperatures between 0 and 110 C", f"{low:g} to {high:g} C")
+        raise bad_value(
+            "temperature", "die temperatures between 0 and 110 C", f"{low:g} to {high:g} C"
+        )
     return celsius

@@ -1,18 +1,18 @@
 """Find the clock at which the power governor holds a workload.
 
-This is the only feedback in Wattcast: power lowers the clock. The governor holds time-averaged power at the limit by
-lowering the set clock, so the answer is the highest clock, up to the one asked for, at which mean power meets the
-limit. Only the cheap last step of the flow is repeated, on arrays.
+This is the only feedback in Wattcast: power lowers the clock. The governor holds time-averaged
+power at the limit by lowering the set clock, so the answer is the highest clock, up to the one
+asked for, at which mean power meets the limit. Only the cheap last step of the flow is repeated, on
+arrays.
 
-It averages over a window, and answers within it (``REACTION_S``). Kernels that follow one another faster than that
-settle at one clock. A run that is longer has stretches, each of which settles at its own (``run_stretches``): the
-prefill of a generation is held at the limit by itself, and so are the decode steps after it. The run's clock is then
-the mean over its time.
+It averages over a window, and answers within it (``REACTION_S``). Kernels that follow one another
+faster than that settle at one clock. A run that is longer has stretches, each of which settles at
+its own (``run_stretches``): the prefill of a generation is held at the limit by itself, and so are
+the decode steps after it. The run's clock is then the mean over its time.
 
-Work that lasts no longer than the window after a pause runs at the clock asked for, whatever it draws; longer work
-of a given duration at the mean of those before and after, f = s·f_asked + (1 - s)·f_held with
-s = ``REACTION_S`` / duration.
-"""
+Work that lasts no longer than the window after a pause runs at the clock asked for, whatever it
+draws; longer work of a given duration at the mean of those before and after, f = s·f_asked + (1 -
+s)·f_held with s = ``REACTION_S`` / duration."""
 
 from __future__ import annotations
 
@@ -32,19 +32,25 @@ from wattcast.predictor.timeline import Timeline
 if TYPE_CHECKING:
     from wattcast.predictor.run_stretches import Division, Stretch
 
-# From the begin of a load to a lower clock, on an H200 (docs/method/serving.md). It is the window too: training steps
-# of Llama-3-8B with an optimiser of 57 ms draw 688 to 691 W over the step, so that the governor averages over more
-# than that; a step of SmolLM3-3B whose Adafactor takes 92 ms draws 630 W, which is 2 % from each part held by itself
-# and 10 % from the mean of both (docs/method/history.md).
+# From the begin of a load to a lower clock, on an H200 (docs/method/serving.md). It is the window
+# too: training steps of Llama-3-8B with an optimiser of 57 ms draw 688 to 691 W over the step, so
+# that the governor averages over more than that; a step of SmolLM3-3B whose Adafactor takes 92 ms
+# draws 630 W, which is 2 % from each part held by itself and 10 % from the mean of both
+# (docs/method/history.md).
 REACTION_S = 0.090
 SECANT_STEPS = 8  # within which every card of the catalogue meets the limit closely
 _MOST_STEPS = 30  # where voltage rises in stairs
-_TIGHT, _CLOSE = 1e-10, 1e-8  # shares of the limit that end the search, before and after ``SECANT_STEPS``
+_TIGHT, _CLOSE = (
+    1e-10,
+    1e-8,
+)  # shares of the limit that end the search, before and after ``SECANT_STEPS``
 
 
 @dataclass(frozen=True)
 class GovernedStretch:
-    """A stretch of a run at the clock that the governor settles at; the latency is that of the stretch."""
+    """A stretch of a run at the clock that the governor settles at; the latency is that of the
+    stretch.
+    """
 
     stretch: Stretch
     at: OperatingPoint  # with the set clock
@@ -67,11 +73,14 @@ class GovernedDivision:
 class GovernedPoint:
     """The operating point that the governor settles at."""
 
-    at: OperatingPoint  # with the set clock, as NVML would report it, (*sweep, 1); of stretches the mean over time
+    # with the set clock, as NVML would report it, (*sweep, 1); of stretches the mean over time
+    at: OperatingPoint
     capped: Mask  # (*sweep,) the power limit lowered the clock, of a stretch or of the whole
     met: Mask  # (*sweep,) mean power is within the limit; False at the lowest clock
     asked_w: Array  # (*sweep,) mean power at the clock asked for, whatever the limit
-    divisions: tuple[GovernedDivision, ...] = ()  # of runs that do not settle at one clock; empty: all do
+    divisions: tuple[
+        GovernedDivision, ...
+    ] = ()  # of runs that do not settle at one clock; empty: all do
 
     @property
     def clock_hz(self) -> Array:
@@ -82,13 +91,16 @@ class GovernedPoint:
 def run_governed(
     timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle
 ) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
-    """Find the highest set clock at which mean power meets the limit that the governor holds, and the workload there.
+    """Find the highest set clock at which mean power meets the limit that the governor holds, and
+    the workload there.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is given and ``met`` is False.
     """
     runner = TimelineRunner(timeline, at, bundle)
-    asked_hz = np.asarray(gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64)
+    asked_hz = np.asarray(
+        gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64
+    )
     asked_hz = asked_hz if asked_hz.ndim else asked_hz.reshape(1)
     limit = gpu.power.limit_w if at.power_limit_w is None else at.power_limit_w
     limit_w = sweep_values(np.asarray(limit, dtype=np.float64)) * bundle.governor_share
@@ -100,16 +112,23 @@ def run_governed(
         if found is not None:
             return found
     ran, capped, met, asked_w = _hold_limit(runner, at, (asked_hz, least_hz, limit_w), ran)
-    return GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met, asked_w), runner.sum_up(ran), ran
+    return (
+        GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met, asked_w),
+        runner.sum_up(ran),
+        ran,
+    )
 
 
-_Bounds = tuple[Array, Array, Array]  # the clock asked for, the lowest, (*sweep, 1), and the power to hold, (*sweep,)
+_Bounds = tuple[
+    Array, Array, Array
+]  # the clock asked for, the lowest, (*sweep, 1), and the power to hold, (*sweep,)
 
 
 def _hold_limit(
     runner: TimelineRunner, at: OperatingPoint, bounds: _Bounds, ran: ClockedTimeline
 ) -> tuple[ClockedTimeline, Mask, Mask, Array]:
-    """Return what ``runner`` runs at the clock under the limit, whether capped, whether met, and the power asked for.
+    """Return what ``runner`` runs at the clock under the limit, whether capped, whether met, and
+    the power asked for.
 
     ``ran`` is the run at the clock asked for.
     """
@@ -122,7 +141,9 @@ def _hold_limit(
         if ran.power_w.shape != excess_w.shape:  # a sweep over limits alone
             ran = runner.run_at(clock_hz)
         return replace(ran, clock_hz=clock_hz), capped, ~capped, asked_w
-    low, high = (np.array(np.broadcast_to(hz, (*excess_w.shape, 1))[..., 0]) for hz in (least_hz, asked_hz))
+    low, high = (
+        np.array(np.broadcast_to(hz, (*excess_w.shape, 1))[..., 0]) for hz in (least_hz, asked_hz)
+    )
     ran, met = _search_clock(runner, low, high, excess_w, limit_w)
     if at.duration_s is not None:
         before = min(REACTION_S / at.duration_s, 1.0)
@@ -134,7 +155,8 @@ def _hold_limit(
 def _govern_stretches(
     timeline: Timeline, at: OperatingPoint, bundle: Bundle, bounds: _Bounds, asked: ClockedTimeline
 ) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline] | None:
-    """Hold each stretch of a run under the limit; None where there is one stretch, or nothing to hold.
+    """Hold each stretch of a run under the limit; None where there is one stretch, or nothing to
+    hold.
 
     ``asked`` is the whole run at the clock asked for.
     """
@@ -184,7 +206,9 @@ def _govern_stretches(
     return point, totals, ran
 
 
-def _govern_division(division: Division, at: OperatingPoint, bundle: Bundle, bounds: _Bounds) -> GovernedDivision:
+def _govern_division(
+    division: Division, at: OperatingPoint, bundle: Bundle, bounds: _Bounds
+) -> GovernedDivision:
     """Hold stretch after stretch under the limit; the host issues ahead of the device across them."""
     governed = []
     ahead_s: Array = np.zeros(())
@@ -192,7 +216,9 @@ def _govern_division(division: Division, at: OperatingPoint, bundle: Bundle, bou
         runner = TimelineRunner(stretch.timeline, at, bundle, ahead_s)
         ran, capped, met, asked_w = _hold_limit(runner, at, bounds, runner.run_at(bounds[0]))
         settled = replace(at, clock_hz=ran.clock_hz)
-        governed.append(GovernedStretch(stretch, settled, capped, met, asked_w, runner.sum_up(ran), ran))
+        governed.append(
+            GovernedStretch(stretch, settled, capped, met, asked_w, runner.sum_up(ran), ran)
+        )
         issuing_s = stretch.timeline.host_s @ stretch.timeline.calls
         ahead_s = np.asarray(ahead_s + ran.latency_s - issuing_s)
     return GovernedDivision(division.points, tuple(governed))
@@ -210,7 +236,9 @@ class _JoinedRun:
     effective_hz: Array  # (*sweep, kernel) mean over the time in each kernel
 
 
-def _join_stretches(timeline: Timeline, stretches: tuple[GovernedStretch, ...], shape: tuple[int, ...]) -> _JoinedRun:
+def _join_stretches(
+    timeline: Timeline, stretches: tuple[GovernedStretch, ...], shape: tuple[int, ...]
+) -> _JoinedRun:
     """Add up the stretches of a run; ``shape`` is that of the sweep."""
     latency_s, busy_s, energy_j, busy_cycles, clocked = np.zeros((5, *shape))
     kernel_s, cycles = np.zeros((2, *shape, len(timeline.calls)))
@@ -226,7 +254,9 @@ def _join_stretches(timeline: Timeline, stretches: tuple[GovernedStretch, ...], 
     return _JoinedRun(
         totals=WorkloadTotals(latency_s, busy_s, energy_j / latency_s, busy_cycles / busy_s),
         clock_hz=(clocked / latency_s)[..., np.newaxis],
-        capped=np.asarray(np.any([np.broadcast_to(part.capped, shape) for part in stretches], axis=0)),
+        capped=np.asarray(
+            np.any([np.broadcast_to(part.capped, shape) for part in stretches], axis=0)
+        ),
         met=np.asarray(np.all([np.broadcast_to(part.met, shape) for part in stretches], axis=0)),
         kernel_s=kernel_s / timeline.calls,
         effective_hz=cycles / np.maximum(kernel_s, 1e-300),
@@ -236,13 +266,13 @@ def _join_stretches(timeline: Timeline, stretches: tuple[GovernedStretch, ...], 
 def _search_clock(
     runner: TimelineRunner, least: Array, high: Array, at_high: Array, limit_w: Array
 ) -> tuple[ClockedTimeline, Mask]:
-    """Find the clocks at which power exceeds the limit by nothing, and whether there are any above ``least``.
+    """Find the clocks at which power exceeds the limit by nothing, and whether there are any above
+    ``least``.
 
-    The first guess takes power as proportional to the clock; then the line through the last two points
-    [Press2007, 9.2] gives the next. Where that lies outside the known ends, the next point is the lowest clock if
-    nothing below the limit is known, else their middle. Points that have converged stay, so that a batch does what
-    each of its members would alone.
-    """
+    The first guess takes power as proportional to the clock; then the line through the last two
+    points [Press2007, 9.2] gives the next. Where that lies outside the known ends, the next point
+    is the lowest clock if nothing below the limit is known, else their middle. Points that have
+    converged stay, so that a batch does what each of its members would alone."""
     low, before, at_before = least, high, at_high
     point = np.minimum(np.maximum(high * (limit_w / (limit_w + at_high)), least), high)
     uncapped = at_high <= 0
@@ -256,7 +286,9 @@ def _search_clock(
             break
         low, high = np.where(over, low, point), np.where(over, point, high)
         rise = value - at_before
-        back = np.divide(value * (point - before), rise, out=np.full(rise.shape, np.inf), where=rise != 0)
+        back = np.divide(
+            value * (point - before), rise, out=np.full(rise.shape, np.inf), where=rise != 0
+        )
         following = point - back
         inside = (low <= following) & (following <= high)
         other = np.where((following < low) & (low == least), least, 0.5 * (low + high))

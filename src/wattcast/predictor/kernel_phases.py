@@ -3,15 +3,15 @@
 A kernel of U units on S SMs takes W = ⌈U/S⌉ waves (U/S where blocks are many and small). Its phases
 [Lee2026, IV-B], each corrected by a λ of its group, follow one another:
 
-    fixed   λ_f · launches                                   start and drain: seconds, or cycles as phase ``start``
-    serial  λ_s · steps · max(U/(S·slots), 1)                cycles: filling the pipeline, dependent steps
-    between max(λ_2·B/β_L2, N/ν, λ_d·Q/β_DRAM)                layouts turned (N elements), partial sums, casts
-    store   max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                     results of tiles, which leave after the main loop
-    main    max(λ_c·W·F_unit/π, λ_2·B_L2/β_L2, λ_d·Q/β_DRAM)   cycles on chip against seconds off it
+    fixed   λ_f · launches                                   start and drain: seconds, or cycles as
+    phase ``start`` serial  λ_s · steps · max(U/(S·slots), 1)                cycles: filling the
+    pipeline, dependent steps between max(λ_2·B/β_L2, N/ν, λ_d·Q/β_DRAM)                layouts
+    turned (N elements), partial sums, casts store   max(λ_2·B/β_L2, λ_d·Q/β_DRAM)
+    results of tiles, which leave after the main loop main    max(λ_c·W·F_unit/π, λ_2·B_L2/β_L2,
+    λ_d·Q/β_DRAM)   cycles on chip against seconds off it
 
-and the whole is scaled by a learned residual of the shape (1 where nothing was learned). Units whose
-rate nobody published do not bound anything.
-"""
+and the whole is scaled by a learned residual of the shape (1 where nothing was learned). Units
+whose rate nobody published do not bound anything."""
 
 from __future__ import annotations
 
@@ -34,14 +34,22 @@ from wattcast.predictor.learned_factors import (
     load_imbalance,
     memory_tail,
 )
-from wattcast.predictor.timeline import KernelPhase, Timeline, count_active_sms, count_rounds, count_waves
+from wattcast.predictor.timeline import (
+    KernelPhase,
+    Timeline,
+    count_active_sms,
+    count_rounds,
+    count_waves,
+)
 from wattcast.workload.operator_base import index_words
 from wattcast.workload.operator_types import Collective
 
 
 @dataclass(frozen=True)
 class Correction:
-    """How far a group of kernels stays from the ideal: λ on cycles, DRAM and L2, fixed time, cycles a step."""
+    """How far a group of kernels stays from the ideal: λ on cycles, DRAM and L2, fixed time, cycles
+    a step.
+    """
 
     compute: float
     memory: float
@@ -54,12 +62,13 @@ class Correction:
 class LaunchCosts:
     """Seconds that the host takes per operator issued.
 
-    ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for the rest; without any,
-    all operators cost the same. ``engine_replays``: an inference engine replays CUDA graphs and prepares the next
-    step while the GPU computes (measured: ``serving.host_times``), so that its operators cost the host nothing.
-    ``measured``: the cost is that of the user's own host, so that intervals do not hold how far hosts differ.
-    ``start_hz``: the clock at which the fixed times of kernels hold, where they are cycles; None: they are seconds.
-    """
+    ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for the
+    rest; without any, all operators cost the same. ``engine_replays``: an inference engine replays
+    CUDA graphs and prepares the next step while the GPU computes (measured:
+    ``serving.host_times``), so that its operators cost the host nothing. ``measured``: the cost is
+    that of the user's own host, so that intervals do not hold how far hosts differ. ``start_hz``:
+    the clock at which the fixed times of kernels hold, where they are cycles; None: they are
+    seconds."""
 
     host_s_per_operator: Sweepable
     host_weights: Mapping[str, float] = field(default_factory=dict)
@@ -82,7 +91,9 @@ def build_timeline(
     residuals: LearnedFactors | None = None,
     l2_byte_per_cycle: Sweepable | None = None,
 ) -> Timeline:
-    """Build the clock-free timeline of ``kernels`` on ``gpu``; ``l2_byte_per_cycle`` is for a GPU that has none."""
+    """Build the clock-free timeline of ``kernels`` on ``gpu``; ``l2_byte_per_cycle`` is for a GPU
+    that has none.
+    """
     work = kernels.work
     l2_rate = l2_byte_per_cycle if gpu.l2.byte_per_cycle is None else gpu.l2.byte_per_cycle
     blended = blend_corrections(work, corrections)
@@ -93,16 +104,22 @@ def build_timeline(
         time_factor, energy_factor, near = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(kernels, time_factor)
     late_byte = late_dram_byte(work)
-    main_byte = memory_tail(kernels, gpu.sm_count) * (work.dram_read_byte + (work.dram_write_byte - late_byte))
+    main_byte = memory_tail(kernels, gpu.sm_count) * (
+        work.dram_read_byte + (work.dram_write_byte - late_byte)
+    )
     off_chip_s = np.divide(off_chip * memory * main_byte, gpu.memory.byte_per_s, order="F")
     in_waves = count_waves(kernels, gpu.sm_count)
     factor = time_factor * compute
-    on_chip = np.asarray(in_waves * (factor * work.unit_flop / kernels.pipe_per_cycle))  # of the busiest SM
+    on_chip = np.asarray(
+        in_waves * (factor * work.unit_flop / kernels.pipe_per_cycle)
+    )  # of the busiest SM
     if gpu.pipes.sfu_op_per_cycle is not None:
         sfu_per_cycle = gpu.sm_count * gpu.pipes.sfu_op_per_cycle
         on_chip = np.maximum(on_chip, np.divide(factor * kernels.sfu_op, sfu_per_cycle, order="F"))
     if l2_rate is not None:
-        loaded_byte = time_factor * l2 * work.l2_byte * load_imbalance(kernels, gpu.sm_count, in_waves)
+        loaded_byte = (
+            time_factor * l2 * work.l2_byte * load_imbalance(kernels, gpu.sm_count, in_waves)
+        )
         on_chip = np.maximum(on_chip, np.divide(loaded_byte, l2_rate, order="F"))
     between = _add_moves(kernels, gpu, l2_rate, time_factor, l2, off_chip * memory, late_byte)
     events, value = count_events(kernels)
@@ -112,10 +129,17 @@ def build_timeline(
     start_s = time_factor * fixed_s * work.launches
     start: tuple[KernelPhase, ...] = (KernelPhase("fixed", None, start_s),)
     if launch.start_hz is not None:
-        start = (KernelPhase("fixed", None, None), KernelPhase("start", start_s * launch.start_hz, None))
+        start = (
+            KernelPhase("fixed", None, None),
+            KernelPhase("start", start_s * launch.start_hz, None),
+        )
     phases = (
         *start,
-        KernelPhase("serial", (time_factor * serial * work.steps) * count_rounds(kernels, gpu.sm_count), None),
+        KernelPhase(
+            "serial",
+            (time_factor * serial * work.steps) * count_rounds(kernels, gpu.sm_count),
+            None,
+        ),
         *between,
         KernelPhase("main", on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu))),
     )
@@ -136,9 +160,17 @@ def build_timeline(
 
 
 def _add_moves(
-    kernels: Kernels, gpu: Gpu, rate: Sweepable | None, time: Array, l2: Array, memory: Array, late_byte: Array
+    kernels: Kernels,
+    gpu: Gpu,
+    rate: Sweepable | None,
+    time: Array,
+    l2: Array,
+    memory: Array,
+    late_byte: Array,
 ) -> tuple[KernelPhase, ...]:
-    """Return the phases in which an operator's kernels pass data on to one another and tiles store their results."""
+    """Return the phases in which an operator's kernels pass data on to one another and tiles store
+    their results.
+    """
     work = kernels.work
 
     def phase(name: str, byte: Array, dram_byte: Array, least: Array) -> KernelPhase:
@@ -156,7 +188,8 @@ def _add_moves(
 
 
 def blend_corrections(work: KernelWork, corrections: Mapping[str, Correction]) -> Array:
-    """Return λ of compute, memory, fixed seconds, L2 and cycles a step of each kernel, ``(kernel, 5)``.
+    """Return λ of compute, memory, fixed seconds, L2 and cycles a step of each kernel, ``(kernel,
+    5)``.
 
     Where several kinds of kernel are likely, it is the mean of their logarithms.
     """
@@ -171,15 +204,21 @@ _NOTHING = 1e-300  # stands for a correction of zero in logs
 
 
 def find_correction(group: str, corrections: Mapping[str, Correction]) -> Correction:
-    """Find the corrections of a group, or of the nearest name above it: ``gemm.row`` falls back to ``gemm``."""
+    """Find the corrections of a group, or of the nearest name above it: ``gemm.row`` falls back to
+    ``gemm``.
+    """
     if not (name := find_known_kind(group, corrections)):
         raise bad_value("corrections", f"{group}, or what it is a kind of", ", ".join(corrections))
     return corrections[name]
 
 
 def _link_s(kernels: Kernels, gpu: Gpu) -> Sweepable:
-    """Compute the seconds that kernels exchange data with other GPUs, ``(*sweep, kernel)``; zero where none does."""
-    rows = np.flatnonzero(map_distinct(Collective.kind.__eq__, index_words(kernels.ops, attrgetter("kind"))))
+    """Compute the seconds that kernels exchange data with other GPUs, ``(*sweep, kernel)``; zero
+    where none does.
+    """
+    rows = np.flatnonzero(
+        map_distinct(Collective.kind.__eq__, index_words(kernels.ops, attrgetter("kind")))
+    )
     if not rows.size:
         return 0.0
     from wattcast.predictor.link_laws import collective_s  # most predictions are of one GPU
@@ -197,13 +236,28 @@ def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
     """
     work, pipes = kernels.work, len(PIPE_EVENTS)
     value = np.zeros((len(kernels.ops), len(_EVENTS)))
-    value[np.arange(len(value)), map_distinct(_PIPE_PLACE.get, kernels.pipe_event)] = kernels.flop + work.padded_flop
-    l2_byte, half_byte = work.l2_byte + work.store_byte + work.between_byte, 0.5 * work.between_dram_byte
+    value[np.arange(len(value)), map_distinct(_PIPE_PLACE.get, kernels.pipe_event)] = (
+        kernels.flop + work.padded_flop
+    )
+    l2_byte, half_byte = (
+        work.l2_byte + work.store_byte + work.between_byte,
+        0.5 * work.between_dram_byte,
+    )
     dram = work.dram_read_byte + half_byte, work.dram_write_byte + half_byte
-    value[:, pipes:] = np.array([kernels.sfu_op, work.shared_byte, l2_byte, *dram, kernels.link_byte]).T
+    value[:, pipes:] = np.array(
+        [kernels.sfu_op, work.shared_byte, l2_byte, *dram, kernels.link_byte]
+    ).T
     return _EVENTS, value
 
 
-_EVENTS = (*PIPE_EVENTS, "sfu_op", "shared_byte", "l2_byte", "dram_read_byte", "dram_write_byte", "link_byte")
+_EVENTS = (
+    *PIPE_EVENTS,
+    "sfu_op",
+    "shared_byte",
+    "l2_byte",
+    "dram_read_byte",
+    "dram_write_byte",
+    "link_byte",
+)
 _TENSOR = frozenset(event for event in PIPE_EVENTS if event.startswith("tensor"))
 _PIPE_PLACE = {event: i for i, event in enumerate(PIPE_EVENTS)}

@@ -1,9 +1,9 @@
 """Correct kernels by factors learned from measured rows.
 
-The scaffold (``kernel_phases``) gives each kernel ideal terms, which fitted λ scale. What it misses is learned:
-trees and a Gaussian process per family of kernels predict log(measured / scaffold) of time and of energy.
-``ColdCacheDelay`` adds the time that an operator takes inside a model, where its operands are not in cache.
-"""
+The scaffold (``kernel_phases``) gives each kernel ideal terms, which fitted λ scale. What it misses
+is learned: trees and a Gaussian process per family of kernels predict log(measured / scaffold) of
+time and of energy. ``ColdCacheDelay`` adds the time that an operator takes inside a model, where
+its operands are not in cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.timeline import count_rounds, count_waves
 from wattcast.workload.operator_base import select_operators
 
-_PRODUCT = 500_000  # multiplications of a product: no library gives so few to threads, which wait for one another
+# multiplications of a product: no library gives so few to threads, which wait for one another
+_PRODUCT = 500_000
 _FEWEST_ROWS = 16  # of such a product, with fewer points where they are many
 _PAIRS = 2**16  # of rows and points whose distances stay in a cache
 _LOG2_E = np.log2(np.e)  # scales coordinates so that 2^-r stands for exp(-r), which takes longer
@@ -52,10 +53,12 @@ class GaussianProcess:
 
         ``nearest_out`` takes r² of the nearest point.
 
-        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²], all from the
-        middle of the points. Where a row is a point, what is left is rounding, some 1e-15 of |x|², maybe below zero.
-        """
-        table = np.zeros((len(rows) + 1, len(self.features) + 2))  # a product of one row would round otherwise
+        r² = |x|² + |p|² - 2x·p as one product of a few rows at a time, [x, |x|², 1]·[-2p, 1, |p|²],
+        all from the middle of the points. Where a row is a point, what is left is rounding, some
+        1e-15 of |x|², maybe below zero."""
+        table = np.zeros(
+            (len(rows) + 1, len(self.features) + 2)
+        )  # a product of one row would round otherwise
         scaled = np.multiply(rows, self.scale, out=table[:-1, :-2])
         scaled -= self._middle
         scaled *= _LOG2_E
@@ -79,7 +82,11 @@ class GaussianProcess:
     @cached_property
     def _middle(self) -> Array:
         """From where distances are worked out: squares of small numbers leave little to round."""
-        return np.asarray(self.points.mean(axis=0)) if len(self.points) else np.zeros(len(self.features))
+        return (
+            np.asarray(self.points.mean(axis=0))
+            if len(self.points)
+            else np.zeros(len(self.features))
+        )
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Arrays to save beside a bundle; points in single precision, those in one place as one."""
@@ -97,12 +104,18 @@ class GaussianProcess:
         """A process from what ``to_arrays`` saved."""
         mean, variance = (float(x) for x in arrays[f"{prefix}.mean"])
         names = ("scale", "points", "alpha")
-        scale, points, alpha = (np.asarray(arrays[f"{prefix}.{name}"], np.float64) for name in names)
-        return cls(tuple(map(str, arrays[f"{prefix}.features"])), scale, points, alpha, mean, variance)
+        scale, points, alpha = (
+            np.asarray(arrays[f"{prefix}.{name}"], np.float64) for name in names
+        )
+        return cls(
+            tuple(map(str, arrays[f"{prefix}.features"])), scale, points, alpha, mean, variance
+        )
 
 
 def _sum_decays(table: Array, points: Array, weights: Array) -> tuple[Array, Array]:
-    """Return Σ w·2^-r of each row and the lowest r²; ``table @ points`` are the squares r², ``(row, point)``."""
+    """Return Σ w·2^-r of each row and the lowest r²; ``table @ points`` are the squares r², ``(row,
+    point)``.
+    """
     few = min(len(table), max(_PRODUCT // max(points.size, 1), _FEWEST_ROWS))
     wide = len(weights) // (points.size * few // _PRODUCT + 1) + 1  # points in parts of one size
     most = few * max(_PAIRS // (few * wide), 1)
@@ -123,14 +136,16 @@ def _sum_decays(table: Array, points: Array, weights: Array) -> tuple[Array, Arr
     return found, nearest
 
 
-# Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of two
-# and of four bytes alike, from the times of layout kernels in the H200 database.
+# Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of
+# two and of four bytes alike, from the times of layout kernels in the H200 database.
 TURNS_PER_CYCLE = 2.2
 
 
 @dataclass(frozen=True)
 class IdealTerms:
-    """Ideal terms of the phases of each kernel, ``(kernel,)``; ``predictor.kernel_phases`` says how λ scale them."""
+    """Ideal terms of the phases of each kernel, ``(kernel,)``; ``predictor.kernel_phases`` says how
+    λ scale them.
+    """
 
     compute_cycle: Array
     l2_cycle: Array
@@ -144,7 +159,9 @@ class IdealTerms:
     store_s: Array
 
     def seconds(self, log_corrections: Array, effective_hz: Array | float) -> Array:
-        """Compute latency from log λ of compute, memory, fixed seconds, L2 and steps, ``(kernel, 5)`` or ``(5,)``."""
+        """Compute latency from log λ of compute, memory, fixed seconds, L2 and steps, ``(kernel,
+        5)`` or ``(5,)``.
+        """
         return self.corrected(np.moveaxis(np.exp(log_corrections), -1, 0), effective_hz)
 
     def corrected(self, corrections: Array, effective_hz: Array | float) -> Array:
@@ -155,7 +172,13 @@ class IdealTerms:
         on_chip = np.maximum(l2 * self.between_cycle, self.turn_cycle)
         between = np.maximum(on_chip / effective_hz, memory * self.between_s)
         store = np.maximum(l2 * self.store_cycle / effective_hz, memory * self.store_s)
-        return np.asarray(fixed * self.launches + serial * self.serial_step / effective_hz + main + between + store)
+        return np.asarray(
+            fixed * self.launches
+            + serial * self.serial_step / effective_hz
+            + main
+            + between
+            + store
+        )
 
     def select_rows(self, rows: npt.NDArray[np.int64]) -> IdealTerms:
         """Return the terms of some of the kernels."""
@@ -173,8 +196,12 @@ def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerm
     stored_byte = late_dram_byte(work)
     return IdealTerms(
         compute_cycle=cycles,
-        l2_cycle=work.l2_byte * load_imbalance(kernels, sms, in_waves) / reference.l2_byte_per_cycle,
-        dram_s=memory_tail(kernels, sms) * (work.dram_read_byte + (work.dram_write_byte - stored_byte)) / dram,
+        l2_cycle=work.l2_byte
+        * load_imbalance(kernels, sms, in_waves)
+        / reference.l2_byte_per_cycle,
+        dram_s=memory_tail(kernels, sms)
+        * (work.dram_read_byte + (work.dram_write_byte - stored_byte))
+        / dram,
         serial_step=work.steps * count_rounds(kernels, sms),
         launches=work.launches,
         between_cycle=work.between_byte / reference.l2_byte_per_cycle,
@@ -188,9 +215,8 @@ def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerm
 def load_imbalance(kernels: Kernels, sms: Sweepable, in_waves: Array) -> Sweepable:
     """Return what the busiest SM loads over what an SM loads on average, ``(*sweep, kernel)``.
 
-    It is above 1 for tiles of convolutions only. Products have it too, but their loads hide behind more arithmetic:
-    it fitted them worse.
-    """
+    It is above 1 for tiles of convolutions only. Products have it too, but their loads hide behind
+    more arithmetic: it fitted them worse."""
     if "conv2d" not in kernels.family.values:
         return 1.0
     uneven = np.asarray(in_waves * sms / np.maximum(kernels.work.units, 1.0))
@@ -202,22 +228,32 @@ _LONE_SHARE = 2.0  # of an even share of the memory's rate: what an SM reads at 
 
 
 def memory_tail(kernels: Kernels, sms: Sweepable) -> Sweepable:
-    """Return the time that decode attention reads its cache over that of an even load, ``(*sweep, kernel)``.
+    """Return the time that decode attention reads its cache over that of an even load, ``(*sweep,
+    kernel)``.
 
-    Tiles of U/S = w + r waves keep all SMs busy for w; in the rest an SM reads at most κ times its even share of the
-    rate, so the factor is (w + max(r, 1/κ)) / (w + r), for sequences of one length.
-    """
-    paged = [name.startswith("attention.engine.paged.decode") for name in kernels.work.kernel_family.values]
+    Tiles of U/S = w + r waves keep all SMs busy for w; in the rest an SM reads at most κ times its
+    even share of the rate, so the factor is (w + max(r, 1/κ)) / (w + r), for sequences of one
+    length."""
+    paged = [
+        name.startswith("attention.engine.paged.decode")
+        for name in kernels.work.kernel_family.values
+    ]
     if not any(paged):
         return 1.0
-    even = np.array(paged).take(kernels.work.kernel_family.place) & (kernels.work.features["kinds"] == 1.0)
+    even = np.array(paged).take(kernels.work.kernel_family.place) & (
+        kernels.work.features["kinds"] == 1.0
+    )
     waves = np.asarray(kernels.work.units / sms)
     left = waves % 1.0
-    return np.where(even & (left > 0.0), (waves - left + np.maximum(left, 1.0 / _LONE_SHARE)) / waves, 1.0)
+    return np.where(
+        even & (left > 0.0), (waves - left + np.maximum(left, 1.0 / _LONE_SHARE)) / waves, 1.0
+    )
 
 
 def late_dram_byte(work: KernelWork) -> Array:
-    """Return the bytes of device memory that results take after a kernel's main loop; all others overlap it."""
+    """Return the bytes of device memory that results take after a kernel's main loop; all others
+    overlap it.
+    """
     return np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
 
 
@@ -225,7 +261,9 @@ RATE_FEATURES = ("log_time", "rate_dram", "rate_l2", "rate_pipe", "rate_active")
 
 
 def busy_rates(kernels: Kernels, reference: ReferenceChip, seconds: Array, fixed_s: Array) -> Array:
-    """Return the log of the time and shares of the reference chip's peak rates, ``(RATE_FEATURES, kernel)``."""
+    """Return the log of the time and shares of the reference chip's peak rates, ``(RATE_FEATURES,
+    kernel)``.
+    """
     work, sms = kernels.work, reference.sm_count
     cycles = np.maximum(seconds * reference.top_hz, 1.0)
     dram_byte = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
@@ -254,7 +292,9 @@ _MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads kept, and kernels of one worth k
 
 @dataclass(frozen=True)
 class LearnedFactor:
-    """Trees and a Gaussian process on log(measured over scaffold), averaged, and the range that was seen."""
+    """Trees and a Gaussian process on log(measured over scaffold), averaged, and the range that was
+    seen.
+    """
 
     forest: TreeEnsemble | None
     kriging: GaussianProcess | None
@@ -268,14 +308,23 @@ class LearnedFactor:
         return tuple(dict.fromkeys(name for model in models for name in model.features))
 
     def predict_logs(self, table: Array, nearest_out: Array) -> Array:
-        """Return the log of the factor of each row of ``features``, held within the range that was seen.
+        """Return the log of the factor of each row of ``features``, held within the range that was
+        seen.
 
-        ``nearest_out`` takes the squared distance to the nearest measured row (``GaussianProcess.predict_rows``).
-        """
-        logs = np.zeros(len(table)) if self.forest is None else self.forest.sum_trees(table.round(_TREE_DIGITS))
+        ``nearest_out`` takes the squared distance to the nearest measured row
+        (``GaussianProcess.predict_rows``)."""
+        logs = (
+            np.zeros(len(table))
+            if self.forest is None
+            else self.forest.sum_trees(table.round(_TREE_DIGITS))
+        )
         if self.kriging is not None:
             smooth = self.kriging.predict_rows(table[:, self._kriging_columns], nearest_out)
-            logs = smooth if self.forest is None else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
+            logs = (
+                smooth
+                if self.forest is None
+                else PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
+            )
         return np.minimum(np.maximum(logs, self.low), self.high)
 
     @cached_property
@@ -286,12 +335,13 @@ class LearnedFactor:
 def evaluate_factors(
     models: Mapping[str, LearnedFactor], families: Sequence[str], features: Mapping[str, Array]
 ) -> tuple[Array, Array]:
-    """Evaluate the learned factor of each kernel and its nearness to measured rows, each ``(kernel,)``.
+    """Evaluate the learned factor of each kernel and its nearness to measured rows, each
+    ``(kernel,)``.
 
-    ``families`` names the model of each kernel; without one the factor is 1 and the nearness NaN. ``features`` are
-    columns ``(kernel,)``. A kind of kernel that a model knows and the features lack counts as zero. A kind that a
-    model never met counts as the nearest kind above it, as ``cat.append`` counts as ``cat``.
-    """
+    ``families`` names the model of each kernel; without one the factor is 1 and the nearness NaN.
+    ``features`` are columns ``(kernel,)``. A kind of kernel that a model knows and the features
+    lack counts as zero. A kind that a model never met counts as the nearest kind above it, as
+    ``cat.append`` counts as ``cat``."""
     factor, near = np.ones(len(families)), np.full(len(families), np.nan)
     names, family = index_distinct(families)
     for which, name in enumerate(names):
@@ -300,14 +350,17 @@ def evaluate_factors(
         model, rows = models[name], np.flatnonzero(family == which)
         place = {each: i for i, each in enumerate(model.features)}
         columns = [
-            (place[known], values) for each, values in features.items() if (known := find_known_kind(each, place))
+            (place[known], values)
+            for each, values in features.items()
+            if (known := find_known_kind(each, place))
         ]
         map_blocks(partial(_evaluate_rows, model, columns, rows, factor, near), len(rows))
     return factor, near
 
 
 def find_known_kind(name: str, known: Mapping[str, object]) -> str:
-    """Return a name where it is known, of a kind of kernel that of the nearest kind above it, else "".
+    """Return a name where it is known, of a kind of kernel that of the nearest kind above it, else
+    "".
 
     >>> find_known_kind("is elementwise.cat.append", {"is elementwise.cat": None})
     'is elementwise.cat'
@@ -325,7 +378,8 @@ def _evaluate_rows(
     near_out: Array,
     block: slice,
 ) -> None:
-    """Set factor and nearness of a block of the rows; ``columns`` are places in the model's table and features.
+    """Set factor and nearness of a block of the rows; ``columns`` are places in the model's table
+    and features.
 
     Nearness is exp(-r) of the nearest point: 1 at a measured row, towards 0 far from all of them.
     """
@@ -339,21 +393,29 @@ def _evaluate_rows(
 
 @dataclass(frozen=True)
 class LearnedFactors:
-    """Learned factors on time and energy by family; a family without any keeps what the scaffold gives."""
+    """Learned factors on time and energy by family; a family without any keeps what the scaffold
+    gives.
+    """
 
     reference: ReferenceChip
     time: Mapping[str, LearnedFactor]
     energy: Mapping[str, LearnedFactor]
-    # by operators met before: factors depend on shapes alone, and take most of the time of a prediction
-    _kept: dict[Hashable, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+    # by operators met before: factors depend on shapes alone, and take most of the time of a
+    # prediction
+    _kept: dict[Hashable, tuple[Array, Array, Array]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
-        """Return factors on time and on energy, ``(kernel,)``, and nearness; ``corrections`` are the five λ.
+    def factors(
+        self, kernels: Kernels, corrections: Array, energy: bool = True
+    ) -> tuple[Array, Array, Array]:
+        """Return factors on time and on energy, ``(kernel,)``, and nearness; ``corrections`` are
+        the five λ.
 
-        Nearness, ``(2, kernel)``, is that of the nearest row that the factor on time and the one on energy were
-        learned from, 1 to 0; NaN where nothing was. The model of energy sees, besides the shape, how busy the
-        reference chip would be at its top clock; without ``energy`` it is not asked.
-        """
+        Nearness, ``(2, kernel)``, is that of the nearest row that the factor on time and the one on
+        energy were learned from, 1 to 0; NaN where nothing was. The model of energy sees, besides
+        the shape, how busy the reference chip would be at its top clock; without ``energy`` it is
+        not asked."""
         work, count = kernels.work, len(kernels.ops)
         kept = self._kept.get(kernels.key) if count <= _MOST_ROWS else None
         if kept is not None:
@@ -364,8 +426,12 @@ class LearnedFactors:
         terms = compute_ideal_terms(kernels, self.reference)
         seconds = time * terms.corrected(corrections.T, self.reference.top_hz)
         fixed_s = time * corrections[:, 2] * work.launches
-        rates = zip(RATE_FEATURES, busy_rates(kernels, self.reference, seconds, fixed_s), strict=True)
-        cost, near_energy = evaluate_factors(self.energy, work.root_family, {**work.features, **dict(rates)})
+        rates = zip(
+            RATE_FEATURES, busy_rates(kernels, self.reference, seconds, fixed_s), strict=True
+        )
+        cost, near_energy = evaluate_factors(
+            self.energy, work.root_family, {**work.features, **dict(rates)}
+        )
         found = time, cost, np.array([near_time, near_energy])
         if count <= _MOST_ROWS:
             if len(self._kept) >= _MOST_KEPT:
@@ -380,12 +446,22 @@ class LearnedFactors:
 
 @dataclass(frozen=True)
 class CarriedFactors(LearnedFactors):
-    """Learned factors carried over from another chip, ``reference``, for the families it has models of."""
+    """Learned factors carried over from another chip, ``reference``, for the families it has models
+    of.
+    """
 
-    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
-        """Return factors on time and on energy, ``(kernel,)``, and nearness, as the other chip would have them."""
-        known = map_distinct({*self.time, *(self.energy if energy else ())}.__contains__, kernels.work.root_family)
-        rows = np.flatnonzero(known & map_distinct(self.reference.per_cycle.__contains__, kernels.pipe_event))
+    def factors(
+        self, kernels: Kernels, corrections: Array, energy: bool = True
+    ) -> tuple[Array, Array, Array]:
+        """Return factors on time and on energy, ``(kernel,)``, and nearness, as the other chip
+        would have them.
+        """
+        known = map_distinct(
+            {*self.time, *(self.energy if energy else ())}.__contains__, kernels.work.root_family
+        )
+        rows = np.flatnonzero(
+            known & map_distinct(self.reference.per_cycle.__contains__, kernels.pipe_event)
+        )
         time, cost = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
         near = np.full((2, len(kernels.ops)), np.nan)
         if not rows.size:
@@ -393,7 +469,9 @@ class CarriedFactors(LearnedFactors):
         some = kernels.select_rows(rows, select_operators(kernels.ops, rows))
         found = self._kept.get(some.key) if len(rows) <= _MOST_ROWS else None
         if found is None:
-            some = replace(some, work=compute_work(some.ops, some.conditions, some.pipe_event, self.reference))
+            some = replace(
+                some, work=compute_work(some.ops, some.conditions, some.pipe_event, self.reference)
+            )
             found = super().factors(some, corrections[rows], energy)
         time[rows], cost[rows], near[:, rows] = found
         return time, cost, near
@@ -405,7 +483,8 @@ class CarriedFactors(LearnedFactors):
 
 @dataclass(frozen=True)
 class LayeredFactors(LearnedFactors):
-    """Factors on time that ``own`` learned for some kinds of kernels, over those that another chip has for the rest.
+    """Factors on time that ``own`` learned for some kinds of kernels, over those that another chip
+    has for the rest.
 
     Energy is the other chip's throughout: a table of latencies says nothing about it.
     """
@@ -413,8 +492,12 @@ class LayeredFactors(LearnedFactors):
     own: LearnedFactors = field(kw_only=True)
     carried: LearnedFactors | None = field(kw_only=True)
 
-    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> tuple[Array, Array, Array]:
-        """Return factors on time and on energy, ``(kernel,)``, and nearness, each from the layer that has them."""
+    def factors(
+        self, kernels: Kernels, corrections: Array, energy: bool = True
+    ) -> tuple[Array, Array, Array]:
+        """Return factors on time and on energy, ``(kernel,)``, and nearness, each from the layer
+        that has them.
+        """
         time, _, near = self.own.factors(kernels, corrections, energy)
         cost = np.ones(len(kernels.ops))
         if self.carried is not None:
@@ -434,20 +517,25 @@ class LayeredFactors(LearnedFactors):
     def _is_own(self, kernels: Kernels) -> Mask:
         models = {family: frozenset(model.features) for family, model in self.own.time.items()}
         groups = kernels.work.kernel_family
-        return map_distinct(lambda group: f"is {group}" in models.get(root_family(group), ()), groups)
+        return map_distinct(
+            lambda group: f"is {group}" in models.get(root_family(group), ()), groups
+        )
 
 
-_STREAMED = frozenset({"gemm", "conv2d", "attention", "collective"})  # families that no burst keeps in L2
+_STREAMED = frozenset(
+    {"gemm", "conv2d", "attention", "collective"}
+)  # families that no burst keeps in L2
 
 
 @dataclass(frozen=True)
 class ColdCacheDelay:
-    """Extra time of an operator inside a model, where other operators have pushed its operands out of L2.
+    """Extra time of an operator inside a model, where other operators have pushed its operands out
+    of L2.
 
-    Δt = λ_o·M·w + λ_b·M·w·B for an operator of B bytes, of which a share w would stay in L2 if it ran alone again and
-    again, and M is the share of L2 that others overwrite between two runs. Fitted to measured layers; products,
-    convolutions and attention stream their operands and have no such time.
-    """
+    Δt = λ_o·M·w + λ_b·M·w·B for an operator of B bytes, of which a share w would stay in L2 if it
+    ran alone again and again, and M is the share of L2 that others overwrite between two runs.
+    Fitted to measured layers; products, convolutions and attention stream their operands and have
+    no such time."""
 
     operator_s: float  # λ_o
     s_per_byte: float  # λ_b
@@ -466,8 +554,8 @@ class ColdCacheDelay:
 def cold_cache_terms(kernels: Kernels, l2_byte: float) -> Array:
     """Return M·w and M·w·B of one run of each kernel, ``(2, kernel)``, which λ_o and λ_b multiply.
 
-    M is a mean over the runs of a kernel: repeated blocks see their own bytes pass, others all bytes.
-    """
+    M is a mean over the runs of a kernel: repeated blocks see their own bytes pass, others all
+    bytes."""
     work, segments = kernels.work, kernels.segments
     passed = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
     each = np.array([passed.take(segment.rows) @ segment.counts for segment in segments])

@@ -1,20 +1,22 @@
-"""How long GPUs take to exchange data: alpha-beta laws of each algorithm and protocol a library has.
+"""How long GPUs take to exchange data: alpha-beta laws of each algorithm and protocol a library
+has.
 
-A collective of S bytes over n GPUs takes s dependent steps and sends W = S·s/n bytes per GPU over links of B bytes a
-second: s = 2(n-1) for all-reduce, n-1 for all-gather, reduce-scatter and all-to-all [Thakur2005]. Each protocol of
-NCCL then takes
+A collective of S bytes over n GPUs takes s dependent steps and sends W = S·s/n bytes per GPU over
+links of B bytes a second: s = 2(n-1) for all-reduce, n-1 for all-gather, reduce-scatter and
+all-to-all [Thakur2005]. Each protocol of NCCL then takes
 
-    LL      launch + s·α_LL + W/R_LL                          flags in every word: soonest, R_LL fixed by few channels
-    LL128   launch + s·α_128 + W/(η_128·B) + (S/n)/(λ_128·B)   flags in every cache line
-    Simple  launch + A + s·α_S + W/(η_S·B) + (S/n)/(λ_S·B)     fences between large chunks: highest rate
-    NVLS    launch + A_N + S·(1 + 1/n)/(η_N·B)                 the switch adds up: all-reduce over three GPUs and more
-    peers   launch + A_p + (n-1)·α_p + ...                     all-to-all and send: LL at a fixed rate, or Simple
+    LL      launch + s·α_LL + W/R_LL                          flags in every word: soonest, R_LL
+    fixed by few channels LL128   launch + s·α_128 + W/(η_128·B) + (S/n)/(λ_128·B)   flags in every
+    cache line Simple  launch + A + s·α_S + W/(η_S·B) + (S/n)/(λ_S·B)     fences between large
+    chunks: highest rate NVLS    launch + A_N + S·(1 + 1/n)/(η_N·B)                 the switch adds
+    up: all-reduce over three GPUs and more peers   launch + A_p + (n-1)·α_p + ...
+    all-to-all and send: LL at a fixed rate, or Simple
 
-and the library takes the fastest. (S/n)/λB is a GPU's own share, which passes through the same SMs. Serving engines
-have all-reduce kernels of their own for buffers of a few MB: one-shot (every GPU reads all others' buffers,
-(n-1)·S bytes) and two-shot (2·S·(n-1)/n bytes in two halves). Across nodes every GPU sends through its own network
-card. Coefficients and where they come from: ``link_laws.yaml``; how well they do: docs/method/collectives.md.
-"""
+and the library takes the fastest. (S/n)/λB is a GPU's own share, which passes through the same SMs.
+Serving engines have all-reduce kernels of their own for buffers of a few MB: one-shot (every GPU
+reads all others' buffers, (n-1)·S bytes) and two-shot (2·S·(n-1)/n bytes in two halves). Across
+nodes every GPU sends through its own network card. Coefficients and where they come from:
+``link_laws.yaml``; how well they do: docs/method/collectives.md."""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from wattcast.workload.operator_types import Collective
 
 @dataclass(frozen=True)
 class LinkLaw:
-    """Coefficients of NCCL's protocols on one kind of link; ``share`` and ``local`` are parts of the link's rate."""
+    """Coefficients of NCCL's protocols on one kind of link; ``share`` and ``local`` are parts of
+    the link's rate.
+    """
 
     launch_s: float
     ll_step_s: float
@@ -97,17 +101,23 @@ class CollectiveRows:
 
 
 def nccl_protocol_s(law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepable) -> Array:
-    """Return the seconds of LL, LL128, Simple and NVLS, or of peers' LL and Simple, ``(protocol, *sweep, row)``.
+    """Return the seconds of LL, LL128, Simple and NVLS, or of peers' LL and Simple, ``(protocol,
+    *sweep, row)``.
 
-    ``link_byte_per_s`` is one direction of all of a GPU's links. What a collective cannot use is infinite.
-    """
+    ``link_byte_per_s`` is one direction of all of a GPU's links. What a collective cannot use is
+    infinite."""
     n, own_byte, steps = rows.gpus, rows.byte / rows.gpus, rows.steps
     crowd = (2.0 / np.maximum(n, 2.0)) ** law.crowding
     rate, sent_byte = link_byte_per_s * crowd, own_byte * steps
     ll = law.launch_s + steps * law.ll_step_s + sent_byte / (law.ll_byte_per_s * crowd)
     ll128 = law.launch_s + steps * law.ll128_step_s + sent_byte / (law.ll128_share * rate)
     ll128 = ll128 + own_byte / (law.ll128_local * link_byte_per_s)
-    simple = law.launch_s + law.simple_start_s + steps * law.simple_step_s + sent_byte / (law.simple_share * rate)
+    simple = (
+        law.launch_s
+        + law.simple_start_s
+        + steps * law.simple_step_s
+        + sent_byte / (law.simple_share * rate)
+    )
     simple = simple + own_byte / (law.simple_local * link_byte_per_s)
     peer_s = law.launch_s + (n - 1.0) * law.peer_step_s
     peer_ll = peer_s + law.peer_ll_start_s + own_byte / (law.peer_ll_byte_per_s * crowd)
@@ -115,17 +125,26 @@ def nccl_protocol_s(law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepab
     peer_simple = peer_simple + own_byte / (law.peer_simple_local * link_byte_per_s)
     nvls: Array = np.full(n.shape, np.inf)
     if law.nvls_start_s is not None and law.nvls_share is not None:
-        taken = law.launch_s + law.nvls_start_s + rows.byte * (1.0 + 1.0 / n) / (law.nvls_share * rate)
+        taken = (
+            law.launch_s + law.nvls_start_s + rows.byte * (1.0 + 1.0 / n) / (law.nvls_share * rate)
+        )
         nvls = np.where(rows.all_reduce & rows.multicast & (n > 2), taken, np.inf)
     never = np.full(n.shape, np.inf)
     ring = (ll, ll128, simple, nvls)
     peers = (peer_ll, peer_simple, never, never)
     shape = np.broadcast_shapes(*(np.shape(value) for value in ring))
-    return np.stack([np.broadcast_to(np.where(rows.peers, p, r), shape) for p, r in zip(peers, ring, strict=True)])
+    return np.stack(
+        [
+            np.broadcast_to(np.where(rows.peers, p, r), shape)
+            for p, r in zip(peers, ring, strict=True)
+        ]
+    )
 
 
 def engine_all_reduce_s(law: EngineLaw, rows: CollectiveRows, link_byte_per_s: Sweepable) -> Array:
-    """Return the seconds of an engine's own all-reduce, ``(*sweep, row)``, the faster of one-shot and two-shot."""
+    """Return the seconds of an engine's own all-reduce, ``(*sweep, row)``, the faster of one-shot
+    and two-shot.
+    """
     n, rate = rows.gpus, law.share * np.asarray(link_byte_per_s)
     one = law.one_shot_start_s + (n - 1.0) * (law.one_shot_step_s + rows.byte / rate)
     two = law.two_shot_start_s + (n - 1.0) * (law.two_shot_step_s + 2.0 * rows.byte / n / rate)
@@ -134,10 +153,14 @@ def engine_all_reduce_s(law: EngineLaw, rows: CollectiveRows, link_byte_per_s: S
 
 
 def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
-    """Return the seconds of collectives among GPUs of a kind in their nodes, ``(*sweep, collective)``."""
+    """Return the seconds of collectives among GPUs of a kind in their nodes, ``(*sweep,
+    collective)``.
+    """
     node = gpu.node or node_of_gpu(gpu.name)
     laws = load_laws()
-    size, total, stride = np.array([(op.bytes, op.gpus, op.stride) for op in ops], dtype=np.float64).T
+    size, total, stride = np.array(
+        [(op.bytes, op.gpus, op.stride) for op in ops], dtype=np.float64
+    ).T
     kind = np.array([op.collective for op in ops])
     peers = (kind == "all_to_all") | (kind == "send")
     # a send is a peer's part of an all-to-all between two: S bytes go out, none stay
@@ -146,15 +169,23 @@ def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
     together = np.minimum(np.maximum(node.gpu_count // stride, 1.0), total)
     wide = np.array([op.dtype not in (Dtype.INT8, Dtype.FP8) for op in ops])
     rows = CollectiveRows(size, together, kind == "all_reduce", peers, wide & node.multicast)
-    taken_s = _within_node_s(rows, gpu, node, laws, np.array([op.software == "engine" for op in ops]))
+    taken_s = _within_node_s(
+        rows, gpu, node, laws, np.array([op.software == "engine" for op in ops])
+    )
     nodes = np.ceil(total / together)
     if (nodes > 1).any():
-        taken_s = np.where(nodes > 1, _across_nodes_s(rows, total, nodes, taken_s, gpu, node, laws), taken_s)
+        taken_s = np.where(
+            nodes > 1, _across_nodes_s(rows, total, nodes, taken_s, gpu, node, laws), taken_s
+        )
     return taken_s
 
 
-def _within_node_s(rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws, engine: Mask) -> Array:
-    """Return the seconds of collectives of GPUs of one node, ``(*sweep, row)``; nothing where there is one GPU."""
+def _within_node_s(
+    rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws, engine: Mask
+) -> Array:
+    """Return the seconds of collectives of GPUs of one node, ``(*sweep, row)``; nothing where there
+    is one GPU.
+    """
     links = gpu.links
     bridged = node.fabric is Fabric.BRIDGE
     fast = links.nvlink_byte_per_s if node.fabric is not Fabric.PCIE else None
@@ -169,21 +200,28 @@ def _within_node_s(rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveL
         taken_s = np.where(engine, np.minimum(taken_s, own_s), taken_s)
     if fast is None or (bridged and (rows.gpus > 2).any()):
         if slow is None:
-            raise MissingSpecification(f"{gpu.name}: no link to other GPUs is known. Use one GPU, or give its links.")
+            raise MissingSpecification(
+                f"{gpu.name}: no link to other GPUs is known. Use one GPU, or give its links."
+            )
         over_pcie_s = nccl_protocol_s(laws.pcie, rows, 0.5 * np.asarray(slow)).min(axis=0)
         taken_s = over_pcie_s if fast is None else np.where(rows.gpus > 2, over_pcie_s, taken_s)
     return np.where(rows.gpus > 1, taken_s, 0.0)
 
 
 def _across_nodes_s(
-    rows: CollectiveRows, total: Array, nodes: Array, within_s: Array, gpu: Gpu, node: Node, laws: CollectiveLaws
+    rows: CollectiveRows,
+    total: Array,
+    nodes: Array,
+    within_s: Array,
+    gpu: Gpu,
+    node: Node,
+    laws: CollectiveLaws,
 ) -> Array:
     """Return the seconds of collectives that cross nodes, ``(*sweep, row)``.
 
-    Rings of all local GPUs cross with one network card each, so W = S·s/N bytes of N GPUs leave a node through as
-    many cards as it has members; small all-reduces go up and down a tree of nodes, others step from node to node.
-    Peers send each share straight through the sender's card.
-    """
+    Rings of all local GPUs cross with one network card each, so W = S·s/N bytes of N GPUs leave a
+    node through as many cards as it has members; small all-reduces go up and down a tree of nodes,
+    others step from node to node. Peers send each share straight through the sender's card."""
     if node.network_byte_per_s is None:
         raise MissingSpecification(
             f"{node.name}: no network is known, and {int(total.max())} GPUs need more than one node of "
@@ -193,7 +231,9 @@ def _across_nodes_s(
     ring_byte = np.where(rows.all_reduce, 2.0, 1.0) * rows.byte * (total - 1.0) / total
     peer_byte = rows.byte * (total - rows.gpus) / total
     sent_s = np.where(rows.peers, peer_byte / card, ring_byte / (card * rows.gpus))
-    depth = np.where(rows.all_reduce, 2.0 * np.ceil(np.log2(nodes)), np.where(rows.peers, 1.0, nodes - 1.0))
+    depth = np.where(
+        rows.all_reduce, 2.0 * np.ceil(np.log2(nodes)), np.where(rows.peers, 1.0, nodes - 1.0)
+    )
     # chunks cross the network while others cross the links, so the slower of the two counts
     within_s = np.maximum(within_s, laws.link_law(gpu.architecture).launch_s)
     soon = depth * law.ll_step_s + np.maximum(within_s, 2.0 * sent_s)  # flags double the bytes
@@ -203,8 +243,8 @@ def _across_nodes_s(
 def overlapped_s(collective_s: Array, compute_s: Array, sm_share: Sweepable) -> Array:
     """Return the time of a collective of t seconds beside T seconds of compute: max(t, T + φ·t).
 
-    The collective's SMs are a share φ of all, which compute does without as long as it runs. Memory that both want
-    is not modelled.
+    The collective's SMs are a share φ of all, which compute does without as long as it runs. Memory
+    that both want is not modelled.
 
     >>> float(overlapped_s(np.array(10e-6), np.array(40e-6), 0.25))
     4.25e-05
@@ -213,12 +253,15 @@ def overlapped_s(collective_s: Array, compute_s: Array, sm_share: Sweepable) -> 
 
 
 def hidden_s(timeline: Timeline, gpu: Gpu) -> Array:
-    """Return the seconds of each collective that compute beside it hides, ``(kernel,)``, at the highest clock.
+    """Return the seconds of each collective that compute beside it hides, ``(kernel,)``, at the
+    highest clock.
 
     A collective issued in several places hides what it can hide in the worst of them.
     """
     each_s = compute_kernel_s(timeline.phases, np.asarray(gpu.clocks.max_hz))
-    each_s = each_s.reshape(-1, each_s.shape[-1]).min(axis=0)  # of a sweep, what the fastest design hides
+    each_s = each_s.reshape(-1, each_s.shape[-1]).min(
+        axis=0
+    )  # of a sweep, what the fastest design hides
     ops, sm_share = timeline.kernels.ops, float(np.max(COPYING_SMS / np.asarray(gpu.sm_count)))
     hidden = np.full(len(ops), np.inf)
     for segment in timeline.kernels.segments:
@@ -234,7 +277,9 @@ def hidden_s(timeline: Timeline, gpu: Gpu) -> Array:
 
 @dataclass(frozen=True)
 class CollectiveLaws:
-    """All laws, as ``link_laws.yaml`` has them: of links by architecture, PCIe, engines' kernels and networks."""
+    """All laws, as ``link_laws.yaml`` has them: of links by architecture, PCIe, engines' kernels
+    and networks.
+    """
 
     links: Mapping[str, LinkLaw]
     pcie: LinkLaw
@@ -243,7 +288,9 @@ class CollectiveLaws:
     source: str
 
     def link_law(self, architecture: str) -> LinkLaw:
-        """Return the law of an architecture's links; one never measured has the geometric mean of all others."""
+        """Return the law of an architecture's links; one never measured has the geometric mean of
+        all others.
+        """
         return self.links.get(architecture) or mean_law(list(self.links.values()))
 
 
@@ -252,7 +299,9 @@ def mean_law(laws: Sequence[LinkLaw]) -> LinkLaw:
     mean: dict[str, float | None] = {}
     for item in fields(LinkLaw):
         values = [value for law in laws if (value := getattr(law, item.name)) is not None]
-        mean[item.name] = float(np.exp(np.mean(np.log(values)))) if values and min(values) > 0 else 0.0
+        mean[item.name] = (
+            float(np.exp(np.mean(np.log(values)))) if values and min(values) > 0 else 0.0
+        )
     if mean["nvls_share"] == 0.0:
         mean |= {"nvls_share": None, "nvls_start_s": None}
     return LinkLaw(**mean)  # type: ignore[arg-type]  # only what may be None is None

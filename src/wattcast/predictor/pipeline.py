@@ -1,7 +1,8 @@
 """Run a workload's timeline at a clock: activity, latency, power and energy.
 
 To the events of the timeline comes one that a clock decides: cycles of SMs with work resident,
-active SMs · (t - t_fixed) · f, since a waiting SM draws power too, but not while a kernel is launched.
+active SMs · (t - t_fixed) · f, since a waiting SM draws power too, but not while a kernel is
+launched.
 
 Power models see ``priced`` activities: each kernel's events times its learned energy factor.
 """
@@ -41,14 +42,18 @@ BUSY_EVENT = "busy_sm_cycle"
 
 
 def count_busy_cycles(timeline: Timeline, kernel_s: Array, effective_hz: Array) -> Array:
-    """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``; those that wait count less."""
+    """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``; those that wait
+    count less.
+    """
     fixed, *rest = timeline.phases
     working_s = kernel_s if fixed.seconds is None else kernel_s - fixed.seconds
     if rest[0].name == "start":
         assert rest[0].cycles is not None, "a start is of cycles alone"
         working_s = working_s - rest[0].cycles / effective_hz
     if timeline.waiting_sm != 1.0:
-        working_s = working_s - (1.0 - timeline.waiting_sm) * compute_waiting_s(timeline.phases, effective_hz)
+        working_s = working_s - (1.0 - timeline.waiting_sm) * compute_waiting_s(
+            timeline.phases, effective_hz
+        )
     return np.asarray(working_s * effective_hz * timeline.active)
 
 
@@ -61,7 +66,9 @@ def kernel_activity(
     *,
     priced: bool = False,
 ) -> Activity:
-    """Return one run of each kernel as an interval, then the idle gaps as one last interval without events."""
+    """Return one run of each kernel as an interval, then the idle gaps as one last interval without
+    events.
+    """
     kernels, events = timeline.value.shape
     value = np.zeros((*kernel_s.shape[:-1], kernels + 1, events + 1))
     value[..., :-1, :-1] = timeline.value
@@ -108,7 +115,9 @@ class KernelDetail:
 
 def analyse_graph(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Analyse a workload and return its clock-free timeline on this GPU."""
-    return _in_its_model(graph, analyse_kernels(lower_graph(graph, gpu, bundle.reference), gpu, bundle), gpu, bundle)
+    return _in_its_model(
+        graph, analyse_kernels(lower_graph(graph, gpu, bundle.reference), gpu, bundle), gpu, bundle
+    )
 
 
 def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
@@ -124,22 +133,34 @@ def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Ti
 def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Analyse kernels and return their clock-free timeline on this GPU.
 
-    A library may run a product of some rows as one of more, with rows to spare. So where several kinds of kernel are
-    likely, and the mean over them rises and falls with the rows, a product takes no longer than the next larger ones.
-    Nor does one of a vector, whose kernel has corrections of its own, nor any on a card that a table calibrated:
-    between the sizes of the table its factors rise and fall.
-    """
+    A library may run a product of some rows as one of more, with rows to spare. So where several
+    kinds of kernel are likely, and the mean over them rises and falls with the rows, a product
+    takes no longer than the next larger ones. Nor does one of a vector, whose kernel has
+    corrections of its own, nor any on a card that a table calibrated: between the sizes of the
+    table its factors rise and fall."""
     l2_rate = bundle.reference.l2_byte_per_cycle
-    timeline = build_timeline(kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate)
-    timeline = timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
-    vector = map_distinct(lambda family: family.startswith("gemm.vector"), kernels.work.kernel_family)
+    timeline = build_timeline(
+        kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate
+    )
+    timeline = (
+        timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
+    )
+    vector = map_distinct(
+        lambda family: family.startswith("gemm.vector"), kernels.work.kernel_family
+    )
     by_table = bundle.status is FitStatus.CALIBRATED
     capped = np.flatnonzero(by_table | vector | (kernels.work.units % 1.0 > 0.0)).tolist()
     unnamed = (i for i in capped if not kernels.conditions[i].kernels)
-    tokens = {i: op.m for i in unnamed if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS}
+    tokens = {
+        i: op.m
+        for i in unnamed
+        if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS
+    }
     if not tokens or bundle.learned is None:
         return timeline
-    larger: dict[tuple[Operator, RunCondition], int] = {}  # of many products that differ in rows alone, they are few
+    larger: dict[
+        tuple[Operator, RunCondition], int
+    ] = {}  # of many products that differ in rows alone, they are few
     places = [
         larger.setdefault((replace(kernels.ops[i], m=more), kernels.conditions[i]), len(larger))  # type: ignore[call-arg]
         for i, m in tokens.items()
@@ -147,12 +168,17 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     ]
     ops, conditions = zip(*larger, strict=True)
     padded = build_kernels(ops, conditions, gpu, bundle.reference, ())
-    learned = bundle.learned.factors(padded, blend_corrections(padded.work, bundle.corrections), energy=False)[0]
+    learned = bundle.learned.factors(
+        padded, blend_corrections(padded.work, bundle.corrections), energy=False
+    )[0]
     padded_s = _reference_s(padded, bundle, learned)[places].reshape(-1, 4).min(axis=1)
     own_s, factor = _reference_s(kernels, bundle, timeline.time_factor), np.ones(len(kernels.ops))
     slack = _TABLE_SLACK if by_table else 1.0
     factor[list(tokens)] = np.minimum(slack * padded_s / own_s[list(tokens)], 1.0)
-    return replace(timeline, phases=tuple(phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases))
+    return replace(
+        timeline,
+        phases=tuple(phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases),
+    )
 
 
 _MOST_ROWS = 1024  # beyond, tiles of any kind fill the chip several times
@@ -178,17 +204,24 @@ def _more_rows(m: int) -> list[int]:
 
 
 def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
-    """Return a workload's timeline with what operators take more or less than alone: cold caches, overlap.
+    """Return a workload's timeline with what operators take more or less than alone: cold caches,
+    overlap.
 
     Where an engine replays its kernels, issuing them costs nothing.
     """
     if graph.stack == SoftwareStack.ENGINE:
         host_s = np.zeros_like(timeline.host_s) if bundle.launch.engine_replays else timeline.host_s
-        timeline = replace(timeline, host_s=host_s, energy_factor=bundle.step_energy * timeline.energy_factor)
+        timeline = replace(
+            timeline, host_s=host_s, energy_factor=bundle.step_energy * timeline.energy_factor
+        )
     if bundle.cold is not None and not graph.operands:
-        timeline = timeline.delay_kernels(bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte))
+        timeline = timeline.delay_kernels(
+            bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte)
+        )
     kinds = index_words(timeline.kernels.ops, type).values
-    if Collective in kinds and any(isinstance(op, Collective) and op.overlaps for op in timeline.kernels.ops):
+    if Collective in kinds and any(
+        isinstance(op, Collective) and op.overlaps for op in timeline.kernels.ops
+    ):
         from wattcast.predictor.link_laws import hidden_s  # most predictions are of one GPU
 
         timeline = timeline.delay_kernels(-hidden_s(timeline, gpu))
@@ -209,23 +242,26 @@ class ClockedTimeline:
 class TimelineRunner:
     """Runs a timeline at one clock after another; what no clock changes is computed once.
 
-    ``ahead_s`` ``(*sweep,)`` is the earlier work that the device still has to do when the host begins to issue.
-    """
+    ``ahead_s`` ``(*sweep,)`` is the earlier work that the device still has to do when the host
+    begins to issue."""
 
-    def __init__(self, timeline: Timeline, at: OperatingPoint, bundle: Bundle, ahead_s: Array | float = 0.0) -> None:
+    def __init__(
+        self, timeline: Timeline, at: OperatingPoint, bundle: Bundle, ahead_s: Array | float = 0.0
+    ) -> None:
         self._timeline = timeline
         self._at = at
         self._bundle = bundle
         self._ahead_s = ahead_s
         self._weight = timeline.calls * timeline.energy_factor
-        self._mean_power = bundle.power.prepare_mean_power((*timeline.events, BUSY_EVENT), timeline.weighted)
+        self._mean_power = bundle.power.prepare_mean_power(
+            (*timeline.events, BUSY_EVENT), timeline.weighted
+        )
 
     def run_at(self, clock_hz: Array) -> ClockedTimeline:
         """Run the timeline at a set clock, ``(*sweep, 1)``.
 
-        All power models are linear in counts at a given clock, so the workload's mean power is that of its
-        counts added up, over its latency: no need to look at kernels one by one.
-        """
+        All power models are linear in counts at a given clock, so the workload's mean power is that
+        of its counts added up, over its latency: no need to look at kernels one by one."""
         timeline = self._timeline
         running_hz = compute_effective_hz(timeline, clock_hz, self._bundle.clock_law)
         kernel_s = compute_kernel_s(timeline.phases, running_hz)
@@ -250,13 +286,18 @@ def total_at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Wo
 def detail_at_clock(
     timeline: Timeline, at: OperatingPoint, bundle: Bundle, ran: ClockedTimeline | None = None
 ) -> KernelDetail:
-    """Split what ``total_at_clock`` sums up by kernel and by part; ``ran``: the timeline at that clock, if known."""
+    """Split what ``total_at_clock`` sums up by kernel and by part; ``ran``: the timeline at that
+    clock, if known.
+    """
     ran = TimelineRunner(timeline, at, bundle).run_at(_set_clock(at)) if ran is None else ran
     gap_s = np.maximum(ran.latency_s - compute_busy_s(timeline, ran.kernel_s), 0.0)
     activity = kernel_activity(timeline, ran.kernel_s, ran.effective_hz, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = interval_energy_j(power, activity.duration_s)
-    part_j, calls = power.part_w * activity.duration_s[..., np.newaxis], np.append(timeline.calls, 1.0)
+    part_j, calls = (
+        power.part_w * activity.duration_s[..., np.newaxis],
+        np.append(timeline.calls, 1.0),
+    )
     return KernelDetail(
         kernel_s=ran.kernel_s,
         effective_hz=ran.effective_hz,
@@ -269,15 +310,17 @@ def detail_at_clock(
     )
 
 
-_StretchDetail = tuple[npt.NDArray[np.int64], Array, KernelDetail]  # rows, their calls, and the detail
+_StretchDetail = tuple[
+    npt.NDArray[np.int64], Array, KernelDetail
+]  # rows, their calls, and the detail
 
 
 def join_details(kernel_count: int, parts: Sequence[_StretchDetail]) -> KernelDetail:
-    """Join the details of stretches that follow one another to that of the run of ``kernel_count`` kernels.
+    """Join the details of stretches that follow one another to that of the run of ``kernel_count``
+    kernels.
 
-    A part has the rows of its kernels in the whole run, their calls, and its detail. A kernel that runs in several
-    stretches, at several clocks, has the means over its calls.
-    """
+    A part has the rows of its kernels in the whole run, their calls, and its detail. A kernel that
+    runs in several stretches, at several clocks, has the means over its calls."""
     first = parts[0][2]
     shape = np.broadcast_shapes(*(detail.gap_j.shape for _, _, detail in parts))
     whole_calls = np.zeros(kernel_count)
@@ -303,14 +346,24 @@ def join_details(kernel_count: int, parts: Sequence[_StretchDetail]) -> KernelDe
         gap_j=gap_j,
         part_j=part_j,
         parts=first.parts,
-        peak_w=np.asarray(np.maximum.reduce([np.broadcast_to(detail.peak_w, shape) for _, _, detail in parts])),
+        peak_w=np.asarray(
+            np.maximum.reduce([np.broadcast_to(detail.peak_w, shape) for _, _, detail in parts])
+        ),
     )
 
 
 def choose_details(points: Mask, detail: KernelDetail, other: KernelDetail) -> KernelDetail:
     """Return ``detail`` at some ``points`` ``(*sweep,)`` of a sweep and ``other`` elsewhere."""
     chosen = {}
-    for name in ("kernel_s", "effective_hz", "kernel_part_w", "kernel_j", "gap_j", "part_j", "peak_w"):
+    for name in (
+        "kernel_s",
+        "effective_hz",
+        "kernel_part_w",
+        "kernel_j",
+        "gap_j",
+        "part_j",
+        "peak_w",
+    ):
         here, there = getattr(detail, name), getattr(other, name)
         chosen[name] = np.where(append_axes(points, here.ndim), here, there)
     return replace(detail, **chosen)

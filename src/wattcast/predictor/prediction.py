@@ -1,8 +1,8 @@
-"""Predict a workload on a GPU: latency, power, energy and clock, with an interval and what was assumed.
+"""Predict a workload on a GPU: latency, power, energy and clock, with an interval and what was
+assumed.
 
-A prediction is computed once. Text, JSON, figures and reports take a ``Prediction``; its ``basis`` has the timeline
-and the detail by kernel for whoever shows more than its numbers.
-"""
+A prediction is computed once. Text, JSON, figures and reports take a ``Prediction``; its ``basis``
+has the timeline and the detail by kernel for whoever shows more than its numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ from wattcast.predictor.uncertainty import (
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_base import Operator
 
-# A float for one configuration, an array ``(*sweep,)`` for a sweep. A union would make users tell mypy which it is.
+# A float for one configuration, an array ``(*sweep,)`` for a sweep. A union would make users tell
+# mypy which it is.
 Values: TypeAlias = Any
 TOGETHER = 128  # workloads, of some fifty kernels each, whose kernels are analysed in one table
 
@@ -80,14 +81,20 @@ class OperatorShare:
         detail, busy = self.basis.detail, self.basis.kernel_utilisation
         watts = np.moveaxis(detail.kernel_part_w[..., self.row, :], -1, 0)
         return tuple(
-            ModuleShare(part, _to_plain(power_w), _to_plain(busy[part][..., self.row]) if part in busy else None)
+            ModuleShare(
+                part,
+                _to_plain(power_w),
+                _to_plain(busy[part][..., self.row]) if part in busy else None,
+            )
             for part, power_w in zip(detail.parts, watts, strict=True)
         )
 
 
 @dataclass(frozen=True)
 class PhaseShare:
-    """A part of a run that the power governor holds at a clock of its own: a prefill, the decode steps after it."""
+    """A part of a run that the power governor holds at a clock of its own: a prefill, the decode
+    steps after it.
+    """
 
     name: str
     latency_s: Values
@@ -103,7 +110,9 @@ class PhaseShare:
 
 @dataclass(frozen=True)
 class PredictionBasis:
-    """What a prediction was computed from; figures and reports read it instead of computing anything again."""
+    """What a prediction was computed from; figures and reports read it instead of computing
+    anything again.
+    """
 
     graph: Graph
     timeline: Timeline
@@ -113,7 +122,9 @@ class PredictionBasis:
     bundle: Bundle
     asked_w: Array  # (*sweep,) mean power at the clock asked for, whatever the limit
     ran: ClockedTimeline | None = None  # at that clock; None for a sweep, whose arrays are large
-    divisions: tuple[GovernedDivision, ...] = ()  # of runs whose stretches settle at clocks of their own
+    divisions: tuple[
+        GovernedDivision, ...
+    ] = ()  # of runs whose stretches settle at clocks of their own
 
     @cached_property
     def detail(self) -> KernelDetail:
@@ -132,7 +143,9 @@ class PredictionBasis:
         parts = []
         for part in division.stretches:
             own = part.stretch.timeline
-            parts.append((part.stretch.rows, own.calls, detail_at_clock(own, part.at, self.bundle, part.ran)))
+            parts.append(
+                (part.stretch.rows, own.calls, detail_at_clock(own, part.at, self.bundle, part.ran))
+            )
         return join_details(len(self.timeline.calls), parts)
 
     @cached_property
@@ -150,21 +163,28 @@ class PredictionBasis:
         """How busy each module is while a kernel runs: part -> ``(*sweep, kernel)``."""
         each_s = self.detail.kernel_s
         each_hz = np.broadcast_to(self.detail.effective_hz, each_s.shape)
-        activity = kernel_activity(self.timeline, each_s, each_hz, np.zeros(each_s.shape[:-1]), self.at)
-        return module_utilisation(activity, self.gpu, np.concatenate([each_hz, each_hz[..., :1]], axis=-1))
+        activity = kernel_activity(
+            self.timeline, each_s, each_hz, np.zeros(each_s.shape[:-1]), self.at
+        )
+        return module_utilisation(
+            activity, self.gpu, np.concatenate([each_hz, each_hz[..., :1]], axis=-1)
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """Latency, power, energy and clock of a workload: floats for one configuration, arrays ``(*sweep,)`` for a sweep.
+    """Latency, power, energy and clock of a workload: floats for one configuration, arrays
+    ``(*sweep,)`` for a sweep.
 
-    ``power_w``, ``energy_j`` and ``clock_hz`` are those of one GPU; ``total_power_w`` and ``total_energy_j`` are of
-    all ``gpu_count`` GPUs, which are taken to draw the same. ``tokens`` and ``items`` are counted over all GPUs.
+    ``power_w``, ``energy_j`` and ``clock_hz`` are those of one GPU; ``total_power_w`` and
+    ``total_energy_j`` are of all ``gpu_count`` GPUs, which are taken to draw the same. ``tokens``
+    and ``items`` are counted over all GPUs.
 
-    A token is a prompt token in prefill, a new token in decode (one a sequence) and in generate, where the prefill
-    costs time and energy and its prompt does not count, and a token trained on in training. An item is a picture, a
-    denoising step or an audio clip. Pipeline stages work on batches in turn: once the pipeline is full, one leaves it
-    every ``latency_s``, so that tokens per second and joules per token are those of a full pipeline.
+    A token is a prompt token in prefill, a new token in decode (one a sequence) and in generate,
+    where the prefill costs time and energy and its prompt does not count, and a token trained on in
+    training. An item is a picture, a denoising step or an audio clip. Pipeline stages work on
+    batches in turn: once the pipeline is full, one leaves it every ``latency_s``, so that tokens
+    per second and joules per token are those of a full pipeline.
 
     Parts of the power, operators, interval and support are computed when they are read.
     """
@@ -203,7 +223,9 @@ class Prediction:
 
     @property
     def items(self) -> int | None:
-        """Pictures, denoising steps or audio clips of one run on all GPUs; None where there are none."""
+        """Pictures, denoising steps or audio clips of one run on all GPUs; None where there are
+        none.
+        """
         return self.basis.graph.items
 
     @property
@@ -262,7 +284,9 @@ class Prediction:
         return summarise_card(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data: for one configuration what ``predict --json`` prints, for a sweep lists of numbers."""
+        """Return plain data: for one configuration what ``predict --json`` prints, for a sweep
+        lists of numbers.
+        """
         from wattcast.predictor.prediction_json import prediction_to_plain
 
         return prediction_to_plain(self)
@@ -274,7 +298,9 @@ class Prediction:
         return encode_json(self.to_dict()).decode()
 
     def to_frame(self) -> Any:
-        """Return a table with a row for each configuration: polars, or pandas where only that is installed."""
+        """Return a table with a row for each configuration: polars, or pandas where only that is
+        installed.
+        """
         from wattcast.predictor.prediction_json import prediction_to_frame
 
         return prediction_to_frame(self)
@@ -289,18 +315,26 @@ class Prediction:
         """The power by module."""
         basis = self.basis
         totals, detail = basis.totals, basis.detail
-        whole = totals.latency_s[..., np.newaxis], basis.timeline.total[..., np.newaxis, :]  # as one interval
+        whole = (
+            totals.latency_s[..., np.newaxis],
+            basis.timeline.total[..., np.newaxis, :],
+        )  # as one interval
         activity = Activity(*whole, basis.timeline.events, basis.at, ActivitySource.PREDICTED)
         busy = module_utilisation(activity, basis.gpu, totals.effective_hz[..., np.newaxis])
         power_w = mean_power_w(detail.part_j, totals.latency_s[..., np.newaxis])
         return tuple(
-            ModuleShare(part, _to_plain(power_w[..., i]), _to_plain(busy[part][..., 0]) if part in busy else None)
+            ModuleShare(
+                part,
+                _to_plain(power_w[..., i]),
+                _to_plain(busy[part][..., 0]) if part in busy else None,
+            )
             for i, part in enumerate(detail.parts)
         )
 
     @cached_property
     def phases(self) -> tuple[PhaseShare, ...]:
-        """The parts of one run that settle at clocks of their own, in order; empty where all of it has one clock.
+        """The parts of one run that settle at clocks of their own, in order; empty where all of it
+        has one clock.
 
         A sweep has none: its points may be divided in different ways.
         """
@@ -308,7 +342,9 @@ class Prediction:
             return ()
         by_name: dict[str, list[GovernedStretch]] = {}
         for part in self.basis.divisions[0].stretches:
-            by_name.setdefault(_name_phase(part.stretch.name, self.basis.graph.phase), []).append(part)
+            by_name.setdefault(_name_phase(part.stretch.name, self.basis.graph.phase), []).append(
+                part
+            )
         return tuple(_sum_phase(name, parts) for name, parts in by_name.items())
 
     @cached_property
@@ -317,7 +353,9 @@ class Prediction:
         return self._share_operators(self.basis.timeline.kernels.appearance)
 
     def rank_ops(self, most: int | None = None) -> tuple[OperatorShare, ...]:
-        """Return the distinct operators of one configuration that take most energy, the first of them first."""
+        """Return the distinct operators of one configuration that take most energy, the first of
+        them first.
+        """
         rows = self.basis.timeline.kernels.appearance
         spent_j = (self.basis.detail.kernel_j * self.basis.timeline.calls)[rows]
         return self._share_operators(rows[np.argsort(-spent_j, kind="stable")[:most]])
@@ -326,10 +364,14 @@ class Prediction:
         timeline, detail = self.basis.timeline, self.basis.detail
         calls, watts = timeline.calls[rows], detail.kernel_part_w[..., rows, :].sum(axis=-1)
         columns = detail.kernel_s[..., rows] * calls, watts, detail.kernel_j[..., rows] * calls
-        spent_s, power_w, spent_j = (of.tolist() if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns)
+        spent_s, power_w, spent_j = (
+            of.tolist() if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns
+        )
         ops, some = timeline.kernels.ops, rows.tolist()
         each = zip(some, calls.tolist(), spent_s, power_w, spent_j, strict=True)
-        return tuple([OperatorShare(ops[i], int(n), s, w, j, self.basis, i) for i, n, s, w, j in each])
+        return tuple(
+            [OperatorShare(ops[i], int(n), s, w, j, self.basis, i) for i, n, s, w, j in each]
+        )
 
     @cached_property
     def interval(self) -> PredictionInterval:
@@ -343,7 +385,9 @@ class Prediction:
 
 
 def _name_phase(stretch: str, phase: str) -> str:
-    """Return the name of a stretch; what comes before the decode steps of a generation is its prefill."""
+    """Return the name of a stretch; what comes before the decode steps of a generation is its
+    prefill.
+    """
     return stretch.replace("forward", "prefill") if phase == "generate" else stretch
 
 
@@ -351,17 +395,23 @@ def _sum_phase(name: str, parts: Sequence[GovernedStretch]) -> PhaseShare:
     """Add up stretches of one name."""
     latency_s = sum(float(part.totals.latency_s) for part in parts)
     energy_j = sum(float(part.totals.energy_j) for part in parts)
-    clocked = sum(float(sweep_values(part.ran.clock_hz)) * float(part.totals.latency_s) for part in parts)
+    clocked = sum(
+        float(sweep_values(part.ran.clock_hz)) * float(part.totals.latency_s) for part in parts
+    )
     capped = any(bool(part.capped) for part in parts)
     return PhaseShare(name, latency_s, energy_j / latency_s, clocked / latency_s, capped)
 
 
 def predict_graph(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
-    """Predict one workload: analyse its kernels, find the clock the governor allows, sum up at that clock."""
+    """Predict one workload: analyse its kernels, find the clock the governor allows, sum up at that
+    clock.
+    """
     return predict_timeline(analyse_graph(graph, gpu, bundle), graph, gpu, at, bundle)
 
 
-def predict_graphs(graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> list[Prediction]:
+def predict_graphs(
+    graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle: Bundle
+) -> list[Prediction]:
     """Predict many workloads, in order, with the kernels of ``TOGETHER`` of them in one table."""
     found = []
     for start in range(0, len(graphs), TOGETHER):
@@ -371,7 +421,9 @@ def predict_graphs(graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle
     return found
 
 
-def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
+def predict_timeline(
+    timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle
+) -> Prediction:
     """Predict a workload whose timeline is known."""
     settled, totals, ran = run_governed(timeline, gpu, at, bundle)
     power_w, memory_byte = totals.power_w, graph.memory_byte
@@ -390,7 +442,9 @@ def predict_timeline(timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPo
         capped=_broadcast_like(settled.capped, power_w),
         busy_s=_broadcast_like(totals.busy_s, power_w),
         memory_byte=memory_byte,
-        fits=None if memory_byte is None else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
+        fits=None
+        if memory_byte is None
+        else bool(np.all(memory_byte <= np.asarray(gpu.memory.capacity_byte))),
         assumptions=_list_assumptions(basis, settled.met, at),
         status=bundle.status,
         provenance=bundle.provenance,
@@ -417,7 +471,9 @@ def _list_assumptions(basis: PredictionBasis, met: Mask, asked: OperatingPoint) 
     if not met.all():
         notes.append("the power limit cannot be met even at the lowest clock; that clock is given")
     if asked.clock_hz is not None or asked.power_limit_w is not None:
-        slow_s = total_at_clock(slow_memory_path(timeline, gpu.clocks.max_hz), basis.at, bundle).latency_s
+        slow_s = total_at_clock(
+            slow_memory_path(timeline, gpu.clocks.max_hz), basis.at, bundle
+        ).latency_s
         slower = float(np.max(slow_s / basis.totals.latency_s)) - 1.0
         if slower > _NEGLIGIBLE_SLOWDOWN:
             notes.append(

@@ -1,8 +1,8 @@
 """Write predictions as JSON, tables and a few words.
 
-The schema is that of ``predict --json`` and of the HTTP interface. In words, an answer is one line, a card, or the
-lines that a screen begins with; numbers carry as many digits as their interval deserves.
-"""
+The schema is that of ``predict --json`` and of the HTTP interface. In words, an answer is one line,
+a card, or the lines that a screen begins with; numbers carry as many digits as their interval
+deserves."""
 
 from __future__ import annotations
 
@@ -24,9 +24,18 @@ from wattcast.core.units import show
 from wattcast.workload.readers.from_json import operator_to_plain
 
 if TYPE_CHECKING:
-    from wattcast.predictor.prediction import ModuleShare, OperatorShare, PhaseShare, Prediction, Values
+    from wattcast.predictor.prediction import (
+        ModuleShare,
+        OperatorShare,
+        PhaseShare,
+        Prediction,
+        Values,
+    )
 
-GOOD, FAIR = 0.15, 0.35  # largest half-width of an interval, over the value, that is called good and fair
+GOOD, FAIR = (
+    0.15,
+    0.35,
+)  # largest half-width of an interval, over the value, that is called good and fair
 MUCH_WAITING = 0.1  # share of the time beyond which the host, which differs by machine, decides
 
 
@@ -70,7 +79,8 @@ class PhaseOut(msgspec.Struct):
 
 
 class DistanceOut(msgspec.Struct):
-    dimension: str  # kernels, number format, clock, power limit, temperature, stack, parallelism, host, GPU
+    # kernels, number format, clock, power limit, temperature, stack, parallelism, host, GPU
+    dimension: str
     word: str  # measured | near | far
     share: float  # of time or energy, the larger, beyond what was measured
     reason: str
@@ -98,7 +108,9 @@ class PredictionOut(msgspec.Struct):
     gpu: str
     stack: str  # what issues the kernels; empty where a list of operators does not say
     gpu_count: int
-    tokens: int | None  # of one run on all GPUs; what a token is: the docstring of wattcast.Prediction
+    tokens: (
+        int | None
+    )  # of one run on all GPUs; what a token is: the docstring of wattcast.Prediction
     tokens_per_s: float | None
     energy_j_per_token: float | None
     items: int | None  # pictures, denoising steps, audio clips
@@ -126,7 +138,9 @@ class PredictionOut(msgspec.Struct):
     ops: list[OperatorOut]
     assumptions: list[str]
     provenance: ProvenanceOut
-    phases: list[PhaseOut] = []  # that the power limit holds at clocks of their own; empty: one clock for all
+    phases: list[
+        PhaseOut
+    ] = []  # that the power limit holds at clocks of their own; empty: one clock for all
 
 
 class PredictOut(msgspec.Struct):
@@ -134,8 +148,12 @@ class PredictOut(msgspec.Struct):
     predictions: list[PredictionOut]
 
 
-def predictions_to_output(predictions: Sequence[Prediction], most_ops: int | None = None) -> PredictOut:
-    """Convert single-point predictions to the output schema, in order; ``most_ops``: those of most energy alone."""
+def predictions_to_output(
+    predictions: Sequence[Prediction], most_ops: int | None = None
+) -> PredictOut:
+    """Convert single-point predictions to the output schema, in order; ``most_ops``: those of most
+    energy alone.
+    """
     return PredictOut(__version__, [_write_prediction(p, most_ops) for p in predictions])
 
 
@@ -150,31 +168,50 @@ def prediction_to_plain(p: Prediction) -> dict[str, Any]:
         value = getattr(p, name)
         found[name] = value.tolist() if isinstance(value, np.ndarray) else value
     found |= {"support": np.broadcast_to(p.support.words, shape).tolist()}
-    return found | {"memory_byte": p.memory_byte, "fits": p.fits, "assumptions": list(p.assumptions)}
+    return found | {
+        "memory_byte": p.memory_byte,
+        "fits": p.fits,
+        "assumptions": list(p.assumptions),
+    }
 
 
 def prediction_to_frame(p: Prediction) -> Any:
-    """Return a data frame with a row for each configuration, in the order of the sweep's flattened shape."""
+    """Return a data frame with a row for each configuration, in the order of the sweep's flattened
+    shape.
+    """
     shape = np.shape(p.latency_s)
     columns: dict[str, Any] = {"name": p.name, "gpu": p.gpu, "stack": p.stack}
     columns |= {name: getattr(p, name) for name in (*ANSWERS, *SWEPT)}
     columns |= {"support": p.support.words, "memory_byte": p.memory_byte, "fits": p.fits}
     known = {name: value for name, value in columns.items() if value is not None}
-    table = {name: np.broadcast_to(np.asarray(value), shape).ravel() for name, value in known.items()}
+    table = {
+        name: np.broadcast_to(np.asarray(value), shape).ravel() for name, value in known.items()
+    }
     for library in ("polars", "pandas"):
         try:
             frames = import_module(library)
         except ImportError:
             continue
         return frames.DataFrame({name: value.tolist() for name, value in table.items()})
-    raise MissingTool("a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', or pandas.")
+    raise MissingTool(
+        "a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', or pandas."
+    )
 
 
 ANSWERS = (
     "gpu_count", "tokens", "tokens_per_s", "energy_j_per_token", "items", "items_per_s", "energy_j_per_item",
     "total_power_w", "total_energy_j", "cost", "cost_per_million_tokens", "carbon_g",
 )  # fmt: skip
-SWEPT = ("latency_s", "power_w", "energy_j", "clock_hz", "effective_clock_hz", "capped", "busy_s", "peak_power_w")
+SWEPT = (
+    "latency_s",
+    "power_w",
+    "energy_j",
+    "clock_hz",
+    "effective_clock_hz",
+    "capped",
+    "busy_s",
+    "peak_power_w",
+)
 
 
 def encode_json(out: object) -> bytes:
@@ -186,16 +223,24 @@ def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionO
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
     ops = p.ops if most_ops is None else p.rank_ops(most_ops)
-    pairs, sure = (p.interval.latency_s, p.interval.power_w, p.interval.energy_j), judge_confidence(p)
+    pairs, sure = (
+        (p.interval.latency_s, p.interval.power_w, p.interval.energy_j),
+        judge_confidence(p),
+    )
     distances = [
-        DistanceOut(d.dimension, d.word, _check_finite(np.max(d.beyond)), d.reason) for d in p.support.distances
+        DistanceOut(d.dimension, d.word, _check_finite(np.max(d.beyond)), d.reason)
+        for d in p.support.distances
     ]
     return PredictionOut(
         **take_fields(p, "name", "gpu", "stack", "memory_byte", "fits"),
         **{name: _write_number(getattr(p, name)) for name in (*ANSWERS, *SWEPT)},
         currency=p.prices.currency,
-        interval=IntervalOut(p.interval.level, *((_check_finite(low), _check_finite(high)) for low, high in pairs)),
-        support=SupportOut(p.support.inside, p.support.word, p.support.reason, sure.value, sure.remark, distances),
+        interval=IntervalOut(
+            p.interval.level, *((_check_finite(low), _check_finite(high)) for low, high in pairs)
+        ),
+        support=SupportOut(
+            p.support.inside, p.support.word, p.support.reason, sure.value, sure.remark, distances
+        ),
         modules=[_write_module(m) for m in p.modules],
         ops=[_write_operator(o) for o in ops],
         assumptions=list(p.assumptions),
@@ -227,7 +272,9 @@ def describe_cap(p: Prediction) -> str:
 
 def _write_module(module: ModuleShare) -> ModuleOut:
     busy = module.utilisation
-    return ModuleOut(module.name, _check_finite(module.power_w), None if busy is None else _check_finite(busy))
+    return ModuleOut(
+        module.name, _check_finite(module.power_w), None if busy is None else _check_finite(busy)
+    )
 
 
 def _write_operator(share: OperatorShare) -> OperatorOut:
@@ -285,16 +332,21 @@ def round_number(value: float, digits: int) -> str:
 
 
 def judge_confidence(p: Prediction) -> AnswerLine:
-    """Say how sure a prediction is, ``good``, ``fair`` or ``rough`` from the width of its interval, and why.
+    """Say how sure a prediction is, ``good``, ``fair`` or ``rough`` from the width of its interval,
+    and why.
 
-    What is far from what was measured is never called good: its intervals rest on a few GPUs, clocks and limits that
-    could be tried. Where the host decides, a prediction is rough: the speed of the host is not known here.
-    """
+    What is far from what was measured is never called good: its intervals rest on a few GPUs,
+    clocks and limits that could be tried. Where the host decides, a prediction is rough: the speed
+    of the host is not known here."""
     ends = [(p.latency_s, p.interval.latency_s), (p.power_w, p.interval.power_w)]
     half = max(float(np.max((e[..., 1] - e[..., 0]) / 2.0 / np.asarray(v))) for v, e in ends)
     word = "good" if half <= GOOD and p.support.inside else "fair" if half <= FAIR else "rough"
     waits = float(np.max(1.0 - np.asarray(p.busy_s) / np.asarray(p.latency_s)))
-    why = [f"{p.gpu} is {p.status}" if p.status is not FitStatus.FORECAST else f"{p.gpu} is forecast, not measured"]
+    why = [
+        f"{p.gpu} is {p.status}"
+        if p.status is not FitStatus.FORECAST
+        else f"{p.gpu} is forecast, not measured"
+    ]
     if waits > MUCH_WAITING:
         word = "rough"
         why.insert(0, f"{waits:.0%} of the time waits for the host, whose speed differs by machine")
@@ -309,7 +361,9 @@ def support_line(p: Prediction) -> AnswerLine:
 
 
 def list_answers(p: Prediction) -> list[AnswerLine]:
-    """Return the answer of one configuration, most wanted first: speed, joules, watts, latency, memory, money."""
+    """Return the answer of one configuration, most wanted first: speed, joules, watts, latency,
+    memory, money.
+    """
     speeds, joules, many = [], [], p.gpu_count > 1
     latency, energy = p.interval.latency_s, p.interval.energy_j * p.gpu_count
     all_w = show_between(p.total_power_w, p.interval.power_w * p.gpu_count, "W")
@@ -318,10 +372,16 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
     for count, word, what in ((p.tokens, "token", token), (p.items, item, item)):
         if count is not None:
             speed = span_numbers(count / float(p.latency_s), count / latency[::-1])
-            speeds.append(AnswerLine("throughput", f"{speed[0]} {what}s/s", f"{speed[1]} {word}s/s"))
+            speeds.append(
+                AnswerLine("throughput", f"{speed[0]} {what}s/s", f"{speed[1]} {word}s/s")
+            )
             each_j = float(p.total_energy_j) / count
             value, span = span_numbers(each_j, energy / count)
-            value, span = (f"{value} J", f"{span} J") if each_j > 1e-3 else show_between(each_j, energy / count, "J")
+            value, span = (
+                (f"{value} J", f"{span} J")
+                if each_j > 1e-3
+                else show_between(each_j, energy / count, "J")
+            )
             joules.append(AnswerLine("energy", f"{value}/{word}", span))
     if not joules:
         value, span = show_between(p.total_energy_j, energy, "J")
@@ -332,23 +392,37 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
     each = f"{p.gpu_count} GPUs of {one_w} each" if many else "one GPU"
     lines.append(AnswerLine("total power", all_w[0], f"{all_w[1]}; {each}{capped}"))
     value, span = show_between(p.latency_s, latency, "s")
-    run = {"decode": " a step", "train": " a step", "generate": " a generation", "prefill": " a prefill"}
+    run = {
+        "decode": " a step",
+        "train": " a step",
+        "generate": " a generation",
+        "prefill": " a prefill",
+    }
     lines.append(AnswerLine("latency", f"{value}{run.get(phase, '')}", span))
-    capacity, each = show(float(np.min(p.basis.gpu.memory.capacity_byte)), "byte", 3), " on each GPU" if many else ""
+    capacity, each = (
+        show(float(np.min(p.basis.gpu.memory.capacity_byte)), "byte", 3),
+        " on each GPU" if many else "",
+    )
     if p.memory_byte is None:
-        lines.append(AnswerLine("memory", "unknown", f"the workload does not say; the GPU has {capacity}"))
+        lines.append(
+            AnswerLine("memory", "unknown", f"the workload does not say; the GPU has {capacity}")
+        )
     else:
         held = f"{show(p.memory_byte, 'byte', 3)} of {capacity}{each}"
         lines.append(AnswerLine("memory", "fits" if p.fits else "DOES NOT FIT", held))
     if p.cost is not None:
         money, per = p.cost_per_million_tokens, "million tokens"
         if money is None:
-            money, per = (p.cost / (p.items / 1e3), f"thousand {item}s") if p.items else (p.cost, "run")
+            money, per = (
+                (p.cost / (p.items / 1e3), f"thousand {item}s") if p.items else (p.cost, "run")
+            )
         unit = f" {p.prices.currency}" if p.prices.currency else ""
         lines.append(AnswerLine("cost", f"{round_number(float(money), 2)}{unit} per {per}"))
     if p.carbon_g is not None:
         per, runs = ("million tokens", p.tokens / 1e6) if p.tokens else ("run", 1.0)
-        lines.append(AnswerLine("carbon", f"{round_number(float(p.carbon_g) / runs, 2)} g CO2e per {per}"))
+        lines.append(
+            AnswerLine("carbon", f"{round_number(float(p.carbon_g) / runs, 2)} g CO2e per {per}")
+        )
     return lines
 
 
@@ -356,13 +430,17 @@ def show_between(value: Values, ends: Array, unit: str) -> tuple[str, str]:
     """Return a value with the digits it deserves, and its interval."""
     low, high = float(ends[..., 0]), float(ends[..., 1])
     digits = count_digits(float(value), low, high)
-    return show(float(value), unit, digits), f"{show(low, unit, digits)} to {show(high, unit, digits)}"
+    return show(
+        float(value), unit, digits
+    ), f"{show(low, unit, digits)} to {show(high, unit, digits)}"
 
 
 def span_numbers(value: float, ends: Array) -> tuple[str, str]:
     """Return what ``show_between`` does for a number without a unit."""
     digits = count_digits(value, float(ends[0]), float(ends[1]))
-    return round_number(value, digits), " to ".join(round_number(float(end), digits) for end in ends)
+    return round_number(value, digits), " to ".join(
+        round_number(float(end), digits) for end in ends
+    )
 
 
 def title_of(p: Prediction) -> str:
@@ -371,23 +449,43 @@ def title_of(p: Prediction) -> str:
     return f"{p.name} on {count}{p.gpu}"
 
 
-# Beginnings of assumptions, those that move an answer most first. What a user did not choose and what was never tried
-# come before what is usual.
+# Beginnings of assumptions, those that move an answer most first. What a user did not choose and
+# what was never tried come before what is usual.
 _WEIGHTY = (
-    *("the power limit cannot be met", "collectives", "forecast", "no engine template", "stack", "phase", "seq"),
-    *("tokens", "pictures", "the cache grows", "fused attention is assumed", "fp8", "int8", "one of"),
+    *(
+        "the power limit cannot be met",
+        "collectives",
+        "forecast",
+        "no engine template",
+        "stack",
+        "phase",
+        "seq",
+    ),
+    *(
+        "tokens",
+        "pictures",
+        "the cache grows",
+        "fused attention is assumed",
+        "fp8",
+        "int8",
+        "one of",
+    ),
     *("power limit", "host", "data", "clock"),
 )
 
 
 def rank_assumptions(p: Prediction) -> list[str]:
-    """Return what was assumed, that which moves the answer most first; a unit that is missing goes before all."""
+    """Return what was assumed, that which moves the answer most first; a unit that is missing goes
+    before all.
+    """
     waits = float(p.busy_s) < (1.0 - MUCH_WAITING) * float(p.latency_s)
 
     def weight(note: str) -> int:
         if " has no " in note or "more than the" in note or (waits and note.startswith("host")):
             return -1
-        return next((i for i, start in enumerate(_WEIGHTY) if note.startswith(start)), len(_WEIGHTY))
+        return next(
+            (i for i, start in enumerate(_WEIGHTY) if note.startswith(start)), len(_WEIGHTY)
+        )
 
     return sorted(p.assumptions, key=weight)
 
@@ -395,11 +493,11 @@ def rank_assumptions(p: Prediction) -> list[str]:
 def summarise_line(p: Prediction) -> str:
     """Return a prediction in one line; a sweep as its size and its ranges."""
     if isinstance(p.latency_s, float):
-        shown = [line.value for line in list_answers(p) if line.label not in ("memory", "cost", "carbon")]
+        shown = [
+            line.value for line in list_answers(p) if line.label not in ("memory", "cost", "carbon")
+        ]
         sure = judge_confidence(p).value
-        return (
-            f"<Prediction {title_of(p)}: {', '.join(shown)}, {sure}{'' if p.fits is not False else ', DOES NOT FIT'}>"
-        )
+        return f"<Prediction {title_of(p)}: {', '.join(shown)}, {sure}{'' if p.fits is not False else ', DOES NOT FIT'}>"
     ranges = [
         f"{show(float(np.min(values)), unit, 3)} to {show(float(np.max(values)), unit, 3)}"
         for values, unit in ((p.latency_s, "s"), (p.total_power_w, "W"), (p.total_energy_j, "J"))
@@ -414,7 +512,8 @@ def summarise_card(p: Prediction) -> str:
     rows = "".join(
         f"<tr><td style='text-align:left'>{html.escape(line.label)}</td>"
         f"<td style='text-align:left'><b>{html.escape(line.value)}</b></td>"
-        f"<td style='text-align:left;opacity:.75'>{html.escape(line.remark)}</td></tr>"  # on any background
+        # on any background
+        f"<td style='text-align:left;opacity:.75'>{html.escape(line.remark)}</td></tr>"
         for line in (*list_answers(p), judge_confidence(p), support_line(p))
     )
     caption = f"<caption style='text-align:left'>{html.escape(title_of(p))}</caption>"

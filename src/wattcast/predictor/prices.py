@@ -1,4 +1,6 @@
-"""What energy and GPU time cost, and the carbon they stand for. Unknown prices stay unknown: nothing is assumed."""
+"""What energy and GPU time cost, and the carbon they stand for. Unknown prices stay unknown:
+nothing is assumed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypedDict, TypeVar
 
-from wattcast.core import BadInput, bad_value, check_names, dataclass, errors, field, units, unknown_name
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    check_names,
+    dataclass,
+    errors,
+    field,
+    units,
+    unknown_name,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
@@ -25,16 +36,18 @@ class Prices:
     per_j: float | None = None  # currency per joule at the meter
     currency: str = ""
     carbon_g_per_j: float | None = None
-    rent_per_s: Mapping[str, float] = field(default_factory=dict)  # GPU -> currency per second of one GPU
+    rent_per_s: Mapping[str, float] = field(
+        default_factory=dict
+    )  # GPU -> currency per second of one GPU
     pue: float = 1.0  # joules at the meter per joule of the GPU
     notes: tuple[str, ...] = ()
 
     def cost(self, gpu: str, energy_j: _Amount, gpu_s: _Amount) -> _Amount | None:
-        """Money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no price is known.
+        """Money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no price is
+        known.
 
-        cost = E·PUE·tariff + t·rent. Where only one of tariff and rent is given, that one alone is counted;
-        where GPUs have rents, one without has an unknown cost.
-        """
+        cost = E·PUE·tariff + t·rent. Where only one of tariff and rent is given, that one alone is
+        counted; where GPUs have rents, one without has an unknown cost."""
         names = (gpu, strip_board(gpu), ANY_GPU)
         rent = next((self.rent_per_s[name] for name in names if name in self.rent_per_s), None)
         if (self.per_j is None and rent is None) or (self.rent_per_s and rent is None):
@@ -42,12 +55,16 @@ class Prices:
         return energy_j * self.pue * (self.per_j or 0.0) + gpu_s * (rent or 0.0)
 
     def carbon_g(self, energy_j: _Amount) -> _Amount | None:
-        """Grams of CO2 equivalent for ``energy_j`` drawn by GPUs; None where the intensity is unknown."""
+        """Grams of CO2 equivalent for ``energy_j`` drawn by GPUs; None where the intensity is
+        unknown.
+        """
         return None if self.carbon_g_per_j is None else energy_j * self.pue * self.carbon_g_per_j
 
 
 class PriceKeywords(TypedDict, total=False):
-    """What ``parse_prices`` takes, as functions and commands take it: ``**prices: Unpack[PriceKeywords]``."""
+    """What ``parse_prices`` takes, as functions and commands take it: ``**prices:
+    Unpack[PriceKeywords]``.
+    """
 
     price: str | Sequence[str] | None
     electricity: str | None
@@ -64,22 +81,27 @@ def parse_prices(
 ) -> Prices:
     """Prices as people write them.
 
-    ``price`` is the rent of a GPU, ``2.50/h`` or ``h200=3.50USD/h`` for one kind, or a list of them;
-    ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a region, ``us``; ``pue``
-    the energy at the meter per energy of the GPU.
-    """
-    known = PriceKeywords.__annotations__  # ``unknown`` are of whichever function takes prices beside its own options
+    ``price`` is the rent of a GPU, ``2.50/h`` or ``h200=3.50USD/h`` for one kind, or a list of
+    them; ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a
+    region, ``us``; ``pue`` the energy at the meter per energy of the GPU."""
+    known = (
+        PriceKeywords.__annotations__
+    )  # ``unknown`` are of whichever function takes prices beside its own options
     check_names("option", unknown, known, f"Prices: {', '.join(known)}.")
     if not 1.0 <= pue <= 10.0:
         raise bad_value("pue", "a number from 1 to 10", pue)
     per_j, currency = (
-        (None, "") if electricity is None else _read_money(electricity, "J", "electricity", "0.12USD/kWh")
+        (None, "")
+        if electricity is None
+        else _read_money(electricity, "J", "electricity", "0.12USD/kWh")
     )
     rents = {}
     for text in [price] if isinstance(price, str) else price or ():
         name, equals, amount = text.rpartition("=")
         gpu = resolve_gpu_name(name) if equals else ANY_GPU
-        where, example = (f"price {gpu}", "3.50USD/h") if equals else ("price", "3.50USD/h, or h200=3.50USD/h")
+        where, example = (
+            (f"price {gpu}", "3.50USD/h") if equals else ("price", "3.50USD/h, or h200=3.50USD/h")
+        )
         each, found = _read_money(amount, "s", where, example)
         if currency and found and found != currency:
             raise bad_value("price", f"one currency, {currency}", text)
@@ -94,12 +116,16 @@ def parse_prices(
 def carbon_regions() -> dict[str, tuple[float, str]]:
     """Grams of CO2 equivalent per kWh by region, with the year and the source."""
     rows = read_shipped_table("wattcast.predictor", "carbon.csv")
-    return {row["region"]: (float(row["g_per_kwh"]), f"{row['year']}, {row['source']}") for row in rows}
+    return {
+        row["region"]: (float(row["g_per_kwh"]), f"{row['year']}, {row['source']}") for row in rows
+    }
 
 
 def _read_money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
     sign = text.strip()[:1]
-    text = text.replace(sign, "", 1).replace("/", f" {_SIGNS[sign]}/", 1) if sign in _SIGNS else text
+    text = (
+        text.replace(sign, "", 1).replace("/", f" {_SIGNS[sign]}/", 1) if sign in _SIGNS else text
+    )
     for currency in CURRENCIES:
         try:
             value = units.parse(text, f"{currency}/{per}", where)

@@ -1,19 +1,20 @@
 """Divide a run into the stretches over which the power governor averages.
 
-The governor averages over a window. Kernels that follow one another faster than that share a clock. A stretch of
-the run that is longer than the window settles at a clock of its own: a prefill of six seconds runs under the limit
-by itself, whatever the decode steps after it leave of it.
+The governor averages over a window. Kernels that follow one another faster than that share a clock.
+A stretch of the run that is longer than the window settles at a clock of its own: a prefill of six
+seconds runs under the limit by itself, whatever the decode steps after it leave of it.
 
 The issue order is cut where time passes, not where a model changes its name:
 
-- Segments of one step that repeats, such as embedding, layers and head of a decode step, belong together as long as
-  a step is shorter than the window.
-- A segment that repeats (a layer) belongs together as long as one repetition is shorter than the window.
+- Segments of one step that repeats, such as embedding, layers and head of a decode step, belong
+  together as long as a step is shorter than the window.
+- A segment that repeats (a layer) belongs together as long as one repetition is shorter than the
+  window.
 - What is left are single operators with their calls in a row.
 
-Each of these that is longer than the window is a stretch. Shorter ones are joined, in order, until they are as long
-as the window; what remains between two long ones joins the one before it, or the one whose step it opens.
-"""
+Each of these that is longer than the window is a stretch. Shorter ones are joined, in order, until
+they are as long as the window; what remains between two long ones joins the one before it, or the
+one whose step it opens."""
 
 from __future__ import annotations
 
@@ -28,14 +29,18 @@ from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload.operator_base import select_operators
 
-MOST_STRETCHES = 64  # of one run; beyond, they are longer than the window: a day costs what a minute does
+MOST_STRETCHES = (
+    64  # of one run; beyond, they are longer than the window: a day costs what a minute does
+)
 DECODE = "decode"  # how the labels of blocks of a decode step begin, followed by a dot
 _Groups = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of the issue order that runs at one clock: its kernels as a timeline, and their rows in the whole."""
+    """A part of the issue order that runs at one clock: its kernels as a timeline, and their rows
+    in the whole.
+    """
 
     name: str
     rows: RowIndex
@@ -50,8 +55,11 @@ class Division:
     stretches: tuple[Stretch, ...]
 
 
-def divide_run(timeline: Timeline, kernel_s: Array, latency_s: Array, window_s: float) -> tuple[Division, ...]:
-    """Divide a run whose kernels take ``kernel_s`` ``(*sweep, kernel)``; each point of a sweep by itself.
+def divide_run(
+    timeline: Timeline, kernel_s: Array, latency_s: Array, window_s: float
+) -> tuple[Division, ...]:
+    """Divide a run whose kernels take ``kernel_s`` ``(*sweep, kernel)``; each point of a sweep by
+    itself.
 
     Points that are divided alike are returned together.
     """
@@ -75,9 +83,11 @@ def divide_run(timeline: Timeline, kernel_s: Array, latency_s: Array, window_s: 
 
 
 def list_turns(segments: Sequence[IssueSegment]) -> Iterator[tuple[int, ...]]:
-    """Yield the places of segments that run in turn, over and over: those of one kind of decode step, else one.
+    """Yield the places of segments that run in turn, over and over: those of one kind of decode
+    step, else one.
 
-    Blocks of decode steps have labels such as ``decode.layers``. Where a label comes again, other steps begin.
+    Blocks of decode steps have labels such as ``decode.layers``. Where a label comes again, other
+    steps begin.
 
     >>> rows, counts = np.arange(1), np.ones(1)
     >>> labels = ("layers", "decode.layers", "decode.head", "decode.layers", "decode.head")
@@ -100,11 +110,12 @@ def list_turns(segments: Sequence[IssueSegment]) -> Iterator[tuple[int, ...]]:
 
 
 def _group_positions(segments: Sequence[IssueSegment], kernel_s: Array, window_s: float) -> _Groups:
-    """Return the number of the stretch that each position of the issue order belongs to, ``(*sweep, position)``.
+    """Return the number of the stretch that each position of the issue order belongs to, ``(*sweep,
+    position)``.
 
-    A long piece is a stretch. Short ones are counted together until they are as long as the window. What is shorter
-    joins the stretch before it, or the one after it where it opens a step or the run.
-    """
+    A long piece is a stretch. Short ones are counted together until they are as long as the window.
+    What is shorter joins the stretch before it, or the one after it where it opens a step or the
+    run."""
     begins, piece_s = _list_pieces(segments, kernel_s, window_s)
     leads = _find_leads(segments)
     if begins.ndim == 1:
@@ -122,7 +133,9 @@ def _group_positions(segments: Sequence[IssueSegment], kernel_s: Array, window_s
         length_s = np.where(closes, 0.0, length_s) + own_s
         numbers[..., place] = number
         lengths_s[..., place] = length_s
-    for place in range(begins.shape[-1] - 2, -1, -1):  # each position gets the whole length of its stretch
+    for place in range(
+        begins.shape[-1] - 2, -1, -1
+    ):  # each position gets the whole length of its stretch
         same = numbers[..., place] == numbers[..., place + 1]
         lengths_s[..., place] = np.where(same, lengths_s[..., place + 1], lengths_s[..., place])
     first = np.diff(numbers, axis=-1, prepend=-1) > 0
@@ -133,16 +146,24 @@ def _group_positions(segments: Sequence[IssueSegment], kernel_s: Array, window_s
 
 
 def _carry_first(first: Mask, values: Mask) -> Mask:
-    """Return at each position the value at the first position of its stretch, ``(*sweep, position)``."""
+    """Return at each position the value at the first position of its stretch, ``(*sweep,
+    position)``.
+    """
     carried = np.empty_like(values)
     carried[..., 0] = values[..., 0]
     for place in range(1, values.shape[-1]):
-        carried[..., place] = np.where(first[..., place], values[..., place], carried[..., place - 1])
+        carried[..., place] = np.where(
+            first[..., place], values[..., place], carried[..., place - 1]
+        )
     return carried
 
 
-def _number_stretches(begins: list[bool], piece_s: list[float], leads: list[bool], window_s: float) -> _Groups:
-    """Do what ``_group_positions`` does for a single configuration, which may have a million operators."""
+def _number_stretches(
+    begins: list[bool], piece_s: list[float], leads: list[bool], window_s: float
+) -> _Groups:
+    """Do what ``_group_positions`` does for a single configuration, which may have a million
+    operators.
+    """
     numbers = []
     lengths_s = [0.0]
     opens = [leads[0]]
@@ -161,7 +182,9 @@ def _number_stretches(begins: list[bool], piece_s: list[float], leads: list[bool
 
 
 def _find_leads(segments: Sequence[IssueSegment]) -> Mask:
-    """Tell which positions open a step of several segments, ``(position,)``: what is short there joins the step."""
+    """Tell which positions open a step of several segments, ``(position,)``: what is short there
+    joins the step.
+    """
     leads = []
     for places in list_turns(segments):
         for order, place in enumerate(places):
@@ -170,8 +193,12 @@ def _find_leads(segments: Sequence[IssueSegment]) -> Mask:
     return np.concatenate(leads)
 
 
-def _list_pieces(segments: Sequence[IssueSegment], kernel_s: Array, window_s: float) -> tuple[Mask, Array]:
-    """Return where pieces that belong together begin, and how long each is, both ``(*sweep, position)``."""
+def _list_pieces(
+    segments: Sequence[IssueSegment], kernel_s: Array, window_s: float
+) -> tuple[Mask, Array]:
+    """Return where pieces that belong together begin, and how long each is, both ``(*sweep,
+    position)``.
+    """
     begins = []
     piece_s = []
     for places in list_turns(segments):
@@ -192,7 +219,9 @@ def _list_pieces(segments: Sequence[IssueSegment], kernel_s: Array, window_s: fl
 
 
 def _build_stretches(timeline: Timeline, groups: _Groups) -> tuple[Stretch, ...]:
-    """Return the stretches of a run whose positions have these numbers, each as a timeline of its own."""
+    """Return the stretches of a run whose positions have these numbers, each as a timeline of its
+    own.
+    """
     kernels = timeline.kernels
     stretches = []
     for number in range(int(groups.max()) + 1):
@@ -202,9 +231,15 @@ def _build_stretches(timeline: Timeline, groups: _Groups) -> tuple[Stretch, ...]
             here = np.flatnonzero(groups[start : start + len(segment.rows)] == number)
             start += len(segment.rows)
             if here.size:
-                parts.append(IssueSegment(segment.rows[here], segment.counts[here], segment.repeat, segment.label))
+                parts.append(
+                    IssueSegment(
+                        segment.rows[here], segment.counts[here], segment.repeat, segment.label
+                    )
+                )
         rows = np.unique(np.concatenate([part.rows for part in parts]))
-        local = tuple(IssueSegment(rows.searchsorted(p.rows), p.counts, p.repeat, p.label) for p in parts)
+        local = tuple(
+            IssueSegment(rows.searchsorted(p.rows), p.counts, p.repeat, p.label) for p in parts
+        )
         own = timeline.select_rows(rows, select_operators(kernels.ops, rows), local)
         stretches.append(Stretch(_name_stretch(own), rows, own))
     return tuple(stretches)

@@ -23,7 +23,8 @@ from wattcast.workload.operator_base import Operator
 
 @dataclass(frozen=True)
 class KernelPhase:
-    """A stretch of every kernel; zero where a kernel has none. Each broadcasts to ``(*sweep, kernel)``.
+    """A stretch of every kernel; zero where a kernel has none. Each broadcasts to ``(*sweep,
+    kernel)``.
 
     Phases are kept apart rather than on one more axis, so that one that does not vary over a sweep
     costs a sweep nothing.
@@ -33,14 +34,20 @@ class KernelPhase:
     cycles: Array | None  # on-chip work; None: none
     seconds: Array | None  # DRAM and link work
 
-    def change(self, cycles: Callable[[Array], Array], seconds: Callable[[Array], Array]) -> KernelPhase:
+    def change(
+        self, cycles: Callable[[Array], Array], seconds: Callable[[Array], Array]
+    ) -> KernelPhase:
         """Return the phase with its cycles and its seconds changed, as far as it has any."""
         changed = None if self.cycles is None else cycles(self.cycles)
-        return KernelPhase(self.name, changed, None if self.seconds is None else seconds(self.seconds))
+        return KernelPhase(
+            self.name, changed, None if self.seconds is None else seconds(self.seconds)
+        )
 
     def select_rows(self, rows: npt.NDArray[np.int64]) -> KernelPhase:
         """Return the phase of some of the kernels."""
-        return self.change(lambda cycles: cycles.take(rows, axis=-1), lambda seconds: seconds.take(rows, axis=-1))
+        return self.change(
+            lambda cycles: cycles.take(rows, axis=-1), lambda seconds: seconds.take(rows, axis=-1)
+        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,9 @@ class Timeline:
     kernels: Kernels
     phases: tuple[KernelPhase, ...]
     tensor_rows: npt.NDArray[np.int64]  # kernels that issue tensor instructions
-    tensor_cycles: Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
+    tensor_cycles: (
+        Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
+    )
     events: tuple[str, ...]
     value: Array  # (kernel, event) counts of one run of each kernel
     time_factor: Array  # (kernel,) learned factor on the time of a kernel
@@ -71,7 +80,8 @@ class Timeline:
     active: Array  # (*sweep, kernel) SMs with work, averaged over the kernel
     calls: Array  # (kernel,) how often each runs
     host_s: Array  # (*sweep, kernel) what issuing it costs the host
-    # (2, kernel) how like the nearest row that time and energy were learned from, 1 to 0; NaN where nothing was
+    # (2, kernel) how like the nearest row that time and energy were learned from, 1 to 0; NaN where
+    # nothing was
     near: Array | None = None
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
 
@@ -82,11 +92,16 @@ class Timeline:
 
     @property
     def weighted(self) -> Array:
-        """Counts of the whole workload with each kernel's multiplied by its energy factor, ``(event,)``."""
+        """Counts of the whole workload with each kernel's multiplied by its energy factor,
+        ``(event,)``.
+        """
         return np.asarray((self.calls * self.energy_factor) @ self.value)
 
     def select_rows(
-        self, rows: npt.NDArray[np.int64], ops: Sequence[Operator], segments: tuple[IssueSegment, ...]
+        self,
+        rows: npt.NDArray[np.int64],
+        ops: Sequence[Operator],
+        segments: tuple[IssueSegment, ...],
     ) -> Timeline:
         """Return a timeline of some of the kernels, issued in an order of their own."""
         kernels = self.kernels.select_rows(rows, ops, segments)
@@ -110,7 +125,9 @@ class Timeline:
         )
 
     def delay_kernels(self, extra_s: Array) -> Timeline:
-        """Return this timeline with ``extra_s`` ``(kernel,)`` more seconds in the fixed phase of each run."""
+        """Return this timeline with ``extra_s`` ``(kernel,)`` more seconds in the fixed phase of
+        each run.
+        """
         fixed, *rest = self.phases
         assert fixed.cycles is None, "the fixed phase is of seconds alone"
         seconds = extra_s if fixed.seconds is None else fixed.seconds + extra_s
@@ -142,28 +159,33 @@ class Timeline:
         )
 
 
-MEMORY_KNEE = 0.86  # of the top clock, below which time in device memory followed the core clock on a GTX Titan X
+# of the top clock, below which time in device memory followed the core clock on a GTX Titan X
+MEMORY_KNEE = 0.86
 
 
 def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
-    """Return the timeline of a card whose way to device memory runs on the core clock below ``MEMORY_KNEE``.
+    """Return the timeline of a card whose way to device memory runs on the core clock below
+    ``MEMORY_KNEE``.
 
-    Time t in device memory becomes t·max(1, 0.86·f_top/f), at least 0.86·f_top·t cycles of the core clock, as
-    on a GTX Titan X (16 microbenchmarks bound by device memory, 16 core clocks, within 2 %, [Guerreiro2018]).
-    Predictions follow the clock later, where L2 does: models on an A100 at 510 to 1,410 MHz are 6.9 % off, and 7.6 %
-    with a knee chosen on other models. This is how much slower memory-bound work at a low clock may turn out.
-    """
+    Time t in device memory becomes t·max(1, 0.86·f_top/f), at least 0.86·f_top·t cycles of the core
+    clock, as on a GTX Titan X (16 microbenchmarks bound by device memory, 16 core clocks, within 2
+    %, [Guerreiro2018]). Predictions follow the clock later, where L2 does: models on an A100 at 510
+    to 1,410 MHz are 6.9 % off, and 7.6 % with a knee chosen on other models. This is how much
+    slower memory-bound work at a low clock may turn out."""
     fixed, *rest = timeline.phases
     knee_hz = MEMORY_KNEE * top_hz
     slower = [
-        p if p.cycles is None or p.seconds is None else replace(p, cycles=np.maximum(p.cycles, knee_hz * p.seconds))
+        p
+        if p.cycles is None or p.seconds is None
+        else replace(p, cycles=np.maximum(p.cycles, knee_hz * p.seconds))
         for p in rest
     ]
     return replace(timeline, phases=(fixed, *slower))
 
 
 def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:
-    """Compute the duration of one run of each kernel, ``(*sweep, kernel)``: Σ_phase max(cycles/f, seconds).
+    """Compute the duration of one run of each kernel, ``(*sweep, kernel)``: Σ_phase max(cycles/f,
+    seconds).
 
     ``effective_hz`` broadcasts to ``(*sweep, kernel)``; one reciprocal of it serves all phases.
     """
@@ -183,10 +205,12 @@ def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Ar
 def compute_waiting_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:
     """Compute the seconds in which a kernel waits for device memory, ``(*sweep, kernel)``.
 
-    That is the time beyond which its work on the chip would have been done, Σ_phase max(seconds - cycles/f, 0).
-    """
+    That is the time beyond which its work on the chip would have been done, Σ_phase max(seconds -
+    cycles/f, 0)."""
     both = [(phase.cycles, phase.seconds) for phase in phases]
-    waits = [np.maximum(s - c / effective_hz, 0.0) for c, s in both if c is not None and s is not None]
+    waits = [
+        np.maximum(s - c / effective_hz, 0.0) for c, s in both if c is not None and s is not None
+    ]
     return np.asarray(sum(waits, np.zeros(())))
 
 
@@ -201,16 +225,16 @@ def _reuse_array(array: Array, other: Array) -> Array | None:
 def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | float = 0.0) -> Array:
     """Compute when the last kernel ends if the host starts at zero, ``(*sweep,)``.
 
-    A host that is ``ahead_s`` of the device at the start, since the device has that much earlier work to do,
-    begins to issue so much earlier; the time is that from the end of the earlier work.
+    A host that is ``ahead_s`` of the device at the start, since the device has that much earlier
+    work to do, begins to issue so much earlier; the time is that from the end of the earlier work.
 
-    The host issues kernels in order at a cost c_i each, the device runs them in order for d_i each, so kernel i ends
-    at max(end_{i-1}, C_i) + d_i with C_i = Σ_{j<=i} c_j. With D_i = Σ_{j<=i} d_j and lag = max_i(C_i - D_{i-1}), a
-    segment that repeats R times ends at max(end + R·D, host + D + lag + (R-1)·max(C, D)).
+    The host issues kernels in order at a cost c_i each, the device runs them in order for d_i each,
+    so kernel i ends at max(end_{i-1}, C_i) + d_i with C_i = Σ_{j<=i} c_j. With D_i = Σ_{j<=i} d_j
+    and lag = max_i(C_i - D_{i-1}), a segment that repeats R times ends at max(end + R·D, host + D +
+    lag + (R-1)·max(C, D)).
 
-    A sweep goes kernel by kernel, ten times as fast as with one array of all; a single design takes all kernels at
-    once, which is three times as fast for it.
-    """
+    A sweep goes kernel by kernel, ten times as fast as with one array of all; a single design takes
+    all kernels at once, which is three times as fast for it."""
     if kernel_s.ndim == 1 and np.ndim(ahead_s) == 0 and timeline.order is not None:
         return _run_at_once(timeline.order, kernel_s, float(ahead_s))
     host = np.zeros(())
@@ -225,7 +249,9 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | floa
     return np.asarray(end - ahead_s)
 
 
-def _run_segment(segment: IssueSegment, host_s: Array, kernel_s: Array) -> tuple[Array, Array, Array]:
+def _run_segment(
+    segment: IssueSegment, host_s: Array, kernel_s: Array
+) -> tuple[Array, Array, Array]:
     """Return C, D and the lag of a segment that runs once, each ``(*sweep,)``."""
     c_sum: Array = np.zeros(host_s.shape[:-1])
     d_sum, lag, now = np.zeros((3, *np.broadcast_shapes(host_s.shape[:-1], kernel_s.shape[:-1])))
@@ -254,7 +280,13 @@ def _run_at_once(order: IssueOrder, kernel_s: Array, ahead_s: float) -> Array:
     before = lag.take(order.starts) - ahead.take(order.starts)
     lags = (np.maximum.reduceat(lag + furthest, order.starts) - before).tolist()
     host, end = 0.0, ahead_s
-    segments = zip(order.repeats, order.segment_host_s, np.add.reduceat(d, order.starts).tolist(), lags, strict=True)
+    segments = zip(
+        order.repeats,
+        order.segment_host_s,
+        np.add.reduceat(d, order.starts).tolist(),
+        lags,
+        strict=True,
+    )
     for repeat, c_sum, d_sum, lag_s in segments:
         many = d_sum + lag_s + (repeat - 1) * max(c_sum, d_sum)
         end = max(end + repeat * d_sum, host + many)
@@ -268,13 +300,17 @@ def compute_busy_s(timeline: Timeline, kernel_s: Array) -> Array:
 
 
 def count_waves(kernels: Kernels, sm_count: Sweepable) -> Array:
-    """Count the waves of units over the SMs, ``(*sweep, kernel)``; tiles that fill an SM take whole waves."""
+    """Count the waves of units over the SMs, ``(*sweep, kernel)``; tiles that fill an SM take whole
+    waves.
+    """
     rounds = np.divide(kernels.work.units, sm_count, order="F")
     return np.ceil(rounds, out=np.maximum(rounds, 1.0), where=kernels.fills_sm)
 
 
 def count_rounds(kernels: Kernels, sm_count: Sweepable) -> Array:
-    """Count how often an SM takes new units while the last ones still run, ``(*sweep, kernel)``; at least once."""
+    """Count how often an SM takes new units while the last ones still run, ``(*sweep, kernel)``; at
+    least once.
+    """
     each = np.divide(kernels.work.units / kernels.work.slots, sm_count, order="F")
     return np.maximum(each, 1.0, out=each)
 
@@ -289,9 +325,8 @@ class ClockLaw:
     """Effective over set clock: ``without`` tensor work, else linear between points of activity.
 
     ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling, times
-    (set clock / ``top_hz``) to ``clock_power``: what slows the chip is the load on its supply, which
-    falls with clock and voltage. Zero power: the set clock does not matter.
-    """
+    (set clock / ``top_hz``) to ``clock_power``: what slows the chip is the load on its supply,
+    which falls with clock and voltage. Zero power: the set clock does not matter."""
 
     without: float
     activity: Array
@@ -302,8 +337,14 @@ class ClockLaw:
     in_bursts: bool = True  # whether it holds in the first milliseconds of a run too
 
     def __post_init__(self) -> None:
-        if self.activity.shape != self.ratio.shape or self.activity.size == 0 or (np.diff(self.activity) <= 0).any():
-            raise bad_value("effective clock", "a ratio for each of rising activities", self.activity.tolist())
+        if (
+            self.activity.shape != self.ratio.shape
+            or self.activity.size == 0
+            or (np.diff(self.activity) <= 0).any()
+        ):
+            raise bad_value(
+                "effective clock", "a ratio for each of rising activities", self.activity.tolist()
+            )
         if not ((self.ratio > 0).all() and (self.ratio <= 1).all() and 0 < self.without <= 1):
             raise bad_value("effective clock", "ratios above 0 and at most 1", self.ratio.tolist())
 
@@ -322,7 +363,9 @@ def compute_effective_hz(timeline: Timeline, clock_hz: Sweepable, law: ClockLaw 
     if law is None:
         return set_hz
     cycles = compute_kernel_s(timeline.tensor_phases, set_hz) * set_hz
-    busy = np.divide(timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape, order="F"), where=cycles > 0)
+    busy = np.divide(
+        timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape, order="F"), where=cycles > 0
+    )
     activity = busy * law.load(set_hz)
     running_hz = np.full((*activity.shape[:-1], len(timeline.calls)), law.without, order="F")
     # transposed, the activity lies end to end

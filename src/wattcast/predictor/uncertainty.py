@@ -1,10 +1,11 @@
-"""Say how sure a prediction is: how far it lies from what was measured, in which respect, and its interval.
+"""Say how sure a prediction is: how far it lies from what was measured, in which respect, and its
+interval.
 
-Every respect (kernels, number format, clock, power limit, temperature, stack, parallelism, host, GPU) is one
-``SupportDistance``: the share of time or energy beyond what was measured, a sentence, and what it adds to the ends of
-the interval. ``Support`` is the worst of them in a word; the interval holds all of them in quadrature of logs. How
-much each adds is learned from rows that were left out (``bundle/distances.yaml``, docs/method/confidence.md).
-"""
+Every respect (kernels, number format, clock, power limit, temperature, stack, parallelism, host,
+GPU) is one ``SupportDistance``: the share of time or energy beyond what was measured, a sentence,
+and what it adds to the ends of the interval. ``Support`` is the worst of them in a word; the
+interval holds all of them in quadrature of logs. How much each adds is learned from rows that were
+left out (``bundle/distances.yaml``, docs/method/confidence.md)."""
 
 from __future__ import annotations
 
@@ -46,9 +47,17 @@ if TYPE_CHECKING:
     from wattcast.predictor.pipeline import WorkloadTotals
     from wattcast.predictor.prediction import PredictionBasis
 
-NEAR_SHARE, FAR_SHARE = 0.05, 0.10  # of time or energy beyond what was measured, to be called near and far
-GOVERNED = 0.98, 1.02  # of a power limit: what a board averages over a second where the limit lowers its clock
-MANY_FORMS = 8  # of operators that ran as one kind of kernel, to speak for one that was not measured
+NEAR_SHARE, FAR_SHARE = (
+    0.05,
+    0.10,
+)  # of time or energy beyond what was measured, to be called near and far
+GOVERNED = (
+    0.98,
+    1.02,
+)  # of a power limit: what a board averages over a second where the limit lowers its clock
+MANY_FORMS = (
+    8  # of operators that ran as one kind of kernel, to speak for one that was not measured
+)
 _ENDS_OF = [0, 0, 1, 1]  # low and high end of latency, and of power
 _MARGIN = 0.5  # in log2 of a size, beyond the smallest and the largest measured
 _ANY_CLOCK_HZ = (1.0, 1e18)  # of a family whose clocks are not known
@@ -80,10 +89,10 @@ _WORDS = tuple(SupportWord)
 class SupportDistance:
     """How far a prediction is from what was measured in one respect.
 
-    ``beyond`` and ``far`` are shares of the time or energy, the larger of both, that lie beyond what was measured and
-    far beyond it, ``(*sweep,)``. ``ends`` are half-widths of logs by which the interval of the workload widens:
-    low and high end of latency, low and high end of power, ``(*sweep, 4)``.
-    """
+    ``beyond`` and ``far`` are shares of the time or energy, the larger of both, that lie beyond
+    what was measured and far beyond it, ``(*sweep,)``. ``ends`` are half-widths of logs by which
+    the interval of the workload widens: low and high end of latency, low and high end of power,
+    ``(*sweep, 4)``."""
 
     dimension: str  # clock, power limit, ...
     beyond: Array
@@ -124,7 +133,9 @@ class Support:
 
 @dataclass(frozen=True)
 class UnmeasuredKernel:
-    """A kernel outside what was measured: the reason, a sentence for people, and whether it is far outside."""
+    """A kernel outside what was measured: the reason, a sentence for people, and whether it is far
+    outside.
+    """
 
     reason: OutsideReason
     description: str
@@ -135,25 +146,29 @@ UnmeasuredKernels = Mapping[int, UnmeasuredKernel]  # by row; others are inside
 
 
 def compute_interval(
-    basis: PredictionBasis, residuals: Mapping[str, ResidualEnds] | None = None, steps: LearnedPair | None = None
+    basis: PredictionBasis,
+    residuals: Mapping[str, ResidualEnds] | None = None,
+    steps: LearnedPair | None = None,
 ) -> PredictionInterval:
-    """Compute the interval of a workload from the residuals (measured over predicted) of its kernels' families.
+    """Compute the interval of a workload from the residuals (measured over predicted) of its
+    kernels' families.
 
-    With half-widths x_k of kernels and their shares s_k of the time (of the energy, for power), the workload has
+    With half-widths x_k of kernels and their shares s_k of the time (of the energy, for power), the
+    workload has
 
         x² = ρ·(Σ s_k·x_k)² + (1 - ρ)·Σ (s_k·x_k)² + Σ_d x_d²
 
-    where ρ is how far the errors of kernels go together (learned from layers of operators that were measured both
-    alone and together) and x_d what every ``SupportDistance`` adds. Residuals belong to the card that was measured,
-    so the ends also move out by the spread of cards, unless the bundle is for this very card
-    (``Bundle.for_this_card``). Power errs at the clock asked for. Where it then exceeds the limit, the governor holds
-    it within ``GOVERNED`` of that. Where the host holds a run up, kernels that take longer hide behind it. The energy
-    interval adds those of latency and power in quadrature of logs: their errors have opposite signs if any
-    correlation. ``residuals`` and ``steps`` stand for those that ship.
+    where ρ is how far the errors of kernels go together (learned from layers of operators that were
+    measured both alone and together) and x_d what every ``SupportDistance`` adds. Residuals belong
+    to the card that was measured, so the ends also move out by the spread of cards, unless the
+    bundle is for this very card (``Bundle.for_this_card``). Power errs at the clock asked for.
+    Where it then exceeds the limit, the governor holds it within ``GOVERNED`` of that. Where the
+    host holds a run up, kernels that take longer hide behind it. The energy interval adds those of
+    latency and power in quadrature of logs: their errors have opposite signs if any correlation.
+    ``residuals`` and ``steps`` stand for those that ship.
 
-    Steps of the very engine that was measured were measured as a whole: their own spread stands for that of their
-    kernels, of which only those that were never measured add to it.
-    """
+    Steps of the very engine that was measured were measured as a whole: their own spread stands for
+    that of their kernels, of which only those that were never measured add to it."""
     bundle, totals = basis.bundle, basis.totals
     bundle = bundle if residuals is None else replace(bundle, residuals=residuals)
     together, time, energy = learned_distances().together, *kernel_shares(basis)
@@ -163,11 +178,15 @@ def compute_interval(
     if is_step:
         steps = learned_distances().steps[find_step_kind(basis)] if steps is None else steps
         spread = np.hypot(spread, [steps.latency, steps.power])
-    by = np.sqrt(sum((np.square(d.ends) for d in basis.distances), np.square(spread.take(_ENDS_OF))))
+    by = np.sqrt(
+        sum((np.square(d.ends) for d in basis.distances), np.square(spread.take(_ENDS_OF)))
+    )
     time_ends = combine_log_ends(time, kernels[:, :2], together.latency)
     time_ends = time_ends * _scale_ends(basis, bundle)[..., np.newaxis]
     latency = np.exp(widen_log_ends(_hide_behind_host(basis, time_ends), by[..., :2]))
-    power = np.exp(widen_log_ends(combine_log_ends(energy, kernels[:, 2:], together.power), by[..., 2:]))
+    power = np.exp(
+        widen_log_ends(combine_log_ends(energy, kernels[:, 2:], together.power), by[..., 2:])
+    )
     latency_s = totals.latency_s[..., np.newaxis] * latency
     mean_w = totals.power_w[..., np.newaxis]
     power_w = _power_ends(basis, power)
@@ -177,7 +196,9 @@ def compute_interval(
 
 
 def _hide_behind_host(basis: PredictionBasis, ends: Array) -> Array:
-    """Return log-ends of the latency from those of the time in kernels: where the host holds a run up, they hide."""
+    """Return log-ends of the latency from those of the time in kernels: where the host holds a run
+    up, they hide.
+    """
     if not np.any(basis.timeline.host_s):
         return ends
     kernel_s, scale = basis.detail.kernel_s, np.exp(ends)[..., np.newaxis]
@@ -186,7 +207,9 @@ def _hide_behind_host(basis: PredictionBasis, ends: Array) -> Array:
 
 
 def _power_ends(basis: PredictionBasis, ends: Array) -> Array:
-    """Return low and high end of power, ``(*sweep, 2)``; of stretches, the means of theirs over the time."""
+    """Return low and high end of power, ``(*sweep, 2)``; of stretches, the means of theirs over the
+    time.
+    """
     limit_w = _limit_w(basis)[..., np.newaxis]
     in_burst = basis.at.duration_s is not None
 
@@ -198,13 +221,21 @@ def _power_ends(basis: PredictionBasis, ends: Array) -> Array:
 
 
 def _scale_ends(basis: PredictionBasis, bundle: Bundle) -> Array:
-    """Return the factor on the ends of latency, ``(*sweep,)``; of stretches, the mean of theirs over the time."""
+    """Return the factor on the ends of latency, ``(*sweep,)``; of stretches, the mean of theirs
+    over the time.
+    """
     limit_w = _limit_w(basis)
-    return _mean_over_stretches(basis, lambda _, asked_w: scale_capped_ends(bundle, asked_w, limit_w))
+    return _mean_over_stretches(
+        basis, lambda _, asked_w: scale_capped_ends(bundle, asked_w, limit_w)
+    )
 
 
-def _mean_over_stretches(basis: PredictionBasis, compute: Callable[[WorkloadTotals, Array], Array]) -> Array:
-    """Compute a column of each stretch, from its totals and the power it asks for, and average it over the time."""
+def _mean_over_stretches(
+    basis: PredictionBasis, compute: Callable[[WorkloadTotals, Array], Array]
+) -> Array:
+    """Compute a column of each stretch, from its totals and the power it asks for, and average it
+    over the time.
+    """
     if not basis.divisions:
         return compute(basis.totals, basis.asked_w)
     shape = basis.totals.power_w.shape
@@ -213,7 +244,9 @@ def _mean_over_stretches(basis: PredictionBasis, compute: Callable[[WorkloadTota
         summed: Array = np.zeros(())
         for part in division.stretches:
             column = compute(part.totals, part.asked_w)
-            share = part.totals.latency_s / sum(other.totals.latency_s for other in division.stretches)
+            share = part.totals.latency_s / sum(
+                other.totals.latency_s for other in division.stretches
+            )
             summed = summed + column * append_axes(np.asarray(share), column.ndim)
         if whole is None or division.points is None:
             whole = summed
@@ -231,9 +264,11 @@ def scale_capped_ends(bundle: Bundle, asked_w: Array, limit_w: Array | float) ->
 
 
 def govern_ends(mean_w: Array, asked_w: Array, ends: Array, limit_w: Array | float) -> Array:
-    """Return low and high end of power, ``(..., 2)``, from ``ends`` of its error at the clock asked for.
+    """Return low and high end of power, ``(..., 2)``, from ``ends`` of its error at the clock asked
+    for.
 
-    Where that exceeds the limit, the governor holds power within ``GOVERNED`` of it, unless no clock can.
+    Where that exceeds the limit, the governor holds power within ``GOVERNED`` of it, unless no
+    clock can.
 
     >>> govern_ends(np.array([693.0]), np.array([900.0]), np.array([0.9, 1.1]), 700.0).tolist()
     [686.0, 714.0]
@@ -242,12 +277,14 @@ def govern_ends(mean_w: Array, asked_w: Array, ends: Array, limit_w: Array | flo
     free = mean_w > held_w[..., 1:]
     found_w = np.where(free, mean_w * ends, np.minimum(asked_w * ends, held_w))
     return np.stack(
-        [np.minimum(found_w[..., 0], mean_w[..., 0]), np.maximum(found_w[..., 1], mean_w[..., 0])], axis=-1
+        [np.minimum(found_w[..., 0], mean_w[..., 0]), np.maximum(found_w[..., 1], mean_w[..., 0])],
+        axis=-1,
     )
 
 
 def combine_log_ends(share: Array, ends: Array, together: float) -> Array:
-    """Combine log-ends of kernels ``(kernel, 2)`` by their shares ``(*sweep, kernel)`` to those of a workload.
+    """Combine log-ends of kernels ``(kernel, 2)`` by their shares ``(*sweep, kernel)`` to those of
+    a workload.
 
     ``together`` is the correlation ρ between errors of two kernels, 0 to 1.
 
@@ -255,9 +292,13 @@ def combine_log_ends(share: Array, ends: Array, together: float) -> Array:
     >>> [combine_log_ends(np.array([0.5, 0.5]), ends, rho).round(3).tolist() for rho in (0.0, 1.0)]
     [[-0.141, 0.141], [-0.2, 0.2]]
     """
-    middle = np.minimum(np.maximum(0.0, ends[:, :1]), ends[:, 1:])  # the prediction, where it lies inside
+    middle = np.minimum(
+        np.maximum(0.0, ends[:, :1]), ends[:, 1:]
+    )  # the prediction, where it lies inside
     off = np.abs(ends - middle)
-    spread = together * np.square(share @ off) + (1.0 - together) * (np.square(share) @ np.square(off))
+    spread = together * np.square(share @ off) + (1.0 - together) * (
+        np.square(share) @ np.square(off)
+    )
     return np.asarray(share @ middle + np.sqrt(spread) * OUTWARD)
 
 
@@ -268,19 +309,25 @@ def kernel_log_ends(
     engines: Mapping[str, ForecastEnds] | None = None,
     is_step: bool = False,
 ) -> Array:
-    """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and high of power.
+    """Return logs of the ends of each kernel, ``(kernel, 4)``: low and high of latency, low and
+    high of power.
 
-    Ends are those of the kernel's kind where it has any, else of its family. Where the bundle's own rows gave them,
-    they go by the distance from these rows. Kernels of an engine differ more from version to version than from row
-    to row of one, so that they take the ends of other versions (``engines``, else those learned). In a step of the
-    very engine that was measured (``is_step``) only kernels outside what was measured have any.
-    """
+    Ends are those of the kernel's kind where it has any, else of its family. Where the bundle's own
+    rows gave them, they go by the distance from these rows. Kernels of an engine differ more from
+    version to version than from row to row of one, so that they take the ends of other versions
+    (``engines``, else those learned). In a step of the very engine that was measured (``is_step``)
+    only kernels outside what was measured have any."""
     work = timeline.kernels.work
     groups, families = work.kernel_family, timeline.kernels.family
     place = groups.place * len(families.values) + families.place
     kinds = CodedColumn(list(product(groups.values, families.values)), place)
-    found = [bundle.residuals[find_ends_name(of, root_family(of), family, bundle)] for of, family in kinds.values]
-    ends = np.log([(*residual.latency, *residual.power) for residual in found]).take(kinds.place, axis=0)
+    found = [
+        bundle.residuals[find_ends_name(of, root_family(of), family, bundle)]
+        for of, family in kinds.values
+    ]
+    ends = np.log([(*residual.latency, *residual.power) for residual in found]).take(
+        kinds.place, axis=0
+    )
     if not bundle.seen:
         return ends
     scale = bundle.widening.scale(timeline.near)
@@ -292,35 +339,52 @@ def kernel_log_ends(
     elif bundle.status is FitStatus.MEASURED:
         engines = learned_distances().engines if engines is None else engines
         tabled = np.flatnonzero(map_distinct(engines.__contains__, groups)).tolist()
-        for row in tabled:  # rows of other versions, at every distance, of kinds never measured here as well
+        for row in (
+            tabled
+        ):  # rows of other versions, at every distance, of kinds never measured here as well
             ends[row, :2] = np.log(engines[work.kernel_family[row]].latency)
-    else:  # tables of other chips gave these kinds their ends, whether the measured card ran them or not
+    else:
+        # tables of other chips gave these kinds their ends, whether the measured card ran them or
+        # not
         own = {name for name in groups.values if ".engine." in name and name in bundle.residuals}
         tabled = np.flatnonzero(map_distinct(own.__contains__, groups)).tolist()
     if reasons:
-        rows, apart = list(reasons), {why: (of.latency, of.power) for why, of in bundle.widening.apart.items()}
-        by = np.array([apart[outside.reason] for outside in reasons.values()]).take(_ENDS_OF, axis=1)
+        rows, apart = (
+            list(reasons),
+            {why: (of.latency, of.power) for why, of in bundle.widening.apart.items()},
+        )
+        by = np.array([apart[outside.reason] for outside in reasons.values()]).take(
+            _ENDS_OF, axis=1
+        )
         by[np.isin(rows, tabled), :2] = 0.0
         ends[rows] = widen_log_ends(ends[rows].reshape(-1, 2), by.reshape(-1, 2)).reshape(-1, 4)
     return ends
 
 
 def is_measured_engine(basis: PredictionBasis) -> bool:
-    """Tell whether a workload is a step of an engine whose kernels and steps were measured on this GPU."""
+    """Tell whether a workload is a step of an engine whose kernels and steps were measured on this
+    GPU.
+    """
     bundle = basis.bundle
-    measured = bundle.status is FitStatus.MEASURED and any(name.startswith("engine_") for name in bundle.seen)
+    measured = bundle.status is FitStatus.MEASURED and any(
+        name.startswith("engine_") for name in bundle.seen
+    )
     return measured and basis.graph.stack == SoftwareStack.ENGINE
 
 
 def find_step_kind(basis: PredictionBasis) -> str:
-    """Find whether a step is one of a model with ``experts`` or of a ``dense`` one, and whether its board is told."""
+    """Find whether a step is one of a model with ``experts`` or of a ``dense`` one, and whether its
+    board is told.
+    """
     families = basis.timeline.kernels.work.kernel_family.values
     kind = "experts" if any(".experts" in family for family in families) else "dense"
     return f"{kind}, board told" if basis.gpu.board else kind
 
 
 def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str:
-    """Find the name under which a bundle has ends for a kernel: its kind, a wider kind, its learner or its family."""
+    """Find the name under which a bundle has ends for a kernel: its kind, a wider kind, its learner
+    or its family.
+    """
     if learner.startswith("engine_"):
         parts = group.split(".")
         names = [*(".".join(parts[:count]) for count in range(len(parts), 1, -1)), learner]
@@ -329,12 +393,15 @@ def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str
 
 
 def widen_log_ends(logs: Array, by: Array | float) -> Array:
-    """Widen logs of low and high ends ``(..., 2)`` by a further spread ``by``, in quadrature, each side separately.
+    """Widen logs of low and high ends ``(..., 2)`` by a further spread ``by``, in quadrature, each
+    side separately.
 
     >>> widen_log_ends(np.array([-0.3, 0.3]), 0.4).round(3).tolist()
     [-0.5, 0.5]
     """
-    middle = np.minimum(np.maximum(0.0, logs[..., :1]), logs[..., 1:])  # the prediction, where it lies inside
+    middle = np.minimum(
+        np.maximum(0.0, logs[..., :1]), logs[..., 1:]
+    )  # the prediction, where it lies inside
     return np.asarray(middle + np.hypot(logs - middle, by) * OUTWARD)
 
 
@@ -343,7 +410,9 @@ def judge_support(basis: PredictionBasis) -> Support:
     found = sorted(basis.distances, key=lambda d: -int(np.max(d.rank)))
     apart = [d for d in found if d.word is not SupportWord.MEASURED]
     if not apart:
-        reason = f"kernels like those measured on {basis.bundle.provenance.device or basis.bundle.gpu}"
+        reason = (
+            f"kernels like those measured on {basis.bundle.provenance.device or basis.bundle.gpu}"
+        )
         return Support(SupportWord.MEASURED, reason, tuple(found))
     word = apart[0].word
     return Support(word, "; ".join(d.reason for d in apart if d.word is word), tuple(found))
@@ -355,7 +424,9 @@ def measure_distances(basis: PredictionBasis) -> tuple[SupportDistance, ...]:
     if bundle.status is FitStatus.FORECAST:
         everything = np.ones(())
         reason = f"a forecast: nothing was measured on the {bundle.gpu}"
-        return SupportDistance("GPU", everything, everything, reason, _NOTHING), *_host_distance(basis)
+        return SupportDistance("GPU", everything, everything, reason, _NOTHING), *_host_distance(
+            basis
+        )
     return (
         *_kernel_distances(basis),
         *_clock_distance(basis),
@@ -385,7 +456,9 @@ def _larger_share(basis: PredictionBasis, weight: Array) -> Array:
 def _limit_w(basis: PredictionBasis) -> Array:
     if basis.at.duration_s is not None:
         return np.full((), np.inf)  # nothing holds a burst to the limit
-    return sweep_values(basis.gpu.power.limit_w if basis.at.power_limit_w is None else basis.at.power_limit_w)
+    return sweep_values(
+        basis.gpu.power.limit_w if basis.at.power_limit_w is None else basis.at.power_limit_w
+    )
 
 
 def _half_widths(name: str, amount: Array) -> Array:
@@ -396,10 +469,20 @@ def _half_widths(name: str, amount: Array) -> Array:
 
 
 def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
-    """Kernels and number formats that were not measured; they widen the ends of each kernel, not of the whole."""
-    spent_s = (basis.detail.kernel_s * basis.timeline.calls).reshape(-1, len(basis.timeline.calls)).sum(axis=0)
+    """Kernels and number formats that were not measured; they widen the ends of each kernel, not of
+    the whole.
+    """
+    spent_s = (
+        (basis.detail.kernel_s * basis.timeline.calls)
+        .reshape(-1, len(basis.timeline.calls))
+        .sum(axis=0)
+    )
     for dimension, of_format in (("kernels", False), ("number format", True)):
-        known = [(i, r) for i, r in basis.reasons.items() if (r.reason is OutsideReason.DTYPE) == of_format]
+        known = [
+            (i, r)
+            for i, r in basis.reasons.items()
+            if (r.reason is OutsideReason.DTYPE) == of_format
+        ]
         if not known:
             continue
         rows, kinds = np.array([i for i, _ in known]), len({r.description for _, r in known})
@@ -408,15 +491,23 @@ def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
         outside[rows] = 1.0
         far_outside[[i for i, r in known if r.far]] = 1.0
         beyond, far = _larger_share(basis, outside), _larger_share(basis, far_outside)
-        more = f" (and {kinds - 1} more kinds, {float(np.max(beyond)):.0%} of the time in all)" if kinds > 1 else ""
-        yield SupportDistance(dimension, beyond, far, basis.reasons[longest].description + more, _NOTHING)
+        more = (
+            f" (and {kinds - 1} more kinds, {float(np.max(beyond)):.0%} of the time in all)"
+            if kinds > 1
+            else ""
+        )
+        yield SupportDistance(
+            dimension, beyond, far, basis.reasons[longest].description + more, _NOTHING
+        )
 
 
 def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Clocks at which kernels of a family never ran, in octaves beyond those at which they did."""
     seen, learners = basis.bundle.seen, basis.timeline.kernels.work.root_family
     names, place = index_distinct(learners)
-    ranges = [s.clock_hz if (s := seen.get(name)) and s.clock_hz else _ANY_CLOCK_HZ for name in names]
+    ranges = [
+        s.clock_hz if (s := seen.get(name)) and s.clock_hz else _ANY_CLOCK_HZ for name in names
+    ]
     low, high = np.array(ranges).take(place, axis=0).T
     clock_hz = np.asarray(basis.at.clock_hz, dtype=np.float64)  # (*sweep, 1)
     octaves = np.maximum(np.maximum(np.log2(low / clock_hz), np.log2(clock_hz / high)), 0.0)
@@ -424,7 +515,9 @@ def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     if not octaves.any():
         return
     known = learned_distances().conditions["clock"]
-    beyond, far = (_larger_share(basis, (octaves > edge).astype(float)) for edge in (0.0, known.near))
+    beyond, far = (
+        _larger_share(basis, (octaves > edge).astype(float)) for edge in (0.0, known.near)
+    )
     worst = int(np.argmax(_larger_share(basis, octaves)))
     time, _ = kernel_shares(basis)
     kernel = int(np.argmax((time * (octaves > 0.0)).reshape(-1, len(learners))[worst]))
@@ -432,19 +525,27 @@ def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
         f"clock of {show(float(clock_hz.reshape(-1)[worst]), 'Hz', 3)}: {learners[kernel]} was measured from "
         f"{show(low[kernel], 'Hz', 3)} to {show(high[kernel], 'Hz', 3)}"
     )
-    yield SupportDistance("clock", beyond, far, reason, _half_widths("clock", _larger_share(basis, octaves)))
+    yield SupportDistance(
+        "clock", beyond, far, reason, _half_widths("clock", _larger_share(basis, octaves))
+    )
 
 
 def _limit_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
-    """Power limits that bind and under which nothing was measured, in octaves below the lowest that was."""
+    """Power limits that bind and under which nothing was measured, in octaves below the lowest that
+    was.
+    """
     measured_w = basis.bundle.power_limit_w
     if measured_w is None or basis.at.duration_s is not None:  # no limit binds in a burst
         return
     limit_w = _limit_w(basis)
     held_w = basis.bundle.governor_share * limit_w
-    excess = _mean_over_stretches(basis, lambda totals, _: np.maximum(totals.power_w - 0.99 * held_w, 0.0))
+    excess = _mean_over_stretches(
+        basis, lambda totals, _: np.maximum(totals.power_w - 0.99 * held_w, 0.0)
+    )
     binds = excess > 0.0
-    octaves = np.where(binds, np.maximum(np.log2(measured_w[0] / limit_w), np.log2(limit_w / measured_w[1])), 0.0)
+    octaves = np.where(
+        binds, np.maximum(np.log2(measured_w[0] / limit_w), np.log2(limit_w / measured_w[1])), 0.0
+    )
     octaves = np.where(octaves > _CLOCK_MARGIN, octaves, 0.0)
     if not octaves.any():
         return
@@ -457,7 +558,9 @@ def _limit_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
 
 
 def _temperature_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
-    """Temperatures at which nothing was measured: what leakage gains or loses beyond the edge is uncertain."""
+    """Temperatures at which nothing was measured: what leakage gains or loses beyond the edge is
+    uncertain.
+    """
     measured_c = basis.bundle.temperature_c
     if measured_c is None:
         return
@@ -481,16 +584,22 @@ def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Stacks, several GPUs and companies of operators that were not measured as a whole."""
     bundle, graph, one = basis.bundle, basis.graph, np.ones(())
     if bundle.status is FitStatus.CALIBRATED:
-        reason = f"the {bundle.gpu} is calibrated on rows of others; what they do not hold is forecast"
+        reason = (
+            f"the {bundle.gpu} is calibrated on rows of others; what they do not hold is forecast"
+        )
         yield SupportDistance("GPU", one, 0.0 * one, reason, _NOTHING)
     if graph.stack == SoftwareStack.COMPILED:
         reason = "stack compiled: fused kernels were never measured, those they are made of were"
         yield SupportDistance("stack", one, 0.0 * one, reason, _half_widths("stack", one))
-    elif graph.stack == SoftwareStack.ENGINE and not any(name.startswith("engine_") for name in bundle.seen):
+    elif graph.stack == SoftwareStack.ENGINE and not any(
+        name.startswith("engine_") for name in bundle.seen
+    ):
         reason = f"stack engine: no kernels of an engine were measured on the {bundle.gpu}"
         yield SupportDistance("stack", one, one, reason, _half_widths("stack", one))
     if graph.gpu_count > 1:
-        linked = np.array([family == "collective" for family in basis.timeline.kernels.family], dtype=float)
+        linked = np.array(
+            [family == "collective" for family in basis.timeline.kernels.family], dtype=float
+        )
         share = float(np.max(_larger_share(basis, linked)))
         reason = (
             f"{graph.gpu_count} GPUs: collectives, {share:.0%} of the time, follow public timings; "
@@ -503,27 +612,35 @@ def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
 
 
 def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
-    """Latency and power if the host issues operators as much faster or slower as hosts and networks differ.
+    """Latency and power if the host issues operators as much faster or slower as hosts and networks
+    differ.
 
-    Where the host decides nothing even if slow, this adds nothing. The host of an engine works while the GPU computes
-    the step before, and a step takes the longer of both times.
-    """
+    Where the host decides nothing even if slow, this adds nothing. The host of an engine works
+    while the GPU computes the step before, and a step takes the longer of both times."""
     timeline, totals = basis.timeline, basis.totals
     step_s = _engine_host_s(basis)
     if basis.bundle.launch.measured or not (step_s or np.any(timeline.host_s)):
         return
     kernel_s, idle_w = basis.detail.kernel_s, basis.bundle.power.idle_power_w
     spread = learned_distances().host
-    still_w = idle_w(sweep_values(np.asarray(basis.at.clock_hz)), sweep_values(basis.at.temperature_c))
+    still_w = idle_w(
+        sweep_values(np.asarray(basis.at.clock_hz)), sweep_values(basis.at.temperature_c)
+    )
     working_j = totals.energy_j - basis.detail.gap_j
     ends = []
     for factor in (spread.low, spread.high):
         slower_s = compute_latency_s(replace(timeline, host_s=factor * timeline.host_s), kernel_s)
         slower_s = np.maximum(slower_s, factor * step_s)
-        power_w = mean_power_w(working_j + still_w * np.maximum(slower_s - totals.busy_s, 0.0), slower_s)
+        power_w = mean_power_w(
+            working_j + still_w * np.maximum(slower_s - totals.busy_s, 0.0), slower_s
+        )
         ends.append((np.log(slower_s / totals.latency_s), np.log(power_w / totals.power_w)))
     (fast, hot), (slow, cool) = ends
-    found = np.abs(np.stack(np.broadcast_arrays(np.minimum(fast, 0.0), slow, np.minimum(cool, 0.0), hot), axis=-1))
+    found = np.abs(
+        np.stack(
+            np.broadcast_arrays(np.minimum(fast, 0.0), slow, np.minimum(cool, 0.0), hot), axis=-1
+        )
+    )
     if np.max(found) < 1e-3:
         return
     waits = 1.0 - totals.busy_s / np.maximum(totals.latency_s, step_s)
@@ -532,11 +649,15 @@ def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
         if np.max(waits) > NEAR_SHARE
         else "a slow host would hold the GPU up"
     )
-    yield SupportDistance("host", np.maximum(waits, found[..., 1]), np.zeros_like(waits), reason, found)
+    yield SupportDistance(
+        "host", np.maximum(waits, found[..., 1]), np.zeros_like(waits), reason, found
+    )
 
 
 def _engine_host_s(basis: PredictionBasis) -> float:
-    """Return what the host of an engine that replays its kernels takes for a step; 0 for other workloads."""
+    """Return what the host of an engine that replays its kernels takes for a step; 0 for other
+    workloads.
+    """
     graph, known = basis.graph, learned_distances().engine_host
     replays = graph.stack == SoftwareStack.ENGINE and basis.bundle.launch.engine_replays
     if not replays or graph.tokens is None or graph.phase not in ("decode", "prefill"):
@@ -545,8 +666,12 @@ def _engine_host_s(basis: PredictionBasis) -> float:
         return known.step_s + known.sequence_s * graph.tokens
     launched = ("engine_attention", "engine_latent", "engine_experts")
     if graph.tokens <= known.graph_tokens:
-        return known.step_s + known.layer_s * sum(n for op, n in graph.calls() if op.kind in launched[:2])
-    return known.step_s + known.loose_layer_s * sum(n for op, n in graph.calls() if op.kind in launched)
+        return known.step_s + known.layer_s * sum(
+            n for op, n in graph.calls() if op.kind in launched[:2]
+        )
+    return known.step_s + known.loose_layer_s * sum(
+        n for op, n in graph.calls() if op.kind in launched
+    )
 
 
 def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredKernel]:
@@ -578,8 +703,9 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredK
             ran = seen.forms.get(group, ())
             few = ", ".join(ran[:3]) or "others"
             few += f" and {len(ran) - 3} more" if len(ran) > 3 else ""
-            # Where many forms ran as one kernel, as plain functions of an element do, another is much like them.
-            # Where few did, as in reductions, different code may share the name of a kernel.
+            # Where many forms ran as one kernel, as plain functions of an element do, another is
+            # much like them. Where few did, as in reductions, different code may share the name of
+            # a kernel.
             why = OutsideReason.FORM if len(ran) >= MANY_FORMS else OutsideReason.KIND
             said = f"{op.form} was never measured, only {few} that run as {group}"
         else:
@@ -602,8 +728,12 @@ def _describe_rows(kernels: Kernels, rows: RowIndex) -> list[str]:
     return some.describe() if isinstance(some, OperatorColumns) else list(map(str, some))
 
 
-def _sizes_outside(kernels: Kernels, seen: MeasuredRange, rows: RowIndex) -> dict[int, tuple[float, str]]:
-    """Return octaves and description of the size furthest beyond those measured, for kernels that have one."""
+def _sizes_outside(
+    kernels: Kernels, seen: MeasuredRange, rows: RowIndex
+) -> dict[int, tuple[float, str]]:
+    """Return octaves and description of the size furthest beyond those measured, for kernels that
+    have one.
+    """
     features = kernels.work.features
     known, low, high = seen.bounds
     kept = [i for i, name in enumerate(known) if name in features]

@@ -1,1 +1,3 @@
-"""What several packages share to show results, and predictions shown as text, JSON, figures and HTML."""
+"""What several packages share to show results, and predictions shown as text, JSON, figures and
+HTML.
+"""

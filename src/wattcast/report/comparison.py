@@ -1,14 +1,14 @@
 """Split the difference between two runs into contributions that add up exactly.
 
-A run's time is calls x cycles of a call / clock, summed over its parts, plus gaps. Its energy is time x power
-while running, plus the energy of gaps. Its mean power is share of time x power while running, plus gaps. Sums
-split term by term. A product x = Π x_i that goes from a to b splits by the logarithmic mean [Ang2005]:
+A run's time is calls x cycles of a call / clock, summed over its parts, plus gaps. Its energy is
+time x power while running, plus the energy of gaps. Its mean power is share of time x power while
+running, plus gaps. Sums split term by term. A product x = Π x_i that goes from a to b splits by the
+logarithmic mean [Ang2005]:
 
     b - a = L(a, b)·Σ ln(b_i / a_i),   L(a, b) = (b - a) / ln(b / a),   L(a, a) = a
 
-so that nothing is left over, and swapping the runs turns every sign. Work that only one run has is a term of
-its own.
-"""
+so that nothing is left over, and swapping the runs turns every sign. Work that only one run has is
+a term of its own."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def summarise_output(p: PredictionOut) -> RunSummary:
             (op.name, op.label, msgspec.json.encode(op.shape, order="sorted").decode()),
             (op.name, op.label),
             tuple(f"{k}={v}" for k, v in op.shape.items() if type(v) is not int),
-            kinds[op.name].family if op.name in kinds else "elementwise",  # which have the names of their functions
+            kinds[op.name].family
+            if op.name in kinds
+            else "elementwise",  # which have the names of their functions
             float(op.count),
             op.latency_s,
             op.energy_j,
@@ -137,7 +139,12 @@ def split_difference(a: float, b: float, ratios: Mapping[str, float]) -> dict[st
 
 
 CALLS, WORK, CLOCK, POWER = "calls", "cycles of a call", "clock", "power while running"
-SHARE, GAPS, ONLY, ALL = "share of time", "idle gaps", "operators on one side only", "all kernels and gaps"
+SHARE, GAPS, ONLY, ALL = (
+    "share of time",
+    "idle gaps",
+    "operators on one side only",
+    "all kernels and gaps",
+)
 RULE = (
     "sums term by term; products by the logarithmic mean (LMDI): each factor gets (b - a) / ln(b / a) x ln of its "
     "own ratio, so that contributions add up to the difference with nothing left over"
@@ -163,7 +170,9 @@ class PartDifference:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Contributions to B - A. Those of ``operators`` and of gaps add up to the difference; so do those of modules."""
+    """Contributions to B - A. Those of ``operators`` and of gaps add up to the difference; so do
+    those of modules.
+    """
 
     a: RunSummary
     b: RunSummary
@@ -182,21 +191,31 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     notes = [*a.notes, *b.notes]
     both = a.effective_hz and b.effective_hz
     pace_a, pace_b = (a.effective_hz, b.effective_hz) if both else (a.clock_hz, b.clock_hz)
-    whole = {ALL: b.latency_s / a.latency_s}  # clock and cycles, or cycles alone where a clock is not known
+    whole = {
+        ALL: b.latency_s / a.latency_s
+    }  # clock and cycles, or cycles alone where a clock is not known
     if pace_a and pace_b:
         whole = {CLOCK: pace_a / pace_b, ALL: b.latency_s * pace_b / (a.latency_s * pace_a)}
     joules = split_difference(a.energy_j, b.energy_j, {**whole, POWER: b.power_w / a.power_w})
     watts = {POWER: b.power_w - a.power_w}
-    if not (a.parts and b.parts):  # clock, cycles and power, where a run knows nothing below its totals
+    if not (
+        a.parts and b.parts
+    ):  # clock, cycles and power, where a run knows nothing below its totals
         which = " and ".join(dict.fromkeys(side.name for side in (a, b) if not side.parts))
         notes.append(f"{which}: totals alone, so operators and gaps cannot be told apart")
         latency = split_difference(a.latency_s, b.latency_s, whole)
-        return RunComparison(a, b, (), latency, joules, watts, *_compare_modules(a, b), tuple(notes))
+        return RunComparison(
+            a, b, (), latency, joules, watts, *_compare_modules(a, b), tuple(notes)
+        )
     if a.measured or b.measured:
         a, b = group_by_family(a), group_by_family(b)
-        notes.append("a measured side knows families of kernels, not operators: both are added up by family")
+        notes.append(
+            "a measured side knows families of kernels, not operators: both are added up by family"
+        )
     energy = a.has_energy and b.has_energy
-    pairs = tuple(_compare_parts(a, b, left, right, energy) for left, right in _match_parts(a.parts, b.parts))
+    pairs = tuple(
+        _compare_parts(a, b, left, right, energy) for left, right in _match_parts(a.parts, b.parts)
+    )
     latency = sum_terms([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
     if energy:
         joules = sum_terms([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
@@ -213,12 +232,14 @@ def sum_terms(terms: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: math.fsum(each.get(name, 0.0) for each in terms) for name in names}
 
 
-def _match_parts(a: tuple[RunPart, ...], b: tuple[RunPart, ...]) -> list[tuple[RunPart | None, RunPart | None]]:
+def _match_parts(
+    a: tuple[RunPart, ...], b: tuple[RunPart, ...]
+) -> list[tuple[RunPart | None, RunPart | None]]:
     """Pair the parts of two runs that do the same work.
 
-    First come the same operators at the same place, in order, where both runs have equally many; then, of the rest,
-    equal work, and whatever is most alike at the same place. Parts without a partner stand alone.
-    """
+    First come the same operators at the same place, in order, where both runs have equally many;
+    then, of the rest, equal work, and whatever is most alike at the same place. Parts without a
+    partner stand alone."""
     pairs: list[tuple[RunPart | None, RunPart | None]] = []
     left, right = list(a), list(b)
     for whole, likeness in _LIKENESS:
@@ -242,7 +263,9 @@ def _group_parts(parts: Iterable[RunPart], likeness: _Likeness) -> dict[Hashable
     return found
 
 
-_LIKENESS: tuple[tuple[bool, _Likeness], ...] = (  # with whether a group must be as large on both sides
+_LIKENESS: tuple[
+    tuple[bool, _Likeness], ...
+] = (  # with whether a group must be as large on both sides
     (True, lambda part: (part.place, part.words)),
     (False, lambda part: part.key),
     (False, lambda part: (part.place, part.words, part.calls)),
@@ -254,10 +277,14 @@ _LIKENESS: tuple[tuple[bool, _Likeness], ...] = (  # with whether a group must b
 def _compare_parts(
     a: RunSummary, b: RunSummary, left: RunPart | None, right: RunPart | None, energy: bool
 ) -> PartDifference:
-    if left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0:  # all of it is the difference
+    if (
+        left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0
+    ):  # all of it is the difference
         part = left or right
         assert part is not None
-        (from_s, from_j), (to_s, to_j) = ((p.seconds, p.joules or 0.0) if p else (0.0, 0.0) for p in (left, right))
+        (from_s, from_j), (to_s, to_j) = (
+            (p.seconds, p.joules or 0.0) if p else (0.0, 0.0) for p in (left, right)
+        )
         lone_j = {ONLY: to_j - from_j} if energy else {}
         lone_w = {ONLY: to_j / b.latency_s - from_j / a.latency_s} if energy else {}
         name = f"{part.name} ({'only in A' if right is None else 'only in B'})"
@@ -274,7 +301,9 @@ def _compare_parts(
     running = (right.joules / right.seconds) / (left.joules / left.seconds)
     joules = split_difference(left.joules, right.joules, {**ratios, POWER: running})
     share = (right.seconds / b.latency_s) / (left.seconds / a.latency_s)
-    watts = split_difference(left.joules / a.latency_s, right.joules / b.latency_s, {SHARE: share, POWER: running})
+    watts = split_difference(
+        left.joules / a.latency_s, right.joules / b.latency_s, {SHARE: share, POWER: running}
+    )
     return PartDifference(name, left.family, left, right, latency, joules, watts)
 
 
@@ -282,6 +311,8 @@ def _compare_modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], di
     """Return the difference of each module in joules and in mean watts."""
     if not (a.module_j and b.module_j):
         return {}, {}
-    pairs = {n: (a.module_j.get(n, 0.0), b.module_j.get(n, 0.0)) for n in [*a.module_j, *b.module_j]}
+    pairs = {
+        n: (a.module_j.get(n, 0.0), b.module_j.get(n, 0.0)) for n in [*a.module_j, *b.module_j]
+    }
     watts = {n: to_j / b.latency_s - from_j / a.latency_s for n, (from_j, to_j) in pairs.items()}
     return {n: to_j - from_j for n, (from_j, to_j) in pairs.items()}, watts

@@ -1,11 +1,12 @@
-"""Read the two runs that a user wants to compare, and show their difference as text, JSON and a figure.
+"""Read the two runs that a user wants to compare, and show their difference as text, JSON and a
+figure.
 
-- ``llama3-8b@h200,batch=8,seq=512,clock=1500MHz`` is predicted now; ``@h100-sxm`` or ``,batch=16`` as the second
-  run changes only what it says.
-- ``FILE.json`` is the output of ``wattcast predict --json`` (``FILE.json#2``: its second prediction) or of
-  ``wattcast measure run --json``.
-- ``row:ID`` or ``DATABASE#ID`` is a row of ``wattcast measure models``; ``predicted`` is that row's workload,
-  predicted.
+- ``llama3-8b@h200,batch=8,seq=512,clock=1500MHz`` is predicted now; ``@h100-sxm`` or ``,batch=16``
+  as the second run changes only what it says.
+- ``FILE.json`` is the output of ``wattcast predict --json`` (``FILE.json#2``: its second
+  prediction) or of ``wattcast measure run --json``.
+- ``row:ID`` or ``DATABASE#ID`` is a row of ``wattcast measure models``; ``predicted`` is that row's
+  workload, predicted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast import __version__
-from wattcast.core import BadInput, bad_value, check_names, clip_text, dataclass, measured_rows, replace
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    check_names,
+    clip_text,
+    dataclass,
+    measured_rows,
+    replace,
+)
 from wattcast.core.measured_rows import ModelRow
 from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.core.units import show
@@ -27,7 +36,13 @@ from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import PredictionOut, PredictOut, take_fields
 from wattcast.report import comparison
-from wattcast.report.comparison import PartDifference, RunComparison, RunPart, RunSummary, summarise_prediction
+from wattcast.report.comparison import (
+    PartDifference,
+    RunComparison,
+    RunPart,
+    RunSummary,
+    summarise_prediction,
+)
 from wattcast.report.figure_style import MODULE_COLOURS, Figure, add_caption, new_figure
 from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.report.text_tables import new_table, print_notes
@@ -36,7 +51,13 @@ from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, parse_o
 PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
 _POINT = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
-_UNSAID = (*_POINT, "attention", "head", "skew", "recompute")  # what the title of a workload leaves out
+_UNSAID = (
+    *_POINT,
+    "attention",
+    "head",
+    "skew",
+    "recompute",
+)  # what the title of a workload leaves out
 SPEC_KEYS = (*OPTION_NAMES, *_POINT)
 
 
@@ -68,10 +89,12 @@ def compare(
     iterations: int = 1,
     **options: Unpack[RunKeywords],
 ) -> RunComparison:
-    """Split the difference between two runs into operators, modules and terms that add up to it exactly.
+    """Split the difference between two runs into operators, modules and terms that add up to it
+    exactly.
 
-    A run is a prediction, or the text that names one (at the top of this file). ``gpu`` and ``options`` hold for both
-    runs where a text does not say otherwise; ``iterations`` is how often a measured command ran the workload.
+    A run is a prediction, or the text that names one (at the top of this file). ``gpu`` and
+    ``options`` hold for both runs where a text does not say otherwise; ``iterations`` is how often
+    a measured command ran the workload.
 
     >>> import wattcast
     >>> why = wattcast.compare("gpt2", ",batch=2", gpu="h200", seq=64)
@@ -80,14 +103,19 @@ def compare(
     """
     names = [side for side in (a, b) if isinstance(side, str)]
     read = iter(read_pair(names[0], names[-1], gpu, iterations, **options) if names else ())
-    sides = [summarise_prediction(side) if isinstance(side, Prediction) else next(read) for side in (a, b)]
+    sides = [
+        summarise_prediction(side) if isinstance(side, Prediction) else next(read)
+        for side in (a, b)
+    ]
     return comparison.compare_runs(*sides)
 
 
 def read_pair(
     a: str, b: str, gpu: str | None = None, iterations: int = 1, **options: Unpack[RunKeywords]
 ) -> tuple[RunSummary, RunSummary]:
-    """Read both runs; ``b`` may take what it does not say from ``a``, and one may be ``predicted`` next to a row."""
+    """Read both runs; ``b`` may take what it does not say from ``a``, and one may be ``predicted``
+    next to a row.
+    """
     common = PredictionSpec("", gpu or "", dict(options))
     gpu = gpu or DEFAULT_DATABASE
     if PREDICTED in (a, b):
@@ -96,13 +124,19 @@ def read_pair(
         if found is None:
             raise bad_value("compare", f"a whole-model row beside {PREDICTED!r}", other)
         row, host = found[0], "0us" if found[0].graph else None
-        predicted = api.predict(whole_models.build_row_graph(row), gpu, host_launch=host, force=True)
-        sides = {other: read_run(other, gpu, iterations), PREDICTED: summarise_prediction(predicted)}
+        predicted = api.predict(
+            whole_models.build_row_graph(row), gpu, host_launch=host, force=True
+        )
+        sides = {
+            other: read_run(other, gpu, iterations),
+            PREDICTED: summarise_prediction(predicted),
+        }
         return sides[a], sides[b]
     first = parse_prediction_spec(a, common) if is_prediction_spec(a, common) else None
     second = parse_prediction_spec(b, common, first) if is_prediction_spec(b, common) else None
     left, right = (
-        predict_spec(spec) if spec else read_run(name, gpu, iterations) for spec, name in ((first, a), (second, b))
+        predict_spec(spec) if spec else read_run(name, gpu, iterations)
+        for spec, name in ((first, a), (second, b))
     )
     return left, right
 
@@ -110,7 +144,9 @@ def read_pair(
 def predict_spec(spec: PredictionSpec) -> RunSummary:
     """Predict a spec; the run's name lists the options that the workload's title leaves out."""
     side = summarise_prediction(api.predict(spec.workload, spec.gpu, **spec.options))
-    said = [f"{name.replace('_', ' ')} {spec.options[name]}" for name in _UNSAID if name in spec.options]
+    said = [
+        f"{name.replace('_', ' ')} {spec.options[name]}" for name in _UNSAID if name in spec.options
+    ]
     return replace(side, name=", ".join([side.name, *said]))
 
 
@@ -121,8 +157,12 @@ def is_prediction_spec(text: str, common: PredictionSpec) -> bool:
     return "@" in text or "," in text or bool(common.gpu and not text.endswith(".json"))
 
 
-def parse_prediction_spec(text: str, common: PredictionSpec, before: PredictionSpec | None = None) -> PredictionSpec:
-    """Parse ``MODEL@GPU,key=value,...``: what it does not say is said by ``before`` (the first run) or ``common``."""
+def parse_prediction_spec(
+    text: str, common: PredictionSpec, before: PredictionSpec | None = None
+) -> PredictionSpec:
+    """Parse ``MODEL@GPU,key=value,...``: what it does not say is said by ``before`` (the first run)
+    or ``common``.
+    """
     head, *pairs = text.split(",")
     workload, _, gpu = head.partition("@")
     leans_on = before if before is not None and not workload else common
@@ -130,7 +170,9 @@ def parse_prediction_spec(text: str, common: PredictionSpec, before: PredictionS
     workload = workload or leans_on.workload
     if not (workload and gpu):
         raise bad_value(
-            text, "MODEL@GPU,key=value,... such as llama3-8b@h200,batch=8, or --gpu", head or "nothing before ','"
+            text,
+            "MODEL@GPU,key=value,... such as llama3-8b@h200,batch=8, or --gpu",
+            head or "nothing before ','",
         )
     options = dict(leans_on.options)
     for pair in pairs:
@@ -139,7 +181,9 @@ def parse_prediction_spec(text: str, common: PredictionSpec, before: PredictionS
         if not equals:
             raise bad_value(text, "key=value after each comma", pair)
         check_names(f"option in {text}", name, SPEC_KEYS)
-        options[name] = parse_option(name, value.strip(), text) if name in OPTION_NAMES else value.strip()
+        options[name] = (
+            parse_option(name, value.strip(), text) if name in OPTION_NAMES else value.strip()
+        )
     return PredictionSpec(workload, gpu, options)
 
 
@@ -163,7 +207,9 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
         prediction = out.predictions[int(which or 1) - 1]
         check_prediction(prediction, path)
         return comparison.summarise_output(prediction)
-    if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(plain):  # a command that ran the workload often
+    if isinstance(plain, dict) and {"duration_s", "power_w"} <= set(
+        plain
+    ):  # a command that ran the workload often
         if iterations < 1:
             raise bad_value("--iterations", "a whole number of at least 1", iterations)
         latency_s = read_number(plain["duration_s"], f"{path}: duration_s") / iterations
@@ -173,10 +219,19 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
             raise bad_value(path, wanted, f"{latency_s} s, {power_w} W")
         clock = plain.get("sm_clock_hz")
         clock_hz = read_number(clock, f"{path}: sm_clock_hz", 0.0) if clock else None
-        flags = tuple(f"{path}: {clip_text(flag)}" for flag in _take_list(plain.get("flags"), f"{path}: flags"))
-        return RunSummary(f"{path}, measured", True, latency_s, power_w, clock_hz, None, (), {}, flags)
-    found = f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
-    raise bad_value(path, "the output of `predict --json` or of `measure run --json` with a power", found)
+        flags = tuple(
+            f"{path}: {clip_text(flag)}"
+            for flag in _take_list(plain.get("flags"), f"{path}: flags")
+        )
+        return RunSummary(
+            f"{path}, measured", True, latency_s, power_w, clock_hz, None, (), {}, flags
+        )
+    found = (
+        f"keys {', '.join(list(plain)[:6])}" if isinstance(plain, dict) else type(plain).__name__
+    )
+    raise bad_value(
+        path, "the output of `predict --json` or of `measure run --json` with a power", found
+    )
 
 
 LONGEST_S = 1e9  # of one run: thirty years
@@ -184,8 +239,15 @@ MOST_W = 1e7  # of one GPU
 
 
 def check_prediction(p: PredictionOut, where: str) -> None:
-    """Refuse a prediction that no `predict --json` wrote: figures that are negative, endless or do not add up."""
-    most_of = {"latency_s": LONGEST_S, "power_w": MOST_W, "clock_hz": 1e12, "effective_clock_hz": 1e12}
+    """Refuse a prediction that no `predict --json` wrote: figures that are negative, endless or do
+    not add up.
+    """
+    most_of = {
+        "latency_s": LONGEST_S,
+        "power_w": MOST_W,
+        "clock_hz": 1e12,
+        "effective_clock_hz": 1e12,
+    }
     for name, most in most_of.items():
         value = getattr(p, name)
         if not 0.0 < value <= most:
@@ -195,13 +257,19 @@ def check_prediction(p: PredictionOut, where: str) -> None:
         raise bad_value(f"{where}: energy_j", f"power times latency, {energy_j:g} J", p.energy_j)
     for op in p.ops:
         label = f"{where}: {clip_text(op.operator)}"
-        if not (0.0 <= op.latency_s <= LONGEST_S and 0.0 <= op.energy_j <= LONGEST_S * MOST_W and op.count >= 0):
+        if not (
+            0.0 <= op.latency_s <= LONGEST_S
+            and 0.0 <= op.energy_j <= LONGEST_S * MOST_W
+            and op.count >= 0
+        ):
             wanted = "a time, an energy and a count of zero or more"
             raise bad_value(label, wanted, f"{op.latency_s} s, {op.energy_j} J, {op.count} calls")
     modules = [*p.modules, *(module for op in p.ops for module in op.modules)]
     for module in modules:
         if not 0.0 <= module.power_w <= MOST_W:
-            raise bad_value(f"{where}: {clip_text(module.name)}", "watts of zero or more", module.power_w)
+            raise bad_value(
+                f"{where}: {clip_text(module.name)}", "watts of zero or more", module.power_w
+            )
 
 
 def _take_list(value: object, where: str) -> list[object]:
@@ -215,33 +283,49 @@ def _take_list(value: object, where: str) -> list[object]:
 def summarise_row(row: ModelRow, profile: dict[str, Any] | None) -> RunSummary:
     """Summarise a measured whole model, with its kernels by family where the profiler saw them."""
     if not (row.latency_s and row.power_w):
-        raise BadInput(f"{row.id}: no latency or no power was measured ({row.error or 'no reason given'}).")
+        raise BadInput(
+            f"{row.id}: no latency or no power was measured ({row.error or 'no reason given'})."
+        )
     parts = group_kernels(profile, row) if profile else ()
     notes = [f"{row.id}: {flag}" for flag in row.flags]
     if parts:
-        notes.append("times of kernel families come from one profiled iteration, scaled to the time in kernels")
+        notes.append(
+            "times of kernel families come from one profiled iteration, scaled to the time in kernels"
+        )
     name = f"{whole_models.build_row_graph(row).name}, measured"
     return RunSummary(
-        name, True, row.latency_s, row.power_w, row.sm_clock_hz, row.effective_clock_hz, parts, {}, tuple(notes)
+        name,
+        True,
+        row.latency_s,
+        row.power_w,
+        row.sm_clock_hz,
+        row.effective_clock_hz,
+        parts,
+        {},
+        tuple(notes),
     )
 
 
 def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]:
     """Add up the kernels of a profiled iteration by family.
 
-    In a CUDA graph the device never waits, so the times of families are scaled to the whole latency. In an eager row
-    they stay as they are, and the rest of the latency is gaps.
-    """
+    In a CUDA graph the device never waits, so the times of families are scaled to the whole
+    latency. In an eager row they stay as they are, and the rest of the latency is gaps."""
     taken: dict[str, list[float]] = {}
     for place, kernel_s in zip(profile["order"], profile["kernel_s"], strict=True):
         taken.setdefault(find_kernel_family(profile["names"][place])["family"], []).append(kernel_s)
     total, latency_s = sum(map(sum, taken.values())), float(row.latency_s or 0.0)
     scale = latency_s / total if row.graph or total > latency_s else 1.0
-    return tuple(RunPart(f, (f,), (f,), (), f, float(len(each)), scale * sum(each)) for f, each in taken.items())
+    return tuple(
+        RunPart(f, (f,), (f,), (), f, float(len(each)), scale * sum(each))
+        for f, each in taken.items()
+    )
 
 
 def _find_row(name: str, gpu: str) -> tuple[ModelRow, str] | None:
-    """Find the whole-model row that ``name`` means, and its database; None where it means something else."""
+    """Find the whole-model row that ``name`` means, and its database; None where it means something
+    else.
+    """
     database, row_id = gpu, name.removeprefix("row:")
     if not name.startswith("row:"):
         path, sharp, row_id = name.partition("#")
@@ -263,21 +347,37 @@ def _find_profile(row: ModelRow, database: str) -> dict[str, Any] | None:
     if (folder / measured_rows.MODEL_KERNELS_FILE).exists():
         found = measured_rows.read_table(folder / measured_rows.MODEL_KERNELS_FILE)
     elif not (folder / measured_rows.MODELS_FILE).exists():
-        lines = (entry for path in sorted(folder.rglob("*.jsonl")) for entry in measured_rows.read_lines(path))
+        lines = (
+            entry
+            for path in sorted(folder.rglob("*.jsonl"))
+            for entry in measured_rows.read_lines(path)
+        )
         found = (entry for entry in lines if entry.get("record") == "model_kernels")
-    return next((entry for entry in found if entry["id"] == row.id and not entry.get("error")), None)
+    return next(
+        (entry for entry in found if entry["id"] == row.id and not entry.get("error")), None
+    )
 
 
 MOST_LISTED = 12
-_QUANTITIES = (("latency", "latency_s", "s"), ("power", "power_w", "W"), ("energy", "energy_j", "J"))
+_QUANTITIES = (
+    ("latency", "latency_s", "s"),
+    ("power", "power_w", "W"),
+    ("energy", "energy_j", "J"),
+)
 
 
 def print_comparison(console: Console, found: RunComparison) -> None:
-    """Print the conclusion, then totals, terms, operators and modules, the largest contribution first."""
+    """Print the conclusion, then totals, terms, operators and modules, the largest contribution
+    first.
+    """
     console.print(f"A: {escape(found.a.name)}\nB: {escape(found.b.name)}")
     console.print(f"B against A: {write_sentence(found)}", style="bold")
     rows = new_table("", "A", "B", "B - A", "")
-    for name, column, unit in (*_QUANTITIES, ("clock", "clock_hz", "Hz"), ("effective clock", "effective_hz", "Hz")):
+    for name, column, unit in (
+        *_QUANTITIES,
+        ("clock", "clock_hz", "Hz"),
+        ("effective clock", "effective_hz", "Hz"),
+    ):
         left, right = getattr(found.a, column), getattr(found.b, column)
         if left and right:
             change = _format_signed(right - left, unit), f"{right / left - 1:+.1%}"
@@ -286,25 +386,39 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     terms = [(getattr(found, column), unit) for _, column, unit in _QUANTITIES]
     causes = new_table("caused by", *(name for name, _, _ in _QUANTITIES))
     for name in dict.fromkeys(name for of, _ in terms for name in of):
-        causes.add_row(name, *(_format_signed(of[name], unit) if name in of else "" for of, unit in terms))
-    causes.add_row("together", *(_format_signed(sum(of.values()), unit) for of, unit in terms), style="bold")
+        causes.add_row(
+            name, *(_format_signed(of[name], unit) if name in of else "" for of, unit in terms)
+        )
+    causes.add_row(
+        "together", *(_format_signed(sum(of.values()), unit) for of, unit in terms), style="bold"
+    )
     console.print(causes)
     if found.operators:
         rows = new_table("operator", "calls", *(name for name, _, _ in _QUANTITIES))
         columns = [column for _, column, _ in _QUANTITIES]
         sizes = {name: getattr(found.a, name) for name in columns}
-        ranked = sorted(found.operators, key=lambda pair: -max(abs(pair.total(c) / sizes[c]) for c in columns))
+        ranked = sorted(
+            found.operators, key=lambda pair: -max(abs(pair.total(c) / sizes[c]) for c in columns)
+        )
         for pair in ranked[:MOST_LISTED]:
             counts = [f"{part.calls:g}" if part else "0" for part in (pair.a, pair.b)]
-            rows.add_row(escape(pair.name), " -> ".join(dict.fromkeys(counts)), *_format_sums([pair]))
+            rows.add_row(
+                escape(pair.name), " -> ".join(dict.fromkeys(counts)), *_format_sums([pair])
+            )
         if rest := ranked[MOST_LISTED:]:
             rows.add_row(f"... {len(rest)} more", "", *_format_sums(rest))
-        gaps = (_format_signed(of[comparison.GAPS], unit) if comparison.GAPS in of else "" for of, unit in terms)
+        gaps = (
+            _format_signed(of[comparison.GAPS], unit) if comparison.GAPS in of else ""
+            for of, unit in terms
+        )
         rows.add_row(comparison.GAPS, "", *gaps)
         console.print(rows)
     if found.module_w:
         names = sorted(found.module_w, key=lambda name: -abs(found.module_w[name]))
-        cells = ((n, _format_signed(found.module_w[n], "W"), _format_signed(found.module_j[n], "J")) for n in names)
+        cells = (
+            (n, _format_signed(found.module_w[n], "W"), _format_signed(found.module_j[n], "J"))
+            for n in names
+        )
         console.print(new_table("module", "power", "energy", rows=cells))
     print_notes(console, found.notes, "")
     console.print(f"Rule: {found.rule}.", style="dim")
@@ -326,7 +440,9 @@ def write_sentence(found: RunComparison) -> str:
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:
     shown = _QUANTITIES if any(pair.energy_j for pair in pairs) else _QUANTITIES[:1]
-    return [_format_signed(sum(pair.total(column) for pair in pairs), unit) for _, column, unit in shown]
+    return [
+        _format_signed(sum(pair.total(column) for pair in pairs), unit) for _, column, unit in shown
+    ]
 
 
 _NOTHING = {"s": 1e-12, "J": 1e-9, "W": 1e-6}  # rounding, not a contribution
@@ -344,7 +460,10 @@ def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
         "rule": found.rule,
         "a": _side_to_plain(found.a),
         "b": _side_to_plain(found.b),
-        "difference": {column: getattr(found.b, column) - getattr(found.a, column) for _, column, _ in _QUANTITIES},
+        "difference": {
+            column: getattr(found.b, column) - getattr(found.a, column)
+            for _, column, _ in _QUANTITIES
+        },
         "terms": {column: getattr(found, column) for _, column, _ in _QUANTITIES},
         "operators": [
             {
@@ -359,7 +478,10 @@ def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
             for pair in found.operators
         ],
         "idle_gaps": {"latency_s": found.b.gap_s - found.a.gap_s} if found.operators else None,
-        "modules": [{"name": n, "power_w": found.module_w[n], "energy_j": found.module_j[n]} for n in found.module_w],
+        "modules": [
+            {"name": n, "power_w": found.module_w[n], "energy_j": found.module_j[n]}
+            for n in found.module_w
+        ],
         "notes": list(dict.fromkeys(found.notes)),
     }
 
@@ -380,18 +502,24 @@ MOST_BARS = 10
 
 
 def draw_difference(found: RunComparison) -> Figure:
-    """Draw milliseconds by operator, stacked by term, and watts by module (by term where no module is known)."""
+    """Draw milliseconds by operator, stacked by term, and watts by module (by term where no module
+    is known).
+    """
     figure = new_figure(11.0, 5.5)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     ranked = sorted(found.operators, key=lambda pair: -abs(pair.total("latency_s")))
     rows = [(pair.name, pair.latency_s) for pair in ranked[:MOST_BARS]]
     if rest := ranked[MOST_BARS:]:
-        rows.append((f"{len(rest)} more operators", comparison.sum_terms([pair.latency_s for pair in rest])))
+        rows.append(
+            (f"{len(rest)} more operators", comparison.sum_terms([pair.latency_s for pair in rest]))
+        )
     if found.operators:
         rows.append((comparison.GAPS, {comparison.GAPS: found.b.gap_s - found.a.gap_s}))
     else:
         rows = [(term, {term: value}) for term, value in found.latency_s.items()]
-    seen: set[str] = set()  # positive contributions go to the right, negative ones to the left, a dot is their sum
+    seen: set[str] = (
+        set()
+    )  # positive contributions go to the right, negative ones to the left, a dot is their sum
     for place, (_, terms) in enumerate(rows):
         ends = [0.0, 0.0]
         for term, value in terms.items():

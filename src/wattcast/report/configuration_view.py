@@ -1,8 +1,8 @@
-"""One configuration with everything there is to show of it: prediction, power over time, clock curve, memory.
+"""One configuration with everything there is to show of it: prediction, power over time, clock
+curve, memory.
 
-Reports, the page in the browser and ``--plot`` all take a ``ConfigurationView``, so that they show the numbers of one
-prediction.
-"""
+Reports, the page in the browser and ``--plot`` all take a ``ConfigurationView``, so that they show
+the numbers of one prediction."""
 
 from __future__ import annotations
 
@@ -59,45 +59,71 @@ class PowerTrace:
 
     def part(self, first: int, last: int) -> PowerTrace:
         """Return some of the intervals, at their own times."""
-        cut = {name: getattr(self, name)[first:last] for name in ("start_s", "end_s", "part_w", "which")}
+        cut = {
+            name: getattr(self, name)[first:last]
+            for name in ("start_s", "end_s", "part_w", "which")
+        }
         return replace(self, **cut)
 
     def binned(self, bins: int) -> PowerTrace:
-        """Return the same energy in at most ``bins`` steps of equal length; a shorter trace is returned unchanged."""
+        """Return the same energy in at most ``bins`` steps of equal length; a shorter trace is
+        returned unchanged.
+        """
         if len(self.start_s) <= bins:
             return self
         edges = np.linspace(0.0, self.duration_s, bins + 1)
         known = np.concatenate([self.start_s, self.end_s[-1:]])
         length = self.end_s - self.start_s
-        joules = np.vstack([np.zeros(len(self.parts)), np.cumsum(length[:, np.newaxis] * self.part_w, axis=0)])
-        at_edges = np.stack([np.interp(edges, known, joules[:, i]) for i in range(len(self.parts))], axis=-1)
+        joules = np.vstack(
+            [np.zeros(len(self.parts)), np.cumsum(length[:, np.newaxis] * self.part_w, axis=0)]
+        )
+        at_edges = np.stack(
+            [np.interp(edges, known, joules[:, i]) for i in range(len(self.parts))], axis=-1
+        )
         part_w = np.diff(at_edges, axis=0) / np.diff(edges)[:, np.newaxis]
-        return replace(self, start_s=edges[:-1], end_s=edges[1:], part_w=part_w, which=np.full(bins, -1))
+        return replace(
+            self, start_s=edges[:-1], end_s=edges[1:], part_w=part_w, which=np.full(bins, -1)
+        )
 
 
 def build_power_trace(prediction: Prediction) -> PowerTrace:
     """Build the power trace of a prediction of one configuration."""
-    timeline, detail, totals = prediction.basis.timeline, prediction.basis.detail, prediction.basis.totals
+    timeline, detail, totals = (
+        prediction.basis.timeline,
+        prediction.basis.detail,
+        prediction.basis.totals,
+    )
     if detail.kernel_s.ndim != 1:
-        raise bad_value("power over time", "a single operating point", f"a sweep of {detail.kernel_s.shape[:-1]}")
+        raise bad_value(
+            "power over time",
+            "a single operating point",
+            f"a sweep of {detail.kernel_s.shape[:-1]}",
+        )
     launches = float(timeline.calls.sum())
     gap_s, gap_w = float(totals.latency_s - totals.busy_s), np.zeros(len(detail.parts))
     if gap_s > 1e-12:  # what the kernels do not take, by part
-        gap_w = np.asarray((detail.part_j - (detail.kernel_s * timeline.calls) @ detail.kernel_part_w) / gap_s)
+        gap_w = np.asarray(
+            (detail.part_j - (detail.kernel_s * timeline.calls) @ detail.kernel_part_w) / gap_s
+        )
     make = _each_launch if launches <= MOST_LAUNCHES else _each_stretch
     start_s, end_s, which, part_w = make(timeline, detail, gap_w)
     labels = (*(str(op) for op in timeline.kernels.ops), GAP)
-    return PowerTrace(start_s, end_s, part_w, detail.parts, labels, which, launches <= MOST_LAUNCHES)
+    return PowerTrace(
+        start_s, end_s, part_w, detail.parts, labels, which, launches <= MOST_LAUNCHES
+    )
 
 
-def _each_launch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tuple[Array, Array, RowIndex, Array]:
+def _each_launch(
+    timeline: Timeline, detail: KernelDetail, gap_w: Array
+) -> tuple[Array, Array, RowIndex, Array]:
     """Return every launch, and every gap before one.
 
-    end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of durations, solves the
-    queue recursion in one pass.
-    """
+    end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of
+    durations, solves the queue recursion in one pass."""
     segments = timeline.kernels.segments
-    order = np.concatenate([np.tile(np.repeat(s.rows, s.counts.astype(np.int64)), s.repeat) for s in segments])
+    order = np.concatenate(
+        [np.tile(np.repeat(s.rows, s.counts.astype(np.int64)), s.repeat) for s in segments]
+    )
     run_s = detail.kernel_s[order]
     issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
     done_s = np.cumsum(run_s)
@@ -115,7 +141,9 @@ def _each_launch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tupl
     return starts[keep], ends[keep], which[keep], levels[which[keep]]
 
 
-def _each_stretch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tuple[Array, Array, RowIndex, Array]:
+def _each_stretch(
+    timeline: Timeline, detail: KernelDetail, gap_w: Array
+) -> tuple[Array, Array, RowIndex, Array]:
     """Return one interval per stretch at its mean power; repeated R times it takes R·max(C, D)."""
     host_s = np.broadcast_to(timeline.host_s, detail.kernel_s.shape)
     length, energy = [], []
@@ -123,7 +151,9 @@ def _each_stretch(timeline: Timeline, detail: KernelDetail, gap_w: Array) -> tup
         rows, counts = segment.rows, segment.counts
         run_s, issue_s = float(detail.kernel_s[rows] @ counts), float(host_s[rows] @ counts)
         once_s = max(run_s, issue_s)
-        part_j = (detail.kernel_s[rows] * counts) @ detail.kernel_part_w[rows] + (once_s - run_s) * gap_w
+        part_j = (detail.kernel_s[rows] * counts) @ detail.kernel_part_w[rows] + (
+            once_s - run_s
+        ) * gap_w
         length.append(segment.repeat * once_s)
         energy.append(segment.repeat * part_j)
     seconds = np.array(length)
@@ -137,7 +167,9 @@ CLOCK_POINTS = 48  # points of a clock curve
 
 @dataclass(frozen=True)
 class MemoryRoom:
-    """What a run holds in memory by purpose, and the largest batch that would fit; None where it is not known."""
+    """What a run holds in memory by purpose, and the largest batch that would fit; None where it is
+    not known.
+    """
 
     footprint: build_model.MemoryFootprint | None
     capacity_byte: float
@@ -146,7 +178,9 @@ class MemoryRoom:
 
 @dataclass(frozen=True)
 class ConfigurationView:
-    """A prediction of one configuration; curves and memory are computed from its basis when they are asked for."""
+    """A prediction of one configuration; curves and memory are computed from its basis when they
+    are asked for.
+    """
 
     prediction: Prediction
     model: ModelSpec | None = None  # None: the workload is a list of operators
@@ -164,11 +198,12 @@ class ConfigurationView:
 
     @cached_property
     def clocks(self) -> dict[str, Array]:
-        """Latency, power and energy at clocks from the lowest to the highest, under the same power limit.
+        """Latency, power and energy at clocks from the lowest to the highest, under the same power
+        limit.
 
-        Power rises with the clock, so every clock that the governor lowers ends at the same one, found once. A run
-        whose stretches settle at clocks of their own goes through the governor at every clock.
-        """
+        Power rises with the clock, so every clock that the governor lowers ends at the same one,
+        found once. A run whose stretches settle at clocks of their own goes through the governor at
+        every clock."""
         basis, (low_hz, high_hz) = self.prediction.basis, find_clock_span(self.gpu)
         asked_hz = np.linspace(low_hz, high_hz, CLOCK_POINTS)
         timeline, bundle = basis.timeline, basis.bundle
@@ -180,7 +215,9 @@ class ConfigurationView:
             clock_hz = np.array(settled.clock_hz[..., 0])
         else:
             clock_hz = np.minimum(asked_hz, float(top.clock_hz[..., 0]))
-            totals = total_at_clock(timeline, replace(basis.at, clock_hz=as_sweep(clock_hz)), bundle)
+            totals = total_at_clock(
+                timeline, replace(basis.at, clock_hz=as_sweep(clock_hz)), bundle
+            )
         return {
             "asked_hz": asked_hz,
             "clock_hz": clock_hz,
@@ -201,7 +238,9 @@ def view_configuration(
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
     **settings: Unpack[api.SettingKeywords],
 ) -> ConfigurationView:
-    """Predict a workload on a GPU, with settings as ``wattcast.predict`` takes them, and view the prediction."""
+    """Predict a workload on a GPU, with settings as ``wattcast.predict`` takes them, and view the
+    prediction.
+    """
     (prediction,) = api.predict_many([(workload, vars(options))], gpu, **settings)
     return ConfigurationView(prediction, load_workload.find_model(workload), options)
 

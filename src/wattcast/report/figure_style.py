@@ -22,10 +22,25 @@ else:
     Axes = Figure = Any  # matplotlib is loaded with the first figure
 
 MODULE_COLOURS = {
-    **{"static": "#999999", "clock": "#666666", "tensor": "#D55E00", "cuda": "#E69F00", "sfu": "#F0E442"},
+    **{
+        "static": "#999999",
+        "clock": "#666666",
+        "tensor": "#D55E00",
+        "cuda": "#E69F00",
+        "sfu": "#F0E442",
+    },
     **{"shared": "#009E73", "l2": "#56B4E9", "dram": "#0072B2", "link": "#CC79A7", "sm": "#882255"},
 }
-SERIES_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#DDCC77", "#AA4499", "#44AA99", "#999933")
+SERIES_COLOURS = (
+    "#332288",
+    "#CC6677",
+    "#117733",
+    "#88CCEE",
+    "#DDCC77",
+    "#AA4499",
+    "#44AA99",
+    "#999933",
+)
 MEASURED, PREDICTED = "#000000", "#332288"
 ENDINGS = ("png", "svg", "pdf")
 NO_MATPLOTLIB = "figures need matplotlib. Install it: pip install 'wattcast[plot]'."
@@ -46,7 +61,8 @@ def encode_figure(figure: Figure, ending: str) -> bytes:
     from matplotlib.text import Text
 
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    # Turn off mathematics in all text except labels of logarithmic axes, since names may hold dollar signs
+    # Turn off mathematics in all text except labels of logarithmic axes, since names may hold
+    # dollar signs
     logarithmic = {
         text
         for axes in figure.axes
@@ -73,7 +89,9 @@ def save_figures(made: Mapping[str, FigureMaker], folder: Path, ending: str) -> 
     """Draw several figures into a folder, one after the other, and return their files."""
     paths = []
     for name, make in made.items():
-        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)  # names may hold what users wrote
+        safe = "".join(
+            c if c.isalnum() or c in "-_" else "_" for c in name
+        )  # names may hold what users wrote
         paths.append(folder / f"{safe}.{check_figure_format(ending)}")
         save_figure(make(), paths[-1])
     return paths
@@ -106,7 +124,9 @@ def check_figure_format(ending: str) -> str:
 
 
 def require_matplotlib() -> None:
-    """Raise an error that says how to get matplotlib where it is not installed; this does not import it."""
+    """Raise an error that says how to get matplotlib where it is not installed; this does not
+    import it.
+    """
     if find_spec("matplotlib") is None:
         raise MissingTool(NO_MATPLOTLIB)
 
@@ -114,16 +134,19 @@ def require_matplotlib() -> None:
 def add_caption(figure: Figure, text: str) -> Figure:
     """Write where the numbers came from below a figure, and return the figure."""
     letters = int(12.0 * figure.get_figwidth())  # that fit its width
-    figure.supxlabel("\n".join(wrap(text, letters)), x=0.01, ha="left", fontsize=10, color="#595959")
+    figure.supxlabel(
+        "\n".join(wrap(text, letters)), x=0.01, ha="left", fontsize=10, color="#595959"
+    )
     return figure
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of that size in inches, or raise an error that says how to get matplotlib.
+    """Return an empty figure of that size in inches, or raise an error that says how to get
+    matplotlib.
 
-    Its axes have no top and right side, and their lines take ``SERIES_COLOURS`` in turn. Text keeps matplotlib's 10
-    points and more, which stays legible where a page shows the figure at half its size.
-    """
+    Its axes have no top and right side, and their lines take ``SERIES_COLOURS`` in turn. Text keeps
+    matplotlib's 10 points and more, which stays legible where a page shows the figure at half its
+    size."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -140,7 +163,11 @@ def new_figure(width: float, height: float) -> Figure:
         def draw(self, renderer: Any) -> None:
             """Only arrange where ``savefig`` asks for a first pass, whose strokes nobody sees."""
             engine = self.get_layout_engine()
-            if isinstance(engine, ConstrainedLayoutEngine) and self.axes and self.canvas.is_saving():
+            if (
+                isinstance(engine, ConstrainedLayoutEngine)
+                and self.axes
+                and self.canvas.is_saving()
+            ):
                 engine.execute(self)
             else:
                 super().draw(renderer)

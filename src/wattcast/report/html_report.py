@@ -1,8 +1,7 @@
 """Write one prediction as a single HTML file to send to a colleague.
 
-The file has no script and fetches nothing: a content-security policy inside it forbids both, and all text is
-escaped, so that opening a report is safe whatever the names in it are.
-"""
+The file has no script and fetches nothing: a content-security policy inside it forbids both, and
+all text is escaped, so that opening a report is safe whatever the names in it are."""
 
 from __future__ import annotations
 
@@ -30,11 +29,21 @@ from wattcast.predictor.api import SettingKeywords
 from wattcast.predictor.prediction_json import AnswerLine, judge_confidence, list_answers
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import Figure, encode_figure
-from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, draw_pareto, label_views
+from wattcast.report.prediction_figures import (
+    draw_clock_curves,
+    draw_figure,
+    draw_pareto,
+    label_views,
+)
 from wattcast.report.text_tables import describe_clock
 from wattcast.workload.model_options import ModelOptions
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # that print pages
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+)  # that print pages
 PAPERS = ("A4", "Letter")
 
 
@@ -54,10 +63,16 @@ def make_element(name: str, *inside: object, **attributes: str) -> HtmlMarkup:
 
 
 def make_html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> HtmlMarkup:
-    """Make a table whose first column names the row and whose other columns are right-aligned numbers."""
+    """Make a table whose first column names the row and whose other columns are right-aligned
+    numbers.
+    """
     top = make_element("tr", *(make_element("th", cell, scope="col") for cell in head))
     body = [
-        make_element("tr", make_element("th", row[0], scope="row"), *(make_element("td", cell) for cell in row[1:]))
+        make_element(
+            "tr",
+            make_element("th", row[0], scope="row"),
+            *(make_element("td", cell) for cell in row[1:]),
+        )
         for row in rows
     ]
     table = make_element("table", make_element("thead", top), make_element("tbody", *body))
@@ -72,8 +87,12 @@ def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
     for size in ("width", "height"):
         svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
     attributes = f' role="img" aria-label="{escape(label)}"'
-    prefix = re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"  # ids must differ from those of other drawings
-    named = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}", svg.replace("<svg", f"<svg{attributes}", 1))
+    prefix = (
+        re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"
+    )  # ids must differ from those of other drawings
+    named = re.sub(
+        r'(\bid="|href="#|url\(#)', rf"\1{prefix}", svg.replace("<svg", f"<svg{attributes}", 1)
+    )
     return make_element("figure", HtmlMarkup(named))
 
 
@@ -89,7 +108,8 @@ def build_report(
     how: str = "",
     **settings: Unpack[SettingKeywords],
 ) -> str:
-    """Build the page: the first GPU at length, and the others compared with it at their own clock and limit.
+    """Build the page: the first GPU at length, and the others compared with it at their own clock
+    and limit.
 
     ``how`` is the command that made it.
     """
@@ -104,17 +124,26 @@ def build_report(
     return build_report_page(main, others, how)
 
 
-def build_report_page(main: ConfigurationView, others: Mapping[str, ConfigurationView | str], how: str) -> str:
+def build_report_page(
+    main: ConfigurationView, others: Mapping[str, ConfigurationView | str], how: str
+) -> str:
     """Build the page of a configuration and of others, each a view or the reason why there is none."""
     p = main.prediction
     title = f"{p.name} on {p.gpu}"
     seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))][:8]
-    compared = embed_figure(draw_clock_curves(seen), "clock curves compared") if len(seen) > 1 else HtmlMarkup("")
+    compared = (
+        embed_figure(draw_clock_curves(seen), "clock curves compared")
+        if len(seen) > 1
+        else HtmlMarkup("")
+    )
     roof = make_element("p", "No operator of this workload does arithmetic.")
     if any(o.op.flop for o in p.ops):
         roof = embed_figure(draw_figure("roofline", main), f"roofline of {title}")
     sections = [
-        ("Where the power goes", embed_figure(draw_figure("breakdown", main), f"power breakdown of {title}")),
+        (
+            "Where the power goes",
+            embed_figure(draw_figure("breakdown", main), f"power breakdown of {title}"),
+        ),
         ("Over the clock", embed_figure(draw_figure("clocks", main), f"clock curves of {title}")),
         ("Beside others", _write_others(main, others)),
     ]
@@ -124,15 +153,25 @@ def build_report_page(main: ConfigurationView, others: Mapping[str, Configuratio
         ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
         ("Against the roof", roof),
         ("Clock curves compared", compared),
-        ("Assumed", make_element("ul", *(make_element("li", note) for note in prediction_json.rank_assumptions(p)))),
+        (
+            "Assumed",
+            make_element(
+                "ul", *(make_element("li", note) for note in prediction_json.rank_assumptions(p))
+            ),
+        ),
         ("Where it comes from", _write_provenance(main, how)),
     ]
     body, appendix = (
-        [make_element("section", make_element("h2", name), inside) for name, inside in part if inside]
+        [
+            make_element("section", make_element("h2", name), inside)
+            for name, inside in part
+            if inside
+        ]
         for part in (sections, details)
     )
     template, style = (
-        files("wattcast.report").joinpath(name).read_text(encoding="utf-8") for name in ("report.html", "report.css")
+        files("wattcast.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("report.html", "report.css")
     )
     return Template(template).substitute(
         policy=POLICY,
@@ -145,18 +184,32 @@ def build_report_page(main: ConfigurationView, others: Mapping[str, Configuratio
 
 
 def conclude_view(seen: ConfigurationView) -> str:
-    """Return the conclusion in three sentences: the answer, what decides it, and what a clock would change."""
+    """Return the conclusion in three sentences: the answer, what decides it, and what a clock would
+    change.
+    """
     p, said = seen.prediction, {line.label: line for line in list_answers(seen.prediction)}
-    speed = f"runs at {said['throughput'].value}" if "throughput" in said else f"takes {said['latency'].value}"
+    speed = (
+        f"runs at {said['throughput'].value}"
+        if "throughput" in said
+        else f"takes {said['latency'].value}"
+    )
     cost = f" and {said['cost'].value}" if "cost" in said else ""
     answer = f"It {speed}, draws {said['total power'].value} in all and takes {said['energy'].value}{cost}."
     first, second = sorted(p.modules, key=lambda m: -float(m.power_w))[:2]
-    shares = " and ".join(f"{m.name} ({float(m.power_w) / float(p.power_w):.0%})" for m in (first, second))
+    shares = " and ".join(
+        f"{m.name} ({float(m.power_w) / float(p.power_w):.0%})" for m in (first, second)
+    )
     waits = 1.0 - float(p.busy_s) / float(p.latency_s)
     fits = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[p.fits]
     held = prediction_json.describe_cap(p)
-    waiting = f"the GPU waits for the host {waits:.0%} of the time" if waits > prediction_json.MUCH_WAITING else ""
-    cause = "; ".join(filter(None, [f"Most of the power goes to {shares}", held, waiting, fits])) + "."
+    waiting = (
+        f"the GPU waits for the host {waits:.0%} of the time"
+        if waits > prediction_json.MUCH_WAITING
+        else ""
+    )
+    cause = (
+        "; ".join(filter(None, [f"Most of the power goes to {shares}", held, waiting, fits])) + "."
+    )
     best = int(np.argmin(seen.clocks["energy_j"]))
     saved = 1.0 - float(seen.clocks["energy_j"][best]) / float(p.energy_j)
     slower = float(seen.clocks["latency_s"][best]) / float(p.latency_s) - 1.0
@@ -188,11 +241,20 @@ def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
             said = f"{'Yes' if p.fits else 'No'}: the list states {show(p.memory_byte, 'byte')},"
         return make_element("p", f"{said} the {p.gpu} has {capacity}.")
     held = room.footprint
-    sizes = {name: float(value) for name, value in vars(held).items() if value} | {"total": float(held.total_byte)}
-    rows = [(name.removesuffix("_byte").replace("_", " "), show(byte, "byte")) for name, byte in sizes.items()]
+    sizes = {name: float(value) for name, value in vars(held).items() if value} | {
+        "total": float(held.total_byte)
+    }
+    rows = [
+        (name.removesuffix("_byte").replace("_", " "), show(byte, "byte"))
+        for name, byte in sizes.items()
+    ]
     fits = held.fits(room.capacity_byte)
     answer = make_element("strong", "Yes" if fits else "No", class_="yes" if fits else "no")
-    many = "" if room.largest_batch is None else f" The largest batch that fits is {room.largest_batch:,}."
+    many = (
+        ""
+        if room.largest_batch is None
+        else f" The largest batch that fits is {room.largest_batch:,}."
+    )
     said = f": {show(float(held.total_byte), 'byte')} of {capacity}. The CUDA context comes on top.{many}"
     return join_markup(make_element("p", answer, said), make_html_table(("held", "bytes"), rows))
 
@@ -212,25 +274,40 @@ def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
     rest = f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed."
     by_module = make_html_table(("module", "power", "share", "utilisation"), modules)
     by_operator = make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops)
-    return join_markup(by_module, by_operator, make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else "")
+    return join_markup(
+        by_module, by_operator, make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else ""
+    )
 
 
-def _write_others(main: ConfigurationView, others: Mapping[str, ConfigurationView | str]) -> HtmlMarkup:
+def _write_others(
+    main: ConfigurationView, others: Mapping[str, ConfigurationView | str]
+) -> HtmlMarkup:
     if not others:
         return HtmlMarkup("")
     seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))]
     named = {label: look.prediction for label, look in zip(label_views(seen), seen, strict=True)}
     rows = []
     for label, p in named.items():
-        figures = (show(float(getattr(p, name)), unit) for name, unit in (_FIGURES | {"clock_hz": "Hz"}).items())
+        figures = (
+            show(float(getattr(p, name)), unit)
+            for name, unit in (_FIGURES | {"clock_hz": "Hz"}).items()
+        )
         fits = {True: "fits", False: "does not fit", None: "unknown"}[p.fits]
         rows.append((label, *figures, fits, p.status))
-    pieces = [make_html_table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows)]
-    if refused := [make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)]:
+    pieces = [
+        make_html_table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows)
+    ]
+    if refused := [
+        make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)
+    ]:
         pieces.append(make_element("ul", *refused))
     if len(seen) > 1:
-        points = {label: (1e3 * float(p.latency_s), float(p.energy_j)) for label, p in named.items()}
-        figure = draw_pareto(points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted")
+        points = {
+            label: (1e3 * float(p.latency_s), float(p.energy_j)) for label, p in named.items()
+        }
+        figure = draw_pareto(
+            points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted"
+        )
         pieces.append(embed_figure(figure, "by latency and energy"))
     return join_markup(*pieces)
 
@@ -247,19 +324,32 @@ def _write_provenance(seen: ConfigurationView, how: str) -> HtmlMarkup:
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by Wattcast {__version__}",
         "made by": how,
     }
-    known = ((make_element("dt", name), make_element("dd", value)) for name, value in said.items() if value)
+    known = (
+        (make_element("dt", name), make_element("dd", value))
+        for name, value in said.items()
+        if value
+    )
     return make_element("dl", *(piece for pair in known for piece in pair))
 
 
 def print_report(page: str, paper: str = "A4") -> bytes:
-    """Print a page of ``build_report`` as PDF on A4 or Letter, through the Chromium or Chrome of this machine."""
+    """Print a page of ``build_report`` as PDF on A4 or Letter, through the Chromium or Chrome of
+    this machine.
+    """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        raise MissingTool("a PDF needs Chromium or Chrome, and neither is here. Write .html and print it elsewhere.")
+        raise MissingTool(
+            "a PDF needs Chromium or Chrome, and neither is here. Write .html and print it elsewhere."
+        )
     with tempfile.TemporaryDirectory() as folder:
         source, printed = Path(folder, "report.html"), Path(folder, "report.pdf")
         source.write_text(page.replace("@page {", f"@page {{ size: {paper};", 1), encoding="utf-8")
-        options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={folder}/profile"]
+        options = [
+            "--headless",
+            "--disable-gpu",
+            "--no-pdf-header-footer",
+            f"--user-data-dir={folder}/profile",
+        ]
         if getattr(os, "geteuid", lambda: 1)() == 0:
             options.append("--no-sandbox")  # Chromium has none for root; the page has no script
         command = [browser, *options, f"--print-to-pdf={printed}", source.as_uri()]

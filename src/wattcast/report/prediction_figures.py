@@ -17,7 +17,14 @@ from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import list_answers, title_of
 from wattcast.report import figure_style
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
-from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, Axes, Figure, add_caption, new_figure
+from wattcast.report.figure_style import (
+    PREDICTED,
+    SERIES_COLOURS,
+    Axes,
+    Figure,
+    add_caption,
+    new_figure,
+)
 
 MOST_BREAKDOWN_OPS = 10
 TRACE_BINS = 600  # steps of a drawn trace; more make a large SVG and show no more
@@ -44,7 +51,9 @@ def draw_breakdown(p: Prediction) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("Power (W)")
     shown = [
-        line.value for line in list_answers(p) if line.label in ("throughput", "energy", "total power", "latency")
+        line.value
+        for line in list_answers(p)
+        if line.label in ("throughput", "energy", "total power", "latency")
     ]
     axes.set_title(f"{title_of(p)}\n{', '.join(shown)}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
@@ -62,7 +71,9 @@ def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
     units = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
     scale, unit = next((each for each in units if trace.duration_s * each[0] >= 1.0), units[-1])
     _draw_stack(panels[0], trace.binned(TRACE_BINS), scale)
-    panels[0].axhline(float(p.power_w), color=PREDICTED, lw=1.2, ls="--", label=f"mean {float(p.power_w):.4g} W")
+    panels[0].axhline(
+        float(p.power_w), color=PREDICTED, lw=1.2, ls="--", label=f"mean {float(p.power_w):.4g} W"
+    )
     _mark_gaps(panels[0], trace, scale)
     panels[0].set_xlim(0.0, trace.duration_s * scale)
     waiting = max(1.0 - float(p.busy_s) / float(p.latency_s), 0.0)
@@ -98,20 +109,25 @@ def _mark_gaps(axes: Axes, trace: PowerTrace, scale: float) -> None:
     """Mark with a strip under the curve where the device waits."""
     idle = trace.idle
     if idle.any():
-        spans = np.stack([trace.start_s[idle], (trace.end_s - trace.start_s)[idle]], axis=-1) * scale
+        spans = (
+            np.stack([trace.start_s[idle], (trace.end_s - trace.start_s)[idle]], axis=-1) * scale
+        )
         strip = axes.inset_axes((0.0, -0.02, 1.0, 0.02), sharex=axes)
-        strip.broken_barh([(float(a), float(b)) for a, b in spans], (0.0, 1.0), color="#444444", lw=0)
+        strip.broken_barh(
+            [(float(a), float(b)) for a, b in spans], (0.0, 1.0), color="#444444", lw=0
+        )
         strip.axis("off")
         axes.plot([], [], color="#444444", lw=4, label="waiting")
         axes.tick_params(axis="x", pad=8)
 
 
 def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
-    """Draw speed and FLOP per joule of each operator against its FLOP per byte; area is its share of the energy.
+    """Draw speed and FLOP per joule of each operator against its FLOP per byte; area is its share
+    of the energy.
 
-    Roofs are min(π, β·I), with the peak π of a pipe at the predicted clock and DRAM's β [Williams2009]. On the right
-    they are divided by the board's power limit: what a run on the roof at the limit would reach (after [Choi2013]).
-    """
+    Roofs are min(π, β·I), with the peak π of a pipe at the predicted clock and DRAM's β
+    [Williams2009]. On the right they are divided by the board's power limit: what a run on the roof
+    at the limit would reach (after [Choi2013])."""
     figure = new_figure(10.5, 4.8)
     left, right = figure.subplots(1, 2)
     rows = [o for o in p.ops if o.op.flop > 0 and o.op.read_byte + o.op.write_byte > 0]
@@ -131,23 +147,36 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
         flop = np.array([rows[i].op.flop * rows[i].count for i in at])
         spent_s = np.array([float(rows[i].latency_s) for i in at])
         joules = np.array([float(rows[i].energy_j) for i in at])
-        marks: dict[str, Any] = {"marker": FAMILY_MARKS[index % 10], "s": 12 + 500 * joules / float(p.energy_j)}
-        marks |= {"facecolor": "none", "edgecolor": SERIES_COLOURS[index % 8], "linewidth": 1.2, "label": kind}
+        marks: dict[str, Any] = {
+            "marker": FAMILY_MARKS[index % 10],
+            "s": 12 + 500 * joules / float(p.energy_j),
+        }
+        marks |= {
+            "facecolor": "none",
+            "edgecolor": SERIES_COLOURS[index % 8],
+            "linewidth": 1.2,
+            "label": kind,
+        }
         left.scatter(intensity[at], flop / spent_s / 1e12, **marks)
         right.scatter(intensity[at], flop / joules / 1e9, **marks)
     for axes, said in ((left, "Speed (TFLOP/s)"), (right, "Efficiency (GFLOP/J)")):
-        axes.set(xscale="log", yscale="log", xlabel="Arithmetic per byte asked for (FLOP/B)", ylabel=said)
+        axes.set(
+            xscale="log", yscale="log", xlabel="Arithmetic per byte asked for (FLOP/B)", ylabel=said
+        )
     left.set_title(f"{p.name} on {p.gpu}", fontsize=10)
     right.set_title(f"lines: on the roof at {limit_w:.4g} W", fontsize=10)
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
     return add_caption(
-        figure, f"marks are predicted operators, area their share of the energy; {figure_style.describe_origin(p)}"
+        figure,
+        f"marks are predicted operators, area their share of the energy; {figure_style.describe_origin(p)}",
     )
 
 
 def find_roofs(p: Prediction, gpu: Gpu) -> dict[str, float]:
-    """Return the peak FLOP/s of the pipes that a workload's operators may use, at the predicted clock."""
+    """Return the peak FLOP/s of the pipes that a workload's operators may use, at the predicted
+    clock.
+    """
     cycles = float(np.mean(gpu.sm_count)) * float(p.effective_clock_hz)
     used = {o.op.dtype for o in p.ops if o.op.flop > 0}
     tensor = {f"tensor {d}": r for d, r in gpu.pipes.tensor_flop_per_cycle.items() if d in used}
@@ -155,13 +184,22 @@ def find_roofs(p: Prediction, gpu: Gpu) -> dict[str, float]:
     return {name: float(np.mean(rate)) * cycles for name, rate in {**tensor, **cuda}.items()}
 
 
-def draw_pareto(points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str) -> Figure:
-    """Draw named points by two quantities to be small, and the front through those that nothing beats."""
+def draw_pareto(
+    points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str
+) -> Figure:
+    """Draw named points by two quantities to be small, and the front through those that nothing
+    beats.
+    """
     figure, axes = figure_style.new_axes(7.0, 5.0)
     place = np.array(list(points.values()), dtype=np.float64)
     best = pareto_front(place)
     axes.step(
-        place[best, 0], place[best, 1], where="post", color=PREDICTED, lw=1.2, label="nothing is better in both"
+        place[best, 0],
+        place[best, 1],
+        where="post",
+        color=PREDICTED,
+        lw=1.2,
+        label="nothing is better in both",
     )
     for index, (name, (a, b)) in enumerate(points.items()):
         on_it = index in best
@@ -184,28 +222,45 @@ def draw_figure(name: str, seen: ConfigurationView) -> Figure:
 
 
 def label_views(seen: Sequence[ConfigurationView]) -> list[str]:
-    """Label configurations by what tells them apart: GPU if that is enough, else workload too, else a number."""
+    """Label configurations by what tells them apart: GPU if that is enough, else workload too, else
+    a number.
+    """
     gpus = [look.prediction.gpu for look in seen]
     if len({look.prediction.name for look in seen}) == 1 and len(set(gpus)) == len(gpus) > 1:
         return gpus
     names = [f"{look.prediction.name} on {look.prediction.gpu}" for look in seen]
-    return [f"{i}: {name}" if names.count(name) > 1 else name for i, name in enumerate(names, start=1)]
+    return [
+        f"{i}: {name}" if names.count(name) > 1 else name for i, name in enumerate(names, start=1)
+    ]
 
 
 def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
-    """Draw latency, power and energy over the set clock, with a ring where each configuration settles."""
+    """Draw latency, power and energy over the set clock, with a ring where each configuration
+    settles.
+    """
     figure = new_figure(10.5, 3.8)
-    wanted = (("latency_s", "Latency (ms)", 1e3), ("power_w", "Power (W)", 1.0), ("energy_j", "Energy (J)", 1.0))
+    wanted = (
+        ("latency_s", "Latency (ms)", 1e3),
+        ("power_w", "Power (W)", 1.0),
+        ("energy_j", "Energy (J)", 1.0),
+    )
     for axes, (column, said, scale) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
         for index, (label, look) in enumerate(zip(label_views(seen), seen, strict=True)):
             colour, here = SERIES_COLOURS[index % 8], look.prediction
-            axes.plot(look.clocks["asked_hz"] / 1e6, look.clocks[column] * scale, color=colour, label=label)
+            axes.plot(
+                look.clocks["asked_hz"] / 1e6,
+                look.clocks[column] * scale,
+                color=colour,
+                label=label,
+            )
             axes.plot(float(here.clock_hz) / 1e6, float(getattr(here, column)) * scale, "o", ms=7, mfc="none",
                       mec=colour, mew=1.6)  # fmt: skip
         axes.set(xlabel="Clock asked for (MHz)", ylabel=said)
         axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False)
-    origins = "; ".join(dict.fromkeys(figure_style.describe_origin(look.prediction) for look in seen))
+    origins = "; ".join(
+        dict.fromkeys(figure_style.describe_origin(look.prediction) for look in seen)
+    )
     return add_caption(figure, f"a ring marks where the configuration settles; {origins}")
 
 

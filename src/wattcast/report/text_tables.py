@@ -33,12 +33,19 @@ _UNIT_BY_ENDING = (
 
 
 def new_table(
-    *columns: str, title: str | None = None, rows: Iterable[Sequence[str]] = (), left: Collection[str] = ()
+    *columns: str,
+    title: str | None = None,
+    rows: Iterable[Sequence[str]] = (),
+    left: Collection[str] = (),
 ) -> Table:
-    """Return a plain table of ``rows``; the first column and those of ``left`` are left-aligned, others right."""
+    """Return a plain table of ``rows``; the first column and those of ``left`` are left-aligned,
+    others right.
+    """
     built = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        built.add_column(column, justify="left" if index == 0 or column in left else "right", overflow="fold")
+        built.add_column(
+            column, justify="left" if index == 0 or column in left else "right", overflow="fold"
+        )
     for row in rows:
         built.add_row(*row)
     return built
@@ -60,7 +67,13 @@ def format_cell(column: str, value: Any) -> str:
     if isinstance(value, str):
         return escape(value)
     unit = next((unit for ending, unit in _UNIT_BY_ENDING if column.endswith(ending)), "")
-    return show(float(value), unit) if unit else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return (
+        show(float(value), unit)
+        if unit
+        else f"{value:.4g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+    )
 
 
 def print_rows(
@@ -70,13 +83,16 @@ def print_rows(
     title: str | None = None,
     left: Collection[str] = (),
 ) -> None:
-    """Print rows as a table; ``columns`` maps columns to headings, ``left`` names those that hold text.
+    """Print rows as a table; ``columns`` maps columns to headings, ``left`` names those that hold
+    text.
 
     Columns that are empty everywhere are left out.
     """
     used = {c: h for c, h in columns.items() if any(row.get(c) is not None for row in found)}
     rows = ([format_cell(column, row.get(column)) for column in used] for row in found)
-    console.print(new_table(*used.values(), title=title, rows=rows, left=[columns[name] for name in left]))
+    console.print(
+        new_table(*used.values(), title=title, rows=rows, left=[columns[name] for name in left])
+    )
 
 
 def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") -> None:
@@ -87,18 +103,30 @@ def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") 
         console.print(f"  - {escape(note)}", style="dim")
 
 
-def print_predictions(console: Console, predictions: Sequence[Prediction], details: bool = False) -> None:
-    """Print one prediction as one screen, or several as one table; ``details`` prints everything about each."""
+def print_predictions(
+    console: Console, predictions: Sequence[Prediction], details: bool = False
+) -> None:
+    """Print one prediction as one screen, or several as one table; ``details`` prints everything
+    about each.
+    """
     from wattcast.predictor.prediction_json import judge_confidence, list_answers
 
     if len(predictions) > 1:
-        first, names = predictions[0], ("per second", "energy", "total power", "latency", "memory", "sure", "support")
+        first, names = (
+            predictions[0],
+            ("per second", "energy", "total power", "latency", "memory", "sure", "support"),
+        )
         title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
         rows = new_table("workload", "GPUs", *names, title=title)
         for p in predictions:
             lines = {line.label: line.value for line in reversed(list_answers(p))}
-            told = (lines.get(name, "") for name in ("throughput", "energy", "total power", "latency", "memory"))
-            rows.add_row(escape(p.name), str(p.gpu_count), *told, judge_confidence(p).value, p.support.word)
+            told = (
+                lines.get(name, "")
+                for name in ("throughput", "energy", "total power", "latency", "memory")
+            )
+            rows.add_row(
+                escape(p.name), str(p.gpu_count), *told, judge_confidence(p).value, p.support.word
+            )
         console.print(rows)
         for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
             console.print(f"Far from what was measured: {escape(reason)}")
@@ -119,7 +147,9 @@ def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> 
 
 
 def describe_clock(p: Prediction) -> str:
-    """Say what decides the clock of a run, and that it is a mean where parts of the run have their own."""
+    """Say what decides the clock of a run, and that it is a mean where parts of the run have their
+    own.
+    """
     held = "held down by the power limit" if p.capped else ""
     return f"mean over the time; {held}" if p.phases else held
 
@@ -140,7 +170,11 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or all."""
     from wattcast.predictor import prediction_json
 
-    lines = (*prediction_json.list_answers(p), prediction_json.judge_confidence(p), prediction_json.support_line(p))
+    lines = (
+        *prediction_json.list_answers(p),
+        prediction_json.judge_confidence(p),
+        prediction_json.support_line(p),
+    )
     print_answers(console, prediction_json.title_of(p), lines)
     rows = new_table("power of one GPU", "", "share", "busy")
     for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
@@ -164,11 +198,15 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
             ("power", p.power_w, p.interval.power_w, "W"),
             ("energy", p.energy_j, p.interval.energy_j, "J"),
         ):
-            rows.add_row(name, show(float(value), unit), prediction_json.show_between(value, ends, unit)[1])
+            rows.add_row(
+                name, show(float(value), unit), prediction_json.show_between(value, ends, unit)[1]
+            )
         rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
         rows.add_row("clock", show(float(p.clock_hz), "Hz"), describe_clock(p))
         rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
-        rows.add_row("waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", "")
+        rows.add_row(
+            "waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", ""
+        )
         origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
         rows.add_row("coefficients", str(p.status), escape(origin))
         console.print(rows)

@@ -1,10 +1,10 @@
-"""Describe the requests that reach a server: when each arrives, and how many tokens it brings and asks for.
+"""Describe the requests that reach a server: when each arrives, and how many tokens it brings and
+asks for.
 
-A ``Trace`` is drawn from an arrival process and two length distributions, or read from a file. Files are CSV or
-JSON Lines with ``arrival_s, prompt_tokens, output_tokens`` and optionally ``prefix_id``; the public traces of Azure
-(``TIMESTAMP, ContextTokens, GeneratedTokens``) and BurstGPT (``Timestamp, Model, Request tokens, Response tokens``)
-are recognised by their header.
-"""
+A ``Trace`` is drawn from an arrival process and two length distributions, or read from a file.
+Files are CSV or JSON Lines with ``arrival_s, prompt_tokens, output_tokens`` and optionally
+``prefix_id``; the public traces of Azure (``TIMESTAMP, ContextTokens, GeneratedTokens``) and
+BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised by their header."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ ARRIVAL_PROCESSES = ("poisson", "gamma", "fixed", "diurnal")
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in order of arrival; ``prefix_id`` groups prompts that begin alike, -1 stands for none."""
+    """Requests in order of arrival; ``prefix_id`` groups prompts that begin alike, -1 stands for
+    none.
+    """
 
     arrival_s: Array
     prompt_tokens: Counts
@@ -44,15 +46,26 @@ class Trace:
     def __post_init__(self) -> None:
         if not len(self.arrival_s):
             raise bad_value(self.name or "trace", "at least one request", "none")
-        if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0).any() or self.arrival_s[0] < 0:
-            raise bad_value(self.name or "trace", "arrival times that are finite, positive and rise", "others")
+        if (
+            not np.isfinite(self.arrival_s).all()
+            or (np.diff(self.arrival_s) < 0).any()
+            or self.arrival_s[0] < 0
+        ):
+            raise bad_value(
+                self.name or "trace", "arrival times that are finite, positive and rise", "others"
+            )
         if self.arrival_s[-1] > LONGEST_TRACE_S:
             wanted = f"arrival times of at most {LONGEST_TRACE_S:g} s"
             raise bad_value(self.name or "trace", wanted, float(self.arrival_s[-1]))
-        for label, column in (("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens)):
+        for label, column in (
+            ("prompt_tokens", self.prompt_tokens),
+            ("output_tokens", self.output_tokens),
+        ):
             if (column < 1).any() or (column >= MOST_TOKENS).any():
                 worst = int(column.min() if (column < 1).any() else column.max())
-                raise bad_value(f"{self.name or 'trace'}: {label}", f"from 1 to {MOST_TOKENS - 1} tokens", worst)
+                raise bad_value(
+                    f"{self.name or 'trace'}: {label}", f"from 1 to {MOST_TOKENS - 1} tokens", worst
+                )
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -62,7 +75,9 @@ class Trace:
         """Standard deviation of the contexts behind generated tokens, over their mean."""
         mean, weight = self.prompt_tokens + 0.5 * self.output_tokens, self.output_tokens
         middle = float(np.average(mean, weights=weight))
-        square = float(np.average((mean - middle) ** 2 + self.output_tokens**2 / 12.0, weights=weight))
+        square = float(
+            np.average((mean - middle) ** 2 + self.output_tokens**2 / 12.0, weights=weight)
+        )
         return math.sqrt(square) / middle
 
 
@@ -98,18 +113,23 @@ def draw_trace(
     requests: int | None = None,
     seed: int = 1,
 ) -> Trace:
-    """Draw a trace: arrivals at a mean of ``rate_per_s`` for ``seconds``, or exactly ``requests`` of them.
+    """Draw a trace: arrivals at a mean of ``rate_per_s`` for ``seconds``, or exactly ``requests``
+    of them.
 
     ``arrivals`` is ``poisson``, ``fixed``, ``gamma:cv=2`` (gaps with a coefficient of variation) or
-    ``diurnal:peak=2,period=24h`` (a Poisson rate that swings as a sine between ``2 - peak`` and ``peak`` times the
-    mean). ``prompt`` and ``output`` are tokens: a number, ``lognormal:median=512,sigma=0.8,least=16,most=4096``, or
-    a file with one length a line, from which lengths are drawn.
-    """
+    ``diurnal:peak=2,period=24h`` (a Poisson rate that swings as a sine between ``2 - peak`` and
+    ``peak`` times the mean). ``prompt`` and ``output`` are tokens: a number,
+    ``lognormal:median=512,sigma=0.8,least=16,most=4096``, or a file with one length a line, from
+    which lengths are drawn."""
     if not (np.isfinite(rate_per_s) and rate_per_s > 0):
         raise bad_value("rate", "requests per second above zero", rate_per_s)
     if requests is None and not 0 < seconds < 1e9:
         raise bad_value("seconds", "a time above zero", seconds)
-    count = requests if requests is not None else int(rate_per_s * seconds + 8 * (rate_per_s * seconds) ** 0.5 + 16)
+    count = (
+        requests
+        if requests is not None
+        else int(rate_per_s * seconds + 8 * (rate_per_s * seconds) ** 0.5 + 16)
+    )
     if not 0 < count <= MOST_REQUESTS:
         raise bad_value("requests", f"from 1 to {MOST_REQUESTS}", count)
     random = np.random.default_rng(seed)
@@ -121,7 +141,12 @@ def draw_trace(
     if requests is None:
         arrival_s = arrival_s[arrival_s < seconds]
     if not len(arrival_s):
-        raise bad_value("rate", "at least one arrival", f"none within {seconds:g} s", "Raise the rate or the time.")
+        raise bad_value(
+            "rate",
+            "at least one arrival",
+            f"none within {seconds:g} s",
+            "Raise the rate or the time.",
+        )
     prompts = draw_lengths(prompt, "prompt", random, len(arrival_s))
     outputs = draw_lengths(output, "output", random, len(arrival_s))
     label = f"{arrivals} at {rate_per_s:g}/s, prompt {prompt}, output {output}, seed {seed}"
@@ -141,12 +166,17 @@ def draw_arrivals(spec: str, random: np.random.Generator, count: int, rate: floa
         period_s = units.parse(given.get("period", "24h"), "s", f"{where}: period")
         peak, _ = _take_numbers({**given, "period": "1"}, where, peak=1.5, period=1.0)
         if not 1.0 <= peak <= 2.0 or period_s <= 0:
-            raise bad_value(where, "a peak from 1 to 2 times the mean and a period above zero", spec)
-        # λ(t) = r (1 - a cos ωt) starts at its lowest, so Λ(t) = r (t - a/ω sin ωt), whose inverse maps unit arrivals
+            raise bad_value(
+                where, "a peak from 1 to 2 times the mean and a period above zero", spec
+            )
+        # λ(t) = r (1 - a cos ωt) starts at its lowest, so Λ(t) = r (t - a/ω sin ωt), whose inverse
+        # maps unit arrivals
         unit, omega = np.cumsum(random.standard_exponential(count)), 2 * np.pi / period_s
         last_s = unit[-1] / rate + period_s
         grid_s = np.linspace(0.0, last_s, max(int(64 * last_s / period_s), 64) + 1)
-        return np.interp(unit, rate * (grid_s - (peak - 1.0) / omega * np.sin(omega * grid_s)), grid_s)
+        return np.interp(
+            unit, rate * (grid_s - (peak - 1.0) / omega * np.sin(omega * grid_s)), grid_s
+        )
     _take_numbers(given, where)
     if process == "fixed":
         return np.arange(1.0, count + 1.0, dtype=np.float64) / rate
@@ -201,7 +231,9 @@ def parse_trace(data: bytes, name: str) -> Trace:
     for form, columns in _FORMS.items():
         if set(columns) <= set(header):
             grouped = ["prefix_id"] if form == "wattcast" and "prefix_id" in header else []
-            return _read_table(rows, [header.index(column) for column in (*columns, *grouped)], name, form)
+            return _read_table(
+                rows, [header.index(column) for column in (*columns, *grouped)], name, form
+            )
     known = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
     raise bad_value(name, f"a header of a known form ({known})", clip_text(",".join(header)))
 
@@ -221,15 +253,25 @@ def _read_table(rows: Iterable[Sequence[str]], places: list[int], where: str, fo
     if not kept:
         raise bad_value(where, "at least one request", "none")
     texts = [[row[place].strip() for row in kept] for place in places]
-    arrival_s = _read_timestamps(texts[0], where) if form == "azure" else _read_numbers(texts[0], where, "arrival")
-    prompts, outputs = (_read_numbers(texts[i], where, name) for i, name in ((1, "prompt"), (2, "output")))
-    if form != "wattcast":  # public traces hold failed requests with no answer, and start at any hour
+    arrival_s = (
+        _read_timestamps(texts[0], where)
+        if form == "azure"
+        else _read_numbers(texts[0], where, "arrival")
+    )
+    prompts, outputs = (
+        _read_numbers(texts[i], where, name) for i, name in ((1, "prompt"), (2, "output"))
+    )
+    if (
+        form != "wattcast"
+    ):  # public traces hold failed requests with no answer, and start at any hour
         answered = (prompts >= 1) & (outputs >= 1)
         if not answered.any():
             raise bad_value(where, "at least one request with an answer", "none")
         arrival_s, prompts, outputs = arrival_s[answered], prompts[answered], outputs[answered]
         arrival_s = arrival_s - arrival_s.min()
-    return make_trace(arrival_s, prompts, outputs, _number_prefixes(texts[3]) if len(texts) > 3 else None, where)
+    return make_trace(
+        arrival_s, prompts, outputs, _number_prefixes(texts[3]) if len(texts) > 3 else None, where
+    )
 
 
 def _read_numbers(texts: Sequence[str], where: str, column: str) -> Array:
@@ -244,11 +286,18 @@ def _read_numbers(texts: Sequence[str], where: str, column: str) -> Array:
 
 
 def _read_timestamps(texts: Sequence[str], where: str) -> Array:
-    """Return seconds since the first day of the trace; a zone at the end is dropped, since all rows share it."""
+    """Return seconds since the first day of the trace; a zone at the end is dropped, since all rows
+    share it.
+    """
     try:
-        times = np.array([text.strip().replace("Z", "").partition("+")[0] for text in texts], dtype="datetime64[ns]")
+        times = np.array(
+            [text.strip().replace("Z", "").partition("+")[0] for text in texts],
+            dtype="datetime64[ns]",
+        )
     except ValueError:
-        raise bad_value(where, "times such as 2023-11-16 18:15:46.680590", clip_text(texts[0])) from None
+        raise bad_value(
+            where, "times such as 2023-11-16 18:15:46.680590", clip_text(texts[0])
+        ) from None
     if np.isnat(times).any():
         raise bad_value(where, "a time in every row", "an empty one")
     return np.asarray((times - times.min()) / np.timedelta64(1, "ns") * 1e-9)
@@ -257,7 +306,9 @@ def _read_timestamps(texts: Sequence[str], where: str) -> Array:
 def _number_prefixes(names: Sequence[str | int | None]) -> Counts:
     known: dict[str, int] = {}
     texts = ("" if name is None else str(name) for name in names)
-    return np.array([NO_PREFIX if text in ("", "-1") else known.setdefault(text, len(known)) for text in texts])
+    return np.array(
+        [NO_PREFIX if text in ("", "-1") else known.setdefault(text, len(known)) for text in texts]
+    )
 
 
 class _TraceLine(msgspec.Struct):
@@ -289,13 +340,17 @@ def _split_spec(spec: str) -> tuple[str, dict[str, str]]:
     for part in rest.split(",") if rest else ():
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or key.strip() in given:
-            raise bad_value(name or "distribution", "NAME=VALUE, each once, with commas between", rest)
+            raise bad_value(
+                name or "distribution", "NAME=VALUE, each once, with commas between", rest
+            )
         given[key.strip()] = value.strip()
     return name, given
 
 
 def _take_numbers(given: Mapping[str, str], where: str, **usual: float | None) -> list[float]:
-    """Return the numbers of these names, the usual ones where they are not given; no other name may be."""
+    """Return the numbers of these names, the usual ones where they are not given; no other name may
+    be.
+    """
     check_names(f"value of {where}", given, usual, f"Known: {', '.join(usual) or 'none'}.")
     found = []
     for key, default in usual.items():

@@ -1,10 +1,11 @@
-"""Plan how many GPUs serve a language model under traffic: screened by arithmetic, decided by simulation.
+"""Plan how many GPUs serve a language model under traffic: screened by arithmetic, decided by
+simulation.
 
-A plan has the fewest replicas n of an option (``plan_options.py``) at which a simulated replica meets every latency
-bound at λ·(1 + headroom) / n; energy, power and percentiles are those at λ / n. The option with the best bound comes
-next, gets its second bound or is simulated, until no bound is better than the best plans found. So no option that was
-left out can be better than the plan returned.
-"""
+A plan has the fewest replicas n of an option (``plan_options.py``) at which a simulated replica
+meets every latency bound at λ·(1 + headroom) / n; energy, power and percentiles are those at λ / n.
+The option with the best bound comes next, gets its second bound or is simulated, until no bound is
+better than the best plans found. So no option that was left out can be better than the plan
+returned."""
 
 from __future__ import annotations
 
@@ -26,13 +27,22 @@ from wattcast.predictor.api import find_gpu
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import PriceKeywords, parse_prices
 from wattcast.serving import plan_options
-from wattcast.serving.plan_options import PlanAim, PlanOption, SearchRange, ServiceDemand, StepTables
+from wattcast.serving.plan_options import (
+    PlanAim,
+    PlanOption,
+    SearchRange,
+    ServiceDemand,
+    StepTables,
+)
 from wattcast.serving.serving_result import ServingResult, parse_both_bounds
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 
-FEWER_TOKENS = (1024, 512)  # tried too where time per token binds: shorter chunks of prompts hold up decoding less
+FEWER_TOKENS = (
+    1024,
+    512,
+)  # tried too where time per token binds: shorter chunks of prompts hold up decoding less
 POOLS = ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
 RUNNERS_UP = 3  # plans that are wanted besides the best
 GROWTH = (2, 5, 10)  # times the rate for which the GPUs are told
@@ -53,9 +63,13 @@ class ServingPlan:
 
     @cached_property
     def ceiling(self) -> tuple[float, str]:
-        """The largest rate that one replica serves within all bounds, and what breaks first if the rate grows."""
+        """The largest rate that one replica serves within all bounds, and what breaks first if the
+        rate grows.
+        """
         high = min(self.failed_per_s, self.option.most_per_s)
-        most_per_s, binds = plan_options.find_ceiling(self.demand, self.option, self.held_per_s, high, self.failed)
+        most_per_s, binds = plan_options.find_ceiling(
+            self.demand, self.option, self.held_per_s, high, self.failed
+        )
         idle = self.replicas == 1 and self.demand.rate_per_s < 0.3 * most_per_s
         return most_per_s, "nothing: one replica is more than enough" if idle else binds
 
@@ -101,11 +115,15 @@ class ServingPlan:
 
     @cached_property
     def risk(self) -> str | None:
-        """How far clock and power limit are from what was measured, where they are not the card's own."""
+        """How far clock and power limit are from what was measured, where they are not the card's
+        own.
+        """
         return plan_options.describe_risk(self.demand, self.option, self.result)
 
     def holds_for(self, option: PlanOption) -> bool:
-        """Whether an option with a smaller batch limit serves in the same way, since no step was full."""
+        """Whether an option with a smaller batch limit serves in the same way, since no step was
+        full.
+        """
         fits = self.peak_batch * option.shared.pp <= option.max_seqs <= self.option.max_seqs
         return fits and self.failed in ("", "throughput")
 
@@ -207,22 +225,32 @@ def plan(
     requests: int = plan_options.REQUESTS,
     **prices: Unpack[PriceKeywords],
 ) -> PlanResult:
-    """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as ``p99:500ms``.
+    """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as
+    ``p99:500ms``.
 
-    The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits, clocks and batch
-    limits is found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs are sought at the card's default
-    limit and highest clock, unless ``site_power`` bounds the power of all GPUs. Pipeline stages (``pp``) are tried
-    where a model does not fit into a node or its GPUs are joined by PCIe alone, and whole experts on each GPU
-    (``ep``; more than ``tp``: data-parallel engines share them) beside shared ones. ``pools`` are engines that
-    compute prompts and engines that decode in a replica, such as ``1:2``; some are tried where
-    ``tpot`` is what binds engines that do both, and so are steps of fewer tokens (``max_batched_tokens``). What is
-    tried may be a sequence, or text with commas between. A latency without a percentile is that of 9 in 10 requests.
-    ``requests`` are simulated for each answer.
-    """
+    The best of every kind of GPU, replicas of 1 to 8 GPUs as far as a node has them, power limits,
+    clocks and batch limits is found for ``minimise``: gpus, energy, cost or carbon. The fewest GPUs
+    are sought at the card's default limit and highest clock, unless ``site_power`` bounds the power
+    of all GPUs. Pipeline stages (``pp``) are tried where a model does not fit into a node or its
+    GPUs are joined by PCIe alone, and whole experts on each GPU (``ep``; more than ``tp``:
+    data-parallel engines share them) beside shared ones. ``pools`` are engines that compute prompts
+    and engines that decode in a replica, such as ``1:2``; some are tried where ``tpot`` is what
+    binds engines that do both, and so are steps of fewer tokens (``max_batched_tokens``). What is
+    tried may be a sequence, or text with commas between. A latency without a percentile is that of
+    9 in 10 requests. ``requests`` are simulated for each answer."""
     check_names("objective", minimise, list(PlanAim))
     aim, money = PlanAim(minimise), parse_prices(**prices)
-    formats = {"dtype": dtype, "quantization": quantization, "kv_dtype": kv_dtype, "weights": weights}
-    most_w = math.inf if site_power is None else units.parse_amount(site_power, "W", "site_power", inclusive=False)
+    formats = {
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_dtype": kv_dtype,
+        "weights": weights,
+    }
+    most_w = (
+        math.inf
+        if site_power is None
+        else units.parse_amount(site_power, "W", "site_power", inclusive=False)
+    )
     demand = ServiceDemand(
         find_language_model(model),
         units.parse_amount(rate, "/s", "rate", inclusive=False),
@@ -243,7 +271,9 @@ def plan(
         raise bad_value("spare_replicas", "zero or more", spare_replicas)
     chips = [find_gpu(name) for name in _list_items(gpu)]
     if aim is PlanAim.COST and all(money.cost(chip.name, 1.0, 1.0) is None for chip in chips):
-        raise bad_value("minimise", "a price to know the cost from", "none", "Give --price or --electricity.")
+        raise bad_value(
+            "minimise", "a price to know the cost from", "none", "Give --price or --electricity."
+        )
     if aim is PlanAim.CARBON and money.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
     tried = SearchRange(
@@ -251,12 +281,19 @@ def plan(
         pp=_parse_counts(pp, "pp"),
         ep=_parse_counts(ep, "ep"),
         most_tokens=_parse_counts(max_batched_tokens, "max_batched_tokens"),
-        limits_w=tuple(units.parse_amount(w, "W", "power_limit", inclusive=False) for w in _list_items(power_limits)),
-        clocks_hz=tuple(units.parse_amount(hz, "Hz", "clock", inclusive=False) for hz in _list_items(clocks)),
+        limits_w=tuple(
+            units.parse_amount(w, "W", "power_limit", inclusive=False)
+            for w in _list_items(power_limits)
+        ),
+        clocks_hz=tuple(
+            units.parse_amount(hz, "Hz", "clock", inclusive=False) for hz in _list_items(clocks)
+        ),
         pools=tuple(map(_parse_pools, _list_items(pools))),
     )
     if max(tried.most_tokens, default=1) > plan_options.MOST_TOKENS[0]:
-        raise bad_value("max_batched_tokens", f"from 1 to {plan_options.MOST_TOKENS[0]}", max(tried.most_tokens))
+        raise bad_value(
+            "max_batched_tokens", f"from 1 to {plan_options.MOST_TOKENS[0]}", max(tried.most_tokens)
+        )
     tables: StepTables = {}
     found = _search_options(PlanResult(demand), chips, tried, tables)
     for more in ({"most_tokens": FEWER_TOKENS}, {"pools": POOLS}):
@@ -283,20 +320,32 @@ def _parse_counts(given: str | Sequence[int] | None, where: str) -> tuple[int, .
 def _parse_pools(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"\s*(\d{1,2}):([1-9]\d?)\s*", text)
     if not found or (text.strip().startswith("0:") and text.strip() != "0:1"):
-        raise bad_value("pools", "engines for prompts and engines that decode, such as 1:2, or 0:1 for none", text)
+        raise bad_value(
+            "pools",
+            "engines for prompts and engines that decode, such as 1:2, or 0:1 for none",
+            text,
+        )
     return int(found[1]), int(found[2])
 
 
-def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange, tables: StepTables) -> PlanResult:
-    """Simulate options in the order of their bounds until none can be better than the best, those known included."""
+def _search_options(
+    known: PlanResult, chips: Sequence[Gpu], tried: SearchRange, tables: StepTables
+) -> PlanResult:
+    """Simulate options in the order of their bounds until none can be better than the best, those
+    known included.
+    """
     demand, refused, screened = known.demand, [*known.refused], known.screened
     queue: list[tuple[tuple[float, float], int, PlanOption]] = []
-    best = {made.option.key: made for made in known.plans}  # of each replica, whichever its settings
+    best = {
+        made.option.key: made for made in known.plans
+    }  # of each replica, whichever its settings
     sized: dict[Hashable, ServingPlan] = {}  # with a larger batch limit
     for chip in chips:
         found, why = plan_options.list_options(demand, chip, tried)
         refused += why
-        queue += [(option.bound_rank(demand), len(queue) + i, option) for i, option in enumerate(found)]
+        queue += [
+            (option.bound_rank(demand), len(queue) + i, option) for i, option in enumerate(found)
+        ]
     heapq.heapify(queue)
     while queue:
         bound, place, option = queue[0]
@@ -320,12 +369,16 @@ def _search_options(known: PlanResult, chips: Sequence[Gpu], tried: SearchRange,
         except BadInput as error:
             refused.append(str(error))
     same = r"(tp|pp|dp|ep) \d+( x |, )?|\d+ prefill \+ \d+ decode(, )?|[\d.]+ (GB|W|[MG]Hz)|\d+ tokens|(the|each) "
-    refused = list({re.sub(same, "", text): text for text in refused}.values())  # of replicas of the most GPUs
+    refused = list(
+        {re.sub(same, "", text): text for text in refused}.values()
+    )  # of replicas of the most GPUs
     plans = sorted(best.values(), key=lambda made: made.rank)
     return PlanResult(demand, tuple(plans), tuple(refused), screened + len(queue))
 
 
-def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, float]) -> ServingPlan | None:
+def size_option(
+    demand: ServiceDemand, option: PlanOption, most: tuple[float, float]
+) -> ServingPlan | None:
     """Find the fewest replicas that keep all bounds; None where a plan would rank behind ``most``.
 
     Raises a sentence that says why no number of replicas does.
@@ -338,14 +391,22 @@ def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, fl
 
     def attempt(needed: int) -> ServingPlan | str:
         results = []
-        for rate_per_s in dict.fromkeys((peak_per_s / needed, demand.rate_per_s / (needed + spare))):
+        for rate_per_s in dict.fromkeys(
+            (peak_per_s / needed, demand.rate_per_s / (needed + spare))
+        ):
             result, failed = plan_options.serve_rate(demand, option, rate_per_s)
             if failed or result is None:
                 return failed
             results.append(result)
-        steps = [run.segments["decodes"] + run.segments["prompts"] for result in results for run in result.runs]
+        steps = [
+            run.segments["decodes"] + run.segments["prompts"]
+            for result in results
+            for run in result.runs
+        ]
         largest = int(max(count.max() for count in steps))
-        return ServingPlan(option, needed + spare, peak_per_s / needed, results[-1], demand, largest)
+        return ServingPlan(
+            option, needed + spare, peak_per_s / needed, results[-1], demand, largest
+        )
 
     low = demand.count_replicas(option.most_per_s) - spare - 1  # too few
     needed, failed, made = low + 1, "", None
@@ -365,7 +426,9 @@ def size_option(demand: ServiceDemand, option: PlanOption, most: tuple[float, fl
             if alone:
                 raise BadInput(f"{option}: {alone} cannot be met even by a single request.")
         low, failed = needed, tried
-        needed = made.replicas - spare if made is not None else max(needed + 1, math.ceil(1.4 * needed))
+        needed = (
+            made.replicas - spare if made is not None else max(needed + 1, math.ceil(1.4 * needed))
+        )
     made = replace(made, failed_per_s=peak_per_s / low if failed else math.inf, failed=failed)
     if made.power_w > demand.site_power_w:
         drawn, most_w = units.show(made.power_w, "W"), units.show(demand.site_power_w, "W")
@@ -385,6 +448,8 @@ def list_plan_notes(result: PlanResult) -> list[str]:
     ]
     if result.best.option.pools[0]:
         speed = units.show(TRANSFER_BYTE_PER_S, "byte/s")
-        own.append(f"prompts and decoding on engines of their own; the cache of a prompt is sent at {speed}")
+        own.append(
+            f"prompts and decoding on engines of their own; the cache of a prompt is sent at {speed}"
+        )
     notes = [*own, *result.best.result.assumptions, *demand.prices.notes]
     return list(dict.fromkeys(notes))

@@ -1,23 +1,23 @@
-"""Simulate continuous batching: a scheduler like vLLM's, its paged cache, its host and the GPU's governor.
+"""Simulate continuous batching: a scheduler like vLLM's, its paged cache, its host and the GPU's
+governor.
 
-Time has two clocks. The host schedules step n, launches it, waits for step n - 1 and hands out that step's tokens,
-which take e(n); then it takes in requests that arrived and goes on. The device runs step n after step n - 1 and not
-before its launch:
+Time has two clocks. The host schedules step n, launches it, waits for step n - 1 and hands out that
+step's tokens, which take e(n); then it takes in requests that arrived and goes on. The device runs
+step n after step n - 1 and not before its launch:
 
-    launched(n) = b(n) + schedule + launch,  e(n) = max(launched(n), D(n - 1)) + output,  b(n + 1) = e(n)
-    D(n) = max(D(n - 1), launched(n)) + d(n)
+    launched(n) = b(n) + schedule + launch,  e(n) = max(launched(n), D(n - 1)) + output,  b(n + 1) =
+    e(n) D(n) = max(D(n - 1), launched(n)) + d(n)
 
-with D the end on the device and d the step's kernels. A step that is launched piece by piece ends no earlier than its
-last launch, and how long that takes varies from step to step.
+with D the end on the device and d the step's kernels. A step that is launched piece by piece ends
+no earlier than its last launch, and how long that takes varies from step to step.
 
-Steps that only decode change nothing but the contexts until a request arrives, ends, or the cache is full, so a run
-of k of them is advanced at once; costs are linear in the context, which makes the sum exact but for the bends of the
-table.
+Steps that only decode change nothing but the contexts until a request arrives, ends, or the cache
+is full, so a run of k of them is advanced at once; costs are linear in the context, which makes the
+sum exact but for the bends of the table.
 
-The governor holds the mean power over a time τ at the limit: with P̄ the mean before, a step of length t may draw
-(L - P̄ e^(-t/τ)) / (1 - e^(-t/τ)), and runs at the highest clock that keeps to it. After a pause this is more than
-the limit (a burst), under steady load it is the limit.
-"""
+The governor holds the mean power over a time τ at the limit: with P̄ the mean before, a step of
+length t may draw (L - P̄ e^(-t/τ)) / (1 - e^(-t/τ)), and runs at the highest clock that keeps to
+it. After a pause this is more than the limit (a burst), under steady load it is the limit."""
 
 from __future__ import annotations
 
@@ -39,11 +39,21 @@ from wattcast.serving.arrivals import NO_PREFIX, Trace
 from wattcast.serving.step_costs import StepCosts, StepShape
 
 SEGMENT_COLUMNS = (
-    *("begin_s", "first_output_s", "last_output_s", "device_begin_s", "device_end_s", "steps", "decodes", "prompts"),
+    *(
+        "begin_s",
+        "first_output_s",
+        "last_output_s",
+        "device_begin_s",
+        "device_end_s",
+        "steps",
+        "decodes",
+        "prompts",
+    ),
     *("prompt_tokens", "context", "energy_j", "waiting", "cache_use"),
 )
 _LAUNCHES = 4096  # that are drawn; then they come again
-_UNFILLED = 0.46875  # (block - 1) / (2 block) of a block of 16: the share of the last block that is empty on average
+# (block - 1) / (2 block) of a block of 16: the share of the last block that is empty on average
+_UNFILLED = 0.46875
 
 
 @dataclass(frozen=True)
@@ -58,13 +68,21 @@ class EngineSettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        ranges = {"max_batched_tokens": (1, 1 << 20), "max_seqs": (1, 1 << 20), "speculative_tokens": (0, 64)}
+        ranges = {
+            "max_batched_tokens": (1, 1 << 20),
+            "max_seqs": (1, 1 << 20),
+            "speculative_tokens": (0, 64),
+        }
         ranges |= {"prefix_hit_rate": (0, 1), "acceptance_rate": (0, 1)}
         for name, (least, most) in ranges.items():
             if not least <= getattr(self, name) <= most:
                 raise bad_value(name, f"from {least} to {most}", getattr(self, name))
         if self.max_seqs * (1 + self.speculative_tokens) > self.max_batched_tokens:
-            raise bad_value("max_batched_tokens", "a token for each of max_seqs sequences", self.max_batched_tokens)
+            raise bad_value(
+                "max_batched_tokens",
+                "a token for each of max_seqs sequences",
+                self.max_batched_tokens,
+            )
 
 
 @dataclass(frozen=True)
@@ -74,19 +92,22 @@ class RequestPlan:
     arrival_s: list[float]
     prompt_tokens: list[int]
     shared_tokens: list[int]  # of the prompt, found in the cache
-    prefix_id: list[int]  # whose first request on an engine finds nothing; -1: no prefix of that kind
+    prefix_id: list[
+        int
+    ]  # whose first request on an engine finds nothing; -1: no prefix of that kind
     decode_steps: list[int]  # after the step that yields the first token
     growth: list[float]  # tokens a decode step adds
-    carried: bool = False  # prompts were computed on another engine and their cache is brought along
+    carried: bool = (
+        False  # prompts were computed on another engine and their cache is brought along
+    )
 
 
 def plan_requests(trace: Trace, settings: EngineSettings, carried: bool = False) -> RequestPlan:
     """Draw how many steps each request decodes, and find what the cache holds of its prompt.
 
-    A speculative step keeps i of γ drafted tokens with chance α^i (1 - α), so it yields (1 - α^(γ+1)) / (1 - α) on
-    average. Requests that share a prefix find it once the first of them has been on the same engine; its length is
-    that of their shortest prompt, in whole blocks.
-    """
+    A speculative step keeps i of γ drafted tokens with chance α^i (1 - α), so it yields (1 -
+    α^(γ+1)) / (1 - α) on average. Requests that share a prefix find it once the first of them has
+    been on the same engine; its length is that of their shortest prompt, in whole blocks."""
     prompt = trace.prompt_tokens
     shared = np.floor(settings.prefix_hit_rate * prompt).astype(np.int64)
     if (grouped := trace.prefix_id != NO_PREFIX).any():
@@ -120,11 +141,12 @@ def plan_requests(trace: Trace, settings: EngineSettings, carried: bool = False)
 def govern_steps(
     costs: StepCosts, cost: Array, steps: int, floor_s: float, mean_w: float | None = None
 ) -> tuple[float, float]:
-    """Return time and energy of ``steps`` steps at the highest clock at which mean power meets the limit.
+    """Return time and energy of ``steps`` steps at the highest clock at which mean power meets the
+    limit.
 
-    ``mean_w`` is the mean power before; None stands for steady load. The steps take no less than ``floor_s``, the
-    time of the host. Where even the lowest clock draws too much, that clock is taken.
-    """
+    ``mean_w`` is the mean power before; None stands for steady load. The steps take no less than
+    ``floor_s``, the time of the host. Where even the lowest clock draws too much, that clock is
+    taken."""
     clocks, limit_w = costs.clocks, costs.limit_w
     values: list[float] = cost.tolist()
     before_s = before_w = 0.0
@@ -147,23 +169,32 @@ def govern_steps(
 
 
 def predict_steady_step(
-    costs: StepCosts, decodes: int, context: float, chunks: Sequence[tuple[int, int]], admitted: float = 0.0
+    costs: StepCosts,
+    decodes: int,
+    context: float,
+    chunks: Sequence[tuple[int, int]],
+    admitted: float = 0.0,
 ) -> tuple[float, float]:
-    """Return latency and energy of a step that is repeated for so long that the governor has settled.
+    """Return latency and energy of a step that is repeated for so long that the governor has
+    settled.
 
-    ``chunks`` are prompt tokens and the tokens computed before them; ``admitted`` requests come in with each step.
-    """
+    ``chunks`` are prompt tokens and the tokens computed before them; ``admitted`` requests come in
+    with each step."""
     host, sequences = costs.host, decodes + len(chunks)
     tokens = decodes + sum(tokens for tokens, _ in chunks)
     launch_s = costs.launch_s(tokens, decodes, host.launch_same_layer_s if chunks else 0.0)
     other_s = host.schedule_s + host.schedule_per_sequence_s * sequences + host.admit_s * admitted
     host_s = launch_s + other_s + host.output_s + host.output_per_sequence_s * sequences
-    return govern_steps(costs, costs.mixed_cost(tokens, decodes, context, chunks, sequences), 1, host_s)
+    return govern_steps(
+        costs, costs.mixed_cost(tokens, decodes, context, chunks, sequences), 1, host_s
+    )
 
 
 @dataclass(frozen=True)
 class ReplicaRun:
-    """What one replica did: when each request had its tokens, and every run of equal steps as columns."""
+    """What one replica did: when each request had its tokens, and every run of equal steps as
+    columns.
+    """
 
     first_token_s: Array
     last_token_s: Array
@@ -180,7 +211,9 @@ class _ActiveRequest:
 
     request: int
     shared: int  # tokens found in the cache, which others hold too
-    context: float  # tokens computed or found so far; of one that decodes, those it attended to at first
+    context: (
+        float  # tokens computed or found so far; of one that decodes, those it attended to at first
+    )
     left: int  # tokens of the prompt that are to be computed
     reserved: int  # tokens of cache that its prompt holds
     begun: int = 0  # decode step at which it began to decode
@@ -201,10 +234,11 @@ _EVENTS_LEFT: ContextVar[list[int] | None] = ContextVar("events left", default=N
 
 @contextmanager
 def limit_events(most: int) -> Iterator[None]:
-    """Let all simulations inside take ``most`` events together (0.1 ms each); one more raises ``BadInput``.
+    """Let all simulations inside take ``most`` events together (0.1 ms each); one more raises
+    ``BadInput``.
 
-    How many a simulation takes shows only as it runs: a cache that is too small computes requests again and again.
-    """
+    How many a simulation takes shows only as it runs: a cache that is too small computes requests
+    again and again."""
     token = _EVENTS_LEFT.set([most])
     try:
         yield
@@ -234,7 +268,9 @@ class EngineReplica:
         self._waiting: deque[int] = deque()
         self._prompts: list[_ActiveRequest] = []
         self._running: dict[int, _ActiveRequest] = {}  # in order of admission
-        self._ends: list[tuple[int, int]] = []  # decode step after which a request has all tokens, request
+        self._ends: list[
+            tuple[int, int]
+        ] = []  # decode step after which a request has all tokens, request
         self._step = 0  # decode steps so far
         self._context = 0.0  # tokens all decoding sequences attend to
         self._shared = 0  # of these, counted in the cache of another
@@ -243,14 +279,18 @@ class EngineReplica:
         self._left = list(plan.decode_steps)
         self._prefixes: set[int] = set()  # in the cache
         self._again: dict[int, int] = {}  # preempted requests: tokens to compute anew
-        self._first: list[int] = []  # requests whose first or last token the device has not handed out yet
+        self._first: list[
+            int
+        ] = []  # requests whose first or last token the device has not handed out yet
         self._last: list[int] = []
         self._after_prompts = False  # the last step held prompts
         self._mean_w = costs.idle_w
         self._segments = array("d")  # rows of SEGMENT_COLUMNS, one after another
         self._tokens_a_step = 1 + settings.speculative_tokens
         host = costs.host
-        self._factors = itertools.cycle(_draw_launches(settings.seed, host.launch_spread, host.launch_memory))
+        self._factors = itertools.cycle(
+            _draw_launches(settings.seed, host.launch_spread, host.launch_memory)
+        )
 
     def submit(self, requests: Sequence[int]) -> None:
         """Add requests in order of arrival."""
@@ -298,7 +338,9 @@ class EngineReplica:
         table = np.array(self._segments).reshape(-1, len(SEGMENT_COLUMNS))
         columns = {name: table[:, place] for place, name in enumerate(SEGMENT_COLUMNS)}
         costs, moments = self.costs, (np.array(self.first_token_s), np.array(self.last_token_s))
-        return ReplicaRun(*moments, columns, self.preemptions, costs.gpu_count, costs.idle_w, costs.limit_w)
+        return ReplicaRun(
+            *moments, columns, self.preemptions, costs.gpu_count, costs.idle_w, costs.limit_w
+        )
 
     @property
     def waiting(self) -> int:
@@ -312,15 +354,21 @@ class EngineReplica:
 
     @property
     def load(self) -> int:
-        """Weigh requests as vLLM's router does: one that waits for its prompt counts as four that decode."""
-        return 4 * (len(self._arriving) + len(self._waiting) + len(self._prompts)) + len(self._running)
+        """Weigh requests as vLLM's router does: one that waits for its prompt counts as four that
+        decode.
+        """
+        return 4 * (len(self._arriving) + len(self._waiting) + len(self._prompts)) + len(
+            self._running
+        )
 
     def _cache_used(self) -> float:
         unfilled = _UNFILLED * self.costs.block_tokens * len(self._running)
         return self._context - self._shared + unfilled + self._reserved
 
     def _schedule_prompts(self) -> list[tuple[_ActiveRequest, int]]:
-        """Choose prompt chunks for the next step: first those begun, then requests in order of arrival."""
+        """Choose prompt chunks for the next step: first those begun, then requests in order of
+        arrival.
+        """
         settings, plan, block = self.settings, self.plan, self.costs.block_tokens
         budget = settings.max_batched_tokens - len(self._running) * self._tokens_a_step
         room = self.costs.cache_tokens - self._cache_used() - self._growth
@@ -332,9 +380,16 @@ class EngineReplica:
             if tokens > 0:
                 chunks.append((prompt, tokens))
                 budget -= tokens
-        while self._waiting and budget > 0 and len(self._running) + len(self._prompts) < settings.max_seqs:
+        while (
+            self._waiting
+            and budget > 0
+            and len(self._running) + len(self._prompts) < settings.max_seqs
+        ):
             request = self._waiting[0]
-            total, shared = self._again.get(request, plan.prompt_tokens[request]), plan.shared_tokens[request]
+            total, shared = (
+                self._again.get(request, plan.prompt_tokens[request]),
+                plan.shared_tokens[request],
+            )
             prefix = plan.prefix_id[request]
             if prefix != NO_PREFIX and prefix not in self._prefixes:
                 shared = 0
@@ -345,7 +400,9 @@ class EngineReplica:
             self._prefixes.add(prefix)
             room -= reserved
             prompt = _ActiveRequest(request, shared, shared, total - shared, reserved)
-            if plan.carried and request not in self._again:  # nothing to compute: it decodes at once
+            if (
+                plan.carried and request not in self._again
+            ):  # nothing to compute: it decodes at once
                 prompt.context = total
                 self._begin_decoding(prompt)
                 continue
@@ -385,11 +442,17 @@ class EngineReplica:
         asked = (total, decodes, self._context / decodes if decodes else 0.0, sizes, sampled)
         launch_s = costs.launch_s(total, decodes, host.launch_layer_s, next(self._factors))
         begin_s, device_begin_s = self.now_s, self.device_s
-        launch_begin_s = begin_s + host.schedule_s + host.schedule_per_sequence_s * (decodes + len(chunks))
+        launch_begin_s = (
+            begin_s + host.schedule_s + host.schedule_per_sequence_s * (decodes + len(chunks))
+        )
         launch_end_s = launch_begin_s + launch_s
-        output_s = max(launch_end_s, device_begin_s) + host.output_s + host.output_per_sequence_s * decodes
+        output_s = (
+            max(launch_end_s, device_begin_s) + host.output_s + host.output_per_sequence_s * decodes
+        )
         start_s = max(device_begin_s, launch_begin_s)
-        step_s, energy_j = self._run_steps(costs.cost_at_top(*asked), asked, 1, launch_end_s - start_s)
+        step_s, energy_j = self._run_steps(
+            costs.cost_at_top(*asked), asked, 1, launch_end_s - start_s
+        )
         energy_j += costs.waiting_w * (start_s - device_begin_s)
         self.device_s, self._after_prompts = start_s + step_s, True
         counts = (1, decodes, len(chunks), prompt_tokens)
@@ -411,7 +474,9 @@ class EngineReplica:
         costs, host = self.costs, self.costs.host
         decodes = len(self._running)
         if not decodes:  # prompts wait for cache that nobody will free
-            raise BadInput("no request can be admitted: the cache is too small for the next prompt.")
+            raise BadInput(
+                "no request can be admitted: the cache is too small for the next prompt."
+            )
         room = costs.cache_tokens - self._cache_used()
         while room < self._growth and len(self._running) > 1:
             self._preempt()
@@ -423,7 +488,11 @@ class EngineReplica:
         context, tokens = self._context / decodes, decodes * self._tokens_a_step
         cost = costs.cost_at_top(tokens, decodes, context, (), tokens)
         step_s = cost.real
-        launch_s = costs.launch_s(tokens, decodes) + host.schedule_s + host.schedule_per_sequence_s * decodes
+        launch_s = (
+            costs.launch_s(tokens, decodes)
+            + host.schedule_s
+            + host.schedule_per_sequence_s * decodes
+        )
         handing_s = host.output_s + host.output_per_sequence_s * decodes
         host_s = launch_s + handing_s
         begin_s, device_begin_s = self.now_s, self.device_s
@@ -436,7 +505,10 @@ class EngineReplica:
             steps = 1
         elif event_s < until_s or until_s < math.inf:
             second_s = max(first_output_s + host_s, start_s + step_s + handing_s)
-            steps = min(most, 2 + max(math.ceil((min(event_s, until_s) - second_s) / max(step_s, host_s)), 0))
+            steps = min(
+                most,
+                2 + max(math.ceil((min(event_s, until_s) - second_s) / max(step_s, host_s)), 0),
+            )
         later = context + self._growth / decodes * (steps - 1)
         if steps > 1:
             cost = 0.5 * (cost + costs.cost_at_top(tokens, decodes, later, (), tokens))
@@ -446,9 +518,16 @@ class EngineReplica:
         self.device_s = start_s + span_s
         last_output_s = first_output_s
         if steps > 1:
-            last_output_s = max(first_output_s + host_s * (steps - 1), self.device_s - span_s / steps + handing_s)
+            last_output_s = max(
+                first_output_s + host_s * (steps - 1), self.device_s - span_s / steps + handing_s
+            )
         energy_j += costs.waiting_w * (start_s - device_begin_s)
-        self._record((begin_s, first_output_s, last_output_s), device_begin_s, (steps, decodes, 0, 0), energy_j)
+        self._record(
+            (begin_s, first_output_s, last_output_s),
+            device_begin_s,
+            (steps, decodes, 0, 0),
+            energy_j,
+        )
         self._context += self._growth * steps
         self._step += steps
         self._end_requests()
@@ -486,8 +565,12 @@ class EngineReplica:
         self._waiting.appendleft(request)
         self.preemptions += 1
 
-    def _run_steps(self, at_top: complex, asked: StepShape, steps: int, floor_s: float) -> tuple[float, float]:
-        """Return time and energy of ``steps`` steps: ``at_top`` clock where the governor lets them run so."""
+    def _run_steps(
+        self, at_top: complex, asked: StepShape, steps: int, floor_s: float
+    ) -> tuple[float, float]:
+        """Return time and energy of ``steps`` steps: ``at_top`` clock where the governor lets them
+        run so.
+        """
         costs, span_s, energy_j = self.costs, at_top.real * steps, at_top.imag * steps
         if floor_s > span_s:
             energy_j += costs.waiting_w * (floor_s - span_s)
@@ -502,18 +585,26 @@ class EngineReplica:
 
     def _hand_out(self, moment_s: float) -> None:
         """Note the moment at which tokens of the step before reach their requests."""
-        for requests, moments_s in ((self._first, self.first_token_s), (self._last, self.last_token_s)):
+        for requests, moments_s in (
+            (self._first, self.first_token_s),
+            (self._last, self.last_token_s),
+        ):
             for request in requests:
                 moments_s[request] = moment_s
             requests.clear()
 
     def _record(
-        self, host_s: tuple[float, float, float], device_begin_s: float, counts: tuple[int, ...], energy_j: float
+        self,
+        host_s: tuple[float, float, float],
+        device_begin_s: float,
+        counts: tuple[int, ...],
+        energy_j: float,
     ) -> None:
-        """Record a run of equal steps that ends at ``device_s``, and hand out the tokens of the step before.
+        """Record a run of equal steps that ends at ``device_s``, and hand out the tokens of the
+        step before.
 
-        ``host_s`` are begin, first and last output; ``counts`` steps, decodes, prompts and their tokens.
-        """
+        ``host_s`` are begin, first and last output; ``counts`` steps, decodes, prompts and their
+        tokens."""
         self._hand_out(host_s[1])
         self.now_s, span_s, (steps, decodes, *_) = host_s[2], self.device_s - device_begin_s, counts
         if span_s > 0.0:

@@ -1,12 +1,14 @@
-"""Options of a service: what is asked for, one way to serve it, the bounds that it cannot beat, and its simulation.
+"""Options of a service: what is asked for, one way to serve it, the bounds that it cannot beat, and
+its simulation.
 
-An option is a kind of GPU, how the GPUs of an engine share the model (``tp``, ``pp``, ``ep``), a power limit or a
-highest clock, the sequences and tokens of a step, and engines that compute prompts apart from those that decode. The
-same draw of arrivals, stretched in time, serves every rate and option.
+An option is a kind of GPU, how the GPUs of an engine share the model (``tp``, ``pp``, ``ep``), a
+power limit or a highest clock, the sequences and tokens of a step, and engines that compute prompts
+apart from those that decode. The same draw of arrivals, stretched in time, serves every rate and
+option.
 
-Each option has a bound that it cannot beat: requests a second and joules of a request if every step were as full as
-it can be. The first bound takes one prediction, the largest step; the second all step costs.
-"""
+Each option has a bound that it cannot beat: requests a second and joules of a request if every step
+were as full as it can be. The first bound takes one prediction, the largest step; the second all
+step costs."""
 
 from __future__ import annotations
 
@@ -44,14 +46,20 @@ PERCENTILE = 90.0  # of a latency bound that names none
 MOST_SEQUENCES = (256, 128, 64, 32)
 MOST_TOKENS = (8192,)  # of a step
 PIPELINE_STAGES = (2, 3, 4, 6, 8)
-ONE_POOL = (0, 1)  # engines that compute prompts alone, and engines that decode: none, and one that does both
+ONE_POOL = (
+    0,
+    1,
+)  # engines that compute prompts alone, and engines that decode: none, and one that does both
 MOST_NODES = 4  # of one replica
 REQUESTS = 500  # simulated for each answer
 LIMIT_STEP_W = 5.0
 CLOSE_CAPACITY = 1.03  # the rate at which a replica fails over the rate at which it does not
-BUSY_MOST = 0.97  # of what a replica serves that never lacks requests: beyond, queues grow without a bound
+BUSY_MOST = (
+    0.97  # of what a replica serves that never lacks requests: beyond, queues grow without a bound
+)
 WAVES = 4  # requests of a run over those that fill a step
-BOUND_SLACK = 0.98  # a simulated replica may be this much better than the bound of its steps, by padding and rounding
+# a simulated replica may be this much better than the bound of its steps, by padding and rounding
+BOUND_SLACK = 0.98
 
 
 class PlanAim(StrEnum):
@@ -101,15 +109,21 @@ class ServiceDemand:
 
     def draw_requests(self, requests: int = 0) -> Trace:
         """Draw requests at one a second; another rate stretches the same arrivals."""
-        return draw_trace(1.0, self.prompt, self.output, self.arrivals, 0.0, requests or self.requests, self.seed)
+        return draw_trace(
+            1.0, self.prompt, self.output, self.arrivals, 0.0, requests or self.requests, self.seed
+        )
 
     def count_replicas(self, capacity_per_s: float, growth: float = 1.0) -> int:
-        """Return the replicas of a capacity that serve ``growth`` times the rate, headroom and spares included."""
+        """Return the replicas of a capacity that serve ``growth`` times the rate, headroom and
+        spares included.
+        """
         needed = growth * self.rate_per_s * (1.0 + self.headroom) / capacity_per_s
         return max(math.ceil(needed - 1e-9), 1) + self.spare_replicas
 
     def rank_use(self, gpu: str, gpus: int, joules: float) -> tuple[float, float]:
-        """Return what is minimised first and what decides between equals, for the joules of a request."""
+        """Return what is minimised first and what decides between equals, for the joules of a
+        request.
+        """
         match self.aim:
             case PlanAim.GPUS:
                 return float(gpus), joules
@@ -122,7 +136,9 @@ class ServiceDemand:
 
 @dataclass(frozen=True)
 class SearchRange:
-    """What options are made of; an empty field stands for what is usual for the card and the demand."""
+    """What options are made of; an empty field stands for what is usual for the card and the
+    demand.
+    """
 
     tp: tuple[int, ...] = TENSOR_PARALLEL
     pp: tuple[int, ...] = ()
@@ -133,27 +149,37 @@ class SearchRange:
     most_tokens: tuple[int, ...] = ()
 
     def list_settings(self, demand: ServiceDemand, chip: Gpu) -> list[tuple[float, float]]:
-        """Return power limits with highest clocks that the card can be set to, in whole steps of its range.
+        """Return power limits with highest clocks that the card can be set to, in whole steps of
+        its range.
 
-        Where energy counts, power limits are tried at the highest clock and clocks at the default limit.
-        """
+        Where energy counts, power limits are tried at the highest clock and clocks at the default
+        limit."""
         top_w, top_hz = float(np.mean(chip.power.limit_w)), float(np.max(chip.clocks.max_hz))
         low_w = 0.0 if chip.power.min_limit_w is None else float(np.min(chip.power.min_limit_w))
         high_w = top_w if chip.power.max_limit_w is None else float(np.max(chip.power.max_limit_w))
         low_hz = float(np.min(chip.clocks.lowest_hz))
-        asked = ("power limit", self.limits_w, low_w, high_w, "W"), ("clock", self.clocks_hz, low_hz, top_hz, "Hz")
+        asked = (
+            ("power limit", self.limits_w, low_w, high_w, "W"),
+            ("clock", self.clocks_hz, low_hz, top_hz, "Hz"),
+        )
         for name, values, low, high, unit in asked:
             for value in values:
                 if not low <= value <= high:
                     span = f"from {units.show(low, unit)} to {units.show(high, unit)}"
-                    raise bad_value(name, f"one that the {chip.name} takes, {span}", units.show(value, unit))
+                    raise bad_value(
+                        name, f"one that the {chip.name} takes, {span}", units.show(value, unit)
+                    )
         if self.limits_w or self.clocks_hz:
             clocks = chip.clocks.snap_to_steps(np.array(self.clocks_hz or (top_hz,))).tolist()
             return [(watts, clock) for watts in self.limits_w or (top_w,) for clock in clocks]
         if demand.aim is PlanAim.GPUS and demand.site_power_w == math.inf:
             return [(top_w, top_hz)]
         limits = [round(top_w * share / LIMIT_STEP_W) * LIMIT_STEP_W for share in LIMIT_SHARES]
-        clocks = [clock for clock in chip.clocks.snap_to_steps(top_hz * np.array(CLOCK_SHARES)) if clock >= low_hz]
+        clocks = [
+            clock
+            for clock in chip.clocks.snap_to_steps(top_hz * np.array(CLOCK_SHARES))
+            if clock >= low_hz
+        ]
         return [
             *((watts, top_hz) for watts in limits if watts >= (low_w or top_w)),
             *((top_w, float(clock)) for clock in clocks),
@@ -191,10 +217,14 @@ class PlanOption:
 
     @property
     def setting(self) -> str:
-        """Say to what the card is set: ``1.2 GHz``, or a power limit where the highest clock may be used."""
+        """Say to what the card is set: ``1.2 GHz``, or a power limit where the highest clock may be
+        used.
+        """
         capped = self.clock_hz < float(np.max(self.gpu.clocks.max_hz))
         limited = not capped or self.power_limit_w < float(np.mean(self.gpu.power.limit_w))
-        return ", ".join([units.show(self.clock_hz, "Hz")] * capped + [f"{self.power_limit_w:.0f} W"] * limited)
+        return ", ".join(
+            [units.show(self.clock_hz, "Hz")] * capped + [f"{self.power_limit_w:.0f} W"] * limited
+        )
 
     @property
     def settings(self) -> EngineSettings:
@@ -216,8 +246,12 @@ class PlanOption:
         return f"{self.gpu.name}, {self.layout}, {self.setting}"
 
 
-def list_options(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> tuple[list[PlanOption], list[str]]:
-    """Return every option of a GPU with its first bounds, and a sentence for each replica that cannot be."""
+def list_options(
+    demand: ServiceDemand, chip: Gpu, tried: SearchRange
+) -> tuple[list[PlanOption], list[str]]:
+    """Return every option of a GPU with its first bounds, and a sentence for each replica that
+    cannot be.
+    """
     tokens = sum(demand.mean_lengths) - 1.0
     batches = MOST_SEQUENCES if demand.bounds_tokens else MOST_SEQUENCES[:1]
     pools, steps = tried.pools or (ONE_POOL,), tried.most_tokens or MOST_TOKENS
@@ -228,24 +262,32 @@ def list_options(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> tuple[
         try:
             cost = predict_token_cost(demand.model, chip, shared)
         except WattcastError as error:
-            if shared.pp == 1 or tried.pp or not isinstance(error, BadInput):  # stages would not mend it
+            if (
+                shared.pp == 1 or tried.pp or not isinstance(error, BadInput)
+            ):  # stages would not mend it
                 layout = PlanOption(chip, shared, 0.0, 0.0, 0, 0, ONE_POOL).layout
                 refused.append(f"{chip.name}, {layout}: {str(error).rstrip('.')}.")
             continue
         lanes = shared.pp * shared.dp
-        for (watts, clock_hz), most, step, engines in itertools.product(settings, batches, steps, pools):
+        for (watts, clock_hz), most, step, engines in itertools.product(
+            settings, batches, steps, pools
+        ):
             if not engines[0] or lanes == 1:
                 second, joule = cost.least_cost(clock_hz)
                 per_s = lanes * sum(engines) / (BOUND_SLACK * second * tokens)
                 least_j = BOUND_SLACK * joule * tokens * shared.tp
-                found.append(PlanOption(chip, shared, watts, clock_hz, most, step, engines, per_s, least_j))
+                found.append(
+                    PlanOption(chip, shared, watts, clock_hz, most, step, engines, per_s, least_j)
+                )
     return found, refused
 
 
 def _list_layouts(
     demand: ServiceDemand, chip: Gpu, tried: SearchRange, found: Sequence[PlanOption]
 ) -> Iterator[ModelOptions]:
-    """Yield how GPUs may share the model; what crosses nodes only while ``found`` has nothing that stays inside."""
+    """Yield how GPUs may share the model; what crosses nodes only while ``found`` has nothing that
+    stays inside.
+    """
     tp, pp, ep = tried.tp, tried.pp, tried.ep
     node = chip.node or node_of_gpu(chip.name)
     experts = getattr(demand.model.dims, "experts", 0)
@@ -267,17 +309,25 @@ def _list_layouts(
                     yield replace(demand.options, tp=count, pp=deep, dp=dp, ep=share)
 
 
-StepTables = dict[tuple[str, ModelOptions], "StepCosts | BadInput"]  # of a GPU and how several share the model
+StepTables = dict[
+    tuple[str, ModelOptions], "StepCosts | BadInput"
+]  # of a GPU and how several share the model
 
 
 def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> PlanOption:
-    """Return an option with its step costs and the bounds that follow, or raise a sentence why there are none."""
+    """Return an option with its step costs and the bounds that follow, or raise a sentence why
+    there are none.
+    """
     key, chip = (option.gpu.name, option.shared), option.gpu
     if key not in tables:
         trace = demand.draw_requests()
         longest = int((trace.prompt_tokens + trace.output_tokens).max())
         most = max(MOST_SEQUENCES[0] // option.shared.pp, 1)
-        size: dict[str, Any] = {"longest_context": longest, "context_spread": trace.context_spread, "max_seqs": most}
+        size: dict[str, Any] = {
+            "longest_context": longest,
+            "context_spread": trace.context_spread,
+            "max_seqs": most,
+        }
         try:
             made = tabulate_step_costs(demand.model, chip, option.shared, **size)
             if made.cache_tokens < longest:
@@ -288,7 +338,9 @@ def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTable
     table = tables[key]
     if isinstance(table, BadInput):
         raise table
-    governor = table.limit_w / float(np.mean(chip.power.limit_w))  # the governor holds a share of the limit
+    governor = table.limit_w / float(
+        np.mean(chip.power.limit_w)
+    )  # the governor holds a share of the limit
     costs = replace(table.cap_clock(option.clock_hz, chip), limit_w=option.power_limit_w * governor)
     seqs = max(option.max_seqs // costs.stages, 1)
     per_s, joules = _bound_steps(costs, seqs, option.pools, *demand.mean_lengths)
@@ -299,14 +351,15 @@ def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTable
 def _bound_steps(
     costs: StepCosts, seqs: int, pools: tuple[int, int], prompt: float, output: float
 ) -> tuple[float, float]:
-    """Return the most requests a second of a lane, or of pools, and the least joules of a request on one of its GPUs.
+    """Return the most requests a second of a lane, or of pools, and the least joules of a request
+    on one of its GPUs.
 
     The joules are those beyond idle power.
 
-    A step over T tokens costs at least a + b·T, where b is a token's cost in the largest step. A request has P prompt
-    tokens, which cost b·P and their own attention, and takes part in O - 1 decode steps, each shared by B sequences
-    at most, which cost at least (O - 1)·(a/B + b) and its own attention.
-    """
+    A step over T tokens costs at least a + b·T, where b is a token's cost in the largest step. A
+    request has P prompt tokens, which cost b·P and their own attention, and takes part in O - 1
+    decode steps, each shared by B sequences at most, which cost at least (O - 1)·(a/B + b) and its
+    own attention."""
     sizes = np.arange(1, len(costs.tokens))[:, np.newaxis]
     per_token = costs.tokens[-1] / sizes[-1]
     per_step = np.maximum((costs.tokens[1:] - per_token * sizes).min(axis=0), 0.0)
@@ -325,7 +378,9 @@ def _bound_steps(
 
 
 def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
-    """Return an option that serves no more than a replica which never lacks requests, less a margin for its queue."""
+    """Return an option that serves no more than a replica which never lacks requests, less a margin
+    for its queue.
+    """
     assert option.costs is not None
     seqs = max(option.max_seqs // option.costs.stages, 1)
     unit = demand.draw_requests(WAVES * seqs)
@@ -336,7 +391,9 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
 
     def serve_crowd(trace: Trace, carried: bool = False) -> float:
         done_s = np.sort(serve_trace(trace, lane, settings, carried=carried).last_token_s)
-        return float(max(len(unit) / done_s[-1], most / done_s[most - 1]))  # the last ones run in emptier steps
+        return float(
+            max(len(unit) / done_s[-1], most / done_s[most - 1])
+        )  # the last ones run in emptier steps
 
     prefill, decode = option.pools
     if prefill:
@@ -347,11 +404,13 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
     return replace(option, most_per_s=min(option.most_per_s, BUSY_MOST * float(per_s)))
 
 
-def serve_rate(demand: ServiceDemand, option: PlanOption, rate_per_s: float) -> tuple[ServingResult | None, str]:
+def serve_rate(
+    demand: ServiceDemand, option: PlanOption, rate_per_s: float
+) -> tuple[ServingResult | None, str]:
     """Simulate one replica at a rate; return what it did and which bounds it broke.
 
-    The run has so many requests that the first have ended long before the last arrive, or fill all steps.
-    """
+    The run has so many requests that the first have ended long before the last arrive, or fill all
+    steps."""
     costs, (prefill, decode) = option.costs, option.pools
     assert costs is not None
     if rate_per_s > option.most_per_s * (1.0 + 1e-9):
@@ -362,7 +421,9 @@ def serve_rate(demand: ServiceDemand, option: PlanOption, rate_per_s: float) -> 
     while True:
         unit = demand.draw_requests(requests)
         trace = replace(unit, arrival_s=unit.arrival_s / rate_per_s)
-        result = serve_trace(trace, costs, settings, decode, ROUTERS[0], prefill, sending_s, prices=demand.prices)
+        result = serve_trace(
+            trace, costs, settings, decode, ROUTERS[0], prefill, sending_s, prices=demand.prices
+        )
         if requests >= enough or trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean()):
             break
         requests = min(2 * requests, enough)
@@ -371,16 +432,24 @@ def serve_rate(demand: ServiceDemand, option: PlanOption, rate_per_s: float) -> 
 
 
 def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResult) -> str | None:
-    """Say how far clock and power limit are from what was measured, where they are not the card's own."""
+    """Say how far clock and power limit are from what was measured, where they are not the card's
+    own.
+    """
     chip = option.gpu
     clock_hz = option.clock_hz if option.clock_hz < float(np.max(chip.clocks.max_hz)) else None
-    limit_w = option.power_limit_w if option.power_limit_w < 0.999 * float(np.mean(chip.power.limit_w)) else None
+    limit_w = (
+        option.power_limit_w
+        if option.power_limit_w < 0.999 * float(np.mean(chip.power.limit_w))
+        else None
+    )
     if clock_hz is None and limit_w is None:
         return None
     batch = max(round(result.summarise()["batch"]["max"]), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
     step = replace(option.shared, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
-    found = predict(build_graph(demand.model, step), chip, host_launch=0.0, clock=clock_hz, power_limit=limit_w)
+    found = predict(
+        build_graph(demand.model, step), chip, host_launch=0.0, clock=clock_hz, power_limit=limit_w
+    )
     told = [d for d in found.support.distances if d.dimension in ("clock", "power limit")]
     if told:
         word = SupportWord.FAR if any(d.word is SupportWord.FAR for d in told) else SupportWord.NEAR
@@ -392,7 +461,9 @@ def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResu
 def find_ceiling(
     demand: ServiceDemand, option: PlanOption, low: float, high: float, binds: str = ""
 ) -> tuple[float, str]:
-    """Return the largest rate between two at which a replica keeps all bounds, and what breaks above."""
+    """Return the largest rate between two at which a replica keeps all bounds, and what breaks
+    above.
+    """
     while high > CLOSE_CAPACITY * low:
         middle = math.sqrt(low * high)
         _, failed = serve_rate(demand, option, middle)

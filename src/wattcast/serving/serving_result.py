@@ -1,7 +1,8 @@
-"""Hold what a simulation of serving found: latencies of requests, throughput, power, energy, cost and carbon.
+"""Hold what a simulation of serving found: latencies of requests, throughput, power, energy, cost
+and carbon.
 
-Every request and every run of equal steps is kept; percentiles, power over time and sums are worked out when asked.
-"""
+Every request and every run of equal steps is kept; percentiles, power over time and sums are worked
+out when asked."""
 
 from __future__ import annotations
 
@@ -60,14 +61,18 @@ def parse_latency_bounds(
         return ()
     bounds = []
     for part in text.split(",") if isinstance(text, str) else [text]:
-        words, colon, amount = part.strip().partition(":") if isinstance(part, str) else ("", "", "")
+        words, colon, amount = (
+            part.strip().partition(":") if isinstance(part, str) else ("", "", "")
+        )
         at = percentile
         if colon:
             number = words.strip().removeprefix("p")
             at = float(number) if number.replace(".", "", 1).isdigit() else 0.0
             if not 0 < at < 100:
                 raise bad_value(quantity, "a percentile and a time, such as p99:500ms", part)
-        seconds = units.parse_amount(amount.strip() if colon else part, "s", quantity, inclusive=False)
+        seconds = units.parse_amount(
+            amount.strip() if colon else part, "s", quantity, inclusive=False
+        )
         bounds.append(LatencyBound(quantity, at, seconds))
     return tuple(bounds)
 
@@ -76,7 +81,10 @@ def parse_both_bounds(
     ttft: str | float | None, tpot: str | float | None, percentile: float | None = None
 ) -> tuple[LatencyBound, ...]:
     """Read the bounds of the time to the first token and of the time per output token."""
-    return (*parse_latency_bounds("ttft", ttft, percentile), *parse_latency_bounds("tpot", tpot, percentile))
+    return (
+        *parse_latency_bounds("ttft", ttft, percentile),
+        *parse_latency_bounds("tpot", tpot, percentile),
+    )
 
 
 @dataclass(frozen=True)
@@ -92,8 +100,12 @@ class ServingResult:
     bounds: tuple[LatencyBound, ...] = ()
     prices: Prices = field(default_factory=Prices)
     assumptions: tuple[str, ...] = ()
-    seed_spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # lowest and highest over seeds
-    model_interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # factors on the value
+    seed_spread: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # lowest and highest over seeds
+    model_interval: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # factors on the value
     lanes: int = 1  # runs of one replica
 
     @property
@@ -131,7 +143,9 @@ class ServingResult:
         """Mean time per output token after the first; NaN for requests of one token."""
         later = self.trace.output_tokens - 1
         spent_s = self.last_token_s - self.first_token_s
-        return np.asarray(np.divide(spent_s, later, out=np.full(len(later), np.nan), where=later > 0))
+        return np.asarray(
+            np.divide(spent_s, later, out=np.full(len(later), np.nan), where=later > 0)
+        )
 
     @cached_property
     def output_tokens(self) -> int:
@@ -146,7 +160,9 @@ class ServingResult:
     @cached_property
     def energy_j(self) -> float:
         """Energy of all GPUs, from the start of the trace to the last token, idle time included."""
-        return float(sum(self._energy_until(run, np.array([self.length_s]))[0] for run in self.runs))
+        return float(
+            sum(self._energy_until(run, np.array([self.length_s]))[0] for run in self.runs)
+        )
 
     @property
     def power_w(self) -> float:
@@ -194,7 +210,8 @@ class ServingResult:
         return edges[:-1], np.diff(spent_j) / np.diff(edges)
 
     def mean_over_time(self, column: str, start_s: Array) -> Array:
-        """Return the mean of a column of the steps over all replicas, in intervals that begin at ``start_s``.
+        """Return the mean of a column of the steps over all replicas, in intervals that begin at
+        ``start_s``.
 
         ``waiting`` is requests in the queue, ``decodes`` requests in a step, ``cache_use`` a share.
         """
@@ -217,7 +234,9 @@ class ServingResult:
         times = np.concatenate([[0.0, begin_s], ends_s])
         sums = np.concatenate([[0.0, run.idle_w * begin_s], run.idle_w * begin_s + spent_j])
         after_s = np.maximum(moments_s - ends_s[-1], 0.0)
-        return np.asarray(run.gpu_count * (np.interp(moments_s, times, sums) + run.idle_w * after_s))
+        return np.asarray(
+            run.gpu_count * (np.interp(moments_s, times, sums) + run.idle_w * after_s)
+        )
 
     @cached_property
     def token_gaps(self) -> tuple[Array, Array]:
@@ -227,7 +246,9 @@ class ServingResult:
             columns = run.segments
             first_s, last_s = columns["first_output_s"], columns["last_output_s"]
             steps, decodes = columns["steps"], columns["decodes"]
-            inside = np.divide(last_s - first_s, steps - 1, out=np.zeros(len(steps)), where=steps > 1)
+            inside = np.divide(
+                last_s - first_s, steps - 1, out=np.zeros(len(steps)), where=steps > 1
+            )
             gaps += [inside, first_s[1:] - last_s[:-1]]
             weights += [(steps - 1) * decodes, decodes[:-1]]
         gap_s, weight = np.concatenate(gaps), np.concatenate(weights)
@@ -237,7 +258,11 @@ class ServingResult:
     def headline(self) -> dict[str, float]:
         """The figures that runs are compared by."""
         latencies = {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}
-        at = {f"{name}.{key}": percentiles(times)[key] for name, times in latencies.items() for key in ("p50", "p99")}
+        at = {
+            f"{name}.{key}": percentiles(times)[key]
+            for name, times in latencies.items()
+            for key in ("p50", "p99")
+        }
         names = ("output_tokens_per_s", "power_w", "energy_j_per_token")
         return at | {name: float(getattr(self, name)) for name in names}
 
@@ -275,7 +300,9 @@ class ServingResult:
             "batch": self._time_mean("decodes"),
             "cache_use": self._time_mean("cache_use"),
             "busy_share": min(
-                self._sum_spans(lambda run: run.segments["steps"] > 0) / (len(self.runs) * self.length_s), 1.0
+                self._sum_spans(lambda run: run.segments["steps"] > 0)
+                / (len(self.runs) * self.length_s),
+                1.0,
             ),
             "cost": cost,
             "cost_per_million_tokens": None if cost is None else cost / self.output_tokens * 1e6,
@@ -290,23 +317,32 @@ class ServingResult:
     def _time_mean(self, column: str) -> dict[str, float]:
         """Return the mean over time and the most of a column, per replica."""
         mean = self._sum_spans(lambda run: run.segments[column]) / (len(self.runs) * self.length_s)
-        most = max((float(run.segments[column].max()) for run in self.runs if len(run.segments[column])), default=0.0)
+        most = max(
+            (float(run.segments[column].max()) for run in self.runs if len(run.segments[column])),
+            default=0.0,
+        )
         return {"mean": mean, "max": most}
 
     def _sum_spans(self, weigh: Callable[[ReplicaRun], npt.NDArray[Any]]) -> float:
         """Return the time that all replicas spend in steps, each weighed."""
         return sum(
-            float(weigh(run) @ (run.segments["device_end_s"] - run.segments["device_begin_s"])) for run in self.runs
+            float(weigh(run) @ (run.segments["device_end_s"] - run.segments["device_begin_s"]))
+            for run in self.runs
         )
 
     def write_requests_and_steps(self, path: Path) -> list[Path]:
-        """Write every request to ``path`` and every run of steps beside it (``NAME-steps``), as Parquet."""
+        """Write every request to ``path`` and every run of steps beside it (``NAME-steps``), as
+        Parquet.
+        """
         if path.suffix != ".parquet":
             raise bad_value("--out", "a .parquet file", path.name)
         columns = take_fields(self.trace, "arrival_s", "prompt_tokens", "output_tokens")
         columns |= take_fields(self, "first_token_s", "last_token_s", "ttft_s", "tpot_s")
         steps_path = path.with_name(f"{path.stem}-steps.parquet")
-        parts = [{"replica": np.full(len(r.segments["steps"]), i), **r.segments} for i, r in enumerate(self.runs)]
+        parts = [
+            {"replica": np.full(len(r.segments["steps"]), i), **r.segments}
+            for i, r in enumerate(self.runs)
+        ]
         steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         write_table(path, table_rows(columns))
         write_table(steps_path, table_rows(steps))
@@ -331,7 +367,10 @@ def percentiles(values: npt.ArrayLike, weights: Array | None = None) -> dict[str
         order = np.argsort(known)
         sums = np.cumsum(weights[order])
         places = np.searchsorted(sums, np.array(QUANTILES) / 100 * sums[-1])
-        mean, found = float(known @ weights / weights.sum()), known[order][np.minimum(places, len(known) - 1)]
+        mean, found = (
+            float(known @ weights / weights.sum()),
+            known[order][np.minimum(places, len(known) - 1)],
+        )
     return {"mean": mean, **{f"p{q}": float(v) for q, v in zip(QUANTILES, found, strict=True)}}
 
 
@@ -339,7 +378,9 @@ _MOST_POINTS = 4000
 
 
 def print_serving(console: Console, result: ServingResult) -> None:
-    """Print throughput, energy, power and money, then latencies and what was assumed, on one screen."""
+    """Print throughput, energy, power and money, then latencies and what was assumed, on one
+    screen.
+    """
     found = result.summarise()
     gpus = f"{found['gpu_count']} x {found['gpu']}" if found["gpu_count"] > 1 else found["gpu"]
     title = f"{found['model']} on {gpus}: {found['requests']:,} requests in {units.show(found['length_s'], 's', 3)}"
@@ -347,7 +388,10 @@ def print_serving(console: Console, result: ServingResult) -> None:
     names = {"ttft_s": "time to first token", "tpot_s": "time per output token"}
     names |= {"inter_token_s": "between two tokens", "latency_s": "whole request"}
     keys = ("p50", "p90", "p99", "mean")
-    rows = [(label, *(units.show(found[name][key], "s", 3) for key in keys)) for name, label in names.items()]
+    rows = [
+        (label, *(units.show(found[name][key], "s", 3) for key in keys))
+        for name, label in names.items()
+    ]
     console.print(new_table("latency", *keys, rows=rows))
     print_notes(console, found["assumptions"])
 
@@ -363,7 +407,9 @@ def _list_answers(found: dict[str, Any], result: ServingResult) -> list[AnswerLi
     spent = f"{show('energy_j_per_request')} a request, {show('energy_j')} in all"
     batch, queue, cache = found["batch"], found["queue"], found["cache_use"]
     lines = [
-        AnswerLine("throughput", f"{tokens} output tokens/s", f"{found['requests_per_s']:.3g} requests/s"),
+        AnswerLine(
+            "throughput", f"{tokens} output tokens/s", f"{found['requests_per_s']:.3g} requests/s"
+        ),
         AnswerLine("energy", f"{show('energy_j_per_token')}/output token", spent),
         AnswerLine("total power", f"{show('power_w')} mean", f"{show('p95_power_w')} p95; {peak}"),
         AnswerLine(
@@ -400,7 +446,11 @@ def draw_serving(result: ServingResult) -> Figure:
     (top_left, top_right), (bottom_left, bottom_right) = figure.subplots(2, 2)
     share = np.linspace(0.0, 100.0, 501)
     for axes, curves, label in (
-        (top_left, (("to first token", result.ttft_s), ("whole request", result.latency_s)), "Latency (s)"),
+        (
+            top_left,
+            (("to first token", result.ttft_s), ("whole request", result.latency_s)),
+            "Latency (s)",
+        ),
         (top_right, (("per output token", result.tpot_s),), "Time per output token (s)"),
     ):
         for (name, values), colour in zip(curves, SERIES_COLOURS, strict=False):
@@ -418,8 +468,12 @@ def draw_serving(result: ServingResult) -> Figure:
     stride = max(len(busiest.segments["steps"]) // _MOST_POINTS, 1)
     for place, (name, column) in enumerate((("decoding", "decodes"), ("waiting", "waiting"))):
         times, counts = busiest.segments["begin_s"][::stride], busiest.segments[column][::stride]
-        bottom_right.step(times, counts, where="post", color=SERIES_COLOURS[place], lw=0.8, label=name)
+        bottom_right.step(
+            times, counts, where="post", color=SERIES_COLOURS[place], lw=0.8, label=name
+        )
     bottom_right.set(xlabel="Time (s)", ylabel="Requests of one replica")
     bottom_right.legend(frameon=False)
-    figure.suptitle(f"{result.model} on {result.gpu_count} x {result.gpu}: {result.requests} requests")
+    figure.suptitle(
+        f"{result.model} on {result.gpu_count} x {result.gpu}: {result.requests} requests"
+    )
     return add_caption(figure, "; ".join([f"simulated: {result.trace.name}", *result.assumptions]))

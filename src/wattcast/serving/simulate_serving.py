@@ -1,8 +1,7 @@
 """Simulate a model under traffic: ``wattcast.simulate``.
 
-Requests of a trace go to replicas behind a router. With prefill replicas, prompts are computed on engines of their
-own and their cache is sent to the engines that decode.
-"""
+Requests of a trace go to replicas behind a router. With prefill replicas, prompts are computed on
+engines of their own and their cache is sent to the engines that decode."""
 
 from __future__ import annotations
 
@@ -18,7 +17,13 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import check_power_limit, find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.serving.arrivals import Trace, draw_trace, make_trace, read_trace
-from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, ReplicaRun, RequestPlan, plan_requests
+from wattcast.serving.engine_simulator import (
+    EngineReplica,
+    EngineSettings,
+    ReplicaRun,
+    RequestPlan,
+    plan_requests,
+)
 from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_both_bounds
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
@@ -69,27 +74,34 @@ def simulate(
     tpot: str | float | None = None,
     **prices: Unpack[PriceKeywords],
 ) -> ServingResult:
-    """Serve a trace, or arrivals drawn at ``rate``, and return latencies, throughput, power and energy.
+    """Serve a trace, or arrivals drawn at ``rate``, and return latencies, throughput, power and
+    energy.
 
     >>> import wattcast
     >>> found = wattcast.simulate("llama3-8b", "h200", rate="8/s", prompt=512, output=128, seconds=60)
     >>> round(found.summarise()["ttft_s"]["p50"], 3) < 0.2
     True
 
-    ``model`` is a catalogue name or a Hugging Face ``config.json``. Lengths and ``arrivals`` are written as
-    ``draw_trace`` takes them. ``replicas`` engines of ``tp`` GPUs in each of ``pp`` stages share the requests, or
-    groups of ``dp`` engines that share the experts of a mixture (``ep`` GPUs). With ``prefill_replicas`` they only
-    decode, and prompts come from those at ``transfer``.
-    ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds`` repeats it all with other
-    arrivals, lengths and launch times, or a given trace with other launch times.
-    """
+    ``model`` is a catalogue name or a Hugging Face ``config.json``. Lengths and ``arrivals`` are
+    written as ``draw_trace`` takes them. ``replicas`` engines of ``tp`` GPUs in each of ``pp``
+    stages share the requests, or groups of ``dp`` engines that share the experts of a mixture
+    (``ep`` GPUs). With ``prefill_replicas`` they only decode, and prompts come from those at
+    ``transfer``. ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds``
+    repeats it all with other arrivals, lengths and launch times, or a given trace with other launch
+    times."""
     spec = find_language_model(model)
-    counts = (("replicas", replicas, 1), ("prefill_replicas", prefill_replicas, 0), ("seeds", seeds, 1))
+    counts = (
+        ("replicas", replicas, 1),
+        ("prefill_replicas", prefill_replicas, 0),
+        ("seeds", seeds, 1),
+    )
     for name, value, least in counts:
         if isinstance(value, bool) or not least <= value <= 4096:
             raise bad_value(name, f"from {least} to 4096", value)
     check_names("router", router, ROUTERS)
-    taken = units.parse_amount(memory_utilisation, "", "memory_utilisation", most=1.0, inclusive=False)
+    taken = units.parse_amount(
+        memory_utilisation, "", "memory_utilisation", most=1.0, inclusive=False
+    )
     cached = units.parse_amount(prefix_hit_rate, "", "prefix_hit_rate", most=1.0)
     accepted = units.parse_amount(acceptance_rate, "", "acceptance_rate", most=1.0)
     speed = units.parse_amount(transfer, "byte/s", "transfer", inclusive=False)
@@ -97,12 +109,21 @@ def simulate(
     if (trace is None) == (rate is None):
         found = "both" if rate is not None else "neither"
         raise bad_value("simulate", "either a rate or a trace (--rate, --trace)", found)
-    settings = EngineSettings(max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed)
-    shared: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "weights": weights, "kv_dtype": kv_dtype}
+    settings = EngineSettings(
+        max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed
+    )
+    shared: dict[str, Any] = {
+        "dtype": dtype,
+        "quantization": quantization,
+        "weights": weights,
+        "kv_dtype": kv_dtype,
+    }
     shared |= {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
     chip, options = find_gpu(gpu), ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE)
     if dp > 1 and ep <= tp:
-        raise bad_value("dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas.")
+        raise bad_value(
+            "dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas."
+        )
     if trace is not None:
         traces = [trace if isinstance(trace, Trace) else read_trace(trace)] * seeds
     else:
@@ -130,9 +151,15 @@ def simulate(
         costs = replace(costs, cache_tokens=cache_tokens)
     transfer_s_per_token = costs.count_transfer_s(speed) if prefill_replicas else 0.0
     layout = (replicas, router, prefill_replicas, transfer_s_per_token, bounds, money)
-    runs = [serve_trace(t, costs, replace(settings, seed=seed + i), *layout) for i, t in enumerate(traces)]
+    runs = [
+        serve_trace(t, costs, replace(settings, seed=seed + i), *layout)
+        for i, t in enumerate(traces)
+    ]
     figures = [run.headline for run in runs]
-    spread = {name: (min(one[name] for one in figures), max(one[name] for one in figures)) for name in figures[0]}
+    spread = {
+        name: (min(one[name] for one in figures), max(one[name] for one in figures))
+        for name in figures[0]
+    }
     interval = _predictor_interval(spec, chip, options, runs[0])
     return replace(runs[0], seed_spread=spread if seeds > 1 else {}, model_interval=interval)
 
@@ -164,11 +191,19 @@ def serve_trace(
     notes = [*costs.assumptions, f"router: {router}"]
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
     replicas, prefill_replicas = replicas * costs.lanes, prefill_replicas * costs.lanes
-    prompts = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64)) if prefill_replicas else trace
+    prompts = (
+        replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
+        if prefill_replicas
+        else trace
+    )
     plan = plan_requests(prompts, settings, carried and not prefill_replicas)
-    runs, first_s, last_s = _share_requests(plan, costs, settings, prefill_replicas or replicas, router)
+    runs, first_s, last_s = _share_requests(
+        plan, costs, settings, prefill_replicas or replicas, router
+    )
     if prefill_replicas:  # their cache is sent, and other engines decode
-        notes.append("prompts are computed on engines of their own; a full decode engine does not hold them back")
+        notes.append(
+            "prompts are computed on engines of their own; a full decode engine does not hold them back"
+        )
         rows = np.flatnonzero(trace.output_tokens > 1)
         handed_s = first_s[rows] + transfer_s_per_token * trace.prompt_tokens[rows]
         order = np.argsort(handed_s, kind="stable")
@@ -179,8 +214,18 @@ def serve_trace(
             decode, _, last_s[rows] = _share_requests(plan, costs, settings, replicas, router)
             runs += decode
     if settings.speculative_tokens:
-        notes.append("speculative decoding: drafting itself is free, tokens a step from the acceptance rate")
-    served = (trace, first_s, last_s, tuple(runs), bounds, prices or Prices(), tuple(dict.fromkeys(notes)))
+        notes.append(
+            "speculative decoding: drafting itself is free, tokens a step from the acceptance rate"
+        )
+    served = (
+        trace,
+        first_s,
+        last_s,
+        tuple(runs),
+        bounds,
+        prices or Prices(),
+        tuple(dict.fromkeys(notes)),
+    )
     return ServingResult(costs.model, costs.gpu, *served, lanes=costs.lanes)
 
 
@@ -192,15 +237,20 @@ def _share_requests(
     if replicas == 1 or router == "round-robin":
         for place, engine in enumerate(engines):
             engine.submit(range(place, len(plan.arrival_s), replicas))
-    else:  # each request goes to the engine with the least load at that moment, in turns where several have
+    else:
+        # each request goes to the engine with the least load at that moment, in turns where several
+        # have
         for request, moment_s in enumerate(plan.arrival_s):
             for engine in engines:
                 engine.run_until(moment_s)
             turn = request % replicas
-            min((*engines[turn:], *engines[:turn]), key=lambda engine: engine.load).submit((request,))
+            min((*engines[turn:], *engines[:turn]), key=lambda engine: engine.load).submit(
+                (request,)
+            )
     runs = [engine.finish() for engine in engines]
     first_s, last_s = (
-        np.fmax.reduce([getattr(run, name) for run in runs]) for name in ("first_token_s", "last_token_s")
+        np.fmax.reduce([getattr(run, name) for run in runs])
+        for name in ("first_token_s", "last_token_s")
     )
     return runs, first_s, last_s
 
@@ -208,9 +258,13 @@ def _share_requests(
 def _predictor_interval(
     spec: ModelSpec, gpu: Gpu, options: ModelOptions, result: ServingResult
 ) -> dict[str, tuple[float, float]]:
-    """Return the predictor's interval on the mean decode step, as factors on latency, power and energy."""
+    """Return the predictor's interval on the mean decode step, as factors on latency, power and
+    energy.
+    """
     decodes = [run.segments["decodes"] * run.segments["steps"] for run in result.runs]
-    steps = sum(float(run.segments["steps"][run.segments["decodes"] > 0].sum()) for run in result.runs)
+    steps = sum(
+        float(run.segments["steps"][run.segments["decodes"] > 0].sum()) for run in result.runs
+    )
     batch = max(round(sum(float(count.sum()) for count in decodes) / max(steps, 1.0)), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
     step = replace(options, phase=WorkloadPhase.DECODE, batch=batch, seq=context)

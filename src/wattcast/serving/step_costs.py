@@ -1,21 +1,23 @@
-"""Tabulate what one step of a serving engine costs on its GPU, so that a simulation looks up and never predicts.
+"""Tabulate what one step of a serving engine costs on its GPU, so that a simulation looks up and
+never predicts.
 
-A step computes T tokens: B sequences decode behind a mean context c, and prompt chunks of q tokens come behind the p
-tokens of theirs that were computed before. Its kernels add up:
+A step computes T tokens: B sequences decode behind a mean context c, and prompt chunks of q tokens
+come behind the p tokens of theirs that were computed before. Its kernels add up:
 
     cost = tokens(T) + head(rows) + decode(B, c) + Σ prompt(q, p)
 
-``tokens`` are the products and elementwise kernels over all tokens together, ``head`` the language-model head over
-the sequences that yield a token, ``decode`` and ``prompt`` the attention of either kind; prompts share one kernel, so
-that a further one costs less than the first. Each cost is a row of latencies at several clocks followed by energies
-at the same clocks; between the clocks, and between tabulated sizes, costs are linear. Decode-only steps are padded to
-the size of a captured CUDA graph.
+``tokens`` are the products and elementwise kernels over all tokens together, ``head`` the
+language-model head over the sequences that yield a token, ``decode`` and ``prompt`` the attention
+of either kind; prompts share one kernel, so that a further one costs less than the first. Each cost
+is a row of latencies at several clocks followed by energies at the same clocks; between the clocks,
+and between tabulated sizes, costs are linear. Decode-only steps are padded to the size of a
+captured CUDA graph.
 
-An engine that spreads its weights over S pipeline stages runs S batches at once, each on another stage. A batch meets
-all S stages one after the other and keeps each busy for 1/S of its time, so it costs what ``tp`` GPUs would take for
-S times the layers of the largest stage: the engine is simulated as S *lanes* of ``tp`` GPUs, which share weights and
-cache. Data-parallel engines that share their experts are lanes with a cache of their own.
-"""
+An engine that spreads its weights over S pipeline stages runs S batches at once, each on another
+stage. A batch meets all S stages one after the other and keeps each busy for 1/S of its time, so it
+costs what ``tp`` GPUs would take for S times the layers of the largest stage: the engine is
+simulated as S *lanes* of ``tp`` GPUs, which share weights and cache. Data-parallel engines that
+share their experts are lanes with a cache of their own."""
 
 from __future__ import annotations
 
@@ -48,14 +50,70 @@ from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPh
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention
 
-CLOCK_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.5, 0.35)  # of the top clock, where costs are tabulated
-TOKEN_KNOTS = (  # beyond captured sizes: both sides of where one more token starts another row of tiles
-    *(513, 640, 768, 769, 1024, 1025, 1280, 1281, 1536, 1537, 2048, 2049, 2560, 2561, 3072, 4096, 6144, 8192, 12288),
+CLOCK_SHARES = (
+    1.0,
+    0.92,
+    0.84,
+    0.76,
+    0.68,
+    0.6,
+    0.5,
+    0.35,
+)  # of the top clock, where costs are tabulated
+# beyond captured sizes: both sides of where one more token starts another row of tiles
+TOKEN_KNOTS = (
+    *(
+        513,
+        640,
+        768,
+        769,
+        1024,
+        1025,
+        1280,
+        1281,
+        1536,
+        1537,
+        2048,
+        2049,
+        2560,
+        2561,
+        3072,
+        4096,
+        6144,
+        8192,
+        12288,
+    ),
     *(16384, 32768, 65536, 131072),
 )
 BATCH_KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096)
 DECODE_KNOTS = (  # closer, since one more sequence may start another wave of attention's tiles
-    *(1, 2, 4, 8, 16, 20, 24, 32, 36, 48, 52, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512, 1024),
+    *(
+        1,
+        2,
+        4,
+        8,
+        16,
+        20,
+        24,
+        32,
+        36,
+        48,
+        52,
+        64,
+        72,
+        80,
+        96,
+        112,
+        128,
+        160,
+        192,
+        224,
+        256,
+        320,
+        384,
+        512,
+        1024,
+    ),
     *(2048, 4096),
 )
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
@@ -63,17 +121,21 @@ PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT_PARTS = 8  # into which the uneven contexts of a batch are grouped, as in measured kernels
 SHORT_CONTEXT = 64  # tokens: one block of keys, whatever the spread
 PACKED_PROMPTS = 8  # of a step, by which the attention of a further one is taken
-EARLIER_TOKENS = 16384  # context at which the slope of prompt attention over earlier tokens is taken
+EARLIER_TOKENS = (
+    16384  # context at which the slope of prompt attention over earlier tokens is taken
+)
 
 
-# of a step: tokens in all, sequences that decode, their mean context, chunks of prompts (tokens, and tokens computed
-# before them), sequences that yield a token
+# of a step: tokens in all, sequences that decode, their mean context, chunks of prompts (tokens,
+# and tokens computed before them), sequences that yield a token
 StepShape = tuple[int, int, float, Sequence[tuple[int, float]], int]
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of steps of one model on one GPU of a replica. A row holds latencies, then energies, by clock."""
+    """Costs of steps of one model on one GPU of a replica. A row holds latencies, then energies, by
+    clock.
+    """
 
     clock_hz: Array  # (clock,), falling
     tokens: Array  # (tokens + 1, row)
@@ -81,9 +143,13 @@ class StepCosts:
     decode: Array  # (sequences + 1, context knot, row)
     contexts: tuple[float, ...]  # (context knot,)
     prompt: Array  # (tokens + 1, row) a chunk with nothing before it
-    prompt_more: Array  # (tokens + 1, row) a further one: the chunks of a step share one attention kernel
+    prompt_more: (
+        Array  # (tokens + 1, row) a further one: the chunks of a step share one attention kernel
+    )
     prompt_slope: Array  # (tokens + 1, row) per token computed before
-    padded: tuple[int, ...]  # (tokens + 1,) size of the graph that holds so many tokens, or the tokens
+    padded: tuple[
+        int, ...
+    ]  # (tokens + 1,) size of the graph that holds so many tokens, or the tokens
     limit_w: float  # mean power the governor holds
     idle_w: float  # no request in the engine
     waiting_w: float  # between kernels
@@ -107,7 +173,9 @@ class StepCosts:
         return len(self.clock_hz)
 
     def cap_clock(self, clock_hz: float, gpu: Gpu) -> StepCosts:
-        """Return the costs where the clock is set to ``clock_hz`` at most, at which a pause draws less too."""
+        """Return the costs where the clock is set to ``clock_hz`` at most, at which a pause draws
+        less too.
+        """
         if clock_hz >= self.clock_hz[0]:
             return self
         idle_w = float(bundle_for(gpu).power.idle_power_w(clock_hz))
@@ -118,14 +186,17 @@ class StepCosts:
         return replace(self, **capped, idle_w=idle_w, waiting_w=idle_w * self.host.waiting_power)
 
     def count_governed_clocks(self) -> int:
-        """Count the clocks, from the highest, to which the power limit can drive a step: the rest are never needed.
+        """Count the clocks, from the highest, to which the power limit can drive a step: the rest
+        are never needed.
 
-        A step draws no more than the part of it that draws most, and the mean power before is within the limit.
-        """
+        A step draws no more than the part of it that draws most, and the mean power before is
+        within the limit."""
         most_w = np.zeros(self.clocks)
         for table in self._tables.values():
             seconds, joules = np.split(table.reshape(-1, 2 * self.clocks), 2, axis=-1)
-            power_w = np.divide(joules, seconds, out=np.where(joules > 0.0, np.inf, 0.0), where=seconds > 0.0)
+            power_w = np.divide(
+                joules, seconds, out=np.where(joules > 0.0, np.inf, 0.0), where=seconds > 0.0
+            )
             most_w = np.maximum(most_w, power_w.max(axis=0))
         return int(np.argmax(np.append(most_w, 0.0) <= self.limit_w)) + 1
 
@@ -133,11 +204,14 @@ class StepCosts:
         """Return the seconds that the cache of a token takes to another engine."""
         return self.cache_byte_per_token * self.gpu_count / byte_per_s
 
-    def launch_s(self, tokens: int, decodes: int, layer_s: float = 0.0, factor: float = 1.0) -> float:
-        """Return the host's time to launch a step: a graph, and layers by themselves at ``layer_s`` each.
+    def launch_s(
+        self, tokens: int, decodes: int, layer_s: float = 0.0, factor: float = 1.0
+    ) -> float:
+        """Return the host's time to launch a step: a graph, and layers by themselves at ``layer_s``
+        each.
 
-        A step of more tokens than any graph holds launches every operator; ``factor`` is how long layers take now.
-        """
+        A step of more tokens than any graph holds launches every operator; ``factor`` is how long
+        layers take now."""
         host = self.host
         loose = tokens > host.capture_sizes[-1]
         layers_s = host.launch_loose_layer_s * self.loose_layers if loose else layer_s * self.layers
@@ -152,7 +226,9 @@ class StepCosts:
         return np.asarray(self._add_costs(list(self._tables.values()), step))
 
     def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
-        """Return the cost of a step in which ``decodes`` sequences yield ``tokens`` and nothing else happens."""
+        """Return the cost of a step in which ``decodes`` sequences yield ``tokens`` and nothing
+        else happens.
+        """
         return self.mixed_cost(tokens, decodes, context, (), tokens)
 
     def cost_at_top(self, *step: *StepShape) -> complex:
@@ -161,7 +237,9 @@ class StepCosts:
         return cost
 
     def _add_costs(self, tables: Sequence[Any], step: StepShape) -> Any:
-        """Add up the entries of a step, rows or numbers; beyond the last context the line of attention goes on."""
+        """Add up the entries of a step, rows or numbers; beyond the last context the line of
+        attention goes on.
+        """
         by_tokens, head, decode, prompt, more, slope = tables
         tokens, decodes, context, chunks, sampled = step
         cost = by_tokens[self.padded[tokens]] + head[sampled]
@@ -183,8 +261,13 @@ class StepCosts:
 
     @cached_property
     def _top(self) -> list[Any]:
-        """Seconds + i·joules at the top clock as lists, which Python reads several times as fast as arrays."""
-        return [(table[..., 0] + 1j * table[..., self.clocks]).tolist() for table in self._tables.values()]
+        """Seconds + i·joules at the top clock as lists, which Python reads several times as fast as
+        arrays.
+        """
+        return [
+            (table[..., 0] + 1j * table[..., self.clocks]).tolist()
+            for table in self._tables.values()
+        ]
 
 
 @dataclass(frozen=True)
@@ -200,10 +283,14 @@ class TokenCost:
         return float(seconds.min()), float(joules.min())
 
 
-def predict_token_cost(model: ModelSpec, gpu: Gpu, options: ModelOptions, max_tokens: int = 8192) -> TokenCost:
+def predict_token_cost(
+    model: ModelSpec, gpu: Gpu, options: ModelOptions, max_tokens: int = 8192
+) -> TokenCost:
     """Predict the cost of a token on a lane: on one of its GPUs, or one in each stage."""
     _cache_tokens(model, gpu, options, max_tokens, 16, 0.9)
-    largest = replace(options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.NONE)
+    largest = replace(
+        options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.NONE
+    )
     clocks_hz = _list_clocks(gpu)
     (row,) = _predict_rows(gpu, clocks_hz, [_without_attention(build_graph(model, largest))])[0]
     return TokenCost(clocks_hz, options.pp * row / max_tokens)
@@ -218,14 +305,19 @@ def _cap_columns(table: Array, clocks_hz: Array, clock_hz: float) -> Array:
     share = (clock_hz - clocks_hz[low]) / (clocks_hz[low - 1] - clocks_hz[low])
     capped = []
     for half in np.split(table, 2, axis=-1):
-        capped += [(1.0 - share) * half[..., low : low + 1] + share * half[..., low - 1 : low], half[..., place:]]
+        capped += [
+            (1.0 - share) * half[..., low : low + 1] + share * half[..., low - 1 : low],
+            half[..., place:],
+        ]
     return np.concatenate(capped, axis=-1)
 
 
 def _list_clocks(gpu: Gpu, clock_hz: float | None = None) -> Array:
     """Return the clocks at which costs are tabulated, falling from ``clock_hz`` or the top clock."""
     top_hz = float(np.max(gpu.clocks.max_hz)) if clock_hz is None else clock_hz
-    least_hz = min(float(np.min(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz)
+    least_hz = min(
+        float(np.min(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.3 * top_hz, top_hz
+    )
     return np.unique(np.maximum(top_hz * np.array(CLOCK_SHARES), least_hz))[::-1]
 
 
@@ -246,13 +338,14 @@ def tabulate_step_costs(
 ) -> StepCosts:
     """Predict the table of a model on a GPU. ``options`` give number format and parallelism.
 
-    The cache takes what is left of ``memory_utilisation`` of the visible memory after weights and the activations of
-    the largest step. ``context_spread`` is the standard deviation of the contexts in a batch over their mean:
-    attention takes longer over uneven contexts. A set ``clock_hz`` is the highest clock; the power limit may still
-    lower it.
-    """
+    The cache takes what is left of ``memory_utilisation`` of the visible memory after weights and
+    the activations of the largest step. ``context_spread`` is the standard deviation of the
+    contexts in a batch over their mean: attention takes longer over uneven contexts. A set
+    ``clock_hz`` is the highest clock; the power limit may still lower it."""
     host, bundle = load_host_times(), bundle_for(gpu)
-    if getattr(model.dims, "sink", False):  # of gpt-oss vLLM captures larger steps (``GptOssForCausalLMConfig``)
+    if getattr(
+        model.dims, "sink", False
+    ):  # of gpt-oss vLLM captures larger steps (``GptOssForCausalLMConfig``)
         host = replace(host, capture_sizes=(*host.capture_sizes, *range(528, 1025, 16)))
     clocks_hz = _list_clocks(gpu, clock_hz)
     limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
@@ -264,12 +357,21 @@ def tabulate_step_costs(
         return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
 
     largest, captured = max(max_tokens, max_seqs), host.capture_sizes
-    padded = (captured[bisect_left(captured, n)] if n <= captured[-1] else n for n in range(1, largest + 1))
+    padded = (
+        captured[bisect_left(captured, n)] if n <= captured[-1] else n
+        for n in range(1, largest + 1)
+    )
     token_knots = _place_knots((*captured, *TOKEN_KNOTS), largest)
-    batch_knots, decode_knots = _place_knots(BATCH_KNOTS, max_seqs), _place_knots(DECODE_KNOTS, max_seqs)
+    batch_knots, decode_knots = (
+        _place_knots(BATCH_KNOTS, max_seqs),
+        _place_knots(DECODE_KNOTS, max_seqs),
+    )
     prompt_knots = _place_knots(PROMPT_KNOTS, max_tokens)
     contexts = np.array(_place_knots(CONTEXT_KNOTS, max(longest_context, 32)))
-    prefills = {t: graph(WorkloadPhase.PREFILL, 1, t, OutputHead.NONE) for t in {*token_knots, *prompt_knots}}
+    prefills = {
+        t: graph(WorkloadPhase.PREFILL, 1, t, OutputHead.NONE)
+        for t in {*token_knots, *prompt_knots}
+    }
     whole = prefills[token_knots[-1]]
     steps = [graph(WorkloadPhase.DECODE, 1, int(c), OutputHead.NONE) for c in contexts]
     kinds, shares = (OutputHead.LAST, OutputHead.NONE), _context_shares(context_spread)
@@ -277,16 +379,24 @@ def tabulate_step_costs(
         gpu,
         clocks_hz,
         [_without_attention(prefills[t]) for t in token_knots],
-        *([graph(WorkloadPhase.DECODE, b, int(contexts[0]), kind) for b in batch_knots] for kind in kinds),
+        *(
+            [graph(WorkloadPhase.DECODE, b, int(contexts[0]), kind) for b in batch_knots]
+            for kind in kinds
+        ),
         [_only_attention(step, batch=b, shares=shares) for b in decode_knots for step in steps],
         [_only_attention(prefills[t]) for t in prompt_knots],
-        [_only_attention(graph(WorkloadPhase.PREFILL, PACKED_PROMPTS, t, OutputHead.NONE)) for t in prompt_knots],
+        [
+            _only_attention(graph(WorkloadPhase.PREFILL, PACKED_PROMPTS, t, OutputHead.NONE))
+            for t in prompt_knots
+        ],
         [_only_attention(prefills[t], before=EARLIER_TOKENS) for t in prompt_knots],
     )
     tokens_dense = _interpolate_rows(token_knots, tokens, largest)
     decode = decode.reshape(len(decode_knots), len(contexts), -1)
     places = [decode_knots.index(b) for b in batch_knots]
-    other = headless - tokens_dense[list(batch_knots)] - decode[places, 0]  # latent attention decodes another way
+    other = (
+        headless - tokens_dense[list(batch_knots)] - decode[places, 0]
+    )  # latent attention decodes another way
     decode = _interpolate_rows(decode_knots, decode, max_seqs)
     decode += _interpolate_rows(batch_knots, other, max_seqs)[:, np.newaxis]
     slope = np.maximum((later - attention) / EARLIER_TOKENS, 0.0)
@@ -300,7 +410,9 @@ def tabulate_step_costs(
     stages, watts = options.pp, idle_w * host.waiting_power
     if stages > 1:  # while the last stage has its head, the others wait
         alone_s, alone_j = np.split(head_dense, 2, axis=-1)
-        head_dense = np.concatenate([alone_s, (alone_j + (stages - 1) * watts * alone_s) / stages], axis=-1)
+        head_dense = np.concatenate(
+            [alone_s, (alone_j + (stages - 1) * watts * alone_s) / stages], axis=-1
+        )
     kinds_of_layers = (*_ATTENTION, engine.FusedExperts, engine.StateScan)
     calls = [(op, count) for op, count in whole.calls() if isinstance(op, kinds_of_layers)]
     experts, latent, scans = (
@@ -308,7 +420,9 @@ def tabulate_step_costs(
         for kind in (engine.FusedExperts, LatentAttention, engine.StateScan)
     )
     layers = sum(count for _, count in calls) - experts
-    by_openai = bundle.reference.style is LibraryStyle.HOPPER and getattr(options.recipe, "experts_alone", False)
+    by_openai = bundle.reference.style is LibraryStyle.HOPPER and getattr(
+        options.recipe, "experts_alone", False
+    )
     expert_layers = host.packed_expert_layers if by_openai else host.expert_layers
     expert_layers += host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
     alone = re.compile("no padding|one of .* stages|one of .* replicas")
@@ -316,9 +430,13 @@ def tabulate_step_costs(
     notes.append(f"host times: {host.engine}, one process, asynchronous scheduling")
     shared = []
     if stages > 1:
-        shared.append(f"{stages} pipeline stages run {stages} batches at once, each with its part of the cache")
+        shared.append(
+            f"{stages} pipeline stages run {stages} batches at once, each with its part of the cache"
+        )
     if options.dp > 1:
-        shared.append(f"{options.dp} engines share the experts and have steps of one size; none waits for another")
+        shared.append(
+            f"{options.dp} engines share the experts and have steps of one size; none waits for another"
+        )
     return StepCosts(
         clock_hz=clocks_hz,
         tokens=stages * tokens_dense,
@@ -334,7 +452,12 @@ def tabulate_step_costs(
         waiting_w=watts,
         layers=stages * layers,
         loose_layers=stages
-        * (layers + expert_layers * experts + host.latent_layers * latent + (host.scan_layers - 1.0) * scans),
+        * (
+            layers
+            + expert_layers * experts
+            + host.latent_layers * latent
+            + (host.scan_layers - 1.0) * scans
+        ),
         cache_tokens=cache_tokens // stages,
         cache_byte_per_token=stages * cache_byte_per_token,
         block_tokens=block_tokens,
@@ -355,7 +478,9 @@ def _predict_rows(gpu: Gpu, clocks_hz: Array, *tables: Sequence[Graph]) -> list[
     named = replace(graphs[0], name=graphs[0].name.split()[0])
     check_formats(named, gpu, "Choose another --quantization or --dtype.")
     _, at, bundle = resolve_settings(gpu, bundle_for(gpu), clock=clocks_hz, host_launch=0.0)
-    totals = [total_at_clock(timeline, at, bundle) for timeline in analyse_graphs(graphs, gpu, bundle)]
+    totals = [
+        total_at_clock(timeline, at, bundle) for timeline in analyse_graphs(graphs, gpu, bundle)
+    ]
     rows = np.array([np.concatenate([one.latency_s, one.energy_j]) for one in totals])
     return np.split(rows, np.cumsum([len(table) for table in tables])[:-1])
 
@@ -380,24 +505,32 @@ _ATTENTION = (Attention, PagedAttention, LatentAttention)
 
 
 def _without_attention(graph: Graph) -> Graph:
-    kept = [(block, tuple(op for op in block.ops if not isinstance(op, _ATTENTION))) for block in graph.blocks]
+    kept = [
+        (block, tuple(op for op in block.ops if not isinstance(op, _ATTENTION)))
+        for block in graph.blocks
+    ]
     return Graph(graph.name, tuple(replace(block, ops=ops) for block, ops in kept if ops))
 
 
 def _context_shares(spread: float) -> tuple[float, ...]:
-    """Return the mean contexts of a batch's parts, shortest first, over the mean of all, if they are lognormal.
+    """Return the mean contexts of a batch's parts, shortest first, over the mean of all, if they
+    are lognormal.
 
-    The part of a lognormal's mean that lies below its quantile z is Φ(z - σ), with σ² = ln(1 + spread²).
-    """
+    The part of a lognormal's mean that lies below its quantile z is Φ(z - σ), with σ² = ln(1 +
+    spread²)."""
     sigma, normal = math.sqrt(math.log1p(spread**2)), NormalDist()
-    inner = (normal.cdf(normal.inv_cdf(part / CONTEXT_PARTS) - sigma) for part in range(1, CONTEXT_PARTS))
+    inner = (
+        normal.cdf(normal.inv_cdf(part / CONTEXT_PARTS) - sigma) for part in range(1, CONTEXT_PARTS)
+    )
     shares = (CONTEXT_PARTS * (high - low) for low, high in pairwise((0.0, *inner, 1.0)))
     return tuple(shares) if spread else (1.0,)
 
 
-def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0, shares: Sequence[float] = (1.0,)) -> Graph:
-    """Keep attention alone: of ``batch`` sequences that decode behind contexts with these ``shares`` of the mean, or
-    with ``before`` more keys for each sequence.
+def _only_attention(
+    graph: Graph, *, batch: int = 0, before: int = 0, shares: Sequence[float] = (1.0,)
+) -> Graph:
+    """Keep attention alone: of ``batch`` sequences that decode behind contexts with these
+    ``shares`` of the mean, or with ``before`` more keys for each sequence.
     """
     blocks = []
     for block in graph.blocks:
@@ -405,12 +538,15 @@ def _only_attention(graph: Graph, *, batch: int = 0, before: int = 0, shares: Se
         if kept := tuple(_change_attention(op, batch, before, shares) for op in ops):
             blocks.append(Block(kept, block.repeat, block.label))
     if not blocks:
-        raise bad_value(graph.name, "a model with fused attention", "none", "Use --attention flash.")
+        raise bad_value(
+            graph.name, "a model with fused attention", "none", "Use --attention flash."
+        )
     return Graph(f"{graph.name} attention", tuple(blocks))
 
 
 def _change_attention(op: Operator, batch: int, before: int, shares: Sequence[float]) -> Operator:
-    """Return the attention of one sequence that decodes as that of ``batch``, whose contexts have these shares.
+    """Return the attention of one sequence that decodes as that of ``batch``, whose contexts have
+    these shares.
 
     Without a batch each sequence has ``before`` more keys, or as many as a window lets through.
     """
@@ -421,8 +557,13 @@ def _change_attention(op: Operator, batch: int, before: int, shares: Sequence[fl
         counts = [batch * (i + 1) // parts - batch * i // parts for i in range(parts)]
         if kv <= SHORT_CONTEXT or batch < parts:
             counts, shares = [batch], (1.0,)
-        groups = tuple((count, q, max(round(kv * share), 1)) for count, share in zip(counts, shares, strict=True))
-        return replace(op, groups=groups, splits=engine.GRAPH_SPLITS if batch <= engine.GRAPH_TOKENS else 0)
+        groups = tuple(
+            (count, q, max(round(kv * share), 1))
+            for count, share in zip(counts, shares, strict=True)
+        )
+        return replace(
+            op, groups=groups, splits=engine.GRAPH_SPLITS if batch <= engine.GRAPH_TOKENS else 0
+        )
     assert isinstance(op, (Attention, LatentAttention))
     if batch:
         return replace(op, batch=batch)
@@ -441,7 +582,9 @@ def _cache_tokens(
 
     tokens = (u M - weights - activations - workspace) / bytes a token
     """
-    largest = replace(options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.LAST)
+    largest = replace(
+        options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.LAST
+    )
     need = compute_footprint(model, largest)
     room = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte)) * utilisation
     left = room - need.weight_byte - need.activation_byte - need.workspace_byte

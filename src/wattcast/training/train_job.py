@@ -1,4 +1,6 @@
-"""Predict a training job: choose how GPUs share it, and say how long it takes, what it draws and what it costs."""
+"""Predict a training job: choose how GPUs share it, and say how long it takes, what it draws and
+what it costs.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,43 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node
-from wattcast.predictor.api import Quantity, check_power_limit, find_bundle, find_gpu, resolve_settings
+from wattcast.predictor.api import (
+    Quantity,
+    check_power_limit,
+    find_bundle,
+    find_gpu,
+    resolve_settings,
+)
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.training import microbatch, step_time, training_strategy
-from wattcast.training.microbatch import MicrobatchWork, TrainingMemory, measure_memory, trace_microbatch
-from wattcast.training.training_strategy import Recompute, Sharding, TrainingRecipe, TrainingStrategy
+from wattcast.training.microbatch import (
+    MicrobatchWork,
+    TrainingMemory,
+    measure_memory,
+    trace_microbatch,
+)
+from wattcast.training.training_strategy import (
+    Recompute,
+    Sharding,
+    TrainingRecipe,
+    TrainingStrategy,
+)
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import AttentionMode, SoftwareStack, parse_word
 from wattcast.workload.readers.load_workload import find_model
 
-STEP_TOKENS = 524_288  # tokens of a step where no batch is given: half a million, usual for models of a few billion
-LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the power limit, on the curve of time against energy
+# tokens of a step where no batch is given: half a million, usual for models of a few billion
+STEP_TOKENS = 524_288
+LIMIT_SHARES = (
+    1.0,
+    0.9,
+    0.8,
+    0.7,
+    0.6,
+    0.5,
+)  # of the power limit, on the curve of time against energy
 MINIMISE = ("time", "energy", "cost")
 
 
@@ -51,7 +77,11 @@ class JobSetting:
     @property
     def limit_w(self) -> float:
         """The power limit, the default one where none is given."""
-        return float(np.mean(self.gpu.power.limit_w if self.at.power_limit_w is None else self.at.power_limit_w))
+        return float(
+            np.mean(
+                self.gpu.power.limit_w if self.at.power_limit_w is None else self.at.power_limit_w
+            )
+        )
 
     @property
     def clocks_hz(self) -> Array:
@@ -67,7 +97,14 @@ class JobSetting:
         """Trace a micro-batch of a strategy."""
         s = strategy
         return trace_microbatch(
-            self.model, self.recipe, s.micro_batch, self.length, s.tp, s.cp, s.ep, s.sequence_parallel
+            self.model,
+            self.recipe,
+            s.micro_batch,
+            self.length,
+            s.tp,
+            s.cp,
+            s.ep,
+            s.sequence_parallel,
         )
 
 
@@ -105,7 +142,9 @@ class TrainingResult:
     failure_share: float
     host_share: float
     prices: Prices
-    curve: tuple[tuple[float, float, float, float], ...]  # (power limit W, clock Hz, hours, kWh at the GPUs)
+    curve: tuple[
+        tuple[float, float, float, float], ...
+    ]  # (power limit W, clock Hz, hours, kWh at the GPUs)
     slack_kwh: float  # that slower clocks on waiting pipeline stages would save
     candidates: tuple[Candidate, ...]  # the best first
     reason: str  # why the strategy was chosen
@@ -128,13 +167,26 @@ class TrainingResult:
 
     @property
     def mfu(self) -> float:
-        """Share of the GPUs' dense peak that the model's own arithmetic takes; nothing recomputed counts."""
-        return self.tokens_per_s / (1.0 - self.padding) * self.flop_per_token / (self.gpus * self.peak_flop_per_s)
+        """Share of the GPUs' dense peak that the model's own arithmetic takes; nothing recomputed
+        counts.
+        """
+        return (
+            self.tokens_per_s
+            / (1.0 - self.padding)
+            * self.flop_per_token
+            / (self.gpus * self.peak_flop_per_s)
+        )
 
     @property
     def hours(self) -> float:
         """Hours from the first step to the last, pauses and repeated work included."""
-        return self.tokens / self.tokens_per_s / 3600.0 * (1.0 + self.pause_share) / (1.0 - self.failure_share)
+        return (
+            self.tokens
+            / self.tokens_per_s
+            / 3600.0
+            * (1.0 + self.pause_share)
+            / (1.0 - self.failure_share)
+        )
 
     @property
     def gpu_hours(self) -> float:
@@ -224,27 +276,40 @@ def train(
     force: bool = False,
     **prices: Unpack[PriceKeywords],
 ) -> TrainingResult:
-    """Predict a training job; what is not given is chosen so that it fits and takes the least time, energy or money.
+    """Predict a training job; what is not given is chosen so that it fits and takes the least time,
+    energy or money.
 
-    ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay the step.
-    ``offload``: activations may wait in the host's memory instead of being computed again, where that is faster.
-    ``loss_share`` of the compute time is lost on several GPUs to input, logging and uneven clocks.
-    ``expert_overlap`` of the exchanges between experts hides behind the work of other micro-batches;
-    ``expert_copies``: tokens travel once to each expert (NCCL's all-to-all), not once to each GPU (DeepEP, HybridEP);
-    ``expert_kernels``: grouped, separate (a product for each expert) or fused (activations inside grouped products).
-    ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which rates rest.
-    ``node`` is a catalogue node or your own YAML file, by default the usual one of the GPU; ``network`` replaces its
-    bandwidth for each GPU and direction.
-    ``failures_per_gpu_day`` and ``lost_minutes`` (work repeated after each) add the time of restarts: a share
-    failures·gpus·minutes of all time is lost;
-    ``pause_share`` is the share of evaluation, checkpoints and stalls of the data loader.
-    """
-    given = {"gpus": gpus, "seq": seq, "global_batch": global_batch, "micro_batch": micro_batch, "tp": tp, "pp": pp}
+    ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay
+    the step. ``offload``: activations may wait in the host's memory instead of being computed
+    again, where that is faster. ``loss_share`` of the compute time is lost on several GPUs to
+    input, logging and uneven clocks. ``expert_overlap`` of the exchanges between experts hides
+    behind the work of other micro-batches; ``expert_copies``: tokens travel once to each expert
+    (NCCL's all-to-all), not once to each GPU (DeepEP, HybridEP); ``expert_kernels``: grouped,
+    separate (a product for each expert) or fused (activations inside grouped products).
+    ``attention_slowdown`` is the time of your attention kernel over that of cuDNN in 2026, on which
+    rates rest. ``node`` is a catalogue node or your own YAML file, by default the usual one of the
+    GPU; ``network`` replaces its bandwidth for each GPU and direction. ``failures_per_gpu_day`` and
+    ``lost_minutes`` (work repeated after each) add the time of restarts: a share
+    failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation,
+    checkpoints and stalls of the data loader."""
+    given = {
+        "gpus": gpus,
+        "seq": seq,
+        "global_batch": global_batch,
+        "micro_batch": micro_batch,
+        "tp": tp,
+        "pp": pp,
+    }
     for name, count in (given | {"cp": cp, "ep": ep, "interleave": interleave}).items():
         if count is not None and (not isinstance(count, int | np.integer) or count < 1):
             raise bad_value(name, "a whole number of at least 1", count)
     if offload and recompute not in (None, Recompute.OFFLOAD):
-        raise bad_value("recompute", "offload, or nothing, with --offload", recompute, "Leave one of the two away.")
+        raise bad_value(
+            "recompute",
+            "offload, or nothing, with --offload",
+            recompute,
+            "Leave one of the two away.",
+        )
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
     chip, money = find_gpu(gpu), parse_prices(**prices)
     fitted = find_bundle(bundle, chip)
@@ -261,15 +326,21 @@ def train(
         loss_share=units.parse_amount(loss_share, "", "loss_share"),
         expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
         expert_copies=expert_copies,
-        expert_kernels=parse_word(training_strategy.ExpertKernels, "expert_kernels", expert_kernels),
+        expert_kernels=parse_word(
+            training_strategy.ExpertKernels, "expert_kernels", expert_kernels
+        ),
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,
     )
     if graphs:
         fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=0.0))
-    if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in (chip.pipes.tensor_flop_per_cycle or {}):
-        raise bad_value("dtype", f"a format the {chip.name} multiplies, such as fp8 or bf16", f"{dtype} (fp4)")
+    if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in (
+        chip.pipes.tensor_flop_per_cycle or {}
+    ):
+        raise bad_value(
+            "dtype", f"a format the {chip.name} multiplies, such as fp8 or bf16", f"{dtype} (fp4)"
+        )
     if spec.kind is ModelKind.VISION:
         do = "Use predict --phase train for pictures."
         raise bad_value("model", "a language model or an encoder", spec.name, do)
@@ -281,18 +352,26 @@ def train(
     failure_share = per_day * units.parse_amount(lost_minutes, "", "lost_minutes") / (24 * 60)
     if failure_share >= 1.0:
         every = units.show(86400.0 / per_day, "s", 3)
-        raise bad_value("failures", f"fewer than one in {lost_minutes:g} min, which each loses", f"one every {every}")
+        raise bad_value(
+            "failures",
+            f"fewer than one in {lost_minutes:g} min, which each loses",
+            f"one every {every}",
+        )
     if minimise not in MINIMISE:
         raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
     if minimise == "cost" and money.cost(chip.name, 1.0, 1.0) is None:
-        raise bad_value("minimise", "a price for cost", "none", "Add --price 2.50/h or --electricity.")
+        raise bad_value(
+            "minimise", "a price for cost", "none", "Add --price 2.50/h or --electricity."
+        )
     box = find_gpu(chip, node).node or node_of_gpu(chip.name)
     node_gpus = box.gpu_count
     wire = box.network_byte_per_s
     if network is not None:
         wire = units.parse_amount(network, "byte/s", "network", inclusive=False)
     if wire is None and gpus > node_gpus:
-        raise bad_value("network", f"the network of a {box.name}", "unknown", "Give --network 50GB/s.")
+        raise bad_value(
+            "network", f"the network of a {box.name}", "unknown", "Give --network 50GB/s."
+        )
     _, at, fitted = resolve_settings(chip, fitted, clock, power_limit)
     if not force:
         check_power_limit(chip, at)
@@ -303,7 +382,9 @@ def train(
         training_strategy.list_strategies,
         dims=spec.dims,
         node_gpus=node_gpus,
-        given=TrainingStrategy(cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel),
+        given=TrainingStrategy(
+            cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel
+        ),
         batch=global_batch or max(STEP_TOKENS // length, 1),
         free_batch=global_batch is None,
         recompute=[parse_word(Recompute, "recompute", recompute)] if recompute else open_ways,
@@ -381,20 +462,35 @@ def parse_count(value: str | float, where: str) -> float:
     return number
 
 
-def _evaluate_strategies(job: JobSetting, strategies: Sequence[TrainingStrategy], force: bool) -> list[Candidate]:
-    """Check the memory of every strategy and time those that fit and are not plainly worse than another."""
+def _evaluate_strategies(
+    job: JobSetting, strategies: Sequence[TrainingStrategy], force: bool
+) -> list[Candidate]:
+    """Check the memory of every strategy and time those that fit and are not plainly worse than
+    another.
+    """
     works = [job.trace(strategy) for strategy in strategies]
-    memories = [measure_memory(work, job.recipe, strategy) for work, strategy in zip(works, strategies, strict=True)]
+    memories = [
+        measure_memory(work, job.recipe, strategy)
+        for work, strategy in zip(works, strategies, strict=True)
+    ]
     timed = _choose_timed(strategies, memories, job.usable_byte)
     if force and not timed:
         leanest = min(range(len(strategies)), key=lambda i: memories[i].total_byte)
         timed = {strategies[leanest]}
-    here = [(work, strategy) for work, strategy in zip(works, strategies, strict=True) if strategy in timed]
+    here = [
+        (work, strategy)
+        for work, strategy in zip(works, strategies, strict=True)
+        if strategy in timed
+    ]
     needed = {id(work): work for work, _ in here}
-    found = step_time.cost_microbatches(list(needed.values()), job.recipe, job.gpu, job.at, job.bundle)
+    found = step_time.cost_microbatches(
+        list(needed.values()), job.recipe, job.gpu, job.at, job.bundle
+    )
     costs = dict(zip(needed, found, strict=True))
     graphs = [step_time.optimiser_graph(work, job.recipe, strategy) for work, strategy in here]
-    optimisers = iter(predict_graphs(graphs, job.gpu, step_time.sweep_clocks(job.gpu, job.at), job.bundle))
+    optimisers = iter(
+        predict_graphs(graphs, job.gpu, step_time.sweep_clocks(job.gpu, job.at), job.bundle)
+    )
     candidates = []
     for strategy, work, memory in zip(strategies, works, memories, strict=True):
         step = swept = None
@@ -412,11 +508,11 @@ def _evaluate_strategies(job: JobSetting, strategies: Sequence[TrainingStrategy]
 def _choose_timed(
     strategies: Sequence[TrainingStrategy], memories: Sequence[TrainingMemory], usable_byte: float
 ) -> set[TrainingStrategy]:
-    """Return the strategies that fit and may be best: the largest micro-batches, and the least recomputation.
+    """Return the strategies that fit and may be best: the largest micro-batches, and the least
+    recomputation.
 
-    Of strategies that differ in the micro-batch alone, the two largest that fit are timed. More recomputation is
-    timed only where less of it leaves room for a single sequence.
-    """
+    Of strategies that differ in the micro-batch alone, the two largest that fit are timed. More
+    recomputation is timed only where less of it leaves room for a single sequence."""
     groups: dict[TrainingStrategy, dict[Recompute, list[TrainingStrategy]]] = {}
     for strategy, memory in zip(strategies, memories, strict=True):
         if memory.total_byte <= usable_byte:
@@ -433,10 +529,14 @@ def _choose_timed(
     return kept
 
 
-def _say_why(candidates: Sequence[Candidate], minimise: str, score: Callable[[Candidate], float]) -> str:
+def _say_why(
+    candidates: Sequence[Candidate], minimise: str, score: Callable[[Candidate], float]
+) -> str:
     """Return among how many ways a strategy is the best, and how much more the next one takes."""
     if len(candidates) < 2 or candidates[1].step is None:
-        return f"the only way that fits, of {len(candidates)}" if len(candidates) > 1 else "as given"
+        return (
+            f"the only way that fits, of {len(candidates)}" if len(candidates) > 1 else "as given"
+        )
     more, ways = score(candidates[1]) / score(candidates[0]) - 1.0, sum(c.fits for c in candidates)
     return f"least {minimise} of {ways} ways that fit; next {candidates[1].strategy} ({more:+.1%})"
 
@@ -444,38 +544,60 @@ def _say_why(candidates: Sequence[Candidate], minimise: str, score: Callable[[Ca
 def _trade_curve(
     job: JobSetting, swept: step_time.StepTime, gpus: int, steps: float
 ) -> tuple[tuple[float, float, float, float], ...]:
-    """Return clock, hours and kWh of the GPUs at several power limits, the given or default one first."""
+    """Return clock, hours and kWh of the GPUs at several power limits, the given or default one
+    first.
+    """
     limit_w, lowest = job.limit_w, job.gpu.power.min_limit_w
     least_w = min(0.0 if lowest is None else float(np.mean(lowest)), limit_w)
     limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
     held_w = limits * job.bundle.governor_share
     step = swept.hold_power(held_w)
-    columns = (limits, step.clock_hz, step.latency_s * steps / 3600.0, step.energy_j * steps * gpus / 3.6e6)
-    return tuple((float(w), float(hz), float(h), float(e)) for w, hz, h, e in zip(*columns, strict=True))
+    columns = (
+        limits,
+        step.clock_hz,
+        step.latency_s * steps / 3600.0,
+        step.energy_j * steps * gpus / 3.6e6,
+    )
+    return tuple(
+        (float(w), float(hz), float(h), float(e)) for w, hz, h, e in zip(*columns, strict=True)
+    )
 
 
 def _slack_kwh(
-    stages: step_time.StageCosts, clock: int, waiting_w: Array, strategy: TrainingStrategy, steps: float
+    stages: step_time.StageCosts,
+    clock: int,
+    waiting_w: Array,
+    strategy: TrainingStrategy,
+    steps: float,
 ) -> float:
-    """Return kWh saved by lower clocks on stages that wait for the slowest one, which keeps its own [Chung2024].
+    """Return kWh saved by lower clocks on stages that wait for the slowest one, which keeps its own
+    [Chung2024].
 
-    ``clock`` is the place, in the clocks that stages were costed at, of the one that the power limit allows.
-    """
+    ``clock`` is the place, in the clocks that stages were costed at, of the one that the power
+    limit allows."""
     if strategy.pp == 1:
         return 0.0
     longest_s = stages.total_s[:, clock].max()
     waits_j = waiting_w * np.maximum(longest_s - stages.total_s, 0.0)
     least_j = np.where(stages.total_s <= longest_s, stages.energy_j + waits_j, np.inf).min(axis=1)
-    saved_j = np.maximum((stages.energy_j + waits_j)[:, clock] - least_j, 0.0).sum() * strategy.accumulation
+    saved_j = (
+        np.maximum((stages.energy_j + waits_j)[:, clock] - least_j, 0.0).sum()
+        * strategy.accumulation
+    )
     return float(saved_j) * steps * strategy.gpus / strategy.pp / 3.6e6
 
 
 def _relative_interval(
     cost: step_time.MicrobatchCost, step: step_time.StepTime, gpus: int, node_gpus: int
 ) -> tuple[float, float]:
-    """Return the ends of the step time over the prediction: the predictor's for compute, wide ones for exchanges."""
+    """Return the ends of the step time over the prediction: the predictor's for compute, wide ones
+    for exchanges.
+    """
     total = sum(float(p.latency_s[-1]) for p in cost.predictions)
-    low, high = (sum(float(p.interval.latency_s[-1, end]) for p in cost.predictions) / total for end in (0, 1))
+    low, high = (
+        sum(float(p.interval.latency_s[-1, end]) for p in cost.predictions) / total
+        for end in (0, 1)
+    )
     waiting = float((step.exchange_s + step.bubble_s) / step.latency_s)
     spread = 0.3 if gpus <= node_gpus else 0.5
     compute = 1.0 - waiting
@@ -487,21 +609,35 @@ def _peak_flop_per_s(chip: Gpu, recipe: TrainingRecipe) -> float:
     rate = rates.get(recipe.product_dtype) or rates.get(recipe.dtype)
     if rate is None:
         raise bad_value("precision", f"a format the {chip.name} has units for", recipe.precision)
-    return float(np.mean(rate)) * float(np.mean(chip.sm_count)) * float(np.mean(chip.clocks.boost_hz))
+    return (
+        float(np.mean(rate)) * float(np.mean(chip.sm_count)) * float(np.mean(chip.clocks.boost_hz))
+    )
 
 
 def _explain_misfit(
-    job: JobSetting, gpus: int, candidates: Sequence[Candidate], list_ways: Callable[[int], list[TrainingStrategy]]
+    job: JobSetting,
+    gpus: int,
+    candidates: Sequence[Candidate],
+    list_ways: Callable[[int], list[TrainingStrategy]],
 ) -> BadInput:
-    """Return an error with the memory by purpose of the leanest way, and with changes that make it fit."""
-    leanest, recipe, length = min(candidates, key=lambda c: c.memory.total_byte), job.recipe, job.length
+    """Return an error with the memory by purpose of the leanest way, and with changes that make it
+    fit.
+    """
+    leanest, recipe, length = (
+        min(candidates, key=lambda c: c.memory.total_byte),
+        job.recipe,
+        job.length,
+    )
 
     def fits(recipe: TrainingRecipe = recipe, length: int = length, gpus: int = gpus) -> bool:
         try:
             ways = list_ways(gpus)
         except BadInput:  # a batch or a layout that so many GPUs cannot share
             return False
-        changed, smallest = replace(job, recipe=recipe, length=length), min(way.micro_batch for way in ways)
+        changed, smallest = (
+            replace(job, recipe=recipe, length=length),
+            min(way.micro_batch for way in ways),
+        )
         return any(
             measure_memory(changed.trace(way), recipe, way).total_byte <= job.usable_byte
             for way in ways
@@ -510,10 +646,14 @@ def _explain_misfit(
 
     counts = (n for n in (gpus * 2**i for i in range(1, 8)) if fits(gpus=n))
     lengths = (n for n in (length // 2**i for i in range(1, 24)) if n >= 512 and fits(length=n))
-    tried = [f"on {n} GPUs" for n in islice(counts, 1)] + [f"with --seq {n}" for n in islice(lengths, 1)]
+    tried = [f"on {n} GPUs" for n in islice(counts, 1)] + [
+        f"with --seq {n}" for n in islice(lengths, 1)
+    ]
     if not recipe.lora_rank:
         frozen = {"--lora 16": 16, "--lora 16 --base-bits 4": 4}
-        works = (w for w, bits in frozen.items() if fits(replace(recipe, lora_rank=16, base_bits=bits)))
+        works = (
+            w for w, bits in frozen.items() if fits(replace(recipe, lora_rank=16, base_bits=bits))
+        )
         tried += [f"with {words}" for words in islice(works, 1)]
     purposes = ", ".join(
         f"{item.name.removesuffix('_byte')} {units.show(getattr(leanest.memory, item.name), 'byte', 3)}"
@@ -540,7 +680,9 @@ def _list_assumptions(
         wire = units.show(node.network_byte_per_s, "byte/s")
         notes.append(f"nodes: {node.title}, {wire} for each GPU and direction")
     if gpus > 1:
-        notes.append("exchanges overlap with compute as docs/method/training-jobs.md states; no cluster was measured")
+        notes.append(
+            "exchanges overlap with compute as docs/method/training-jobs.md states; no cluster was measured"
+        )
     notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")
     found = best.cost.predictions[:1] if best.cost else ()
     return tuple(dict.fromkeys([*notes, *(note for p in found for note in p.assumptions)]))

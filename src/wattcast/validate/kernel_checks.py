@@ -1,4 +1,6 @@
-"""Ledger rows of kernels: latency, power and clock, intervals, kernel choice, counters, layers, engine kernels."""
+"""Ledger rows of kernels: latency, power and clock, intervals, kernel choice, counters, layers,
+engine kernels.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
 from wattcast.fit import database_fit, held_out
 from wattcast.fit.kernel_rows import load_kernel_rows, on_random_data, settled_figures
-from wattcast.fit.scoring import LedgerRow, make_absent_row, make_ledger_row, mean_percent_error, score_row
+from wattcast.fit.scoring import (
+    LedgerRow,
+    make_absent_row,
+    make_ledger_row,
+    mean_percent_error,
+    score_row,
+)
 from wattcast.fit.whole_models import ModelCase
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, lower_graph, reference_chip
@@ -46,7 +54,9 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         found, true = getattr(held, f"predicted_{column}")[at], getattr(held, column)[at]
         more: dict[str, Any] = {}
         if column == "latency_s":
-            more["median"] = round(float(100 * np.median(np.abs(found / true - 1))), 2) if at.any() else None
+            more["median"] = (
+                round(float(100 * np.median(np.abs(found / true - 1))), 2) if at.any() else None
+            )
         return score_row(where, quantity, found, true, floors[column][at], *goals, **more)
 
     latency, power, clock = (partial(score, column) for column in floors)
@@ -67,33 +77,63 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
 
 
 def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
-    """Return the share of held-out rows inside intervals whose ends come from the other folds, and their width."""
+    """Return the share of held-out rows inside intervals whose ends come from the other folds, and
+    their width.
+    """
     where = f"{gpu} kernels, intervals of {held_out.INTERVAL_LEVEL:.0%}"
     family = np.array(held.family)
     rows, found = [], {}
 
     def score_coverage(name: str, at: Mask, inside: Mask, width: Array) -> LedgerRow:
-        shares = {"coverage": inside[at].mean(), "width": width[at].mean(), "median_width": np.median(width[at])}
+        shares = {
+            "coverage": inside[at].mean(),
+            "width": width[at].mean(),
+            "median_width": np.median(width[at]),
+        }
         more: dict[str, Any] = {key: round(100 * float(share), 1) for key, share in shares.items()}
         return make_ledger_row(where, name, int(at.sum()), None, **more, wanted=[85.0, 95.0])
 
     for quantity, near in (("latency", held.near), ("power", held.near_power)):
         ratio, known = held.ratio(quantity)
-        found[quantity] = near, known, *_find_covered(quantity, ratio, held.fold, family, near, known)
+        found[quantity] = (
+            near,
+            known,
+            *_find_covered(quantity, ratio, held.fold, family, near, known),
+        )
     for name in dict.fromkeys(held.family):
         for quantity, (_, known, inside, width) in found.items():
-            rows.append(score_coverage(f"{quantity}, {name}", known & (family == name), inside, width))
-    labels = ("farthest quarter from other rows", "second quarter", "third quarter", "nearest quarter")
+            rows.append(
+                score_coverage(f"{quantity}, {name}", known & (family == name), inside, width)
+            )
+    labels = (
+        "farthest quarter from other rows",
+        "second quarter",
+        "third quarter",
+        "nearest quarter",
+    )
     for quantity, (near, known, inside, width) in found.items():
-        kept = known & np.isfinite(near)  # none where the distance to the nearest other row was not kept
-        quarter = np.searchsorted(np.quantile(near[kept], [0.25, 0.5, 0.75]), near) if kept.any() else None
+        kept = known & np.isfinite(
+            near
+        )  # none where the distance to the nearest other row was not kept
+        quarter = (
+            np.searchsorted(np.quantile(near[kept], [0.25, 0.5, 0.75]), near)
+            if kept.any()
+            else None
+        )
         for i, label in enumerate(labels if quarter is not None else ()):
-            rows.append(score_coverage(f"{quantity}, {label}", kept & (quarter == i), inside, width))
+            rows.append(
+                score_coverage(f"{quantity}, {label}", kept & (quarter == i), inside, width)
+            )
     return rows
 
 
 def _find_covered(
-    quantity: str, ratio: Array, fold: npt.NDArray[np.int64], family: npt.NDArray[np.str_], near: Array, known: Mask
+    quantity: str,
+    ratio: Array,
+    fold: npt.NDArray[np.int64],
+    family: npt.NDArray[np.str_],
+    near: Array,
+    known: Mask,
 ) -> tuple[Mask, Array]:
     """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
     inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
@@ -125,7 +165,9 @@ def _family_mean(held: held_out.HeldOutRows) -> Array:
 
 
 def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
-    """Return how often the fitted kernel choice is the library's, and the latency error with the kernel that ran."""
+    """Return how often the fitted kernel choice is the library's, and the latency error with the
+    kernel that ran.
+    """
     where, family, burst = f"{gpu} kernel choice", np.array(held.family), held.is_random("burst")
     chosen, oracle = [], []
 
@@ -152,9 +194,15 @@ def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         }
         chosen.append(make_ledger_row(where, f"kernel of {name}", len(pairs), None, **agreement))
         at &= np.isfinite(held.oracle_latency_s)
-        without = round(mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1)
+        without = round(
+            mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1
+        )
         quantity, measured_s = f"latency of {name}, kernel that ran (oracle)", held.latency_s[at]
-        oracle.append(score_row(where, quantity, held.oracle_latency_s[at], measured_s, without_oracle=without))
+        oracle.append(
+            score_row(
+                where, quantity, held.oracle_latency_s[at], measured_s, without_oracle=without
+            )
+        )
     return chosen + oracle
 
 
@@ -163,14 +211,22 @@ _LEAST_BYTE = 1e5  # less than this is noise of the profiler and of what L2 happ
 
 
 def counter_rows(gpu: str) -> list[LedgerRow]:
-    """Return the median ratio of predicted to counted bytes at each level of memory, and their correlation."""
+    """Return the median ratio of predicted to counted bytes at each level of memory, and their
+    correlation.
+    """
     measured: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
         of = measured[kernel["spec"]]  # the sum over the kernels of one call
         of["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
-        # what crosses between SMs and L2; the L2's own count also has what its two halves send one another
-        of["L2"] += kernel["l1tex__m_xbar2l1tex_read_bytes_sum"] + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
-        of["shared"] += _BANK_BYTE * (kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"])
+        # what crosses between SMs and L2; the L2's own count also has what its two halves send one
+        # another
+        of["L2"] += (
+            kernel["l1tex__m_xbar2l1tex_read_bytes_sum"]
+            + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
+        )
+        of["shared"] += _BANK_BYTE * (
+            kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
+        )
     rows, chip = load_kernel_rows(gpu), hardware.load_gpu(gpu)
     first = {spec: i for i, spec in reversed(list(enumerate(rows.spec)))}
     specs = [spec for spec in measured if spec in first]
@@ -185,7 +241,11 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
         counted = np.array([measured[s][name] for s in specs])
         at = (counted > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
         ratio = predicted[at] / counted[at]
-        r = float(np.corrcoef(np.log(predicted[at]), np.log(counted[at]))[0, 1]) if at.sum() > 2 else float("nan")
+        r = (
+            float(np.corrcoef(np.log(predicted[at]), np.log(counted[at]))[0, 1])
+            if at.sum() > 2
+            else float("nan")
+        )
         more: dict[str, Any] = {
             "median_ratio": round(float(np.median(ratio)), 3),
             "r_of_logs": round(r, 4),
@@ -193,12 +253,16 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
             "left_out": int((~at).sum()),
         }
         error = float(100 * np.mean(np.abs(ratio - 1)))
-        found.append(make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more))
+        found.append(
+            make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more)
+        )
     return found
 
 
 def layer_rows(gpu: str) -> list[LedgerRow]:
-    """Return the error of layers' times from a law that saw no such architecture; floor: the operators' sum."""
+    """Return the error of layers' times from a law that saw no such architecture; floor: the
+    operators' sum.
+    """
     layers = database_fit.load_layers(gpu, hardware.load_gpu(gpu))
     if layers is None:
         return []
@@ -218,7 +282,9 @@ def layer_rows(gpu: str) -> list[LedgerRow]:
 
 
 def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
-    """Return the spread between cards: what the database shows, what is taken, and whether it holds elsewhere."""
+    """Return the spread between cards: what the database shows, what is taken, and whether it holds
+    elsewhere.
+    """
     rows = load_kernel_rows(gpu)
     where = f"{gpu} cards of the kind"
     kinds = database_fit.KIND_OF_QUANTITY
@@ -238,14 +304,26 @@ def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
         else:
             count = sum(s.rows for s in seen)
             for i, s in enumerate(seen, start=2):
-                said[f"card_{i}_against_1"] = f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
+                said[f"card_{i}_against_1"] = (
+                    f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
+                )
             said["from"] = spread.source
-        spreads.append(make_ledger_row(where, f"{quantity}, deviation of another card", count, None, **said))
-    for quantity in kinds:  # the share of kernels in common that lie within the spread that the other cards show
+        spreads.append(
+            make_ledger_row(where, f"{quantity}, deviation of another card", count, None, **said)
+        )
+    for quantity in (
+        kinds
+    ):  # the share of kernels in common that lie within the spread that the other cards show
         if left_out := database_fit.check_left_out_cards(rows, quantity):
             inside = np.concatenate(list(left_out.values()))
-            more: dict[str, Any] = {"wanted": [85.0, 95.0], "coverage": round(100 * float(inside.mean()), 1)}
-            more |= {f"card_{name_of(card)}": round(100 * float(one.mean()), 1) for card, one in left_out.items()}
+            more: dict[str, Any] = {
+                "wanted": [85.0, 95.0],
+                "coverage": round(100 * float(inside.mean()), 1),
+            }
+            more |= {
+                f"card_{name_of(card)}": round(100 * float(one.mean()), 1)
+                for card, one in left_out.items()
+            }
             name = f"{quantity}, kernels in common, inside the spread that the other cards show"
             spreads.append(make_ledger_row(where, name, int(inside.size), None, **more))
     return spreads
@@ -260,7 +338,9 @@ def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
     """Return latency and power of each case from a fit that never saw its model family."""
     sms, top_hz = float(np.mean(gpu.sm_count)), float(np.mean(gpu.clocks.max_hz))
     lowered = [lower_graph(case.graph, gpu, reference_chip(gpu)) for case in cases]
-    compute_s = np.array([(k.flop / (np.asarray(k.pipe_per_cycle) * sms * top_hz)) @ k.calls for k in lowered])
+    compute_s = np.array(
+        [(k.flop / (np.asarray(k.pipe_per_cycle) * sms * top_hz)) @ k.calls for k in lowered]
+    )
     memory_s = np.array([case.graph.byte / float(np.mean(gpu.memory.byte_per_s)) for case in cases])
     operators = np.array([float(case.operators) for case in cases])
     latency = np.array([float(case.row.latency_s or np.nan) for case in cases])
@@ -276,7 +356,9 @@ def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
         seconds = np.maximum(time @ solve_relative(time[others], latency[others]), 1e-9)
         busy = np.column_stack([np.ones(len(cases)), compute_s / latency, memory_s / latency])
         watts = solve_relative(busy[others], power[others])
-        asked = np.column_stack([np.ones(len(cases)), compute_s / seconds, memory_s / seconds]) @ watts
+        asked = (
+            np.column_stack([np.ones(len(cases)), compute_s / seconds, memory_s / seconds]) @ watts
+        )
         found_s[here], found_w[here] = seconds[here], np.minimum(asked, limit_w)[here]
     return found_s, found_w
 
@@ -299,7 +381,9 @@ _FORMAT_MUST = 10.0  # percent, of fp8 and of experts
 
 
 def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
-    """Return errors of the engine's kernels on rows held out of the fit, overall, by operator and for fp8."""
+    """Return errors of the engine's kernels on rows held out of the fit, overall, by operator and
+    for fp8.
+    """
     where = f"{gpu} engine kernels, held out"
     bundle = shipped_bundle(gpu)
     try:
@@ -310,8 +394,12 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
     assert rows.held_out is not None, "engine rows say which are held out"
     judged = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
     measured_w, _, measured_s = settled_figures(judged)
-    predicted_s, predicted_w = held_out.predict_with_bundle(bundle, judged, hardware.load_gpu(gpu)).T[:2]
-    operator, form = (np.array([str(getattr(op, name)) for op in judged.ops]) for name in ("kind", "math_dtype"))
+    predicted_s, predicted_w = held_out.predict_with_bundle(
+        bundle, judged, hardware.load_gpu(gpu)
+    ).T[:2]
+    operator, form = (
+        np.array([str(getattr(op, name)) for op in judged.ops]) for name in ("kind", "math_dtype")
+    )
     burst = judged.is_kind("burst")
     found = []
     for quantity, kept, predicted, measured in (
@@ -320,9 +408,15 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
     ):
         known = kept & np.isfinite(measured)
 
-        def row(name: str, some: Mask, must: float | None = None, aim: float | None = None) -> LedgerRow:
+        def row(
+            name: str, some: Mask, must: float | None = None, aim: float | None = None
+        ) -> LedgerRow:
             said, true = predicted[some], measured[some]  # noqa: B023  (called at once)
-            median = round(100.0 * float(np.median(np.abs(said / true - 1.0))), 1) if some.any() else None
+            median = (
+                round(100.0 * float(np.median(np.abs(said / true - 1.0))), 1)
+                if some.any()
+                else None
+            )
             return score_row(where, name, said, true, must=must, aim=aim, median=median)
 
         found.append(row(quantity, known, *_ENGINE_GOALS[quantity]))

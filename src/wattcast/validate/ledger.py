@@ -1,11 +1,13 @@
-"""The accuracy ledger: rows of every set that can be found, printed as text, written as a page or drawn.
+"""The accuracy ledger: rows of every set that can be found, printed as text, written as a page or
+drawn.
 
-A set is a function that returns rows. Sets that judge by measurements of others are in ``studies/public_checks`` and
-are made where Wattcast runs from its repository. Rows that take minutes are made when asked for and kept, one JSON
-file per section, in ``WATTCAST_CACHE`` or in ``wattcast`` of the user's cache. The file is named by what the rows
-depend on: a change of the database, of a bundle or of any module that fitting and prediction run through gives
-another name, so a kept result is never stale. Other studies leave their rows there too, and the ledger lists them.
-"""
+A set is a function that returns rows. Sets that judge by measurements of others are in
+``studies/public_checks`` and are made where Wattcast runs from its repository. Rows that take
+minutes are made when asked for and kept, one JSON file per section, in ``WATTCAST_CACHE`` or in
+``wattcast`` of the user's cache. The file is named by what the rows depend on: a change of the
+database, of a bundle or of any module that fitting and prediction run through gives another name,
+so a kept result is never stale. Other studies leave their rows there too, and the ledger lists
+them."""
 
 from __future__ import annotations
 
@@ -54,7 +56,16 @@ STUDIES = {  # section of the ledger -> the script below studies/ that makes its
 Tell = Callable[[str], None]  # takes a line of progress
 _PACKAGE = Path(__file__).resolve().parents[1]
 # folders that a held-out error follows from
-_INGREDIENTS = ("kernels", "power", "predictor", "fit", "hardware", "database", "workload", "validate")
+_INGREDIENTS = (
+    "kernels",
+    "power",
+    "predictor",
+    "fit",
+    "hardware",
+    "database",
+    "workload",
+    "validate",
+)
 OURS, DOT = "#332288", "#000000"  # Tol's muted set (2021): not the colours of modules
 
 
@@ -68,9 +79,9 @@ def build_ledger(
 ) -> list[LedgerRow]:
     """Return the rows of every set that can be found.
 
-    ``refit`` repeats the cross-validation instead of reading its results. ``long`` also makes the published sets that
-    take minutes, ``again`` even where their results were kept. Rows of studies are listed where a study left them.
-    """
+    ``refit`` repeats the cross-validation instead of reading its results. ``long`` also makes the
+    published sets that take minutes, ``again`` even where their results were kept. Rows of studies
+    are listed where a study left them."""
     env = os.environ if variables is None else variables
     reference = reference_folder(env)
     rows: list[LedgerRow] = []
@@ -84,10 +95,16 @@ def build_ledger(
         for section, script in STUDIES.items():
             kept = load_rows(f"{section}-{gpu}", env)
             reason = f"takes minutes: run `python studies/{script}` in the repository"
-            rows += [make_absent_row(f"{gpu} {section.replace('-', ' ')}", "all", reason)] if kept is None else kept
+            rows += (
+                [make_absent_row(f"{gpu} {section.replace('-', ' ')}", "all", reason)]
+                if kept is None
+                else kept
+            )
     judged = judge_held_out(database_folder(PARENT))
     where, quantity = f"{PARENT} components of AccelWattch", "power, operators never used"
-    rows.append(make_ledger_row(where, quantity, judged.rows, judged.mape, judged.constant, None, 8.0))
+    rows.append(
+        make_ledger_row(where, quantity, judged.rows, judged.mape, judged.constant, None, 8.0)
+    )
     rows += [row for gpu in GPUS for row in make_energy_rows(gpu)]
     public = load_study("public_checks.public_sets")
     if public is None:
@@ -112,7 +129,10 @@ def load_held_out(gpu: str) -> HeldOutRows:
 
 
 def load_or_make_rows(
-    section: str, make: Callable[[], list[LedgerRow]], variables: Mapping[str, str], again: bool = False
+    section: str,
+    make: Callable[[], list[LedgerRow]],
+    variables: Mapping[str, str],
+    again: bool = False,
 ) -> list[LedgerRow]:
     """Return the rows of a section: read where they were kept, otherwise made and kept."""
     rows = None if again else load_rows(section, variables)
@@ -156,7 +176,8 @@ def format_ledger(rows: list[LedgerRow]) -> str:
     head = [*_COLUMNS, ""]
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
     return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in [head, *lines]
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in [head, *lines]
     )
 
 
@@ -176,7 +197,12 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
             text += [f"`{gpu}`: {origin.source}, {origin.device}. {origin.note}.", ""]
     text += [_LEGEND, ""]
     for name in dict.fromkeys(row["set"] for row in rows):
-        text += [f"## {name}", "", f"| {' | '.join(_COLUMNS[1:])} | |", f"|{'---|' * len(_COLUMNS)}"]
+        text += [
+            f"## {name}",
+            "",
+            f"| {' | '.join(_COLUMNS[1:])} | |",
+            f"|{'---|' * len(_COLUMNS)}",
+        ]
         text += [f"| {' | '.join(_format_row(row)[1:])} |" for row in rows if row["set"] == name]
         text.append("")
     return "\n".join(text)
@@ -192,7 +218,9 @@ _LEGEND = (
 
 
 def _format_row(row: LedgerRow) -> list[str]:
-    more = (f"{k.replace('_', ' ')} {v}" for k, v in row.items() if k not in _COLUMNS and v is not None)
+    more = (
+        f"{k.replace('_', ' ')} {v}" for k, v in row.items() if k not in _COLUMNS and v is not None
+    )
     return [*(_format_value(row[name]) for name in _COLUMNS), ", ".join(more)]
 
 
@@ -203,7 +231,9 @@ def _format_value(value: Any) -> str:
 
 
 def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") -> list[Path]:
-    """Save every figure whose data are there into ``folder``; in the repository, also those after paper 003."""
+    """Save every figure whose data are there into ``folder``; in the repository, also those after
+    paper 003.
+    """
     study = load_study("validation_figures")
     makers: dict[str, Callable[[], Figure | None]] = {
         "validation-latency": lambda: draw_held_out("latency", gpu),
@@ -218,7 +248,8 @@ def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") ->
     return list(made)
 
 
-HELD_OUT_QUANTITIES = {  # kind of rows, column and its scale, what axes say, share of the band, whether in logarithms
+# kind of rows, column and its scale, what axes say, share of the band, whether in logarithms
+HELD_OUT_QUANTITIES = {
     "latency": ("burst", "latency_s", 1e6, "latency (µs)", 0.15, True),
     "power": ("sustained", "power_w", 1.0, "power (W)", 0.05, False),
     "clock": ("sustained", "clock_hz", 1e-6, "clock (MHz)", 0.05, False),
@@ -226,7 +257,9 @@ HELD_OUT_QUANTITIES = {  # kind of rows, column and its scale, what axes say, sh
 
 
 def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
-    """Draw predicted against measured kernels that were held out of the fit, on random data, one panel per family."""
+    """Draw predicted against measured kernels that were held out of the fit, on random data, one
+    panel per family.
+    """
     check_names("quantity", quantity, HELD_OUT_QUANTITIES)
     kind, column, scale, what, band, logarithmic = HELD_OUT_QUANTITIES[quantity]
     held = load_held_out(gpu)
@@ -244,12 +277,18 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     for axes in panels[len(families) :]:
         axes.set_visible(False)
     figure.supylabel(f"Predicted {what}")
-    figure.suptitle(f"Measured {what} across, predicted up; line: equal; band: ±{band:.0%}", fontsize=10)
+    figure.suptitle(
+        f"Measured {what} across, predicted up; line: equal; band: ±{band:.0%}", fontsize=10
+    )
     return add_caption(figure, describe_rows(gpu, "held-out predictions, five folds by shape"))
 
 
-def _draw_band(axes: Axes, measured: Array, predicted: Array, band: float, logarithmic: bool) -> None:
-    """Draw the line on which predictions equal measurements, and a band of relative errors around it."""
+def _draw_band(
+    axes: Axes, measured: Array, predicted: Array, band: float, logarithmic: bool
+) -> None:
+    """Draw the line on which predictions equal measurements, and a band of relative errors around
+    it.
+    """
     ends = np.array([min(measured.min(), predicted.min()), max(measured.max(), predicted.max())])
     axes.fill_between(ends, ends * (1 - band), ends * (1 + band), color=OURS, alpha=0.15, lw=0)
     axes.plot(ends, ends, "-", color=OURS, lw=1.0)
@@ -258,7 +297,9 @@ def _draw_band(axes: Axes, measured: Array, predicted: Array, band: float, logar
 
 
 def draw_whole_models(gpu: str) -> Figure | None:
-    """Draw latency, power and energy of whole models, predicted against measured; None where none was measured."""
+    """Draw latency, power and energy of whole models, predicted against measured; None where none
+    was measured.
+    """
     try:
         cases = whole_models.load_models(gpu)
     except BadInput:
@@ -279,15 +320,23 @@ def draw_whole_models(gpu: str) -> Figure | None:
             ("GPU-bound", found.graph & ~found.capped, "^"),
             ("launched by the host", ~found.graph, "x"),
         ):
-            axes.plot(measured[at], predicted[at], mark, ms=4, color=DOT, alpha=0.7, label=label, mew=0.8)
+            axes.plot(
+                measured[at], predicted[at], mark, ms=4, color=DOT, alpha=0.7, label=label, mew=0.8
+            )
         axes.set_xlabel(f"Measured {name}")
         axes.set_ylabel(f"Predicted {name}")
     panels[0].legend(frameon=False)
-    return add_caption(figure, describe_rows(gpu, "whole models, nothing fitted on them; line: equal, band: ±10 %"))
+    return add_caption(
+        figure, describe_rows(gpu, "whole models, nothing fitted on them; line: equal, band: ±10 %")
+    )
 
 
 def describe_rows(gpu: str, note: str) -> str:
     """Say in a caption which rows a figure shows, and where the GPU's coefficients come from."""
     bundle = shipped_bundle(gpu)
-    known = [bundle.provenance.source, bundle.provenance.device, bundle.provenance.date] if bundle else []
+    known = (
+        [bundle.provenance.source, bundle.provenance.device, bundle.provenance.date]
+        if bundle
+        else []
+    )
     return f"{gpu}: {note}. {', '.join(text for text in known if text)}"

@@ -1,18 +1,21 @@
 """Ledger rows of the counter model, and the same kernels through three power models side by side.
 
-The shipped counter model is trained on microbenchmarks only. Its rows test it on other work: multimedia workloads,
-savings between variants, energies of single kernels, and the operators of the kernel database
-(docs/method/counters.md).
+The shipped counter model is trained on microbenchmarks only. Its rows test it on other work:
+multimedia workloads, savings between variants, energies of single kernels, and the operators of the
+kernel database (docs/method/counters.md).
 
 Side by side with the measured power of a kernel stand three models:
 
-- **forecast** knows the operator's shapes alone: time, counts and clock are predicted by a fit without that shape.
-- **counters** is the counter model that ships, fitted to microbenchmarks: counted events over the measured time.
-- **components** are the energies of AccelWattch's counters (``gpuwattch.measured_energies``), on the same counts.
+- **forecast** knows the operator's shapes alone: time, counts and clock are predicted by a fit
+  without that shape.
+- **counters** is the counter model that ships, fitted to microbenchmarks: counted events over the
+  measured time.
+- **components** are the energies of AccelWattch's counters (``gpuwattch.measured_energies``), on
+  the same counts.
 
-The kernels are operators that the components were not fitted to. Each model's watts are grouped by where they are
-spent. The memory rail is measured too, so it can tell which model has device memory right.
-"""
+The kernels are operators that the components were not fitted to. Each model's watts are grouped by
+where they are spent. The memory rail is measured too, so it can tell which model has device memory
+right."""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_kernels, detail_at_clock
 
-SM = "instructions, arithmetic"  # a forecast counts the cycles of busy SMs, the others instructions and threads
+# a forecast counts the cycles of busy SMs, the others instructions and threads
+SM = "instructions, arithmetic"
 MODELS = ("forecast", "counters", "components")
 PLACES = ("base", SM, "tensor", "L1, shared", "L2, network", "device memory")
 KERNELS = 40
@@ -82,17 +86,26 @@ class KernelViews:
 
 
 def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[KernelViews]:
-    """Return ``count`` counted operators that no component was fitted to, each through the three models."""
+    """Return ``count`` counted operators that no component was fitted to, each through the three
+    models.
+    """
     folder = database_folder(gpu)
     chip, bundle = find_gpu(gpu), shipped_bundle(gpu)
     assert bundle is not None
-    forecast_w = _held_out_watts(folder.parent.parent / "predictor" / "bundle" / gpu / "out_of_fold.parquet")
+    forecast_w = _held_out_watts(
+        folder.parent.parent / "predictor" / "bundle" / gpu / "out_of_fold.parquet"
+    )
     entries = measured_energies.counted_rows(folder, gpu)
     chosen = _choose_rows([row for row, _ in entries], forecast_w, count)
-    launches = measured_energies.read_operators(folder, gpu).select(np.isin(np.arange(len(entries)), chosen))
+    launches = measured_energies.read_operators(folder, gpu).select(
+        np.isin(np.arange(len(entries)), chosen)
+    )
     sm_count = float(measured_energies.measured_chip(gpu).design.sm_count)
     activity = measured_energies.launches_to_activity(launches, sm_count)
-    power, place_of = measured_energies.measured_model(gpu)[2].model.power(activity), _read_places("component")
+    power, place_of = (
+        measured_energies.measured_model(gpu)[2].model.power(activity),
+        _read_places("component"),
+    )
     parts = {
         "counters": _counter_parts([entries[i] for i in chosen], launches, gpu),
         "components": [_group_watts(power.parts, watts, place_of, SM) for watts in power.part_w],
@@ -104,22 +117,34 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
         kernels = build_kernels((op,), (read_condition(row),), chip, bundle.reference, (segment,))
         timeline = analyse_kernels(kernels, chip, bundle)
-        detail = detail_at_clock(timeline, run_governed(timeline, chip, OperatingPoint(), bundle)[0].at, bundle)
-        watts = (detail.kernel_part_w * detail.kernel_s[..., np.newaxis]).sum(axis=-2) / detail.kernel_s.sum()
+        detail = detail_at_clock(
+            timeline, run_governed(timeline, chip, OperatingPoint(), bundle)[0].at, bundle
+        )
+        watts = (detail.kernel_part_w * detail.kernel_s[..., np.newaxis]).sum(
+            axis=-2
+        ) / detail.kernel_s.sum()
         places = _group_watts(bundle.power.parts, watts.reshape(-1), _read_places("module"))
         total_w = forecast_w[_row_key(row)]
-        scale = total_w / sum(places.values())  # parts are of the shipped fit, the total of one without this shape
+        scale = total_w / sum(
+            places.values()
+        )  # parts are of the shipped fit, the total of one without this shape
         place_w = {"forecast": {place: scale * value for place, value in places.items()}}
         place_w |= {model: parts[model][k] for model in parts}
         model_w = {model: sum(place_w[model].values()) for model in MODELS}
         rail_w, capped = float(row["memory_power_w"]), "sw_power_cap" in (row["throttle"] or [])
-        name = re.sub(r" \w+=(None|False|forward|contiguous|0\.0|1(?= ))(?= |$)", "", shape_name(op))
-        found.append(KernelViews(name, row["family"], row["power_w"], rail_w, capped, model_w, place_w))
+        name = re.sub(
+            r" \w+=(None|False|forward|contiguous|0\.0|1(?= ))(?= |$)", "", shape_name(op)
+        )
+        found.append(
+            KernelViews(name, row["family"], row["power_w"], rail_w, capped, model_w, place_w)
+        )
     return found
 
 
 def summarise_views(views: Sequence[KernelViews]) -> dict[str, Any]:
-    """Return each model's error, how often it is nearest, where models differ, and what the memory rail supports."""
+    """Return each model's error, how often it is nearest, where models differ, and what the memory
+    rail supports.
+    """
     measured = np.array([view.measured_w for view in views])
     rail_w = np.array([view.memory_rail_w for view in views])
     free = np.array([not view.capped for view in views])
@@ -144,7 +169,10 @@ def summarise_views(views: Sequence[KernelViews]) -> dict[str, Any]:
         summary["disputes"].setdefault(place, []).append(spread_w)
     for family in dict.fromkeys(view.family for view in views):
         own = [view for view in views if view.family == family]
-        errors = {m: float(100 * np.mean([abs(v.model_w[m] / v.measured_w - 1) for v in own])) for m in MODELS}
+        errors = {
+            m: float(100 * np.mean([abs(v.model_w[m] / v.measured_w - 1) for v in own]))
+            for m in MODELS
+        }
         summary["families"][family] = {"kernels": len(own), **errors}
     return summary
 
@@ -156,11 +184,23 @@ def format_views(views: Sequence[KernelViews]) -> str:
     head = f"| model | error % | of the {free} below the limit | bias % | nearest | memory rail: r | slope |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     for model, of in summary["models"].items():
-        figures = f"{of['mape']:.1f} | {of['below_limit']:.1f} | {of['bias']:+.1f} | {of['nearest']}"
-        lines.append(f"| {model} | {figures} | {of['memory_correlation']:.2f} | {of['memory_slope']:.2f} |")
-    lines += ["", "| family | kernels | forecast % | counters % | components % |", "|---|---|---|---|---|"]
+        figures = (
+            f"{of['mape']:.1f} | {of['below_limit']:.1f} | {of['bias']:+.1f} | {of['nearest']}"
+        )
+        lines.append(
+            f"| {model} | {figures} | {of['memory_correlation']:.2f} | {of['memory_slope']:.2f} |"
+        )
+    lines += [
+        "",
+        "| family | kernels | forecast % | counters % | components % |",
+        "|---|---|---|---|---|",
+    ]
     for family, of in summary["families"].items():
-        lines.append(f"| {family} | {of['kernels']} | " + " | ".join(f"{of[model]:.1f}" for model in MODELS) + " |")
+        lines.append(
+            f"| {family} | {of['kernels']} | "
+            + " | ".join(f"{of[model]:.1f}" for model in MODELS)
+            + " |"
+        )
     lines += ["", "| models differ most in | kernels | median W |", "|---|---|---|"]
     for place, watts in sorted(summary["disputes"].items(), key=lambda item: -len(item[1])):
         lines.append(f"| {place} | {len(watts)} | {np.median(watts):.0f} |")
@@ -170,7 +210,9 @@ def format_views(views: Sequence[KernelViews]) -> str:
         watts_of = " | ".join(f"{view.model_w[model]:.0f}" for model in MODELS)
         place = view.dispute[0]
         shown = ", ".join(f"{view.place_w[model].get(place, 0.0):.0f}" for model in MODELS)
-        lines.append(f"| {view.name} | {view.measured_w:.0f} | {watts_of} | {view.nearest} | {place}: {shown} W |")
+        lines.append(
+            f"| {view.name} | {view.measured_w:.0f} | {watts_of} | {view.nearest} | {place}: {shown} W |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -179,18 +221,30 @@ def _row_key(row: Plain) -> str:
 
 
 def _held_out_watts(path: Path) -> dict[str, float]:
-    """Return the held-out power of each sustained row of random data, by its latency, where no other has the same."""
-    rows = [row for row in read_table(path) if row["kind"] == "sustained" and row["predicted_power_w"] is not None]
+    """Return the held-out power of each sustained row of random data, by its latency, where no
+    other has the same.
+    """
+    rows = [
+        row
+        for row in read_table(path)
+        if row["kind"] == "sustained" and row["predicted_power_w"] is not None
+    ]
     seen = Counter(map(_row_key, rows))
     alone = (row for row in rows if row["data"] == "random" and seen[_row_key(row)] == 1)
     return {_row_key(row): row["predicted_power_w"] for row in alone}
 
 
 def _choose_rows(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> list[int]:
-    """Choose rows of operators never used: a few of each family by the order of their hash, then the rest alike."""
+    """Choose rows of operators never used: a few of each family by the order of their hash, then
+    the rest alike.
+    """
     first: dict[str, int] = {}
     for i, row in enumerate(rows):
-        if measured_energies.is_held_out(row["spec"]) and _row_key(row) in known and row["memory_power_w"]:
+        if (
+            measured_energies.is_held_out(row["spec"])
+            and _row_key(row) in known
+            and row["memory_power_w"]
+        ):
             first.setdefault(row["spec"], i)
     order = [first[spec] for spec in sorted(first)]
     rank: dict[str, int] = {}
@@ -218,7 +272,9 @@ def _group_watts(
 
 
 def _counter_parts(
-    entries: Sequence[tuple[Plain, list[dict[str, float]]]], launches: measured_energies.CountedLaunches, gpu: str
+    entries: Sequence[tuple[Plain, list[dict[str, float]]]],
+    launches: measured_energies.CountedLaunches,
+    gpu: str,
 ) -> list[dict[str, float]]:
     """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
     model = load_saved_model(Path(gpu)).model
@@ -264,11 +320,15 @@ class PredictedPair:
 
 
 def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
-    """Return the ledger rows of every test of the counter model; floors predict the mean power of training."""
+    """Return the ledger rows of every test of the counter model; floors predict the mean power of
+    training.
+    """
     fit, card = shipped_fit(gpu), gpu.upper()
     trained_w = fit.table.power_w[fit.train]
 
-    def score(where: str, quantity: str, found: Array, true: Array, *goals: Any, **more: Any) -> LedgerRow:
+    def score(
+        where: str, quantity: str, found: Array, true: Array, *goals: Any, **more: Any
+    ) -> LedgerRow:
         floor = np.full(true.size, trained_w.mean())
         return score_row(f"{card} {where}", quantity, found, true, floor, *goals, **more)
 
@@ -285,19 +345,33 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
     rows = [score(where, "power", said, seen, *goals, **kinds)]
     shape: LedgerRow = {"leaning": fit.leaning, "left_out": len(fit.table.left_out)}
     held_w = fit.held_out_w[fit.train]
-    rows.append(score("microbenchmarks", "power, leave one benchmark out", held_w, trained_w, **shape))
+    rows.append(
+        score("microbenchmarks", "power, leave one benchmark out", held_w, trained_w, **shape)
+    )
     for p in dct_savings(fit):
-        watts: LedgerRow = {"measured_w": _round_percent(p.measured), "predicted_w": _round_percent(p.predicted)}
+        watts: LedgerRow = {
+            "measured_w": _round_percent(p.measured),
+            "predicted_w": _round_percent(p.predicted),
+        }
         where, off = f"{card} DCT at a fixed frame rate", abs(p.off_percent)
-        rows.append(make_ledger_row(where, f"saving, {p.name}", 1, off, must=30.0, aim=10.0, **watts))
+        rows.append(
+            make_ledger_row(where, f"saving, {p.name}", 1, off, must=30.0, aim=10.0, **watts)
+        )
     for p in kernel_energies_above_idle(fit):
-        measured_mj, predicted_mj = _round_percent(1e3 * p.measured), _round_percent(1e3 * p.predicted)
+        measured_mj, predicted_mj = (
+            _round_percent(1e3 * p.measured),
+            _round_percent(1e3 * p.predicted),
+        )
         joules: LedgerRow = {"measured_mj": measured_mj, "predicted_mj": predicted_mj}
         where = f"{card} kernel beside moving frames"
         rows.append(make_ledger_row(where, f"energy of {p.name}", 1, abs(p.off_percent), **joules))
-    # under the profiler operands come from DRAM; repeated runs of an operator that fits L2 find them in L2
+    # under the profiler operands come from DRAM; repeated runs of an operator that fits L2 find
+    # them in L2
     operators, predicted_w = predict_database_operators(fit, gpu)
-    l2_byte, footprint_byte = hardware.load_gpu(gpu).l2.capacity_byte, [r["footprint_byte"] or 0.0 for r in operators]
+    l2_byte, footprint_byte = (
+        hardware.load_gpu(gpu).l2.capacity_byte,
+        [r["footprint_byte"] or 0.0 for r in operators],
+    )
     large = np.array(footprint_byte) > (np.inf if l2_byte is None else float(np.mean(l2_byte)))
     measured_w, card_of, family_of = (
         np.array([r[name] for r in operators]) for name in ("power_w", "card_serial", "family")
@@ -305,12 +379,16 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
     sets: dict[str, Mask] = {"power": np.ones_like(large), "power, operands larger than L2": large}
     for quantity, kept in sets.items():
         measured, predicted, cards = measured_w[kept], predicted_w[kept], card_of[kept]
-        factor = {one: float(np.median((measured / predicted)[cards == one])) for one in np.unique(cards)}
+        factor = {
+            one: float(np.median((measured / predicted)[cards == one])) for one in np.unique(cards)
+        }
         corrected = predicted * np.array([factor[one] for one in cards])
         families: LedgerRow = {}
         for family in np.unique(family_of[kept]):
             mine = family_of[kept] == family
-            families[str(family)] = _round_percent(mean_percent_error(predicted[mine], measured[mine]))
+            families[str(family)] = _round_percent(
+                mean_percent_error(predicted[mine], measured[mine])
+            )
         cards_apart: LedgerRow = {
             "one_factor_a_card": _round_percent(mean_percent_error(corrected, measured)),
             "factors": ", ".join(f"{value:.2f}" for value in factor.values()),
@@ -328,7 +406,10 @@ def _tested_watts(fit: RailsFit) -> dict[str, tuple[float, float]]:
     """Return measured and predicted watts of the rows never trained on, by name."""
     table = fit.table
     return {
-        table.benchmark_names[table.benchmark[i]]: (float(table.power_w[i]), float(fit.predicted_w[i]))
+        table.benchmark_names[table.benchmark[i]]: (
+            float(table.power_w[i]),
+            float(fit.predicted_w[i]),
+        )
         for i in np.flatnonzero(fit.test)
     }
 
@@ -346,7 +427,9 @@ def dct_savings(fit: RailsFit) -> list[PredictedPair]:
     """Return the watts saved at a fixed frame rate by a cheaper DCT."""
     found, rows = _tested_watts(fit), []
     for what, before, after in DCT_SAVINGS:
-        measured_w, predicted_w = (found[before + AT_RATE][i] - found[after + AT_RATE][i] for i in (0, 1))
+        measured_w, predicted_w = (
+            found[before + AT_RATE][i] - found[after + AT_RATE][i] for i in (0, 1)
+        )
         rows.append(PredictedPair(what, measured_w, predicted_w))
     return rows
 
@@ -354,9 +437,8 @@ def dct_savings(fit: RailsFit) -> list[PredictedPair]:
 def kernel_energies_above_idle(fit: RailsFit) -> list[PredictedPair]:
     """Return the joules above idle that each kernel adds to moving its frames.
 
-    Measured: energy of a pass with the kernel, less one without, less idle power times the longer duration.
-    Predicted: the events of the kernel's own counters times their costs.
-    """
+    Measured: energy of a pass with the kernel, less one without, less idle power times the longer
+    duration. Predicted: the events of the kernel's own counters times their costs."""
     table = fit.table
     at = {table.benchmark_names[b]: i for i, b in enumerate(table.benchmark)}
     bare, idle_w = at[profiler_counters.MOVE_FRAMES], float(table.power_w[at[IDLE_ROW]])
@@ -367,36 +449,50 @@ def kernel_energies_above_idle(fit: RailsFit) -> list[PredictedPair]:
         if not name.endswith(profiler_counters.MOVED_SUFFIX):
             continue
         pass_s, bare_s = table.duration_s[i], table.duration_s[bare]
-        measured_j = table.power_w[i] * pass_s - table.power_w[bare] * bare_s - idle_w * (pass_s - bare_s)
+        measured_j = (
+            table.power_w[i] * pass_s - table.power_w[bare] * bare_s - idle_w * (pass_s - bare_s)
+        )
         predicted_j = (fit.predicted_w[i] - fit.predicted_w[bare]) * pass_s
         rows.append(
-            PredictedPair(name.removesuffix(profiler_counters.MOVED_SUFFIX), float(measured_j), float(predicted_j))
+            PredictedPair(
+                name.removesuffix(profiler_counters.MOVED_SUFFIX),
+                float(measured_j),
+                float(predicted_j),
+            )
         )
     return rows
 
 
 def predict_database_operators(fit: RailsFit, gpu: str) -> tuple[list[Plain], Array]:
-    """Return the sustained rows of counted operators on random data, and the watts that their counters give.
+    """Return the sustained rows of counted operators on random data, and the watts that their
+    counters give.
 
-    The database counts fewer metrics: warps are taken as full, and shared-memory conflicts and tensor products of
-    integers or fp64 as absent.
-    """
+    The database counts fewer metrics: warps are taken as full, and shared-memory conflicts and
+    tensor products of integers or fp64 as absent."""
     folder, sm_count = database_folder(gpu), float(hardware.load_gpu(gpu).sm_count)
     counted = profiler_counters.read_operator_metrics(folder, sm_count)
     events = {spec: _sum_events(kernels) for spec, kernels in counted.items()}
-    rows = [r for r in read_table(folder / ROWS_FILE) if r["kind"] == "sustained" and r["spec"] in events]
+    rows = [
+        r
+        for r in read_table(folder / ROWS_FILE)
+        if r["kind"] == "sustained" and r["spec"] in events
+    ]
     rows = [r for r in rows if r["data"] == "random" and r["power_w"]]
     names = fit.model.required_events
     value = np.array([[events[r["spec"]].get(name, 0.0) for name in names] for r in rows])
     clock_hz = np.array([r["sm_clock_hz"] for r in rows], dtype=float)
     at = OperatingPoint(clock_hz=clock_hz, memory_clock_hz=float(fit.table.memory_clock_hz[0]))
-    activity = Activity(np.array([r["latency_s"] for r in rows]), value, names, at, ActivitySource.PROFILED)
+    activity = Activity(
+        np.array([r["latency_s"] for r in rows]), value, names, at, ActivitySource.PROFILED
+    )
     return rows, fit.model.power(activity).total_w
 
 
 def _sum_events(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the events of an operator, from the metrics of its kernels."""
     total: dict[str, float] = defaultdict(float)
-    for name, count in (event for metrics in kernels for event in events_of_launch(metrics).items()):
+    for name, count in (
+        event for metrics in kernels for event in events_of_launch(metrics).items()
+    ):
         total[name] += count
     return total

@@ -25,7 +25,12 @@ from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
-from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output, rank_assumptions, take_fields
+from wattcast.predictor.prediction_json import (
+    PredictionOut,
+    predictions_to_output,
+    rank_assumptions,
+    take_fields,
+)
 from wattcast.predictor.prices import parse_prices
 from wattcast.report import configuration_view
 from wattcast.report.comparison import compare_runs, summarise_prediction
@@ -129,7 +134,9 @@ class ViewOut(msgspec.Struct):
 
 
 class RoomOut(msgspec.Struct):
-    """Bytes by purpose, and the largest batch that fits; null where a list of operators does not say."""
+    """Bytes by purpose, and the largest batch that fits; null where a list of operators does not
+    say.
+    """
 
     capacity_byte: float
     held: dict[str, float] | None
@@ -143,10 +150,20 @@ class ErrorOut(msgspec.Struct):
 
 
 def list_catalogue() -> CatalogueOut:
-    """Return every GPU and model with its key facts; cards in data centres come first, those of museums last."""
-    gpus = sorted(map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use))
+    """Return every GPU and model with its key facts; cards in data centres come first, those of
+    museums last.
+    """
+    gpus = sorted(
+        map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use)
+    )
     models = [
-        ModelOut(m.name, m.title, str(m.kind), count_parameters(m), getattr(m.dims, "max_positions", None))
+        ModelOut(
+            m.name,
+            m.title,
+            str(m.kind),
+            count_parameters(m),
+            getattr(m.dims, "max_positions", None),
+        )
         for m in model_catalogue.models()
     ]
     return CatalogueOut(__version__, list(map(_gpu_to_output, gpus)), models)
@@ -184,7 +201,9 @@ def view_to_output(seen: configuration_view.ConfigurationView) -> ViewOut:
     shown.assumptions = rank_assumptions(p)
     memory_byte_per_s = {"DRAM": float(np.mean(seen.gpu.memory.byte_per_s))}
     if seen.gpu.l2.byte_per_cycle is not None:
-        memory_byte_per_s["L2"] = float(np.mean(seen.gpu.l2.byte_per_cycle)) * float(p.effective_clock_hz)
+        memory_byte_per_s["L2"] = float(np.mean(seen.gpu.l2.byte_per_cycle)) * float(
+            p.effective_clock_hz
+        )
     return ViewOut(
         wattcast=__version__,
         prediction=shown,
@@ -206,23 +225,45 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
         place = share.op.label.removeprefix("layers.").replace(".", " ")
         kind = share.op.name.removeprefix("engine_").replace("_", " ")
         words = kind if kind in place else f"{place} {kind}"
-        members.setdefault(words.strip() + ("" if rows is None else f", {rows} rows"), []).append(share)
+        members.setdefault(words.strip() + ("" if rows is None else f", {rows} rows"), []).append(
+            share
+        )
     found = []
     for name, shares in members.items():
         flop = sum(float(o.op.flop) * o.count for o in shares)
         byte = sum(float(o.op.read_byte + o.op.write_byte) * o.count for o in shares)
-        seconds, joules = sum(float(o.latency_s) for o in shares), sum(float(o.energy_j) for o in shares)
-        parts = np.array([o.latency_s for o in shares]) @ p.basis.detail.kernel_part_w[[o.row for o in shares]]
+        seconds, joules = (
+            sum(float(o.latency_s) for o in shares),
+            sum(float(o.energy_j) for o in shares),
+        )
+        parts = (
+            np.array([o.latency_s for o in shares])
+            @ p.basis.detail.kernel_part_w[[o.row for o in shares]]
+        )
         count = sum(o.count for o in shares)
         ratio = flop / byte if flop > 0 and byte > 0 else None
-        found.append(OpGroupOut(name, count, seconds, joules, parts.tolist(), ratio, flop / max(seconds, 1e-12)))
+        found.append(
+            OpGroupOut(
+                name, count, seconds, joules, parts.tolist(), ratio, flop / max(seconds, 1e-12)
+            )
+        )
     return sorted(found, key=lambda group: -group.energy_j)[:MOST_OPS]
 
 
 def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> bytes:
     """Write a line for each operator of each configuration, with SI units in the head."""
     parts = list(dict.fromkeys(m.name for look in seen for m in look.prediction.modules))
-    fixed = ["configuration", "workload", "gpu", "operator", "label", "count", "latency_s", "power_w", "energy_j"]
+    fixed = [
+        "configuration",
+        "workload",
+        "gpu",
+        "operator",
+        "label",
+        "count",
+        "latency_s",
+        "power_w",
+        "energy_j",
+    ]
     lines: list[list[object]] = [[*fixed, *(f"{part}_w" for part in parts)]]
     for index, look in enumerate(seen, start=1):
         p = look.prediction
@@ -231,7 +272,12 @@ def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> by
             words = [p.name, p.gpu, str(share.op), share.op.label]
             # a spreadsheet would take such text for a formula (OWASP, CSV injection)
             words = [f"'{word}" if word[:1] in tuple("=+-@\t\r") else word for word in words]
-            numbers = [share.count, float(share.latency_s), float(share.power_w), float(share.energy_j)]
+            numbers = [
+                share.count,
+                float(share.latency_s),
+                float(share.power_w),
+                float(share.energy_j),
+            ]
             lines.append([index, *words, *numbers, *(watts.get(part, "") for part in parts)])
     return encode_csv(lines)
 
@@ -255,7 +301,11 @@ def answer_request(kind: str, body: bytes) -> Answer:
     """Answer a request; this never raises, and never tells about the inside."""
     try:
         takes, make = REQUEST_KINDS[kind]
-        asked = body.decode("utf-8", "replace") if takes is str else request_schema.read_request(body, takes)
+        asked = (
+            body.decode("utf-8", "replace")
+            if takes is str
+            else request_schema.read_request(body, takes)
+        )
         with limit_events(MOST_EVENTS):
             made = make(asked)
         return made if isinstance(made, Answer) else Answer(200, JSON, msgspec.json.encode(made))
@@ -275,7 +325,9 @@ def make_refusal(status: int, text: str) -> Answer:
 
 def _answer_gpu(name: str) -> GpuDetailOut:
     gpu = hardware.load_gpu(name)
-    return GpuDetailOut(gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown))
+    return GpuDetailOut(
+        gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown)
+    )
 
 
 def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
@@ -293,12 +345,27 @@ def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
 
 
 _UNIT = re.compile(r"_(per_s|hz|w|s|c)$")
-_NOT_SENT = {"model", "file", "price_per_h", "electricity_per_kwh", "gpu", "percentile", "trace_name", "precision"}
+_NOT_SENT = {
+    "model",
+    "file",
+    "price_per_h",
+    "electricity_per_kwh",
+    "gpu",
+    "percentile",
+    "trace_name",
+    "precision",
+}
 
 
 def _library_keywords(asked: request_schema.Workload) -> dict[str, Any]:
-    """Return the fields of a question as the library takes them: ``clock_hz`` is ``clock``, and numbers are SI."""
-    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if name not in _NOT_SENT}
+    """Return the fields of a question as the library takes them: ``clock_hz`` is ``clock``, and
+    numbers are SI.
+    """
+    given = {
+        name: value
+        for name, value in msgspec.structs.asdict(asked).items()
+        if name not in _NOT_SENT
+    }
     return {_UNIT.sub("", name): value for name, value in given.items()} | dict(asked.prices())
 
 
@@ -311,27 +378,41 @@ def _answer_plan(asked: request_schema.PlanRequest) -> dict[str, Any]:
 
 
 def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
-    trace = None if asked.trace is None else parse_trace(asked.trace.encode(), _clip_label(asked.trace_name))
+    trace = (
+        None
+        if asked.trace is None
+        else parse_trace(asked.trace.encode(), _clip_label(asked.trace_name))
+    )
     count = len(trace) if trace is not None else (asked.rate_per_s or 0.0) * asked.seconds
     if count > request_schema.MOST_SIMULATED:
         most = f"over HTTP at most {request_schema.MOST_SIMULATED:,}"
         raise BadInput(f"{count:,.0f} requests; {most}. Use the command line.")
-    found = simulate(_model_of(asked), _load_card(asked.gpu)[0], **_library_keywords(asked) | {"trace": trace})
+    found = simulate(
+        _model_of(asked), _load_card(asked.gpu)[0], **_library_keywords(asked) | {"trace": trace}
+    )
     start_s, power_w = found.power_over_time(found.length_s / MOST_POINTS)
-    columns = {name: found.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")}
+    columns = {
+        name: found.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")
+    }
     over_time = {"start_s": start_s, "power_w": power_w, **columns}
-    return found.summarise() | {"over_time": {name: values.tolist() for name, values in over_time.items()}}
+    return found.summarise() | {
+        "over_time": {name: values.tolist() for name, values in over_time.items()}
+    }
 
 
 def _answer_train(asked: request_schema.TrainingRequest) -> dict[str, Any]:
     given = _library_keywords(asked)
-    return summarise_training(train(_model_of(asked), _load_card(asked.gpu)[0], dtype=asked.precision, **given))
+    return summarise_training(
+        train(_model_of(asked), _load_card(asked.gpu)[0], dtype=asked.precision, **given)
+    )
 
 
 def _answer_figure(asked: request_schema.FigureRequest) -> Answer:
     check_figure_format(asked.format)
     seen = _views_of(asked)  # all of them, so that a wrong one is told even if not drawn
-    drawn = draw_clock_curves(seen) if asked.figure == "clocks" else draw_figure(asked.figure, seen[0])
+    drawn = (
+        draw_clock_curves(seen) if asked.figure == "clocks" else draw_figure(asked.figure, seen[0])
+    )
     return Answer(200, TYPES[asked.format], encode_figure(drawn, asked.format))
 
 
@@ -342,7 +423,9 @@ def _answer_report(asked: request_schema.ConfigurationList) -> Answer:
     return Answer(200, HTML, page.encode())
 
 
-def _views_of(asked: request_schema.ConfigurationList) -> list[configuration_view.ConfigurationView]:
+def _views_of(
+    asked: request_schema.ConfigurationList,
+) -> list[configuration_view.ConfigurationView]:
     return [_view_of(configuration) for configuration in asked.configurations]
 
 
@@ -353,7 +436,9 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     names = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
     given: Any = {name: value for name, value in _library_keywords(asked).items() if name in names}
     # ``force``: the page says what does not fit
-    seen = configuration_view.view_configuration(work, gpu, options, **given, bundle=bundle, force=True)
+    seen = configuration_view.view_configuration(
+        work, gpu, options, **given, bundle=bundle, force=True
+    )
     return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 
 
@@ -363,9 +448,17 @@ def _answer_room(asked: request_schema.Configuration) -> RoomOut:
     found = configuration_view.compute_memory_room(model, _load_card(asked.gpu)[0], asked.options())
     if found.footprint is None:
         return RoomOut(found.capacity_byte, None, None, None, None)
-    held = {name.removesuffix("_byte"): float(value) for name, value in vars(found.footprint).items()}
+    held = {
+        name.removesuffix("_byte"): float(value) for name, value in vars(found.footprint).items()
+    }
     total = float(found.footprint.total_byte)
-    return RoomOut(found.capacity_byte, held, total, found.footprint.fits(found.capacity_byte), found.largest_batch)
+    return RoomOut(
+        found.capacity_byte,
+        held,
+        total,
+        found.footprint.fits(found.capacity_byte),
+        found.largest_batch,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -378,7 +471,9 @@ def _load_card(name: str) -> tuple[Gpu, Bundle]:
 def _model_of(asked: request_schema.Workload) -> ModelSpec:
     work = _load_workload(asked)
     if isinstance(work, Graph):
-        raise bad_value("file", "a model: its name, or a Hugging Face config.json", "a list of operators")
+        raise bad_value(
+            "file", "a model: its name, or a Hugging Face config.json", "a list of operators"
+        )
     return work
 
 
@@ -398,7 +493,9 @@ def _clip_label(name: str) -> str:
 
 @lru_cache(maxsize=16)
 def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
-    """Parse JSON that a user dropped on the page: a Hugging Face configuration, a trace or a list of operators."""
+    """Parse JSON that a user dropped on the page: a Hugging Face configuration, a trace or a list
+    of operators.
+    """
     request_schema.check_nesting(content, label)
     plain: Any = decode_json(content, object, label)
     if not isinstance(plain, (dict, list)):
@@ -413,11 +510,15 @@ def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
     )
     count = sum(len(block.ops) for block in graph.blocks)
     if count > MOST_OPERATORS:
-        raise BadInput(f"{label}: {count:,} operators; over HTTP at most {MOST_OPERATORS:,}. Use the command line.")
+        raise BadInput(
+            f"{label}: {count:,} operators; over HTTP at most {MOST_OPERATORS:,}. Use the command line."
+        )
     return graph
 
 
-REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is read, and what answers it
+REQUEST_KINDS: dict[
+    str, tuple[type, Callable[[Any], object]]
+] = {  # what is read, and what answers it
     "catalogue": (str, lambda _: list_catalogue()),
     "gpu": (str, _answer_gpu),
     "predict": (
@@ -430,16 +531,18 @@ REQUEST_KINDS: dict[str, tuple[type, Callable[[Any], object]]] = {  # what is re
     "plan": (request_schema.PlanRequest, _answer_plan),
     "simulate": (request_schema.SimulationRequest, _answer_simulate),
     "train": (request_schema.TrainingRequest, _answer_train),
-    "csv": (request_schema.ConfigurationList, lambda asked: Answer(200, CSV, operators_to_csv(_views_of(asked)))),
+    "csv": (
+        request_schema.ConfigurationList,
+        lambda asked: Answer(200, CSV, operators_to_csv(_views_of(asked))),
+    ),
     "figure": (request_schema.FigureRequest, _answer_figure),
     "report": (request_schema.ConfigurationList, _answer_report),
 }
 
 
-FIRST_SCREEN = (
-    b'{"gpu":"h200","model":"llama3-8b","batch":16,"seq":1024,"tokens":256,"phase":"generate","stack":"engine"'
-)
-FIRST_QUESTIONS = (  # what the page asks when it opens, byte by byte, so that the answers are known by then
+FIRST_SCREEN = b'{"gpu":"h200","model":"llama3-8b","batch":16,"seq":1024,"tokens":256,"phase":"generate","stack":"engine"'
+# what the page asks when it opens, byte by byte, so that the answers are known by then
+FIRST_QUESTIONS = (
     ("catalogue", b""),
     ("view", FIRST_SCREEN + b',"price_per_h":2}'),
     ("room", FIRST_SCREEN + b"}"),

@@ -1,4 +1,6 @@
-"""The HTTP interface: what every request must pass, routes with their OpenAPI schema, and the server."""
+"""The HTTP interface: what every request must pass, routes with their OpenAPI schema, and the
+server.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ CLOSING = {"connection": "close"}  # of an answer to a request that was not read
 
 
 class RequestGuard:
-    """ASGI middleware that answers our own hosts and origins alone, and adds our headers to every response."""
+    """ASGI middleware that answers our own hosts and origins alone, and adds our headers to every
+    response.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = worker_pool.LOOPBACK) -> None:
         self._app, self._hosts = app, frozenset(hosts)
@@ -68,7 +72,10 @@ class RequestGuard:
 
     def _find_refusal(self, headers: Headers) -> tuple[int, str] | None:
         if not worker_pool.is_known_host(headers.getlist("host"), self._hosts):
-            return 421, "this server does not answer to that Host. Start it with --allow-host NAME to allow one."
+            return (
+                421,
+                "this server does not answer to that Host. Start it with --allow-host NAME to allow one.",
+            )
         for origin in headers.getlist("origin"):
             if worker_pool.host_name(origin.partition("://")[2]) not in self._hosts:
                 return 403, "requests from other sites are not answered."
@@ -79,16 +86,22 @@ class RequestGuard:
 
 
 async def read_body(request: Request, arrive_s: float = ARRIVE_S) -> bytes:
-    """Read the body of a request; HTTPException where it is too large, takes too long or breaks off."""
+    """Read the body of a request; HTTPException where it is too large, takes too long or breaks
+    off.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(arrive_s):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BYTE:
-                    raise HTTPException(413, f"request: expected at most {MOST_BYTE} bytes, got more.", CLOSING)
+                    raise HTTPException(
+                        413, f"request: expected at most {MOST_BYTE} bytes, got more.", CLOSING
+                    )
     except TimeoutError:
-        raise HTTPException(408, f"the request's body did not arrive within {arrive_s:g} s.", CLOSING) from None
+        raise HTTPException(
+            408, f"the request's body did not arrive within {arrive_s:g} s.", CLOSING
+        ) from None
     except ClientDisconnect:
         raise HTTPException(400, "the request ended before its body did.", CLOSING) from None
     return bytes(body)
@@ -104,9 +117,15 @@ POST_ROUTES: dict[str, tuple[type | str, str]] = {  # kind of request -> what it
     "predict": (PredictOut, "Predictions, as `wattcast predict --json` prints them"),
     "view": (answers.ViewOut, "One configuration seen from all sides"),
     "room": (answers.RoomOut, "What it holds in memory, and the largest batch"),
-    "compare": (dict, "Differences to the first configuration, as `wattcast compare --json` prints them"),
+    "compare": (
+        dict,
+        "Differences to the first configuration, as `wattcast compare --json` prints them",
+    ),
     "plan": (dict, "A plan, as `wattcast plan --json` prints it"),
-    "simulate": (dict, "A simulation, as `wattcast simulate --json` prints it, and its power over time"),
+    "simulate": (
+        dict,
+        "A simulation, as `wattcast simulate --json` prints it, and its power over time",
+    ),
     "train": (dict, "A job, as `wattcast train --json` prints it"),
     "csv": ("text/csv", "Operators as a table"),
     "figure": ("image/svg+xml image/png application/pdf", "A figure as a file"),
@@ -128,7 +147,9 @@ _REFUSED = {
 }
 
 
-def make_app(pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = worker_pool.LOOPBACK) -> RequestGuard:
+def make_app(
+    pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = worker_pool.LOOPBACK
+) -> RequestGuard:
     """Make the whole application behind its guard; the pool starts and stops with it."""
 
     @contextlib.asynccontextmanager
@@ -138,7 +159,9 @@ def make_app(pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = wo
                 await pool.ask(*question)
             yield
 
-    app = FastAPI(title="Wattcast", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Wattcast", version=__version__, lifespan=life, docs_url=None, redoc_url=None
+    )
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -149,13 +172,17 @@ def make_app(pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = wo
         return _plain_response(429, str(error), CLOSING)
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:  # which goes to the server's log
+    async def failed(
+        request: Request, error: Exception
+    ) -> Response:  # which goes to the server's log
         return _plain_response(500, "internal error; the server's log says more.")
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return _plain_response(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}.")
+        return _plain_response(
+            422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}."
+        )
 
     _add_pages(app)
     _add_questions(app, pool)
@@ -173,7 +200,9 @@ def openapi_schema() -> dict[str, Any]:
 
 
 def _plain_response(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    return Response(answers.make_refusal(status, text).body, status, headers, media_type="application/json")
+    return Response(
+        answers.make_refusal(status, text).body, status, headers, media_type="application/json"
+    )
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -186,12 +215,16 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/favicon.ico", include_in_schema=False)
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(request: Request) -> Response:
-        name = request.path_params.get("name", "icon.svg" if request.url.path == "/favicon.ico" else "index.html")
+        name = request.path_params.get(
+            "name", "icon.svg" if request.url.path == "/favicon.ico" else "index.html"
+        )
         if name not in held:  # a table of names, not a folder
             return _plain_response(404, "there is no such file.")
         kind = ASSET_TYPES[name.rpartition(".")[2]]
         if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(packed[name], headers=fresh | {"content-encoding": "gzip"}, media_type=kind)
+            return Response(
+                packed[name], headers=fresh | {"content-encoding": "gzip"}, media_type=kind
+            )
         return Response(held[name], headers=fresh, media_type=kind)
 
 
@@ -203,9 +236,18 @@ def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
             said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if said != "application/json":
                 return _plain_response(415, "request: expected content-type application/json.")
-            length, host = request.headers.get("content-length", ""), request.client.host if request.client else ""
-            large = kind in worker_pool.LARGE_KINDS or not length.isdecimal() or int(length) > worker_pool.LARGE_BYTE
-            async with slots.running(host, large):  # a body is read once the client has few enough others running
+            length, host = (
+                request.headers.get("content-length", ""),
+                request.client.host if request.client else "",
+            )
+            large = (
+                kind in worker_pool.LARGE_KINDS
+                or not length.isdecimal()
+                or int(length) > worker_pool.LARGE_BYTE
+            )
+            async with slots.running(
+                host, large
+            ):  # a body is read once the client has few enough others running
                 body = await read_body(request)
                 if (entries := body.count(b"{")) > MOST_ENTRIES:
                     wanted = f"request: expected at most {MOST_ENTRIES:,} operators or events, got {entries:,}."
@@ -224,16 +266,25 @@ def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
             operation_id=kind,
             responses=_describe_responses(gives),
             openapi_extra={
-                "requestBody": {"required": True, "content": {"application/json": _refer_to_schema(takes)}}
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": _refer_to_schema(takes)},
+                }
             },
         )
 
-    @app.get("/api/catalogue", summary="GPUs and models", responses=_describe_responses(answers.CatalogueOut))
+    @app.get(
+        "/api/catalogue",
+        summary="GPUs and models",
+        responses=_describe_responses(answers.CatalogueOut),
+    )
     async def catalogue() -> Response:
         return await _asked(pool, "catalogue", b"")
 
     @app.get(
-        "/api/gpu", summary="Every number of a GPU, with sources", responses=_describe_responses(answers.GpuDetailOut)
+        "/api/gpu",
+        summary="Every number of a GPU, with sources",
+        responses=_describe_responses(answers.GpuDetailOut),
     )
     async def gpu(name: Annotated[str, Query(max_length=64)]) -> Response:
         return await _asked(pool, "gpu", name.encode())
@@ -249,12 +300,18 @@ async def _asked(pool: worker_pool.WorkerPool, kind: str, body: bytes) -> Respon
     if kind in ATTACHMENTS and reply.status == 200:
         headers["content-disposition"] = f'attachment; filename="{ATTACHMENTS[kind]}"'
     if kind == "report" and reply.status == 200:
-        headers["content-security-policy"] = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+        headers["content-security-policy"] = (
+            "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+        )
     return Response(reply.body, reply.status, headers, media_type=reply.type)
 
 
 def _add_live_feed(app: FastAPI, watchers: FeedWatchers) -> None:
-    @app.get("/api/live/about", summary="What the live view shows", responses=_describe_responses(FeedInfo))
+    @app.get(
+        "/api/live/about",
+        summary="What the live view shows",
+        responses=_describe_responses(FeedInfo),
+    )
     async def about() -> Response:
         return Response(msgspec.json.encode(watchers.feed.about), media_type="application/json")
 
@@ -264,7 +321,9 @@ def _add_live_feed(app: FastAPI, watchers: FeedWatchers) -> None:
         responses=_describe_responses("text/event-stream"),
         response_class=StreamingResponse,
     )
-    async def live(request: Request, speed: Annotated[float, Query(ge=0.1, le=100.0)] = 1.0) -> Response:
+    async def live(
+        request: Request, speed: Annotated[float, Query(ge=0.1, le=100.0)] = 1.0
+    ) -> Response:
         if watchers.full:
             return _plain_response(503, "as many are watching as may; try again later.")
         return StreamingResponse(
@@ -287,22 +346,37 @@ def _describe_responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
         content = {"application/json": _refer_to_schema(gives)}
     found: dict[int | str, dict[str, Any]] = {200: {"description": "Done", "content": content}}
     for status, said in _REFUSED.items():
-        found[status] = {"description": said, "content": {"application/json": _refer_to_schema(answers.ErrorOut)}}
+        found[status] = {
+            "description": said,
+            "content": {"application/json": _refer_to_schema(answers.ErrorOut)},
+        }
     return found
 
 
 def _make_schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        plain = get_openapi(title=app.title, version=app.version, routes=app.routes, summary="GPU time and power")
-        kinds = [answers.ErrorOut, *(answers.REQUEST_KINDS[kind][0] for kind in POST_ROUTES), *GET_ANSWERS]
+        plain = get_openapi(
+            title=app.title, version=app.version, routes=app.routes, summary="GPU time and power"
+        )
+        kinds = [
+            answers.ErrorOut,
+            *(answers.REQUEST_KINDS[kind][0] for kind in POST_ROUTES),
+            *GET_ANSWERS,
+        ]
         kinds += [gives for gives, _ in POST_ROUTES.values() if not isinstance(gives, str)]
         _, found = msgspec.json.schema_components(
-            [kind for kind in dict.fromkeys(kinds) if kind is not dict], ref_template="#/components/schemas/{name}"
+            [kind for kind in dict.fromkeys(kinds) if kind is not dict],
+            ref_template="#/components/schemas/{name}",
         )
         for question in ("Configuration", "PlanRequest", "SimulationRequest", "TrainingRequest"):
             properties = found[question]["properties"]
-            for name in ("model", "file"):  # types cannot say that one of them is needed, and not both
-                properties[name] = next(one for one in properties[name]["anyOf"] if one != {"type": "null"})
+            for name in (
+                "model",
+                "file",
+            ):  # types cannot say that one of them is needed, and not both
+                properties[name] = next(
+                    one for one in properties[name]["anyOf"] if one != {"type": "null"}
+                )
             found[question]["oneOf"] = [{"required": ["model"]}, {"required": ["file"]}]
         plain.setdefault("components", {}).setdefault("schemas", {}).update(found)
         app.openapi_schema = plain
@@ -335,5 +409,7 @@ def serve_page(
     )
     say(f"wattcast serves http://{name}:{listening.getsockname()[1]}/ (stop it with Ctrl-C)")
     if not worker_pool.is_loopback(host):
-        say("note: everyone who reaches this address may use it; there is no password and no encryption.")
+        say(
+            "note: everyone who reaches this address may use it; there is no password and no encryption."
+        )
     asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))

@@ -1,8 +1,7 @@
 """Stream measured power, clock and energy, from the GPU of this machine or from a recorded run.
 
-A card is read only while somebody looks: the sampler starts with the first watcher and ends with the last, so that an
-open page does not keep an idle card awake.
-"""
+A card is read only while somebody looks: the sampler starts with the first watcher and ends with
+the last, so that an open page does not keep an idle card awake."""
 
 from __future__ import annotations
 
@@ -29,7 +28,9 @@ LONGEST_S = 3600.0  # of one stream
 PERIOD_S = 0.2
 CLOCK_EVERY_S = 0.05
 WINDOW_S = 20.0  # of samples from which the counter's steps are told
-PointStream = AsyncGenerator[list[dict[str, float]], None]  # time_s with power_w and energy_j, or with clock_hz
+PointStream = AsyncGenerator[
+    list[dict[str, float]], None
+]  # time_s with power_w and energy_j, or with clock_hz
 
 
 class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,8 +46,11 @@ class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
     shown: bool = True  # False: nobody asked for a recording, and there is no card
 
 
-def read_points(samples: EnergySamples, origin_s: float, base_j: float | None = None) -> list[dict[str, float]]:
-    """Turn steps of the energy counter into power at their middle, and the clock now and then, in order of time.
+def read_points(
+    samples: EnergySamples, origin_s: float, base_j: float | None = None
+) -> list[dict[str, float]]:
+    """Turn steps of the energy counter into power at their middle, and the clock now and then, in
+    order of time.
 
     Times count from ``origin_s``, energies from ``base_j`` (default: the first step).
     """
@@ -56,7 +60,11 @@ def read_points(samples: EnergySamples, origin_s: float, base_j: float | None = 
         middle_s = 0.5 * (stepped.time_s[1:] + stepped.time_s[:-1]) - origin_s
         energy_j = stepped.energy_j[1:] - (stepped.energy_j[0] if base_j is None else base_j)
         found += [
-            {"time_s": round(float(t), 4), "power_w": round(float(w), 2), "energy_j": round(float(e), 3)}
+            {
+                "time_s": round(float(t), 4),
+                "power_w": round(float(w), 2),
+                "energy_j": round(float(e), 3),
+            }
             for t, w, e in zip(middle_s, stepped.interval_w, energy_j, strict=True)
         ]
     known = np.isfinite(samples["sm_clock_hz"])
@@ -133,7 +141,9 @@ class CardFeed:
                     self._watchers -= 1
                     raise
                 self._sampler = sampler
-                self.about.device = f"{sampler.identity.name}, driver {sampler.identity.driver or 'unknown'}"
+                self.about.device = (
+                    f"{sampler.identity.name}, driver {sampler.identity.driver or 'unknown'}"
+                )
             return self._sampler
 
 
@@ -144,7 +154,9 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
     """Return a recording of ``measure run --save``; without a path, one of an H200 that ships."""
     if path is None:
         folder = files("wattcast.web").joinpath("recorded")
-        about = decode_json(folder.joinpath("h200-linear.json").read_bytes(), FeedInfo, "h200-linear.json")
+        about = decode_json(
+            folder.joinpath("h200-linear.json").read_bytes(), FeedInfo, "h200-linear.json"
+        )
         samples = EnergySamples.load(folder / "h200-linear.npz")
     else:
         read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
@@ -157,7 +169,9 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
 
 
 def choose_feed(live: str, replay: Path | None, index: int = 0) -> Feed:
-    """Choose a feed: ``gpu`` this machine's card, ``replay`` a recording, ``auto`` the card where there is one."""
+    """Choose a feed: ``gpu`` this machine's card, ``replay`` a recording, ``auto`` the card where
+    there is one.
+    """
     if live == "replay" or replay is not None:
         return recorded_feed(replay)
     from wattcast.measure.energy_sources import open_source
@@ -186,7 +200,9 @@ class FeedWatchers:
         """Whether no more may watch."""
         return self.now >= self._most
 
-    async def events(self, speed: float, gone: Callable[[], Awaitable[bool]] | None = None) -> AsyncIterator[bytes]:
+    async def events(
+        self, speed: float, gone: Callable[[], Awaitable[bool]] | None = None
+    ) -> AsyncIterator[bytes]:
         """Yield what a browser's EventSource reads, until ``gone`` says that nobody reads any more."""
         self.now += 1
         stream = self.feed.stream(speed)

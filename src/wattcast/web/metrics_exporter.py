@@ -1,10 +1,11 @@
-"""Export metrics to Prometheus: what cards measure, what Wattcast predicts, and what a better clock would save.
+"""Export metrics to Prometheus: what cards measure, what Wattcast predicts, and what a better clock
+would save.
 
-Names end in their base unit, as Prometheus wants: watts, joules, hertz, seconds, celsius, ratio. A card is read
-when somebody asks, at most every ``busy_s``; a card that says it is idle is left alone for ``idle_s``, since
-every reading wakes parts of it. The driver stays open between readings: opening it anew would wake the card. A
-driver that hangs is waited for in a thread of its own, so that a scrape is answered whatever the driver does.
-"""
+Names end in their base unit, as Prometheus wants: watts, joules, hertz, seconds, celsius, ratio. A
+card is read when somebody asks, at most every ``busy_s``; a card that says it is idle is left alone
+for ``idle_s``, since every reading wakes parts of it. The driver stays open between readings:
+opening it anew would wake the card. A driver that hangs is waited for in a thread of its own, so
+that a scrape is answered whatever the driver does."""
 
 from __future__ import annotations
 
@@ -54,7 +55,11 @@ class MetricsReading:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the clock is what it is, in NVML's names."""
-        return name_throttle_reasons(int(self.slow.throttle)) if math.isfinite(self.slow.throttle) else ()
+        return (
+            name_throttle_reasons(int(self.slow.throttle))
+            if math.isfinite(self.slow.throttle)
+            else ()
+        )
 
 
 @dataclass
@@ -77,19 +82,27 @@ class WatchedCard:
         self._counter = UnwrappedCounter(self.source.energy_range_j)
 
     def look(self, until_s: float | None = None) -> MetricsReading:
-        """Return the latest reading, or a fresh one when that is due, and none where the driver does not answer.
+        """Return the latest reading, or a fresh one when that is due, and none where the driver
+        does not answer.
 
         ``until_s`` is the ``time.monotonic()`` up to which a fresh one is waited for.
         """
         reader = self.start_reading()
-        reader.join(max((time.monotonic() + PATIENT_S if until_s is None else until_s) - time.monotonic(), 0.0))
+        reader.join(
+            max(
+                (time.monotonic() + PATIENT_S if until_s is None else until_s) - time.monotonic(),
+                0.0,
+            )
+        )
         if self._last is not None and not reader.is_alive():
             return self._last
         at_s = self.now() if self._last is None else self._last.at_s
         return MetricsReading(at_s, math.nan, math.nan, SlowReadings(), idle=False, hung=True)
 
     def start_reading(self) -> threading.Thread:
-        """Start to read the card when that is due and no reading is under way; return the latest that was begun."""
+        """Start to read the card when that is due and no reading is under way; return the latest
+        that was begun.
+        """
         with self._starting:
             due = self._last is None or self.now() - self._last.at_s >= self.due_s
             if self._reader is None or (due and not self._reader.is_alive()):
@@ -115,17 +128,21 @@ class WatchedCard:
             clock_hz, slow = self.source.sm_clock_hz(), self.source.slow()
         except ReadError as error:
             self.errors += 1
-            self._last = MetricsReading(now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost)
+            self._last = MetricsReading(
+                now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost
+            )
             return
         reading = MetricsReading(now_s, energy_j, clock_hz, slow, idle=False)
         self._last = replace(reading, idle=IDLE_REASON in reading.reasons)
 
 
-def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDLE_S) -> list[WatchedCard]:
+def find_cards(
+    source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDLE_S
+) -> list[WatchedCard]:
     """Return all cards of the first source that answers; raises ``MissingTool`` when none does.
 
-    A driver that has not answered after ``PATIENT_S`` is waited for in the background: the list gets its cards then.
-    """
+    A driver that has not answered after ``PATIENT_S`` is waited for in the background: the list
+    gets its cards then."""
     found: list[WatchedCard] = []
     failed: list[MissingTool] = []
 
@@ -151,7 +168,13 @@ def find_cards(source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDL
     return found
 
 
-REASONS = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+REASONS = (
+    "sw_power_cap",
+    "hw_slowdown",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
 
 
 @dataclass(frozen=True)
@@ -171,8 +194,12 @@ class ModelledWorkload:
 def model_workload(
     workload: Any, gpu: Gpu, prediction: Prediction, slowdown: str, **options: Any
 ) -> ModelledWorkload:
-    """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the fastest."""
-    best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[ExploreObjective.ENERGY]
+    """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the
+    fastest.
+    """
+    best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[
+        ExploreObjective.ENERGY
+    ]
     return ModelledWorkload(prediction, parse_amount(slowdown, "", "slowdown"), best.row)
 
 
@@ -201,11 +228,17 @@ PREDICTED: dict[str, tuple[str, Callable[[ModelledWorkload], Any]]] = {
     "energy_joules": ("Predicted energy of one run", lambda m: m.prediction.energy_j),
     "latency_seconds": ("Predicted time of one run", lambda m: m.prediction.latency_s),
     "clock_hertz": ("Predicted core clock", lambda m: m.prediction.clock_hz),
-    "best_clock_hertz": ("Clock of least energy within the slowdown", lambda m: m.best["asked_clock_hz"]),
+    "best_clock_hertz": (
+        "Clock of least energy within the slowdown",
+        lambda m: m.best["asked_clock_hz"],
+    ),
     "best_power_watts": ("Predicted power at that clock", lambda m: m.best["power_w"]),
     "saving_ratio": ("Share of the energy that clock saves", lambda m: m.saving),
     "slowdown_ratio": ("Slowdown allowed for it", lambda m: m.slowdown),
-    "inside_measured": ("1 when the prediction is near what was measured", lambda m: m.prediction.support.inside),
+    "inside_measured": (
+        "1 when the prediction is near what was measured",
+        lambda m: m.prediction.support.inside,
+    ),
 }
 
 
@@ -221,8 +254,12 @@ class MetricsCollector:
         """Yield all metrics, cards first."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        def make(kind: str, name: str, text: str, labels: list[str], rows: list[tuple[list[str], float]]) -> Any:
-            family = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[kind](name, text, labels=labels)
+        def make(
+            kind: str, name: str, text: str, labels: list[str], rows: list[tuple[list[str], float]]
+        ) -> Any:
+            family = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[kind](
+                name, text, labels=labels
+            )
             for values, number in rows:
                 if math.isfinite(number):  # absent is not zero
                     family.add_metric(values, number)
@@ -232,13 +269,33 @@ class MetricsCollector:
         cards, until_s = list(self.cards), time.monotonic() + self.wait_s
         for card in cards:
             card.start_reading()
-        seen = [([str(c.index), c.identity.uuid, c.identity.name], c, c.look(until_s)) for c in cards]
+        seen = [
+            ([str(c.index), c.identity.uuid, c.identity.name], c, c.look(until_s)) for c in cards
+        ]
         for name, (kind, text, pick) in MEASURED.items():
-            yield make(kind, f"wattcast_{name}", text, names, [(labels, float(pick(c, r))) for labels, c, r in seen])
-        held = [([*labels, reason], float(reason in r.reasons)) for labels, _, r in seen for reason in REASONS]
-        yield make("gauge", "wattcast_clock_held", "1 while this holds the clock down", [*names, "reason"], held)
+            yield make(
+                kind,
+                f"wattcast_{name}",
+                text,
+                names,
+                [(labels, float(pick(c, r))) for labels, c, r in seen],
+            )
+        held = [
+            ([*labels, reason], float(reason in r.reasons))
+            for labels, _, r in seen
+            for reason in REASONS
+        ]
+        yield make(
+            "gauge",
+            "wattcast_clock_held",
+            "1 while this holds the clock down",
+            [*names, "reason"],
+            held,
+        )
         for name, (text, choose) in PREDICTED.items():
-            rows = [([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self.workloads]
+            rows = [
+                ([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self.workloads
+            ]
             yield make("gauge", f"wattcast_model_{name}", text, ["workload", "gpu"], rows)
 
 
@@ -272,7 +329,9 @@ def serve_metrics(
     workloads: Sequence[ModelledWorkload],
     allowed: Sequence[str] = (),
 ) -> tuple[WSGIServer, threading.Thread]:
-    """Answer scrapes in a thread; return the server and the thread. ``allowed`` are further names it answers to."""
+    """Answer scrapes in a thread; return the server and the thread. ``allowed`` are further names
+    it answers to.
+    """
     names = known_hosts(host, allowed)
     made = make_registry(MetricsCollector(cards, workloads))
     from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
@@ -283,7 +342,9 @@ def serve_metrics(
         if is_known_host([environ.get("HTTP_HOST", "")], names):
             return metrics(environ, start_response)
         start_response("421 Misdirected Request", [("content-type", "text/plain; charset=utf-8")])
-        return [b"this server does not answer to that Host. Start it with --allow-host NAME to allow one.\n"]
+        return [
+            b"this server does not answer to that Host. Start it with --allow-host NAME to allow one.\n"
+        ]
 
     server = ThreadingWSGIServer((host, port), _MetricsHandler, bind_and_activate=False)
     server.socket.close()

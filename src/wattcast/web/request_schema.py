@@ -1,7 +1,7 @@
 """Define what may be asked over HTTP, as strict structs from which the OpenAPI schema is made.
 
-No field names a file: models and GPUs are catalogue names, and an upload travels inside the request.
-"""
+No field names a file: models and GPUs are catalogue names, and an upload travels inside the
+request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from wattcast.serving.plan_options import PlanAim
 from wattcast.training.train_job import MINIMISE
 from wattcast.workload import model_catalogue, model_options
 
-MOST_BYTE = 2 << 20  # of a request; a configuration is a few kilobytes, an operator list some hundred
+MOST_BYTE = (
+    2 << 20
+)  # of a request; a configuration is a few kilobytes, an operator list some hundred
 MOST_DEPTH = 32  # of an upload's nesting
 MOST_ITEMS = 300_000  # brackets of an upload: entries it may hold
 MOST_CONFIGURATIONS = 4
@@ -84,7 +86,9 @@ class Configuration(Workload, kw_only=True):
     tokens: Count | None = None
     phase: Annotated[str, _one_of(model_options.WorkloadPhase)] | None = None
     dtype: NumberFormat = str(Dtype.BF16)
-    attention: Annotated[str, _one_of(model_options.AttentionMode)] = str(model_options.AttentionMode.FLASH)
+    attention: Annotated[str, _one_of(model_options.AttentionMode)] = str(
+        model_options.AttentionMode.FLASH
+    )
     head: Annotated[str, _one_of(model_options.OutputHead)] | None = None
     stack: Annotated[str, _one_of(model_options.SoftwareStack)] | None = None
     tp: Gpus = 1
@@ -107,14 +111,18 @@ class Configuration(Workload, kw_only=True):
 
     def options(self) -> model_options.ModelOptions:
         """Return the options of the model."""
-        given = {name: getattr(self, name) for name in model_options.ModelOptions.__dataclass_fields__}
+        given = {
+            name: getattr(self, name) for name in model_options.ModelOptions.__dataclass_fields__
+        }
         return model_options.ModelOptions(**given)
 
 
 class ConfigurationList(msgspec.Struct, forbid_unknown_fields=True):
     """Up to four configurations, in order."""
 
-    configurations: Annotated[list[Configuration], Meta(min_length=1, max_length=MOST_CONFIGURATIONS)]
+    configurations: Annotated[
+        list[Configuration], Meta(min_length=1, max_length=MOST_CONFIGURATIONS)
+    ]
 
 
 class FigureRequest(ConfigurationList):
@@ -125,7 +133,9 @@ class FigureRequest(ConfigurationList):
 
 
 class ServingQuestion(Workload, kw_only=True):
-    """What a plan and a simulation have in common: requests of so many tokens, and how long they may wait."""
+    """What a plan and a simulation have in common: requests of so many tokens, and how long they
+    may wait.
+    """
 
     prompt: Tokens = 512
     output: Tokens = 128
@@ -137,7 +147,9 @@ class ServingQuestion(Workload, kw_only=True):
 
 
 class PlanRequest(ServingQuestion, kw_only=True):
-    """How many GPUs serve a rate of requests within latency bounds, which hold for ``percentile`` of them."""
+    """How many GPUs serve a rate of requests within latency bounds, which hold for ``percentile``
+    of them.
+    """
 
     gpus: Annotated[list[GpuName], Meta(min_length=1, max_length=MOST_CONFIGURATIONS)]
     rate_per_s: Rate
@@ -187,7 +199,9 @@ _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def check_nesting(content: bytes, where: str) -> None:
-    """Refuse an upload that is nested too deeply or holds too much, before anything is built from it."""
+    """Refuse an upload that is nested too deeply or holds too much, before anything is built from
+    it.
+    """
     depth = opened = 0
     for found in _BRACKET.finditer(content):
         mark = found[0]

@@ -1,17 +1,18 @@
 """Share requests among a few worker processes, and limit how much one client may take.
 
-A worker that takes too long is ended and replaced. Large requests use half of the workers at most, so that small ones
-need not wait for them. A thread cannot be stopped, a process can: that makes the time limit real, keeps the server's
-own loop free, and lets two cores work. Answers are kept on this side of the pipe: who asks what was asked before
-waits for no worker.
+A worker that takes too long is ended and replaced. Large requests use half of the workers at most,
+so that small ones need not wait for them. A thread cannot be stopped, a process can: that makes the
+time limit real, keeps the server's own loop free, and lets two cores work. Answers are kept on this
+side of the pipe: who asks what was asked before waits for no worker.
 
-``python -m wattcast.web.worker_pool`` is a worker: it answers framed requests from stdin on stdout until stdin ends.
-A frame is its length in four bytes, then MessagePack of a request (kind, body) or of its answer. No pickle crosses
-the pipe. Memory is limited, so that a request that asks for too much fails alone.
+``python -m wattcast.web.worker_pool`` is a worker: it answers framed requests from stdin on stdout
+until stdin ends. A frame is its length in four bytes, then MessagePack of a request (kind, body) or
+of its answer. No pickle crosses the pipe. Memory is limited, so that a request that asks for too
+much fails alone.
 
-A client is an address (of IPv6 the network, since one machine has all of it). Hosts, connections, headers and running
-requests are limited: whoever is slow or asks for much waits behind its own requests, not in front of those of others.
-"""
+A client is an address (of IPv6 the network, since one machine has all of it). Hosts, connections,
+headers and running requests are limited: whoever is slow or asks for much waits behind its own
+requests, not in front of those of others."""
 
 from __future__ import annotations
 
@@ -41,7 +42,13 @@ START_S = 300.0  # for a worker, which takes 1 s of a processor that others may 
 MOST_WAITING = 128
 RENEWALS = 30
 REMEMBERED, REMEMBERED_BYTE = 256, 64 << 20
-LARGE_KINDS = ("figure", "report", "plan", "simulate", "train")  # a second or more each, whatever is asked
+LARGE_KINDS = (
+    "figure",
+    "report",
+    "plan",
+    "simulate",
+    "train",
+)  # a second or more each, whatever is asked
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 HEADER_S = 10.0  # for the headers of a request to arrive
 MOST_CONNECTIONS = 1024  # of all clients
@@ -52,7 +59,9 @@ LARGE_BYTE = 64 << 10  # a larger body leaves one of the client's requests to sm
 
 
 class AnswerCache:
-    """Keeps answers by request within a number of bytes, so that the same question costs nothing the second time."""
+    """Keeps answers by request within a number of bytes, so that the same question costs nothing
+    the second time.
+    """
 
     def __init__(self, most: int = REMEMBERED, most_byte: int = REMEMBERED_BYTE) -> None:
         self._most, self._most_byte = most, most_byte
@@ -69,7 +78,9 @@ class AnswerCache:
     def keep(self, kind: str, body: bytes, answer: Answer) -> None:
         """Keep a good answer and drop those that were not asked for longest."""
         key = kind, hashlib.sha256(body).digest()
-        if answer.status != 200 or kind == "report" or key in self._kept:  # a report carries the time it was written
+        if (
+            answer.status != 200 or kind == "report" or key in self._kept
+        ):  # a report carries the time it was written
             return
         self._kept[key] = answer
         self._byte += len(answer.body)
@@ -78,7 +89,9 @@ class AnswerCache:
 
 
 class WorkerPool:
-    """Workers that run for the length of an ``async with`` block, in which many tasks may call ``ask`` at once."""
+    """Workers that run for the length of an ``async with`` block, in which many tasks may call
+    ``ask`` at once.
+    """
 
     def __init__(self, workers: int = 2, limit_s: float = LIMIT_S) -> None:
         self._wanted, self._limit_s = workers, limit_s
@@ -102,7 +115,9 @@ class WorkerPool:
             await self._end(process)
 
     async def ask(self, kind: str, body: bytes) -> Answer:
-        """Return the answer that is kept, or send the request to the next free worker within the time limit."""
+        """Return the answer that is kept, or send the request to the next free worker within the
+        time limit.
+        """
         if (known := self._answers.find(kind, body)) is not None:
             return known
         if self._waiting >= MOST_WAITING:
@@ -128,7 +143,9 @@ class WorkerPool:
         if large:
             self._large.release()
 
-    async def _with(self, process: asyncio.subprocess.Process, kind: str, body: bytes, large: bool) -> Answer:
+    async def _with(
+        self, process: asyncio.subprocess.Process, kind: str, body: bytes, large: bool
+    ) -> Answer:
         try:
             async with asyncio.timeout(self._limit_s):
                 assert process.stdin is not None
@@ -138,18 +155,24 @@ class WorkerPool:
                 reply = msgspec.msgpack.decode(await _frame(process), type=Answer)
         except TimeoutError:
             self._replace(process, large)
-            return make_refusal(503, f"this request took longer than {self._limit_s:g} s and was stopped.")
+            return make_refusal(
+                503, f"this request took longer than {self._limit_s:g} s and was stopped."
+            )
         except (asyncio.IncompleteReadError, ConnectionError):
             self._replace(process, large)
             return make_refusal(500, "internal error; the server's log says more.")
-        except asyncio.CancelledError:  # whoever asked is gone: the worker is in the middle of an answer
+        except (
+            asyncio.CancelledError
+        ):  # whoever asked is gone: the worker is in the middle of an answer
             self._replace(process, large)
             raise
         self._give_back(process, large)
         return reply
 
     def _replace(self, process: asyncio.subprocess.Process, large: bool) -> None:
-        """Replace a worker in the background; until another is ready no further large request takes its place."""
+        """Replace a worker in the background; until another is ready no further large request takes
+        its place.
+        """
         self.ended += 1
         task = asyncio.ensure_future(self._renew(process, large))
         self._renewing.add(task)
@@ -178,7 +201,9 @@ class WorkerPool:
                 said = await _frame(process)
         except (TimeoutError, asyncio.IncompleteReadError):
             await self._end(process)
-            raise MissingTool("a worker of the server did not start in time, or ended as said above.") from None
+            raise MissingTool(
+                "a worker of the server did not start in time, or ended as said above."
+            ) from None
         assert said == READY
         return process
 
@@ -197,7 +222,9 @@ async def _frame(process: asyncio.subprocess.Process) -> bytes:
 
 def run_worker() -> int:
     """Answer until the pipe closes; the first frame says that everything is loaded."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every platform, not above a lower limit
+    with contextlib.suppress(
+        ImportError, ValueError, OSError
+    ):  # not on every platform, not above a lower limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTE, MOST_MEMORY_BYTE))
@@ -228,17 +255,23 @@ def host_name(host: str) -> str:
 
 
 def known_hosts(host: str, allowed: Sequence[str]) -> frozenset[str]:
-    """Return the names that a server on ``host`` answers to; one that others reach needs ``--allow-host``."""
+    """Return the names that a server on ``host`` answers to; one that others reach needs
+    ``--allow-host``.
+    """
     if not is_loopback(host) and not allowed:
         raise bad_value(
             "--allow-host", "the name others will type, beside a --host that others reach", "none",
             "The server answers only to names it knows.",
         )  # fmt: skip
-    return frozenset(host_name(name) for name in (*LOOPBACK, f"[{host}]" if ":" in host else host, *allowed))
+    return frozenset(
+        host_name(name) for name in (*LOOPBACK, f"[{host}]" if ":" in host else host, *allowed)
+    )
 
 
 def is_known_host(given: Sequence[str], hosts: Iterable[str]) -> bool:
-    """Tell whether a request's ``Host`` headers are one, and one of ours: no other site's name leads here."""
+    """Tell whether a request's ``Host`` headers are one, and one of ours: no other site's name
+    leads here.
+    """
     return len(given) == 1 and host_name(given[0]) in hosts
 
 
@@ -257,7 +290,9 @@ def is_loopback(host: str) -> bool:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket, or raise an error that says what is in the way; port 0 takes a free one."""
+    """Return a bound socket, or raise an error that says what is in the way; port 0 takes a free
+    one.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -267,7 +302,9 @@ def open_socket(host: str, port: int) -> socket.socket:
         bound.listen(512)  # whoever comes before the workers are ready waits, and is not refused
     except (OSError, OverflowError) as error:
         bound.close()
-        raise Refused(f"{host}:{port} cannot be served on ({error}). Choose another --port.") from None
+        raise Refused(
+            f"{host}:{port} cannot be served on ({error}). Choose another --port."
+        ) from None
     return bound
 
 
@@ -301,7 +338,9 @@ class ClientSlots:
 
     def __init__(self, wait_s: float = SLOT_S) -> None:
         self._wait_s = wait_s
-        self._clients: WeakValueDictionary[str, _Slots] = WeakValueDictionary()  # gone with their last request
+        self._clients: WeakValueDictionary[str, _Slots] = (
+            WeakValueDictionary()
+        )  # gone with their last request
 
     @contextlib.asynccontextmanager
     async def running(self, host: str, large: bool) -> AsyncIterator[None]:
@@ -320,7 +359,9 @@ class ClientSlots:
 
 
 class ConnectionTable:
-    """Open connections by client. A client that opens too many loses the one that has waited longest for headers."""
+    """Open connections by client. A client that opens too many loses the one that has waited
+    longest for headers.
+    """
 
     def __init__(self, each: int = CLIENT_CONNECTIONS, most: int = MOST_CONNECTIONS) -> None:
         self._each, self._most = each, most
@@ -354,7 +395,9 @@ class ConnectionTable:
 
 
 def make_protocol(table: ConnectionTable, header_s: float = HEADER_S) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol with a limit on the time for headers and on connections of a client."""
+    """Return uvicorn's HTTP protocol with a limit on the time for headers and on connections of a
+    client.
+    """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 

@@ -1,8 +1,8 @@
 """Build the graph of a model under given options, and the memory one GPU needs for it.
 
-A model's template is traced on symbolic tensors. The trace gives the operators in issue order and how long each
-tensor lives, from which follow weights, cache, activations, gradients and optimiser state.
-"""
+A model's template is traced on symbolic tensors. The trace gives the operators in issue order and
+how long each tensor lives, from which follow weights, cache, activations, gradients and optimiser
+state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from wattcast.core import Dtype, bad_value, dataclass, fields, replace
 from wattcast.workload import model_options
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
-from wattcast.workload.model_options import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, resolve_options
+from wattcast.workload.model_options import (
+    ModelOptions,
+    OutputHead,
+    SoftwareStack,
+    WorkloadPhase,
+    resolve_options,
+)
 from wattcast.workload.operator_types import Collective
 from wattcast.workload.program import PassSettings, Program, optimiser_block, trace_program
 
-# PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG, PyTorch notes)
+# PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG,
+# PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20
 _LARGEST_BATCH = 1 << 20
 
@@ -53,13 +60,16 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     options, assumptions = resolve_options(model, options)
     first = trace_pass(model, options)
     passes, blocks = [first], first.blocks(options.recompute)
-    # Decode steps of a generation come in groups that share their mean context. A group holds an odd number of steps,
-    # so that this is a whole number and sums over a group that are linear in the context are exact.
+    # Decode steps of a generation come in groups that share their mean context. A group holds an
+    # odd number of steps, so that this is a whole number and sums over a group that are linear in
+    # the context are exact.
     steps, done = (options.tokens or 1) - 1, 0
     while done < steps:
         here = min(model_options.decode_group_size(steps), steps - done)
         step = trace_pass(model, options, done + here // 2)
-        blocks += [replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()]
+        blocks += [
+            replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()
+        ]
         step.release()
         done += here
     if steps:
@@ -70,17 +80,24 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         # between neighbouring stages: replicas stand outermost in serving, stages in training
         stride = options.tp * options.cp * (options.dp if training else 1)
         byte = layers.outputs[0].storage.byte
-        op = Collective("send", byte, 2, stride=stride, dtype=dtype, count=1 + training, label="pipeline")
+        op = Collective(
+            "send", byte, 2, stride=stride, dtype=dtype, count=1 + training, label="pipeline"
+        )
         blocks.append(Block((op,), 1, "pipeline"))
     if options.dp > 1 and training:  # replicas sum their gradients, once a step
         byte, stride = first.parameter_count * dtype.byte, options.tp * options.cp
-        op = Collective("all_reduce", byte, options.dp, stride=stride, dtype=dtype, label="gradients")
+        op = Collective(
+            "all_reduce", byte, options.dp, stride=stride, dtype=dtype, label="gradients"
+        )
         blocks.append(Block((op,), 1, "gradients"))
     if training:
         blocks.append(optimiser_block(first.parameter_count, dtype))
     if options.stack is SoftwareStack.ENGINE:
         for i, block in enumerate(blocks):
-            ops = (replace(op, software="engine") if isinstance(op, Collective) else op for op in block.ops)
+            ops = (
+                replace(op, software="engine") if isinstance(op, Collective) else op
+                for op in block.ops
+            )
             blocks[i] = replace(block, ops=tuple(ops))
     memory_byte = float(sum_footprint(options, passes).total_byte)
     for program in passes:
@@ -88,18 +105,25 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     name, how = model_options.name_graph(model, options), (str(options.stack), str(options.phase))
     tokens, items = model_options.count_output(model, options)
     item, count = model.template.item, options.gpu_count
-    return Graph(name, tuple(blocks), memory_byte, tuple(assumptions), *how, tokens, items, item, count)
+    return Graph(
+        name, tuple(blocks), memory_byte, tuple(assumptions), *how, tokens, items, item, count
+    )
 
 
 def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None) -> Program:
-    """Trace one pass of a model, or one ``step`` of its generation; in decode a token comes behind ``seq`` others."""
+    """Trace one pass of a model, or one ``step`` of its generation; in decode a token comes behind
+    ``seq`` others.
+    """
     training = options.phase is WorkloadPhase.TRAIN
     past, length = (0, options.seq or 1) if step is None else ((options.seq or 0) + step, 1)
     if options.phase is WorkloadPhase.DECODE:
         past, length = options.seq or 0, 1
     source = (options.seq or 1) if model.template.source else 0
     if source and options.phase in (WorkloadPhase.PREFILL, WorkloadPhase.GENERATE):
-        past, length = (past - source + 1 if past else 0), 1  # the decoder begins with a start token, then its answer
+        past, length = (
+            (past - source + 1 if past else 0),
+            1,
+        )  # the decoder begins with a start token, then its answer
     dtype = model_options.activation_dtype(options)
     served = options.stack is SoftwareStack.ENGINE and model.template.engine
     run = PassSettings(
@@ -107,17 +131,25 @@ def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None)
         length=-(-length // options.cp),
         past=past,
         source=source,
-        cached=not training and model.kind is ModelKind.LANGUAGE and options.phase is not WorkloadPhase.FORWARD,
+        cached=not training
+        and model.kind is ModelKind.LANGUAGE
+        and options.phase is not WorkloadPhase.FORWARD,
         dtype=dtype,
-        weight_dtype=options.dtype if options.dtype in (Dtype.FP8, Dtype.INT8) and not options.recipe else dtype,
+        weight_dtype=options.dtype
+        if options.dtype in (Dtype.FP8, Dtype.INT8) and not options.recipe
+        else dtype,
         attention=options.attention,
         head=options.head or OutputHead.NONE,
         stack=SoftwareStack.ENGINE if served else SoftwareStack.EAGER,
         training=training,
         image=options.image or 0,
         tf32=options.dtype is Dtype.TF32,
-        experts_alone=getattr(options.recipe, "experts_alone", False) and getattr(model.dims, "experts", 0) > 0,
-        **{name: getattr(options, name) for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype")},
+        experts_alone=getattr(options.recipe, "experts_alone", False)
+        and getattr(model.dims, "experts", 0) > 0,
+        **{
+            name: getattr(options, name)
+            for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype")
+        },
     )
     program = trace_program(model.template.trace, model.dims, run, options.pp)
     if training:
@@ -154,16 +186,19 @@ def compute_footprint(
 def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryFootprint:
     """Return the memory of these passes at the worst moment of any of them.
 
-    In training, activations are those the backward pass waits for (with recomputation: the input of each repeated
-    layer, and the activations of one layer) plus the most that is alive inside one section; gradients are as large as
-    the weights, AdamW's two moments twice that.
-    """
+    In training, activations are those the backward pass waits for (with recomputation: the input of
+    each repeated layer, and the activations of one layer) plus the most that is alive inside one
+    section; gradients are as large as the weights, AdamW's two moments twice that."""
     training = options.phase is WorkloadPhase.TRAIN
-    weights = sum(sum([p.storage.byte for p in s.tape.parameters]) * s.repeat for s in programs[0].sections)
+    weights = sum(
+        sum([p.storage.byte for p in s.tape.parameters]) * s.repeat for s in programs[0].sections
+    )
     return MemoryFootprint(
         weight_byte=weights,
         cache_byte=max(program.cache_byte for program in programs),
-        activation_byte=max(_activation_byte(program, training, options.recompute) for program in programs),
+        activation_byte=max(
+            _activation_byte(program, training, options.recompute) for program in programs
+        ),
         gradient_byte=weights if training else 0,
         optimiser_byte=2 * weights if training else 0,
         workspace_byte=WORKSPACE_BYTE,
@@ -185,9 +220,9 @@ def _activation_byte(program: Program, training: bool, recompute: bool) -> int:
 def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_byte: float) -> int:
     """Return the largest batch that fits into ``capacity_byte``, 0 when not even one does.
 
-    The footprint grows with the batch and nearly in proportion to it: each guess lies on the line through the last
-    two, every third one halfway between what fits and what does not, which bounds the guesses where it bends.
-    """
+    The footprint grows with the batch and nearly in proportion to it: each guess lies on the line
+    through the last two, every third one halfway between what fits and what does not, which bounds
+    the guesses where it bends."""
     if not capacity_byte > 0:
         raise bad_value("capacity", "bytes above zero", capacity_byte)
     low, high = 0, _LARGEST_BATCH + 1
@@ -198,6 +233,8 @@ def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_b
         low, high = (guess, high) if byte <= capacity_byte else (low, guess)
         slope = max((byte - last_byte) / (guess - last), 1.0)
         last, last_byte = guess, byte
-        guess = (low + high) // 2 if tries % 3 == 0 else guess + int((capacity_byte - byte) // slope)
+        guess = (
+            (low + high) // 2 if tries % 3 == 0 else guess + int((capacity_byte - byte) // slope)
+        )
         guess = min(max(guess, low + 1), high - 1)
     return low

@@ -1,9 +1,9 @@
 """Check the dimensions of a model before anything is built from them.
 
-Files of strangers name these sizes. A layer count decides how much memory a reader takes, a size of zero ends as a
-division by zero in a template, and heads that do not divide a width give a model that no framework runs. One function
-checks them all, for the catalogue, for Hugging Face configurations and for uploads.
-"""
+Files of strangers name these sizes. A layer count decides how much memory a reader takes, a size of
+zero ends as a division by zero in a template, and heads that do not divide a width give a model
+that no framework runs. One function checks them all, for the catalogue, for Hugging Face
+configurations and for uploads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import Any
 
 from wattcast.core import bad_value
 
-# The deepest model we know of has 1,000 layers (DeepNet, arXiv:2203.00555); those that people serve have at most 126.
+# The deepest model we know of has 1,000 layers (DeepNet, arXiv:2203.00555); those that people serve
+# have at most 126.
 MOST_LAYERS = 4096
-# Layers of networks that are traced one by one, not once with a repeat count: a U-Net has 10 at most.
+# Layers of networks that are traced one by one, not once with a repeat count: a U-Net has 10 at
+# most.
 MOST_TRACED_LAYERS = 64
 MOST_EXPERTS = 4096  # Switch-C has 2,048 (arXiv:2101.03961)
 MOST_STAGES = 16  # levels of a network of pictures; published ones have 4 or 5
@@ -27,8 +29,8 @@ _TRACED = ("unet", "mobilevit")
 _SMALL_COUNTS = {"rotary_tables": 2, "parallel_norms": 2}
 _POSITIONS = ("max_positions", "window", "chunk")
 _SHARES = ("dropout", "rotary_share")
-# Sizes that are there and may still be zero: T5 encoders have no decoder, some DeepSeek models full-rank queries, and
-# some scans no convolution before them.
+# Sizes that are there and may still be zero: T5 encoders have no decoder, some DeepSeek models
+# full-rank queries, and some scans no convolution before them.
 _MAY_BE_ZERO = ("decoder_layers", "q_rank", "kernel")
 # Heads, and the width that they share evenly; each head of the others has a size of its own.
 _HEAD_WIDTHS = (
@@ -107,7 +109,9 @@ def _check_ratio(name: str, value: float, where: str) -> None:
 
 
 def _check_stages(dims: Any, where: str) -> None:
-    """Check the tuples with one number for each stage of a network of pictures: few, and all of one length."""
+    """Check the tuples with one number for each stage of a network of pictures: few, and all of one
+    length.
+    """
     stages = {
         item.name: getattr(dims, item.name)
         for item in fields(dims)
@@ -134,7 +138,9 @@ def _check_heads(dims: Any, where: str) -> None:
 
 
 def _check_staged_heads(dims: Any, where: str) -> None:
-    """Check Swin, whose stages double the width, and MobileViT, whose stages have widths of their own."""
+    """Check Swin, whose stages double the width, and MobileViT, whose stages have widths of their
+    own.
+    """
     heads = getattr(dims, "heads", None)
     hidden = getattr(dims, "hidden", None)
     if isinstance(heads, tuple) and isinstance(hidden, int):

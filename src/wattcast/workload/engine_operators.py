@@ -1,8 +1,8 @@
-"""Operators of an inference engine: attention over paged caches, narrow products, fused experts, small fused kernels.
+"""Operators of an inference engine: attention over paged caches, narrow products, fused experts,
+small fused kernels.
 
-Each is one call as vLLM makes it. A measured row of ``database/*/engine`` is such an operator in JSON, so field names
-here are the keys of the rows.
-"""
+Each is one call as vLLM makes it. A measured row of ``database/*/engine`` is such an operator in
+JSON, so field names here are the keys of the rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ from typing import ClassVar
 from wattcast.core import Dtype, bad_value, dataclass, field
 from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
 
-GRAPH_TOKENS = 512  # steps of at most so many tokens replay CUDA graphs, in which a sequence may be split
+GRAPH_TOKENS = (
+    512  # steps of at most so many tokens replay CUDA graphs, in which a sequence may be split
+)
 GRAPH_SPLITS = 32
-WEIGHT_BIT = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.0, "fp4": 4.0}  # without scales
+WEIGHT_BIT = {
+    "bf16": 16.0,
+    "fp16": 16.0,
+    "fp8": 8.0,
+    "int8": 8.0,
+    "int4": 4.0,
+    "fp4": 4.0,
+}  # without scales
 
 
 @register_operator("engine_attention", family="attention")
 class PagedAttention(Operator):
     """Attention of several sequences at once over a paged cache (FlashAttention 3).
 
-    ``groups`` lists (sequences, new tokens of each, keys of each). A ``window`` of w lets a token see w keys. An fp8
-    cache is multiplied in fp8, with queries in fp8 and results in bf16. ``splits`` is the most parts a sequence may
-    be cut into, 0 where the library chooses; ``bound`` the longest sequence that a captured graph allows for.
-    """
+    ``groups`` lists (sequences, new tokens of each, keys of each). A ``window`` of w lets a token
+    see w keys. An fp8 cache is multiplied in fp8, with queries in fp8 and results in bf16.
+    ``splits`` is the most parts a sequence may be cut into, 0 where the library chooses; ``bound``
+    the longest sequence that a captured graph allows for."""
 
     is_product: ClassVar[bool] = True
     form_text: ClassVar[str] = "{op.kind} {op.kind_of_batch} over {op.kv_dtype}"
@@ -50,7 +59,9 @@ class PagedAttention(Operator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads % self.kv_heads:
-            raise bad_value("engine_attention.kv_heads", f"a divisor of heads={self.heads}", self.kv_heads)
+            raise bad_value(
+                "engine_attention.kv_heads", f"a divisor of heads={self.heads}", self.kv_heads
+            )
         if not self.groups or any(not (count > 0 and 0 < q <= kv) for count, q, kv in self.groups):
             wanted = "lists of sequences, new tokens and at least as many keys"
             raise bad_value("engine_attention.groups", wanted, self.groups)
@@ -82,12 +93,20 @@ class PagedAttention(Operator):
     @cached_property
     def keys(self) -> float:
         """Keys that any token sees, over all sequences."""
-        seen = ((count, min(kv, self.window + q - 1) if self.window else kv) for count, q, kv in self.groups)
+        seen = (
+            (count, min(kv, self.window + q - 1) if self.window else kv)
+            for count, q, kv in self.groups
+        )
         return float(sum(count * keys for count, keys in seen))
 
     @property
     def flop_dense(self) -> float:
-        return 4.0 * sum(float(count) * q * kv for count, q, kv in self.groups) * self.heads * self.head_dim
+        return (
+            4.0
+            * sum(float(count) * q * kv for count, q, kv in self.groups)
+            * self.heads
+            * self.head_dim
+        )
 
     @property
     def cache_byte(self) -> float:
@@ -98,7 +117,9 @@ class PagedAttention(Operator):
     def work(self) -> OperatorWork:
         queries = float(self.tokens) * self.heads * self.head_dim
         read, write = self.cache_byte + queries * self.math_dtype.byte, queries * self.dtype.byte
-        return OperatorWork(4.0 * self.scores * self.heads * self.head_dim, read, write, self.scores * self.heads)
+        return OperatorWork(
+            4.0 * self.scores * self.heads * self.head_dim, read, write, self.scores * self.heads
+        )
 
 
 def _kept_scores(q: int, kv: int, window: int) -> float:
@@ -113,10 +134,11 @@ def _kept_scores(q: int, kv: int, window: int) -> float:
 
 @register_operator("engine_latent", family="attention")
 class LatentAttention(Operator):
-    """Latent attention. In decode all heads read one cache of ``latent`` + ``rope`` values a token, once.
+    """Latent attention. In decode all heads read one cache of ``latent`` + ``rope`` values a token,
+    once.
 
-    In prefill keys and values are expanded: 192 values of a query or key head and 128 of a value head.
-    """
+    In prefill keys and values are expanded: 192 values of a query or key head and 128 of a value
+    head."""
 
     is_product: ClassVar[bool] = True
     form_text: ClassVar[str] = "{op.kind} {op.phase} by {op.kernel} over {op.kv_dtype}"
@@ -155,13 +177,20 @@ class LatentAttention(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         (key, value), queries = self.dims, float(self.batch) * self.q_len * self.heads
-        read, write = self.cache_byte + queries * key * self.math_dtype.byte, queries * value * self.dtype.byte
-        return OperatorWork(2.0 * self.scores * self.heads * (key + value), read, write, self.scores * self.heads)
+        read, write = (
+            self.cache_byte + queries * key * self.math_dtype.byte,
+            queries * value * self.dtype.byte,
+        )
+        return OperatorWork(
+            2.0 * self.scores * self.heads * (key + value), read, write, self.scores * self.heads
+        )
 
 
 @dataclass(frozen=True)
 class NarrowProduct(Operator):
-    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ`` with weights narrower than the bf16 result; see the subclasses."""
+    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ`` with weights narrower than the bf16 result; see the
+    subclasses.
+    """
 
     is_product: ClassVar[bool] = True
     m: int
@@ -196,7 +225,8 @@ class ScaledProduct(NarrowProduct):
 
 @register_operator("engine_block_mm", family="gemm")
 class BlockProduct(NarrowProduct):
-    """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights (DeepGEMM or CUTLASS).
+    """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights (DeepGEMM or
+    CUTLASS).
 
     In ``dtype`` fp4 a scale is for 16 values of either.
     """
@@ -239,24 +269,34 @@ class WeightOnlyProduct(NarrowProduct):
         return float(self.n) * self.k * each
 
 
-# The chance that a token visits an expert falls as 1 / rank^exponent. "power" stands for the "power laws" of public
-# tables: 0.55 gives the experts that get any token, as their times show.
+# The chance that a token visits an expert falls as 1 / rank^exponent. "power" stands for the "power
+# laws" of public tables: 0.55 gives the experts that get any token, as their times show.
 RANK_EXPONENTS = {"skewed": 1.0, "power": 0.55}
-EXPERT_LIBRARIES = ("marlin", "cutlass", "trtllm", "deepgemm", "oai")  # besides vLLM's own Triton kernels
-SMALL_TILES = "triton_small"  # vLLM's own before 0.17, which chose tiles of 64 x 64 where none are tuned
+EXPERT_LIBRARIES = (
+    "marlin",
+    "cutlass",
+    "trtllm",
+    "deepgemm",
+    "oai",
+)  # besides vLLM's own Triton kernels
+SMALL_TILES = (
+    "triton_small"  # vLLM's own before 0.17, which chose tiles of 64 x 64 where none are tuned
+)
 
 
 @register_operator("engine_experts", family="gemm")
 class FusedExperts(Operator):
-    """The experts of a mixture layer behind the router: sort, two grouped products, gate and sum (Triton).
+    """The experts of a mixture layer behind the router: sort, two grouped products, gate and sum
+    (Triton).
 
-    ``routing``: ``even`` draws experts at random, ``skewed`` with a chance that falls as 1 / rank of the expert,
-    ``power`` with one that falls more slowly, ``balanced`` gives all experts equally many tokens, ``same`` sends all
-    tokens to the same ones. ``skew`` is the share of choices that fall on the same ``top_k`` experts, the rest being
-    even. fp8 experts quantize their inputs themselves. ``kernel`` names the library; empty: the one vLLM takes on the
-    chip. ``elsewhere`` counts visits to experts of other GPUs, which vLLM's own kernels sum up as zeros, ``gpus`` the
-    GPUs that share the experts, and ``all_tokens`` their tokens, by which tiles are chosen (0: ``tokens``).
-    """
+    ``routing``: ``even`` draws experts at random, ``skewed`` with a chance that falls as 1 / rank
+    of the expert, ``power`` with one that falls more slowly, ``balanced`` gives all experts equally
+    many tokens, ``same`` sends all tokens to the same ones. ``skew`` is the share of choices that
+    fall on the same ``top_k`` experts, the rest being even. fp8 experts quantize their inputs
+    themselves. ``kernel`` names the library; empty: the one vLLM takes on the chip. ``elsewhere``
+    counts visits to experts of other GPUs, which vLLM's own kernels sum up as zeros, ``gpus`` the
+    GPUs that share the experts, and ``all_tokens`` their tokens, by which tiles are chosen (0:
+    ``tokens``)."""
 
     is_product: ClassVar[bool] = True
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "all_tokens", "gpus"})
@@ -294,8 +334,8 @@ class FusedExperts(Operator):
     def loads(self) -> tuple[tuple[float, float], ...]:
         """Groups of experts alike: how many, and the chance that a token visits one of them.
 
-        Drawn without replacement with weights w, an expert is visited with about 1 - exp(-λ·w), λ such that the
-        chances add up to ``top_k`` (Rosén's approximation of successive sampling).
+        Drawn without replacement with weights w, an expert is visited with about 1 - exp(-λ·w), λ
+        such that the chances add up to ``top_k`` (Rosén's approximation of successive sampling).
         """
         share = self.top_k / self.experts
         if self.routing == "same" or self.skew >= 1.0:
@@ -324,19 +364,24 @@ class FusedExperts(Operator):
         return sum(many * (1.0 - (1.0 - chance) ** self.tokens) for many, chance in self.loads)
 
     def count_blocks(self, block: int) -> float:
-        """Return the blocks of ``block`` rows that hold the tokens of each expert, as expected: Σ_j P(n > j·block).
+        """Return the blocks of ``block`` rows that hold the tokens of each expert, as expected: Σ_j
+        P(n > j·block).
 
-        The first term is of the binomial n of tokens of an expert, the others of a normal one as wide.
-        """
+        The first term is of the binomial n of tokens of an expert, the others of a normal one as
+        wide."""
         if self.routing == "balanced":
             return self.active * ceil(self.picks / (self.active * block))
         found = 0.0
         for many, chance in self.loads:
             mean = self.tokens * chance
             spread = max(mean * (1.0 - chance), 1e-12) ** 0.5
-            sure = max(int((mean - 4.0 * spread - 0.5) / block), 0)  # further blocks that are full for certain
+            sure = max(
+                int((mean - 4.0 * spread - 0.5) / block), 0
+            )  # further blocks that are full for certain
             beyond = (sure + j for j in range(1, int(8.0 * spread / block) + 3))
-            more = sure + sum(0.5 * erfc((j * block + 0.5 - mean) / (spread * 2**0.5)) for j in beyond)
+            more = sure + sum(
+                0.5 * erfc((j * block + 0.5 - mean) / (spread * 2**0.5)) for j in beyond
+            )
             found += many * (1.0 - (1.0 - chance) ** self.tokens + more)
         return found
 
@@ -376,14 +421,21 @@ class RowKernel(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         n, (read, write) = self.elements, self.moved_byte
-        return OperatorWork(self.flop_per_element * n, read * n, write * n, self.sfu_per_element * n)
+        return OperatorWork(
+            self.flop_per_element * n, read * n, write * n, self.sfu_per_element * n
+        )
 
 
 @register_operator("engine_rms_norm", family="rmsnorm")
 class EngineRmsNorm(RowKernel):
-    """RMS norm, with the residual added first, and with fp8 results (``quant``: static, or a scale a token)."""
+    """RMS norm, with the residual added first, and with fp8 results (``quant``: static, or a scale
+    a token).
+    """
 
-    form_words: ClassVar[Mapping[str, str]] = {"residual": " of a sum", "quant": " to fp8 {op.quant}"}
+    form_words: ClassVar[Mapping[str, str]] = {
+        "residual": " of a sum",
+        "quant": " to fp8 {op.quant}",
+    }
     flop_per_element: ClassVar[float] = 5.0
     residual: bool = False
     quant: str = ""
@@ -395,7 +447,9 @@ class EngineRmsNorm(RowKernel):
 
 @register_operator("engine_silu_and_mul", family="elementwise")
 class EngineGate(RowKernel):
-    """``silu(x[:dim]) * x[dim:]`` of each row; ``quant``: fp8 results with a static scale or one for 128 values."""
+    """``silu(x[:dim]) * x[dim:]`` of each row; ``quant``: fp8 results with a static scale or one
+    for 128 values.
+    """
 
     form_words: ClassVar[Mapping[str, str]] = {"quant": " to fp8 {op.quant}"}
     flop_per_element: ClassVar[float] = 5.0
@@ -427,7 +481,9 @@ class EngineRotary(RowKernel):
 
 @register_operator("engine_cache_write", family="elementwise")
 class CacheWrite(RowKernel):
-    """New keys and values into their pages, converted where the cache is fp8; ``dim`` is the width of the keys."""
+    """New keys and values into their pages, converted where the cache is fp8; ``dim`` is the width
+    of the keys.
+    """
 
     form_text: ClassVar[str] = "{op.kind} of {op.kv_dtype}"
     heads: int = 1
@@ -446,7 +502,9 @@ class CacheWrite(RowKernel):
 
 @register_operator("engine_quantize", family="elementwise")
 class Quantize(RowKernel):
-    """bf16 to fp8 with a given scale (static), one found for the tensor, one a token, or one for 128 values."""
+    """bf16 to fp8 with a given scale (static), one found for the tensor, one a token, or one for
+    128 values.
+    """
 
     form_text: ClassVar[str] = "{op.kind} by {op.mode}"
     flop_per_element: ClassVar[float] = 3.0
@@ -459,7 +517,9 @@ class Quantize(RowKernel):
 
 @register_operator("engine_route", family="elementwise")
 class Route(RowKernel):
-    """The ``top_k`` experts of each token from the router's scores; ``grouped`` as DeepSeek-V3 chooses."""
+    """The ``top_k`` experts of each token from the router's scores; ``grouped`` as DeepSeek-V3
+    chooses.
+    """
 
     form_text: ClassVar[str] = "{op.kind} by {op.mode}"
     experts: int = 1
@@ -474,7 +534,9 @@ class Route(RowKernel):
 
 @register_operator("engine_align", family="elementwise")
 class AlignTokens(RowKernel):
-    """Sort the choices of ``rows`` tokens by expert, each expert's padded to whole blocks; ``dim`` is the experts."""
+    """Sort the choices of ``rows`` tokens by expert, each expert's padded to whole blocks; ``dim``
+    is the experts.
+    """
 
     experts: int = 1
     top_k: int = 1
@@ -492,7 +554,9 @@ class AlignTokens(RowKernel):
 
 @register_operator("engine_sampling", family="elementwise")
 class Sampling(RowKernel):
-    """The next token of each row of logits: greedy, at random, or at random among the likeliest (``top_p``)."""
+    """The next token of each row of logits: greedy, at random, or at random among the likeliest
+    (``top_p``).
+    """
 
     form_text: ClassVar[str] = "{op.kind} {op.mode}"
     mode: str = "greedy"
@@ -500,7 +564,9 @@ class Sampling(RowKernel):
     @cached_property
     def work(self) -> OperatorWork:
         n = self.elements
-        passes = {"greedy": 2.0, "random": 7.0}.get(self.mode, 20.0)  # of logits in fp32, written or read again
+        passes = {"greedy": 2.0, "random": 7.0}.get(
+            self.mode, 20.0
+        )  # of logits in fp32, written or read again
         exponentials = 0.0 if self.mode == "greedy" else 2.0 * n
         return OperatorWork(4.0 * n, n * (2.0 + 2.0 * passes), n * 2.0 * passes, exponentials)
 
@@ -512,7 +578,9 @@ class CompiledRows(RowKernel):
     form_text: ClassVar[str] = "{op.kind} {op.function}"
     allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "function": tuple(
-            name + end for end in ("", "_quant") for name in ("rms_norm", "add_rms_norm", "silu_and_mul")
+            name + end
+            for end in ("", "_quant")
+            for name in ("rms_norm", "add_rms_norm", "silu_and_mul")
         )
     }
     function: str = "add_rms_norm"
@@ -522,7 +590,9 @@ class CompiledRows(RowKernel):
         n, name = self.elements, self.function
         read = 2.0 if name.startswith("rms_norm") else 4.0
         write = (1.0 if name.endswith("quant") else 2.0) + 2.0 * name.startswith("add")
-        return OperatorWork(5.0 * n, n * read, n * write, 2.0 * n if name.startswith("silu") else 0.0)
+        return OperatorWork(
+            5.0 * n, n * read, n * write, 2.0 * n if name.startswith("silu") else 0.0
+        )
 
 
 @register_operator("causal_conv", family="elementwise")
@@ -546,18 +616,21 @@ class CausalConv(Operator):
 class StateScan(Operator):
     """Carry a state of ``key_dim`` by ``value_dim`` of each head along a sequence.
 
-    A prompt is cut into chunks of Q tokens. With K = ``key_dim``, V = ``value_dim`` and g key heads for h heads, a
-    token of a head costs 2QK·g/h (scores inside the chunk), 2QV (their sum of values) and 4KV (into and out of the
-    state) [Dao2024, section 6]. The delta rule solves a triangle besides: 2QK·g/h + 2Q(K + V) + 2Q²/3 + 2KV more
-    [Yang2024]. A single token costs 6KV, by the delta rule 8KV. ``resumed``: an earlier state is read.
-    ``wide_state``: the state is kept in fp32.
+    A prompt is cut into chunks of Q tokens. With K = ``key_dim``, V = ``value_dim`` and g key heads
+    for h heads, a token of a head costs 2QK·g/h (scores inside the chunk), 2QV (their sum of
+    values) and 4KV (into and out of the state) [Dao2024, section 6]. The delta rule solves a
+    triangle besides: 2QK·g/h + 2Q(K + V) + 2Q²/3 + 2KV more [Yang2024]. A single token costs 6KV,
+    by the delta rule 8KV. ``resumed``: an earlier state is read. ``wide_state``: the state is kept
+    in fp32.
 
-    Mamba's first rule decays every value of the state by itself, so that heads are channels (V = 1) and tokens follow
-    one another: 7K each, for exp(Δ·A), (Δ·x)·B, the state's a·h + b and the sum of C·h [Gu2023, algorithm 2].
-    """
+    Mamba's first rule decays every value of the state by itself, so that heads are channels (V = 1)
+    and tokens follow one another: 7K each, for exp(Δ·A), (Δ·x)·B, the state's a·h + b and the sum
+    of C·h [Gu2023, algorithm 2]."""
 
     form_text: ClassVar[str] = "{op.kind} {op.rule}"
-    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"rule": ("mamba", "mamba2", "delta", "lightning")}
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "rule": ("mamba", "mamba2", "delta", "lightning")
+    }
     batch: int
     length: int
     heads: int
@@ -583,7 +656,9 @@ class StateScan(Operator):
             if delta:
                 each += scores + 2.0 * chunk * (k + v) + 2.0 * chunk * chunk / 3.0 + 2.0 * k * v
         tokens = float(self.batch) * self.length
-        state = self.batch * self.heads * k * v * (4 if self.wide_state else self.dtype.byte)  # of all sequences
+        state = (
+            self.batch * self.heads * k * v * (4 if self.wide_state else self.dtype.byte)
+        )  # of all sequences
         token = self.heads * self.value_dim + 2 * self.key_heads * self.key_dim + 2 * self.heads
         read = self.dtype.byte * tokens * token + state * self.resumed
         write = self.dtype.byte * tokens * self.heads * v + state

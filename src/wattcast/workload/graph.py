@@ -1,8 +1,8 @@
-"""A workload as blocks of operators in issue order, and sums over all of it. Nothing here depends on a GPU.
+"""A workload as blocks of operators in issue order, and sums over all of it. Nothing here depends
+on a GPU.
 
-A ``Graph`` is a sequence of blocks, each of which repeats (a transformer's layer), so that a model of eighty layers
-takes as little memory as one of two.
-"""
+A ``Graph`` is a sequence of blocks, each of which repeats (a transformer's layer), so that a model
+of eighty layers takes as little memory as one of two."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Graph:
     items: int | None = None  # pictures, audio clips ... of one run on all GPUs together
     item: str = ""  # the word for one of them
     gpu_count: int = 1  # that run this graph at the same time
-    operands: str = ""  # cold: from device memory, warm: in L2 where they fit; "": as the operators before leave them
+    # cold: from device memory, warm: in L2 where they fit; "": as the operators before leave them
+    operands: str = ""
 
     def __post_init__(self) -> None:
         if not any(block.ops for block in self.blocks):
@@ -57,9 +58,13 @@ class Graph:
                 yield op, op.count * block.repeat
 
     def stack_forms(self) -> Iterator[Operator]:
-        """Yield each operator; where there are many, one for all that differ in sizes alone, which are arrays."""
+        """Yield each operator; where there are many, one for all that differ in sizes alone, which
+        are arrays.
+        """
         for block in self.blocks:
-            yield from block.ops.stack_forms() if isinstance(block.ops, OperatorColumns) else block.ops
+            yield from (
+                block.ops.stack_forms() if isinstance(block.ops, OperatorColumns) else block.ops
+            )
 
     @property
     def flop(self) -> float:
@@ -76,8 +81,8 @@ class Graph:
 class GraphTotals:
     """Work of a whole graph. Products are matrix products, convolutions and attention.
 
-    ``product_flop`` leaves out what a causal mask skips; ``product_flop_dense`` counts it, as PyTorch does.
-    """
+    ``product_flop`` leaves out what a causal mask skips; ``product_flop_dense`` counts it, as
+    PyTorch does."""
 
     calls: int
     flop: float

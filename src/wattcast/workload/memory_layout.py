@@ -1,8 +1,8 @@
-"""How tensors lie in memory: PyTorch's rules for views, for a kernel's output, and for its walk over the inputs.
+"""How tensors lie in memory: PyTorch's rules for views, for a kernel's output, and for its walk
+over the inputs.
 
-A shape and its strides (in elements) describe a tensor; a stride of 0 repeats one element along its dimension.
-Dimensions of size 1 never matter for the order in memory.
-"""
+A shape and its strides (in elements) describe a tensor; a stride of 0 repeats one element along its
+dimension. Dimensions of size 1 never matter for the order in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from wattcast.workload.operator_types import Elementwise, Layout
 Shape: TypeAlias = tuple[int, ...]
 Placed: TypeAlias = tuple[Shape, Shape]  # shape and strides of a tensor
 Operand: TypeAlias = tuple[Shape, Shape, Dtype]  # shape, strides and number format
-Extents: TypeAlias = tuple[int | None, int | None]  # ``rows`` and ``run`` of an elementwise operator
+Extents: TypeAlias = tuple[
+    int | None, int | None
+]  # ``rows`` and ``run`` of an elementwise operator
 
 _INTEGERS = (Dtype.INT64, Dtype.INT32, Dtype.INT8, Dtype.BOOL)
 
@@ -40,7 +42,9 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def is_dense(shape: Shape, strides: Shape, exact: bool = False) -> bool:
-    """Tell whether the elements fill their memory without holes or repeats; ``exact``: in row-major order."""
+    """Tell whether the elements fill their memory without holes or repeats; ``exact``: in row-major
+    order.
+    """
     pairs = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
     step = 1
     for stride, size in reversed(pairs) if exact else sorted(pairs):
@@ -112,26 +116,36 @@ def held_byte(shape: Shape, strides: Shape, dtype: Dtype) -> int:
 def plan_pointwise(
     function: str, operands: tuple[Operand, ...], out_dtype: Dtype | None
 ) -> tuple[Shape, Shape, Dtype, Elementwise]:
-    """Return shape, strides and number format of a pointwise kernel's result, and the operator that computes it.
+    """Return shape, strides and number format of a pointwise kernel's result, and the operator that
+    computes it.
 
-    The operator is of the format of its largest operand, which decides how many elements a thread loads at once.
-    """
+    The operator is of the format of its largest operand, which decides how many elements a thread
+    loads at once."""
     shape = broadcast_shapes(*[operand[0] for operand in operands])
     strides = output_strides(shape, [operand[:2] for operand in operands])
     result = out_dtype or promote_dtypes(operands)
     main = max(operands, key=lambda operand: (prod(operand[0]), operand[2].byte))
     layout = classify_layout(shape, strides, [operand[:2] for operand in operands])
-    return shape, strides, result, describe_pointwise(function, operands, (shape, strides, result), main[2], layout)
+    return (
+        shape,
+        strides,
+        result,
+        describe_pointwise(function, operands, (shape, strides, result), main[2], layout),
+    )
 
 
 def describe_pointwise(
     function: str, operands: Sequence[Operand], out: Operand, dtype: Dtype, layout: Layout,
     extents: Extents | None = None,
 ) -> Elementwise:  # fmt: skip
-    """Return the operator of a pointwise kernel; bytes are stated only where they do not follow from its size."""
+    """Return the operator of a pointwise kernel; bytes are stated only where they do not follow
+    from its size.
+    """
     shape, strides, result = out
     n = prod(shape) or 1
-    rows, run = extents or measure_extent(layout, shape, strides, [operand[:2] for operand in operands])
+    rows, run = extents or measure_extent(
+        layout, shape, strides, [operand[:2] for operand in operands]
+    )
     read = sum([held_byte(*operand) for operand in operands])
     return Elementwise(
         function, n, None if result is dtype else result, layout, rows=rows, run=run, dtype=dtype,
@@ -140,11 +154,11 @@ def describe_pointwise(
 
 
 def output_strides(shape: Shape, inputs: Sequence[Placed]) -> Shape:
-    """Return the strides a pointwise kernel gives its output: dense, with dimensions ordered as in the inputs.
+    """Return the strides a pointwise kernel gives its output: dense, with dimensions ordered as in
+    the inputs.
 
-    This is the rule of PyTorch's TensorIterator: dimensions are sorted by the first input that tells two of them
-    apart; ties keep row-major order.
-    """
+    This is the rule of PyTorch's TensorIterator: dimensions are sorted by the first input that
+    tells two of them apart; ties keep row-major order."""
     if all(strides == contiguous_strides(have) for have, strides in inputs):
         return contiguous_strides(shape)
     operands = [_broadcast_strides(shape, have, strides) for have, strides in inputs]
@@ -161,11 +175,15 @@ def _innermost_first(shape: Shape, operands: Sequence[Shape]) -> list[int]:
     first = operands[0]
     if 0 not in first:
         by_stride = sorted(range(len(shape)), key=first.__getitem__)
-        if all(first[a] != first[b] for a, b in pairwise(by_stride)):  # the first input tells all of them apart
+        if all(
+            first[a] != first[b] for a, b in pairwise(by_stride)
+        ):  # the first input tells all of them apart
             return by_stride
 
     def compare(a: int, b: int) -> int:
-        """Return 1 when dimension ``a``, now further inside, belongs outside ``b``, -1 when not, 0 if unknown."""
+        """Return 1 when dimension ``a``, now further inside, belongs outside ``b``, -1 when not, 0
+        if unknown.
+        """
         for strides in operands:
             inner, outer = strides[a], strides[b]
             if inner and outer and inner != outer:
@@ -192,7 +210,9 @@ def _broadcast_strides(shape: Shape, have: Shape, strides: Shape) -> Shape:
     if have == shape:
         return strides
     lead = len(shape) - len(have)
-    inner = [0 if h == 1 and w != 1 else s for h, s, w in zip(have, strides, shape[lead:], strict=True)]
+    inner = [
+        0 if h == 1 and w != 1 else s for h, s, w in zip(have, strides, shape[lead:], strict=True)
+    ]
     return (*([0] * lead), *inner)
 
 
@@ -205,19 +225,26 @@ def classify_layout(shape: Shape, strides: Shape, inputs: Sequence[Placed]) -> L
         if have.count(1) == len(have):  # a scalar does not matter
             continue
         operand = _broadcast_strides(shape, have, step)
-        if 0 in operand and any(not s and size != 1 for s, size in zip(operand, shape, strict=True)):
+        if 0 in operand and any(
+            not s and size != 1 for s, size in zip(operand, shape, strict=True)
+        ):
             return Layout.BROADCAST
         if not is_dense(have, step):
             layout = Layout.STRIDED
-        elif layout is Layout.CONTIGUOUS and _outermost_first(shape, operand) != _outermost_first(shape, strides):
+        elif layout is Layout.CONTIGUOUS and _outermost_first(shape, operand) != _outermost_first(
+            shape, strides
+        ):
             layout = Layout.TRANSPOSED
     return layout
 
 
-def measure_extent(layout: Layout, shape: Shape, strides: Shape, inputs: Sequence[Placed]) -> Extents:
+def measure_extent(
+    layout: Layout, shape: Shape, strides: Shape, inputs: Sequence[Placed]
+) -> Extents:
     """Return ``rows`` and ``run`` of a pointwise kernel (see ``Elementwise``).
 
-    They follow from the input that makes the layout what it is, dimensions taken in the order of the output's memory.
+    They follow from the input that makes the layout what it is, dimensions taken in the order of
+    the output's memory.
 
     >>> measure_extent(Layout.BROADCAST, (8, 4, 16), (64, 16, 1), [((8, 4, 16), (64, 16, 1)), ((16,), (1,))])
     (32, None)
@@ -237,7 +264,9 @@ def measure_extent(layout: Layout, shape: Shape, strides: Shape, inputs: Sequenc
         small = [walk for walk in walks if 0 in walk]
         if not small:
             return None, None
-        inner = zip(sizes[::-1], small[-1][::-1], strict=True)  # dimensions that are all repeated, or all not
+        inner = zip(
+            sizes[::-1], small[-1][::-1], strict=True
+        )  # dimensions that are all repeated, or all not
         alike = takewhile(lambda pair: bool(pair[1]) is bool(small[-1][-1]), inner)
         return prod(shape) // prod(size for size, _ in alike), None
     if not walks:
@@ -272,4 +301,6 @@ def _inner_neighbours(sizes: Sequence[int], walk: Sequence[int]) -> int:
 
 def _outermost_first(shape: Shape, strides: Shape) -> list[int]:
     """Return the dimensions larger than 1, outermost in memory first."""
-    return sorted([d for d, size in enumerate(shape) if size != 1], key=strides.__getitem__, reverse=True)
+    return sorted(
+        [d for d, size in enumerate(shape) if size != 1], key=strides.__getitem__, reverse=True
+    )

@@ -1,8 +1,8 @@
 """The models people know by name, and the architectures they are made of.
 
-A catalogue model is a YAML file with the dimensions its makers published. An architecture is a template in
-``workload.models``, imported when it is first needed, so that a cold prediction pays for one only.
-"""
+A catalogue model is a YAML file with the dimensions its makers published. An architecture is a
+template in ``workload.models``, imported when it is first needed, so that a cold prediction pays
+for one only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class ModelKind(StrEnum):
 
 @dataclass(frozen=True)
 class ModelArchitecture:
-    """A template: its module in ``workload.models``, the names of its dimensions and of its trace function."""
+    """A template: its module in ``workload.models``, the names of its dimensions and of its trace
+    function.
+    """
 
     kind: ModelKind
     module: str
@@ -47,7 +49,9 @@ class ModelArchitecture:
 
     @property
     def trace(self) -> Callable[..., Any]:
-        """The function ``trace(dims, settings, program)``, which adds the sections of one pass to a program."""
+        """The function ``trace(dims, settings, program)``, which adds the sections of one pass to a
+        program.
+        """
         found: Callable[..., Any] = getattr(self._template, self.trace_name)
         return found
 
@@ -82,8 +86,12 @@ class ModelSpec:
     dims: Any  # the frozen dataclass of the architecture
     source: str
     note: str = ""
-    quantization: str | None = None  # recipe that its weights are published in; None: as wide as they are computed in
-    kv_dtype: Dtype | None = None  # cache that it is published with scales for; None: as wide as activations
+    quantization: str | None = (
+        None  # recipe that its weights are published in; None: as wide as they are computed in
+    )
+    kv_dtype: Dtype | None = (
+        None  # cache that it is published with scales for; None: as wide as activations
+    )
 
     @property
     def template(self) -> ModelArchitecture:
@@ -113,12 +121,22 @@ def models() -> list[ModelSpec]:
 
 @cache
 def load_model(name: str) -> ModelSpec:
-    """Read the catalogue model called ``name`` (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
+    """Read the catalogue model called ``name`` (case, ``-``, ``_``, ``.`` and blanks do not
+    matter).
+    """
     aliases = load_aliases()
-    known = resolve_name("model", name, list_models(), {alias: row["name"] for alias, row in aliases.items()})
+    known = resolve_name(
+        "model", name, list_models(), {alias: row["name"] for alias, row in aliases.items()}
+    )
     model = parse_model((_CATALOGUE / f"{known}.yaml").read_bytes(), f"{known}.yaml", known)
-    positions = {fold_name(alias): row["max_positions"] for alias, row in aliases.items()}.get(fold_name(name))
-    return replace(model, dims=replace(model.dims, max_positions=int(positions))) if positions else model
+    positions = {fold_name(alias): row["max_positions"] for alias, row in aliases.items()}.get(
+        fold_name(name)
+    )
+    return (
+        replace(model, dims=replace(model.dims, max_positions=int(positions)))
+        if positions
+        else model
+    )
 
 
 def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
@@ -145,6 +163,9 @@ def make_model(
 def load_aliases() -> dict[str, dict[str, str]]:
     """Read other names people use, such as those of the Hugging Face hub.
 
-    Each means a model, under ``name``, and has ``max_positions`` where it was made for others than that.
-    """
-    return {row["alias"]: row for row in read_shipped_table("wattcast.workload", "catalogue", "aliases.csv")}
+    Each means a model, under ``name``, and has ``max_positions`` where it was made for others than
+    that."""
+    return {
+        row["alias"]: row
+        for row in read_shipped_table("wattcast.workload", "catalogue", "aliases.csv")
+    }

@@ -42,7 +42,9 @@ class OutputHead(StrEnum):
 
 
 class SoftwareStack(StrEnum):
-    """The software that issues the kernels: PyTorch eager, a compiler that fuses, or an inference engine."""
+    """The software that issues the kernels: PyTorch eager, a compiler that fuses, or an inference
+    engine.
+    """
 
     EAGER = "eager"
     COMPILED = "compiled"
@@ -53,9 +55,9 @@ class SoftwareStack(StrEnum):
 class WeightRecipe:
     """How an engine keeps the weights of linear layers and experts, and what multiplies them.
 
-    ``bit`` counts scales and zero points. With ``activations`` tokens are quantized to that format before each
-    product (``mode``: a scale for a token or for 128 values of it); without, weights are widened on chip.
-    """
+    ``bit`` counts scales and zero points. With ``activations`` tokens are quantized to that format
+    before each product (``mode``: a scale for a token or for 128 values of it); without, weights
+    are widened on chip."""
 
     weights: str  # fp8, int8, int4 or fp4
     bit: float
@@ -65,18 +67,27 @@ class WeightRecipe:
     expert_scales: str = ""
     group: int = -1  # weights that share a scale; -1: a whole row
     zero_points: bool = False
-    experts_alone: bool = False  # of a mixture only the experts are narrow, as gpt-oss was published
+    experts_alone: bool = (
+        False  # of a mixture only the experts are narrow, as gpt-oss was published
+    )
 
 
-_INT4_BIT, _AWQ_BIT = 4.0 + 16.0 / 128.0, 4.0 + (16.0 + 4.0) / 128.0  # a scale of 16 bit, a zero of 4, for 128
+_INT4_BIT, _AWQ_BIT = (
+    4.0 + 16.0 / 128.0,
+    4.0 + (16.0 + 4.0) / 128.0,
+)  # a scale of 16 bit, a zero of 4, for 128
 RECIPES = {
     "fp8": WeightRecipe("fp8", 8.0, "cutlass", Dtype.FP8, "token", "tensor"),
-    "fp8-block": WeightRecipe("fp8", 8.0 + 32.0 / 128.0**2, "deepgemm", Dtype.FP8, "block", "block"),
+    "fp8-block": WeightRecipe(
+        "fp8", 8.0 + 32.0 / 128.0**2, "deepgemm", Dtype.FP8, "block", "block"
+    ),
     "w8a8": WeightRecipe("int8", 8.0, "cutlass", Dtype.INT8, "token", "tensor"),
     "awq": WeightRecipe("int4", _AWQ_BIT, "marlin", None, "", "group", 128, True),
     "gptq": WeightRecipe("int4", _INT4_BIT, "machete", None, "", "group", 128),
     "gptq-8bit": WeightRecipe("fp8", 8.0 + 16.0 / 128.0, "marlin", None, "", "group", 128),
-    "mxfp4": WeightRecipe("fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32, experts_alone=True),
+    "mxfp4": WeightRecipe(
+        "fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32, experts_alone=True
+    ),
     "nvfp4": WeightRecipe("fp4", 4.0 + 8.0 / 16.0, "cutlass", Dtype.FP4, "block", "nv", 16),
 }
 UNQUANTIZED = "none"  # for a model whose published weights are narrow
@@ -119,13 +130,20 @@ class ModelOptions:
     tp: int = 1
     pp: int = 1
     dp: int = 1
-    ep: int = 1  # of tp * dp GPUs, those that share the experts; 1: tensor-parallel GPUs share each expert
+    # of tp * dp GPUs, those that share the experts; 1: tensor-parallel GPUs share each expert
+    ep: int = 1
     cp: int = 1  # GPUs that share each sequence
     skew: float = 0.0  # 0: experts share tokens evenly; 1: all choices fall on the same experts
-    recompute: bool = False  # training: run each layer's forward again instead of keeping activations
+    recompute: bool = (
+        False  # training: run each layer's forward again instead of keeping activations
+    )
     image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
-    quantization: str | None = None  # a recipe of an engine, such as fp8-block (``RECIPES``); None: the model's own
-    weights: str | None = None  # of an engine: weights alone in int4, fp8 or fp4, multiplied in ``dtype``
+    quantization: str | None = (
+        None  # a recipe of an engine, such as fp8-block (``RECIPES``); None: the model's own
+    )
+    weights: str | None = (
+        None  # of an engine: weights alone in int4, fp8 or fp4, multiplied in ``dtype``
+    )
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
 
     @classmethod
@@ -138,26 +156,40 @@ class ModelOptions:
     def __post_init__(self) -> None:
         for name in _SIZES:
             value, may_lack = getattr(self, name), getattr(ModelOptions, name) is None
-            if not (type(value) is int and 0 < value < SIZE_LIMIT) and not (value is None and may_lack):
+            if not (type(value) is int and 0 < value < SIZE_LIMIT) and not (
+                value is None and may_lack
+            ):
                 raise bad_value(name, f"a whole number from 1 to {SIZE_LIMIT - 1}", value)
         for name, kind in _ENUMS.items():
             value, may_lack = getattr(self, name), getattr(ModelOptions, name) is None
             if type(value) is not kind and not (value is None and may_lack):
                 object.__setattr__(self, name, parse_word(kind, name, value))
         if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
-            raise bad_value("skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew)
+            raise bad_value(
+                "skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew
+            )
         if self.dtype not in RUNNABLE_DTYPES:
             raise bad_value("dtype", f"one of {', '.join(RUNNABLE_DTYPES)}", str(self.dtype))
         if self.tokens is not None and self.phase is not WorkloadPhase.GENERATE:
-            raise bad_value("tokens", "phase generate", str(self.phase), "Leave tokens out, or choose generate.")
+            raise bad_value(
+                "tokens", "phase generate", str(self.phase), "Leave tokens out, or choose generate."
+            )
         training = self.phase is WorkloadPhase.TRAIN
         if self.recompute and not training:
-            raise bad_value("recompute", "phase train", str(self.phase), "Only training keeps activations.")
+            raise bad_value(
+                "recompute", "phase train", str(self.phase), "Only training keeps activations."
+            )
         if training and self.dtype in (Dtype.FP8, Dtype.INT8):
             raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
         if training and self.stack is SoftwareStack.ENGINE:
-            raise bad_value("stack", "eager or compiled in training", "engine", "An engine only serves.")
-        known_words = {"quantization": (*RECIPES, UNQUANTIZED), "weights": WEIGHT_ONLY, "kv_dtype": KV_DTYPES}
+            raise bad_value(
+                "stack", "eager or compiled in training", "engine", "An engine only serves."
+            )
+        known_words = {
+            "quantization": (*RECIPES, UNQUANTIZED),
+            "weights": WEIGHT_ONLY,
+            "kv_dtype": KV_DTYPES,
+        }
         for name, known in known_words.items():
             value = getattr(self, name)
             if value is not None and value not in known:
@@ -165,7 +197,9 @@ class ModelOptions:
             if value is not None and self.stack not in (None, SoftwareStack.ENGINE):
                 raise bad_value(name, "stack engine", str(self.stack), "Ask for --stack engine.")
         if self.quantization not in (None, UNQUANTIZED) and self.weights is not None:
-            raise bad_value("weights", "no recipe beside it", self.quantization, "Give one of the two.")
+            raise bad_value(
+                "weights", "no recipe beside it", self.quantization, "Give one of the two."
+            )
         if self.recipe is not None and self.dtype not in (Dtype.BF16, Dtype.FP16, Dtype.FP8):
             raise bad_value("dtype", "bf16 or fp16 with narrow weights", str(self.dtype))
 
@@ -226,7 +260,9 @@ def parse_word(kind: type[_Word], name: str, value: object) -> _Word:
 
 
 def parse_option(name: str, text: str, where: str) -> Any:
-    """Return the value of an option as people write it: ``8`` for batch, ``yes`` for recompute, words as they are."""
+    """Return the value of an option as people write it: ``8`` for batch, ``yes`` for recompute,
+    words as they are.
+    """
     kind = str(ModelOptions.__annotations__[name])
     if "int" not in kind and "float" not in kind:
         return text.lower() in ("yes", "true", "1") if kind == "bool" else text
@@ -238,7 +274,9 @@ def parse_option(name: str, text: str, where: str) -> Any:
 
 
 def unknown_option_error(name: str, settings: Iterable[str] = ()) -> UnknownName:
-    """Return the error for a name that is no option; ``settings`` are further names known where it was given."""
+    """Return the error for a name that is no option; ``settings`` are further names known where it
+    was given.
+    """
     settings = tuple(settings)
     known = f"Options of a model: {', '.join(OPTION_NAMES)}."
     if settings:
@@ -247,7 +285,9 @@ def unknown_option_error(name: str, settings: Iterable[str] = ()) -> UnknownName
 
 
 def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptions, list[str]]:
-    """Replace None by the model's defaults; return a sentence for each default and each assumption as well."""
+    """Replace None by the model's defaults; return a sentence for each default and each assumption
+    as well.
+    """
     said: list[str] = []
     taken: dict[str, Any] = {}
 
@@ -263,7 +303,9 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         raise bad_value(f"{model.name}: phase", f"one of {', '.join(_PHASES[kind])}", str(phase))
     if kind is ModelKind.VISION:
         if options.seq is not None:
-            raise bad_value(f"{model.name}: seq", "no sequence length for a vision model", options.seq)
+            raise bad_value(
+                f"{model.name}: seq", "no sequence length for a vision model", options.seq
+            )
         image = options.image
         if image is None:
             taken["image"] = image = model.dims.image
@@ -276,11 +318,16 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     else:
         if options.image is not None:
             raise bad_value(f"{model.name}: image", f"no picture for a {kind} model", options.image)
-        positions, length = getattr(model.dims, "max_positions", 0), 512 if kind is ModelKind.ENCODER else 1024
+        positions, length = (
+            getattr(model.dims, "max_positions", 0),
+            512 if kind is ModelKind.ENCODER else 1024,
+        )
         seq = options.seq or take("seq", min(length, positions) if positions else length)
         generating = phase is WorkloadPhase.GENERATE
         tokens = options.tokens or (take("tokens", DEFAULT_TOKENS) if generating else None)
-        first = 2 if getattr(model.dims, "counted_positions", False) else 0  # RoBERTa begins after its padding's
+        first = (
+            2 if getattr(model.dims, "counted_positions", False) else 0
+        )  # RoBERTa begins after its padding's
         most, longest = positions - first, seq + (tokens or 1) - 1
         if most and longest > most:
             said.append(f"{longest} positions are more than the {most} this model was made for")
@@ -298,11 +345,21 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     if options.stack is None:
         # an engine for what engines serve; PyTorch eager for training, encoders, pictures and sound
         language = model.kind is ModelKind.LANGUAGE and model.template.engine
-        serving_phase = phase in (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
+        serving_phase = phase in (
+            WorkloadPhase.PREFILL,
+            WorkloadPhase.DECODE,
+            WorkloadPhase.GENERATE,
+        )
         by_engine = language and serving_phase and options.attention is AttentionMode.FLASH
-        narrow = [name for name in ("quantization", "weights", "kv_dtype") if getattr(options, name) is not None]
+        narrow = [
+            name
+            for name in ("quantization", "weights", "kv_dtype")
+            if getattr(options, name) is not None
+        ]
         if narrow and not (model.template.engine and phase is not WorkloadPhase.TRAIN):
-            raise bad_value(narrow[0], "a language model that an engine serves", f"{model.name} {phase}")
+            raise bad_value(
+                narrow[0], "a language model that an engine serves", f"{model.name} {phase}"
+            )
         why = f"default of {phase} for a {kind} model{' in narrow formats' if narrow else ''}"
         take("stack", SoftwareStack.ENGINE if narrow or by_engine else SoftwareStack.EAGER, why)
     options = replace(options, **taken) if taken else options
@@ -313,15 +370,21 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
 def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, int | None]:
     """Count the tokens and the items (pictures, audio clips) of one run on all GPUs together.
 
-    Tokens are prompt tokens in a prefill, new tokens in decode (one a sequence) and in generate (its prefill costs
-    time and energy but its prompt does not count), and tokens trained on in training. A decode step finishes no item.
-    """
+    Tokens are prompt tokens in a prefill, new tokens in decode (one a sequence) and in generate
+    (its prefill costs time and energy but its prompt does not count), and tokens trained on in
+    training. A decode step finishes no item."""
     sequences = options.batch * options.dp
     items = sequences if model.template.item and options.phase is not WorkloadPhase.DECODE else None
     if model.kind is ModelKind.VISION:
         return None, items
     generating = options.phase is WorkloadPhase.GENERATE
-    length = 1 if options.phase is WorkloadPhase.DECODE else options.tokens if generating else options.seq
+    length = (
+        1
+        if options.phase is WorkloadPhase.DECODE
+        else options.tokens
+        if generating
+        else options.seq
+    )
     return sequences * (length or 1), items
 
 
@@ -332,7 +395,9 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
     kv_heads, experts = getattr(dims, "kv_heads", tp), getattr(dims, "experts", 0)
     layers = getattr(dims, "layers", getattr(dims, "decoder_layers", 1))
     training, served = options.phase is WorkloadPhase.TRAIN, options.stack is SoftwareStack.ENGINE
-    by_engine = served and model.kind is ModelKind.LANGUAGE and hasattr(dims, "kv_heads") and not training
+    by_engine = (
+        served and model.kind is ModelKind.LANGUAGE and hasattr(dims, "kv_heads") and not training
+    )
     shared = ("heads", "intermediate", "expert_intermediate", "shared_intermediate")
     widths = {of: getattr(dims, of, 0) for of in shared if model.kind is not ModelKind.VISION}
     whole = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
@@ -340,13 +405,28 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
     for name, is_wrong, wanted, do in (
         ("tp", tp > 1 and model.kind is ModelKind.VISION, "1 for a vision model", ""),
         *(("tp", size % tp, f"a divisor of {of}={size}", "") for of, size in widths.items()),
-        ("tp", kv_heads % tp and tp % kv_heads, f"a divisor or multiple of kv_heads={kv_heads}", ""),
+        (
+            "tp",
+            kv_heads % tp and tp % kv_heads,
+            f"a divisor or multiple of kv_heads={kv_heads}",
+            "",
+        ),
         ("ep", ep > 1 and not experts, "1 for a model without experts", ""),
         ("ep", ep > 1 and training, "1 in training", "Use --tp."),
         ("ep", experts % ep, f"a divisor of its {experts} experts", ""),
-        ("ep", (tp % ep and ep % tp) or tp * dp % ep, whole, "Set --tp or --dp to the GPUs that share the experts."),
+        (
+            "ep",
+            (tp % ep and ep % tp) or tp * dp % ep,
+            whole,
+            "Set --tp or --dp to the GPUs that share the experts.",
+        ),
         ("cp", cp > 1 and not by_engine, alone, ""),
-        ("cp", cp > 1 and (options.seq or 1) < cp, f"at most as many GPUs as tokens (seq {options.seq})", ""),
+        (
+            "cp",
+            cp > 1 and (options.seq or 1) < cp,
+            f"at most as many GPUs as tokens (seq {options.seq})",
+            "",
+        ),
         ("pp", pp > layers, f"at most as many stages as layers ({layers})", ""),
     ):
         if is_wrong:
@@ -356,7 +436,11 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
 def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     """Return a sentence for everything that holds for this run and is not an option."""
     o, dtype, phase, recipe = options, activation_dtype(options), options.phase, options.recipe
-    by_engine, seq, group = o.stack is SoftwareStack.ENGINE, o.seq, decode_group_size((o.tokens or 1) - 1)
+    by_engine, seq, group = (
+        o.stack is SoftwareStack.ENGINE,
+        o.seq,
+        decode_group_size((o.tokens or 1) - 1),
+    )
     decoding = phase in (WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
     grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
     formats, experts = "", ""
@@ -387,7 +471,8 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         f"the prefill yields the first token; decode steps in groups of {group}, each at its mean context": (
             phase is WorkloadPhase.GENERATE
         ),
-        f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": phase is WorkloadPhase.TRAIN,
+        f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": phase
+        is WorkloadPhase.TRAIN,
         formats: formats,
         "compiled: pointwise runs and row reductions are fused as TorchInductor does; products are not": (
             o.stack is SoftwareStack.COMPILED
@@ -398,18 +483,22 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
             by_engine and not model.template.engine
         ),
         experts: experts,
-        f"one of {o.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out": o.tp > 1,
+        f"one of {o.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out": o.tp
+        > 1,
         f"one of {o.pp} pipeline stages, with the largest share of the layers and both embedding and head; waiting "
         "for other stages is not counted": o.pp > 1,
         f"one of {o.dp} replicas, each with its own batch": o.dp > 1,
-        f"experts are spread over {o.ep} GPUs, and this is the one that gets most tokens {by_chance}": o.ep > 1,
+        f"experts are spread over {o.ep} GPUs, and this is the one that gets most tokens {by_chance}": o.ep
+        > 1,
         f"one of {o.cp} GPUs that share each sequence and its cache": o.cp > 1,
     }
     return [sentence for sentence, holds in said.items() if holds]
 
 
 def decode_group_size(steps: int) -> int:
-    """Return how many decode steps share one context: an odd number, which gives about sixteen groups at most."""
+    """Return how many decode steps share one context: an odd number, which gives about sixteen
+    groups at most.
+    """
     return max(-(-steps // DECODE_GROUPS) | 1, 1)
 
 
@@ -431,5 +520,8 @@ def name_graph(model: ModelSpec, options: ModelOptions) -> str:
     if options.kv_dtype is not None:
         words.append(f"kv-{options.kv_dtype}")
     counts = {name: getattr(options, name) for name in ("tp", "pp", "dp", "ep", "cp")}
-    words += [str(options.stack), *(f"{name}{count}" for name, count in counts.items() if count > 1)]
+    words += [
+        str(options.stack),
+        *(f"{name}{count}" for name, count in counts.items() if count > 1),
+    ]
     return " ".join(words)

@@ -1,9 +1,9 @@
-"""The base class of operators, the registry that finds an operator class by its name, and pointwise functions.
+"""The base class of operators, the registry that finds an operator class by its name, and pointwise
+functions.
 
-A new operator is one class under ``@register_operator("its name")``, which makes it a frozen dataclass. It gives its
-sizes, its arithmetic and its bytes; its JSON form follows from its fields, and readers, graphs and totals find it in
-the registry. Nothing here depends on a GPU.
-"""
+A new operator is one class under ``@register_operator("its name")``, which makes it a frozen
+dataclass. It gives its sizes, its arithmetic and its bytes; its JSON form follows from its fields,
+and readers, graphs and totals find it in the registry. Nothing here depends on a GPU."""
 
 from __future__ import annotations
 
@@ -36,21 +36,32 @@ class OperatorWork(NamedTuple):
 class Operator:
     """One call that the host issues.
 
-    ``count`` says how often in a row it is issued, ``label`` where in the model. Neither changes the cost of one
-    call, so neither takes part in equality.
-    """
+    ``count`` says how often in a row it is issued, ``label`` where in the model. Neither changes
+    the cost of one call, so neither takes part in equality."""
 
     kind: ClassVar[str] = ""  # the registered name, which is "op" in workload JSON
-    family: ClassVar[str] = ""  # operators of one family run on the same kind of kernel; mostly the kind itself
+    family: ClassVar[str] = (
+        ""  # operators of one family run on the same kind of kernel; mostly the kind itself
+    )
     form_text: ClassVar[str] = "{op.name}"  # of ``form``, with fields as ``{op.mode}``
-    form_words: ClassVar[Mapping[str, str]] = {}  # that follow it where a field is neither 0 nor empty
-    is_product: ClassVar[bool] = False  # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
+    form_words: ClassVar[
+        Mapping[str, str]
+    ] = {}  # that follow it where a field is neither 0 nor empty
+    is_product: ClassVar[bool] = (
+        False  # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
+    )
     json_names: ClassVar[Mapping[str, str]] = {}  # fields that have another key in workload JSON
     allowed: ClassVar[Mapping[str, Collection[str]]] = {}  # words that a field may hold
-    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})  # whole numbers that ``str()`` leaves out
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset(
+        {"count"}
+    )  # whole numbers that ``str()`` leaves out
 
-    stacks: ClassVar[bool] = False  # sizes change neither form nor kernels, and ``work`` takes arrays of them
-    size_names: ClassVar[tuple[str, ...]] = ()  # count and, where it stacks, whole numbers that decide the cost
+    stacks: ClassVar[bool] = (
+        False  # sizes change neither form nor kernels, and ``work`` takes arrays of them
+    )
+    size_names: ClassVar[
+        tuple[str, ...]
+    ] = ()  # count and, where it stacks, whole numbers that decide the cost
     read_words: ClassVar[Callable[[Any], Hashable]]  # returns all else that does
 
     _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()  # fields and the least value of each
@@ -95,7 +106,8 @@ class Operator:
 
     @property
     def form(self) -> str:
-        """Return what makes it another thing to measure than others of its family, in words; sizes do not.
+        """Return what makes it another thing to measure than others of its family, in words; sizes
+        do not.
 
         A prediction of a form that was never measured says so.
         """
@@ -156,24 +168,32 @@ def check_size(op: Operator) -> None:
     if is_any(op.count > MOST_CALLS):
         raise bad_value(f"{op.name}.count", f"at most {MOST_CALLS:,} calls", np.max(op.count))
     if byte > MOST_BYTE:
-        raise bad_value(clip_text(op, 200), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes.")
+        raise bad_value(
+            clip_text(op, 200), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes."
+        )
 
 
 MANY_OPS = 4096  # from which columns gain more than making them takes
 RowIndex = npt.NDArray[np.intp]
-OperatorRecords = tuple[RowIndex, type[Operator], Sequence[Any]]  # rows, their class, and what has its fields
+OperatorRecords = tuple[
+    RowIndex, type[Operator], Sequence[Any]
+]  # rows, their class, and what has its fields
 
 
 @dataclass(frozen=True, eq=False)
 class OperatorColumns(Sequence[Operator]):
-    """Many operators in columns; one is made when somebody looks at it. Those of a form differ in sizes alone."""
+    """Many operators in columns; one is made when somebody looks at it. Those of a form differ in
+    sizes alone.
+    """
 
     forms: CodedColumn[Operator]  # one operator of the form of each
     sizes: Array  # (size, row) as ``size_names`` of the form has them
     labels: CodedColumn[str]
 
     @classmethod
-    def from_records(cls, parts: Sequence[OperatorRecords], make: Callable[[type, Any], Operator]) -> OperatorColumns:
+    def from_records(
+        cls, parts: Sequence[OperatorRecords], make: Callable[[type, Any], Operator]
+    ) -> OperatorColumns:
         """Stack records of all rows; ``make`` returns the operator of one."""
         count = sum(len(records) for _, _, records in parts)
         sizes = np.zeros((max(len(kind.size_names) for _, kind, _ in parts), count))
@@ -181,7 +201,9 @@ class OperatorColumns(Sequence[Operator]):
         for rows, kind, records in parts:
             _, place = index_distinct(map(kind.read_words, records))
             form[rows] = place + len(examples)
-            examples += [make(kind, records[i]) for i in np.unique(place, return_index=True)[1].tolist()]
+            examples += [
+                make(kind, records[i]) for i in np.unique(place, return_index=True)[1].tolist()
+            ]
             for column, name in zip(sizes, kind.size_names, strict=False):
                 column[rows] = np.fromiter(map(attrgetter(name), records), np.float64, len(records))
             labels.append((rows, map(attrgetter("label"), records)))
@@ -228,7 +250,9 @@ class OperatorColumns(Sequence[Operator]):
             yield one.with_sizes(dict(zip(one.size_names, self.sizes[:, rows], strict=False)))
 
     def merge_equal(self) -> tuple[OperatorColumns, RowIndex]:
-        """Return the distinct operators, those of a form together, and the place of each operator among them."""
+        """Return the distinct operators, those of a form together, and the place of each operator
+        among them.
+        """
         first = find_equal(np.array([self.forms.place, *self.sizes[1:]]))
         by_form = np.concatenate(self.rows_by_form)
         order = by_form[first[by_form] == by_form]
@@ -240,11 +264,15 @@ class OperatorColumns(Sequence[Operator]):
         """Return the text of each operator."""
         texts = np.empty(len(self), object)
         for one, rows in zip(self.forms.values, self.rows_by_form, strict=True):
-            marks = {name: 10**15 + i for i, name in enumerate(one.size_names)}  # stand for sizes in the text of all
+            marks = {
+                name: 10**15 + i for i, name in enumerate(one.size_names)
+            }  # stand for sizes in the text of all
             text = str(one.with_sizes(marks))
             for i, mark in enumerate(marks.values()):
                 text = text.replace(str(mark), f"{{{i}}}")
-            texts[rows] = list(map(text.format, *self.sizes[: len(marks), rows].astype(np.int64).tolist()))
+            texts[rows] = list(
+                map(text.format, *self.sizes[: len(marks), rows].astype(np.int64).tolist())
+            )
         return texts.tolist()
 
 
@@ -258,20 +286,29 @@ def index_words(ops: Sequence[Any], read: Callable[[Any], _Word]) -> CodedColumn
 
 def select_operators(ops: Sequence[Operator], rows: RowIndex) -> Sequence[Operator]:
     """Return some of the operators, in columns where all are."""
-    return ops.select_rows(rows) if isinstance(ops, OperatorColumns) else tuple([ops[i] for i in rows.tolist()])
+    return (
+        ops.select_rows(rows)
+        if isinstance(ops, OperatorColumns)
+        else tuple([ops[i] for i in rows.tolist()])
+    )
 
 
 _REGISTRY: dict[str, type[Operator]] = {}
 # other whole numbers are at least 1
 _LEAST = {
-    **dict.fromkeys(("padding", "bytes", "overlaps", "window", "splits", "elsewhere", "all_tokens"), 0),
+    **dict.fromkeys(
+        ("padding", "bytes", "overlaps", "window", "splits", "elsewhere", "all_tokens"), 0
+    ),
     "group": -1,
 }
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorType]], type[_OperatorType]]:
-    """Make a class a frozen dataclass, known as an operator under ``kind``, the word for it in workload JSON.
+def register_operator(
+    kind: str, family: str = ""
+) -> Callable[[type[_OperatorType]], type[_OperatorType]]:
+    """Make a class a frozen dataclass, known as an operator under ``kind``, the word for it in
+    workload JSON.
 
     >>> @register_operator("sort")
     ... class Sort(Operator):
@@ -286,8 +323,12 @@ def register_operator(kind: str, family: str = "") -> Callable[[type[_OperatorTy
         cls.kind, cls.family = kind, family or kind
         sizes = {f.name: cls.stacks and f.type == "int" for f in fields(cls) if f.compare}
         cls.size_names = ("count", *(name for name, whole in sizes.items() if whole))
-        cls.read_words = staticmethod(attrgetter(*(name for name, whole in sizes.items() if not whole)))
-        cls._whole_numbers = tuple((f.name, _LEAST.get(f.name, 1)) for f in fields(cls) if f.type == "int")
+        cls.read_words = staticmethod(
+            attrgetter(*(name for name, whole in sizes.items() if not whole))
+        )
+        cls._whole_numbers = tuple(
+            (f.name, _LEAST.get(f.name, 1)) for f in fields(cls) if f.type == "int"
+        )
         _REGISTRY[kind] = cls
         return cls
 
@@ -314,12 +355,17 @@ class PointwiseFunction:
 def load_functions() -> dict[str, PointwiseFunction]:
     """Read all pointwise functions, by name."""
     rows = (row.values() for row in read_shipped_table("wattcast.workload", "elementwise.csv"))
-    return {name: PointwiseFunction(name, int(n), float(flop), float(sfu), word) for name, n, flop, sfu, word in rows}
+    return {
+        name: PointwiseFunction(name, int(n), float(flop), float(sfu), word)
+        for name, n, flop, sfu, word in rows
+    }
 
 
 def find_function(name: str) -> PointwiseFunction:
     """Return the pointwise function called ``name``, or raise an error with the nearest names."""
     table = load_functions()
     if name not in table:
-        raise unknown_name("elementwise function", name, table, f"Known: {', '.join(sorted(table))}.")
+        raise unknown_name(
+            "elementwise function", name, table, f"Known: {', '.join(sorted(table))}."
+        )
     return table[name]

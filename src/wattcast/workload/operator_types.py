@@ -1,8 +1,7 @@
 """The operators Wattcast knows: sizes, number formats, arithmetic and bytes of one call.
 
-Bytes are those an operator must read and write when nothing is cached; a multiply-add counts as two floating-point
-operations. Register another operator the same way, in a file of its own or here.
-"""
+Bytes are those an operator must read and write when nothing is cached; a multiply-add counts as two
+floating-point operations. Register another operator the same way, in a file of its own or here."""
 
 from __future__ import annotations
 
@@ -12,7 +11,13 @@ from functools import cached_property
 from typing import ClassVar
 
 from wattcast.core import Dtype, bad_value, dataclass
-from wattcast.workload.operator_base import Operator, OperatorWork, find_function, is_any, register_operator
+from wattcast.workload.operator_base import (
+    Operator,
+    OperatorWork,
+    find_function,
+    is_any,
+    register_operator,
+)
 
 
 class Layout(StrEnum):
@@ -23,16 +28,19 @@ class Layout(StrEnum):
     BROADCAST = "broadcast"
     TRANSPOSED = "transposed"
 
-    __hash__ = str.__hash__  # it equals its word, so it must hash like it; faster than the hash of Enum
+    __hash__ = (
+        str.__hash__
+    )  # it equals its word, so it must hash like it; faster than the hash of Enum
 
 
 @register_operator("linear", family="gemm")
 class Linear(Operator):
-    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ (+ bias[n])``: m tokens, n output features, k input features.
+    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ (+ bias[n])``: m tokens, n output features, k input
+    features.
 
-    ``weight_dtype`` differs from ``dtype`` for int8 or fp8 weights that are narrow in memory. ``turned`` says that
-    both operands lie in memory with k outermost (rows of m and n elements), as for the gradient of a weight.
-    """
+    ``weight_dtype`` differs from ``dtype`` for int8 or fp8 weights that are narrow in memory.
+    ``turned`` says that both operands lie in memory with k outermost (rows of m and n elements), as
+    for the gradient of a weight."""
 
     is_product: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
@@ -51,13 +59,18 @@ class Linear(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         m, n, k = 1.0 * self.m, 1.0 * self.n, self.k
-        read = self.dtype.byte * (m * k + n * self.bias) + (self.weight_dtype or self.dtype).byte * n * k
+        read = (
+            self.dtype.byte * (m * k + n * self.bias)
+            + (self.weight_dtype or self.dtype).byte * n * k
+        )
         return OperatorWork(2.0 * m * n * k, read, (self.out_dtype or self.dtype).byte * m * n)
 
 
 @register_operator("bmm", family="gemm")
 class Bmm(Operator):
-    """``b`` independent products ``[m, k] @ [k, n]``; ``weight_dtype`` and ``turned`` are those of ``Linear``."""
+    """``b`` independent products ``[m, k] @ [k, n]``; ``weight_dtype`` and ``turned`` are those of
+    ``Linear``.
+    """
 
     is_product: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
@@ -77,7 +90,9 @@ class Bmm(Operator):
     def work(self) -> OperatorWork:
         b, m, n, k = 1.0 * self.b, self.m, self.n, self.k
         read = b * (self.dtype.byte * m + (self.weight_dtype or self.dtype).byte * n) * k
-        return OperatorWork(2.0 * b * m * n * k, read, (self.out_dtype or self.dtype).byte * b * m * n)
+        return OperatorWork(
+            2.0 * b * m * n * k, read, (self.out_dtype or self.dtype).byte * b * m * n
+        )
 
 
 def _name_narrow_weights(op: Linear | Bmm) -> str:
@@ -87,12 +102,13 @@ def _name_narrow_weights(op: Linear | Bmm) -> str:
 
 @register_operator("conv2d")
 class Conv2d(Operator):
-    """Convolve ``n`` images of ``c`` channels, ``h`` by ``w``, with ``k`` filters of ``r`` by ``s``.
+    """Convolve ``n`` images of ``c`` channels, ``h`` by ``w``, with ``k`` filters of ``r`` by
+    ``s``.
 
-    ``stride_w`` and ``padding_w`` are given where columns differ from rows (a convolution over time is one row high).
-    ``direction`` is forward, ``dgrad`` (gradient of the input) or ``wgrad`` (gradient of the weight). All three do
-    the same arithmetic and move the same three tensors, but read and write different ones.
-    """
+    ``stride_w`` and ``padding_w`` are given where columns differ from rows (a convolution over time
+    is one row high). ``direction`` is forward, ``dgrad`` (gradient of the input) or ``wgrad``
+    (gradient of the weight). All three do the same arithmetic and move the same three tensors, but
+    read and write different ones."""
 
     is_product: ClassVar[bool] = True
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "p", "q"})
@@ -118,7 +134,11 @@ class Conv2d(Operator):
         if self.c % self.groups or self.k % self.groups:
             raise bad_value("conv2d.groups", f"a divisor of c={self.c} and k={self.k}", self.groups)
         if self.p < 1 or self.q < 1:
-            raise bad_value("conv2d", "a filter that fits the padded image", f"an output of {self.p} by {self.q}")
+            raise bad_value(
+                "conv2d",
+                "a filter that fits the padded image",
+                f"an output of {self.p} by {self.q}",
+            )
 
     @cached_property
     def p(self) -> int:
@@ -151,7 +171,11 @@ class Conv2d(Operator):
     def work(self) -> OperatorWork:
         image, weight, out = self.tensors_byte
         flop = 2.0 * self.n * self.p * self.q * self.k * (self.c // self.groups) * self.r * self.s
-        moved = {"forward": (image + weight, out), "dgrad": (out + weight, image), "wgrad": (image + out, weight)}
+        moved = {
+            "forward": (image + weight, out),
+            "dgrad": (out + weight, image),
+            "wgrad": (image + out, weight),
+        }
         return OperatorWork(flop, *moved[self.direction])
 
 
@@ -159,9 +183,9 @@ class Conv2d(Operator):
 class Attention(Operator):
     """Fused scaled-dot-product attention, whose scores never leave the chip.
 
-    ``flop`` counts only the scores a causal mask keeps; ``flop_dense`` ignores the mask, as PyTorch's counter does.
-    ``backward`` runs five products instead of two. ``dropout`` says that training drops weights at random.
-    """
+    ``flop`` counts only the scores a causal mask keeps; ``flop_dense`` ignores the mask, as
+    PyTorch's counter does. ``backward`` runs five products instead of two. ``dropout`` says that
+    training drops weights at random."""
 
     is_product: ClassVar[bool] = True
     stacks: ClassVar[bool] = True
@@ -184,7 +208,11 @@ class Attention(Operator):
     @property
     def form(self) -> str:
         apart = self.v_head_dim is not None and self.v_head_dim != self.head_dim
-        words = (" backward" * self.backward, " with dropout" * self.dropout, " with values of another width" * apart)
+        words = (
+            " backward" * self.backward,
+            " with dropout" * self.dropout,
+            " with values of another width" * apart,
+        )
         return self.kind + "".join(words)
 
     @property
@@ -204,7 +232,9 @@ class Attention(Operator):
         if not self.causal:
             return 1.0
         q, kv = 1.0 * self.q_len, 1.0 * self.kv_len
-        rows = 0.5 * (q + kv - abs(q - kv))  # that see any key: the lesser of both, of arrays as well
+        rows = 0.5 * (
+            q + kv - abs(q - kv)
+        )  # that see any key: the lesser of both, of arrays as well
         return rows * (2.0 * kv + 1.0 - rows) / (2.0 * q * kv)
 
     @cached_property
@@ -221,8 +251,8 @@ class Attention(Operator):
 class RowReduction(Operator):
     """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses.
 
-    ``read`` and ``write`` (bytes) are given where other work is fused in: a residual added, a mask read.
-    """
+    ``read`` and ``write`` (bytes) are given where other work is fused in: a residual added, a mask
+    read."""
 
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write"})
     form_words: ClassVar[Mapping[str, str]] = {"backward": " backward"}
@@ -282,18 +312,21 @@ class RmsNorm(RowReduction):
 class Elementwise(Operator):
     """Compute a pointwise ``function`` (a row of ``elementwise.csv``) of ``n`` output elements.
 
-    ``read`` and ``write`` (bytes) are given when they do not follow from ``n``: broadcasts, concatenations, gathers,
-    reductions. ``out_dtype`` differs from ``dtype`` in casts.
+    ``read`` and ``write`` (bytes) are given when they do not follow from ``n``: broadcasts,
+    concatenations, gathers, reductions. ``out_dtype`` differs from ``dtype`` in casts.
 
-    ``rows`` and ``run`` describe the walk through memory where the layout leaves it open (None: not known). ``rows``
-    is the outer of the two dimensions the shape folds into; ``run`` counts elements that are neighbours in memory:
+    ``rows`` and ``run`` describe the walk through memory where the layout leaves it open (None: not
+    known). ``rows`` is the outer of the two dimensions the shape folds into; ``run`` counts
+    elements that are neighbours in memory:
 
     - strided: ``n / rows`` elements of the input are neighbours;
-    - broadcast: the small input serves whole rows (it holds one row or several) or holds one element per row;
-    - transposed: ``run`` elements are neighbours in input and output, and ``n / rows`` such runs follow one another
-      in the output that do not in the input; 1 is a plain transpose;
+    - broadcast: the small input serves whole rows (it holds one row or several) or holds one
+      element per row;
+    - transposed: ``run`` elements are neighbours in input and output, and ``n / rows`` such runs
+      follow one another in the output that do not in the input; 1 is a plain transpose;
     - cat: the parts follow one another ``rows`` times; ``run`` elements belong to the last part;
-    - reductions: ``rows`` results; transposed, where neighbours in memory belong to different results;
+    - reductions: ``rows`` results; transposed, where neighbours in memory belong to different
+      results;
     - batch norm: ``rows`` channels of ``run`` pixels; transposed, where channels are innermost;
     - pool: ``rows`` planes.
     """
@@ -318,7 +351,9 @@ class Elementwise(Operator):
                 raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
         for item, value in (("rows", self.rows), ("run", self.run)):
             if value is not None and (value < 1 or is_any(self.n < value)):
-                raise bad_value(f"{self.function}.{item}", f"from 1 to its {self.n} elements", value)
+                raise bad_value(
+                    f"{self.function}.{item}", f"from 1 to its {self.n} elements", value
+                )
 
     @property
     def name(self) -> str:
@@ -334,12 +369,12 @@ class Elementwise(Operator):
 
 @register_operator("collective")
 class Collective(Operator):
-    """Move ``bytes`` per GPU among ``gpus``: all_reduce, all_gather, reduce_scatter, all_to_all or send.
+    """Move ``bytes`` per GPU among ``gpus``: all_reduce, all_gather, reduce_scatter, all_to_all or
+    send.
 
-    ``stride`` says how GPUs of the group are numbered: neighbours (1), or every ``stride``-th, with other groups
-    between them. ``software`` is nccl, or engine where a serving engine has kernels of its own. ``overlaps`` is how
-    many of the operators issued next run beside it.
-    """
+    ``stride`` says how GPUs of the group are numbered: neighbours (1), or every ``stride``-th, with
+    other groups between them. ``software`` is nccl, or engine where a serving engine has kernels of
+    its own. ``overlaps`` is how many of the operators issued next run beside it."""
 
     json_names: ClassVar[Mapping[str, str]] = {"collective": "kind"}
     allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -1,10 +1,10 @@
-"""A traced model as sections of operators: forward, the backward pass that follows from it, the optimiser.
+"""A traced model as sections of operators: forward, the backward pass that follows from it, the
+optimiser.
 
-A compiler fuses eager operators: runs of pointwise work and row reductions become one kernel each. Products,
-convolutions, fused attention, exchanges and sorting stay kernels of their own, as they do in TorchInductor. Anything
-else joins the kernel that computed its inputs, when nothing in between has to run first. A fused kernel reads what
-comes from outside and writes what is used outside.
-"""
+A compiler fuses eager operators: runs of pointwise work and row reductions become one kernel each.
+Products, convolutions, fused attention, exchanges and sorting stay kernels of their own, as they do
+in TorchInductor. Anything else joins the kernel that computed its inputs, when nothing in between
+has to run first. A fused kernel reads what comes from outside and writes what is used outside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from wattcast.workload.symbolic_tensor import Storage, Tape, TapeEntry, Tensor, 
 # torch.optim's fused AdamW hands at most 320 chunks to one launch
 _CHUNK = 65_536
 ADAMW_ELEMENTS_PER_LAUNCH = 320 * _CHUNK
-ADAMW_ALIGNMENT = 1024  # elements: tensors of parameters are whole vectors long, and so is a launch of several chunks
+# elements: tensors of parameters are whole vectors long, and so is a launch of several chunks
+ADAMW_ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,24 @@ class PassSettings:
     stack: SoftwareStack = SoftwareStack.EAGER
     tp: int = 1
     ep: int = 1
-    cp: int = 1  # GPUs that share a sequence: ``length`` are one's own new tokens, ``past`` and the cache are all
+    # GPUs that share a sequence: ``length`` are one's own new tokens, ``past`` and the cache are
+    # all
+    cp: int = 1
     training: bool = False
     skew: float = 0.0
     image: int = 0
     tf32: bool = False
-    adapter_rank: int = 0  # LoRA: the model's own weights are frozen, each linear layer has an adapter of this rank
+    adapter_rank: int = (
+        0  # LoRA: the model's own weights are frozen, each linear layer has an adapter of this rank
+    )
     fp8_products: bool = False  # training: linear layers multiply in fp8, weights stay in ``dtype``
-    fused_training: bool = False  # windows and sinks are part of the attention kernel, as in training frameworks
+    fused_training: bool = (
+        False  # windows and sinks are part of the attention kernel, as in training frameworks
+    )
     recipe: WeightRecipe | None = None  # of an engine's weights; None: as ``weight_dtype``
-    experts_alone: bool = False  # the recipe is that of experts; other linear layers are as ``weight_dtype``
+    experts_alone: bool = (
+        False  # the recipe is that of experts; other linear layers are as ``weight_dtype``
+    )
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
 
     @property
@@ -81,12 +90,16 @@ class PassSettings:
 
     @property
     def expert_width_share(self) -> int:
-        """GPUs that share the width of an expert: the tensor-parallel ones that do not hold other experts."""
+        """GPUs that share the width of an expert: the tensor-parallel ones that do not hold other
+        experts.
+        """
         return max(self.tp // self.ep, 1)
 
     @property
     def expert_replicas(self) -> int:
-        """Data-parallel replicas whose tokens meet at the same experts; 1: a replica keeps its tokens."""
+        """Data-parallel replicas whose tokens meet at the same experts; 1: a replica keeps its
+        tokens.
+        """
         return max(self.ep // self.tp, 1)
 
 
@@ -127,7 +140,9 @@ class ProgramSection:
         end = len(self.forward)
         last.update([(tensor.storage, end) for tensor in self.outputs])
         given = {tensor.storage for tensor in self.inputs}
-        change = [0] * (end + 2)  # bytes that appear at an operator, less those last used by the one before
+        change = [0] * (
+            end + 2
+        )  # bytes that appear at an operator, less those last used by the one before
         for storage, index in first.items():
             if not storage.resident and storage not in given:
                 change[index] += storage.byte
@@ -145,8 +160,11 @@ class Program:
     stages: int = 1  # of a pipeline; this is the one with the largest share of the layers
     sections: list[ProgramSection] = field(default_factory=list)
 
-    def section(self, label: str, body: SectionBody, *inputs: Tensor, repeat: int = 1) -> list[Tensor]:
-        """Trace ``body(tape, *inputs)`` once, as a part that repeats; its results enter the next section.
+    def section(
+        self, label: str, body: SectionBody, *inputs: Tensor, repeat: int = 1
+    ) -> list[Tensor]:
+        """Trace ``body(tape, *inputs)`` once, as a part that repeats; its results enter the next
+        section.
 
         Stages of a pipeline share the repetitions.
         """
@@ -161,8 +179,12 @@ class Program:
             self.sections.append(ProgramSection(label, here, tape, adopted, outputs, tape.entries))
         return outputs
 
-    def stack(self, embed: SectionBody, layer: SectionBody, head: SectionBody, repeat: int, kept: int = 0) -> None:
-        """Trace an embedding, ``repeat`` equal layers and a head, which also gets ``kept`` of the layers' inputs."""
+    def stack(
+        self, embed: SectionBody, layer: SectionBody, head: SectionBody, repeat: int, kept: int = 0
+    ) -> None:
+        """Trace an embedding, ``repeat`` equal layers and a head, which also gets ``kept`` of the
+        layers' inputs.
+        """
         given = self.section("embedding", embed)
         (x,) = self.section("layers", layer, *given, repeat=repeat)
         self.section("head", head, x, *given[1 : 1 + kept])
@@ -173,18 +195,29 @@ class Program:
         for section in reversed(self.sections):
             tape = section.tape
             tape.entries, tape.recording = [], False
-            seeds = {id(t): waiting[id(t.storage)] for t in section.outputs if id(t.storage) in waiting}
+            seeds = {
+                id(t): waiting[id(t.storage)] for t in section.outputs if id(t.storage) in waiting
+            }
             if not seeds:
                 tape.label = f"{section.label}.backward"
-                seeds = {id(t): fill(tape, t.shape, t.dtype) for t in section.outputs if t.needs_grad}
-            grads = {key: Tensor(tape, g.shape, g.strides, g.dtype, g.storage) for key, g in seeds.items()}
-            for node in reversed(tape.nodes):  # as autograd does; a second gradient is added to the first
+                seeds = {
+                    id(t): fill(tape, t.shape, t.dtype) for t in section.outputs if t.needs_grad
+                }
+            grads = {
+                key: Tensor(tape, g.shape, g.strides, g.dtype, g.storage)
+                for key, g in seeds.items()
+            }
+            for node in reversed(
+                tape.nodes
+            ):  # as autograd does; a second gradient is added to the first
                 given = [grads.pop(id(out), None) for out in node.outputs]
                 if given.count(None) == len(given):
                     continue
                 tape.label = f"{node.label}.backward"
                 found = node.rule(*given)
-                for tensor, grad in zip(node.inputs, [found] if isinstance(found, Tensor) else found, strict=True):
+                for tensor, grad in zip(
+                    node.inputs, [found] if isinstance(found, Tensor) else found, strict=True
+                ):
                     if tensor is None or grad is None or not tensor.needs_grad:
                         continue
                     known = grads.get(id(tensor))
@@ -196,8 +229,12 @@ class Program:
             section.backward, tape.entries = tape.entries, section.forward
 
     def blocks(self, recompute: bool = False) -> list[Block]:
-        """Return the forward sections, then the backward ones in reverse, each with its repeat count."""
-        result = [Block(_list_operators(s.forward), s.repeat, s.label) for s in self.sections if s.forward]
+        """Return the forward sections, then the backward ones in reverse, each with its repeat
+        count.
+        """
+        result = [
+            Block(_list_operators(s.forward), s.repeat, s.label) for s in self.sections if s.forward
+        ]
         for section in reversed(self.sections):
             ops = _list_operators(section.backward)
             if recompute and section.repeat > 1:
@@ -216,7 +253,9 @@ class Program:
             section.backward = fuse_entries(section.backward, keep_unread=True)
 
     def release(self) -> None:
-        """Break the references between tensors and tapes, which would otherwise wait for the garbage collector."""
+        """Break the references between tensors and tapes, which would otherwise wait for the
+        garbage collector.
+        """
         for section in self.sections:
             section.tape.clear()
         self.sections.clear()
@@ -232,7 +271,9 @@ class Program:
         return sum(sum([p.numel for p in s.tape.parameters]) * s.repeat for s in self.sections)
 
 
-def trace_program(trace: Callable[..., None], dims: Any, run: PassSettings, stages: int = 1) -> Program:
+def trace_program(
+    trace: Callable[..., None], dims: Any, run: PassSettings, stages: int = 1
+) -> Program:
     """Trace one pass by the ``trace(dims, run, program)`` of a model's template."""
     program = Program(run.training, run.tf32, run.adapter_rank > 0, stages)
     trace(dims, run, program)
@@ -243,8 +284,11 @@ def _list_operators(entries: Sequence[TapeEntry]) -> tuple[Operator, ...]:
     return tuple([entry.op for entry in entries])
 
 
-def optimiser_block(parameters: int, dtype: Dtype, read_byte: float = 0.0, written_byte: float = 0.0) -> Block:
-    """Return one fused AdamW step, which reads parameter, gradient and two moments, and writes all but the gradient.
+def optimiser_block(
+    parameters: int, dtype: Dtype, read_byte: float = 0.0, written_byte: float = 0.0
+) -> Block:
+    """Return one fused AdamW step, which reads parameter, gradient and two moments, and writes all
+    but the gradient.
 
     Bytes read and written for each parameter are given where formats differ from ``dtype``.
     """
@@ -252,7 +296,9 @@ def optimiser_block(parameters: int, dtype: Dtype, read_byte: float = 0.0, writt
     n = ceil(parameters / launches)
     n = ceil(n / ADAMW_ALIGNMENT) * ADAMW_ALIGNMENT if n > _CHUNK else n
     read, write = int(n * read_byte) or None, int(n * written_byte) or 3 * n * dtype.byte
-    op = Elementwise("adamw", n, dtype=dtype, read=read, write=write, count=launches, label="optimiser")
+    op = Elementwise(
+        "adamw", n, dtype=dtype, read=read, write=write, count=launches, label="optimiser"
+    )
     return Block((op,), 1, "optimiser")
 
 
@@ -290,12 +336,14 @@ def fuse_entries(
 def recompute_pointwise(
     forward: Sequence[TapeEntry], backward: Sequence[TapeEntry], saved: dict[int, Storage]
 ) -> list[TapeEntry]:
-    """Return backward entries that read what pointwise results were computed from, and take those out of ``saved``.
+    """Return backward entries that read what pointwise results were computed from, and take those
+    out of ``saved``.
 
-    A compiler keeps for the backward pass what products wrote or read and one number a row, and computes all else
-    again inside the kernel that needs it (TorchInductor's min-cut partition).
-    """
-    makers = {id(t.storage): entry for entry in forward if _is_fusable(entry.op) for t in entry.writes}
+    A compiler keeps for the backward pass what products wrote or read and one number a row, and
+    computes all else again inside the kernel that needs it (TorchInductor's min-cut partition)."""
+    makers = {
+        id(t.storage): entry for entry in forward if _is_fusable(entry.op) for t in entry.writes
+    }
     stays = {id(t.storage) for entry in forward if not _is_fusable(entry.op) for t in entry.reads}
     roots: dict[int, tuple[Tensor, ...]] = {}
 
@@ -323,7 +371,9 @@ def recompute_pointwise(
 
 
 def _group_entries(entries: Sequence[TapeEntry]) -> list[_Group]:
-    """Put each entry into the group of its latest producer or of a later reader of the same tensor, if it fits."""
+    """Put each entry into the group of its latest producer or of a later reader of the same tensor,
+    if it fits.
+    """
     groups: list[_Group] = []
     written_by: dict[int, int] = {}  # storage -> index of the group that wrote it last
     read_by: dict[int, int] = {}  # storage -> index of the last fusable group that read it
@@ -336,7 +386,12 @@ def _group_entries(entries: Sequence[TapeEntry]) -> list[_Group]:
         fusable = _is_fusable(entry.op)
         at = len(groups)
         for index in (reader, producer):
-            if fusable and index >= 0 and _is_fusable(groups[index][0].op) and _fits_group(groups[index], entry):
+            if (
+                fusable
+                and index >= 0
+                and _is_fusable(groups[index][0].op)
+                and _fits_group(groups[index], entry)
+            ):
                 at = index
                 break
         if at == len(groups):
@@ -348,8 +403,12 @@ def _group_entries(entries: Sequence[TapeEntry]) -> list[_Group]:
     return groups
 
 
-def _sink_groups(groups: list[_Group], readers: dict[int, set[int]], wanted: set[int]) -> list[_Group]:
-    """Move pointwise groups that only one later group reads into it, so that they are never written."""
+def _sink_groups(
+    groups: list[_Group], readers: dict[int, set[int]], wanted: set[int]
+) -> list[_Group]:
+    """Move pointwise groups that only one later group reads into it, so that they are never
+    written.
+    """
     owner = {id(entry): index for index, group in enumerate(groups) for entry in group}
     for index in range(len(groups) - 1, -1, -1):
         group = groups[index]
@@ -369,15 +428,18 @@ def _sink_groups(groups: list[_Group], readers: dict[int, set[int]], wanted: set
 
 
 def _is_fusable(op: Operator) -> bool:
-    return isinstance(op, RowReduction) or (isinstance(op, Elementwise) and op.function not in _ALONE)
+    return isinstance(op, RowReduction) or (
+        isinstance(op, Elementwise) and op.function not in _ALONE
+    )
 
 
 def _fits_group(group: _Group, entry: TapeEntry) -> bool:
-    """Tell whether an entry shares the iteration space: as many elements or a row's share; one row reduction.
+    """Tell whether an entry shares the iteration space: as many elements or a row's share; one row
+    reduction.
 
-    A concatenation that mostly copies what neither computed (a cache that grows by a token) is a copy of its own:
-    fused with the rotary embedding of the new token it would be priced as one over the whole cache.
-    """
+    A concatenation that mostly copies what neither computed (a cache that grows by a token) is a
+    copy of its own: fused with the rotary embedding of the new token it would be priced as one over
+    the whole cache."""
     if isinstance(entry.op, RowReduction) and any(isinstance(e.op, RowReduction) for e in group):
         return False
     made = {id(t.storage) for e in (*group, entry) for t in e.writes}
@@ -401,7 +463,9 @@ def _count_elements(op: Operator) -> int:
 
 
 def _merge_group(group: _Group, readers: dict[int, set[int]], wanted: set[int]) -> TapeEntry | None:
-    """Return a group as one entry, or None where its results are dead or constants that its readers fold in."""
+    """Return a group as one entry, or None where its results are dead or constants that its readers
+    fold in.
+    """
     if not all(_is_fusable(entry.op) and entry.writes for entry in group):
         return group[0]
     members = {id(entry) for entry in group}
@@ -414,7 +478,9 @@ def _merge_group(group: _Group, readers: dict[int, set[int]], wanted: set[int]) 
             if key not in made and byte >= fetched.get(key, 0.0):
                 read[key], fetched[key] = tensor, byte
         made |= {id(t.storage): t for t in entry.writes}
-    writes = tuple(t for key, t in made.items() if key in wanted or readers.get(key, set()) - members)
+    writes = tuple(
+        t for key, t in made.items() if key in wanted or readers.get(key, set()) - members
+    )
     if not writes or all(isinstance(e.op, Elementwise) and e.op.function == "fill" for e in group):
         return None
     if len(group) == 1:
@@ -424,7 +490,9 @@ def _merge_group(group: _Group, readers: dict[int, set[int]], wanted: set[int]) 
     main = max(reads, key=lambda t: t.byte) if reads else writes[0]
     pointwise = [op for op in ops if isinstance(op, Elementwise)]
     rows = next((op for op in ops if isinstance(op, RowReduction)), None)
-    if rows is None and {"square", "mean", "rsqrt"} <= {op.function for op in pointwise}:  # written out: an RMS norm
+    if rows is None and {"square", "mean", "rsqrt"} <= {
+        op.function for op in pointwise
+    }:  # written out: an RMS norm
         mean = next(e for e in group if isinstance(e.op, Elementwise) and e.op.function == "mean")
         count = mean.writes[0].numel
         rows = RmsNorm(count, _count_elements(mean.op) // count)
@@ -434,7 +502,8 @@ def _merge_group(group: _Group, readers: dict[int, set[int]], wanted: set[int]) 
     names = [op.function for op in pointwise]
     costliest = max(names, key=lambda n: find_function(n).flop + 4.0 * find_function(n).sfu_op)
     function = next((name for idiom, name in _IDIOMS if idiom <= set(names)), costliest)
-    # generated code walks strided operands in whole rows, so that a fused kernel is as fast as a contiguous one
+    # generated code walks strided operands in whole rows, so that a fused kernel is as fast as a
+    # contiguous one
     n = _largest_elements(group)
     op = Elementwise(function, n, dtype=main.dtype, read=moved[0], write=moved[1], label=label)
     return TapeEntry(op, reads, writes)

@@ -1,8 +1,7 @@
 """Tensors without data, and the tape on which they write the operators that PyTorch would launch.
 
-A model template is run on these tensors as if they were real. Views cost nothing, everything else appends an operator
-to the tape and, in training, the rule by which gradients flow back.
-"""
+A model template is run on these tensors as if they were real. Views cost nothing, everything else
+appends an operator to the tape and, in training, the rule by which gradients flow back."""
 
 from __future__ import annotations
 
@@ -13,14 +12,22 @@ from typing import TypeAlias
 
 from wattcast.core import Dtype, dataclass, field
 from wattcast.workload import memory_layout
-from wattcast.workload.memory_layout import Extents, Operand, Shape, contiguous_strides, describe_pointwise
+from wattcast.workload.memory_layout import (
+    Extents,
+    Operand,
+    Shape,
+    contiguous_strides,
+    describe_pointwise,
+)
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise, Layout
 
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """The bytes behind a tensor and its views; ``resident`` ones (weights, caches) outlive the pass."""
+    """The bytes behind a tensor and its views; ``resident`` ones (weights, caches) outlive the
+    pass.
+    """
 
     byte: int
     resident: bool = False
@@ -44,7 +51,9 @@ class Tensor:
 
     @property
     def byte(self) -> int:
-        """Bytes that a kernel reading all of it must fetch: repeated (stride 0) dimensions count once."""
+        """Bytes that a kernel reading all of it must fetch: repeated (stride 0) dimensions count
+        once.
+        """
         return memory_layout.held_byte(self.shape, self.strides, self.dtype)
 
     @property
@@ -75,13 +84,19 @@ class Tensor:
             shape = tuple([self.numel // -product if size == -1 else size for size in shape])
         assert prod(shape) == self.numel, f"{self.numel} elements as {shape}"
         strides, before = memory_layout.view_strides(self.shape, self.strides, shape), self.shape
-        return None if strides is None else self._view_as(shape, strides, lambda g: g.reshape(*before))
+        return (
+            None if strides is None else self._view_as(shape, strides, lambda g: g.reshape(*before))
+        )
 
     def _view_as(self, shape: Shape, strides: Shape, rule: GradientRule) -> Tensor:
         return Tensor(self.tape, shape, strides, self.dtype, self.storage).with_gradient(rule, self)
 
-    def with_gradient(self, rule: GradientRule, *inputs: Tensor | None, save: Sequence[Tensor] = ()) -> Tensor:
-        """Note how the gradient flows back to the inputs, and return the tensor; ``save`` is kept until then."""
+    def with_gradient(
+        self, rule: GradientRule, *inputs: Tensor | None, save: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Note how the gradient flows back to the inputs, and return the tensor; ``save`` is kept
+        until then.
+        """
         self.tape.record((self,), inputs, rule, save)
         return self
 
@@ -95,7 +110,10 @@ class Tensor:
         """Put the dimensions into another order."""
         axes = [axis % len(order) for axis in order]
         inverse = sorted(range(len(order)), key=axes.__getitem__)
-        shape, strides = tuple([self.shape[d] for d in order]), tuple([self.strides[d] for d in order])
+        shape, strides = (
+            tuple([self.shape[d] for d in order]),
+            tuple([self.strides[d] for d in order]),
+        )
         return self._view_as(shape, strides, lambda g: g.permute(*inverse))
 
     def unsqueeze(self, axis: int) -> Tensor:
@@ -113,7 +131,9 @@ class Tensor:
             return self._view_as(shape, self.strides, lambda g: g)
         lead = len(shape) - len(before)
         have, steps = (1,) * lead + before, (0,) * lead + self.strides
-        strides = tuple([0 if h != want else step for h, step, want in zip(have, steps, shape, strict=True)])
+        strides = tuple(
+            [0 if h != want else step for h, step, want in zip(have, steps, shape, strict=True)]
+        )
         return self._view_as(shape, strides, lambda g: g.sum_to(before))
 
     def slice(self, axis: int, start: int, stop: int) -> Tensor:
@@ -121,7 +141,9 @@ class Tensor:
         before = self.shape
         axis %= len(before)
         shape = (*before[:axis], stop - start, *before[axis + 1 :])
-        return self._view_as(shape, self.strides, lambda g: g if shape == before else g.pad_back(before))
+        return self._view_as(
+            shape, self.strides, lambda g: g if shape == before else g.pad_back(before)
+        )
 
     def select(self, axis: int) -> Tensor:
         """Return one index of a dimension, which goes away."""
@@ -133,8 +155,15 @@ class Tensor:
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
         """Cut the last dimension into views; their gradients are concatenated again."""
         lead = self.shape[:-1]
-        parts = tuple([Tensor(self.tape, (*lead, size), self.strides, self.dtype, self.storage) for size in sizes])
-        self.tape.record(parts, (self,), lambda *grads: cat([g for g in grads if g is not None], -1))
+        parts = tuple(
+            [
+                Tensor(self.tape, (*lead, size), self.strides, self.dtype, self.storage)
+                for size in sizes
+            ]
+        )
+        self.tape.record(
+            parts, (self,), lambda *grads: cat([g for g in grads if g is not None], -1)
+        )
         return parts
 
     # Methods that launch a kernel.
@@ -142,7 +171,9 @@ class Tensor:
     def clone(self) -> Tensor:
         """Return a row-major copy."""
         out = self.tape.empty(self.shape, self.dtype)
-        layout = memory_layout.classify_layout(self.shape, out.strides, [(self.shape, self.strides)])
+        layout = memory_layout.classify_layout(
+            self.shape, out.strides, [(self.shape, self.strides)]
+        )
         self.tape.emit_pointwise("copy", (self,), out, layout)
         return out.with_gradient(lambda g: g, self)
 
@@ -154,16 +185,22 @@ class Tensor:
         """Cast to another number format; nothing happens where it is the same."""
         if dtype is self.dtype:
             return self
-        return pointwise("cast", self, out_dtype=dtype).with_gradient(lambda g: g.to(self.dtype), self)
+        return pointwise("cast", self, out_dtype=dtype).with_gradient(
+            lambda g: g.to(self.dtype), self
+        )
 
     def sum_to(self, shape: Shape) -> Tensor:
-        """Sum what was broadcast, so that ``shape`` is left; nothing happens where it is the shape already."""
+        """Sum what was broadcast, so that ``shape`` is left; nothing happens where it is the shape
+        already.
+        """
         if self.shape == shape:
             return self
         return reduce("sum", self, shape, across=bool(shape) and shape[-1] == self.shape[-1] > 1)
 
     def pad_back(self, shape: Shape) -> Tensor:
-        """Return zeros of ``shape`` with this tensor copied into a part of them: the gradient of a slice."""
+        """Return zeros of ``shape`` with this tensor copied into a part of them: the gradient of a
+        slice.
+        """
         out = fill(self.tape, shape, self.dtype)
         op = describe_pointwise("copy", (self.operand,), self.operand, self.dtype, Layout.STRIDED)
         self.tape.emit(op, (self,), (out,))
@@ -184,7 +221,10 @@ class Tensor:
 
         def back(g: Tensor) -> list[Tensor | None]:
             pairs = ((self, other), (other, self))
-            return [pointwise("mul", g, b).sum_to(a.shape).to(a.dtype) if a.needs_grad else None for a, b in pairs]
+            return [
+                pointwise("mul", g, b).sum_to(a.shape).to(a.dtype) if a.needs_grad else None
+                for a, b in pairs
+            ]
 
         return pointwise("mul", self, other).with_gradient(back, self, other, save=(self, other))
 
@@ -192,12 +232,16 @@ class Tensor:
         return unary("neg", self, lambda g: -g)
 
 
-GradientRule: TypeAlias = Callable[..., Tensor | Sequence[Tensor | None]]  # of one input its gradient alone
+GradientRule: TypeAlias = Callable[
+    ..., Tensor | Sequence[Tensor | None]
+]  # of one input its gradient alone
 
 
 @dataclass(slots=True)
 class GradientNode:
-    """One step of the backward pass: ``rule`` turns gradients of ``outputs`` into gradients of ``inputs``."""
+    """One step of the backward pass: ``rule`` turns gradients of ``outputs`` into gradients of
+    ``inputs``.
+    """
 
     outputs: Sequence[Tensor]
     inputs: Sequence[Tensor | None]
@@ -228,7 +272,9 @@ class Tape:
     label: str = ""
     cache_byte: int = 0  # keys and values that outlive the pass
     frozen: bool = False  # weights get no gradient unless they are ``trainable``
-    recording: bool = field(init=False)  # whether gradient rules are noted: in training, during the forward pass
+    recording: bool = field(
+        init=False
+    )  # whether gradient rules are noted: in training, during the forward pass
 
     def __post_init__(self) -> None:
         self.recording = self.training
@@ -250,17 +296,30 @@ class Tape:
         self.saved.clear()
 
     def math_dtype(self, dtype: Dtype) -> Dtype:
-        """Return the format products are computed in: TF32 for fp32 tensors where the user allows it."""
+        """Return the format products are computed in: TF32 for fp32 tensors where the user allows
+        it.
+        """
         return Dtype.TF32 if self.tf32 and dtype is Dtype.FP32 else dtype
 
     def empty(self, shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
         """Return a new tensor, row-major unless strides are given."""
-        return Tensor(self, shape, strides or contiguous_strides(shape), dtype, Storage(prod(shape) * dtype.byte))
+        return Tensor(
+            self,
+            shape,
+            strides or contiguous_strides(shape),
+            dtype,
+            Storage(prod(shape) * dtype.byte),
+        )
 
-    def parameter(self, *shape: int, dtype: Dtype, tied: bool = False, trainable: bool = False) -> Tensor:
+    def parameter(
+        self, *shape: int, dtype: Dtype, tied: bool = False, trainable: bool = False
+    ) -> Tensor:
         """Return a weight of the model; a ``tied`` one is counted where it first appeared."""
         weight = self.empty(shape, dtype)
-        weight.storage.resident, weight.needs_grad = True, self.training and (trainable or not self.frozen)
+        weight.storage.resident, weight.needs_grad = (
+            True,
+            self.training and (trainable or not self.frozen),
+        )
         (self.tied if tied else self.parameters).append(weight)
         return weight
 
@@ -269,17 +328,30 @@ class Tape:
         op.__dict__["label"] = self.label
         self.entries.append(TapeEntry(op, tuple(reads), tuple(writes)))
 
-    def launch(self, op: Operator, reads: Sequence[Tensor], shape: Shape, dtype: Dtype | None = None) -> Tensor:
-        """Append an operator and return the new tensor that it writes, by default in the format of the first read."""
+    def launch(
+        self, op: Operator, reads: Sequence[Tensor], shape: Shape, dtype: Dtype | None = None
+    ) -> Tensor:
+        """Append an operator and return the new tensor that it writes, by default in the format of
+        the first read.
+        """
         out = self.empty(shape, dtype or reads[0].dtype)
         self.emit(op, reads, (out,))
         return out
 
     def emit_pointwise(
-        self, function: str, reads: Sequence[Tensor], out: Tensor, layout: Layout, extents: Extents | None = None
+        self,
+        function: str,
+        reads: Sequence[Tensor],
+        out: Tensor,
+        layout: Layout,
+        extents: Extents | None = None,
     ) -> None:
-        """Append the elementwise operator that computes ``out`` in the number format of the first input."""
-        op = describe_pointwise(function, [t.operand for t in reads], out.operand, reads[0].dtype, layout, extents)
+        """Append the elementwise operator that computes ``out`` in the number format of the first
+        input.
+        """
+        op = describe_pointwise(
+            function, [t.operand for t in reads], out.operand, reads[0].dtype, layout, extents
+        )
         self.emit(op, reads, (out,))
 
     def record(
@@ -289,7 +361,9 @@ class Tape:
         rule: GradientRule,
         save: Sequence[Tensor] = (),
     ) -> None:
-        """Note how gradients flow back, when any input wants one; ``save`` is kept in memory until then."""
+        """Note how gradients flow back, when any input wants one; ``save`` is kept in memory until
+        then.
+        """
         if not self.recording or not any(t is not None and t.needs_grad for t in inputs):
             return
         for out in outputs:
@@ -314,7 +388,9 @@ def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) ->
     return out
 
 
-def unary(function: str, x: Tensor, back: Callable[[Tensor], Tensor], save: Sequence[Tensor] = ()) -> Tensor:
+def unary(
+    function: str, x: Tensor, back: Callable[[Tensor], Tensor], save: Sequence[Tensor] = ()
+) -> Tensor:
     """Launch a pointwise function of one tensor whose gradient is ``back``."""
     return pointwise(function, x).with_gradient(back, x, save=save)
 
@@ -328,7 +404,9 @@ def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
 
 def add_into(total: Tensor, more: Tensor) -> Tensor:
     """Compute ``total += more``, as autograd gathers the gradients of a tensor that was used twice."""
-    layout = memory_layout.classify_layout(total.shape, total.strides, [(t.shape, t.strides) for t in (total, more)])
+    layout = memory_layout.classify_layout(
+        total.shape, total.strides, [(t.shape, t.strides) for t in (total, more)]
+    )
     total.tape.emit_pointwise("add", (total, more), total, layout)
     return total
 
@@ -356,19 +434,25 @@ def is_turned(a: Tensor, b: Tensor) -> bool:
 def describe_concatenation(parts: Sequence[Tensor], axis: int) -> tuple[Layout, tuple[int, int]]:
     """Return the layout, how often the parts follow one another, and the elements of the last part.
 
-    A part alone stood beside an empty tensor, as the first of a cache does: PyTorch copies it element by element.
-    """
+    A part alone stood beside an empty tensor, as the first of a cache does: PyTorch copies it
+    element by element."""
     rows = max(prod(parts[0].shape[:axis]), 1)
     whole = len(parts) > 1 and all(t.is_contiguous for t in parts)
     return Layout.CONTIGUOUS if whole else Layout.STRIDED, (rows, max(parts[-1].numel // rows, 1))
 
 
 def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> Tensor:
-    """Make few elements out of many; ``n`` counts those read. ``across``: the innermost dimension stays."""
+    """Make few elements out of many; ``n`` counts those read. ``across``: the innermost dimension
+    stays.
+    """
     out = x.tape.empty(shape, x.dtype)
     layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
     if across and x.strides[-1] == 1:
         layout = Layout.TRANSPOSED
     read = None if x.byte == x.numel * x.dtype.byte else x.byte
-    x.tape.emit(Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, write=out.byte), (x,), (out,))
+    x.tape.emit(
+        Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, write=out.byte),
+        (x,),
+        (out,),
+    )
     return out

@@ -1,4 +1,6 @@
-"""``gpus show --energies``, ``lab check-energies``, ``lab power-trace`` and ``lab fit component`` without a table."""
+"""``gpus show --energies``, ``lab check-energies``, ``lab power-trace`` and ``lab fit component``
+without a table.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ def chip(tmp_path: Path) -> Path:
 def test_a_catalogue_gpu(verb) -> None:
     code, said, _ = verb("gpus", "show", "h200", "--energies")
     assert code == 0
-    for word in ("REG_RD", "cuda_fp32_flop", "register-file banks", "whole chip", "bottom-up", "SRAM cell"):
+    for word in (
+        "REG_RD",
+        "cuda_fp32_flop",
+        "register-file banks",
+        "whole chip",
+        "bottom-up",
+        "SRAM cell",
+    ):
         assert word in said
 
 
@@ -126,7 +135,9 @@ def test_power_trace_without_a_table(verb, chip: Path, tmp_path: Path) -> None:
     rows[:, columns.index("IDLE_CORE_N")] = 0.0
     rows[:, columns.index("CONST_DYNAMICN")] = 0.0
     trace = tmp_path / "m.log"
-    trace.write_text("\n".join([",".join(columns), *("".join(f"{v:f}," for v in row) for row in rows)]) + "\n")
+    trace.write_text(
+        "\n".join([",".join(columns), *("".join(f"{v:f}," for v in row) for row in rows)]) + "\n"
+    )
     common = [str(trace), "--config", str(chip), "--no-figure", "--no-parquet", "--json"]
     code, said, notes = verb("lab", "power-trace", *common, "--out", str(tmp_path / "a"))
     assert code == 0
@@ -134,9 +145,13 @@ def test_power_trace_without_a_table(verb, chip: Path, tmp_path: Path) -> None:
     assert "McPAT's defaults" in notes
     table = tmp_path / "saved.yaml"
     assert verb("gpus", "show", str(chip), "--energies", "--save", str(table))[0] == 0
-    code, again, _ = verb("lab", "power-trace", *common, "--energies", str(table), "--out", str(tmp_path / "b"))
+    code, again, _ = verb(
+        "lab", "power-trace", *common, "--energies", str(table), "--out", str(tmp_path / "b")
+    )
     assert code == 0
-    assert json.loads(said)["mean_power_w"] == pytest.approx(json.loads(again)["mean_power_w"], rel=1e-6)
+    assert json.loads(said)["mean_power_w"] == pytest.approx(
+        json.loads(again)["mean_power_w"], rel=1e-6
+    )
 
 
 def test_fit_component_without_a_table(verb, chip: Path, tmp_path: Path) -> None:
@@ -150,14 +165,35 @@ def test_fit_component_without_a_table(verb, chip: Path, tmp_path: Path) -> None
     constant_w = table.leakage.cores_w + table.leakage.rest_w + table.mc_constant_w
     seconds = 1e-3
     joules = np.array([table.energy_j[name] for name in names[:3]])
-    watts = counts / seconds * joules @ np.array(factors[:3]) + factors[3] * duty * table.duty_w + constant_w
+    watts = (
+        counts / seconds * joules @ np.array(factors[:3])
+        + factors[3] * duty * table.duty_w
+        + constant_w
+    )
     path = tmp_path / "runs.csv"
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["kernel", "seconds", "watts", *names])
         for i, (row, d, w) in enumerate(zip(counts, duty, watts, strict=True)):
-            writer.writerow([f"k{chr(97 + i)}", seconds, repr(float(w)), *map(repr, row.tolist()), repr(float(d))])
-    argv = [str(path), "--measured", "watts", "--duration", "seconds", "--bottom-up", str(chip), "--json"]
+            writer.writerow(
+                [
+                    f"k{chr(97 + i)}",
+                    seconds,
+                    repr(float(w)),
+                    *map(repr, row.tolist()),
+                    repr(float(d)),
+                ]
+            )
+    argv = [
+        str(path),
+        "--measured",
+        "watts",
+        "--duration",
+        "seconds",
+        "--bottom-up",
+        str(chip),
+        "--json",
+    ]
     code, said, notes = verb("lab", "fit", "component", *argv)
     assert code == 0
     assert "bottom-up" in notes

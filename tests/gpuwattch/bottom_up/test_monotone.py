@@ -1,4 +1,6 @@
-"""What physics says must rise, rises: energies, leakage and area with size, ports, node, voltage, temperature."""
+"""What physics says must rise, rises: energies, leakage and area with size, ports, node, voltage,
+temperature.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattcast.gpuwattch.bottom_up.chip_units import RouterShape, crossbar_cost, functional_unit_cost, router_cost
+from wattcast.gpuwattch.bottom_up.chip_units import (
+    RouterShape,
+    crossbar_cost,
+    functional_unit_cost,
+    router_cost,
+)
 from wattcast.gpuwattch.bottom_up.memory_array import (
     ArrayCost,
     ArrayPorts,
@@ -80,7 +87,10 @@ def test_a_coarser_node(case: tuple[float, SramArray], place: int) -> None:
 def test_voltage(case: tuple[float, SramArray], relative: float, more: float) -> None:
     node, sram = case
     nominal = find_technology(node).nominal_v
-    low, high = (sram_cost(find_technology(node, voltage_v=nominal * r), sram) for r in (relative, relative * more))
+    low, high = (
+        sram_cost(find_technology(node, voltage_v=nominal * r), sram)
+        for r in (relative, relative * more)
+    )
     rises(low, high, ENERGIES, least=more)  # more than in proportion: part of it goes as V²
     rises(low, high, ("subthreshold_w", "gate_w"))
     assert high.area_um2 == low.area_um2
@@ -88,23 +98,33 @@ def test_voltage(case: tuple[float, SramArray], relative: float, more: float) ->
 
 @given(arrays, st.floats(300.0, 380.0))
 @few
-def test_temperature_leaks_and_moves_no_energy(case: tuple[float, SramArray], kelvin: float) -> None:
+def test_temperature_leaks_and_moves_no_energy(
+    case: tuple[float, SramArray], kelvin: float
+) -> None:
     node, sram = case
-    cool, warm = (sram_cost(find_technology(node, temperature_k=k), sram) for k in (kelvin, kelvin + 20.0))
+    cool, warm = (
+        sram_cost(find_technology(node, temperature_k=k), sram) for k in (kelvin, kelvin + 20.0)
+    )
     assert warm.subthreshold_w > cool.subthreshold_w
     assert (warm.read_j, warm.write_j, warm.area_um2) == (cool.read_j, cool.write_j, cool.area_um2)
 
 
-@given(st.sampled_from((4, 16, 64, 256)), st.sampled_from((64, 256, 1024)), st.sampled_from(NODES[:-1]))
+@given(
+    st.sampled_from((4, 16, 64, 256)), st.sampled_from((64, 256, 1024)), st.sampled_from(NODES[:-1])
+)
 @few
-def test_every_partition_costs_more_with_ports_voltage_and_node(rows: int, columns: int, node: float) -> None:
+def test_every_partition_costs_more_with_ports_voltage_and_node(
+    rows: int, columns: int, node: float
+) -> None:
     part = list_partitions(8 * rows, columns, 1, columns)
     bits = np.log2(8.0 * rows) * np.ones_like(part.row)
     finer = NODES[NODES.index(node) + 1]
 
     def read_j(feature_nm: float, ports: ArrayPorts, share: float) -> np.ndarray:
         volts = share * find_technology(feature_nm).nominal_v
-        return bank_cost(find_technology(feature_nm, voltage_v=volts), ports, part, bits, columns, columns).read_j
+        return bank_cost(
+            find_technology(feature_nm, voltage_v=volts), ports, part, bits, columns, columns
+        ).read_j
 
     plain = read_j(node, ArrayPorts(1), 1.0)
     assert (read_j(node, ArrayPorts(1, 1), 1.0) > plain).all()
@@ -126,7 +146,8 @@ def test_crossbars_and_routers(inputs: int, outputs: int, bits: int) -> None:
         assert more.area_um2 > less.area_um2
         assert more.subthreshold_w > less.subthreshold_w
     small, large = (
-        sum(b.energy_j for b in router_cost(tech, RouterShape(bits, n, outputs))) for n in (inputs, 2 * inputs)
+        sum(b.energy_j for b in router_cost(tech, RouterShape(bits, n, outputs)))
+        for n in (inputs, 2 * inputs)
     )
     assert large > small
 
@@ -136,7 +157,10 @@ def test_crossbars_and_routers(inputs: int, outputs: int, bits: int) -> None:
 def test_buffers_that_are_searched(entries: int, tag: int, data: int) -> None:
     tech = find_technology(32.0)
     less = searched_buffer_cost(tech, SearchedBuffer("buffer", entries, tag, data))
-    for more in (SearchedBuffer("buffer", 2 * entries, tag, data), SearchedBuffer("buffer", entries, 2 * tag, data)):
+    for more in (
+        SearchedBuffer("buffer", 2 * entries, tag, data),
+        SearchedBuffer("buffer", entries, 2 * tag, data),
+    ):
         found = searched_buffer_cost(tech, more)
         assert found.search_j > less.search_j
         assert found.area_um2 > less.area_um2
@@ -148,13 +172,16 @@ def test_units_and_wires_shrink_with_the_node() -> None:
         costs = [functional_unit_cost(find_technology(node), unit) for node in NODES]
         assert all(a.energy_j > b.energy_j for a, b in pairwise(costs)), unit
         assert all(a.area_um2 > b.area_um2 for a, b in pairwise(costs)), unit
-    wires = [to_float(find_technology(node).repeated_wire().cost(1000.0).energy_j) for node in NODES[:4]]
+    wires = [
+        to_float(find_technology(node).repeated_wire().cost(1000.0).energy_j) for node in NODES[:4]
+    ]
     assert all(a > b for a, b in pairwise(wires))
 
 
 def test_device_types_trade_leakage_for_speed() -> None:
     fast, low = (
-        find_technology(32.0, device) for device in (TransistorType.HIGH_PERFORMANCE, TransistorType.LOW_STANDBY)
+        find_technology(32.0, device)
+        for device in (TransistorType.HIGH_PERFORMANCE, TransistorType.LOW_STANDBY)
     )
     assert low.off_a_per_um < 0.01 * fast.off_a_per_um
     sram = SramArray("array", 16384, 32)

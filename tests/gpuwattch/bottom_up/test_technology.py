@@ -32,8 +32,18 @@ from wattcast.gpuwattch.component_build import demo_architecture
 from wattcast.gpuwattch.energy_table import format_energy_table, read_energies
 from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
-# 90 nm, chiplets of two processes, LPDDR5, or sizes of caches that nobody published: refused with the reason
-REFUSED = {"quadro-fx-5600", "mi300x", "mi325x", "mi355x", "jetson-agx-orin", "b300", "gb300", "h20"}
+# 90 nm, chiplets of two processes, LPDDR5, or sizes of caches that nobody published: refused with
+# the reason
+REFUSED = {
+    "quadro-fx-5600",
+    "mi300x",
+    "mi325x",
+    "mi355x",
+    "jetson-agx-orin",
+    "b300",
+    "gb300",
+    "h20",
+}
 REFUSED |= {"rtx-5090", "rtx-pro-6000"}
 GPUS = [name for name in hardware.gpu_names() if name not in REFUSED]
 
@@ -54,12 +64,17 @@ def test_every_gpu_of_the_catalogue(name: str) -> None:
 
 def test_newer_processes_cost_less_per_flop() -> None:
     gpus = [hardware.load_gpu(name) for name in ("v100-sxm", "h200")]
-    old, new = (module_event_energies(build_chip(design_from_gpu(gpu)), gpu)["cuda_fp32_flop"] for gpu in gpus)
+    old, new = (
+        module_event_energies(build_chip(design_from_gpu(gpu)), gpu)["cuda_fp32_flop"]
+        for gpu in gpus
+    )
     assert new < old
 
 
 @pytest.mark.parametrize("dialect", list(SimulatorDialect))
-def test_a_table_names_the_counters_of_its_dialect(dialect: SimulatorDialect, tmp_path: Path) -> None:
+def test_a_table_names_the_counters_of_its_dialect(
+    dialect: SimulatorDialect, tmp_path: Path
+) -> None:
     table = make_energy_table(build_architecture_chip(demo_architecture()), dialect)
     constants = {"PIPE_A", "IDLE_CORE_N", "CONST_DYNAMICN", "constant_power"}
     assert set(table.energy_j) == {c.column for c in dialect_counters(dialect)} - constants
@@ -68,7 +83,9 @@ def test_a_table_names_the_counters_of_its_dialect(dialect: SimulatorDialect, tm
     again = read_energies(path)
     assert again.energy_j == pytest.approx(table.energy_j)
     assert again.duty_w == pytest.approx(table.duty_w)
-    if dialect is SimulatorDialect.ACCELWATTCH:  # its static, idle and constant power hold the leakage
+    if (
+        dialect is SimulatorDialect.ACCELWATTCH
+    ):  # its static, idle and constant power hold the leakage
         assert again.leakage is None
         return
     assert again.leakage is not None
@@ -89,27 +106,38 @@ def test_parts_add_up(demo: ChipDesign) -> None:
 
 def test_unified_and_separate_pipelines_differ(demo: ChipDesign) -> None:
     separate = counter_energies(build_chip(demo))
-    unified = counter_energies(build_chip(replace(demo, registers=replace(demo.registers, read_share=0.55))))
+    unified = counter_energies(
+        build_chip(replace(demo, registers=replace(demo.registers, read_share=0.55)))
+    )
     assert unified["REG_RD"] > separate["REG_RD"]
 
 
 def test_pipelines_follow_clock_and_sms(demo: ChipDesign) -> None:
     whole = pipeline_duty_w(build_chip(demo))
-    assert pipeline_duty_w(build_chip(replace(demo, clock_hz=2 * demo.clock_hz))) == pytest.approx(2 * whole)
-    assert pipeline_duty_w(build_chip(replace(demo, sm_count=2 * demo.sm_count))) == pytest.approx(2 * whole)
+    assert pipeline_duty_w(build_chip(replace(demo, clock_hz=2 * demo.clock_hz))) == pytest.approx(
+        2 * whole
+    )
+    assert pipeline_duty_w(build_chip(replace(demo, sm_count=2 * demo.sm_count))) == pytest.approx(
+        2 * whole
+    )
 
 
 @pytest.mark.parametrize(
     ("knob", "moved"),
     [
-        ("registers", {"REG_RD", "REG_WR", "pipelines"}),  # their addresses are a bit wider in the latches
+        (
+            "registers",
+            {"REG_RD", "REG_WR", "pipelines"},
+        ),  # their addresses are a bit wider in the latches
         ("l1", {"DC_RH", "DC_RM", "DC_WH", "DC_WM"}),
         ("shared", {"SHRD_ACC"}),
         ("l2", {"L2_RH", "L2_RM", "L2_WH", "L2_WM"}),
         ("sms", {"NOC_A", "pipelines"}),
     ],
 )
-def test_a_change_moves_what_it_should_and_nothing_else(demo: ChipDesign, knob: str, moved: set[str]) -> None:
+def test_a_change_moves_what_it_should_and_nothing_else(
+    demo: ChipDesign, knob: str, moved: set[str]
+) -> None:
     changes = compare_chips(build_chip(demo), build_chip(scale_design(demo, {knob: 2.0})))
     up = {change.name for change in changes if change.ratio > 1.0}
     assert up == moved | {"leakage", "area"}

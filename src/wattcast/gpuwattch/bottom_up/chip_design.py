@@ -1,4 +1,5 @@
-"""Chips for the bottom-up model: their design, from an architecture file or a catalogue GPU, and the chip built so.
+"""Chips for the bottom-up model: their design, from an architecture file or a catalogue GPU, and
+the chip built so.
 
 A built chip has the cost of every memory, crossbar and unit of an SM and of the parts around it.
 """
@@ -22,14 +23,25 @@ from wattcast.core.units import Dtype
 from wattcast.gpuwattch.architecture import ChipArchitecture
 from wattcast.gpuwattch.bottom_up import chip_units, memory_array, technology
 from wattcast.gpuwattch.bottom_up.chip_units import MemoryController, RouterShape
-from wattcast.gpuwattch.bottom_up.memory_array import ArrayCost, ArrayPorts, SearchedBuffer, SramArray, sram_cost
+from wattcast.gpuwattch.bottom_up.memory_array import (
+    ArrayCost,
+    ArrayPorts,
+    SearchedBuffer,
+    SramArray,
+    sram_cost,
+)
 from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, to_float
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.power.component_power import Leakage
 
 Chosen = TypeVar("Chosen")
-_BUFFERS = (16, 16, 16, 0)  # miss, fill, prefetch, write-back entries of a cache, where a file says nothing
+_BUFFERS = (
+    16,
+    16,
+    16,
+    0,
+)  # miss, fill, prefetch, write-back entries of a cache, where a file says nothing
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,12 @@ class CacheShape:
     buffers: tuple[int, int, int, int] = _BUFFERS
 
     def __post_init__(self) -> None:
-        shape = {"capacity": self.capacity_byte, "block": self.block_byte, "ways": self.ways, "banks": self.banks}
+        shape = {
+            "capacity": self.capacity_byte,
+            "block": self.block_byte,
+            "ways": self.ways,
+            "banks": self.banks,
+        }
         technology.check_at_least_one("cache", **shape)
         if self.capacity_byte < self.block_byte * self.ways:
             wanted = f"at least one set of {self.ways} blocks of {self.block_byte} bytes"
@@ -67,7 +84,9 @@ class RegisterFile:
 
 @dataclass(frozen=True)
 class ChipDesign:
-    """Everything that determines energies, leakage and area. Counts are per SM unless the name tells otherwise."""
+    """Everything that determines energies, leakage and area. Counts are per SM unless the name
+    tells otherwise.
+    """
 
     name: str
     feature_nm: float
@@ -108,7 +127,9 @@ class ChipDesign:
     warp_size: int = 32
     ports: int = 1
     pending: int = 32  # entries of the coalescer's table
-    words_of_access: int = 1  # bank words and crossbar lanes one shared-memory access moves; GPUWattch counts one
+    words_of_access: int = (
+        1  # bank words and crossbar lanes one shared-memory access moves; GPUWattch counts one
+    )
     crossbar_lanes: int = 32  # of shared memory's crossbar
     link_um: float = 0.0  # wire between SMs and L2, beyond the network's crossbar
     toggle: float = 1.0  # share of data wires that charge in a use; McPAT counts all
@@ -122,25 +143,32 @@ class ChipDesign:
         if not self.clock_hz > 0:
             raise bad_value(f"{self.name}: clock", "above zero", self.clock_hz)
         rf = self.registers
-        if rf.banks < 1 or rf.arrays < 1 or (4 * rf.registers) % (rf.arrays * rf.banks * rf.bank_bit // 8):
+        if (
+            rf.banks < 1
+            or rf.arrays < 1
+            or (4 * rf.registers) % (rf.arrays * rf.banks * rf.bank_bit // 8)
+        ):
             wanted = f"{rf.arrays * rf.banks} banks of whole {rf.bank_bit}-bit lines"
             do = "Change the registers or the banks so that they divide."
             raise bad_value(f"{self.name}: register file", wanted, f"{rf.registers} registers", do)
 
 
-# GPUWattch charges an operand a third of a bank's read where integer and floating point have pipelines of their own,
-# and 55 % where they share one (RegFU in core.cc of GPGPU-Sim); its crossbar then has half as many ports.
+# GPUWattch charges an operand a third of a bank's read where integer and floating point have
+# pipelines of their own, and 55 % where they share one (RegFU in core.cc of GPGPU-Sim); its
+# crossbar then has half as many
+# ports.
 _SHARE = {1: 0.33, 2: 0.55}
 _GPUWATTCH_BANK_BIT = 128
 
 
-def design_from_architecture(architecture: ChipArchitecture, sm_count: int | None = None) -> ChipDesign:
+def design_from_architecture(
+    architecture: ChipArchitecture, sm_count: int | None = None
+) -> ChipDesign:
     """Return the design that an architecture file describes, read as GPUWattch's McPAT reads it.
 
-    Numbers that the file leaves out have McPAT's defaults, which become notes of the design. ``sm_count`` is the
-    simulator's, for files that do not hold it: McPAT counts the SMs of its own file, also where the simulator has
-    fewer.
-    """
+    Numbers that the file leaves out have McPAT's defaults, which become notes of the design.
+    ``sm_count`` is the simulator's, for files that do not hold it: McPAT counts the SMs of its own
+    file, also where the simulator has fewer."""
     p = _FileNumbers(architecture)
     kind = p.choice("architecture", {number: number for number in _SHARE})
     router, controller = p.part("router"), p.part("controller")
@@ -148,7 +176,11 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
     registers = p.part("registers") | {"bank_bit": _GPUWATTCH_BANK_BIT, "read_share": _SHARE[kind]}
     listed = "number_of_cores" in architecture.parameters
     given = "target_core_clockrate" in architecture.parameters
-    mhz = p.number("target_core_clockrate") if given else p.unread("system.core0", "clock_rate", 1000.0)
+    mhz = (
+        p.number("target_core_clockrate")
+        if given
+        else p.unread("system.core0", "clock_rate", 1000.0)
+    )
     sms = int(p.number("number_of_cores", 1)) if listed or not sm_count else sm_count
     pipelines = architecture.parameters["pipelines_per_core"]
     sizes = p.part("design")
@@ -158,7 +190,9 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
         name=architecture.name,
         sm_count=sms,
         clock_hz=mhz * 1e6,
-        registers=RegisterFile(crossbar_ports=registers["banks"] // (2 if kind == 1 else 1), **registers),
+        registers=RegisterFile(
+            crossbar_ports=registers["banks"] // (2 if kind == 1 else 1), **registers
+        ),
         instruction=p.cache("icache", (16384, 32, 4, 1, 1, 3, 8, 0)),
         data=p.cache("dcache"),
         constant=p.cache("ccache"),
@@ -169,7 +203,9 @@ def design_from_architecture(architecture: ChipArchitecture, sm_count: int | Non
         router_count=int(p.number("horizontal_nodes")) * int(p.number("vertical_nodes")),
         controller=MemoryController(**controller),
         device=p.choice("device_type", dict(enumerate(technology.TransistorType))),
-        projection=p.choice("interconnect_projection_type", dict(enumerate(technology.WireProjection))),
+        projection=p.choice(
+            "interconnect_projection_type", dict(enumerate(technology.WireProjection))
+        ),
         long_channel=bool(p.number("longer_channel_device")),
         pipelines=int(pipelines[0] if isinstance(pipelines, tuple) else pipelines),
         notes=tuple(p.defaults),
@@ -210,11 +246,17 @@ class _FileNumbers:
         """Return the option that a number of the file selects."""
         number = self.number(name)
         if number not in of:
-            raise bad_value(f"{self.architecture.name}: {name}", f"one of {', '.join(map(str, of))}", f"{number:g}")
+            raise bad_value(
+                f"{self.architecture.name}: {name}",
+                f"one of {', '.join(map(str, of))}",
+                f"{number:g}",
+            )
         return of[int(number)]
 
     def unread(self, component: str, name: str, default: float) -> float:
-        """Return a number that the reader keeps as text because the component model does not need it."""
+        """Return a number that the reader keeps as text because the component model does not need
+        it.
+        """
         text = self.architecture.other.get(component, {}).get(name)
         if text is None:
             self.defaults.append(f"{component}.{name} is not in the file: {default:g}")
@@ -243,22 +285,29 @@ class Assumption(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 @cache
 def known_assumptions() -> dict[str, Assumption]:
     """Return the numbers that the catalogue does not hold, by name."""
-    return read_shipped_yaml(dict[str, Assumption], technology.BOTTOM_UP_PACKAGE, "data", "assumed.yaml")
+    return read_shipped_yaml(
+        dict[str, Assumption], technology.BOTTOM_UP_PACKAGE, "data", "assumed.yaml"
+    )
 
 
 def design_from_gpu(
-    gpu: Gpu, feature_nm: float | None = None, voltage_v: float | None = None, temperature_k: float | None = None
+    gpu: Gpu,
+    feature_nm: float | None = None,
+    voltage_v: float | None = None,
+    temperature_k: float | None = None,
 ) -> ChipDesign:
     """Return the design of a catalogue GPU.
 
-    The node is that of its process (or ``feature_nm``). The voltage is the given one, else the published one at the
-    top clock, else the process's stand-in, else nominal. A number that the catalogue lacks is an error that names it.
-    """
+    The node is that of its process (or ``feature_nm``). The voltage is the given one, else the
+    published one at the top clock, else the process's stand-in, else nominal. A number that the
+    catalogue lacks is an error that names it."""
     notes: list[str] = []
     size, volts = feature_nm, voltage_v
     if size is None:
         size, row = technology.find_process(gpu.process)
-        notes.append(f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {row['cell_um2']} um2 ({row['source']})")
+        notes.append(
+            f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {row['cell_um2']} um2 ({row['source']})"
+        )
         if volts is None and row["top_clock_v"]:
             volts = float(row["top_clock_v"])
     if voltage_v is None and gpu.power.voltage_v is not None:
@@ -268,7 +317,9 @@ def design_from_gpu(
         notes.append(f"{volts:g} V at the top clock, a stand-in")
     assumed: dict[str, Any] = {name: each.value for name, each in known_assumptions().items()}
     assumed["temperature_k"] = assumed["temperature_k"] if temperature_k is None else temperature_k
-    line, sector, ways, words = (assumed[n] for n in ("line_byte", "sector_byte", "cache_ways", "warp_size"))
+    line, sector, ways, words = (
+        assumed[n] for n in ("line_byte", "sector_byte", "cache_ways", "warp_size")
+    )
     read_j, write_j, source = chip_units.find_dram_energy(gpu.memory.kind)
     if read_j is None:
         notes.append(f"{gpu.memory.kind}: {source}; device memory is left out")
@@ -285,10 +336,18 @@ def design_from_gpu(
     slices = max(round(l2_byte / assumed["l2_slice_byte"]), 1)
     slice_byte = max(l2_byte // slices // (line * l2_ways), 1) * line * l2_ways
     banks, bank_bit = assumed["register_banks"], assumed["register_bank_bit"]
-    file = (_round_whole(gpu.need("sm.register_count")), banks, bank_bit, assumed["collectors"], banks)
+    file = (
+        _round_whole(gpu.need("sm.register_count")),
+        banks,
+        bank_bit,
+        assumed["collectors"],
+        banks,
+    )
     registers = RegisterFile(*file, arrays=assumed["issue"] * words, operands=bank_bit / 32.0)
     # 64-bit controllers share the bandwidth, at the rate their pins need for it
-    bus, queue, address = (assumed[name] for name in ("controller_bus_bit", "controller_queue", "address_bit"))
+    bus, queue, address = (
+        assumed[name] for name in ("controller_bus_bit", "controller_queue", "address_bit")
+    )
     rate, clock = float(np.mean(gpu.memory.byte_per_s)), 1e9
     if gpu.memory.clock_hz is not None:
         clock = float(np.mean(gpu.memory.clock_hz))
@@ -308,7 +367,9 @@ def design_from_gpu(
         l2_count=slices,
         router=RouterShape(8 * sector, ceil(sms / 2), slices),
         router_count=1,
-        controller=MemoryController(count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock),
+        controller=MemoryController(
+            count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock
+        ),
         dram_read_j=None if read_j is None else read_j * sector,
         dram_write_j=None if write_j is None else write_j * sector,
         voltage_v=volts,
@@ -349,18 +410,24 @@ class CacheCost:
     subthreshold_w: float
     gate_w: float
     area_um2: float
-    write_back: bool  # of the L1 data cache, by which the misses of all first-level caches are charged
+    write_back: (
+        bool  # of the L1 data cache, by which the misses of all first-level caches are charged
+    )
 
     @property
     def read_miss_j(self) -> float:
-        """Energy of a read that misses; a write-back cache is charged for its buffers when it writes."""
+        """Energy of a read that misses; a write-back cache is charged for its buffers when it
+        writes.
+        """
         return self.array.read_j + (0.0 if self.write_back else self.missed_j)
 
     @property
     def write_miss_j(self) -> float:
         """Energy of a write that misses."""
         found = self.array.write_j + self.array.tag_read_j
-        return found + (self.array.write_j + self.missed_j + self.written_back_j if self.write_back else 0.0)
+        return found + (
+            self.array.write_j + self.missed_j + self.written_back_j if self.write_back else 0.0
+        )
 
 
 class BuiltChip:
@@ -368,29 +435,55 @@ class BuiltChip:
 
     def __init__(self, design: ChipDesign) -> None:
         d, rf, toggle, warps = design, design.registers, design.toggle, design.warps
-        tech = technology.find_technology(d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v)
+        tech = technology.find_technology(
+            d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v
+        )
         ports, read_and_write = ArrayPorts(d.ports), ArrayPorts(0, 1, 1)
         self.design, self.tech = design, tech
         self.instruction = _cache_cost(tech, d, d.instruction, "instruction cache", ArrayPorts(1))
         self.data = _cache_cost(tech, d, d.data, "L1 data cache", ports)
         self.constant = _cache_cost(tech, d, d.constant, "constant cache", ports)
         self.texture = _cache_cost(tech, d, d.texture, "texture cache", ports)
-        self.l2 = _cache_cost(tech, d, d.l2, "L2 cache", ArrayPorts(1), is_l2=True) if d.l2 else None
+        self.l2 = (
+            _cache_cost(tech, d, d.l2, "L2 cache", ArrayPorts(1), is_l2=True) if d.l2 else None
+        )
         lanes = d.crossbar_lanes
         self.shared = sram_cost(tech, _cache_array(d.shared, "shared memory", ports, toggle=toggle))
         self.shared_crossbar = chip_units.crossbar_cost(tech, lanes, lanes, 32).times(toggle, 1.0)
-        bank = 4 * rf.registers // rf.arrays, rf.bank_bit // 8, 1, rf.banks, read_and_write, rf.bank_bit
+        bank = (
+            4 * rf.registers // rf.arrays,
+            rf.bank_bit // 8,
+            1,
+            rf.banks,
+            read_and_write,
+            rf.bank_bit,
+        )
         self.registers = sram_cost(tech, SramArray("register file", *bank, toggle=toggle))
         outputs = max(rf.collectors * rf.crossbar_ports // rf.banks, 1)
-        crossbar = chip_units.crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(toggle, 1.0)
+        crossbar = chip_units.crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(
+            toggle, 1.0
+        )
         self.register_crossbar = crossbar
-        self.register_arbiter = chip_units.arbiter_cost(tech, rf.banks, to_float(crossbar.area_um2) ** 0.5)
-        collector = SramArray("operand collector", 4 * _COLLECTOR_ENTRIES, 4, ports=read_and_write, output_bit=4)
+        self.register_arbiter = chip_units.arbiter_cost(
+            tech, rf.banks, to_float(crossbar.area_um2) ** 0.5
+        )
+        collector = SramArray(
+            "operand collector", 4 * _COLLECTOR_ENTRIES, 4, ports=read_and_write, output_bit=4
+        )
         self.collector = sram_cost(tech, collector)
         fetched_byte = d.instruction_bit // 8
-        self.buffer = sram_cost(tech, SramArray("instruction buffer", max(fetched_byte * warps, 64), fetched_byte))
-        shape = d.window, max(8 * int(log2(max(warps, 2))), 8), d.instruction_bit, ArrayPorts(0, 1, 1, 1)
-        self.window = memory_array.searched_buffer_cost(tech, SearchedBuffer("instruction window", *shape))
+        self.buffer = sram_cost(
+            tech, SramArray("instruction buffer", max(fetched_byte * warps, 64), fetched_byte)
+        )
+        shape = (
+            d.window,
+            max(8 * int(log2(max(warps, 2))), 8),
+            d.instruction_bit,
+            ArrayPorts(0, 1, 1, 1),
+        )
+        self.window = memory_array.searched_buffer_cost(
+            tech, SearchedBuffer("instruction window", *shape)
+        )
         self.selection = chip_units.warp_selection_cost(tech, warps)
         register_bit = ceil(log2(rf.registers))
         lines = [chip_units.decoder_cost(tech, bits) for bits in (d.opcode_bit, register_bit, 8)]
@@ -398,11 +491,15 @@ class BuiltChip:
         self.latch = chip_units.latch_cost(tech)
         sizes = d.opcode_bit, register_bit, d.instruction_bit
         self.latches = chip_units.count_pipeline_latches(warps, d.issue, d.decode, *sizes, d.depth)
-        self.alu, self.fpu, self.sfu = (chip_units.functional_unit_cost(tech, unit) for unit in ("alu", d.fpu, "sfu"))
+        self.alu, self.fpu, self.sfu = (
+            chip_units.functional_unit_cost(tech, unit) for unit in ("alu", d.fpu, "sfu")
+        )
         self.rest = chip_units.unmodelled_core_cost(tech, d.depth, warps)
         self.router = chip_units.router_cost(tech, d.router)
         # of a flit, beyond the router
-        self.link_j = toggle * to_float(tech.repeated_wire().cost(d.link_um, d.router.flit_bit).energy_j)
+        self.link_j = toggle * to_float(
+            tech.repeated_wire().cost(d.link_um, d.router.flit_bit).energy_j
+        )
         self.controller = chip_units.memory_controller_cost(tech, d.controller)
         self.coalescer = chip_units.coalescer_cost(tech, d.pending)  # of one SM's tables
 
@@ -419,7 +516,9 @@ class BuiltChip:
     def operand_j(self) -> Sweepable:
         """Energy of one thread's operand on its way through crossbar, arbiter and collector."""
         passage_j = self.register_crossbar.energy_j + self.register_arbiter.energy_j
-        return self.design.clock_ratio * (passage_j / self.design.registers.operands + self.collector.read_j)
+        return self.design.clock_ratio * (
+            passage_j / self.design.registers.operands + self.collector.read_j
+        )
 
     @property
     def operand_share(self) -> float:
@@ -432,21 +531,33 @@ build_chip = cache(BuiltChip)
 
 
 def _cache_array(shape: CacheShape, name: str, ports: ArrayPorts, **more: Any) -> SramArray:
-    return SramArray(name, shape.capacity_byte, shape.block_byte, shape.ways, shape.banks, ports, **more)
+    return SramArray(
+        name, shape.capacity_byte, shape.block_byte, shape.ways, shape.banks, ports, **more
+    )
 
 
 def _cache_cost(
-    tech: Technology, design: ChipDesign, shape: CacheShape, name: str, ports: ArrayPorts, is_l2: bool = False
+    tech: Technology,
+    design: ChipDesign,
+    shape: CacheShape,
+    name: str,
+    ports: ArrayPorts,
+    is_l2: bool = False,
 ) -> CacheCost:
-    """Return the cost of a cache with its miss, fill, prefetch and write-back buffers, each searched by address.
+    """Return the cost of a cache with its miss, fill, prefetch and write-back buffers, each
+    searched by address.
 
-    A first-level cache reads all ways while it looks up the tags; an L2 slice reads its tags first, then one way,
-    half a line at a time.
-    """
-    # the tag of a way is the address less index and offset, and state bits, in groups of four (CACTI 6.5)
+    A first-level cache reads all ways while it looks up the tags; an L2 slice reads its tags first,
+    then one way, half a line at a time."""
+    # the tag of a way is the address less index and offset, and state bits, in groups of four
+    # (CACTI 6.5)
     sets = shape.capacity_byte // (shape.block_byte * shape.ways)
     tag_bit = design.address_bit - ceil(log2(sets)) - ceil(log2(shape.block_byte)) + _STATE_BIT
-    how: dict[str, Any] = {"tag_bit": 4 * ceil(max(tag_bit, 1) / 4), "sequential": is_l2, "toggle": design.toggle}
+    how: dict[str, Any] = {
+        "tag_bit": 4 * ceil(max(tag_bit, 1) / 4),
+        "sequential": is_l2,
+        "toggle": design.toggle,
+    }
     how["output_bit"] = 4 * shape.block_byte if is_l2 else None
     array = sram_cost(tech, _cache_array(shape, name, ports, **how))
     line_bit = 8 * shape.block_byte
@@ -455,7 +566,9 @@ def _cache_cost(
     search = replace(ports, search=ports.read_write)
     tag_bit = 4 * ceil((design.address_bit + _STATE_BIT) / 4)
     built, used_j = [array], [0.0] * 4
-    for i, (entries, bits) in enumerate(zip(shape.buffers, (missed_bit, line_bit, line_bit, line_bit), strict=True)):
+    for i, (entries, bits) in enumerate(
+        zip(shape.buffers, (missed_bit, line_bit, line_bit, line_bit), strict=True)
+    ):
         if entries:
             shape_of = SearchedBuffer(f"{name} buffer", entries, tag_bit, bits, search)
             cost = memory_array.searched_buffer_cost(tech, shape_of)
@@ -463,7 +576,9 @@ def _cache_cost(
             used_j[i] = cost.search_j + cost.write_j
     figures = ("subthreshold_w", "gate_w", "area_um2")
     off_w, gate_w, area_um2 = (sum(getattr(cost, what) for cost in built) for what in figures)
-    return CacheCost(array, sum(used_j[:3]), used_j[3], off_w, gate_w, area_um2, design.data.write_back)
+    return CacheCost(
+        array, sum(used_j[:3]), used_j[3], off_w, gate_w, area_um2, design.data.write_back
+    )
 
 
 @dataclass(frozen=True)
@@ -498,14 +613,16 @@ def chip_area_mm2(chip: BuiltChip) -> float:
 def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
     """Return every structure of the chip with its leakage and area.
 
-    ``data/parts.csv`` names its cost and the numbers, multiplied, that tell how many of it make up an instance.
-    """
+    ``data/parts.csv`` names its cost and the numbers, multiplied, that tell how many of it make up
+    an instance."""
     d, found = chip.design, []
     counts = {"sm": d.sm_count, "l2": d.l2_count, "noc": d.router_count}
     counts["memory controller"] = d.controller.controllers
     for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "parts.csv"):
         cost, group = attrgetter(row["cost"])(chip), row["group"]
-        if cost is None or (d.one_l1 and row["cost"] in ("data", "texture")):  # those lie in shared memory's array
+        if cost is None or (
+            d.one_l1 and row["cost"] in ("data", "texture")
+        ):  # those lie in shared memory's array
             continue
         each = float(prod(attrgetter(name)(chip) for name in row["each"].split()))
         long = _LONG[group] if d.long_channel else 0.0

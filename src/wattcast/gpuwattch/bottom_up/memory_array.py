@@ -1,12 +1,14 @@
-"""Compute the cost of memory arrays (SRAM with banks, ways and tags; searched buffers) in their best layout.
+"""Compute the cost of memory arrays (SRAM with banks, ways and tags; searched buffers) in their
+best layout.
 
-After CACTI (HPL-2008-20, sections 4 to 6): a bank is cut into subarrays; up to four of them share their decoding in a
-mat; mats hang on an H-tree. In a partition every quantity is an array with one element per way to cut.
+After CACTI (HPL-2008-20, sections 4 to 6): a bank is cut into subarrays; up to four of them share
+their decoding in a mat; mats hang on an H-tree. In a partition every quantity is an array with one
+element per way to cut.
 
-All partitions of a bank are evaluated; the best has the least energy times delay among those of at most twice the
-smallest area. A layout is chosen once, for one port at 45 nm and nominal voltage, and then scaled or given more
-ports: energies rise smoothly with ports, node and voltage, without steps where a new layout would win. (McPAT
-searches anew for each, by energy times delay squared.)
+All partitions of a bank are evaluated; the best has the least energy times delay among those of at
+most twice the smallest area. A layout is chosen once, for one port at 45 nm and nominal voltage,
+and then scaled or given more ports: energies rise smoothly with ports, node and voltage, without
+steps where a new layout would win. (McPAT searches anew for each, by energy times delay squared.)
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
 from wattcast.core.records import dataclass, replace
 from wattcast.gpuwattch.bottom_up import technology
-from wattcast.gpuwattch.bottom_up.technology import CircuitCost, Technology, check_at_least_one, to_float
+from wattcast.gpuwattch.bottom_up.technology import (
+    CircuitCost,
+    Technology,
+    check_at_least_one,
+    to_float,
+)
 
 _SENSE_SHARE, _SENSE_LEAST_V = 0.05, 0.08  # bitline swing a sense amplifier needs (CACTI 6.5)
 _CELL_ASPECT = 1.46  # height over width of a cell (CACTI 6.5)
@@ -83,7 +90,9 @@ def bitline_swing_v(tech: Technology) -> float:
 
 
 def cell_sides_um(tech: Technology, ports: ArrayPorts) -> tuple[float, float]:
-    """Return width and height of a six-transistor cell, two wires wider and higher for each further port."""
+    """Return width and height of a six-transistor cell, two wires wider and higher for each further
+    port.
+    """
     side_um = tech.feature_um * (technology.CELL_AREA_FEATURE2 / _CELL_ASPECT) ** 0.5
     further = 2.0 * tech.local.pitch_um * (ports.all - 1 + max(ports.search - 1, 0))
     return side_um + further, side_um * _CELL_ASPECT + further
@@ -96,15 +105,26 @@ def _folded_um(tech: Technology, width_um: float, pitch_um: Array) -> Array:
 
 
 def mat_sides_um(
-    tech: Technology, ports: ArrayPorts, part: ArrayPartition, rows_um2: Sweepable, wide_um: float, high_um: float
+    tech: Technology,
+    ports: ArrayPorts,
+    part: ArrayPartition,
+    rows_um2: Sweepable,
+    wide_um: float,
+    high_um: float,
 ) -> tuple[Array, Array]:
-    """Return width and height of a mat: cells, column circuits below them, decoders and wires at their side."""
+    """Return width and height of a mat: cells, column circuits below them, decoders and wires at
+    their side.
+    """
     feature, pitch = tech.feature_um, tech.wide.pitch_um
     column_um = np.asarray(wide_um * part.column_mux / ports.reading)
     half_um = np.full_like(column_um, wide_um / (2.0 * ports.reading))
     precharge = 6.0 * tech.p_to_n * tech.min_width_um
-    circuits_um = _folded_um(tech, precharge, half_um) + _folded_um(tech, precharge / 6.0, 2.0 * half_um)
-    circuits_um = circuits_um + np.where(part.column_mux > 1, _folded_um(tech, MUX_WIDTH * feature, half_um), 0.0)
+    circuits_um = _folded_um(tech, precharge, half_um) + _folded_um(
+        tech, precharge / 6.0, 2.0 * half_um
+    )
+    circuits_um = circuits_um + np.where(
+        part.column_mux > 1, _folded_um(tech, MUX_WIDTH * feature, half_um), 0.0
+    )
     for share, count in ((SENSE_P, 2), (SENSE_ISO, 1), (SENSE_N, 2), (SENSE_ENABLE, 1)):
         circuits_um = circuits_um + count * _folded_um(tech, share * feature, column_um)
     circuits_um = circuits_um + 11.0 * feature
@@ -143,37 +163,47 @@ def bank_cost(
 ) -> BankCost:
     """Return energy of a read and a write, delay, leakage and size of a bank, for every partition.
 
-    E_read = active mats · (decoder + precharge + bitlines at the read swing + sense amplifiers + output) + H-trees
-    for address and data; a write swings the bitlines of its bits fully. ``tag_ways`` above zero puts comparators
-    behind the sense amplifiers. ``toggle`` is the share of data wires that charge in an access; bitlines swing
-    whatever the data.
-    """
+    E_read = active mats · (decoder + precharge + bitlines at the read swing + sense amplifiers +
+    output) + H-trees for address and data; a write swings the bitlines of its bits fully.
+    ``tag_ways`` above zero puts comparators behind the sense amplifiers. ``toggle`` is the share of
+    data wires that charge in an access; bitlines swing whatever the data."""
     feature, volts = tech.feature_um, tech.voltage_v
     wide_um, high_um = cell_sides_um(tech, ports)
     column_um = wide_um * part.column_mux / ports.reading
     decode = _decoder_cost(tech, part, wide_um, high_um)
-    # bitlines have half a drain and a length of local wire for every row, then multiplexer and sense amplifier
+    # bitlines have half a drain and a length of local wire for every row, then multiplexer and
+    # sense amplifier
     line_f = part.row * (tech.drain_f(ACCESS * feature) / 2.0 + high_um * tech.local.f_per_um())
     mux_f, iso_f, n_f, p_f = (
-        tech.folded_drain_f(width * feature, column_um) for width in (MUX_WIDTH, SENSE_ISO, SENSE_N, SENSE_P)
+        tech.folded_drain_f(width * feature, column_um)
+        for width in (MUX_WIDTH, SENSE_ISO, SENSE_N, SENSE_P)
     )
     latch_f = tech.gate_f((SENSE_N + SENSE_P) * feature) + n_f + p_f
     behind_f, amplifier_f = 2.0 * iso_f + latch_f + mux_f, latch_f + iso_f + mux_f
     muxed_f = np.where(part.column_mux > 1, 2.0 * mux_f, 0.0)
     swing_v = bitline_swing_v(tech)
-    pair_read_j = 2.0 * swing_v * volts * (line_f + muxed_f + behind_f / part.column_mux)  # 2·C·V·ΔV
+    pair_read_j = (
+        2.0 * swing_v * volts * (line_f + muxed_f + behind_f / part.column_mux)
+    )  # 2·C·V·ΔV
     pair_write_j = 2.0 * tech.vdd2 * (line_f + muxed_f)  # 2·C·V²
-    # a cell pulls its bitline down by the swing in 2·τ·ln(V / (V - ΔV)); a latch amplifies that in C/g_m · ln(V/ΔV)
+    # a cell pulls its bitline down by the swing in 2·τ·ln(V / (V - ΔV)); a latch amplifies that in
+    # C/g_m · ln(V/ΔV)
     cell_ohm = tech.n_resistance_ohm_um * (1.0 / (PULL_DOWN * feature) + 1.0 / (ACCESS * feature))
     line_ohm = part.row * high_um * tech.local.ohm_per_um()
     tau_s = cell_ohm * (line_f + 2.0 * mux_f + behind_f) + line_ohm * (line_f / 2.0 + behind_f)
     inside_s = tau_s * np.log(volts / (volts - swing_v)) * 2.0
-    inside_s += amplifier_f / (SENSE_N * feature / tech.n_resistance_ohm_um) * np.log(volts / swing_v)
+    inside_s += (
+        amplifier_f / (SENSE_N * feature / tech.n_resistance_ohm_um) * np.log(volts / swing_v)
+    )
     # a line switches the precharge and equalising transistors of every column
     column_f = tech.gate_f(13.0 * tech.p_to_n * tech.min_width_um) + wide_um * tech.wide.f_per_um()
     column_ohm = wide_um * tech.wide.ohm_per_um()
-    precharge = tech.driver_chain(part.column * column_f, part.column * column_ohm).times(part.per_mat)
-    leaving = part.mat_bit if not tag_ways else tag_ways / part.active_mats  # of tags only hits leave a mat
+    precharge = tech.driver_chain(part.column * column_f, part.column * column_ohm).times(
+        part.per_mat
+    )
+    leaving = (
+        part.mat_bit if not tag_ways else tag_ways / part.active_mats
+    )  # of tags only hits leave a mat
     out = _output_cost(tech, part, high_um).times(leaving)
     compare = _comparator_cost(tech, part, tag_ways)
     # energies of one mat
@@ -181,11 +211,19 @@ def bank_cost(
     both_j = decode.energy_j + precharge.energy_j + compare.energy_j
     read_j = both_j + pair_read_j * part.column * part.per_mat + amplifier_f * tech.vdd2 * sensed
     read_j += toggle * out.energy_j
-    write_j = both_j + pair_write_j * part.mat_bit + toggle * out.energy_j  # data goes in the way it comes out
+    write_j = (
+        both_j + pair_write_j * part.mat_bit + toggle * out.energy_j
+    )  # data goes in the way it comes out
     mat_width_um, mat_height_um = mat_sides_um(tech, ports, part, decode.area_um2, wide_um, high_um)
     to, back, into = (
-        wire_tree_cost(tech, part.mats_across, part.mats_down, mat_width_um, mat_height_um, bits * share)
-        for bits, share in ((address_bit, ports.all), (out_bit, ports.reading), (in_bit, ports.writing))
+        wire_tree_cost(
+            tech, part.mats_across, part.mats_down, mat_width_um, mat_height_um, bits * share
+        )
+        for bits, share in (
+            (address_bit, ports.all),
+            (out_bit, ports.reading),
+            (in_bit, ports.writing),
+        )
     )
     # leakage of a cell is that of two inverters and the access transistors of its ports
     pair_um = (PULL_DOWN + PULL_UP) * feature
@@ -209,14 +247,20 @@ def bank_cost(
 
 
 def wire_tree_cost(
-    tech: Technology, across: Sweepable, down: Sweepable, width_um: Sweepable, height_um: Sweepable, bits: Sweepable
+    tech: Technology,
+    across: Sweepable,
+    down: Sweepable,
+    width_um: Sweepable,
+    height_um: Sweepable,
+    bits: Sweepable,
 ) -> CircuitCost:
-    """Return the cost of an H-tree of ``bits`` wires from an edge of a block of ``across`` by ``down`` mats to a mat.
+    """Return the cost of an H-tree of ``bits`` wires from an edge of a block of ``across`` by
+    ``down`` mats to a mat.
 
-    The root runs half the width from the middle of the edge to the centre; each fork halves the rest: W·(1 - 1/n) in
-    all, with n mats across, and half of H·(1 - 1/m) down. The wires of every port count as switching, as in McPAT: an
-    access to a structure with several ports is one in which all of them work.
-    """
+    The root runs half the width from the middle of the edge to the centre; each fork halves the
+    rest: W·(1 - 1/n) in all, with n mats across, and half of H·(1 - 1/m) down. The wires of every
+    port count as switching, as in McPAT: an access to a structure with several ports is one in
+    which all of them work."""
     wire = tech.repeated_wire()
     across_um = across * width_um * (1.0 - 1.0 / across)
     down_um = 0.5 * down * height_um * (1.0 - 1.0 / down)
@@ -224,9 +268,15 @@ def wire_tree_cost(
     return wire.cost(across_um + down_um, bits) + CircuitCost(node_j)
 
 
-def _decoder_cost(tech: Technology, part: ArrayPartition, wide_um: float, high_um: float) -> CircuitCost:
-    """Return the cost of two predecoders of half the address each, the row gates that join them, and the wordline."""
-    line_f = part.column * (2.0 * tech.gate_f(ACCESS * tech.feature_um) + wide_um * tech.local.f_per_um())
+def _decoder_cost(
+    tech: Technology, part: ArrayPartition, wide_um: float, high_um: float
+) -> CircuitCost:
+    """Return the cost of two predecoders of half the address each, the row gates that join them,
+    and the wordline.
+    """
+    line_f = part.column * (
+        2.0 * tech.gate_f(ACCESS * tech.feature_um) + wide_um * tech.local.f_per_um()
+    )
     line_ohm = part.column * wide_um * tech.local.ohm_per_um()
     row_gate = tech.driver_chain(line_f, line_ohm, inputs=2)
     bits = np.maximum(np.log2(part.row), 1.0)
@@ -241,10 +291,14 @@ def _decoder_cost(tech: Technology, part: ArrayPartition, wide_um: float, high_u
 
 
 def _output_cost(tech: Technology, part: ArrayPartition, high_um: float) -> CircuitCost:
-    """Return the cost of moving a bit of a mat from its sense amplifier through multiplexers down the subarray."""
+    """Return the cost of moving a bit of a mat from its sense amplifier through multiplexers down
+    the subarray.
+    """
     min_um = tech.min_width_um
     inverter_f = tech.gate_f(min_um * (1 + tech.p_to_n)) + tech.drain_f(min_um) * (1 + tech.p_to_n)
-    inside_j = 0.5 * (3.0 * inverter_f + 4.0 * tech.drain_f(MUX_WIDTH * tech.feature_um)) * tech.vdd2
+    inside_j = (
+        0.5 * (3.0 * inverter_f + 4.0 * tech.drain_f(MUX_WIDTH * tech.feature_um)) * tech.vdd2
+    )
     stage_s = 4.0 * tech.n_resistance_ohm_um / min_um * inverter_f
     return CircuitCost(inside_j, delay_s=stage_s) + tech.repeated_wire().cost(part.row * high_um)
 
@@ -261,11 +315,17 @@ def _comparator_cost(tech: Technology, part: ArrayPartition, ways: int) -> Circu
     energy_j = (0.5 * 4.0 * ways * (stages_f + match_f) + match_f * (ways - 1)) * tech.vdd2
     wide_um = 4.0 * ways * (inverters_um.sum() + 25.0 * feature) / 2.0
     delay_s = 6.0 * tech.n_resistance_ohm_um * (match_f + stages_f / 4.0) / (50.0 * feature)
-    return CircuitCost(energy_j / part.active_mats, *tech.leakage_w(wide_um, wide_um), delay_s=delay_s)
+    return CircuitCost(
+        energy_j / part.active_mats, *tech.leakage_w(wide_um, wide_um), delay_s=delay_s
+    )
 
 
-LAYOUT_OVERHEAD = 1.1 * 1.2  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
-_AREA_LIMIT = 2.0  # times the smallest: without it large arrays come out at thrice the area they need
+LAYOUT_OVERHEAD = (
+    1.1 * 1.2
+)  # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
+_AREA_LIMIT = (
+    2.0  # times the smallest: without it large arrays come out at thrice the area they need
+)
 _DRAWN_NM = 45.0
 _ONE_PORT = ArrayPorts()
 _LEAST_ROW, _MOST_ROW, _LEAST_COLUMN, _MOST_COLUMN = 8, 4096, 2, 4096
@@ -287,13 +347,20 @@ class SramArray:
     toggle: float = 1.0  # share of data wires that charge in an access
 
     def __post_init__(self) -> None:
-        shape = {"capacity": self.capacity_byte, "block": self.block_byte, "ways": self.ways, "banks": self.banks}
+        shape = {
+            "capacity": self.capacity_byte,
+            "block": self.block_byte,
+            "ways": self.ways,
+            "banks": self.banks,
+        }
         ports = {"ports that read": self.ports.reading, "ports that write": self.ports.writing}
         check_at_least_one(self.name, **shape, **ports)
         if self.output_bit is not None and self.output_bit < 1:
             raise bad_value(f"{self.name}: output", "at least one bit", self.output_bit)
         if self.capacity_byte % (self.banks * self.block_byte * self.ways):
-            wanted = f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes"
+            wanted = (
+                f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes"
+            )
             do = "Change capacity, banks, ways or block so that they divide."
             raise bad_value(f"{self.name}: geometry", wanted, f"{self.capacity_byte} bytes", do)
 
@@ -342,15 +409,23 @@ class _BankCells:
 
 @cache
 def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
-    """Return the cost of data and tag arrays in their best layouts, with short-circuit and layout overheads."""
+    """Return the cost of data and tag arrays in their best layouts, with short-circuit and layout
+    overheads.
+    """
     ways = 1 if sram.sequential else sram.ways
     tag, before_s = None, 0.0
     if sram.tag_bit:
         width = sram.tag_bit * sram.ways
-        cells = _BankCells(sram.blocks // sram.ways, width, 1, sram.tag_bit, width, sram.banks, sram.ways)
+        cells = _BankCells(
+            sram.blocks // sram.ways, width, 1, sram.tag_bit, width, sram.banks, sram.ways
+        )
         tag, chosen_s = _build_array(tech, sram, cells)
-        before_s = chosen_s if sram.sequential else 0.0  # data are read after the tags, which counts in their delay
-    cells = _BankCells(sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, sram.bits, sram.banks)
+        before_s = (
+            chosen_s if sram.sequential else 0.0
+        )  # data are read after the tags, which counts in their delay
+    cells = _BankCells(
+        sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, sram.bits, sram.banks
+    )
     data, _ = _build_array(tech, sram, cells, before_s)
     share = tech.short_circuit * LAYOUT_OVERHEAD
     tag_read, tag_write = (share * tag.read_j, share * tag.write_j) if tag else (0.0, 0.0)
@@ -368,17 +443,25 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
 
 
 @cache
-def _choose_layout(cells: _BankCells, name: str, before_s: float) -> tuple[ArrayPartition, Array, float]:
-    """Return the best partition of a bank, its address bits, and its delay at the node of the choice.
+def _choose_layout(
+    cells: _BankCells, name: str, before_s: float
+) -> tuple[ArrayPartition, Array, float]:
+    """Return the best partition of a bank, its address bits, and its delay at the node of the
+    choice.
 
     ``before_s`` passes before the access begins.
     """
     part = list_partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
     if part.row.size == 0:
-        wanted, found = f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows", f"{cells.rows} rows of {cells.columns} bits"
+        wanted, found = (
+            f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows",
+            f"{cells.rows} rows of {cells.columns} bits",
+        )
         do = "The structure is too small or too oddly shaped for a memory array."
         raise bad_value(f"{name}: geometry", wanted, found, do)
-    address = np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
+    address = (
+        np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
+    )
     bits = np.maximum(address, 1.0)
     drawn = technology.find_technology(_DRAWN_NM)
     one = _all_banks_cost(drawn, _ONE_PORT, part, bits, cells)
@@ -391,18 +474,31 @@ def _choose_layout(cells: _BankCells, name: str, before_s: float) -> tuple[Array
 def _build_array(
     tech: Technology, sram: SramArray, cells: _BankCells, before_s: float = 0.0
 ) -> tuple[ArrayCost, float]:
-    """Return the cost of the best layout at a node and a voltage, with all its ports; and its delay when chosen."""
+    """Return the cost of the best layout at a node and a voltage, with all its ports; and its delay
+    when chosen.
+    """
     part, bits, chosen_s = _choose_layout(cells, sram.name, before_s)
     found = _all_banks_cost(tech, sram.ports, part, bits, cells, sram.toggle)
-    read_j, write_j, delay_s, off_w, gate_w, width_um, height_um = map(to_float, vars(found).values())
+    read_j, write_j, delay_s, off_w, gate_w, width_um, height_um = map(
+        to_float, vars(found).values()
+    )
     return ArrayCost(read_j, write_j, off_w, gate_w, width_um * height_um, delay_s), chosen_s
 
 
 def _all_banks_cost(
-    tech: Technology, ports: ArrayPorts, part: ArrayPartition, address: Array, cells: _BankCells, toggle: float = 1.0
+    tech: Technology,
+    ports: ArrayPorts,
+    part: ArrayPartition,
+    address: Array,
+    cells: _BankCells,
+    toggle: float = 1.0,
 ) -> BankCost:
-    """Return the cost of all banks and the tree between them, in the arrangement that reads with less energy."""
-    bank = bank_cost(tech, ports, part, address, cells.in_bit, cells.leaving, cells.tag_ways, toggle)
+    """Return the cost of all banks and the tree between them, in the arrangement that reads with
+    less energy.
+    """
+    bank = bank_cost(
+        tech, ports, part, address, cells.in_bit, cells.leaving, cells.tag_ways, toggle
+    )
     if cells.banks == 1:
         return bank
     less = 2.0 ** int(np.log2(cells.banks) / 2)
@@ -411,7 +507,10 @@ def _all_banks_cost(
     ways = []
     for down in (less, cells.banks / less):  # banks in columns of so many, side by side
         across = cells.banks / down
-        to, back, into = (wire_tree_cost(tech, across, down, bank.width_um, bank.height_um, count) for count in bits)
+        to, back, into = (
+            wire_tree_cost(tech, across, down, bank.width_um, bank.height_um, count)
+            for count in bits
+        )
         routed = to + back + into
         ways.append(
             BankCost(
@@ -425,12 +524,19 @@ def _all_banks_cost(
             )
         )
     first = ways[0].read_j <= ways[1].read_j
-    return BankCost(*(np.where(first, a, b) for a, b in zip(*(vars(way).values() for way in ways), strict=True)))
+    return BankCost(
+        *(np.where(first, a, b) for a, b in zip(*(vars(way).values() for way in ways), strict=True))
+    )
 
 
 def list_partitions(rows: int, columns: int, select: int, out_bit: int) -> ArrayPartition:
     """List every way to cut a bank: across, down, sets per row, and columns per sense amplifier."""
-    axes = (2.0 ** np.arange(0, 7), 2.0 ** np.arange(0, 8), 2.0 ** np.arange(-4, 6), 2.0 ** np.arange(0, 4))
+    axes = (
+        2.0 ** np.arange(0, 7),
+        2.0 ** np.arange(0, 8),
+        2.0 ** np.arange(-4, 6),
+        2.0 ** np.arange(0, 4),
+    )
     across, down, beside, mux, sense = (
         grid.ravel() for grid in np.meshgrid(*axes, 2.0 ** np.arange(0, 4) * select, indexing="ij")
     )
@@ -439,9 +545,16 @@ def list_partitions(rows: int, columns: int, select: int, out_bit: int) -> Array
     per_mat = across * down / (mats_across * mats_down)
     mat_bit = np.maximum(np.floor(per_mat * column / (mux * sense)), 1.0)
     active = np.ceil(out_bit / mat_bit)
-    fits = (row >= min(_LEAST_ROW, rows)) & (row <= _MOST_ROW) & (column >= _LEAST_COLUMN) & (column <= _MOST_COLUMN)
+    fits = (
+        (row >= min(_LEAST_ROW, rows))
+        & (row <= _MOST_ROW)
+        & (column >= _LEAST_COLUMN)
+        & (column <= _MOST_COLUMN)
+    )
     fits &= (active <= mats_across) & (mat_bit <= out_bit) & (mat_bit >= per_mat)
-    found = ArrayPartition(row, column, per_mat, across / mats_across, mats_across, mats_down, active, mux, mat_bit)
+    found = ArrayPartition(
+        row, column, per_mat, across / mats_across, mats_across, mats_down, active, mux, mat_bit
+    )
     return found.select(np.flatnonzero(fits))
 
 
@@ -466,11 +579,11 @@ class SearchedBuffer:
 
 @cache
 def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
-    """Return the energy of a search, a read and a write, leakage and area, after CACTI 6.5's associative cache.
+    """Return the energy of a search, a read and a write, leakage and area, after CACTI 6.5's
+    associative cache.
 
-    A search drives the search lines of every tag bit and discharges the matchlines of all rows but one, then reads
-    the matching entry.
-    """
+    A search drives the search lines of every tag bit and discharges the matchlines of all rows but
+    one, then reads the matching entry."""
     rows, columns = max(cam.entries // _HALVES, 1), cam.tag_bit + cam.data_bit
     lines = rows + 1
     wide, high = cell_sides_um(tech, cam.ports)
@@ -494,7 +607,12 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     ready = tech.driver_chain(lines * tech.gate_f(6.0 * tech.p_to_n * tech.min_width_um))
     match_f = cam.tag_bit * (tech.drain_f(PULL_DOWN * feature, stack=2) + tag_wide * local_f)
     gates_f = tech.gate_f(125.0 * feature) + tech.drain_f(62.5 * feature, stack=2) * 3.0
-    lines_j = line.energy_j * cam.tag_bit + tags.energy_j + ready.energy_j + lines * (match_f + gates_f) * v2
+    lines_j = (
+        line.energy_j * cam.tag_bit
+        + tags.energy_j
+        + ready.energy_j
+        + lines * (match_f + gates_f) * v2
+    )
     width_um = cam.tag_bit * tag_wide + cam.data_bit * wide + 144.0 * tech.local.pitch_um
     # wires in and out of two subarrays, and those of the search
     tracks_um = columns * tech.wide.pitch_um * (cam.ports.all + 0.5 * cam.ports.search)
@@ -506,7 +624,9 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     # leakage of cells, comparators of the tags, and the gates behind the matchlines
     cell_um, cells = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature, _HALVES * lines
     off_um = cells * (columns * cell_um + cam.tag_bit * 2.0 * PULL_DOWN * feature + 80.0 * feature)
-    on_um = cells * (columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature)
+    on_um = cells * (
+        columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature
+    )
     off_w, gate_w = tech.leakage_w(off_um, on_um)
     around = precharge + decode.times(0.0, rows)
     found = (

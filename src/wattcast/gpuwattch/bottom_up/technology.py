@@ -1,10 +1,11 @@
-"""Transistors and wires of a technology node, interpolated from published tables, and circuits made of them.
+"""Transistors and wires of a technology node, interpolated from published tables, and circuits made
+of them.
 
-``data/devices.csv`` (65, 45, 32 and 22 nm of the ITRS in three device types; 7 nm and 5 or 4 nm class of the IRDS),
-``data/wires.csv`` and ``data/nodes.csv`` hold the numbers, each row with its source. A node is named by its feature
-size F. For a foundry's process F is not the number in its name but the size that makes its published SRAM cell 146 F²
-(``data/processes.csv``), as in the ITRS rows.
-"""
+``data/devices.csv`` (65, 45, 32 and 22 nm of the ITRS in three device types; 7 nm and 5 or 4 nm
+class of the IRDS), ``data/wires.csv`` and ``data/nodes.csv`` hold the numbers, each row with its
+source. A node is named by its feature size F. For a foundry's process F is not the number in its
+name but the size that makes its published SRAM cell 146 F² (``data/processes.csv``), as in the ITRS
+rows."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ BOTTOM_UP_PACKAGE = "wattcast.gpuwattch.bottom_up"
 LOWEST_K, HIGHEST_K = 300.0, 400.0
 _OVERLAP_SHARE = 0.2  # of the ideal gate capacitance (CACTI 6.5)
 _SIDEWALL_FF_PER_UM = 0.25  # junction sidewall (CACTI 6.5)
-_VOLTAGE_RANGE = (0.4, 1.6)  # of the nominal voltage: beyond, neither V² nor the currents of the table hold
+_VOLTAGE_RANGE = (
+    0.4,
+    1.6,
+)  # of the nominal voltage: beyond, neither V² nor the currents of the table hold
 CELL_AREA_FEATURE2 = 146.0  # six-transistor SRAM cell in F² (CACTI 6.5)
 _VACUUM_F_PER_UM = 8.854e-18
 _FRINGE_F_PER_UM = 0.115e-15  # of a wire, at every node (CACTI 6.5)
@@ -66,24 +70,32 @@ class MetalWire:
     def f_per_um(self, width_scale: float = 1.0, gap_scale: float = 1.0) -> float:
         """Return the capacitance per micron of a wire between two neighbours and two layers.
 
-        C = 2·ε₀·(m·k_side·thickness/gap + k_vertical·width/layer gap) + fringe (CACTI 6.5), with the Miller factor m.
-        ``width_scale`` and ``gap_scale`` widen wire and gap beyond half a pitch.
-        """
+        C = 2·ε₀·(m·k_side·thickness/gap + k_vertical·width/layer gap) + fringe (CACTI 6.5), with
+        the Miller factor m. ``width_scale`` and ``gap_scale`` widen wire and gap beyond half a
+        pitch."""
         side = _MILLER * self.side_permittivity * self.aspect_ratio / gap_scale
-        vertical = self.vertical_permittivity * (self.pitch_um / 2.0) * width_scale / self.layer_gap_um
+        vertical = (
+            self.vertical_permittivity * (self.pitch_um / 2.0) * width_scale / self.layer_gap_um
+        )
         return 2.0 * _VACUUM_F_PER_UM * (side + vertical) + _FRINGE_F_PER_UM
 
     def ohm_per_um(self, width_scale: float = 1.0) -> float:
-        """Return the resistance per micron s·ρ / A: barrier and dishing thin the copper, scattering (s) adds to ρ."""
+        """Return the resistance per micron s·ρ / A: barrier and dishing thin the copper, scattering
+        (s) adds to ρ.
+        """
         width_um = self.pitch_um / 2.0 * width_scale
         thick_um = self.aspect_ratio * self.pitch_um / 2.0
-        copper_um2 = (thick_um * (1.0 - self.dishing_share) - self.barrier_um) * (width_um - 2.0 * self.barrier_um)
+        copper_um2 = (thick_um * (1.0 - self.dishing_share) - self.barrier_um) * (
+            width_um - 2.0 * self.barrier_um
+        )
         return self.scatter * self.resistivity_ohm_um / copper_um2
 
 
 @dataclass(frozen=True)
 class CircuitCost:
-    """Energy per use, leakage (at the technology's voltage and temperature), area and delay of a circuit."""
+    """Energy per use, leakage (at the technology's voltage and temperature), area and delay of a
+    circuit.
+    """
 
     energy_j: Sweepable = 0.0
     subthreshold_w: Sweepable = 0.0
@@ -92,10 +104,14 @@ class CircuitCost:
     delay_s: Sweepable = 0.0
 
     def __add__(self, other: CircuitCost) -> CircuitCost:
-        return CircuitCost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return CircuitCost(
+            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
     def times(self, used: Sweepable, built: Sweepable | None = None) -> CircuitCost:
-        """Return the cost of ``built`` circuits (default: ``used``) of which ``used`` switch; the delay is of one."""
+        """Return the cost of ``built`` circuits (default: ``used``) of which ``used`` switch; the
+        delay is of one.
+        """
         count = used if built is None else built
         standing = (self.subthreshold_w * count, self.gate_w * count, self.area_um2 * count)
         return CircuitCost(self.energy_j * used, *standing, self.delay_s)
@@ -110,19 +126,26 @@ class RepeatedWire:
     spacing_um: float
     input_f: float  # of one repeater
 
-    def cost(self, length_um: Sweepable, bits: Sweepable = 1.0, built: Sweepable | None = None) -> CircuitCost:
-        """Return the cost of a bundle of ``built`` wires (default: ``bits``) of which ``bits`` switch."""
+    def cost(
+        self, length_um: Sweepable, bits: Sweepable = 1.0, built: Sweepable | None = None
+    ) -> CircuitCost:
+        """Return the cost of a bundle of ``built`` wires (default: ``bits``) of which ``bits``
+        switch.
+        """
         wires, one = bits if built is None else built, self.per_um
         leakage_w = one.subthreshold_w * length_um * wires, one.gate_w * length_um * wires
-        return CircuitCost(one.energy_j * length_um * bits, *leakage_w, 0.0, one.delay_s * length_um)
+        return CircuitCost(
+            one.energy_j * length_um * bits, *leakage_w, 0.0, one.delay_s * length_um
+        )
 
 
 @dataclass(frozen=True)
 class Technology:
-    """The properties that circuits need, per micron of transistor width where the unit is per micron.
+    """The properties that circuits need, per micron of transistor width where the unit is per
+    micron.
 
-    Its methods give capacitance, leakage and area of single gates, and the cost of drivers and long wires.
-    """
+    Its methods give capacitance, leakage and area of single gates, and the cost of drivers and long
+    wires."""
 
     feature_um: float
     device: TransistorType
@@ -161,15 +184,17 @@ class Technology:
         return self.gate_f_per_um * width_um
 
     def drain_f(self, width_um: float, stack: int = 1) -> float:
-        """Return the drain capacitance of ``stack`` transistors in series in a cell 50 features high."""
+        """Return the drain capacitance of ``stack`` transistors in series in a cell 50 features
+        high.
+        """
         return float(self.folded_drain_f(width_um, 27.7 * self.feature_um, stack))
 
     def folded_drain_f(self, width_um: float, fold_um: Sweepable, stack: int = 1) -> Sweepable:
-        """Return the drain capacitance of ``stack`` transistors in series, with fingers of at most ``fold_um``.
+        """Return the drain capacitance of ``stack`` transistors in series, with fingers of at most
+        ``fold_um``.
 
-        C = c_j·A + c_sw·perimeter + 2·c_ov·W (CACTI 6.5): junction, sidewall and overlap. A drain is three features
-        long, and one and a half more for each further transistor in series.
-        """
+        C = c_j·A + c_sw·perimeter + 2·c_ov·W (CACTI 6.5): junction, sidewall and overlap. A drain
+        is three features long, and one and a half more for each further transistor in series."""
         fingers = np.maximum(np.ceil(width_um / fold_um), 1.0)
         finger_um = width_um / fingers
         length_um = (3.0 + 1.5 * (stack - 1)) * self.feature_um * np.maximum(fingers / 2.0, 1.0)
@@ -179,19 +204,26 @@ class Technology:
         return area_f + self.sidewall_f_per_um * side_um + 2.0 * self.overlap_f_per_um * facing_um
 
     def leakage_w(self, off_um: Sweepable, on_um: Sweepable) -> tuple[Sweepable, Sweepable]:
-        """Return subthreshold and gate leakage of transistors with so much width switched off, and on."""
-        return self.off_a_per_um * off_um * self.voltage_v, self.gate_leak_a_per_um * on_um * self.voltage_v
+        """Return subthreshold and gate leakage of transistors with so much width switched off, and
+        on.
+        """
+        return (
+            self.off_a_per_um * off_um * self.voltage_v,
+            self.gate_leak_a_per_um * on_um * self.voltage_v,
+        )
 
     def inverter_leakage_w(self, n_width_um: Sweepable) -> tuple[Sweepable, Sweepable]:
-        """Return subthreshold and gate leakage of an inverter whose p transistor drives like its n transistor.
+        """Return subthreshold and gate leakage of an inverter whose p transistor drives like its n
+        transistor.
 
-        P = I·V·(W_n + W_p)/2: one of the two transistors is off, the other has its full gate voltage.
-        """
+        P = I·V·(W_n + W_p)/2: one of the two transistors is off, the other has its full gate
+        voltage."""
         both_um = 0.5 * n_width_um * (1.0 + self.p_to_n)
         return self.leakage_w(both_um, both_um)
 
     def nand_leakage_w(self, n_width_um: Sweepable, inputs: int) -> tuple[Sweepable, Sweepable]:
-        """Return subthreshold and gate leakage of a NAND gate, averaged over the states of its inputs.
+        """Return subthreshold and gate leakage of a NAND gate, averaged over the states of its
+        inputs.
 
         A second transistor in series leaks a fifth (McPAT 0.8).
         """
@@ -201,7 +233,9 @@ class Technology:
         return self.leakage_w(off_um, 0.5 * inputs * n_width_um * (1.0 + self.p_to_n) / 2.0)
 
     def gate_area_um2(self, n_width_um: Sweepable, inputs: int = 1) -> Sweepable:
-        """Return the layout area of a gate: fingers between two power rails, at most 50 features high (CACTI 6.5)."""
+        """Return the layout area of a gate: fingers between two power rails, at most 50 features
+        high (CACTI 6.5).
+        """
         feature = self.feature_um
         wide_um = n_width_um * (1.0 + self.p_to_n)
         room_um = 41.0 * feature  # of 50, less two rails and the gap between the wells
@@ -209,24 +243,29 @@ class Technology:
         width_um = (7.0 + np.maximum(7.0 * fingers - 13.0, 0.0)) * feature
         return width_um * np.minimum(wide_um + 9.0 * feature, 50.0 * feature)
 
-    def driver_chain(self, load_f: Sweepable, wire_ohm: Sweepable = 0.0, inputs: int = 1) -> CircuitCost:
-        """Return the cost of a minimum gate and the inverters behind it that drive ``load_f``, by logical effort.
+    def driver_chain(
+        self, load_f: Sweepable, wire_ohm: Sweepable = 0.0, inputs: int = 1
+    ) -> CircuitCost:
+        """Return the cost of a minimum gate and the inverters behind it that drive ``load_f``, by
+        logical effort.
 
-        N stages of equal effort f = F^(1/N), with F = g·C_load / C_in and N even, at least two [Sutherland1999].
-        Energy is C·V² of the load and of every stage: a line goes up and down once in an access. ``wire_ohm`` adds
-        R·C/2 of delay.
-        """
+        N stages of equal effort f = F^(1/N), with F = g·C_load / C_in and N even, at least two
+        [Sutherland1999]. Energy is C·V² of the load and of every stage: a line goes up and down
+        once in an access. ``wire_ohm`` adds R·C/2 of delay."""
         min_um, p_to_n = self.min_width_um, self.p_to_n
         effort = (inputs + p_to_n) / (1 + p_to_n)
         whole = np.maximum(effort * load_f / self.gate_f(min_um * (inputs + p_to_n)), 1.0)
         stages = np.maximum(2.0 * np.ceil(np.log(whole) / np.log(_FAN_OUT) / 2.0), 2.0)
         step = whole ** (1.0 / stages)
-        # widths of the n transistors behind the first gate: the last drives the load, each before it 1/step of that
+        # widths of the n transistors behind the first gate: the last drives the load, each before
+        # it 1/step of that
         last_um = np.maximum(load_f / step / self.gate_f(1.0 + p_to_n), min_um)
         ratio = 1.0 / step
         near_one = np.abs(ratio - 1.0) < 1e-9
         safe = np.where(near_one, 0.5, ratio)
-        all_stages = np.where(near_one, stages - 1.0, (1.0 - safe ** (stages - 1.0)) / (1.0 - safe))  # 1 + r + r² ...
+        all_stages = np.where(
+            near_one, stages - 1.0, (1.0 - safe ** (stages - 1.0)) / (1.0 - safe)
+        )  # 1 + r + r² ...
         n_um = last_um * all_stages + min_um * inputs
         drain_f_per_um = self.drain_f(10.0 * self.feature_um) / (10.0 * self.feature_um)
         self_f = drain_f_per_um * n_um * (1.0 + p_to_n)
@@ -240,14 +279,16 @@ class Technology:
     def repeated_wire(self, scale: float = 1.0) -> RepeatedWire:
         """Return the global level with repeaters; ``scale`` widens wire and gap alike.
 
-        With r and c of the wire per micron, R and C of a minimum inverter, size = √(R·c / (r·C)) and spacing =
-        √(2·R·(C_out + C_in) / (r·c)) minimise the delay [Bakoglu1990]. Repeaters of neighbouring wires are staggered,
-        so a neighbour couples along half the length only and the side capacitance counts once. The short-circuit
-        current of a switching repeater is that of Banerjee (IEEE TED 2002).
-        """
+        With r and c of the wire per micron, R and C of a minimum inverter, size = √(R·c / (r·C))
+        and spacing = √(2·R·(C_out + C_in) / (r·c)) minimise the delay [Bakoglu1990]. Repeaters of
+        neighbouring wires are staggered, so a neighbour couples along half the length only and the
+        side capacitance counts once. The short-circuit current of a switching repeater is that of
+        Banerjee (IEEE TED 2002)."""
         wire = self.wide
         side = _MILLER * wire.side_permittivity * wire.aspect_ratio / scale
-        vertical = _MILLER * wire.vertical_permittivity * (wire.pitch_um / 2.0) * scale / wire.layer_gap_um
+        vertical = (
+            _MILLER * wire.vertical_permittivity * (wire.pitch_um / 2.0) * scale / wire.layer_gap_um
+        )
         c_f = _VACUUM_F_PER_UM * (side + vertical) + _FRINGE_F_PER_UM
         r_ohm = wire.ohm_per_um(scale)
         min_um = self.min_width_um
@@ -276,9 +317,9 @@ def find_technology(
 ) -> Technology:
     """Return the technology at a feature size F, linear in F between the rows of the tables.
 
-    Off current is log-linear in temperature between 300 and 400 K. ``voltage_v`` defaults to the device type's
-    nominal one and may lie between 0.4 and 1.6 of it. Outside the tables nothing is extrapolated: BadInput names the
-    range.
+    Off current is log-linear in temperature between 300 and 400 K. ``voltage_v`` defaults to the
+    device type's nominal one and may lie between 0.4 and 1.6 of it. Outside the tables nothing is
+    extrapolated: BadInput names the range.
 
     >>> find_technology(45.0).nominal_v
     1.0
@@ -287,12 +328,18 @@ def find_technology(
     row, sources = _interpolate_rows(own, feature_nm, f"{device.value} devices")
     node, _ = _interpolate_rows(_read_rows("nodes.csv"), feature_nm, "nodes")
     if not LOWEST_K <= temperature_k <= HIGHEST_K:
-        raise bad_value("temperature", f"{LOWEST_K:g} to {HIGHEST_K:g} K, as tabulated", f"{temperature_k:g} K")
+        raise bad_value(
+            "temperature", f"{LOWEST_K:g} to {HIGHEST_K:g} K, as tabulated", f"{temperature_k:g} K"
+        )
     nominal = row["vdd_v"]
     volts = nominal if voltage_v is None else voltage_v
     low, high = (share * nominal for share in _VOLTAGE_RANGE)
     if not low <= volts <= high:
-        raise bad_value("voltage", f"{low:.3g} to {high:.3g} V at {feature_nm:g} nm {device.value}", f"{volts:g} V")
+        raise bad_value(
+            "voltage",
+            f"{low:.3g} to {high:.3g} V at {feature_nm:g} nm {device.value}",
+            f"{volts:g} V",
+        )
     kelvin = np.arange(LOWEST_K, HIGHEST_K + 1, 10.0)
     off = np.array([row[f"off_na_per_um_{k:.0f}k"] for k in kelvin])
     ends = [row[f"gate_leak_na_per_um_{k}k"] for k in (300, 400)]
@@ -324,16 +371,18 @@ def find_technology(
 
 
 def find_process(name: str) -> tuple[float, dict[str, str]]:
-    """Return the feature size in nm of a process by the catalogue's name, such as ``TSMC 4N``, and its table's row.
+    """Return the feature size in nm of a process by the catalogue's name, such as ``TSMC 4N``, and
+    its table's row.
 
-    The size is F = √(A_cell / 146), with A_cell the published SRAM cell. Processes that are unknown or have no
-    published cell are refused.
-    """
+    The size is F = √(A_cell / 146), with A_cell the published SRAM cell. Processes that are unknown
+    or have no published cell are refused."""
     known = {row["process"]: row for row in _read_rows("processes.csv")}
     check_names("process", name, known, "Give the feature size instead.")
     row = known[name]
     if not row["cell_um2"]:
-        raise MissingSpecification(f"process {name}: {row['source']}. Give a node inside the table instead.")
+        raise MissingSpecification(
+            f"process {name}: {row['source']}. Give a node inside the table instead."
+        )
     return round(1e3 * (float(row["cell_um2"]) / CELL_AREA_FEATURE2) ** 0.5, 2), row
 
 
@@ -343,8 +392,12 @@ def _read_rows(name: str, **where: str) -> tuple[dict[str, str], ...]:
     return tuple(row for row in rows if all(row[key] == value for key, value in where.items()))
 
 
-def _interpolate_rows(rows: tuple[dict[str, str], ...], feature_nm: float, what: str) -> tuple[dict[str, Any], str]:
-    """Interpolate every number of a table at a feature size; return them and the sources of the rows used."""
+def _interpolate_rows(
+    rows: tuple[dict[str, str], ...], feature_nm: float, what: str
+) -> tuple[dict[str, Any], str]:
+    """Interpolate every number of a table at a feature size; return them and the sources of the
+    rows used.
+    """
     sizes = [float(row["feature_nm"]) for row in rows]
     if not min(sizes) <= feature_nm <= max(sizes):
         wanted = f"{min(sizes):g} to {max(sizes):g} nm, the table's ends"
@@ -354,17 +407,23 @@ def _interpolate_rows(rows: tuple[dict[str, str], ...], feature_nm: float, what:
     found = {}
     for key, value in rows[0].items():
         if key not in ("device", "projection", "level", "source") and value:
-            found[key] = float(np.interp(feature_nm, grid, np.array([float(row[key]) for row in rows])[order]))
+            found[key] = float(
+                np.interp(feature_nm, grid, np.array([float(row[key]) for row in rows])[order])
+            )
     at = int(np.clip(np.searchsorted(grid, feature_nm), 1, len(grid) - 1))
     used = {at - 1, at} if feature_nm not in grid else {int(np.flatnonzero(grid == feature_nm)[0])}
-    return found, "; ".join(dict.fromkeys(rows[order[i]]["source"] for i in sorted(used, reverse=True)))
+    return found, "; ".join(
+        dict.fromkeys(rows[order[i]]["source"] for i in sorted(used, reverse=True))
+    )
 
 
 def _find_wire(level: str, projection: WireProjection, feature_nm: float) -> MetalWire:
     rows = _read_rows("wires.csv", level=level, projection=projection.value)
     row, _ = _interpolate_rows(rows, feature_nm, "wires")
     pitch_um = row.pop("pitch_feature") * feature_nm * 1e-3
-    return MetalWire(pitch_um, **{f.name: row[f.name] for f in fields(MetalWire) if f.name != "pitch_um"})
+    return MetalWire(
+        pitch_um, **{f.name: row[f.name] for f in fields(MetalWire) if f.name != "pitch_um"}
+    )
 
 
 def check_at_least_one(where: str, **counts: int) -> None:

@@ -1,7 +1,8 @@
-"""The registry of kernels: which function turns operators of a class into kernels. One file a family of kernels.
+"""The registry of kernels: which function turns operators of a class into kernels. One file a
+family of kernels.
 
-A file of this package registers its operators when it is imported, and all files are imported by ``load_families``.
-"""
+A file of this package registers its operators when it is imported, and all files are imported by
+``load_families``."""
 
 from __future__ import annotations
 
@@ -16,10 +17,15 @@ from wattcast.core.measured_rows import CallBuilder, register_measured_call
 from wattcast.kernels.kernel_table import Columns, ConditionColumns, FamilyColumns, ReferenceChip
 from wattcast.workload.operator_base import Operator
 
-# (operators, their conditions, FLOP per cycle and SM of the pipe of each, the reference chip) -> columns of all
-WorkFunction: TypeAlias = Callable[[Sequence[Any], ConditionColumns, Array, ReferenceChip], FamilyColumns]
+# (operators, their conditions, FLOP per cycle and SM of the pipe of each, the reference chip) ->
+# columns of all
+WorkFunction: TypeAlias = Callable[
+    [Sequence[Any], ConditionColumns, Array, ReferenceChip], FamilyColumns
+]
 # (operators, their conditions) -> names of choosers, sizes b, m, n and k, and shape columns, of all
-ChoiceInputs: TypeAlias = Callable[[Sequence[Any], ConditionColumns], tuple[Any, tuple[Array, ...], Columns]]
+ChoiceInputs: TypeAlias = Callable[
+    [Sequence[Any], ConditionColumns], tuple[Any, tuple[Array, ...], Columns]
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +46,11 @@ def register_kernels(
     mapping: KernelMapping | Callable[[Any], KernelMapping],
     measured_call: CallBuilder | None = None,
 ) -> None:
-    """Register how operators of some classes become kernels, and how the measuring campaign calls them in PyTorch.
+    """Register how operators of some classes become kernels, and how the measuring campaign calls
+    them in PyTorch.
 
-    Where operators of one class become different kernels, ``mapping`` is a function that says which.
-    """
+    Where operators of one class become different kernels, ``mapping`` is a function that says
+    which."""
     for operator in operators:
         _MAPPINGS[operator] = mapping
         if measured_call is not None:
@@ -53,7 +60,9 @@ def register_kernels(
 def kernel_mapping(op: Operator) -> KernelMapping:
     """Return how an operator becomes kernels."""
     if op.__class__ not in _MAPPINGS:
-        raise bad_value(op.name, "an operator that a file of kernels/families registers", op.__class__.__name__)
+        raise bad_value(
+            op.name, "an operator that a file of kernels/families registers", op.__class__.__name__
+        )
     found = _MAPPINGS[op.__class__]
     return found if isinstance(found, KernelMapping) else found(op)
 

@@ -1,11 +1,11 @@
 """Fused attention: blocks of queries walk over keys and values, and scores never leave the chip.
 
-With few queries (decode), libraries cut the cache of keys instead, so that blocks fill the chip. cuDNN's rule is read
-off the grids of 150 kernels on an H200: powers of two, with 128 keys or more each, about two blocks an SM, and no cut
-at all up to 512 keys or where fewer than four parts would fit. FlashAttention's is its own
-``num_splits_heuristic``: the fewest parts whose waves are filled to 85 % of what the best number fills. Both are for
-formats of 16 bits and less. PyTorch runs others with its memory-efficient kernel, which cuts no cache and takes a
-block for each head of queries.
+With few queries (decode), libraries cut the cache of keys instead, so that blocks fill the chip.
+cuDNN's rule is read off the grids of 150 kernels on an H200: powers of two, with 128 keys or more
+each, about two blocks an SM, and no cut at all up to 512 keys or where fewer than four parts would
+fit. FlashAttention's is its own ``num_splits_heuristic``: the fewest parts whose waves are filled
+to 85 % of what the best number fills. Both are for formats of 16 bits and less. PyTorch runs others
+with its memory-efficient kernel, which cuts no cache and takes a block for each head of queries.
 """
 
 from __future__ import annotations
@@ -53,15 +53,18 @@ def flash_parts(blocks: float, keys: int, head_dim: int, sm_count: float) -> flo
     >>> flash_parts(96, 8192, 64, 132), flash_parts(64, 4096, 128, 132), flash_parts(512, 4096, 64, 132)
     (5.0, 4.0, 1.0)
     """
-    at_once = 256.0 if head_dim <= 64 else 128.0 if head_dim <= 128 else 64.0  # keys that a block takes
+    at_once = (
+        256.0 if head_dim <= 64 else 128.0 if head_dim <= 128 else 64.0
+    )  # keys that a block takes
     return float(fill_with_parts(blocks, ceil(keys / at_once), 2.0 * sm_count))
 
 
 def fill_with_parts(tiles: float, steps: int, slots: float, any_number: bool = False) -> int:
-    """Return FlashAttention's parts of ``steps`` blocks of keys, for ``tiles`` on a chip with ``slots`` for tiles.
+    """Return FlashAttention's parts of ``steps`` blocks of keys, for ``tiles`` on a chip with
+    ``slots`` for tiles.
 
-    Numbers of parts that do not shorten the longest one are passed over, unless ``any_number`` will do (version 3).
-    """
+    Numbers of parts that do not shorten the longest one are passed over, unless ``any_number`` will
+    do (version 3)."""
     if tiles >= _FLASH_FULL * slots:
         return 1
     parts = np.arange(1, min(_FLASH_MOST, int(slots), steps) + 1)
@@ -74,10 +77,14 @@ def fill_with_parts(tiles: float, steps: int, slots: float, any_number: bool = F
 _DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
 _BLOCK_Q, _BLOCK_KV = 128.0, 128.0
 _HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
-_BACKWARD_LAUNCHES, _HEAD_LAUNCHES = 4.0, 2.0  # cuDNN's, and those that add up heads which share keys
-_PAD_LAUNCHES = 6.0  # PyTorch's, where a head's dimension is no multiple of eight: zeros and a copy, of q, k and v
-# What a score costs on top of its products (its exponential, a random number), in head dimensions of a product: from
-# times of heads of 40, 64 and 128 on an H200
+_BACKWARD_LAUNCHES, _HEAD_LAUNCHES = (
+    4.0,
+    2.0,
+)  # cuDNN's, and those that add up heads which share keys
+# PyTorch's, where a head's dimension is no multiple of eight: zeros and a copy, of q, k and v
+_PAD_LAUNCHES = 6.0
+# What a score costs on top of its products (its exponential, a random number), in head dimensions
+# of a product: from times of heads of 40, 64 and 128 on an H200
 _SCORE, _DROPPED_SCORE, _BACKWARD_SCORE, _DROPPED_BACKWARD_SCORE = 110.0, 385.0, 166.0, 210.0
 
 
@@ -86,7 +93,22 @@ def attention_work(
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of fused attention."""
     columns = count_columns(ops, _read_columns)
-    batch, heads, kv_heads, q, kv, dim, causal, backward, dropout, width, flop, read, write, kept = columns
+    (
+        batch,
+        heads,
+        kv_heads,
+        q,
+        kv,
+        dim,
+        causal,
+        backward,
+        dropout,
+        width,
+        flop,
+        read,
+        write,
+        kept,
+    ) = columns
     decode, sm_count = q <= _DECODE_QUERIES, reference.sm_count
     flash = told.flash | (dim % 8 != 0)  # FlashAttention takes any head once it is padded
     cold = told.cold | (decode & ~told.warm)
@@ -94,21 +116,36 @@ def attention_work(
     cut = np.ones(len(ops))
     for i in cuts.nonzero()[0].tolist():
         blocks, keys, wide = float(batch[i] * kv_heads[i]), int(kv[i]), int(dim[i])
-        cut[i] = flash_parts(blocks, keys, wide, sm_count) if flash[i] else cudnn_parts(blocks, keys, sm_count)
+        cut[i] = (
+            flash_parts(blocks, keys, wide, sm_count)
+            if flash[i]
+            else cudnn_parts(blocks, keys, sm_count)
+        )
     rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
     units = batch * np.where(decode & (width <= _HALF_BYTE), kv_heads, heads) * rows * cut
     keys = np.ceil(kv / cut / _BLOCK_KV)
     padded_q = np.where(decode & (~flash | (cut > 1)), 64.0, _BLOCK_Q)
-    products = flop / np.maximum(2.0 * batch * heads * q * kv * kept, 1.0)  # head dimensions of all products
+    products = flop / np.maximum(
+        2.0 * batch * heads * q * kv * kept, 1.0
+    )  # head dimensions of all products
     least = np.minimum(rows, keys)
-    whole_blocks = np.maximum(kept, (keys - least + (least + 1.0) / 2.0) / keys)  # those on a causal diagonal
-    met = np.where((causal > 0) & (rows > 1), whole_blocks, kept)  # share of key blocks that query blocks walk over
+    whole_blocks = np.maximum(
+        kept, (keys - least + (least + 1.0) / 2.0) / keys
+    )  # those on a causal diagonal
+    met = np.where(
+        (causal > 0) & (rows > 1), whole_blocks, kept
+    )  # share of key blocks that query blocks walk over
     loads = np.where(decode, read, units * keys * _BLOCK_KV * met * 2.0 * dim * width + read)
-    # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each warp for itself
-    crossings = np.where(decode, 2.6, 3.6) * np.where(flash, 1.9, 1.0) * np.where(backward > 0, 2.5, 1.0)
+    # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each
+    # warp for itself
+    crossings = (
+        np.where(decode, 2.6, 3.6) * np.where(flash, 1.9, 1.0) * np.where(backward > 0, 2.5, 1.0)
+    )
     # gradients of queries in fp32, of keys and values by head; five products of a block for two
     shares = heads > kv_heads
-    launches = np.where(backward > 0, _BACKWARD_LAUNCHES + shares * _HEAD_LAUNCHES, 1.0 + (decode & (cut > 1)))
+    launches = np.where(
+        backward > 0, _BACKWARD_LAUNCHES + shares * _HEAD_LAUNCHES, 1.0 + (decode & (cut > 1))
+    )
     between = backward * (8.0 * q + shares * 4.0 * width * kv) * batch * heads * dim
     padded = dim % 8 != 0  # operands with zeros behind each head
     launches, between = launches + padded * _PAD_LAUNCHES, between + padded * 3.0 * read
@@ -131,7 +168,13 @@ def attention_work(
         "dram_read_byte": read * missing,
         "dram_write_byte": write * missing,
     }
-    logs = {"log_batch": batch, "log_heads": heads, "log_group": heads / kv_heads, "log_q": q, "log_kv": kv}
+    logs = {
+        "log_batch": batch,
+        "log_heads": heads,
+        "log_group": heads / kv_heads,
+        "log_q": q,
+        "log_kv": kv,
+    }
     logs |= {"log_cut": cut, "log_units": units}
     plain = {
         "head_dim": dim,
@@ -150,14 +193,31 @@ def attention_work(
 
 
 _read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(
-    *("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal", "backward", "dropout", "dtype.byte"),
+    *(
+        "batch",
+        "heads",
+        "kv_heads",
+        "q_len",
+        "kv_len",
+        "head_dim",
+        "causal",
+        "backward",
+        "dropout",
+        "dtype.byte",
+    ),
     *("flop", "read_byte", "write_byte", "kept"),
 )
 
 
 def _kernel_family(backward: bool, decode: bool, flash: bool, dropout: bool) -> str:
-    """Return the kernel family: gradients and dropped weights are kernels of their own, as is each library's."""
-    name = "backward" if backward else f"{'decode' if decode else 'prefill'}{'.flash' if flash else ''}"
+    """Return the kernel family: gradients and dropped weights are kernels of their own, as is each
+    library's.
+    """
+    name = (
+        "backward"
+        if backward
+        else f"{'decode' if decode else 'prefill'}{'.flash' if flash else ''}"
+    )
     return f"attention.{name}.dropout" if dropout else f"attention.{name}"
 
 

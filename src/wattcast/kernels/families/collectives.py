@@ -1,4 +1,6 @@
-"""Collectives: bytes over links, and the SMs that copy and poll; ``predictor/link_laws.py`` has their time."""
+"""Collectives: bytes over links, and the SMs that copy and poll; ``predictor/link_laws.py`` has
+their time.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,24 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.kernels.families import KernelMapping, register_kernels
-from wattcast.kernels.kernel_table import ConditionColumns, FamilyColumns, ReferenceChip, resident_share
+from wattcast.kernels.kernel_table import (
+    ConditionColumns,
+    FamilyColumns,
+    ReferenceChip,
+    resident_share,
+)
 from wattcast.workload.operator_types import Collective
 
-# SMs that a collective occupies on a GPU with fast links, whatever its size: the number DeepEP's public benchmarks
-# settle on (pplx-kernels issue 10: "SMs 24"). NCCL takes fewer for small buffers; nobody measured their power here.
+# SMs that a collective occupies on a GPU with fast links, whatever its size: the number DeepEP's
+# public benchmarks settle on (pplx-kernels issue 10: "SMs 24"). NCCL takes fewer for small buffers;
+# nobody measured
+# their power here.
 COPYING_SMS = 24.0
 
 
 def sent_byte(op: Collective) -> float:
-    """Return the bytes each GPU sends: 2·S·(n-1)/n in an all-reduce, S in a send, else S·(n-1)/n [Thakur2005].
+    """Return the bytes each GPU sends: 2·S·(n-1)/n in an all-reduce, S in a send, else S·(n-1)/n
+    [Thakur2005].
 
     >>> sent_byte(Collective("all_reduce", 800, 8))
     1400.0
@@ -31,7 +41,8 @@ def sent_byte(op: Collective) -> float:
 def collective_work(
     ops: Sequence[Collective], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return the work of one kernel for each collective: SMs that copy, bytes sent and received through L2 and DRAM.
+    """Return the work of one kernel for each collective: SMs that copy, bytes sent and received
+    through L2 and DRAM.
 
     Its time hides behind the links, and its launch is part of theirs.
     """

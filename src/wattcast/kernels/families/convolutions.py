@@ -1,10 +1,10 @@
-"""Convolutions as cuDNN runs them: implicit matrix products, and kernels that turn or pad their operands.
+"""Convolutions as cuDNN runs them: implicit matrix products, and kernels that turn or pad their
+operands.
 
-The product of a forward convolution has pixels as rows, filters as columns, and channels times filter taps as K.
-Kernels walk over one tap at a time and pad its channels. Tensor-core kernels want channels innermost, CUDA-core
-kernels channels outermost: other layouts are turned first. Depthwise convolutions have no product in them; cuDNN and
-PyTorch have kernels of their own for those.
-"""
+The product of a forward convolution has pixels as rows, filters as columns, and channels times
+filter taps as K. Kernels walk over one tap at a time and pad its channels. Tensor-core kernels want
+channels innermost, CUDA-core kernels channels outermost: other layouts are turned first. Depthwise
+convolutions have no product in them; cuDNN and PyTorch have kernels of their own for those."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ from wattcast.kernels.kernel_table import (
 )
 from wattcast.workload.operator_types import Conv2d
 
-_TAPS = ("last.plain", "last.wide")  # one kernel, which loads every tap; slower in half precision, which it widens
+_TAPS = (
+    "last.plain",
+    "last.wide",
+)  # one kernel, which loads every tap; slower in half precision, which it widens
 
 
 def _depthwise_kind(op: Conv2d) -> str:
@@ -74,9 +77,8 @@ def _depthwise_kind(op: Conv2d) -> str:
 def _take_depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
     """Return what a depthwise convolution takes.
 
-    That is blocks, arithmetic of one, blocks an SM holds, dependent steps, bytes through shared memory, bytes that
-    pass L2 once more, and further kernels.
-    """
+    That is blocks, arithmetic of one, blocks an SM holds, dependent steps, bytes through shared
+    memory, bytes that pass L2 once more, and further kernels."""
     width, taps, (image, _, out) = op.dtype.byte, op.r * op.s, op.tensors_byte
     pixels, held, steps, shared, again, launches = out / width, 2.0, taps + 5.0, 1.2, 0.0, 0.0
     units = pixels / 1024.0
@@ -85,8 +87,9 @@ def _take_depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
     elif kind == "first.back":
         units = image / width / 1024.0
     elif kind == "first.filter":
-        # A block for each weight; up to eight warps walk over images, and to begin with one is as long as four steps:
-        # eleven launches of the H200 database. It loads all operands for each weight.
+        # A block for each weight; up to eight warps walk over images, and to begin with one is as
+        # long as four steps: eleven launches of the H200 database. It loads all operands for each
+        # weight.
         units, held = op.groups * taps, min(64.0 / min(op.n, 8.0), 32.0)
         steps = ceil(op.n / 8.0) * (ceil(op.p * op.q / 32.0) + 4.0) + 5.0
         again = (taps - 1.0) * (image + out)
@@ -96,7 +99,8 @@ def _take_depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
     elif kind in _TAPS:
         held, shared, again = 12.0, 1.1, taps / 5.0 * out  # a part of the taps of each result
     elif kind == "last.direct":
-        steps = 40.0  # elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter
+        # elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter
+        steps = 40.0
     elif kind == "last.filter":
         launches = 1.0  # of parts and of their sum
     units = max(ceil(units), 1.0)
@@ -106,17 +110,31 @@ def _take_depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
 
 
 _TURN = 32.0  # side of what a block of a layout kernel turns
-# From the times of 300 layout kernels in the H200 database: how much slower than turning an element it is to pad one,
-# to turn and pad one of a filter at once; and the fixed time of each over that of the kernel of the product.
+# From the times of 300 layout kernels in the H200 database: how much slower than turning an element
+# it is to pad one, to turn and pad one of a filter at once; and the fixed time of each over that of
+# the kernel of the
+# product.
 _SLOW_PAD, _SLOW_TRANSFORM = 1.6, 7.5
 _LIGHT, _LIGHT_TRANSFORM = 0.35, 2.0
-_TAP_BYTE = (
-    64.0  # of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many channels
-)
+# of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many
+# channels
+_TAP_BYTE = 64.0
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_KINDS])
 _MANY_PIXELS = 6000.0
 CONVOLUTION_CHOICE_COLUMNS = (
-    *("m", "n", "k", "small_m", "small_out", "dtype", "log_c", "log_rs", "stride", "channels_last", "align_c"),
+    *(
+        "m",
+        "n",
+        "k",
+        "small_m",
+        "small_out",
+        "dtype",
+        "log_c",
+        "log_rs",
+        "stride",
+        "channels_last",
+        "align_c",
+    ),
     *("align_k", "log_batch", "log_side", "dgrad", "wgrad"),
 )
 
@@ -144,7 +162,8 @@ class _Sizes(NamedTuple):
     out_side: Array
     high: Array
     stride: Array
-    touched: Array  # share of the image's pixels under any filter: strides beyond the filter leave pixels out
+    # share of the image's pixels under any filter: strides beyond the filter leave pixels out
+    touched: Array
     code: Array  # of the number format
     dgrad: Array  # 1: the gradient of the image
     wgrad: Array  # 1: the gradient of the filter
@@ -160,16 +179,22 @@ class _Sizes(NamedTuple):
 def convolution_work(
     ops: Sequence[Conv2d], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return kernel families, work columns and features of convolutions that are not point convolutions."""
+    """Return kernel families, work columns and features of convolutions that are not point
+    convolutions.
+    """
     s = _collect_sizes(ops)
     read, write = s.read - s.image * (1.0 - s.touched) * (s.dgrad == 0), s.write
     step, product, simt = FAST_BYTE / s.width, s.product, s.simt > 0
     picks = _pick_kernels(ops, told, s, rate, reference)
     # kernels that walk a tap at a time pad its channels
-    tap = np.where(picks.kind == HOPPER_KIND, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE)
+    tap = np.where(
+        picks.kind == HOPPER_KIND, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE
+    )
     tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
     deep = s.product_c[:, np.newaxis]
-    k = s.product_rs[:, np.newaxis] * np.where(_WHOLE_TAPS.take(picks.kind), deep, np.ceil(deep / tap) * tap)
+    k = s.product_rs[:, np.newaxis] * np.where(
+        _WHOLE_TAPS.take(picks.kind), deep, np.ceil(deep / tap) * tap
+    )
     tile = tile_columns((*product[:3], k), s.width, s.width, rate, picks, reference)
     plain = 1.0 - picks.of_kind("plain")
     wide = plain - np.where(s.width <= 2, picks.of_kind("direct"), 0.0)
@@ -194,29 +219,51 @@ def convolution_work(
         "slots": tile["slots"],
     }
     padding = k[:, 0] / product[3]
-    names = [_depthwise_kind(op) if alone else "" for op, alone in zip(ops, s.depthwise.tolist(), strict=True)]
+    names = [
+        _depthwise_kind(op) if alone else ""
+        for op, alone in zip(ops, s.depthwise.tolist(), strict=True)
+    ]
     if (rows := s.depthwise.nonzero()[0]).size:
         work, padding = {name: values.copy() for name, values in work.items()}, padding * dense
-        *found, again, launches = as_columns([_take_depthwise(ops[i], names[i]) for i in rows.tolist()])
-        for name, values in zip(("units", "unit_flop", "slots", "steps", "shared_byte"), found, strict=True):
+        *found, again, launches = as_columns(
+            [_take_depthwise(ops[i], names[i]) for i in rows.tolist()]
+        )
+        for name, values in zip(
+            ("units", "unit_flop", "slots", "steps", "shared_byte"), found, strict=True
+        ):
             work[name][rows] = values
         work["l2_byte"][rows], work["store_byte"][rows] = (read + write)[rows] + again, 0.0
         work["launches"][rows] += launches
-    forms = CodedColumn(*index_distinct((op.groups > 1, name) for op, name in zip(ops, names, strict=True)))
+    forms = CodedColumn(
+        *index_distinct((op.groups > 1, name) for op, name in zip(ops, names, strict=True))
+    )
     group, blend = blend_families(_kernel_family, forms, picks)
     features_, logs, aligned = product_features(*product, tile, reference)
-    logs |= {"log_turns": turns, "log_moved": moved, "log_groups": s.groups, "log_image": s.image, "log_out": s.out}
+    logs |= {
+        "log_turns": turns,
+        "log_moved": moved,
+        "log_groups": s.groups,
+        "log_image": s.image,
+        "log_out": s.out,
+    }
     of_shape = _shape_features(s)
     aligned |= {"align_side": s.side} | of_shape[2]
     features_ |= of_shape[0]
-    features_ |= {"turned": turned, "padded_in": padded_in, "padded_out": padded_out, "tap_padding": padding}
+    features_ |= {
+        "turned": turned,
+        "padded_in": padded_in,
+        "padded_out": padded_out,
+        "tap_padding": padding,
+    }
     return FamilyColumns(group, work, features_ | blend, logs | of_shape[1], aligned)
 
 
 def convolution_choice_inputs(
     ops: Sequence[Conv2d], told: ConditionColumns
 ) -> tuple[list[str], tuple[Array, ...], Columns]:
-    """Return what the kernel choice sees of convolutions: choosers (none for depthwise ones), sizes and shapes."""
+    """Return what the kernel choice sees of convolutions: choosers (none for depthwise ones), sizes
+    and shapes.
+    """
     s = _collect_sizes(ops)
     return _name_choosers(ops, s), s.product, _describe_shape(s)
 
@@ -229,14 +276,24 @@ def _describe_shape(s: _Sizes) -> Columns:
 
 
 def _shape_features(s: _Sizes) -> tuple[Columns, Columns, Columns]:
-    """Return sizes that the choice and the residual see: as they are, in logs, and by what divides them."""
-    plain = {"stride": s.stride, "channels_last": s.last, "dtype": s.code, "dgrad": s.dgrad, "wgrad": s.wgrad}
+    """Return sizes that the choice and the residual see: as they are, in logs, and by what divides
+    them.
+    """
+    plain = {
+        "stride": s.stride,
+        "channels_last": s.last,
+        "dtype": s.code,
+        "dgrad": s.dgrad,
+        "wgrad": s.wgrad,
+    }
     logs = {"log_c": s.c, "log_rs": s.rs, "log_side": s.high, "log_batch": s.batch}
     return plain, logs, {"align_c": s.c, "align_k": s.n}
 
 
 def _name_choosers(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:
-    """Return the chooser of each: convolutions for which cuDNN chooses among the same kernels share one."""
+    """Return the chooser of each: convolutions for which cuDNN chooses among the same kernels share
+    one.
+    """
     known = zip(ops, s.depthwise.tolist(), strict=True)
     return ["" if depthwise else _CHOOSER.get(op.dtype, "conv2d-half") for op, depthwise in known]
 
@@ -253,7 +310,11 @@ def _fill_row(op: Conv2d) -> tuple[float, ...]:
     images, groups, r, stride, dtype = op.n, op.groups, op.r, op.stride, op.dtype
     width, taps, side, out_side = dtype.byte, r * op.s, op.h * op.w, op.p * op.q
     c, n, pixels = op.c // groups, op.k // groups, images * out_side
-    image, weight, out = images * op.c * side * width, op.k * c * taps * width, op.k * pixels * width
+    image, weight, out = (
+        images * op.c * side * width,
+        op.k * c * taps * width,
+        op.k * pixels * width,
+    )
     wgrad, dgrad = op.direction == "wgrad", op.direction == "dgrad"
     product: tuple[float, ...]
     if wgrad:
@@ -268,8 +329,33 @@ def _fill_row(op: Conv2d) -> tuple[float, ...]:
     depthwise = groups > 1 and c == 1
     simt = dtype in CUDA_CORE_FORMATS
     return (
-        *(n, c, taps, *product, groups, width, image, weight, out, op.channels_last, simt, depthwise),
-        *(images, side, out_side, op.h, stride, touched, pipe_code(dtype), dgrad, wgrad, read, write),
+        *(
+            n,
+            c,
+            taps,
+            *product,
+            groups,
+            width,
+            image,
+            weight,
+            out,
+            op.channels_last,
+            simt,
+            depthwise,
+        ),
+        *(
+            images,
+            side,
+            out_side,
+            op.h,
+            stride,
+            touched,
+            pipe_code(dtype),
+            dgrad,
+            wgrad,
+            read,
+            write,
+        ),
     )
 
 
@@ -279,8 +365,12 @@ def _pick_kernels(
     sizes, classes = s.product, _name_choosers(ops, s)
 
     def usual() -> list[KernelLabel]:
-        """Return labels of convolutions without a fitted choice; those of others are never looked at."""
-        rows = np.array([i for i, name in enumerate(classes) if name not in (reference.choice or ())])
+        """Return labels of convolutions without a fitted choice; those of others are never looked
+        at.
+        """
+        rows = np.array(
+            [i for i, name in enumerate(classes) if name not in (reference.choice or ())]
+        )
         never = np.zeros(len(rows), dtype=bool)
         b, m, n, k, width, of_pipe = (values[rows] for values in (*sizes, s.width, rate))
         n, m, _ = fastest_tile((b, m, n, k), width, of_pipe, never, ~never, reference)
@@ -293,11 +383,13 @@ def _pick_kernels(
     ran = told.ran
     if not told.usual:
         ran = [NOT_RUN if d else of for of, d in zip(told.ran, s.depthwise.tolist(), strict=True)]
-    picks = pick_kernels(reference.choice, classes, ran, sizes, _describe_shape(s), usual, reference.sm_count)
+    picks = pick_kernels(
+        reference.choice, classes, ran, sizes, _describe_shape(s), usual, reference.sm_count
+    )
     if not s.wgrad.any():
         return picks
-    # Hopper's kernels of a filter's gradient share K among blocks for few tiles and many pixels (a workspace is
-    # prepared for those), which their names do not say
+    # Hopper's kernels of a filter's gradient share K among blocks for few tiles and many pixels (a
+    # workspace is prepared for those), which their names do not say
     groups, m, n, k = (size[:, np.newaxis] for size in s.product)
     tiles = groups * np.ceil(n / picks.tile_n) * np.ceil(m / picks.tile_m)
     few = (picks.kind == HOPPER_KIND) & (tiles <= reference.sm_count / 2.0)
@@ -308,21 +400,27 @@ def _pick_kernels(
 def _turn_layouts(
     s: _Sizes, turned: Array, padded_in: Array, padded_out: Array, step: Array
 ) -> tuple[Array, Array, Array]:
-    """Return bytes that layout kernels read and write, elements they turn (in whole blocks), and all kernels' starts.
+    """Return bytes that layout kernels read and write, elements they turn (in whole blocks), and
+    all kernels' starts.
 
-    ``turned``, ``padded_in`` and ``padded_out`` say how likely each is. A layout kernel starts in part of the time
-    that the product's takes.
-    """
+    ``turned``, ``padded_in`` and ``padded_out`` say how likely each is. A layout kernel starts in
+    part of the time that the product's takes."""
     c, n = s.c * s.groups, s.n * s.groups
     filters = turned * (s.rs > 1)
     padded = np.maximum(padded_in, padded_out)
     ragged = (s.simt == 0) & (n % step != 0)
     turn = turned * (_count_turned(s.batch, s.side, c) + _count_turned(s.batch, s.out_side, n))
-    turn += filters * np.where(ragged, _SLOW_TRANSFORM * s.weight / s.width, _count_turned(n, s.rs, s.c))
+    turn += filters * np.where(
+        ragged, _SLOW_TRANSFORM * s.weight / s.width, _count_turned(n, s.rs, s.c)
+    )
     pad = padded_in * s.image + padded_out * s.out + padded * s.weight
     byte = turned * (s.image + s.out) + filters * s.weight + pad
     starts = (
-        2.0 * turned + filters * np.where(ragged, _LIGHT_TRANSFORM / _LIGHT, 1.0) + padded_in + padded_out + padded
+        2.0 * turned
+        + filters * np.where(ragged, _LIGHT_TRANSFORM / _LIGHT, 1.0)
+        + padded_in
+        + padded_out
+        + padded
     )
     return 2.0 * byte, turn + _SLOW_PAD * pad / s.width, 1.0 + _LIGHT * starts
 
@@ -342,11 +440,15 @@ def _kernel_family(form: tuple[bool, str], kind: str) -> str:
 
 
 _DENSE = KernelMapping(convolution_work, tensor_cores=True, choice_inputs=convolution_choice_inputs)
-_DEPTHWISE = KernelMapping(convolution_work, tensor_cores=False, choice_inputs=convolution_choice_inputs)
+_DEPTHWISE = KernelMapping(
+    convolution_work, tensor_cores=False, choice_inputs=convolution_choice_inputs
+)
 
 
 def _convolution_kernels(op: Conv2d) -> KernelMapping:
-    """Choose the kernels: a point convolution is a matrix product, a depthwise one has none and uses CUDA cores."""
+    """Choose the kernels: a point convolution is a matrix product, a depthwise one has none and
+    uses CUDA cores.
+    """
     if is_point_convolution(op):
         return PRODUCT_KERNELS
     return _DEPTHWISE if op.groups > 1 and op.c == op.groups else _DENSE

@@ -1,14 +1,14 @@
-"""Pointwise functions, reductions over all or part of a tensor, and plain data movement, as PyTorch 2 runs them.
+"""Pointwise functions, reductions over all or part of a tensor, and plain data movement, as PyTorch
+2 runs them.
 
-The busiest SM takes as long as it issues instructions or stores results. A first result waits for its function and,
-where L2 does not hold the operands, for device memory.
+The busiest SM takes as long as it issues instructions or stores results. A first result waits for
+its function and, where L2 does not hold the operands, for device memory.
 
-``function_cost.csv`` lists the functions that cost more than moving their operands. ``issue`` is the instructions
-of a thread for an element (slower pipes counted by the issue slots they block), from bursts on an H200 that fit L2
-and have 0.6 to 12 million elements. ``start_cycle`` is by how much a kernel of up to 131,072 elements outlasts an
-addition. The instructions agree with those a profiler counted: 16 (and 2 on the slow pipe, 8 slots each) for a
-division, 22 and 3 for SiLU.
-"""
+``function_cost.csv`` lists the functions that cost more than moving their operands. ``issue`` is
+the instructions of a thread for an element (slower pipes counted by the issue slots they block),
+from bursts on an H200 that fit L2 and have 0.6 to 12 million elements. ``start_cycle`` is by how
+much a kernel of up to 131,072 elements outlasts an addition. The instructions agree with those a
+profiler counted: 16 (and 2 on the slow pipe, 8 slots each) for a division, 22 and 3 for SiLU."""
 
 from __future__ import annotations
 
@@ -47,27 +47,46 @@ from wattcast.workload.operator_base import find_function, index_words
 from wattcast.workload.operator_types import Elementwise, Layout
 
 ISSUE_PER_CYCLE = 128.0  # instructions of threads that an SM issues: four warps
-# Bytes that an SM stores in a cycle: 3.8 TB/s on 132 SMs at 1.85 GHz, whatever they read, as long as all stays in L2
+# Bytes that an SM stores in a cycle: 3.8 TB/s on 132 SMs at 1.85 GHz, whatever they read, as long
+# as all stays in L2
 _STORE_BYTE_PER_CYCLE = 16.0
 _SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
 _REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, on top of its elements
 _START_STEP = 400.0  # cycles of a function's start that count as a step
 _CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
-_ONE_BATCH = 64  # rows of a cache measured as of one batch: what is new lies together, however it was sliced
+_ONE_BATCH = (
+    64  # rows of a cache measured as of one batch: what is new lies together, however it was sliced
+)
 _FEW_ROWS = 16.0  # up to here a gather loops over its rows
-_USUAL_RUN, _USUAL_COLUMNS = 64.0, 4096.0  # of a turned operand (a head), and of a row, where nothing else is said
-_SECTOR_BYTE = 30.0  # that L2 moves for each element of a transposing walk: most of a sector, from profiler counters
+_USUAL_RUN, _USUAL_COLUMNS = (
+    64.0,
+    4096.0,
+)  # of a turned operand (a head), and of a row, where nothing else is said
+# that L2 moves for each element of a transposing walk: most of a sector, from profiler counters
+_SECTOR_BYTE = 30.0
 _LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
 _REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
 _MOVING = ("gather", "cat", "copy", "cast", "scatter_add")
 _MASKED = ("masked_fill", "where")
 _TWICE = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}  # operands that are read a second time
-# Kernels, and of each that is a thread for so many elements: elements of a block, and of one whose elements are wide
-# and not cast; whether the function counts among the instructions of an element, those on top of it, and those of
-# each operand's address. Of the others, what they issue.
-_KERNELS = ("vector", "unrolled", "copy", "indexed", "transposed", "cat", "gather", "gather.few", "reduce")
-_VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(len(_KERNELS))
+# Kernels, and of each that is a thread for so many elements: elements of a block, and of one whose
+# elements are wide and not cast; whether the function counts among the instructions of an element,
+# those on top of it, and those of each operand's address. Of the others, what they issue.
+_KERNELS = (
+    "vector",
+    "unrolled",
+    "copy",
+    "indexed",
+    "transposed",
+    "cat",
+    "gather",
+    "gather.few",
+    "reduce",
+)
+_VECTOR, _UNROLLED, _COPY, _INDEXED, _TRANSPOSED, _CAT, _GATHER, _FEW, _REDUCE = range(
+    len(_KERNELS)
+)
 _BY_KERNEL = np.array(
     [
         [1024.0, 1024.0, 1.0, 0.0, 0.0],
@@ -88,7 +107,8 @@ _ADDITION = 7.0, 0.0
 
 @cache
 def load_function_costs() -> dict[str, tuple[float, float]]:
-    """Return instructions for an element, and cycles until a first result beyond those of an addition, by function.
+    """Return instructions for an element, and cycles until a first result beyond those of an
+    addition, by function.
 
     A function that the table lacks costs as much as an addition.
     """
@@ -99,7 +119,9 @@ def load_function_costs() -> dict[str, tuple[float, float]]:
 def elementwise_work(
     ops: Sequence[Elementwise], told: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return kernel families, work columns and features of pointwise functions and plain data movement."""
+    """Return kernel families, work columns and features of pointwise functions and plain data
+    movement.
+    """
     ops = ops if told.usual else _as_measured(ops, told)
     s = _read_sizes(ops, told)
     columns, both, sms = s.n / s.rows, s.read + s.write, reference.sm_count
@@ -107,11 +129,19 @@ def elementwise_work(
     missing = 1.0 - streamed_share(both - s.again, reference.l2_byte)
     missing[s.cold] = 1.0
     issue, grid = _streaming_grids(s, operands, missing, sms)
-    unusual = map_distinct(SPECIAL_FUNCTIONS.__contains__, index_words(ops, attrgetter("function"))).nonzero()[0]
+    unusual = map_distinct(
+        SPECIAL_FUNCTIONS.__contains__, index_words(ops, attrgetter("function"))
+    ).nonzero()[0]
     special = {i: name for i in unusual.tolist() if (name := special_kernel(ops[i]))}
-    if (at := (s.kernel >= _CAT).nonzero()[0]).size:  # kernels that are cut by rows, of which a workload has a few
-        sizes = np.array([s.n, s.rows, columns, s.form.width, issue, s.write, s.form.start_cycle, missing])
-        rows = zip(at.tolist(), s.kernel[at].tolist(), sizes.take(at, axis=1).T.tolist(), strict=True)
+    if (
+        at := (s.kernel >= _CAT).nonzero()[0]
+    ).size:  # kernels that are cut by rows, of which a workload has a few
+        sizes = np.array(
+            [s.n, s.rows, columns, s.form.width, issue, s.write, s.form.start_cycle, missing]
+        )
+        rows = zip(
+            at.tolist(), s.kernel[at].tolist(), sizes.take(at, axis=1).T.tolist(), strict=True
+        )
         _replace_grids(grid, {i: _row_grid(kernel, row, sms) for i, kernel, row in rows})
     own = {i: special_grid(name, ops[i], sms, float(missing[i])) for i, name in special.items()}
     _replace_grids(grid, {i: found for i, found in own.items() if found is not None})
@@ -159,12 +189,16 @@ def elementwise_work(
     families = CodedColumn(_KERNEL_FAMILIES, s.kernel)
     if special:
         own_names = [f"elementwise.{name}" for name in special.values()]
-        families = CodedColumn.from_parts([(slice(None), families), (list(special), own_names)], len(ops))
+        families = CodedColumn.from_parts(
+            [(slice(None), families), (list(special), own_names)], len(ops)
+        )
     return FamilyColumns(families, work, plain, logs, {"align_n": s.n, "align_columns": columns})
 
 
 def _as_measured(ops: Sequence[Elementwise], told: ConditionColumns) -> list[Elementwise]:
-    """Return operators as the campaign ran them: the slice behind a cache of one batch has no holes."""
+    """Return operators as the campaign ran them: the slice behind a cache of one batch has no
+    holes.
+    """
     return [
         replace(op, layout=Layout.CONTIGUOUS)
         if 0 < rows <= _ONE_BATCH and op.layout is Layout.STRIDED and appends_to_cache(op)
@@ -183,7 +217,9 @@ def _read_given(op: Elementwise) -> tuple[float, ...]:
 
 
 class _FormColumns(NamedTuple):
-    """What follows from function, layout and number formats, whatever the sizes; a number or an array ``(row,)``."""
+    """What follows from function, layout and number formats, whatever the sizes; a number or an
+    array ``(row,)``.
+    """
 
     inputs: Array  # operands
     twice: Array  # operands that are read twice
@@ -224,7 +260,13 @@ def _describe_form(form: _Form) -> tuple[float, ...]:
         (_MAX_ISSUE if name == "max" else _SUM_ISSUE) if reducing else issue,
         start_cycle,
         _MOVING.index(name) + 1.0 if name in _MOVING else 0.0,
-        *(reducing, name == "max", name in _MASKED, name == "masked_fill", dtype.byte >= 4 and name != "cast"),
+        *(
+            reducing,
+            name == "max",
+            name in _MASKED,
+            name == "masked_fill",
+            dtype.byte >= 4 and name != "cast",
+        ),
     )
 
 
@@ -245,12 +287,16 @@ class _Sizes(NamedTuple):
 def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     """Return the sizes of all rows.
 
-    ``rows`` and ``run`` are as conditions say, else as bytes say (an index or a result each), else as the operator
-    says, else as usual.
-    """
+    ``rows`` and ``run`` are as conditions say, else as bytes say (an index or a result each), else
+    as the operator says, else as usual."""
     forms = index_words(ops, _form)
-    form = _FormColumns(*as_columns([_describe_form(form) for form in forms.values]).take(forms.place, axis=1))
-    turned, spread = form.layout == _LAYOUT[Layout.TRANSPOSED], form.layout == _LAYOUT[Layout.BROADCAST]
+    form = _FormColumns(
+        *as_columns([_describe_form(form) for form in forms.values]).take(forms.place, axis=1)
+    )
+    turned, spread = (
+        form.layout == _LAYOUT[Layout.TRANSPOSED],
+        form.layout == _LAYOUT[Layout.BROADCAST],
+    )
     width, out_width, is_open = form.width, form.out_width, form.open > 0
     n, read, write, rows, run = count_columns(ops, _read_given)
     read = np.where(np.isnan(read), form.inputs * width * n, read)
@@ -262,8 +308,8 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     rows = np.where(gathers & (indices >= 1.0), indices, rows)
     rows, run = np.where(told.rows > 0, told.rows, rows), np.where(told.run > 0, told.run, run)
     rows = np.minimum(np.maximum(rows, 1.0), n)
-    # An operand of one row lies whole, as does a turned one whose rows stay together. One that is spread over all
-    # rows does only next to another as large.
+    # An operand of one row lies whole, as does a turned one whose rows stay together. One that is
+    # spread over all rows does only next to another as large.
     alike = (rows <= 1.0) & (~spread | (read >= 2.0 * n * width))
     whole = is_open & (alike | (turned & (rows <= run)))
     kernel = np.where(whole, form.whole, form.kernel).astype(np.intp)
@@ -277,8 +323,12 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     return _Sizes(n, read, write, rows, run, kernel, cold, again, form)
 
 
-def _streaming_grids(s: _Sizes, operands: Array, missing: Array, sm_count: float) -> tuple[Array, Array]:
-    """Return instructions for an element, and grids ``(column, row)`` of kernels that stream through all elements."""
+def _streaming_grids(
+    s: _Sizes, operands: Array, missing: Array, sm_count: float
+) -> tuple[Array, Array]:
+    """Return instructions for an element, and grids ``(column, row)`` of kernels that stream
+    through all elements.
+    """
     narrow, wide, own, on_top, each = _BY_KERNEL.take(s.kernel, axis=1)
     issue = own * s.form.issue + on_top + each * operands
     grid = np.repeat(_STREAMING_GRID, len(s.n), axis=1)
@@ -289,12 +339,16 @@ def _streaming_grids(s: _Sizes, operands: Array, missing: Array, sm_count: float
     return issue, grid
 
 
-_STREAMING_GRID = np.array(LaunchGrid(0.0, 0.0, _MOST_BLOCKS, once=True), dtype=np.float64)[:, np.newaxis]
+_STREAMING_GRID = np.array(LaunchGrid(0.0, 0.0, _MOST_BLOCKS, once=True), dtype=np.float64)[
+    :, np.newaxis
+]
 _SM_CYCLE = LaunchGrid._fields.index("sm_cycle")
 
 
 def _replace_grids(grid: Array, grids: Mapping[int, LaunchGrid]) -> None:
-    """Put in the grids of rows that have one of their own; cycles that it does not say stay as they are."""
+    """Put in the grids of rows that have one of their own; cycles that it does not say stay as they
+    are.
+    """
     if grids:
         table, rows = as_columns(list(grids.values())), list(grids)
         table[_SM_CYCLE] = np.where(table[_SM_CYCLE] > 0, table[_SM_CYCLE], grid[_SM_CYCLE, rows])
@@ -314,9 +368,13 @@ def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGri
         units, loads, parts = _reduction_blocks(rows, columns, width, sm_count)
         block_cycle = max(units / sm_count, 1.0) * _REDUCE_BLOCK_CYCLE
         busy_cycle = issued / min(units, sm_count) + block_cycle
-        last = float(parts > 1)  # block of a row adds up the sums of all, by a counter that a kernel clears
+        last = float(
+            parts > 1
+        )  # block of a row adds up the sums of all, by a counter that a kernel clears
         steps = (2.0 + loads + start) * once + 2.0 * last
-        return LaunchGrid(units, steps, SM_THREADS / 512.0, launches=1.0 + last, sm_cycle=busy_cycle)
+        return LaunchGrid(
+            units, steps, SM_THREADS / 512.0, launches=1.0 + last, sm_cycle=busy_cycle
+        )
     if kernel == _GATHER:
         chunks = ceil(columns * width / 16.0)  # 16-byte pieces of a gathered row
         units = rows * ceil(chunks / 256.0)
@@ -325,18 +383,25 @@ def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGri
         return LaunchGrid(units, start + once, slots, sm_cycle=max(cycle(units), least), once=True)
     if kernel == _FEW:
         units = ceil(columns / 128.0)
-        return LaunchGrid(units, rows + start + once, _MOST_BLOCKS, sm_cycle=cycle(units), once=True)
+        return LaunchGrid(
+            units, rows + start + once, _MOST_BLOCKS, sm_cycle=cycle(units), once=True
+        )
     steps = max(n / (_CAT_BLOCKS * _CAT_THREADS), 1.0) + start + missing
-    return LaunchGrid(_CAT_BLOCKS, steps, SM_THREADS / _CAT_THREADS, sm_cycle=cycle(_CAT_BLOCKS), once=True)
+    return LaunchGrid(
+        _CAT_BLOCKS, steps, SM_THREADS / _CAT_THREADS, sm_cycle=cycle(_CAT_BLOCKS), once=True
+    )
 
 
-def _reduction_blocks(rows: float, columns: float, width: float, sm_count: float) -> tuple[float, float, int]:
-    """Return blocks, loads a thread makes one after another, and blocks of a row, of PyTorch's reduction over rows.
+def _reduction_blocks(
+    rows: float, columns: float, width: float, sm_count: float
+) -> tuple[float, float, int]:
+    """Return blocks, loads a thread makes one after another, and blocks of a row, of PyTorch's
+    reduction over rows.
 
-    A block is 512 threads, 32 along the row where there are 16 rows or more; a row that leaves a thread 256 values,
-    or 16 for each row of the block, has a block of its own. Few rows that leave a thread of such a block 256 values
-    are cut among as many blocks as the SMs hold, down to 16 values a thread.
-    """
+    A block is 512 threads, 32 along the row where there are 16 rows or more; a row that leaves a
+    thread 256 values, or 16 for each row of the block, has a block of its own. Few rows that leave
+    a thread of such a block 256 values are cut among as many blocks as the SMs hold, down to 16
+    values a thread."""
     along = power_of_two(columns / (16.0 / width if columns >= 128 else 1.0), 512.0)
     high = min(power_of_two(rows, 512.0), 512.0 / min(along, 32.0))
     values = columns / min(along, 512.0 / high)

@@ -1,13 +1,14 @@
 """Matrix products as tiles: how many there are, what they move, and which tile a library takes.
 
-A tile of ``tile_n`` outputs (weight rows) by ``tile_m`` tokens walks through K in steps. Where no choice was fitted,
-the library is taken to pick the tile and split of K that is fastest under a plain model [Lee2026, IV-A]:
+A tile of ``tile_n`` outputs (weight rows) by ``tile_m`` tokens walks through K in steps. Where no
+choice was fitted, the library is taken to pick the tile and split of K that is fastest under a
+plain model [Lee2026, IV-A]:
 
     cycles = waves·tile_n·tile_m·2·K/split / (rate·ε) + split·(reduction)
 
-with ε the share of the pipe's rate that a tile of that size can feed. Loads of all tiles pass L2; device memory gives
-every operand once, and again where the operands of tiles in flight exceed L2. Point convolutions are products too.
-"""
+with ε the share of the pipe's rate that a tile of that size can feed. Loads of all tiles pass L2;
+device memory gives every operand once, and again where the operands of tiles in flight exceed L2.
+Point convolutions are products too."""
 
 from __future__ import annotations
 
@@ -45,20 +46,37 @@ from wattcast.workload.operator_base import Operator, index_words
 from wattcast.workload.operator_types import Bmm, Conv2d, Linear
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
-_SIDE_N = np.array([64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 128, 8, 16, 32, 32], dtype=np.float64)
-_SIDE_M = np.array([8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 64, 64, 64, 32], dtype=np.float64)
+_SIDE_N = np.array(
+    [64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 128, 8, 16, 32, 32],
+    dtype=np.float64,
+)
+_SIDE_M = np.array(
+    [8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 64, 64, 64, 32], dtype=np.float64
+)
 _SPLIT = np.array([1, 2, 4, 8, 16], dtype=np.float64)
-_MULTICAST = {LibraryStyle.HOPPER: 0.5, LibraryStyle.AMPERE: 1.0}  # blocks of a cluster of two share what L2 sends
+_MULTICAST = {
+    LibraryStyle.HOPPER: 0.5,
+    LibraryStyle.AMPERE: 1.0,
+}  # blocks of a cluster of two share what L2 sends
 _AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold before Hopper
-# Before Hopper cuBLAS takes large tiles even where they leave more SMs idle: as if a tile beyond 128 x 128 were
-# (area/128²)^x times as fast, which it is not. By the error of vLLM's products on an L40S
+# Before Hopper cuBLAS takes large tiles even where they leave more SMs idle: as if a tile beyond
+# 128 x 128 were (area/128²)^x times as fast, which it is not. By the error of vLLM's products on an
+# L40S
 _LARGE_TILES = 0.5
 _REDUCE_CYCLES = 1500.0  # of a split: another pass through L2
-_TF32_REDUCE_CYCLES = 7000.0  # of a split in tf32: another launch, λ_f of the H200's gemm.ampere (3.6 us) at 1.98 GHz
+_TF32_REDUCE_CYCLES = (
+    7000.0  # of a split in tf32: another launch, λ_f of the H200's gemm.ampere (3.6 us) at 1.98 GHz
+)
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 _LEAST_STEPS = 4.0  # of one part of a split K
-_ROW_OUTPUTS, _ROW_STEP = 8.0, 512.0  # of a block of the kernels without a tile, and elements of K it loads at a time
-_MOST_AGAIN, _TILES_AGAIN = 1.4, 9.0  # of operands read again: times all of them, and tiles of the scale
+_ROW_OUTPUTS, _ROW_STEP = (
+    8.0,
+    512.0,
+)  # of a block of the kernels without a tile, and elements of K it loads at a time
+_MOST_AGAIN, _TILES_AGAIN = (
+    1.4,
+    9.0,
+)  # of operands read again: times all of them, and tiles of the scale
 _SPLIT_K = 1500.0  # the most of K that a split leaves to a block; from grids
 ProductSizes = tuple[Array, Array, Array, Array]  # b, m, n and k, each ``(row,)``
 
@@ -67,27 +85,33 @@ def tile_columns(
     sizes: ProductSizes, width: Array, out_width: Array, rate: Array, picks: KernelPicks, reference: ReferenceChip,
     least_feed: float = 0.0,
 ) -> Columns:  # fmt: skip
-    """Return units, steps and traffic of ``b`` products ``[m, k] @ [k, n]``, averaged in logs over likely kernels.
+    """Return units, steps and traffic of ``b`` products ``[m, k] @ [k, n]``, averaged in logs over
+    likely kernels.
 
-    ``rate`` is FLOP per cycle and SM of the format's own pipe. The arithmetic of kernels on CUDA cores is counted as
-    more by as much as those are slower, so that arithmetic over ``rate`` is right for both. ``k`` may be ``(row,)``
-    or ``(row, pick)``, where kernels pad it each in its own way. ``least_feed`` is the least that a tile's arithmetic
-    counts over that of one of 128 x 128.
+    ``rate`` is FLOP per cycle and SM of the format's own pipe. The arithmetic of kernels on CUDA
+    cores is counted as more by as much as those are slower, so that arithmetic over ``rate`` is
+    right for both. ``k`` may be ``(row,)`` or ``(row, pick)``, where kernels pad it each in its own
+    way. ``least_feed`` is the least that a tile's arithmetic counts over that of one of 128 x 128.
     """
     tile_n, tile_m, parts = picks.tile_n, picks.tile_m, picks.split
     step_byte, blocks, fewest, cuda, slots, feed, crossings = picks.constants
-    b, m, n, k, width = (size[:, np.newaxis] if size.ndim == 1 else size for size in (*sizes, width))
+    b, m, n, k, width = (
+        size[:, np.newaxis] if size.ndim == 1 else size for size in (*sizes, width)
+    )
     tiles = b * np.ceil(n / tile_n) * np.ceil(m / tile_m)
     step, vector = step_byte / width, None
     if not step_byte.all():  # kernels without a tile: a block takes some outputs of all rows
         vector = picks.kind == VECTOR_KIND
         step = np.where(vector, _ROW_STEP, step)
     if not parts.all():
-        # parts of K that fill the chip; Hopper's kernels make two or more, others by the length of K
+        # parts of K that fill the chip; Hopper's kernels make two or more, others by the length of
+        # K
         most = np.maximum(np.floor(k / (_LEAST_STEPS * step)), 1.0)
         by_length = np.where(fewest > 0, fewest, np.ceil(k / _SPLIT_K))
         filling = np.maximum(np.floor(reference.sm_count * blocks / tiles), by_length)
-        parts = np.where(parts > 0, parts, np.minimum(np.maximum(filling, np.minimum(2.0, most)), most))
+        parts = np.where(
+            parts > 0, parts, np.minimum(np.maximum(filling, np.minimum(2.0, most)), most)
+        )
     units, steps = tiles * parts, np.ceil(k / parts / step)
     load = tiles * (tile_n + tile_m) * k * width
     unit_flop = 2.0 * tile_n * tile_m * steps * step * np.maximum(feed, least_feed)
@@ -100,8 +124,21 @@ def tile_columns(
         slower = rate[:, np.newaxis] / cores if cores > 0 else np.ones((len(rate), 1))
         unit_flop = unit_flop * np.where(cuda > 0, np.maximum(slower, 1.0), 1.0)
     shared = load * crossings
-    each = (tile_n, tile_m, parts, units, steps, slots, unit_flop, load, shared, wave_fill(units, reference.sm_count))
-    return dict(zip(_TILED, _average_picks(each, picks), strict=True)) | {"out_byte": (b * m * n)[:, 0] * out_width}
+    each = (
+        tile_n,
+        tile_m,
+        parts,
+        units,
+        steps,
+        slots,
+        unit_flop,
+        load,
+        shared,
+        wave_fill(units, reference.sm_count),
+    )
+    return dict(zip(_TILED, _average_picks(each, picks), strict=True)) | {
+        "out_byte": (b * m * n)[:, 0] * out_width
+    }
 
 
 _TILED = (
@@ -113,8 +150,8 @@ _TILED = (
 def _average_picks(each: Sequence[Array], picks: KernelPicks) -> Sequence[Array]:
     """Return columns ``(row,)`` from columns ``(row, pick)``, averaged in logs by likelihood.
 
-    A row that is sure of its kernel stays as it is: a logarithm and back would turn 132 units into a little more.
-    """
+    A row that is sure of its kernel stays as it is: a logarithm and back would turn 132 units into
+    a little more."""
     if picks.share.shape[1] == 1:
         return [values[:, 0] for values in each]
     table = np.array(each)
@@ -128,10 +165,10 @@ def fastest_tile(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the sides of the fastest tile along outputs and tokens, and parts of K.
 
-    ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor formats.
-    ``whole`` says where K is never split: on CUDA cores and in convolutions. A split takes ``reduce_cycles`` more.
-    Tiles beyond 128 x 128 count as faster by their area to the power of ``large_tiles``.
-    """
+    ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor
+    formats. ``whole`` says where K is never split: on CUDA cores and in convolutions. A split takes
+    ``reduce_cycles`` more. Tiles beyond 128 x 128 count as faster by their area to the power of
+    ``large_tiles``."""
     (b, m, n, k), one = sizes, (slice(None), None)
     split = np.repeat(_SPLIT, len(_SIDE_N))
     side_n, side_m = np.tile(_SIDE_N, len(_SPLIT)), np.tile(_SIDE_M, len(_SPLIT))
@@ -140,23 +177,37 @@ def fastest_tile(
     area = side_n * side_m / STANDARD_SIDE**2
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area)) * np.maximum(area, 1.0) ** large_tiles
     waves = np.ceil(tiles * split / reference.sm_count)
-    compute = waves * steps * np.maximum(2.0 * side_n * side_m * STEP_K / (rate[one] * feed), _STEP_CYCLES)
-    l2 = _MULTICAST[reference.style] * tiles * (side_n + side_m) * k[one] * width[one] / reference.l2_byte_per_cycle
+    compute = (
+        waves
+        * steps
+        * np.maximum(2.0 * side_n * side_m * STEP_K / (rate[one] * feed), _STEP_CYCLES)
+    )
+    l2 = (
+        _MULTICAST[reference.style]
+        * tiles
+        * (side_n + side_m)
+        * k[one]
+        * width[one]
+        / reference.l2_byte_per_cycle
+    )
     partial = 8.0 * split * (b * m * n)[one] / reference.l2_byte_per_cycle
     reduce = np.where(split > 1, np.broadcast_to(reduce_cycles, b.shape)[one] + partial, 0.0)
     hopper = reference.style is LibraryStyle.HOPPER
-    barred = (split > 1) & (whole[one] | (steps < _LEAST_STEPS)) | (not hopper) & (side_n * side_m > _AMPERE_AREA)
+    barred = (split > 1) & (whole[one] | (steps < _LEAST_STEPS)) | (not hopper) & (
+        side_n * side_m > _AMPERE_AREA
+    )
     barred |= ~(slim[one] & hopper) & (np.minimum(side_n, side_m) < 32)
     best = np.argmin(np.where(barred, np.inf, np.maximum(compute, l2) + reduce), axis=-1)
     return side_n[best], side_m[best], split[best]
 
 
 def _reread_byte(m: Array, n: Array, operand_byte: Array, in_l2: Array, tile: Columns) -> Array:
-    """Return the bytes of the operands that device memory gives again because tiles in flight outgrow L2.
+    """Return the bytes of the operands that device memory gives again because tiles in flight
+    outgrow L2.
 
-    None where all of a product stays in L2 (``in_l2`` is the share that does); else the more, the more tiles share an
-    operand on its shorter side, up to 1.4 times the operands. From profiler counters of 25 products on an H200.
-    """
+    None where all of a product stays in L2 (``in_l2`` is the share that does); else the more, the
+    more tiles share an operand on its shorter side, up to 1.4 times the operands. From profiler
+    counters of 25 products on an H200."""
     shorter = np.minimum(np.ceil(n / tile["tile_n"]), np.ceil(m / tile["tile_m"]))
     again = _MOST_AGAIN * (1.0 - np.exp(-(shorter - 1.0) / _TILES_AGAIN))
     return np.asarray(again * operand_byte * (1.0 - in_l2))
@@ -165,7 +216,9 @@ def _reread_byte(m: Array, n: Array, operand_byte: Array, in_l2: Array, tile: Co
 def product_features(
     b: Array, m: Array, n: Array, k: Array, tile: Columns, reference: ReferenceChip
 ) -> tuple[Columns, ...]:
-    """Return features of a product's shape for the learned residual: plain, in logs, and by alignment."""
+    """Return features of a product's shape for the learned residual: plain, in logs, and by
+    alignment.
+    """
     units = b * np.ceil(n / STANDARD_SIDE) * np.ceil(m / STANDARD_SIDE)
     waves = np.array([tile["units"] / tile["slots"], units]) / reference.sm_count
     rounds, waves_128 = np.log2(waves)
@@ -177,13 +230,23 @@ def product_features(
         "fill_128x128": waves[1] / np.maximum(np.ceil(waves[1]), 1.0),
         "waves_128x128": waves_128,
     }
-    logs = {"log_b": b, "log_m": m, "log_n": n, "log_k": k, "split": tile["split"], "log_units": tile["units"]}
+    logs = {
+        "log_b": b,
+        "log_m": m,
+        "log_n": n,
+        "log_k": k,
+        "split": tile["split"],
+        "log_units": tile["units"],
+    }
     return plain, logs, {"align_m": m, "align_n": n, "align_k": k}
 
 
-FAST_BYTE = 16  # a row must be a multiple of this for the fast kernels: a 16-byte access on every row
+FAST_BYTE = (
+    16  # a row must be a multiple of this for the fast kernels: a 16-byte access on every row
+)
 _MANY_CHANNELS = 1 << 20  # input times output channels
-_MOST_PARTS = 2.7  # bytes of sums of a filter's gradient, one for each image, over those of what it is made from
+# bytes of sums of a filter's gradient, one for each image, over those of what it is made from
+_MOST_PARTS = 2.7
 CUDA_CORE_FORMATS = (Dtype.FP32, Dtype.FP64)  # formats for CUDA cores
 _SLIM = 16.0  # tokens up to which a Hopper product is bound by its weights
 
@@ -203,7 +266,8 @@ class _Sizes(NamedTuple):
     bias_byte: Array
     turned: Array  # 1: the left operand lies with k outermost, so that its rows are m long
     straight: Array  # 1: so does the right one, its rows n long, as far as its form says
-    parts_byte: Array  # of one sum for each image, written and read again: a filter's gradient, channels first
+    # of one sum for each image, written and read again: a filter's gradient, channels first
+    parts_byte: Array
     odd: Array  # 1: two does not divide the rows of both operands as they lie
     half: Array  # 1: nor does four
     aligned: Array  # 1: rows of both operands in whole fast accesses, and so is k
@@ -220,9 +284,13 @@ def product_work(
     least_feed = 1.0 if reference.style is LibraryStyle.AMPERE else 0.0
     tile = tile_columns(s[:4], s.width, s.out_width, rate, picks, reference, least_feed)
     right, out = s.b * s.n * s.k * s.weight_width, tile["out_byte"]
-    left = np.where(s.shared > 0, 1.0, s.b) * s.m * s.k * s.width  # a filter that all images share counts once
+    left = (
+        np.where(s.shared > 0, 1.0, s.b) * s.m * s.k * s.width
+    )  # a filter that all images share counts once
     both = left + right
-    whole, without_weights = resident_share(np.array([both, left]) + out, reference.l2_byte) * ~told.cold
+    whole, without_weights = (
+        resident_share(np.array([both, left]) + out, reference.l2_byte) * ~told.cold
+    )
     # weights come from DRAM unless measured warm; activations only where they outgrow L2
     streams = (s.linear > 0) & ~told.warm
     kept = np.where(streams, without_weights, whole)
@@ -246,7 +314,12 @@ def product_work(
         "slots": tile["slots"],
     }
     dtypes = index_words(ops, attrgetter("dtype"))
-    forms = [(dtype, slim, fast) for dtype in dtypes.values for slim in (False, True) for fast in (False, True)]
+    forms = [
+        (dtype, slim, fast)
+        for dtype in dtypes.values
+        for slim in (False, True)
+        for fast in (False, True)
+    ]
     fast = (s.aligned > 0) & (reference.style is LibraryStyle.AMPERE)
     form = CodedColumn(forms, 4 * dtypes.place + 2 * (s.m <= _SLIM) + fast)
     group, blend = blend_families(_kernel_family, form, picks)
@@ -255,7 +328,17 @@ def product_work(
     return FamilyColumns(group, work, plain | blend, logs, aligned)
 
 
-_OWN_FEATURES = ("linear", "straight", "left_turned", "warm", "odd", "half", "bias", "dtype", "weight_width")
+_OWN_FEATURES = (
+    "linear",
+    "straight",
+    "left_turned",
+    "warm",
+    "odd",
+    "half",
+    "bias",
+    "dtype",
+    "weight_width",
+)
 
 
 def product_choice_inputs(
@@ -281,36 +364,52 @@ def _describe_shape(told: ConditionColumns, s: _Sizes) -> Columns:
 
 
 def _name_choosers(ops: Sequence[Operator], s: _Sizes) -> CodedColumn[str]:
-    """Return the chooser of each: products for which a library chooses among the same kernels share one."""
+    """Return the chooser of each: products for which a library chooses among the same kernels share
+    one.
+    """
     dtypes = index_words(ops, attrgetter("dtype"))
     names = [_CHOOSER.get(dtype, "half") for dtype in dtypes.values]
     names += [name if name in ("fp32", "tf32") else f"{name}-unaligned" for name in names]
-    return CodedColumn(names, np.where(s.aligned > 0, dtypes.place, dtypes.place + len(dtypes.values)))
+    return CodedColumn(
+        names, np.where(s.aligned > 0, dtypes.place, dtypes.place + len(dtypes.values))
+    )
 
 
 def _pick_kernels(
-    ops: Sequence[Operator], told: ConditionColumns, s: _Sizes, shape: Columns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Operator],
+    told: ConditionColumns,
+    s: _Sizes,
+    shape: Columns,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> KernelPicks:
     def usual() -> list[KernelLabel]:
         simt = map_distinct(CUDA_CORE_FORMATS.__contains__, index_words(ops, attrgetter("dtype")))
-        fast_tf32 = (s.code == TF32_CODE) & (s.aligned > 0)  # others take long over each step of K, and a split pays
+        fast_tf32 = (s.code == TF32_CODE) & (
+            s.aligned > 0
+        )  # others take long over each step of K, and a split pays
         reduce_cycles = np.where(fast_tf32, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
         large = _LARGE_TILES if reference.style is LibraryStyle.AMPERE else 0.0
-        sides = fastest_tile(s[:4], s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles, large)
-        flags = zip(simt.tolist(), (s.aligned > 0).tolist(), (s.odd > 0).tolist(), s.m.tolist(), strict=True)
+        sides = fastest_tile(
+            s[:4], s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles, large
+        )
+        flags = zip(
+            simt.tolist(), (s.aligned > 0).tolist(), (s.odd > 0).tolist(), s.m.tolist(), strict=True
+        )
         kinds = [_choose_usual(*flag, reference.style) for flag in flags]
         labels = zip(kinds, *sides, strict=True)
         return [KernelLabel(kind, int(n), int(m), bool(split > 1)) for kind, n, m, split in labels]
 
-    return pick_kernels(reference.choice, _name_choosers(ops, s), told.ran, s[:4], shape, usual, reference.sm_count)
+    return pick_kernels(
+        reference.choice, _name_choosers(ops, s), told.ran, s[:4], shape, usual, reference.sm_count
+    )
 
 
 def _choose_usual(simt: bool, aligned: bool, odd: bool, rows: float, style: LibraryStyle) -> str:
     """Return the kind of kernel where no choice was fitted.
 
-    Hopper's kernels need 16-byte rows of both operands and of the result; odd sizes fall back furthest. Libraries
-    before Hopper have Ampere's kernels as their fast ones.
-    """
+    Hopper's kernels need 16-byte rows of both operands and of the result; odd sizes fall back
+    furthest. Libraries before Hopper have Ampere's kernels as their fast ones."""
     if rows <= 1 and (simt or not aligned):
         return "vector"
     if simt:
@@ -320,14 +419,27 @@ def _choose_usual(simt: bool, aligned: bool, odd: bool, rows: float, style: Libr
     return "turing" if odd else "ampere"
 
 
-_CHOOSER = {Dtype.FP8: "fp8", Dtype.INT8: "fp8", Dtype.TF32: "tf32", Dtype.FP32: "fp32", Dtype.FP64: "fp64"}
+_CHOOSER = {
+    Dtype.FP8: "fp8",
+    Dtype.INT8: "fp8",
+    Dtype.TF32: "tf32",
+    Dtype.FP32: "fp32",
+    Dtype.FP64: "fp64",
+}
 
 
 def choice_columns(b: Array, m: Array, n: Array, k: Array) -> Columns:
     """Return sizes as the kernel choice sees them, in log2."""
     log_b, log_m, log_n, log_k, log_out = np.log2(np.array([b, m, n, k, b * m * n]))
     small_m, small_out = np.minimum(log_m, 7.0), np.minimum(log_out, 20.0)
-    return {"b": log_b, "m": log_m, "n": log_n, "k": log_k, "small_m": small_m, "small_out": small_out}
+    return {
+        "b": log_b,
+        "m": log_m,
+        "n": log_n,
+        "k": log_k,
+        "small_m": small_m,
+        "small_out": small_out,
+    }
 
 
 PRODUCT_CHOICE_COLUMNS = (
@@ -338,10 +450,11 @@ PRODUCT_CHOICE_COLUMNS = (
 
 @cache
 def _kernel_family(form: tuple[Dtype, bool, bool], kind: str) -> str:
-    """Return the kernel family: by the kind of kernel and its pipe; products of a few tokens have their own.
+    """Return the kernel family: by the kind of kernel and its pipe; products of a few tokens have
+    their own.
 
-    ``form`` is the number format, whether tokens are few, and whether Ampere's kernels are the library's fast ones.
-    """
+    ``form`` is the number format, whether tokens are few, and whether Ampere's kernels are the
+    library's fast ones."""
     dtype, slim, fast = form
     if kind == "hopper" and slim and dtype is not Dtype.TF32:  # in tf32 no tile is slim
         return "gemm.row"
@@ -359,7 +472,14 @@ def pipe_code(dtype: Dtype) -> float:
     return _CODE.get(dtype, 5.0)
 
 
-_CODE = {Dtype.FP8: 0.0, Dtype.INT8: 0.0, Dtype.BF16: 1.0, Dtype.FP16: 2.0, Dtype.TF32: TF32_CODE, Dtype.FP32: 4.0}
+_CODE = {
+    Dtype.FP8: 0.0,
+    Dtype.INT8: 0.0,
+    Dtype.BF16: 1.0,
+    Dtype.FP16: 2.0,
+    Dtype.TF32: TF32_CODE,
+    Dtype.FP32: 4.0,
+}
 
 
 def is_point_convolution(op: Operator) -> bool:
@@ -395,7 +515,9 @@ def _fill_row(op: Operator) -> tuple[Any, ...]:
         sizes = op.m, op.n, op.k, width, weight, out
         if isinstance(op, Bmm):
             found = op.b, *sizes, 0, 0, 0, op.turned, op.turned, 0
-        else:  # the gradient of a weight is a product of activations: nothing of it comes from DRAM as weights do
+        else:
+            # the gradient of a weight is a product of activations: nothing of it comes from DRAM as
+            # weights do
             found = 1, *sizes, 0, not op.turned, width * op.n * op.bias, op.turned, op.turned, 0
     n, k = found[2], found[3]
     row = found[1] if found[_TURNED] else k
@@ -405,11 +527,11 @@ def _fill_row(op: Operator) -> tuple[Any, ...]:
 
 
 def _fill_point_row(op: Conv2d) -> tuple[int, ...]:
-    """Return the columns of ``_Sizes`` up to ``parts_byte`` of a point convolution or of one of its gradients.
+    """Return the columns of ``_Sizes`` up to ``parts_byte`` of a point convolution or of one of its
+    gradients.
 
-    Channels last: pixels by channels. Channels first: a product for each image, which all share the filter; its
-    gradient is a sum over images, each in fp32.
-    """
+    Channels last: pixels by channels. Channels first: a product for each image, which all share the
+    filter; its gradient is a sum over images, each in fp32."""
     width, side = op.dtype.byte, op.p * op.q
     if op.direction == "wgrad":
         if op.channels_last:
@@ -423,5 +545,7 @@ def _fill_point_row(op: Conv2d) -> tuple[int, ...]:
     return op.n, into, side, of, width, width, width, 1, 0, 0, back, 1, 0
 
 
-PRODUCT_KERNELS = KernelMapping(product_work, tensor_cores=True, choice_inputs=product_choice_inputs)
+PRODUCT_KERNELS = KernelMapping(
+    product_work, tensor_cores=True, choice_inputs=product_choice_inputs
+)
 register_kernels(Linear, Bmm, mapping=PRODUCT_KERNELS)

@@ -1,9 +1,9 @@
-"""Softmax, layer norm and RMS norm over rows, and their gradients, as PyTorch 2 runs them on CUDA cores.
+"""Softmax, layer norm and RMS norm over rows, and their gradients, as PyTorch 2 runs them on CUDA
+cores.
 
-PyTorch gives short softmax rows to a warp each, keeps longer ones in the registers of a block, and walks the longest
-three times. Norms load four elements at a time where four divides the row, else one. Constants without another source
-come from times of these kernels on an H200.
-"""
+PyTorch gives short softmax rows to a warp each, keeps longer ones in the registers of a block, and
+walks the longest three times. Norms load four elements at a time where four divides the row, else
+one. Constants without another source come from times of these kernels on an H200."""
 
 from __future__ import annotations
 
@@ -31,33 +31,47 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_base import index_words
 from wattcast.workload.operator_types import LayerNorm, RmsNorm, RowReduction, Softmax
 
-_WARP_ROW, _WARP_ROW_ELSE = 2048, 1024  # longest rows given to one warp; of a gradient or a fused cast
+_WARP_ROW, _WARP_ROW_ELSE = (
+    2048,
+    1024,
+)  # longest rows given to one warp; of a gradient or a fused cast
 _REGISTER_ROW = 9216  # longest row kept in registers
 _BLOCK = 1024.0
 _TWO_BLOCKS = 6.0  # elements a thread may hold for an SM to take two blocks
-# SM cycles of a warp's row: each lane's place in it, each element, the row; then those of 2,048 places, which take so
-# many registers that fewer warps fit
+# SM cycles of a warp's row: each lane's place in it, each element, the row; then those of 2,048
+# places, which take so many registers that fewer warps fit
 _WARP_CYCLES, _WIDEST_CYCLES = (0.25, 0.12, 6.0), (0.2, 0.33, 6.0)
-# SM cycles: of a thousand elements in registers (two blocks, one), of a row walked thrice, of its elements, of an
-# element cast beforehand
-_HELD_CYCLE, _HELD_ALONE_CYCLE, _WALK_ROW_CYCLE, _WALK_CYCLE, _CAST_CYCLE = 750.0, 1000.0, 2000.0, 0.41, 0.7
+# SM cycles: of a thousand elements in registers (two blocks, one), of a row walked thrice, of its
+# elements, of an element cast beforehand
+_HELD_CYCLE, _HELD_ALONE_CYCLE, _WALK_ROW_CYCLE, _WALK_CYCLE, _CAST_CYCLE = (
+    750.0,
+    1000.0,
+    2000.0,
+    0.41,
+    0.7,
+)
 _SOFTMAX_BACKWARD_CYCLE = 0.47  # of an element
-# SM cycles of an element whose exponential is zero: the division by the sum takes its slow way. From rows of 128 to
-# 1,024 elements on an H200, with and without a causal mask, which takes up to 1.4 times as long
+# SM cycles of an element whose exponential is zero: the division by the sum takes its slow way.
+# From rows of 128 to 1,024 elements on an H200, with and without a causal mask, which takes up to
+# 1.4 times as long
 _MASKED_CYCLE = 0.33
-# SM cycles of an element of a norm's gradient: always, per byte, and per byte that L1 has lost when it is read again
+# SM cycles of an element of a norm's gradient: always, per byte, and per byte that L1 has lost when
+# it is read again
 _BACKWARD_CYCLES = (0.2, 0.11, 0.12)
 # SM cycles of a row of a norm, of its bytes, and of a row more in fp32; four elements at a time
 _NORM_CYCLES = {"layernorm": (215.0, 0.16, 100.0), "rmsnorm": (110.0, 0.075, 25.0)}
-_SCALAR_CYCLE, _SCALAR_SLOTS = 0.03, 2.0  # of an element where each is loaded alone, and blocks an SM holds
+_SCALAR_CYCLE, _SCALAR_SLOTS = (
+    0.03,
+    2.0,
+)  # of an element where each is loaded alone, and blocks an SM holds
 _REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _RMS_SHARE = 0.75  # of a step of it without a mean
-# How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200: once filled and once
-# read where a kernel streams; more where a row is walked several times.
+# How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200:
+# once filled and once read where a kernel streams; more where a row is walked several times.
 _SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS = 2.7, 3.7
-# Bytes that cross shared memory in a norm that loads single elements: of a row, where 512 threads add up moments, of
-# an element, and of a byte of it (eight counted norms of 31 to 38,717 elements)
+# Bytes that cross shared memory in a norm that loads single elements: of a row, where 512 threads
+# add up moments, of an element, and of a byte of it (eight counted norms of 31 to 38,717 elements)
 _SCALAR_ROW, _SCALAR_ELEMENT, _SCALAR_BYTE = 46.5e3, 5.0, 6.25
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
 
@@ -67,7 +81,9 @@ def row_reduction_work(
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of softmax and norms."""
     groups = list(group_alike(ops))
-    families = CodedColumn.from_parts(((at, [alike.kernel_family] * len(at)) for at, alike in groups), len(ops))
+    families = CodedColumn.from_parts(
+        ((at, [alike.kernel_family] * len(at)) for at, alike in groups), len(ops)
+    )
     table = np.empty((len(_COLUMNS), len(ops)))
     for at, alike in groups:
         columns = _count_work(alike, told.cold[at], reference)
@@ -85,7 +101,15 @@ def row_reduction_work(
     return FamilyColumns(families, work, plain, logs, {"align_dim": dim})
 
 
-_WORK = ("steps", "launches", "l2_byte", "between_byte", "shared_byte", "dram_read_byte", "dram_write_byte")
+_WORK = (
+    "steps",
+    "launches",
+    "l2_byte",
+    "between_byte",
+    "shared_byte",
+    "dram_read_byte",
+    "dram_write_byte",
+)
 _PLAIN = ("width", "out_width", "cold", "kind", "backward")
 _COLUMNS = ("dim", "units", "cycles", "slots", *_WORK, *_PLAIN, "rows", "byte")
 _KIND_CODE = {"softmax": 0.0, "layernorm": 1.0, "rmsnorm": 2.0}
@@ -118,8 +142,12 @@ class AlikeRows(NamedTuple):
 
     @property
     def casts_apart(self) -> bool:
-        """Whether another output format is a kernel of its own: PyTorch fuses it into softmax for fp16 alone."""
-        return self.out_dtype is not self.dtype and not (self.kind == "softmax" and self.dtype is Dtype.FP16)
+        """Whether another output format is a kernel of its own: PyTorch fuses it into softmax for
+        fp16 alone.
+        """
+        return self.out_dtype is not self.dtype and not (
+            self.kind == "softmax" and self.dtype is Dtype.FP16
+        )
 
 
 def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.intp], AlikeRows]]:
@@ -144,14 +172,28 @@ def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.in
 
 
 def _read_sizes(op: RowReduction) -> tuple[float, ...]:
-    return op.rows, op.dim, op.read_byte, op.write_byte, op.masked if isinstance(op, Softmax) else 0.0
+    return (
+        op.rows,
+        op.dim,
+        op.read_byte,
+        op.write_byte,
+        op.masked if isinstance(op, Softmax) else 0.0,
+    )
 
 
 def _read_form(op: RowReduction) -> tuple[str, Dtype, Dtype, bool, bool]:
-    return op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, isinstance(op, Softmax) and op.log
+    return (
+        op.kind,
+        op.dtype,
+        op.out_dtype or op.dtype,
+        op.backward,
+        isinstance(op, Softmax) and op.log,
+    )
 
 
-def _count_work(of: AlikeRows, cold: Mask, reference: ReferenceChip) -> tuple[Array | Mask | float, ...]:
+def _count_work(
+    of: AlikeRows, cold: Mask, reference: ReferenceChip
+) -> tuple[Array | Mask | float, ...]:
     """Return the columns of operators that one kernel runs; numbers are those of all of them."""
     softmax, width, sms = of.kind == "softmax", of.dtype.byte, reference.sm_count
     read, write, both = of.read_byte, of.write_byte, of.read_byte + of.write_byte
@@ -163,7 +205,9 @@ def _count_work(of: AlikeRows, cold: Mask, reference: ReferenceChip) -> tuple[Ar
     cut = _cut_softmax(of, both) if softmax else _cut_norm(of, both)
     # rows in flight come again from L2, or from device memory where they do not fit together
     flown = np.minimum(of.rows, cut.slots * sms) * of.dim * width
-    again = np.where(missing > 0, cut.rereads * (1.0 - resident_share(flown, reference.l2_byte)), 0.0)
+    again = np.where(
+        missing > 0, cut.rereads * (1.0 - resident_share(flown, reference.l2_byte)), 0.0
+    )
     steps, sm_cycle = row_walk(of, sms, missing)
     pair = multiplied or (not softmax and (of.backward or of.kernel == "scalar"))  # two kernels
     return (
@@ -188,20 +232,32 @@ class _Cut(NamedTuple):
 
 def _cut_softmax(of: AlikeRows, byte: Array) -> _Cut:
     if of.kernel == "warp":  # a warp takes a row or two, a block four warps
-        return _Cut(np.ceil(of.rows / (4.0 * _rows_per_warp(of.dim))), SM_THREADS / 128.0, byte * 2.0)
+        return _Cut(
+            np.ceil(of.rows / (4.0 * _rows_per_warp(of.dim))), SM_THREADS / 128.0, byte * 2.0
+        )
     slots = SM_THREADS / (128.0 if of.backward else 1024.0)
     passes = 3.0 if of.kernel == "loop" and not of.backward else 1.0
-    passes = 1.5 if of.backward and of.log else passes  # of two operands, the gradient is read again
+    passes = (
+        1.5 if of.backward and of.log else passes
+    )  # of two operands, the gradient is read again
     return _Cut(of.rows, slots, byte * _SOFTMAX_CROSSINGS, passes, passes - 1.0)
 
 
 def _cut_norm(of: AlikeRows, byte: Array) -> _Cut:
-    """Cut a norm; its gradient reads both operands for the gradient of the input, and again for the weights'."""
+    """Cut a norm; its gradient reads both operands for the gradient of the input, and again for the
+    weights'.
+    """
     width, layer, reads = of.dtype.byte, of.kind == "layernorm", 2.0 if of.backward else 1.0
     if of.kernel == "vector":
         # a long row of a layer norm is no longer in L1 when it is read again
-        again = _l1_miss_share(of.dim * width) if layer else np.clip(of.dim * width / 2e4 - 0.5, 0.1, 1.0)
-        return _Cut(of.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0 + again, again, reads)
+        again = (
+            _l1_miss_share(of.dim * width)
+            if layer
+            else np.clip(of.dim * width / 2e4 - 0.5, 0.1, 1.0)
+        )
+        return _Cut(
+            of.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0 + again, again, reads
+        )
     if of.backward:
         return _Cut(of.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0, 1.0, reads)
     crossed = of.rows * (_SCALAR_ROW + of.dim * (_SCALAR_ELEMENT + _SCALAR_BYTE * width))
@@ -217,11 +273,17 @@ class RowWalk(NamedTuple):
 
 
 def row_walk(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
-    """Return how long blocks walk over their rows; ``missing`` is the share of the bytes that L2 does not hold."""
+    """Return how long blocks walk over their rows; ``missing`` is the share of the bytes that L2
+    does not hold.
+    """
     each_sm = of.elements / sm_count
     if of.backward and of.kind == "softmax":
         warp = of.kernel == "warp"
-        each = np.maximum(_warp_places(of.dim) / 32.0, 1.0) if warp else 12.0 + 2.0 * np.ceil(of.dim / _BLOCK)
+        each = (
+            np.maximum(_warp_places(of.dim) / 32.0, 1.0)
+            if warp
+            else 12.0 + 2.0 * np.ceil(of.dim / _BLOCK)
+        )
         return RowWalk(steps_with_misses(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * each_sm)
     if of.backward:
         share = _RMS_SHARE if of.kind == "rmsnorm" else 1.0
@@ -236,12 +298,16 @@ def row_walk(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
         cycle = cycle + (_MASKED_CYCLE * of.masked + _CAST_CYCLE * of.casts_apart) * each_sm
         return RowWalk(steps + 2.0 * of.casts_apart, cycle)
     loads = np.ceil(of.dim / 512.0)
-    if of.kernel == "scalar":  # single elements, in blocks of 512 threads that wait for one another's sums
+    if (
+        of.kernel == "scalar"
+    ):  # single elements, in blocks of 512 threads that wait for one another's sums
         rounds = np.maximum(of.rows / (_SCALAR_SLOTS * sm_count), 1.0)
         steps = (_REDUCE_STEPS + loads) * rounds + loads * missing
         return RowWalk(steps, of.rows / sm_count * _SCALAR_CYCLE * of.dim)
     row, byte, wide = _NORM_CYCLES[of.kind]
-    cycle = np.maximum(row + byte * of.dim * of.dtype.byte, BLOCK_CYCLE) + (wide if of.dtype is Dtype.FP32 else 0.0)
+    cycle = np.maximum(row + byte * of.dim * of.dtype.byte, BLOCK_CYCLE) + (
+        wide if of.dtype is Dtype.FP32 else 0.0
+    )
     return RowWalk(_REDUCE_STEPS + steps_with_misses(loads, missing), of.rows / sm_count * cycle)
 
 
@@ -277,7 +343,8 @@ def _walk_softmax(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
 
 
 def _busiest_sm_blocks(rows: Array, sm_count: float, blocks: Array | float) -> Array:
-    """Return the blocks of the busiest SM: whole rounds once there is more than one; a single block takes no longer
+    """Return the blocks of the busiest SM: whole rounds once there is more than one; a single block
+    takes no longer
     than its steps."""
     at_once = sm_count * blocks
     few = np.where(rows > sm_count, rows / sm_count, 0.0)

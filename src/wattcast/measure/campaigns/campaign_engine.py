@@ -1,8 +1,8 @@
-"""The campaign engine: measure each row once, save it as soon as it is there, and stop within a budget of time.
+"""The campaign engine: measure each row once, save it as soon as it is there, and stop within a
+budget of time.
 
-A row whose id is on file is not measured again, so that a campaign continues where it stopped. A row that fails is
-saved with its error and costs only itself, unless the device is gone.
-"""
+A row whose id is on file is not measured again, so that a campaign continues where it stopped. A
+row that fails is saved with its error and costs only itself, unless the device is gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from wattcast.core import MissingTool, Refused, dataclass, field, replace
 from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, ModelKernels, ModelRow
 from wattcast.measure.cuda_device import ClockSpinner
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import SettlingRule, make_run_name, make_torch_run_info, say, try_spinner
+from wattcast.measure.steady_state import (
+    SettlingRule,
+    make_run_name,
+    make_torch_run_info,
+    say,
+    try_spinner,
+)
 
 Row = TypeVar("Row", KernelRow, ChainRow, ModelRow, ModelKernels)
 Item = TypeVar("Item")
@@ -41,7 +47,9 @@ class TorchDevice:
         return event
 
     def issue(self, run: Callable[[], Any], times: int) -> None:
-        """Queue calls of ``run`` on the stream; what is no graph is launched by the host as it goes."""
+        """Queue calls of ``run`` on the stream; what is no graph is launched by the host as it
+        goes.
+        """
         with self.torch.cuda.stream(self.stream):
             for _ in range(times):
                 run()
@@ -106,7 +114,9 @@ class OperatorBench:
         """Start a run: describe card and libraries in ``runs.jsonl``, and load the spin kernel."""
         out.mkdir(parents=True, exist_ok=True)
         run, top_hz = make_run_name(), sampler.identity.top_clock_hz or 0.0
-        Journal(out / "runs.jsonl", key="run").append(make_torch_run_info(run, sampler.identity, gpu.torch))
+        Journal(out / "runs.jsonl", key="run").append(
+            make_torch_run_info(run, sampler.identity, gpu.torch)
+        )
         return cls(gpu, sampler, run, try_spinner(gpu.torch), top_hz, **options)
 
 
@@ -131,7 +141,9 @@ class Campaign:
         return self.journals.setdefault(kind, Journal(self.out / f"{kind}.jsonl", key=key))
 
     def record(self, kind: str, blank: Row, make: Callable[[], Row], label: str = "") -> Row | None:
-        """Measure one row unless its id is on file; save it, or ``blank`` with the reason it failed."""
+        """Measure one row unless its id is on file; save it, or ``blank`` with the reason it
+        failed.
+        """
         journal = self.journal(kind)
         if blank.id in journal.ids:
             self.counts[f"{kind} skipped"] += 1
@@ -152,10 +164,14 @@ class Campaign:
         return row
 
     def recover(self) -> None:
-        """Bring the device back to a clean state after a failed row; a dead context ends the campaign."""
+        """Bring the device back to a clean state after a failed row; a dead context ends the
+        campaign.
+        """
         self.bench.gpu.recover()
 
-    def within(self, items: Sequence[Item], each_s: float, label: str, every: int = 200) -> Iterator[Item]:
+    def within(
+        self, items: Sequence[Item], each_s: float, label: str, every: int = 200
+    ) -> Iterator[Item]:
         """Yield items while there is time for another, with progress."""
         for place, item in enumerate(items):
             if self.left_s < each_s + 2.0:

@@ -1,16 +1,18 @@
-"""Run ``measure engine``: plan models, steps and traffic, and measure each model in a process of its own.
+"""Run ``measure engine``: plan models, steps and traffic, and measure each model in a process of
+its own.
 
-The split was written before anything was measured: a model with ``held_out`` is used neither for fitting nor for
-choosing between models of the engine, only for judging. At least half of the models are held out, one of every class
-(dense, experts, fp8, fp8 cache, latent attention, sliding window). Loads in ``HELD_OUT_LOADS`` are held out for all.
+The split was written before anything was measured: a model with ``held_out`` is used neither for
+fitting nor for choosing between models of the engine, only for judging. At least half of the models
+are held out, one of every class (dense, experts, fp8, fp8 cache, latent attention, sliding window).
+Loads in ``HELD_OUT_LOADS`` are held out for all.
 
-A process per model (``engine_session``) frees its GPU memory at its end, and a failed start costs only itself. The
-process of the next model loads its libraries while the current one starts, then waits for its turn.
+A process per model (``engine_session``) frees its GPU memory at its end, and a failed start costs
+only itself. The process of the next model loads its libraries while the current one starts, then
+waits for its turn.
 
-Files in the output folder: ``rows.jsonl`` (an engine, idle, step or traffic row a line), ``requests.jsonl`` (a
-request a line), ``steps.jsonl`` and ``power.jsonl`` (a serving run a line, as columns), ``runs.jsonl`` (card and
-libraries) and ``engine.log`` (the engine's own output).
-"""
+Files in the output folder: ``rows.jsonl`` (an engine, idle, step or traffic row a line),
+``requests.jsonl`` (a request a line), ``steps.jsonl`` and ``power.jsonl`` (a serving run a line, as
+columns), ``runs.jsonl`` (card and libraries) and ``engine.log`` (the engine's own output)."""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ ENVIRONMENT = {  # before vllm is imported
 MODELS_FILE = Path(__file__).with_name("engine_models.jsonl")
 SMOKE_MODEL = "smoke"
 MAX_SEQS = 256  # requests that run at once
-MAX_BATCHED_TOKENS = 8192  # tokens of one step: what vLLM's server takes by itself on GPUs of this size
+MAX_BATCHED_TOKENS = (
+    8192  # tokens of one step: what vLLM's server takes by itself on GPUs of this size
+)
 MAX_MODEL_LEN = 20480
 HELD_OUT_LOADS = (0.5,)  # shares of the capacity whose serving runs are kept for judging
 
@@ -82,7 +86,9 @@ class StepPoint:
 
     def __post_init__(self) -> None:
         if (self.batch > 0) != (self.context > 0) or (self.prompts > 0) != (self.prompt_tokens > 0):
-            raise bad_value("a step point", "a context for a batch and a length for prompts", self.id)
+            raise bad_value(
+                "a step point", "a context for a batch and a length for prompts", self.id
+            )
         if self.batch == 0 and self.prompts == 0:
             raise bad_value("a step point", "requests that decode, or prompts", "neither")
 
@@ -102,9 +108,14 @@ class StepPoint:
         return "-".join(part for part in (self.kind, decode, prompt, warm) if part)
 
     def fits(self, cache_tokens: int, max_seqs: int, max_model_len: int) -> bool:
-        """Tell whether an engine has room for this point with some hundred more tokens for each request."""
+        """Tell whether an engine has room for this point with some hundred more tokens for each
+        request.
+        """
         growth = 512
-        room = self.batch * (self.context + growth) + 3 * self.prompts * self.prompt_tokens <= 0.95 * cache_tokens
+        room = (
+            self.batch * (self.context + growth) + 3 * self.prompts * self.prompt_tokens
+            <= 0.95 * cache_tokens
+        )
         longest = max(self.context + growth, self.prompt_tokens + 1)
         return room and self.batch + 3 * self.prompts <= max_seqs + 3 and longest <= max_model_len
 
@@ -147,9 +158,15 @@ class TrafficPoint:
 
 
 def read_points(plan: str) -> list[dict[str, Any]]:
-    """Read one plan of ``engine_points.jsonl``, the most valuable point first: a budget may end anywhere."""
+    """Read one plan of ``engine_points.jsonl``, the most valuable point first: a budget may end
+    anywhere.
+    """
     lines = read_lines(MODELS_FILE.with_name("engine_points.jsonl"))
-    return [{key: value for key, value in line.items() if key != "plan"} for line in lines if line["plan"] == plan]
+    return [
+        {key: value for key, value in line.items() if key != "plan"}
+        for line in lines
+        if line["plan"] == plan
+    ]
 
 
 STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
@@ -162,8 +179,12 @@ def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto")
         with open_regular(path) as stream:
             config = dict(json.loads(stream.read()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise bad_value("--own", "a folder with a config.json", f"{folder} ({clip_text(error)})") from None
-    return EngineModel(folder.name, config, str(path), quantization=quantization, kv_dtype=kv_dtype, start_s=120.0)
+        raise bad_value(
+            "--own", "a folder with a config.json", f"{folder} ({clip_text(error)})"
+        ) from None
+    return EngineModel(
+        folder.name, config, str(path), quantization=quantization, kv_dtype=kv_dtype, start_s=120.0
+    )
 
 
 def choose_models(names: tuple[str, ...] = ()) -> list[EngineModel]:
@@ -193,24 +214,40 @@ class EngineRequest:
 
     @property
     def points(self) -> tuple[StepPoint | TrafficPoint, ...]:
-        """What is measured of every model: steps first, which tell the capacity, then loads as asked for."""
+        """What is measured of every model: steps first, which tell the capacity, then loads as
+        asked for.
+        """
         if self.smoke:
-            steps, serves = [StepPoint(**p) for p in read_points("smoke")], [TrafficPoint(0.5, 3.0, why="smoke")]
+            steps, serves = (
+                [StepPoint(**p) for p in read_points("smoke")],
+                [TrafficPoint(0.5, 3.0, why="smoke")],
+            )
         else:
             why = {point["load"]: point["why"] for point in read_points("traffic")}
-            serves = [TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for")) for load in self.loads]
+            serves = [
+                TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for"))
+                for load in self.loads
+            ]
             steps = list(STEP_POINTS)
-        return (*(steps if "steps" in self.parts else ()), *(serves if "traffic" in self.parts else ()))
+        return (
+            *(steps if "steps" in self.parts else ()),
+            *(serves if "traffic" in self.parts else ()),
+        )
 
     def plain(self, model: EngineModel) -> dict[str, Any]:
         """Return what the process of a model must know, ready for JSON."""
-        return asdict(replace(self, models=(model,))) | {"out": str(self.out), "done": self.done and str(self.done)}
+        return asdict(replace(self, models=(model,))) | {
+            "out": str(self.out),
+            "done": self.done and str(self.done),
+        }
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> EngineRequest:
         """Build the request that ``plain`` returned."""
         paths = {"out": Path(plain["out"]), "done": Path(plain["done"]) if plain["done"] else None}
-        return cls(**plain | paths | {"models": tuple(EngineModel(**model) for model in plain["models"])})
+        return cls(
+            **plain | paths | {"models": tuple(EngineModel(**model) for model in plain["models"])}
+        )
 
     def done_ids(self) -> set[str]:
         """Return the ids of rows that are on file, here or in the folder of an earlier call."""
@@ -218,7 +255,9 @@ class EngineRequest:
         return set().union(*(Journal(folder / "rows.jsonl").ids for folder in folders))
 
     def missing_ids(self, model: EngineModel) -> list[str]:
-        """Return the ids of planned rows of ``model`` that are not on file; rows without room are on file."""
+        """Return the ids of planned rows of ``model`` that are not on file; rows without room are
+        on file.
+        """
         done = self.done_ids()
         return [name for point in self.points if (name := engine_row_id(model, point)) not in done]
 
@@ -261,7 +300,9 @@ def run_engine_campaign(
     return counts
 
 
-def _run_child(request: EngineRequest, model: EngineModel, child: Any, left_s: float, counts: Counter[str]) -> None:
+def _run_child(
+    request: EngineRequest, model: EngineModel, child: Any, left_s: float, counts: Counter[str]
+) -> None:
     """Give a waiting process its turn, and end it when the budget is spent."""
     rows = Journal(request.out / "rows.jsonl")
     before, started_s = len(rows.ids), time.monotonic()
@@ -286,7 +327,11 @@ def _run_child(request: EngineRequest, model: EngineModel, child: Any, left_s: f
         return
     reason = reason if code is None else f"ended with code {code}"
     log = request.out / "engine.log"
-    text = log.read_bytes()[-20_000:].decode(errors="replace").replace("\r", "\n") if log.exists() else ""
+    text = (
+        log.read_bytes()[-20_000:].decode(errors="replace").replace("\r", "\n")
+        if log.exists()
+        else ""
+    )
     tail = [line[:300] for line in text.splitlines() if line.strip()][-25:]
     counts["models broken off"] += 1
     failed = {"id": f"{model.name}/failed", "kind": "failed", "model": model.name, "rows": found}
@@ -298,7 +343,12 @@ def _launch_child(request: EngineRequest, model: EngineModel) -> subprocess.Pope
     """Start a process that loads its libraries and then waits for a line with its time."""
     with (request.out / "engine.log").open("a", encoding="utf-8") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "wattcast.measure.campaigns.engine_session", json.dumps(request.plain(model))],
+            [
+                sys.executable,
+                "-m",
+                "wattcast.measure.campaigns.engine_session",
+                json.dumps(request.plain(model)),
+            ],
             env=ENVIRONMENT | make_child_environment() | {"PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
             stdout=log,
@@ -349,7 +399,9 @@ def describe_row(row: dict[str, Any]) -> str:
         said = f"{row['rate_per_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
         return f"{row['id']}: {said}, {row['output_tokens_per_s']:.0f} tokens/s, {row.get('power_w', 0.0):.1f} W"
     if row["kind"] == "engine":
-        return f"{row['id']}: started in {row['start_s']:.1f} s, cache of {row['cache_tokens']} tokens"
+        return (
+            f"{row['id']}: started in {row['start_s']:.1f} s, cache of {row['cache_tokens']} tokens"
+        )
     if row["kind"] == "idle":
         return f"{row['id']}: {row['power_w']:.1f} W"
     times = f"{1e3 * row['latency_s']:.3f} ms, device {1e3 * row.get('device_s', 0.0):.3f}"

@@ -1,9 +1,10 @@
-"""Measure one engine in its own process: step rows, then serving under arrivals, each saved when it is done.
+"""Measure one engine in its own process: step rows, then serving under arrivals, each saved when it
+is done.
 
-Arrivals are Poisson and open-loop: a request is given to the engine at the first step after its arrival, and its
-latency counts from the arrival. Every request, every step and power over time are kept, so that a simulation can be
-given the same requests. A row on file is skipped; a row that fails is recorded with its error.
-"""
+Arrivals are Poisson and open-loop: a request is given to the engine at the first step after its
+arrival, and its latency counts from the arrival. Every request, every step and power over time are
+kept, so that a simulation can be given the same requests. A row on file is skipped; a row that
+fails is recorded with its error."""
 
 from __future__ import annotations
 
@@ -50,40 +51,66 @@ class ServedRequest:
     finished: bool = False
 
     def plain(self, run: str, number: int) -> dict[str, Any]:
-        """Return the request for JSON, to the microsecond; the pauses between tokens as their median and largest."""
+        """Return the request for JSON, to the microsecond; the pauses between tokens as their
+        median and largest.
+        """
         gaps_s = np.diff(self.token_s)
         row: dict[str, Any] = {"run": run, "number": number, "arrival_s": round(self.arrival_s, 6)}
         row |= {"added_s": round(self.added_s, 6), "prompt_tokens": self.prompt_tokens}
-        row |= {"output_tokens": self.output_tokens, "made_tokens": len(self.token_s), "finished": self.finished}
+        row |= {
+            "output_tokens": self.output_tokens,
+            "made_tokens": len(self.token_s),
+            "finished": self.finished,
+        }
         if self.token_s:
-            row |= {"first_token_s": round(self.token_s[0], 6), "last_token_s": round(self.token_s[-1], 6)}
+            row |= {
+                "first_token_s": round(self.token_s[0], 6),
+                "last_token_s": round(self.token_s[-1], 6),
+            }
         if len(gaps_s):
-            row |= {"gap_median_s": round(float(np.median(gaps_s)), 6), "gap_most_s": round(float(gaps_s.max()), 6)}
+            row |= {
+                "gap_median_s": round(float(np.median(gaps_s)), 6),
+                "gap_most_s": round(float(gaps_s.max()), 6),
+            }
         return row
 
 
-def draw_arrivals(point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30) -> list[ServedRequest]:
-    """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the pauses.
+def draw_arrivals(
+    point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30
+) -> list[ServedRequest]:
+    """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the
+    pauses.
 
     Prompts are cut where prompt and output together would be longer than ``max_model_len``.
     """
     random = np.random.default_rng(point.seed)
     count = int(rate_per_s * point.duration_s * 1.5) + 50
     pauses = random.standard_exponential(count)
-    prompt_tokens, output_tokens = point.prompt.draw(random, count), point.output.draw(random, count)
+    prompt_tokens, output_tokens = (
+        point.prompt.draw(random, count),
+        point.output.draw(random, count),
+    )
     prompt_tokens = np.minimum(prompt_tokens, max_model_len - output_tokens - 1)
-    each = zip((np.cumsum(pauses) / rate_per_s).tolist(), prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
+    each = zip(
+        (np.cumsum(pauses) / rate_per_s).tolist(),
+        prompt_tokens.tolist(),
+        output_tokens.tolist(),
+        strict=True,
+    )
     return [ServedRequest(*request) for request in each if request[0] < point.duration_s]
 
 
 def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float | None:
-    """Estimate the requests a second the engine can serve, from its step rows; None where they are missing.
+    """Estimate the requests a second the engine can serve, from its step rows; None where they are
+    missing.
 
-    A request costs its prompt at the rate of a prefill step and its output at the rate of the largest decode batch:
-    1 / c = P t_prefill / n_prefill + O t_decode / B, with the mean lengths P and O.
-    """
+    A request costs its prompt at the rate of a prefill step and its output at the rate of the
+    largest decode batch: 1 / c = P t_prefill / n_prefill + O t_decode / B, with the mean lengths P
+    and O."""
     usable = [row for row in rows if row.get("latency_s") and not row.get("error")]
-    prefills = [row for row in usable if row.get("kind") == "prefill" and row.get("prompt_tokens_per_step")]
+    prefills = [
+        row for row in usable if row.get("kind") == "prefill" and row.get("prompt_tokens_per_step")
+    ]
     decodes = [row for row in usable if row.get("kind") == "decode" and row.get("batch")]
     if not prefills or not decodes:
         return None
@@ -94,8 +121,12 @@ def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float 
     return 1.0 / (prompt_s + output_s)
 
 
-def serve_arrivals(bench: engine_steps.EngineBench, served: list[ServedRequest], duration_s: float) -> float:
-    """Run requests, note in them how they went, and return the moment on the clock from which their times count."""
+def serve_arrivals(
+    bench: engine_steps.EngineBench, served: list[ServedRequest], duration_s: float
+) -> float:
+    """Run requests, note in them how they went, and return the moment on the clock from which their
+    times count.
+    """
     recorder, engine, clock = bench.recorder, bench.recorder.engine, bench.recorder.clock
     prompts = [bench.prompt(request.prompt_tokens) for request in served]
     by_name: dict[str, ServedRequest] = {}
@@ -104,7 +135,9 @@ def serve_arrivals(bench: engine_steps.EngineBench, served: list[ServedRequest],
         now_s = clock() - origin_s
         while place < len(served) and served[place].arrival_s <= now_s:
             request = served[place]
-            by_name[bench.add(prompts[place], request.output_tokens, name=f"q{origin_s:.6f}-{place}")] = request
+            by_name[
+                bench.add(prompts[place], request.output_tokens, name=f"q{origin_s:.6f}-{place}")
+            ] = request
             request.added_s = clock() - origin_s
             place += 1
         if engine.has_unfinished_requests():
@@ -128,7 +161,9 @@ def serve_arrivals(bench: engine_steps.EngineBench, served: list[ServedRequest],
 def measure_traffic(
     bench: engine_steps.EngineBench, point: TrafficPoint, rate_per_s: float, run: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Measure one serving run; return its summary, its requests, and its steps and power over time as columns."""
+    """Measure one serving run; return its summary, its requests, and its steps and power over time
+    as columns.
+    """
     recorder = bench.recorder
     recorder.clear()
     served = draw_arrivals(point, rate_per_s, bench.max_model_len)
@@ -159,11 +194,11 @@ def measure_traffic(
 
 
 def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str, Any]:
-    """Return percentiles over requests that finished, and tokens over the whole run of ``length_s``.
+    """Return percentiles over requests that finished, and tokens over the whole run of
+    ``length_s``.
 
-    ``ttft_s`` runs from arrival to first token, ``tpot_s`` is the mean pause of a request after its first token,
-    ``gap_s`` is each single pause, ``e2e_s`` from arrival to the last token.
-    """
+    ``ttft_s`` runs from arrival to first token, ``tpot_s`` is the mean pause of a request after its
+    first token, ``gap_s`` is each single pause, ``e2e_s`` from arrival to the last token."""
     done = [request for request in served if request.finished]
     made = sum(len(request.token_s) for request in served)
     ttft_s = [request.token_s[0] - request.arrival_s for request in done]
@@ -186,7 +221,8 @@ def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str
 
 
 def compute_percentiles(values: npt.ArrayLike) -> dict[str, float]:
-    """Return the mean and the 50th, 90th and 99th percentile, linear between values; nothing without values.
+    """Return the mean and the 50th, 90th and 99th percentile, linear between values; nothing
+    without values.
 
     >>> compute_percentiles([1.0, 2.0, 3.0])["p50"]
     2.0
@@ -199,7 +235,9 @@ def compute_percentiles(values: npt.ArrayLike) -> dict[str, float]:
 
 
 def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[float]]:
-    """Return mean power between ticks of the energy counter, and the sensor's own readings every 100 ms."""
+    """Return mean power between ticks of the energy counter, and the sensor's own readings every
+    100 ms.
+    """
     stepped = find_ticks(samples)
     found = {
         "tick_s": np.round(stepped.time_s[1:] - origin_s, 5).tolist(),
@@ -216,7 +254,9 @@ def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[f
 
 
 def _round_column(values: engine_steps.Array, name: str) -> list[float | None]:
-    """Round times to the microsecond, shares to four digits, counts to whole numbers; None where not known."""
+    """Round times to the microsecond, shares to four digits, counts to whole numbers; None where
+    not known.
+    """
     if name.endswith("_s"):
         return [round(float(value), 6) if np.isfinite(value) else None for value in values]
     if name == "cache_use":
@@ -227,7 +267,26 @@ def _round_column(values: engine_steps.Array, name: str) -> list[float | None]:
 ROW_S = 4.5  # kept back for one more step row
 END_S = 4.0  # kept back for the end of the process, so that it is not ended from outside
 # Triton compiles a kernel anew for counts of tokens that are odd, or multiples of 2, 4, 8 or 16
-WARM_PROMPTS = (64, 256, 600, 601, 602, 604, 1024, 1025, 1026, 1536, 2048, 2049, 3072, 3073, 4096, 4097, 6144, 6145)
+WARM_PROMPTS = (
+    64,
+    256,
+    600,
+    601,
+    602,
+    604,
+    1024,
+    1025,
+    1026,
+    1536,
+    2048,
+    2049,
+    3072,
+    3073,
+    4096,
+    4097,
+    6144,
+    6145,
+)
 
 
 @dataclass
@@ -258,9 +317,9 @@ class EngineSession:
     def measure_all(self) -> Counter[str]:
         """Measure every planned row that is not on file and for which there is time.
 
-        Under dummy weights tokens look alike to a router, and under some norms to every product, which then draws
-        less power. So the engine first gets weights like those of a model before training.
-        """
+        Under dummy weights tokens look alike to a router, and under some norms to every product,
+        which then draws less power. So the engine first gets weights like those of a model before
+        training."""
         self.normal_weights = self.fill_weights is not None and self.fill_weights() > 0
         for point in self.request.points:
             name = engine_campaign.engine_row_id(self.model, point)
@@ -291,9 +350,13 @@ class EngineSession:
         return shared | values
 
     def _measure(self, name: str, point: StepPoint | TrafficPoint) -> None:
-        """Measure and save one row; after a failure a broken sampler is started again, a lost GPU ends the model."""
+        """Measure and save one row; after a failure a broken sampler is started again, a lost GPU
+        ends the model.
+        """
         began_s, serves, lost = self.clock(), isinstance(point, TrafficPoint), None
-        planned = {key: value for key, value in asdict(point).items() if key != "temperature" or value}
+        planned = {
+            key: value for key, value in asdict(point).items() if key != "temperature" or value
+        }
         try:
             gc.collect()
             if isinstance(point, TrafficPoint):
@@ -307,10 +370,22 @@ class EngineSession:
             raise
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {error}"[:400]}
-            lost = error if not isinstance(error, WattcastError) and "CUDA" in row["error"] else None
-        done = "failed" if "error" in row else "no room" if "skipped" in row else "served" if serves else "measured"
+            lost = (
+                error if not isinstance(error, WattcastError) and "CUDA" in row["error"] else None
+            )
+        done = (
+            "failed"
+            if "error" in row
+            else "no room"
+            if "skipped" in row
+            else "served"
+            if serves
+            else "measured"
+        )
         self.counts[done] += 1
-        saved = self.append(name, "traffic" if isinstance(point, TrafficPoint) else point.kind, **planned, **row)
+        saved = self.append(
+            name, "traffic" if isinstance(point, TrafficPoint) else point.kind, **planned, **row
+        )
         spent = f"({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)"
         say(f"  {engine_campaign.describe_row(saved)} {spent}")
         if lost is not None:
@@ -319,14 +394,22 @@ class EngineSession:
             self.bench.sampler.restart()
 
     def _serve(self, name: str, point: TrafficPoint) -> dict[str, Any]:
-        """Serve arrivals at a share of the capacity that step rows show; keep requests, steps and power."""
+        """Serve arrivals at a share of the capacity that step rows show; keep requests, steps and
+        power.
+        """
         out, done = self.request.out, self.request.done
-        paths = [path for folder in (out, done) if folder and (path := folder / "rows.jsonl").exists()]
-        rows = [row for path in paths for row in read_lines(path) if row.get("model") == self.model.name]
+        paths = [
+            path for folder in (out, done) if folder and (path := folder / "rows.jsonl").exists()
+        ]
+        rows = [
+            row for path in paths for row in read_lines(path) if row.get("model") == self.model.name
+        ]
         capacity_per_s = estimate_capacity(rows, point)
         if capacity_per_s is None:
             raise bad_value("traffic", "step rows of decodes and prefills before it", "none")
-        row, requests, steps, power = measure_traffic(self.bench, point, point.load * capacity_per_s, name)
+        row, requests, steps, power = measure_traffic(
+            self.bench, point, point.load * capacity_per_s, name
+        )
         append_rows(out / "requests.jsonl", requests)
         append_rows(out / "steps.jsonl", [steps])
         append_rows(out / "power.jsonl", [power])
@@ -334,12 +417,22 @@ class EngineSession:
 
 
 def run_model(order: dict[str, Any]) -> int:
-    """Measure one model in this process: load libraries, read the seconds it has, start the engine, measure rows."""
-    os.environ.update({name: value for name, value in engine_campaign.ENVIRONMENT.items() if name not in os.environ})
+    """Measure one model in this process: load libraries, read the seconds it has, start the engine,
+    measure rows.
+    """
+    os.environ.update(
+        {
+            name: value
+            for name, value in engine_campaign.ENVIRONMENT.items()
+            if name not in os.environ
+        }
+    )
     import torch
     import vllm
 
-    with suppress(ImportError):  # vLLM loads its parts when they are asked for: ask before the turn comes
+    with suppress(
+        ImportError
+    ):  # vLLM loads its parts when they are asked for: ask before the turn comes
         import vllm.v1.engine.llm_engine
         import vllm.v1.worker.gpu_worker
     _ = vllm.LLM, vllm.SamplingParams
@@ -366,11 +459,16 @@ def run_model(order: dict[str, Any]) -> int:
         llm = _start_engine(vllm, model, Path(folder), request.smoke)
         start_s = time.monotonic() - began_s
         say(f"{model.name}: started in {start_s:.1f} s")
-        facts = read_engine_facts(llm.llm_engine) | {"start_s": start_s, "vllm": str(vllm.__version__)}
+        facts = read_engine_facts(llm.llm_engine) | {
+            "start_s": start_s,
+            "vllm": str(vllm.__version__),
+        }
         facts["filled_byte"] = fill_cache(llm.llm_engine, torch)
         with Sampler("nvml", period_s=0.005) as sampler:
             run = make_run_name()
-            Journal(request.out / "runs.jsonl", key="run").append(make_torch_run_info(run, sampler.identity, torch))
+            Journal(request.out / "runs.jsonl", key="run").append(
+                make_torch_run_info(run, sampler.identity, torch)
+            )
             bench = engine_steps.EngineBench(
                 engine_steps.StepRecorder(llm.llm_engine, mark_stream),
                 sampler,
@@ -381,13 +479,21 @@ def run_model(order: dict[str, Any]) -> int:
             )
             fill = partial(fill_weights, llm.llm_engine, torch)
             room = facts["cache_tokens"], facts["max_seqs"]
-            session = EngineSession(request, model, bench, deadline_s, run, *room, fill_weights=fill)
-            session.append(f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts)
-            engine_steps.warm_engine(bench, tuple(n for n in WARM_PROMPTS if n + 2 < model.max_model_len))
+            session = EngineSession(
+                request, model, bench, deadline_s, run, *room, fill_weights=fill
+            )
+            session.append(
+                f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts
+            )
+            engine_steps.warm_engine(
+                bench, tuple(n for n in WARM_PROMPTS if n + 2 < model.max_model_len)
+            )
             gc.collect()
             gc.freeze()
             bench.sleep(0.5)
-            session.append(f"{model.name}/idle-{run}", "idle", **engine_steps.measure_idle_engine(bench))
+            session.append(
+                f"{model.name}/idle-{run}", "idle", **engine_steps.measure_idle_engine(bench)
+            )
             counts = session.measure_all()
             counts["sampler read errors"] += sampler.errors
     say(f"{model.name}: {json.dumps(counts)}")
@@ -419,9 +525,15 @@ def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, s
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:
-    """Return how the engine was set up: room in its cache, limits, graphs, backends, as far as it says."""
+    """Return how the engine was set up: room in its cache, limits, graphs, backends, as far as it
+    says.
+    """
     config = engine.vllm_config
-    cache, scheduler, compilation = config.cache_config, config.scheduler_config, config.compilation_config
+    cache, scheduler, compilation = (
+        config.cache_config,
+        config.scheduler_config,
+        config.compilation_config,
+    )
     blocks, block = int(cache.num_gpu_blocks), int(cache.block_size)
     facts: dict[str, Any] = {
         "cache_tokens": int(getattr(cache, "kv_cache_size_tokens", None) or blocks * block),
@@ -441,7 +553,9 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
         "cudagraph_mode": lambda: str(compilation.cudagraph_mode),
         "capture_sizes": lambda: [int(size) for size in compilation.cudagraph_capture_sizes],
         "compile_s": lambda: float(compilation.compilation_time),
-        "attention": lambda: sorted({type(layer.impl).__name__ for layer in layers() if hasattr(layer, "impl")}),
+        "attention": lambda: sorted(
+            {type(layer.impl).__name__ for layer in layers() if hasattr(layer, "impl")}
+        ),
     }
     for name, ask in asked.items():
         with suppress(Exception):
@@ -450,18 +564,23 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
 
 
 def fill_cache(engine: Any, torch: Any) -> int:
-    """Fill the key-value cache with normally distributed numbers; the bytes filled, 0 where it cannot be reached.
+    """Fill the key-value cache with normally distributed numbers; the bytes filled, 0 where it
+    cannot be reached.
 
     A fresh cache holds zeros, and reading zeros takes less power than reading numbers.
     """
     try:
         tensors = engine.model_executor.driver_worker.model_runner.kv_caches
-        first = {tensor.untyped_storage().data_ptr(): tensor for tensor in reversed(tensors)}  # of each storage
+        first = {
+            tensor.untyped_storage().data_ptr(): tensor for tensor in reversed(tensors)
+        }  # of each storage
         filled = 0
         for tensor in first.values():
             dtype = torch.float8_e4m3fn if tensor.element_size() == 1 else tensor.dtype
             pattern = torch.randn(2**24, device=tensor.device).to(dtype).view(torch.uint8)
-            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+                tensor.untyped_storage()
+            )
             for part in raw.split(pattern.numel()):
                 part.copy_(pattern[: part.numel()])
             filled += raw.numel()
@@ -473,21 +592,26 @@ def fill_cache(engine: Any, torch: Any) -> int:
 
 
 WEIGHT_SPREAD, FP8_SPREAD = 0.02, 64.0
-FP4_SCALE = 120  # the byte of an e8m0 scale of 2^-7, which makes N(0, 0.02) of fp4 codes that are equally likely
+# the byte of an e8m0 scale of 2^-7, which makes N(0, 0.02) of fp4 codes that are equally likely
+FP4_SCALE = 120
 
 
 def fill_weights(engine: Any, torch: Any) -> int:
-    """Fill matrices with N(0, 0.02), norms with 1 and biases with 0; the parameters filled, 0 where none is reached.
+    """Fill matrices with N(0, 0.02), norms with 1 and biases with 0; the parameters filled, 0 where
+    none is reached.
 
-    A matrix in fp8 gets N(0, 64), and its scales what makes N(0, 0.02) of that. Packed codes become random bits.
-    """
+    A matrix in fp8 gets N(0, 64), and its scales what makes N(0, 0.02) of that. Packed codes become
+    random bits."""
     filled = 0
     try:
         with torch.no_grad():
             model = engine.model_executor.driver_worker.model_runner.get_model()
             for name, parameter in model.named_parameters():
                 if "scale" in name:
-                    if "weight_scale" in name and parameter.dtype in (torch.uint8, torch.float8_e8m0fnu):
+                    if "weight_scale" in name and parameter.dtype in (
+                        torch.uint8,
+                        torch.float8_e8m0fnu,
+                    ):
                         parameter.view(torch.uint8).fill_(FP4_SCALE)
                     elif "weight_scale" in name:
                         parameter.fill_(WEIGHT_SPREAD / FP8_SPREAD)
@@ -501,7 +625,11 @@ def fill_weights(engine: Any, torch: Any) -> int:
                     filled += parameter.numel()
                 elif parameter.dtype is torch.float8_e4m3fn:
                     for part in parameter.split(max(2**26 // parameter[0].numel(), 1)):
-                        part.copy_(torch.randn(part.shape, device=part.device).mul_(FP8_SPREAD).to(part.dtype))
+                        part.copy_(
+                            torch.randn(part.shape, device=part.device)
+                            .mul_(FP8_SPREAD)
+                            .to(part.dtype)
+                        )
                     filled += parameter.numel()
         with torch.inference_mode():
             for codes, are_scales in list_packed_weights():
@@ -515,7 +643,9 @@ def fill_weights(engine: Any, torch: Any) -> int:
 
 
 def list_packed_weights() -> Iterator[tuple[Any, bool]]:
-    """Yield the bytes of experts in mxfp4 and whether they are scales: Triton's own tensors, no parameters."""
+    """Yield the bytes of experts in mxfp4 and whether they are scales: Triton's own tensors, no
+    parameters.
+    """
     for item in gc.get_objects():
         wrapped = type(item).__name__ == "Tensor" and "triton_kernels" in type(item).__module__
         if wrapped and item.storage.data.element_size() == 1:

@@ -1,14 +1,15 @@
-"""Record every step of a vLLM engine from inside its process, and measure one kind of step until it has settled.
+"""Record every step of a vLLM engine from inside its process, and measure one kind of step until it
+has settled.
 
-vLLM schedules asynchronously: one call of ``step`` schedules and launches a step, then waits for the tokens of the
-step before it. Hooks on the scheduler and the executor therefore split the call into scheduling, launching, waiting
-for the GPU and the rest. Marks on the GPU's stream give the device's time. The hooks only read the clock and keep
-references; sums over requests are made after the run.
+vLLM schedules asynchronously: one call of ``step`` schedules and launches a step, then waits for
+the tokens of the step before it. Hooks on the scheduler and the executor therefore split the call
+into scheduling, launching, waiting for the GPU and the rest. Marks on the GPU's stream give the
+device's time. The hooks only read the clock and keep references; sums over requests are made after
+the run.
 
-To measure one kind of step, requests that decode stay in the batch, and a prompt that was computed is followed by
-another one at once. Power comes from whole ticks of the energy counter; times are means over the steps inside the
-same window.
-"""
+To measure one kind of step, requests that decode stay in the batch, and a prompt that was computed
+is followed by another one at once. Power comes from whole ticks of the energy counter; times are
+means over the steps inside the same window."""
 
 from __future__ import annotations
 
@@ -28,8 +29,27 @@ from wattcast.measure.steady_state import SettledWindow, SettlingRule, describe_
 
 Array = npt.NDArray[np.float64]
 COLUMNS = (
-    *("begin_s", "end_s", "tokens", "prompt_tokens", "decodes", "prompts", "decode_context", "prompt_context"),
-    *("running", "waiting", "cache_use", "schedule_s", "launch_s", "wait_s", "host_s", "device_s", "device_gap_s"),
+    *(
+        "begin_s",
+        "end_s",
+        "tokens",
+        "prompt_tokens",
+        "decodes",
+        "prompts",
+        "decode_context",
+        "prompt_context",
+    ),
+    *(
+        "running",
+        "waiting",
+        "cache_use",
+        "schedule_s",
+        "launch_s",
+        "wait_s",
+        "host_s",
+        "device_s",
+        "device_gap_s",
+    ),
 )
 
 
@@ -43,8 +63,12 @@ class StepRecord:
     launch_s: float = 0.0
     wait_s: float = 0.0  # blocked until the GPU had finished the step before
     scheduled: dict[str, int] = field(default_factory=dict)  # tokens by request
-    cached: tuple[list[str], list[int]] = field(default_factory=lambda: ([], []))  # requests, tokens computed before
-    new: list[tuple[str, int, int]] = field(default_factory=list)  # request, computed before, tokens of its prompt
+    cached: tuple[list[str], list[int]] = field(
+        default_factory=lambda: ([], [])
+    )  # requests, tokens computed before
+    new: list[tuple[str, int, int]] = field(
+        default_factory=list
+    )  # request, computed before, tokens of its prompt
     running: int = 0
     waiting: int = 0
     cache_use: float = 0.0
@@ -58,11 +82,11 @@ class StepRecord:
 
 
 class _ComputedElsewhere:
-    """Answers the scheduler as a cache on another machine would: all of a prompt but its last token is computed.
+    """Answers the scheduler as a cache on another machine would: all of a prompt but its last token
+    is computed.
 
-    The cache blocks of such a request are allocated and hold whatever lies there, so decode steps at long contexts
-    can be measured without computing the prompts first.
-    """
+    The cache blocks of such a request are allocated and hold whatever lies there, so decode steps
+    at long contexts can be measured without computing the prompts first."""
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         return max(int(request.num_tokens) - computed - 1, 0), False
@@ -75,9 +99,13 @@ class _ComputedElsewhere:
 
 
 class StepRecorder:
-    """Hooks on one engine. ``mark`` makes a mark on the GPU's stream; marks have ``elapsed_time`` in milliseconds."""
+    """Hooks on one engine. ``mark`` makes a mark on the GPU's stream; marks have ``elapsed_time``
+    in milliseconds.
+    """
 
-    def __init__(self, engine: Any, mark: Callable[[], Any], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engine: Any, mark: Callable[[], Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.engine, self.clock = engine, clock
         self.records: list[StepRecord] = []
         self.preemptions = 0
@@ -121,7 +149,8 @@ class StepRecorder:
         record.scheduled = output.num_scheduled_tokens
         record.cached = cached.req_ids, cached.num_computed_tokens
         record.new = [
-            (r.req_id, r.num_computed_tokens, len(r.prompt_token_ids or ())) for r in output.scheduled_new_reqs
+            (r.req_id, r.num_computed_tokens, len(r.prompt_token_ids or ()))
+            for r in output.scheduled_new_reqs
         ]
         record.running, record.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
         record.cache_use = float(self._scheduler.kv_cache_manager.usage)
@@ -156,13 +185,14 @@ class StepRecorder:
         return original(*arguments, **named)
 
     def table(self, origin_s: float = 0.0) -> dict[str, Array]:
-        """Return one array per column of ``COLUMNS``, times from ``origin_s``; call it after the GPU has finished.
+        """Return one array per column of ``COLUMNS``, times from ``origin_s``; call it after the
+        GPU has finished.
 
-        ``decode_context`` is the sum over decoding requests of the tokens they attend to, ``prompt_context`` the sum
-        over prompt chunks of the tokens computed before them. ``host_s`` is the call without waiting for the GPU.
-        ``device_s`` runs from the first launch to the last on the GPU's own clock, ``device_gap_s`` from the end of
-        the step before to the first launch; both are NaN where there was no mark.
-        """
+        ``decode_context`` is the sum over decoding requests of the tokens they attend to,
+        ``prompt_context`` the sum over prompt chunks of the tokens computed before them. ``host_s``
+        is the call without waiting for the GPU. ``device_s`` runs from the first launch to the last
+        on the GPU's own clock, ``device_gap_s`` from the end of the step before to the first
+        launch; both are NaN where there was no mark."""
         rows, before = [], None
         for record in self.records:
             prompt_tokens = decodes = prompts = decode_context = prompt_context = 0
@@ -181,7 +211,14 @@ class StepRecorder:
             device_s = _between_s(record.begin_mark, record.end_mark)
             gap_s = _between_s(before, record.begin_mark)
             counts = record.tokens, prompt_tokens, decodes, prompts, decode_context, prompt_context
-            times = record.schedule_s, record.launch_s, record.wait_s, length_s - record.wait_s, device_s, gap_s
+            times = (
+                record.schedule_s,
+                record.launch_s,
+                record.wait_s,
+                length_s - record.wait_s,
+                device_s,
+                gap_s,
+            )
             ends = record.begin_s - origin_s, record.end_s - origin_s
             rows.append((*ends, *counts, record.running, record.waiting, record.cache_use, *times))
             before = record.end_mark
@@ -198,7 +235,10 @@ def _between_s(first: Any, second: Any) -> float:
 _NUMBERS = itertools.count()  # request names are never used twice
 
 
-RUN_S, CAPPED_RUN_S = 1.3, 2.8  # 0.3 s to settle and nine ticks; under the power cap the governor hunts for a second
+RUN_S, CAPPED_RUN_S = (
+    1.3,
+    2.8,
+)  # 0.3 s to settle and nine ticks; under the power cap the governor hunts for a second
 REST_S, CAPPED_REST_S = 0.2, 0.8  # after a row; under the cap longer, so that the clock climbs back
 MOST_SETUP_S = 25.0
 RULE = SettlingRule()
@@ -271,13 +311,19 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     return row | {"added_s": feeder.added_s, "run_s": ended_s - started_s}
 
 
-def summarise_steps(table: dict[str, Array], held: SettledWindow, point: StepPoint) -> dict[str, Any]:
-    """Return means over the steps of ``table`` that lie inside the window, and the window's power and clock."""
+def summarise_steps(
+    table: dict[str, Array], held: SettledWindow, point: StepPoint
+) -> dict[str, Any]:
+    """Return means over the steps of ``table`` that lie inside the window, and the window's power
+    and clock.
+    """
     inside = (table["begin_s"] >= held.start_s) & (table["end_s"] <= held.end_s)
     steps = {name: values[inside] for name, values in table.items()}
     number = int(inside.sum())
     if number < 3:
-        raise Refused(f"{point.id}: {number} steps inside the window of {held.duration_s:.2f} s, 3 needed.")
+        raise Refused(
+            f"{point.id}: {number} steps inside the window of {held.duration_s:.2f} s, 3 needed."
+        )
     flags = list(held.flags)
     if (steps["decodes"] != point.batch).any():
         flags.append("batch_changed")
@@ -320,7 +366,9 @@ def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str
 
 
 def warm_engine(bench: EngineBench, lengths: tuple[int, ...]) -> None:
-    """Compute one prompt of each length, so that kernels compiled at first use are not met in a measurement."""
+    """Compute one prompt of each length, so that kernels compiled at first use are not met in a
+    measurement.
+    """
     names = []
     for tokens in lengths:
         names.append(bench.add(bench.prompt(tokens), 2))
@@ -365,22 +413,31 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
     """Bring all decoding requests into the batch; refused when the engine does not take them."""
     if not point.batch:
         return
-    ids, last = bench.prompt(point.context - 1), bench.prompt(point.batch)  # requests differ in their last token
+    ids, last = (
+        bench.prompt(point.context - 1),
+        bench.prompt(point.batch),
+    )  # requests differ in their last token
     most_tokens = bench.max_model_len - point.context
     names.extend(bench.add([*ids, token], most_tokens, point.temperature) for token in last)
     recorder, deadline_s = bench.recorder, bench.recorder.clock() + MOST_SETUP_S
     while True:
         latest = recorder.records[-1] if recorder.records else None
-        if latest is not None and len(latest.scheduled) == point.batch == latest.tokens:  # each makes one token
+        if (
+            latest is not None and len(latest.scheduled) == point.batch == latest.tokens
+        ):  # each makes one token
             return
         recorder.step()
         if recorder.clock() > deadline_s:
             seen = len(recorder.records[-1].scheduled) if recorder.records else 0
-            raise Refused(f"{point.id}: {seen} of {point.batch} requests in the batch after the set-up time.")
+            raise Refused(
+                f"{point.id}: {seen} of {point.batch} requests in the batch after the set-up time."
+            )
 
 
 def _group_steps(steps: dict[str, Array]) -> list[dict[str, float | None]]:
-    """Return median times of steps with equal prompt tokens and context; chunks of one prompt differ in context."""
+    """Return median times of steps with equal prompt tokens and context; chunks of one prompt
+    differ in context.
+    """
     keys = np.stack([steps["prompt_tokens"], steps["prompt_context"]], axis=1)
     found = []
     for tokens, context in np.unique(keys, axis=0)[:8]:

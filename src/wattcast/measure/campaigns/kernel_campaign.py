@@ -1,8 +1,9 @@
-"""Run ``lab kernels``: steps that each measure their own operators of the plan and save a row for each.
+"""Run ``lab kernels``: steps that each measure their own operators of the plan and save a row for
+each.
 
-Steps may run in different calls; rows on file are not measured again. The file also reads and writes lists of
-operators that take the place of the plan, and names the kernels of each operator by PyTorch's profiler.
-"""
+Steps may run in different calls; rows on file are not measured again. The file also reads and
+writes lists of operators that take the place of the plan, and names the kernels of each operator by
+PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
 from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.measure.campaigns import operator_rows
 from wattcast.measure.campaigns.campaign_engine import OperatorBench, list_trace_events
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, spec_from_operator, take_subset
+from wattcast.measure.campaigns.kernel_plan import (
+    OperatorSpec,
+    read_kernel_plan,
+    spec_from_operator,
+    take_subset,
+)
 from wattcast.measure.campaigns.operator_rows import CampaignGpu, KernelCampaign, save_row
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import say
@@ -43,7 +49,11 @@ SUSTAINED_REPEATS = 34
 def burst_step(campaign: KernelCampaign) -> None:
     """Measure a burst row of every operator of the plan."""
     specs = campaign.specs()
-    reserve_s = min(BURST_REPEATS * 0.15, 0.3 * campaign.left_s) if "repeat-burst" in campaign.ahead else 0.3
+    reserve_s = (
+        min(BURST_REPEATS * 0.15, 0.3 * campaign.left_s)
+        if "repeat-burst" in campaign.ahead
+        else 0.3
+    )
     for spec in campaign.within(specs[campaign.after :], reserve_s, "burst"):
         save_row(campaign, RowKind.BURST, spec)
 
@@ -52,8 +62,14 @@ def sustained_step(campaign: KernelCampaign) -> None:
     """Measure sustained rows of a spread of the plan, most of them longer than a mere launch."""
     specs = campaign.specs(SUSTAINED, choose_sustained)
     warm_step(campaign)
-    reserve_s = min(SUSTAINED_REPEATS * 2.0, 0.4 * campaign.left_s) if "repeat-sustained" in campaign.ahead else 3.0
-    for spec in campaign.within(specs[:3] if campaign.few else specs[campaign.after :], reserve_s, "sustained"):
+    reserve_s = (
+        min(SUSTAINED_REPEATS * 2.0, 0.4 * campaign.left_s)
+        if "repeat-sustained" in campaign.ahead
+        else 3.0
+    )
+    for spec in campaign.within(
+        specs[:3] if campaign.few else specs[campaign.after :], reserve_s, "sustained"
+    ):
         save_row(campaign, RowKind.SUSTAINED, spec)
 
 
@@ -67,9 +83,13 @@ def repeat_step(campaign: KernelCampaign, kind: RowKind, count: int, each_s: flo
 
 
 def warm_step(campaign: KernelCampaign, longest_s: float = 12.0) -> None:
-    """Bring the card to its working temperature: leakage makes a cold card draw one or two percent less."""
+    """Bring the card to its working temperature: leakage makes a cold card draw one or two percent
+    less.
+    """
     bench = campaign.bench
-    with bench.gpu.prepare(take_subset(read_kernel_plan(), {"linear": 1}, is_likely_capped)[0]) as graph:
+    with bench.gpu.prepare(
+        take_subset(read_kernel_plan(), {"linear": 1}, is_likely_capped)[0]
+    ) as graph:
         end_s = time.monotonic() + (0.5 if campaign.few else min(longest_s, 0.1 * campaign.left_s))
         while time.monotonic() < end_s:
             bench.gpu.timed(graph, 40)
@@ -77,9 +97,13 @@ def warm_step(campaign: KernelCampaign, longest_s: float = 12.0) -> None:
 
 
 def duty_step(campaign: KernelCampaign) -> None:
-    """Measure kernels that meet the power cap sustained and at three duties (all listed, or likely ones)."""
+    """Measure kernels that meet the power cap sustained and at three duties (all listed, or likely
+    ones).
+    """
     bench, done, any_ = campaign.bench, 0, campaign.listed is not None
-    candidates = campaign.specs(CAPPED, lambda spec: any_ or (is_likely_capped(spec) and spec.guessed_s < 1.5e-3))
+    candidates = campaign.specs(
+        CAPPED, lambda spec: any_ or (is_likely_capped(spec) and spec.guessed_s < 1.5e-3)
+    )
     wanted = campaign.few or (len(candidates) if any_ else CAPPED_WANTED)
     warm_idle_w = _warm_idle_w(campaign, "duty-begin", candidates)
     for spec in campaign.within(candidates, 9.0, "duty"):
@@ -128,7 +152,9 @@ def pattern_step(campaign: KernelCampaign) -> None:
 
 
 def clock_step(campaign: KernelCampaign) -> None:
-    """Measure the effective clock in bursts, from elementwise kernels to the densest matrix products."""
+    """Measure the effective clock in bursts, from elementwise kernels to the densest matrix
+    products.
+    """
     for spec in campaign.within(campaign.specs(CLOCKED, choose_sustained), 0.5, "clock"):
         save_row(campaign, RowKind.CLOCK, spec)
 
@@ -140,7 +166,10 @@ def idle_step(campaign: KernelCampaign) -> None:
     _warm_idle_w(campaign, "top", specs)
     if campaign.few:
         return
-    began_s, share = time.monotonic(), 1.0  # of the top clock, which many cards keep while a context is open
+    began_s, share = (
+        time.monotonic(),
+        1.0,
+    )  # of the top clock, which many cards keep while a context is open
     while share >= 0.5 and time.monotonic() - began_s < (25.0 if share < 0.9 else 3.0):
         time.sleep(0.2)
         clock_hz = bench.sampler.since(bench.sampler.head - 12).last("sm_clock_hz")
@@ -154,12 +183,16 @@ def names_step(campaign: KernelCampaign) -> None:
     journal = campaign.journal("names", key="spec")
     specs = [spec for spec in campaign.specs() if spec.id not in journal.ids]
     size = 80
-    profile_batch(campaign.bench.gpu, specs[:2], campaign.bench.run)  # a process's first session may miss kernels
+    profile_batch(
+        campaign.bench.gpu, specs[:2], campaign.bench.run
+    )  # a process's first session may miss kernels
     for start in range(0, len(specs), size):
         if campaign.left_s < 15.0:
             say(f"names: budget spent after {start} of {len(specs)}")
             return
-        for row in profile_batch(campaign.bench.gpu, specs[start : start + size], campaign.bench.run):
+        for row in profile_batch(
+            campaign.bench.gpu, specs[start : start + size], campaign.bench.run
+        ):
             journal.append(row)
             campaign.counts["names errors" if row.error else "names"] += 1
 
@@ -168,7 +201,9 @@ STEPS: dict[str, Callable[[KernelCampaign], None]] = {
     "burst": burst_step,
     "sustained": sustained_step,
     "repeat-burst": partial(repeat_step, kind=RowKind.BURST, count=BURST_REPEATS, each_s=0.3),
-    "repeat-sustained": partial(repeat_step, kind=RowKind.SUSTAINED, count=SUSTAINED_REPEATS, each_s=3.5),
+    "repeat-sustained": partial(
+        repeat_step, kind=RowKind.SUSTAINED, count=SUSTAINED_REPEATS, each_s=3.5
+    ),
     "duty": duty_step,
     "pattern": pattern_step,
     "clock": clock_step,
@@ -219,15 +254,19 @@ def run_kernel_campaign(
 ) -> Counter[str]:
     """Run ``steps`` one after another within ``budget_s``; returns how many rows of each kind.
 
-    ``listed`` operators take the place of the plan's; a step then measures all of them that suit it.
-    """
+    ``listed`` operators take the place of the plan's; a step then measures all of them that suit
+    it."""
     check_names("step", steps, STEPS)
     began_s = time.monotonic()
     with hold_folder(out), Sampler("nvml") as sampler:
         bench = OperatorBench.open(CampaignGpu.open(), sampler, out)
-        campaign = KernelCampaign(bench, out, began_s + budget_s, few=few, after=after, listed=listed, round_=round_)
+        campaign = KernelCampaign(
+            bench, out, began_s + budget_s, few=few, after=after, listed=listed, round_=round_
+        )
         bench.top_clock_hz = operator_rows.find_top_clock_hz(bench, read_kernel_plan()[0])
-        say(f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz")
+        say(
+            f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz"
+        )
         for place, step in enumerate(steps):
             step_s, campaign.ahead = time.monotonic(), steps[place + 1 :]
             try:
@@ -247,15 +286,23 @@ _FIELDS = ("family", "operator", "layout", "rotated", "detail", "chosen")
 
 
 def read_listed(path: Path) -> list[OperatorSpec]:
-    """Read the operators of a file, each once: as ``--suggest`` writes them, or as a workload file does."""
+    """Read the operators of a file, each once: as ``--suggest`` writes them, or as a workload file
+    does.
+    """
     if not path.is_file():
         do = "`wattcast lab kernels --suggest N --out DIR` writes one; others are in studies/plans of the repository."
         raise BadInput(f"--plan: there is no file {path}. {do}")
     found: dict[str, OperatorSpec] = {}
     for number, line in enumerate(read_lines(path), start=1):
         given = {name: line[name] for name in _FIELDS if name in line}
-        spec = OperatorSpec(**given) if isinstance(given.get("operator"), dict) and "family" in given else None
-        with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):  # sizes of another kind
+        spec = (
+            OperatorSpec(**given)
+            if isinstance(given.get("operator"), dict) and "family" in given
+            else None
+        )
+        with contextlib.suppress(
+            ArithmeticError, LookupError, TypeError, ValueError
+        ):  # sizes of another kind
             spec = spec_from_operator(line) if "op" in line else spec
         if spec is None:
             wanted = "an operator that can be run, and its family"
@@ -268,7 +315,10 @@ def read_listed(path: Path) -> list[OperatorSpec]:
 
 def write_listed(path: Path, specs: Iterable[tuple[OperatorSpec, dict[str, Any]]]) -> None:
     """Write operators, one a line, each with further fields such as why it was suggested."""
-    lines = (json.dumps({name: getattr(spec, name) for name in _FIELDS} | more) + "\n" for spec, more in specs)
+    lines = (
+        json.dumps({name: getattr(spec, name) for name in _FIELDS} | more) + "\n"
+        for spec, more in specs
+    )
     write_whole(path, "".join(lines).encode())
 
 
@@ -276,7 +326,9 @@ PREFIX = "wattcast:"
 
 
 def profile_batch(gpu: CampaignGpu, specs: list[OperatorSpec], run: str) -> list[NameRow]:
-    """Record the kernels of each operator of a batch; an operator that fails gets a row with its error."""
+    """Record the kernels of each operator of a batch; an operator that fails gets a row with its
+    error.
+    """
     torch = gpu.torch
     ready: list[OperatorSpec] = []
     failed: list[NameRow] = []

@@ -1,12 +1,11 @@
 """The operators that the kernel campaign measures: shapes, number formats and layouts of operands.
 
-``studies/kernel_plan_draws.py`` drew the plan (``kernel_plan.jsonl.gz``): thousands of operators in a fixed random
-order in which every family appears early, so that a campaign may stop at any time.
+``studies/kernel_plan_draws.py`` drew the plan (``kernel_plan.jsonl.gz``): thousands of operators in
+a fixed random order in which every family appears early, so that a campaign may stop at any time.
 
-``spec_from_operator`` takes an operator of a workload file. Weights of linear layers and convolutions and the cache
-of decode come from DRAM, as in a model. An elementwise operator that is not contiguous is accepted where it states
-how it walks memory (``rows`` and ``run``).
-"""
+``spec_from_operator`` takes an operator of a workload file. Weights of linear layers and
+convolutions and the cache of decode come from DRAM, as in a model. An elementwise operator that is
+not contiguous is accepted where it states how it walks memory (``rows`` and ``run``)."""
 
 from __future__ import annotations
 
@@ -28,19 +27,25 @@ _PLANNING_BYTE_PER_S = 3.5e12
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """One operator of the campaign. ``operator`` is the workload-file form, ``detail`` what it leaves open."""
+    """One operator of the campaign. ``operator`` is the workload-file form, ``detail`` what it
+    leaves open.
+    """
 
     family: str
     operator: dict[str, Any]
     layout: str = ""
     rotated: str = "none"
     detail: dict[str, Any] = field(default_factory=dict)
-    chosen: str = field(default="plan", compare=False)  # why it is measured; changes nothing of what runs
+    chosen: str = field(
+        default="plan", compare=False
+    )  # why it is measured; changes nothing of what runs
 
     @property
     def id(self) -> str:
         """Stable name: a digest of everything that changes what runs."""
-        text = json.dumps([self.family, self.operator, self.layout, self.rotated, self.detail], sort_keys=True)
+        text = json.dumps(
+            [self.family, self.operator, self.layout, self.rotated, self.detail], sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -54,7 +59,9 @@ class OperatorSpec:
         o, width = self.operator, self.dtype.byte
         match o["op"]:
             case "linear":
-                return float(width * (o["m"] * o["k"] + o["n"] * o["k"]) + 2 * width * o["m"] * o["n"])
+                return float(
+                    width * (o["m"] * o["k"] + o["n"] * o["k"]) + 2 * width * o["m"] * o["n"]
+                )
             case "bmm":
                 return float(width * o["b"] * (o["m"] * o["k"] + o["n"] * o["k"] + o["m"] * o["n"]))
             case "conv2d":
@@ -82,7 +89,9 @@ class OperatorSpec:
                 return float(2.0 * o["n"] * o["h"] * o["w"] / o["stride"] ** 2 * per_pixel)
             case "attention":
                 products = 10.0 if o.get("backward") else 4.0
-                return float(products * o["batch"] * o["heads"] * o["q_len"] * o["kv_len"] * o["head_dim"])
+                return float(
+                    products * o["batch"] * o["heads"] * o["q_len"] * o["kv_len"] * o["head_dim"]
+                )
             case _:
                 return 0.0
 
@@ -93,10 +102,31 @@ class OperatorSpec:
         return max(self.flop / rate, self.byte / _PLANNING_BYTE_PER_S)
 
 
-UNARY = ("scale", "gelu", "gelu_tanh", "silu", "relu", "tanh", "exp", "sigmoid", "neg", "square", "rsqrt", "pow")
+UNARY = (
+    "scale",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "relu",
+    "tanh",
+    "exp",
+    "sigmoid",
+    "neg",
+    "square",
+    "rsqrt",
+    "pow",
+)
 MORE_UNARY = ("shift", "cube", "sqrt", "log", "abs", "sin", "cos", "hardswish", "fill")
 BINARY = ("add", "mul", "sub", "div", "maximum")
-GRADIENTS = ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "hardswish_grad")
+GRADIENTS = (
+    "relu_grad",
+    "tanh_grad",
+    "sigmoid_grad",
+    "gelu_grad",
+    "gelu_tanh_grad",
+    "silu_grad",
+    "hardswish_grad",
+)
 LONGEST_S = 0.012  # of one call, by the planning estimate
 LARGEST_BYTE = 6e9
 
@@ -113,9 +143,13 @@ def read_kernel_plan(round_: int = 1) -> tuple[OperatorSpec, ...]:
 
 
 def take_subset(
-    specs: Sequence[OperatorSpec], wanted: dict[str, int], keep: Callable[[OperatorSpec], bool] = lambda spec: True
+    specs: Sequence[OperatorSpec],
+    wanted: dict[str, int],
+    keep: Callable[[OperatorSpec], bool] = lambda spec: True,
 ) -> list[OperatorSpec]:
-    """Take the first operators of each family that pass ``keep``, families interleaved in proportion."""
+    """Take the first operators of each family that pass ``keep``, families interleaved in
+    proportion.
+    """
     placed: list[tuple[float, str, OperatorSpec]] = []
     for family, count in wanted.items():
         chosen = [spec for spec in specs if spec.family == family and keep(spec)][:count]
@@ -131,7 +165,9 @@ _LEAST_PAST = 4  # times the new part: a cache, rather than two halves laid side
 def spec_from_operator(plain: Plain) -> OperatorSpec | None:
     """Return the operator as the campaign runs it, or None where the campaign cannot."""
     operator = {k: v for k, v in plain.items() if k not in ("count", "label")}
-    if not {operator.get(name, "bf16") for name in ("dtype", "out_dtype", "weight_dtype")} <= set(FORMATS):
+    if not {operator.get(name, "bf16") for name in ("dtype", "out_dtype", "weight_dtype")} <= set(
+        FORMATS
+    ):
         return None
     match operator["op"]:
         case "linear":
@@ -144,18 +180,28 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
             if given["dtype"] == "fp8" and (not narrow or any(given[name] % 16 for name in "mnk")):
                 return None
             if given.get("turned"):
-                return None if given["dtype"] == "fp8" or given["bias"] else OperatorSpec("linear", given, "tn")
+                return (
+                    None
+                    if given["dtype"] == "fp8" or given["bias"]
+                    else OperatorSpec("linear", given, "tn")
+                )
             return OperatorSpec("linear", given, "nt", "weights")
         case "bmm":
             wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
             mixed = {"weight_dtype", "out_dtype"} & set(operator) and not wide
-            return None if mixed else OperatorSpec("bmm", operator, "tn" if operator.get("turned") else "nn")
+            return (
+                None
+                if mixed
+                else OperatorSpec("bmm", operator, "tn" if operator.get("turned") else "nn")
+            )
         case "conv2d":
             given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
             if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
                 return None
             rotated = "none" if given.get("direction") == "wgrad" else "weights"
-            return OperatorSpec("conv2d", given, "nhwc" if given["channels_last"] else "nchw", rotated)
+            return OperatorSpec(
+                "conv2d", given, "nhwc" if given["channels_last"] else "nchw", rotated
+            )
         case "softmax" | "layernorm" | "rmsnorm":
             fused = {"read", "write"} & set(operator)
             return None if fused else OperatorSpec(operator["op"], operator, "contiguous")
@@ -165,7 +211,9 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
             if other or (decode and operator.get("backward")):
                 return None
             layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
-            return OperatorSpec("attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"})
+            return OperatorSpec(
+                "attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"}
+            )
         case "collective":
             return None
         case kind if find_measured_call(kind) is not None:
@@ -173,7 +221,21 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
     return _spec_elementwise(operator)
 
 
-_CONVOLUTION = ("op", "n", "c", "k", "h", "w", "r", "s", "stride", "padding", "groups", "channels_last", "dtype")
+_CONVOLUTION = (
+    "op",
+    "n",
+    "c",
+    "k",
+    "h",
+    "w",
+    "r",
+    "s",
+    "stride",
+    "padding",
+    "groups",
+    "channels_last",
+    "dtype",
+)
 _MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
 
 
@@ -191,7 +253,9 @@ def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
         return None
     if layout == "contiguous":
         columns = given["n"] & -given["n"]  # the largest power of two in it
-        return _make_spec(given, "dropout" if drops else layout, rows=given["n"] // columns, cols=columns)
+        return _make_spec(
+            given, "dropout" if drops else layout, rows=given["n"] // columns, cols=columns
+        )
     if drops:
         return None
     rows = given.get("rows")
@@ -201,10 +265,16 @@ def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
     if layout == "strided":
         return _make_spec(given, "strided", rows=rows, cols=cols)
     run = given.get("run", 0)
-    return _make_spec(given, "transposed", rows=rows, cols=cols, inner=run) if run and rows % run == 0 else None
+    return (
+        _make_spec(given, "transposed", rows=rows, cols=cols, inner=run)
+        if run and rows % run == 0
+        else None
+    )
 
 
-def _make_spec(given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any) -> OperatorSpec:
+def _make_spec(
+    given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any
+) -> OperatorSpec:
     layout = layout or given.get("layout", "contiguous")
     return OperatorSpec("elementwise", given, layout, rotated, {"form": form, **detail})
 
@@ -230,7 +300,9 @@ def _spec_concatenation(given: Plain, width: int) -> OperatorSpec | None:
 
 
 def _spec_broadcast(given: Plain, width: int) -> OperatorSpec | None:
-    """Return a broadcast, whose small operand holds one element a row, or rows that serve several each."""
+    """Return a broadcast, whose small operand holds one element a row, or rows that serve several
+    each.
+    """
     name, rows, n = given["function"], given.get("rows"), given["n"]
     both = name in BINARY
     if not (both or name in ("copy", "scale")) or not rows or n % rows or "out_dtype" in given:
@@ -243,7 +315,9 @@ def _spec_broadcast(given: Plain, width: int) -> OperatorSpec | None:
         groups: Plain = {"groups": small // cols} if small > cols else {}
         return _make_spec(given, "broadcast", over="rows", rows=rows, cols=cols, **groups)
     if both and small > 1 and rows % small == 0:  # an element a channel, for every picture
-        return _make_spec(given, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small)
+        return _make_spec(
+            given, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small
+        )
     return None
 
 
@@ -254,7 +328,9 @@ def _spec_picked_rows(given: Plain, width: int) -> OperatorSpec | None:
     if rows < 1 or given["n"] % rows or given["n"] < 8 * rows or (gathers and "write" in given):
         return None
     layout = "strided" if gathers else ""
-    return _make_spec(given, "gather" if gathers else "scatter", layout=layout, rows=rows, cols=given["n"] // rows)
+    return _make_spec(
+        given, "gather" if gathers else "scatter", layout=layout, rows=rows, cols=given["n"] // rows
+    )
 
 
 def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
@@ -265,7 +341,13 @@ def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
     layout = "nhwc" if given.get("layout") == "transposed" else "nchw"
     pictures = given["n"] // (channels * pixels)
     return _make_spec(
-        given, "batchnorm", layout=layout, pictures=pictures, channels=channels, high=high, wide=pixels // high
+        given,
+        "batchnorm",
+        layout=layout,
+        pictures=pictures,
+        channels=channels,
+        high=high,
+        wide=pixels // high,
     )
 
 
@@ -281,7 +363,9 @@ def _spec_pool(given: Plain, width: int) -> OperatorSpec | None:
     stride = max(round(side / out), 1)
     for size, padding in ((3, 1), (2, 0), (3, 0), (stride, 0), (stride + 1, stride // 2)):
         if (side + 2 * padding - size) // stride + 1 == out:
-            return _make_spec(given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding)
+            return _make_spec(
+                given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
+            )
     return None
 
 

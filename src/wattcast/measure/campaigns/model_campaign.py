@@ -1,12 +1,14 @@
-"""Run ``measure models``: time, power and clock of whole models, a test set that is never used for fitting.
+"""Run ``measure models``: time, power and clock of whole models, a test set that is never used for
+fitting.
 
-``model_plan.csv`` lists the rows; ``models.csv`` has the published dimensions, so that a bare GPU node needs no
-catalogue reader (a test compares both with ``workload/catalogue``). A tier is measured whole before the next, and
-rows of one model lie together inside a tier, so that a model is built once a tier, with random weights.
+``model_plan.csv`` lists the rows; ``models.csv`` has the published dimensions, so that a bare GPU
+node needs no catalogue reader (a test compares both with ``workload/catalogue``). A tier is
+measured whole before the next, and rows of one model lie together inside a tier, so that a model is
+built once a tier, with random weights.
 
-Each row is saved as soon as it is measured. Profiles of eager iterations come last, because the profiler's hooks
-stay in the process; in them only shares of time count, since the clock is whatever it happened to be.
-"""
+Each row is saved as soon as it is measured. Profiles of eager iterations come last, because the
+profiler's hooks stay in the process; in them only shares of time count, since the clock is whatever
+it happened to be."""
 
 from __future__ import annotations
 
@@ -91,8 +93,15 @@ class ModelRunSpec:
     @property
     def workload(self) -> dict[str, Any]:
         """The options of ``wattcast predict`` that say the same."""
-        options = {name: getattr(self, name) for name in ("batch", "seq", "phase", "dtype", "attention", "head")}
-        return {name: value for name, value in (options | {"stack": "eager"}).items() if value not in (None, "")}
+        options = {
+            name: getattr(self, name)
+            for name in ("batch", "seq", "phase", "dtype", "attention", "head")
+        }
+        return {
+            name: value
+            for name, value in (options | {"stack": "eager"}).items()
+            if value not in (None, "")
+        }
 
 
 @cache
@@ -101,7 +110,12 @@ def read_model_plan() -> tuple[ModelRunSpec, ...]:
     rows = read_shipped_table("wattcast.measure.campaigns", "model_plan.csv")
     specs = [
         ModelRunSpec(
-            *(row["model"], row["phase"], int(row["batch"]), int(row["seq"]) if row["seq"] else None),
+            *(
+                row["model"],
+                row["phase"],
+                int(row["batch"]),
+                int(row["seq"]) if row["seq"] else None,
+            ),
             *(row["attention"], row["run"] == "graph", int(row["tier"])),
         )
         for row in rows
@@ -112,17 +126,27 @@ def read_model_plan() -> tuple[ModelRunSpec, ...]:
 @cache
 def find_dims(model: str) -> ModelDims:
     """Return the published dimensions of a planned model."""
-    rows = {row.pop("model"): row for row in read_shipped_table("wattcast.measure.campaigns", "models.csv")}
+    rows = {
+        row.pop("model"): row
+        for row in read_shipped_table("wattcast.measure.campaigns", "models.csv")
+    }
     if model not in rows:
         raise BadInput(f"no dimensions of {model} in models.csv, which has {', '.join(rows)}.")
     numbers = {name: int(cell) for name, cell in rows[model].items() if cell.isdigit()}
-    return ModelDims(model, rows[model]["architecture"], tied=rows[model]["tied"] == "yes", **numbers)
+    return ModelDims(
+        model, rows[model]["architecture"], tied=rows[model]["tied"] == "yes", **numbers
+    )
 
 
-_TRANSFORMERS = "measuring whole models needs transformers 5", "torch"  # why, and the extra that brings it
+_TRANSFORMERS = (
+    "measuring whole models needs transformers 5",
+    "torch",
+)  # why, and the extra that brings it
 _IMAGE = 224
 _RESNET_DEPTHS = [3, 4, 6, 3]
-LEARNING_RATE = 1e-6  # weights hardly move over a row, so that every iteration sees the same kind of data
+LEARNING_RATE = (
+    1e-6  # weights hardly move over a row, so that every iteration sees the same kind of data
+)
 
 
 @dataclass
@@ -135,15 +159,23 @@ class BuiltModel:
     parameters: int
 
 
-def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None) -> BuiltModel:
-    """Build the module of a row with random weights, by ``model_classes.jsonl``; ``dims`` makes it smaller."""
+def build_model(
+    spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None
+) -> BuiltModel:
+    """Build the module of a row with random weights, by ``model_classes.jsonl``; ``dims`` makes it
+    smaller.
+    """
     dims, transformers = dims or find_dims(spec.model), import_extra("transformers", *_TRANSFORMERS)
     lines = read_lines(Path(__file__).with_name("model_classes.jsonl"))
     known = next(line for line in lines if line["architecture"] == dims.architecture)
-    sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get("fixed", {})
+    sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get(
+        "fixed", {}
+    )
     if dims.architecture == "resnet":
         sizes["depths"] = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
-    kind = known["class"] if spec.phase != "train" else known.get("training_class") or known["class"]
+    kind = (
+        known["class"] if spec.phase != "train" else known.get("training_class") or known["class"]
+    )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(torch, spec.dtype))
     try:
@@ -153,8 +185,12 @@ def build_model(spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | N
         torch.set_default_dtype(before)
     module = module.train() if spec.phase == "train" else module.eval()
     # looks at the tokens' values, for which the host would wait
-    module.apply(lambda part: setattr(part, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None))
-    return BuiltModel(module, spec.model, spec.phase == "train", sum(p.numel() for p in module.parameters()))
+    module.apply(
+        lambda part: setattr(part, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None)
+    )
+    return BuiltModel(
+        module, spec.model, spec.phase == "train", sum(p.numel() for p in module.parameters())
+    )
 
 
 def make_iteration(
@@ -162,15 +198,17 @@ def make_iteration(
 ) -> Callable[[], Any]:
     """Return one iteration of the row as a function that can be called any number of times.
 
-    A decoding step adds one token to a cache of ``seq``, which is as long as before after each step.
-    """
+    A decoding step adds one token to a cache of ``seq``, which is as long as before after each
+    step."""
     dims, module = dims or find_dims(spec.model), built.module
     if dims.architecture != "resnet":  # every layer reads this at each call
         module.config._attn_implementation = "sdpa" if spec.attention == "flash" else "eager"
     given, dtype = _draw_inputs(spec, dims, torch, device), torch_dtype(torch, spec.dtype)
     if spec.phase == "train":
         captured = str(device).startswith("cuda")
-        optimiser = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True, capturable=captured)
+        optimiser = torch.optim.AdamW(
+            module.parameters(), lr=LEARNING_RATE, fused=True, capturable=captured
+        )
 
         def train() -> Any:
             optimiser.zero_grad(set_to_none=True)
@@ -202,7 +240,9 @@ def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -
     """Return what the module is called with, drawn at random."""
     if dims.vision:
         shape = (spec.batch, 3, _IMAGE, _IMAGE)
-        return {"pixel_values": torch.randn(shape, device=device).to(torch_dtype(torch, spec.dtype))}
+        return {
+            "pixel_values": torch.randn(shape, device=device).to(torch_dtype(torch, spec.dtype))
+        }
     if spec.seq is None:
         raise bad_value(f"{spec.id}: seq", "a sequence length for a language model", None)
     length = 1 if spec.phase == "decode" else spec.seq
@@ -211,7 +251,9 @@ def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -
         given["labels"] = given["input_ids"].clone()
     if dims.architecture == "bert":
         return given
-    return given | ({"use_cache": False} if spec.phase == "train" else {"use_cache": True, "logits_to_keep": 1})
+    return given | (
+        {"use_cache": False} if spec.phase == "train" else {"use_cache": True, "logits_to_keep": 1}
+    )
 
 
 WARM_UP = 3
@@ -253,9 +295,8 @@ class ModelDevice(campaign_engine.TorchDevice):
     def capture(self, run: Callable[[], Any]) -> CapturedIteration:
         """Capture one iteration as a CUDA graph and return what replays it.
 
-        A capture that fails leaves the random generator waiting for its end, so that a fresh state takes its place:
-        without it every later row would fail.
-        """
+        A capture that fails leaves the random generator waiting for its end, so that a fresh state
+        takes its place: without it every later row would fail."""
         torch = self.torch
         graph = torch.cuda.CUDAGraph()
         try:
@@ -280,7 +321,9 @@ class ModelDevice(campaign_engine.TorchDevice):
 
 @contextlib.contextmanager
 def eager_settings(torch: Any) -> Iterator[None]:
-    """Make Hugging Face choose what it does in an eager run on unpadded sequences, with scalars on the device."""
+    """Make Hugging Face choose what it does in an eager run on unpadded sequences, with scalars on
+    the device.
+    """
     from transformers import masking_utils
     from transformers.utils import import_utils
 
@@ -311,7 +354,9 @@ def eager_settings(torch: Any) -> Iterator[None]:
 LONGEST_NAME = 200
 
 
-def profile_iteration(device: Any, row_id: str, run: Callable[[], Any], bench_run: str) -> ModelKernels:
+def profile_iteration(
+    device: Any, row_id: str, run: Callable[[], Any], bench_run: str
+) -> ModelKernels:
     """Record names and durations of the kernels of one iteration."""
     torch = device.torch
     device.warm(run)
@@ -324,12 +369,16 @@ def profile_iteration(device: Any, row_id: str, run: Callable[[], Any], bench_ru
 
 def total_kernels(row_id: str, events: Iterable[dict[str, Any]], run: str) -> ModelKernels:
     """List the kernels of a chrome trace in the order they started."""
-    kept = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "dur" in e]
+    kept = [
+        e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "dur" in e
+    ]
     kept.sort(key=lambda event: float(event["ts"]))
     names: dict[str, int] = {}
     order = [names.setdefault(str(event["name"])[:LONGEST_NAME], len(names)) for event in kept]
     seconds = tuple(round(float(event["dur"]) * 1e-6, 9) for event in kept)
-    return ModelKernels(row_id, tuple(names), tuple(order), seconds, run=run, error="" if kept else "no kernel seen")
+    return ModelKernels(
+        row_id, tuple(names), tuple(order), seconds, run=run, error="" if kept else "no kernel seen"
+    )
 
 
 CHUNK_S = 0.020  # iterations are queued in chunks of about this length, a few ahead
@@ -347,7 +396,9 @@ def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
     return ModelRow(**told, run=bench.run, date=format_now())
 
 
-def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]) -> ModelRow:
+def measure_model(
+    bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]
+) -> ModelRow:
     """Measure time, power and clock of one iteration, captured in a graph where asked and possible."""
     row, device = replace(make_blank_model_row(bench, spec), parameters=built.parameters), bench.gpu
     flags: tuple[str, ...] = ()
@@ -356,7 +407,9 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
     if spec.graph:
         try:
             load = device.capture(run)
-        except Exception as error:  # an operation that no graph can hold: the row is still worth having
+        except (
+            Exception
+        ) as error:  # an operation that no graph can hold: the row is still worth having
             device.synchronize()
             flags = (f"not captured: {type(error).__name__}: {error}"[:200],)
             row = replace(row, graph=False)
@@ -371,12 +424,17 @@ def measure_model(bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, r
         once_s = float(np.median(campaign_engine.time_calls(device, load, count)))
         burst_s = once_s if at_top and once_s * 2 <= LONGEST_BURST_S else None
         per_chunk = max(int(CHUNK_S / max(once_s, 1e-6)), 1)
-        held = hold_load(bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner)
+        held = hold_load(
+            bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner
+        )
     finally:
         if isinstance(load, CapturedIteration):
             load.drop()
     fields = held.describe(per_chunk)
-    fields |= {"flags": (*flags, *fields["flags"]), "energy_j": fields["power_w"] * fields["latency_s"]}
+    fields |= {
+        "flags": (*flags, *fields["flags"]),
+        "energy_j": fields["power_w"] * fields["latency_s"],
+    }
     fields |= {"iterations": per_chunk * held.chunks, "peak_memory_byte": device.peak_byte}
     return replace(row, **fields, burst_latency_s=burst_s)
 
@@ -417,7 +475,9 @@ def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
         row = campaign.record("models", make_blank_model_row(bench, spec), partial(measure, spec))
         assert row is not None
         power = f"{row.power_w:.0f} W" if row.power_w else "no power"
-        said = row.error or f"{1e3 * (row.latency_s or 0.0):.3f} ms, {power}, {len(row.flags)} flags"
+        said = (
+            row.error or f"{1e3 * (row.latency_s or 0.0):.3f} ms, {power}, {len(row.flags)} flags"
+        )
         say(f"  {spec.id}: {said} ({time.monotonic() - began_s:.1f} s)")
         bench.gpu.recover()
     campaign.recover()
@@ -430,8 +490,12 @@ def profile_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     def profile(spec: ModelRunSpec) -> ModelKernels:
         return profile_iteration(bench.gpu, spec.id, campaign.prepared(spec)[1], bench.run)
 
-    for spec in campaign.within([s for s in specs if s.id not in done], PROFILE_S, "profile", every=1):
-        campaign.record("model_kernels", ModelKernels(spec.id, run=bench.run), partial(profile, spec))
+    for spec in campaign.within(
+        [s for s in specs if s.id not in done], PROFILE_S, "profile", every=1
+    ):
+        campaign.record(
+            "model_kernels", ModelKernels(spec.id, run=bench.run), partial(profile, spec)
+        )
         bench.gpu.recover()
     campaign.recover()
 
@@ -447,13 +511,17 @@ def run_models(
     few: int = 0,
     tier: int = 0,
 ) -> Counter[str]:
-    """Measure the plan within ``budget_s``; ``only`` keeps one model, ``tier`` one tier, ``few`` so many rows."""
+    """Measure the plan within ``budget_s``; ``only`` keeps one model, ``tier`` one tier, ``few`` so
+    many rows.
+    """
     check_names("step", steps, STEPS)
     specs = choose_model_specs(only, few, tier)
     began_s = time.monotonic()
     device = ModelDevice.open()
     with hold_folder(out), Sampler("nvml") as sampler:
-        campaign = ModelCampaign(OperatorBench.open(device, sampler, out, rule=SETTLE), out, began_s + budget_s)
+        campaign = ModelCampaign(
+            OperatorBench.open(device, sampler, out, rule=SETTLE), out, began_s + budget_s
+        )
         say(f"ready after {time.monotonic() - began_s:.1f} s; {len(specs)} rows planned")
         for step in steps:
             STEPS[step](campaign, specs)
@@ -466,5 +534,7 @@ def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[Mode
     check_names("planned model", only or (), known, f"Planned: {', '.join(known)}.")
     tiers = sorted({str(spec.tier) for spec in read_model_plan()})
     check_names("tier", str(tier) if tier else (), tiers, f"Planned: {', '.join(tiers)}.")
-    specs = [spec for spec in read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)]
+    specs = [
+        spec for spec in read_model_plan() if only in ("", spec.model) and tier in (0, spec.tier)
+    ]
     return specs[:few] if few else specs

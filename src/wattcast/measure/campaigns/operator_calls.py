@@ -1,15 +1,17 @@
 """Build the PyTorch call of an operator over views of large pools of operands.
 
-Values are drawn once, because drawing and allocating for each row would cost more than measuring it. Each number
-format has one pool; views are handed out in order, aligned to 512 bytes, and the pool starts over with the next row.
+Values are drawn once, because drawing and allocating for each row would cost more than measuring
+it. Each number format has one pool; views are handed out in order, aligned to 512 bytes, and the
+pool starts over with the next row.
 
-Operands rotate: weights of linear layers and convolutions, and the key-value cache of decode attention, differ from
-layer to layer in a model and come from DRAM. Copies of a call therefore walk through several sets of them until
-these exceed three times the L2. Activations stay, because a model's next operator finds them in L2 when they fit.
-Some rows do otherwise on purpose; ``rotated`` says which.
+Operands rotate: weights of linear layers and convolutions, and the key-value cache of decode
+attention, differ from layer to layer in a model and come from DRAM. Copies of a call therefore walk
+through several sets of them until these exceed three times the L2. Activations stay, because a
+model's next operator finds them in L2 when they fit. Some rows do otherwise on purpose; ``rotated``
+says which.
 
-Gradients call ATen's own functions, because autograd would launch on another stream than the captured one. What a
-gradient needs from its forward pass is computed once, when the call is built.
+Gradients call ATen's own functions, because autograd would launch on another stream than the
+captured one. What a gradient needs from its forward pass is computed once, when the call is built.
 """
 
 from __future__ import annotations
@@ -45,10 +47,9 @@ class OperandPools:
     def fill(self, pattern: str) -> None:
         """Fill all pools with new values of ``pattern``.
 
-        ``random`` is standard normal, ``relu`` the same with its negatives at zero. ``tiny`` is uniform between
-        -0.001 and 0.001, as an engine's dummy weights are; ``uniform`` lies between -1 and 1, as these weights do
-        once they have been quantized with a scale.
-        """
+        ``random`` is standard normal, ``relu`` the same with its negatives at zero. ``tiny`` is
+        uniform between -0.001 and 0.001, as an engine's dummy weights are; ``uniform`` lies between
+        -1 and 1, as these weights do once they have been quantized with a scale."""
         check_names("data pattern", pattern, PATTERNS, "")
         if pattern == self.pattern:
             return
@@ -77,14 +78,22 @@ class OperandPools:
         step = _ALIGN_BYTE // pool.element_size()
         end = start + size
         if end > len(pool):
-            raise BadInput(f"operands of {end * pool.element_size()} bytes do not fit the {dtype} pool.")
+            raise BadInput(
+                f"operands of {end * pool.element_size()} bytes do not fit the {dtype} pool."
+            )
         self._next[name] = -(-end // step) * step
         return pool[start : start + size].view(shape)
 
 
 def torch_dtype(torch: Any, name: str) -> Any:
     """Return PyTorch's number format of a Wattcast one."""
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "fp8": "float8_e4m3fn"}
+    names = {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "fp32": "float32",
+        "tf32": "float32",
+        "fp8": "float8_e4m3fn",
+    }
     return getattr(torch, names[name])
 
 
@@ -116,25 +125,43 @@ class CallBuilder:
     l2_byte: float
 
     def sets(self, byte: float, rotate: bool) -> int:
-        """Return how many operand sets of ``byte`` each exceed three times the L2; one when not rotating."""
-        return max(1, min(math.ceil(L2_TIMES * self.l2_byte / max(byte, 1.0)), MOST_SETS)) if rotate else 1
+        """Return how many operand sets of ``byte`` each exceed three times the L2; one when not
+        rotating.
+        """
+        return (
+            max(1, min(math.ceil(L2_TIMES * self.l2_byte / max(byte, 1.0)), MOST_SETS))
+            if rotate
+            else 1
+        )
 
     def image(self, dtype: str, n: int, c: int, h: int, w: int, channels_last: bool) -> Any:
-        """Return (pictures, channels, rows, columns) with channels outermost or innermost in memory."""
+        """Return (pictures, channels, rows, columns) with channels outermost or innermost in
+        memory.
+        """
         if channels_last:
             return self.operands.take(dtype, n, h, w, c).permute(0, 3, 1, 2)
         return self.operands.take(dtype, n, c, h, w)
 
     def places(self, o: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Return stride, padding and dilation of a convolution's rows and columns, and the sides of its output."""
+        """Return stride, padding and dilation of a convolution's rows and columns, and the sides of
+        its output.
+        """
         stride, wide = [o["stride"], o.get("stride_w") or o["stride"]], o.get("padding_w")
-        padding, dilation = [o["padding"], o["padding"] if wide is None else wide], 2 * [o.get("dilation", 1)]
+        padding, dilation = (
+            [o["padding"], o["padding"] if wide is None else wide],
+            2 * [o.get("dilation", 1)],
+        )
         sides = zip((o["h"], o["w"]), (o["r"], o["s"]), stride, padding, dilation, strict=True)
-        out = [(side + 2 * pad - reach * (taps - 1) - 1) // step + 1 for side, taps, step, pad, reach in sides]
+        out = [
+            (side + 2 * pad - reach * (taps - 1) - 1) // step + 1
+            for side, taps, step, pad, reach in sides
+        ]
         return stride, padding, dilation, out
 
     def heads(self, spec: OperatorSpec, batch: int, heads: int, length: int, dim: int) -> Any:
-        """Return (batch, heads, length, dim) as it comes from a projection (bshd in memory) or a cache (bhsd)."""
+        """Return (batch, heads, length, dim) as it comes from a projection (bshd in memory) or a
+        cache (bhsd).
+        """
         if spec.layout == "bhsd":
             return self.operands.take(spec.operator["dtype"], batch, heads, length, dim)
         return self.operands.take(spec.operator["dtype"], batch, length, heads, dim).transpose(1, 2)
@@ -146,12 +173,19 @@ _TENSORS = 16  # of a list of parameters
 
 
 def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Build the call of an elementwise operator; ``detail["form"]`` names the method that lays its operands out."""
+    """Build the call of an elementwise operator; ``detail["form"]`` names the method that lays its
+    operands out.
+    """
     o, n = spec.operator, spec.operator["n"]
-    width, out = (torch_dtype(builder.torch, o.get(name, o["dtype"])).itemsize for name in ("dtype", "out_dtype"))
+    width, out = (
+        torch_dtype(builder.torch, o.get(name, o["dtype"])).itemsize
+        for name in ("dtype", "out_dtype")
+    )
     byte = o.get("read", _count_inputs(o["function"]) * n * width) + o.get("write", n * out)
     sets = builder.sets(byte, spec.rotated == "all")
-    runs: list[Run] = [getattr(ElementwiseOperands(builder, spec), spec.detail["form"])() for _ in range(sets)]
+    runs: list[Run] = [
+        getattr(ElementwiseOperands(builder, spec), spec.detail["form"])() for _ in range(sets)
+    ]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
 
 
@@ -160,18 +194,31 @@ def _count_inputs(function: str) -> int:
 
 
 class ElementwiseOperands:
-    """Lay out one set of operands of an elementwise operator; each form of them is a method that returns the call."""
+    """Lay out one set of operands of an elementwise operator; each form of them is a method that
+    returns the call.
+    """
 
     def __init__(self, builder: CallBuilder, spec: OperatorSpec) -> None:
         self.torch, self.aten, self.layout = builder.torch, builder.torch.ops.aten, spec.layout
-        self.operator, self.detail, self.function = spec.operator, spec.detail, spec.operator["function"]
+        self.operator, self.detail, self.function = (
+            spec.operator,
+            spec.detail,
+            spec.operator["function"],
+        )
         self.rows, self.cols = spec.detail.get("rows", 0), spec.detail.get("cols", 0)
         self.inputs, dtype = _count_inputs(self.function), spec.operator["dtype"]
         self.take, self.image = partial(builder.operands.take, dtype), partial(builder.image, dtype)
 
     def find_function(self) -> Callable[..., Any]:
-        """Return PyTorch's function; most have our name, and gradients that of ATen's backward functions."""
-        torch, functional, aten, name = self.torch, self.torch.nn.functional, self.aten, self.function
+        """Return PyTorch's function; most have our name, and gradients that of ATen's backward
+        functions.
+        """
+        torch, functional, aten, name = (
+            self.torch,
+            self.torch.nn.functional,
+            self.aten,
+            self.function,
+        )
         others: dict[str, Callable[..., Any]] = {
             "scale": lambda x: x * 0.125,
             "shift": lambda x: x + 0.5,
@@ -198,23 +245,33 @@ class ElementwiseOperands:
         return torch_dtype(self.torch, self.operator.get("out_dtype", self.operator["dtype"]))
 
     def contiguous(self) -> Run:
-        views, apply = [self.take(self.rows, self.cols) for _ in range(self.inputs)], self.find_function()
+        views, apply = (
+            [self.take(self.rows, self.cols) for _ in range(self.inputs)],
+            self.find_function(),
+        )
         return lambda: apply(*views)
 
     reduce = contiguous
 
     def strided(self) -> Run:
-        """Take operands that are column slices of tensors twice as wide, as q, k and v in one projection are."""
+        """Take operands that are column slices of tensors twice as wide, as q, k and v in one
+        projection are.
+        """
         rows, cols = self.rows, self.cols
         if self.function == "cat":
             left = cols - self.detail["last"] if "last" in self.detail else max(cols // 2, 1)
             parts = [self.take(rows, 2 * side)[:, :side] for side in (left, cols - left)]
             return lambda: self.torch.cat(parts, dim=1)
-        views, apply = [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)], self.find_function()
+        views, apply = (
+            [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)],
+            self.find_function(),
+        )
         return lambda: apply(*views)
 
     def broadcast(self) -> Run:
-        """Take one operand that is a row (a bias), rows that serve many each, or a column (a scale per row)."""
+        """Take one operand that is a row (a bias), rows that serve many each, or a column (a scale
+        per row).
+        """
         rows, cols, groups = self.rows, self.cols, self.detail.get("groups", 1)
         whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
         by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
@@ -247,13 +304,17 @@ class ElementwiseOperands:
         return lambda: self.torch.nn.functional.embedding(index, table)
 
     def columns(self) -> Run:
-        """Sum over rows, so that neighbours in memory belong to different results, as in the gradient of a bias."""
+        """Sum over rows, so that neighbours in memory belong to different results, as in the
+        gradient of a bias.
+        """
         view = self.take(self.cols, self.rows)
         reduce = {"sum": view.sum, "mean": view.mean, "max": view.amax}[self.function]
         return lambda: reduce(0)
 
     def append(self) -> Run:
-        """Put new keys behind a cache (batch, heads, length, dim); strided ones are a slice of a projection."""
+        """Put new keys behind a cache (batch, heads, length, dim); strided ones are a slice of a
+        projection.
+        """
         heads, last = self.count_heads(), self.detail["last"]
         batch, width = self.rows // heads, heads * last
         old = self.take(batch, heads, (self.cols - last) // last, last)
@@ -265,7 +326,9 @@ class ElementwiseOperands:
         return lambda: self.torch.cat([old, new], dim=2)
 
     def join(self) -> Run:
-        """Join parts of like size; one part alone is what a cache begins with, keys as a projection leaves them."""
+        """Join parts of like size; one part alone is what a cache begins with, keys as a projection
+        leaves them.
+        """
         torch, rows, cols, last = self.torch, self.rows, self.cols, self.detail["last"]
         if last < cols:
             parts = [self.take(rows, size) for size in (cols - last, last)]
@@ -282,11 +345,16 @@ class ElementwiseOperands:
     def scatter(self) -> Run:
         """Compute the gradient of a table of embeddings that is as tall as the pick."""
         grad, rows = self.take(self.rows, self.cols), self.rows
-        index, back = self.torch.randint(0, rows, (rows,), device=grad.device), self.aten.embedding_dense_backward
+        index, back = (
+            self.torch.randint(0, rows, (rows,), device=grad.device),
+            self.aten.embedding_dense_backward,
+        )
         return lambda: back(grad, index, rows, -1, False)
 
     def batchnorm(self) -> Run:
-        """Run batch norm by running statistics, by the batch's own, or its gradient, as PyTorch chooses."""
+        """Run batch norm by running statistics, by the batch's own, or its gradient, as PyTorch
+        chooses.
+        """
         torch, d, aten = self.torch, self.detail, self.aten
         shape = d["pictures"], d["channels"], d["high"], d["wide"], self.layout == "nhwc"
         x = self.image(*shape)
@@ -297,7 +365,17 @@ class ElementwiseOperands:
         if self.function != "batchnorm_grad":
             return lambda: aten._batch_norm_impl_index(*given)[0]
         _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*given)
-        rest = weight, mean, variance, kept_mean, kept_scale, True, 1e-5, [True, True, True], reserve
+        rest = (
+            weight,
+            mean,
+            variance,
+            kept_mean,
+            kept_scale,
+            True,
+            1e-5,
+            [True, True, True],
+            reserve,
+        )
         grad, back = self.image(*shape), aten._batch_norm_impl_index_backward
         return lambda: back(impl, x, grad, *rest)[0]
 
@@ -313,7 +391,9 @@ class ElementwiseOperands:
         return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
 
     def dropout(self) -> Run:
-        """Set random elements to zero and write the mask too, or compute the gradient through that mask."""
+        """Set random elements to zero and write the mask too, or compute the gradient through that
+        mask.
+        """
         x, aten = self.take(self.rows, self.cols), self.aten
         if self.function == "dropout":
             return lambda: aten.native_dropout(x, DROPPED, True)
@@ -321,24 +401,40 @@ class ElementwiseOperands:
         return lambda: aten.native_dropout_backward(x, mask, 1.0 / (1.0 - DROPPED))
 
     def adamw(self) -> Run:
-        """Run one fused AdamW step over a list of tensors, which are copies, since it writes to what it reads."""
+        """Run one fused AdamW step over a list of tensors, which are copies, since it writes to
+        what it reads.
+        """
         torch, n = self.torch, self.operator["n"]
         sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
-        values, gradients, first, second = ([self.take(size).clone() for size in sizes] for _ in range(4))
+        values, gradients, first, second = (
+            [self.take(size).clone() for size in sizes] for _ in range(4)
+        )
         second = [moment.abs() for moment in second]
         steps = [torch.ones((), dtype=torch.float32, device=value.device) for value in values]
         options = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
         step = self.aten._fused_adamw_
 
         def run() -> Any:
-            step(values, gradients, first, second, [], steps, **options, amsgrad=False, maximize=False)
+            step(
+                values,
+                gradients,
+                first,
+                second,
+                [],
+                steps,
+                **options,
+                amsgrad=False,
+                maximize=False,
+            )
             return values
 
         return run
 
 
 def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) -> OperatorCall:
-    """Build the call of ``spec``; without ``fresh`` its operands lie behind those handed out before."""
+    """Build the call of ``spec``; without ``fresh`` its operands lie behind those handed out
+    before.
+    """
     if fresh:
         builder.operands.reset()
     wide = spec.operator["dtype"] == "tf32"  # only where the row says so; plain fp32 otherwise
@@ -347,7 +443,9 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
     kind = spec.operator["op"]
     if kind in MAKERS:
         return MAKERS[kind](builder, spec)
-    registered = find_measured_call(kind)  # by the operator's own file; all copies share its operands
+    registered = find_measured_call(
+        kind
+    )  # by the operator's own file; all copies share its operands
     if registered is None:
         raise unknown_name("operator", kind, MAKERS)
     taken: list[Any] = []
@@ -357,7 +455,9 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
         return taken[-1]
 
     run = registered(builder.torch, take, spec.operator)
-    return OperatorCall(lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in taken), 0)
+    return OperatorCall(
+        lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in taken), 0
+    )
 
 
 def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -366,18 +466,25 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     width = torch_dtype(torch, dtype).itemsize
     if o.get("turned"):  # the gradient of a weight: both operands have k outermost
         left, right = builder.operands.take(dtype, k, m), builder.operands.take(dtype, k, n)
-        return OperatorCall(lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0)
+        return OperatorCall(
+            lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0
+        )
     sets = builder.sets(n * k * width, spec.rotated != "none")
     x = builder.operands.take(dtype, m, k)
     b = builder.operands.take("bf16" if dtype == "fp8" else dtype, n) if bias else None
-    ws = [builder.operands.take(dtype, *((k, n) if spec.layout == "nn" else (n, k))) for _ in range(sets)]
+    ws = [
+        builder.operands.take(dtype, *((k, n) if spec.layout == "nn" else (n, k)))
+        for _ in range(sets)
+    ]
     byte = m * k * width + m * n * (2 if dtype == "fp8" else width), n * k * width
     if dtype == "fp8":
         one = torch.ones((), dtype=torch.float32, device=x.device)
 
         def run(i: int) -> Any:
             w = ws[i % sets].t()
-            return torch._scaled_mm(x, w, scale_a=one, scale_b=one, bias=b, out_dtype=torch.bfloat16)
+            return torch._scaled_mm(
+                x, w, scale_a=one, scale_b=one, bias=b, out_dtype=torch.bfloat16
+            )
 
         return OperatorCall(run, sets, *byte)
     if spec.layout == "nn":
@@ -386,7 +493,11 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    torch, o, take = builder.torch, spec.operator, partial(builder.operands.take, spec.operator["dtype"])
+    torch, o, take = (
+        builder.torch,
+        spec.operator,
+        partial(builder.operands.take, spec.operator["dtype"]),
+    )
     b, m, n, k = o["b"], o["m"], o["n"], o["k"]
     left = take(b, k, m).transpose(1, 2) if spec.layout == "tn" else take(b, m, k)
     right = take(b, n, k).transpose(1, 2) if spec.layout == "nt" else take(b, k, n)
@@ -397,9 +508,15 @@ def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Convolve, or compute the gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
     torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
-    n, c, k, h, w, r, s, groups = (o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups"))
+    n, c, k, h, w, r, s, groups = (
+        o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups")
+    )
     stride, padding, dilation, (p, q) = builder.places(o)
-    direction, last, weight = o.get("direction", "forward"), o["channels_last"], k * (c // groups) * r * s
+    direction, last, weight = (
+        o.get("direction", "forward"),
+        o["channels_last"],
+        k * (c // groups) * r * s,
+    )
     width = torch_dtype(torch, dtype).itemsize
     byte = (n * c * h * w + n * k * p * q) * width, weight * width
     sets = builder.sets(weight * width, direction != "wgrad" and spec.rotated != "none")
@@ -409,14 +526,20 @@ def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     places = stride, padding, dilation
     if grad is None:
         convolve = torch.nn.functional.conv2d
-        return OperatorCall(lambda i: convolve(image, filters[i % sets], None, *places, groups), sets, *byte)
+        return OperatorCall(
+            lambda i: convolve(image, filters[i % sets], None, *places, groups), sets, *byte
+        )
     back, of_image = torch.ops.aten.convolution_backward, direction == "dgrad"
     rest = *places, False, [0, 0], groups, [of_image, not of_image, False]
-    return OperatorCall(lambda i: back(grad, image, filters[i % sets], None, *rest)[not of_image], sets, *byte)
+    return OperatorCall(
+        lambda i: back(grad, image, filters[i % sets], None, *rest)[not of_image], sets, *byte
+    )
 
 
 def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    """Run softmax, layer norm or RMS norm over the last dimension, or its gradient, a norm's with its weights'."""
+    """Run softmax, layer norm or RMS norm over the last dimension, or its gradient, a norm's with
+    its weights'.
+    """
     o, torch, take = spec.operator, builder.torch, builder.operands.take
     rows, dim, kind, dtype = o["rows"], o["dim"], o["op"], torch_dtype(torch, o["dtype"])
     out = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
@@ -445,7 +568,9 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
             return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
         bias, every = take(o["dtype"], dim), [True, True, True]
         _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
-        return lambda: aten.native_layer_norm_backward(grad, x, [dim], mean, rstd, weight, bias, every)
+        return lambda: aten.native_layer_norm_backward(
+            grad, x, [dim], mean, rstd, weight, bias, every
+        )
 
     runs = [(turn_back if o.get("backward") else apply)() for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
@@ -457,7 +582,9 @@ def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
     batch, heads, kv_heads, q_len, kv_len, dim = (o[name] for name in names)
     width = torch_dtype(torch, o["dtype"]).itemsize
-    query_byte, cache_byte = (2 * batch * dim * n * width for n in (heads * q_len, kv_heads * kv_len))
+    query_byte, cache_byte = (
+        2 * batch * dim * n * width for n in (heads * q_len, kv_heads * kv_len)
+    )
     chance, backend = DROPPED if o.get("dropout") else 0.0, spec.detail.get("backend", "default")
     q = builder.heads(spec, batch, heads, q_len, dim)
     if o.get("backward"):
@@ -467,7 +594,11 @@ def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
         return OperatorCall(lambda i: run(), 1, 2 * (query_byte + cache_byte), 0)
     sets = builder.sets(cache_byte, spec.rotated == "all")
     kvs = [[builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
-    options: dict[str, Any] = {"is_causal": o["causal"], "enable_gqa": heads != kv_heads, "dropout_p": chance}
+    options: dict[str, Any] = {
+        "is_causal": o["causal"],
+        "enable_gqa": heads != kv_heads,
+        "dropout_p": chance,
+    }
     sdpa = torch.nn.functional.scaled_dot_product_attention
     choose_backend: Callable[[], Any] = contextlib.nullcontext
     if backend != "default":
@@ -493,7 +624,9 @@ def _make_attention_gradient(
         back = aten._scaled_dot_product_flash_attention_for_cpu_backward
         return lambda: back(grad, *qkv, *given, chance, causal)
     if backend == "flash":
-        out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(*qkv, chance, causal, False)
+        out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+            *qkv, chance, causal, False
+        )
         back = aten._scaled_dot_product_flash_attention_backward
         rest = *places, chance, causal, seed, offset
     else:
@@ -504,7 +637,9 @@ def _make_attention_gradient(
     return lambda: back(grad, *qkv, out, lse, *rest)
 
 
-MAKERS: dict[str, Callable[[CallBuilder, OperatorSpec], OperatorCall]] = {  # of an operator; studies add their own
+MAKERS: dict[
+    str, Callable[[CallBuilder, OperatorSpec], OperatorCall]
+] = {  # of an operator; studies add their own
     "linear": _call_linear,
     "bmm": _call_bmm,
     "conv2d": _call_conv2d,

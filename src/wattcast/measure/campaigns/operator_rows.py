@@ -1,8 +1,8 @@
 """Measure one row of an operator: burst, sustained, duty-cycled, effective clock or idle.
 
-The calls of a row are captured in a CUDA graph, so that the GPU never waits for the host between them. All graphs
-share one memory pool, held open by a keeper graph, so that no row pays for allocation.
-"""
+The calls of a row are captured in a CUDA graph, so that the GPU never waits for the host between
+them. All graphs share one memory pool, held open by a keeper graph, so that no row pays for
+allocation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from wattcast.measure import steady_state
 from wattcast.measure.campaigns import campaign_engine
 from wattcast.measure.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
-from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, OperatorCall, build_call
+from wattcast.measure.campaigns.operator_calls import (
+    CallBuilder,
+    OperandPools,
+    OperatorCall,
+    build_call,
+)
 
 POOL_BYTE = {"bf16": 8 * 10**9, "fp16": 8 * 10**9, "fp32": 14 * 10**9, "fp8": 3 * 10**9}
 GRAPH_S = 0.0025  # a graph should run about this long
@@ -68,7 +73,9 @@ class CampaignGpu(campaign_engine.TorchDevice):
         """Build the call of ``spec`` over views of the operand pools."""
         return build_call(self.builder, spec)
 
-    def prepare(self, spec: OperatorSpec, graph_s: float = GRAPH_S, most_copies: int = MOST_COPIES) -> CapturedGraph:
+    def prepare(
+        self, spec: OperatorSpec, graph_s: float = GRAPH_S, most_copies: int = MOST_COPIES
+    ) -> CapturedGraph:
         """Build, warm up, time roughly and capture; the graph runs about ``graph_s``."""
         torch = self.torch
         call = self.build(spec)
@@ -83,7 +90,9 @@ class CampaignGpu(campaign_engine.TorchDevice):
         end.synchronize()
         guess_s = begin.elapsed_time(end) / 3e3
         rotating = min(call.sets, ROTATION_S / guess_s)
-        copies = int(min(max(graph_s / guess_s, min(rotating, 4 * graph_s / guess_s), 1), most_copies))
+        copies = int(
+            min(max(graph_s / guess_s, min(rotating, 4 * graph_s / guess_s), 1), most_copies)
+        )
         if guess_s < 3e-5:  # three eager calls of a short kernel show the host, not the GPU
             copies = min(max(copies, 160), most_copies)
         graph = torch.cuda.CUDAGraph()
@@ -132,11 +141,17 @@ def make_row_id(
     kind: str, spec: OperatorSpec, data: str = "random", duty: float | None = None, repeat: int = 0
 ) -> str:
     """Return an id that is the same in every run, so that a campaign can be continued."""
-    return f"{kind}-{spec.id}-{data}{f'-{duty:.2f}' if duty else ''}{f'-r{repeat}' if repeat else ''}"
+    return (
+        f"{kind}-{spec.id}-{data}{f'-{duty:.2f}' if duty else ''}{f'-r{repeat}' if repeat else ''}"
+    )
 
 
 def make_blank_row(
-    bench: OperatorBench, kind: RowKind, spec: OperatorSpec, repeat: int = 0, duty: float | None = None
+    bench: OperatorBench,
+    kind: RowKind,
+    spec: OperatorSpec,
+    repeat: int = 0,
+    duty: float | None = None,
 ) -> KernelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
     data, date = bench.gpu.operands.pattern, steady_state.format_now()
@@ -146,7 +161,9 @@ def make_blank_row(
 
 
 def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
-    """Measure latency at the top clock: tens of milliseconds after a pause, once more if the clock was low."""
+    """Measure latency at the top clock: tens of milliseconds after a pause, once more if the clock
+    was low.
+    """
     row = make_blank_row(bench, RowKind.BURST, spec, repeat)
     with bench.gpu.prepare(spec) as graph:
         for attempt in range(2):
@@ -195,7 +212,9 @@ def await_top_clock(bench: OperatorBench, longest_s: float) -> bool:
 
 
 def find_top_clock_hz(bench: OperatorBench, spec: OperatorSpec) -> float:
-    """Return the highest clock reported around a light load; the driver's stated top may not be reached."""
+    """Return the highest clock reported around a light load; the driver's stated top may not be
+    reached.
+    """
     mark = bench.sampler.head
     with bench.gpu.prepare(spec) as graph:
         bench.gpu.timed(graph, 20)
@@ -227,13 +246,14 @@ def _describe_graph(graph: CapturedGraph) -> dict[str, Any]:
     }
 
 
-def measure_duty_row(bench: OperatorBench, spec: OperatorSpec, duty: float, idle_power_w: float) -> KernelRow:
+def measure_duty_row(
+    bench: OperatorBench, spec: OperatorSpec, duty: float, idle_power_w: float
+) -> KernelRow:
     """Measure bursts with idle gaps under the cap, and derive the power while busy.
 
-    On-power = (mean power x period - idle power at the gap's clock x gap) / busy time (docs/method/measuring.md).
-    The board samples its power about every 20 ms, so the period is 20 ms over the golden ratio: samples
-    then fall evenly on all parts of it.
-    """
+    On-power = (mean power x period - idle power at the gap's clock x gap) / busy time
+    (docs/method/measuring.md). The board samples its power about every 20 ms, so the period is 20
+    ms over the golden ratio: samples then fall evenly on all parts of it."""
     row, gpu = make_blank_row(bench, RowKind.DUTY, spec, duty=duty), bench.gpu
     with gpu.prepare(spec, graph_s=0.1 * PERIOD_S) as graph:
         once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
@@ -252,7 +272,9 @@ def measure_duty_row(bench: OperatorBench, spec: OperatorSpec, duty: float, idle
             busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
     ended_s = time.monotonic()
     _note_rest(bench, ended_s, 0.05)
-    held = steady_state.take_window(bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule)
+    held = steady_state.take_window(
+        bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule
+    )
     inside = [(at, length) for at, length in busy if held.start_s <= at <= held.end_s]
     inside_s = np.array([length for _, length in inside])
     seen_period_s = (inside[-1][0] - inside[0][0]) / (len(inside) - 1)
@@ -307,7 +329,9 @@ def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> 
     mark, began_s = bench.sampler.head, time.monotonic()
     time.sleep(length_s)
     bench.sampler.check()
-    held = steady_state.take_window(bench.sampler.since(mark), began_s, time.monotonic(), bench.rule)
+    held = steady_state.take_window(
+        bench.sampler.since(mark), began_s, time.monotonic(), bench.rule
+    )
     clock = held.samples.known("sm_clock_hz")
     return KernelRow(
         f"idle-{name}-{bench.run}",
@@ -334,8 +358,12 @@ class KernelCampaign(campaign_engine.Campaign):
     listed: list[OperatorSpec] | None = None  # in place of the plan
     round_: int = 1  # of the plan
     ahead: Sequence[str] = ()  # steps that follow the present one
-    fresh: dict[str, list[OperatorSpec]] = field(default_factory=dict)  # operators measured by this process, by kind
-    latency_s: dict[str, float] = field(default_factory=dict)  # of the rows measured by this process, by id
+    fresh: dict[str, list[OperatorSpec]] = field(
+        default_factory=dict
+    )  # operators measured by this process, by kind
+    latency_s: dict[str, float] = field(
+        default_factory=dict
+    )  # of the rows measured by this process, by id
 
     def measure(self, kind: str, spec: OperatorSpec, blank: Row, make: Callable[[], Row]) -> None:
         """Measure and save one row unless its id is on file, and remember what was measured."""
@@ -345,14 +373,18 @@ class KernelCampaign(campaign_engine.Campaign):
             self.latency_s |= {blank.id: row.latency_s} if row.latency_s else {}
 
     def specs(
-        self, wanted: dict[str, int] | None = None, keep: Callable[[OperatorSpec], bool] = lambda s: True
+        self,
+        wanted: dict[str, int] | None = None,
+        keep: Callable[[OperatorSpec], bool] = lambda s: True,
     ) -> list[OperatorSpec]:
         """Return the operators of a step, or the first few of each family in a smoke test."""
         everything = list(read_kernel_plan(self.round_)) if self.listed is None else self.listed
         if self.listed is not None and not self.few:
             return [spec for spec in everything if keep(spec)]
         if self.few:
-            return take_subset(everything, dict.fromkeys((spec.family for spec in everything), self.few), keep)
+            return take_subset(
+                everything, dict.fromkeys((spec.family for spec in everything), self.few), keep
+            )
         return take_subset(everything, wanted, keep) if wanted else everything
 
 

@@ -12,9 +12,13 @@ __all__ = ["Bundle", "bundle_for", "fit_status", "forecast_bundle", "shipped_bun
 
 
 def bundle_for(gpu: Gpu) -> Bundle:
-    """The measured bundle that ships for this GPU, else its forecast, with the calibration that ships if one does."""
+    """The measured bundle that ships for this GPU, else its forecast, with the calibration that
+    ships if one does.
+    """
     if gpu.board:
-        from wattcast.predictor.bundle.calibrated import shipped_board_bundle  # few GPUs have boards of their own
+        from wattcast.predictor.bundle.calibrated import (
+            shipped_board_bundle,
+        )  # few GPUs have boards of their own
 
         return shipped_board_bundle(gpu.name, gpu.board)
     found = shipped_bundle(gpu.name)
@@ -26,8 +30,14 @@ def bundle_for(gpu: Gpu) -> Bundle:
 
 
 def fit_status(gpu: str) -> FitStatus:
-    """Return the status of a catalogue GPU's bundle from the file that ships for it, without reading it."""
+    """Return the status of a catalogue GPU's bundle from the file that ships for it, without
+    reading it.
+    """
     folder = files("wattcast.predictor.bundle").joinpath(strip_board(gpu))
     if folder.joinpath("bundle.json").is_file():
         return FitStatus.MEASURED
-    return FitStatus.CALIBRATED if folder.joinpath("calibration.yaml").is_file() else FitStatus.FORECAST
+    return (
+        FitStatus.CALIBRATED
+        if folder.joinpath("calibration.yaml").is_file()
+        else FitStatus.FORECAST
+    )

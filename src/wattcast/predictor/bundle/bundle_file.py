@@ -1,8 +1,8 @@
 """Read and write bundles: everything that was fitted for one device.
 
-A bundle is a folder with ``bundle.json`` and, where factors were learned, ``arrays.npz``: plain arrays under dotted
-names, never a pickle. Structs that end in ``File`` are the forms in which YAML writes a noun with units in strings.
-"""
+A bundle is a folder with ``bundle.json`` and, where factors were learned, ``arrays.npz``: plain
+arrays under dotted names, never a pickle. Structs that end in ``File`` are the forms in which YAML
+writes a noun with units in strings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from msgspec import Meta
 from wattcast import hardware
 from wattcast.core import bad_value, check_names, dataclass, field, files, replace, units
 from wattcast.core.arrays import Array, read_arrays
-from wattcast.core.strict_files import FitStatus, Provenance, convert_plain, decode_json, decode_yaml, read_bytes
+from wattcast.core.strict_files import (
+    FitStatus,
+    Provenance,
+    convert_plain,
+    decode_json,
+    decode_yaml,
+    read_bytes,
+)
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
 from wattcast.power.power_model import PowerModel, build_power_model
@@ -54,7 +61,16 @@ Celsius = Annotated[float, Meta(ge=-50.0, le=150.0)]
 LONGEST_FIXED_S = 1.0  # of a kernel's fixed time, or of the host's time for an operator
 MOST_LOG_FACTOR = 7.0  # of a learned factor; those that ship reach 4.9
 ARRAYS_FILE = "arrays.npz"
-FAMILIES = ("gemm", "conv2d", "attention", "softmax", "layernorm", "rmsnorm", "elementwise", "collective")
+FAMILIES = (
+    "gemm",
+    "conv2d",
+    "attention",
+    "softmax",
+    "layernorm",
+    "rmsnorm",
+    "elementwise",
+    "collective",
+)
 
 
 class ResidualEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,17 +83,23 @@ class ResidualEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, (low, high) in (("latency", self.latency), ("power", self.power)):
             if low > high:
-                raise bad_value(f"residuals: {name}", "a low end below the high one", f"{low} and {high}")
+                raise bad_value(
+                    f"residuals: {name}", "a low end below the high one", f"{low} and {high}"
+                )
 
 
 @dataclass(frozen=True)
 class MeasuredRange:
-    """What was measured of a family of kernels; predictions outside of it are marked as unsupported."""
+    """What was measured of a family of kernels; predictions outside of it are marked as
+    unsupported.
+    """
 
     dtypes: tuple[str, ...]
     groups: tuple[str, ...]  # kinds of kernels
     sizes: Mapping[str, tuple[float, float]]  # least and most of each size, in log2
-    forms: Mapping[str, tuple[str, ...]] | None = None  # by kind, forms that ran (``Operator.form``); None: unknown
+    forms: Mapping[str, tuple[str, ...]] | None = (
+        None  # by kind, forms that ran (``Operator.form``); None: unknown
+    )
     clock_hz: tuple[float, float] | None = None  # lowest and highest of rows; None: unknown
 
     @cached_property
@@ -107,23 +129,37 @@ class Bundle:
     toggling: Mapping[str, float]  # kind of data -> dynamic energy relative to random data
     reference: ReferenceChip  # the chip whose library chose the kernels
     learned: LearnedFactors | None = None  # what the scaffold leaves over
-    seen: Mapping[str, MeasuredRange] = field(default_factory=dict)  # family -> what was measured of it
+    seen: Mapping[str, MeasuredRange] = field(
+        default_factory=dict
+    )  # family -> what was measured of it
     interval_level: float = 0.9
     governor_share: float = 1.0  # of a power limit at which the governor holds the board
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
-    step_energy: float = 1.0  # dynamic energy of kernels in an engine's steps, over that of the same alone
+    step_energy: float = (
+        1.0  # dynamic energy of kernels in an engine's steps, over that of the same alone
+    )
     assumptions: tuple[str, ...] = ()
-    cards: CardSpread = field(default_factory=published_spread)  # how far another card of the kind may be
-    widening: Widening = field(default_factory=default_widening)  # of intervals, away from what was measured
+    cards: CardSpread = field(
+        default_factory=published_spread
+    )  # how far another card of the kind may be
+    widening: Widening = field(
+        default_factory=default_widening
+    )  # of intervals, away from what was measured
     cold: ColdCacheDelay | None = None  # what operators take more among others; None: not known
-    power_limit_w: tuple[float, float] | None = None  # lowest and highest that rows ran under; None: unknown
+    power_limit_w: tuple[float, float] | None = (
+        None  # lowest and highest that rows ran under; None: unknown
+    )
     temperature_c: tuple[float, float] | None = None  # lowest and highest of rows; None: unknown
 
     def __post_init__(self) -> None:
         for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
             missing = [family for family in FAMILIES if family not in table]
             if missing:
-                raise bad_value(f"bundle {self.gpu}: {name}", "every kernel family", f"none for {', '.join(missing)}")
+                raise bad_value(
+                    f"bundle {self.gpu}: {name}",
+                    "every kernel family",
+                    f"none for {', '.join(missing)}",
+                )
 
     def for_data(self, data: str) -> Bundle:
         """This bundle for a workload whose operands are ``data`` (``random``, ``zeros`` ...)."""
@@ -133,11 +169,19 @@ class Bundle:
         return replace(self, power=self.power.with_data_factor(factor), clock_law=law)
 
     def for_bursts(self) -> Bundle:
-        """This bundle for runs of some milliseconds after a pause: without a clock law of long runs alone."""
-        return replace(self, clock_law=None) if self.clock_law and not self.clock_law.in_bursts else self
+        """This bundle for runs of some milliseconds after a pause: without a clock law of long runs
+        alone.
+        """
+        return (
+            replace(self, clock_law=None)
+            if self.clock_law and not self.clock_law.in_bursts
+            else self
+        )
 
     def for_this_card(self) -> Bundle:
-        """This bundle for the very card it was fitted on: intervals leave out how far other cards may be."""
+        """This bundle for the very card it was fitted on: intervals leave out how far other cards
+        may be.
+        """
         return replace(self, cards=THIS_CARD)
 
 
@@ -160,14 +204,18 @@ class LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     """``LaunchCosts`` as YAML writes them."""
 
     host_per_operator: str
-    link_per_message: str = ""  # of older bundles, and unused: predictor/link_laws.yaml has the laws
+    link_per_message: str = (
+        ""  # of older bundles, and unused: predictor/link_laws.yaml has the laws
+    )
     host_weights: dict[str, Weight] = {}
     start_clock: str = ""  # at which fixed times hold, where they are cycles
 
     def to_costs(self, where: str) -> LaunchCosts:
         """Return the costs in seconds."""
         host_s = _parse_short_time(self.host_per_operator, f"{where}.host_per_operator")
-        start_hz = _parse_clock(self.start_clock, f"{where}.start_clock") if self.start_clock else None
+        start_hz = (
+            _parse_clock(self.start_clock, f"{where}.start_clock") if self.start_clock else None
+        )
         return LaunchCosts(host_s, self.host_weights, start_hz=start_hz)
 
 
@@ -195,7 +243,9 @@ class ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
     """A ``ClockLaw`` as YAML writes it."""
 
     without: Factor
-    activity: Annotated[list[Annotated[float, Meta(ge=0.0, le=1e6)]], Meta(min_length=1, max_length=1000)]
+    activity: Annotated[
+        list[Annotated[float, Meta(ge=0.0, le=1e6)]], Meta(min_length=1, max_length=1000)
+    ]
     ratio: Annotated[list[Factor], Meta(min_length=1, max_length=1000)]
     clock_power: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
     top: str = "1 Hz"
@@ -206,9 +256,13 @@ class ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
         activity = np.array(self.activity)
         ratio = np.array(self.ratio)
         if activity.shape != ratio.shape or (np.diff(activity) < 0).any():
-            raise bad_value(where, "a ratio for each activity, which rise", f"{len(ratio)} for {len(activity)}")
+            raise bad_value(
+                where, "a ratio for each activity, which rise", f"{len(ratio)} for {len(activity)}"
+            )
         top_hz = _parse_clock(self.top, where)
-        return ClockLaw(self.without, activity, ratio, 1.0, self.clock_power, top_hz, self.in_bursts)
+        return ClockLaw(
+            self.without, activity, ratio, 1.0, self.clock_power, top_hz, self.in_bursts
+        )
 
 
 class _ReferenceFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -227,7 +281,9 @@ class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     dtypes: tuple[str, ...]
     groups: tuple[str, ...]
     sizes: dict[str, tuple[float, float]]
-    forms: dict[str, str] | None = None  # group -> forms with commas between: a list is slower to read
+    forms: dict[str, str] | None = (
+        None  # group -> forms with commas between: a list is slower to read
+    )
     clock_hz: tuple[Hertz, Hertz] | None = None
 
 
@@ -253,7 +309,9 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     step_energy: Annotated[float, Meta(ge=0.1, le=10.0)] = 1.0
     assumptions: tuple[str, ...] = ()
     reference: _ReferenceFile | None = None  # absent: the catalogue's chip
-    learned_on: _ReferenceFile | None = None  # the chip learned factors were fitted on, where it is another
+    learned_on: _ReferenceFile | None = (
+        None  # the chip learned factors were fitted on, where it is another
+    )
     seen: dict[str, _RangeFile] = {}
     cards: CardSpread | None = None  # absent: the published figures
     widening: Widening | None = None  # absent: the default
@@ -264,10 +322,14 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle from its ``bundle.json`` (or the folder of it) and, where it says so, the arrays beside it."""
+    """Read a bundle from its ``bundle.json`` (or the folder of it) and, where it says so, the
+    arrays beside it.
+    """
     path = path / "bundle.json" if path.is_dir() else path
     data, beside = read_bytes(path), path.parent / ARRAYS_FILE
-    decode = decode_json if data.startswith(b"{") else decode_yaml  # a bundle may be written as YAML too
+    decode = (
+        decode_json if data.startswith(b"{") else decode_yaml
+    )  # a bundle may be written as YAML too
     arrays = read_bytes(beside) if beside.exists() else None
     return _from_file(decode(data, _BundleFile, path.name), path.name, arrays)
 
@@ -287,13 +349,23 @@ def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
 def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
     if file.format != BUNDLE_FORMAT:
         raise bad_value(
-            f"{where}: format", f"{BUNDLE_FORMAT}", file.format, "This Wattcast reads no other; fit again."
+            f"{where}: format",
+            f"{BUNDLE_FORMAT}",
+            file.format,
+            "This Wattcast reads no other; fit again.",
         )
     if file.arrays and arrays is None:
-        raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder.")
+        raise bad_value(
+            f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder."
+        )
     if not 0.5 <= file.settles <= 1.0:
-        raise bad_value(f"{where}: settles", "a share of the power limit between 0.5 and 1", file.settles)
-    given, trained = (of and ReferenceChip(**msgspec.structs.asdict(of)) for of in (file.reference, file.learned_on))
+        raise bad_value(
+            f"{where}: settles", "a share of the power limit between 0.5 and 1", file.settles
+        )
+    given, trained = (
+        of and ReferenceChip(**msgspec.structs.asdict(of))
+        for of in (file.reference, file.learned_on)
+    )
     reference = given or reference_chip(hardware.load_gpu(file.gpu))
     learned = None
     if file.arrays and arrays is not None:
@@ -302,7 +374,9 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
             reference = learned.reference
         else:
             learned = CarriedFactors(learned.reference, learned.time, learned.energy)
-            if "gemm" in learned.time:  # its library is the one that the kernel choice was fitted on
+            if (
+                "gemm" in learned.time
+            ):  # its library is the one that the kernel choice was fitted on
                 reference = replace(reference, choice=learned.reference.choice)
     law, cold = file.effective_clock, None
     if file.cold is not None:
@@ -310,11 +384,16 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
         cold = ColdCacheDelay(operator_s, file.cold.s_per_byte, file.cold.layers)
     seen = {}
     for name, s in file.seen.items():
-        forms = None if s.forms is None else {kind: tuple(f.split(", ")) for kind, f in s.forms.items()}
+        forms = (
+            None if s.forms is None else {kind: tuple(f.split(", ")) for kind, f in s.forms.items()}
+        )
         seen[name] = MeasuredRange(s.dtypes, s.groups, s.sizes, forms, s.clock_hz)
     return Bundle(
         **{name: getattr(file, name) for name in _KEPT_AS_THEY_ARE},
-        corrections={name: c.to_correction(f"{where}: corrections.{name}") for name, c in file.corrections.items()},
+        corrections={
+            name: c.to_correction(f"{where}: corrections.{name}")
+            for name, c in file.corrections.items()
+        },
         launch=file.launch.to_costs(f"{where}: launch"),
         power=build_power_model(file.power.kind, file.power.model, f"{where}: power.model"),
         clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
@@ -329,7 +408,16 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
 
 
 _KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
-    *("gpu", "status", "provenance", "residuals", "toggling", "interval_level", "waiting_sm", "step_energy"),
+    *(
+        "gpu",
+        "status",
+        "provenance",
+        "residuals",
+        "toggling",
+        "interval_level",
+        "waiting_sm",
+        "step_energy",
+    ),
     *("assumptions", "power_limit_w", "temperature_c"),
 )
 
@@ -360,11 +448,15 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
         effective_clock=clock,
         settles=bundle.governor_share,
         reference=_write_reference(bundle.reference),
-        learned_on=_write_reference(learned.reference) if isinstance(learned, CarriedFactors) else None,
+        learned_on=_write_reference(learned.reference)
+        if isinstance(learned, CarriedFactors)
+        else None,
         seen=seen,
         cards=None if bundle.cards == published_spread() else bundle.cards,
         widening=None if bundle.widening == default_widening() else bundle.widening,
-        cold=None if cold is None else _ColdFile(f"{cold.operator_s!r} s", cold.s_per_byte, cold.layers),
+        cold=None
+        if cold is None
+        else _ColdFile(f"{cold.operator_s!r} s", cold.s_per_byte, cold.layers),
         arrays=learned is not None,
     )
     plain: dict[str, Any] = msgspec.to_builtins(file)
@@ -372,7 +464,9 @@ def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
 
 
 def _write_reference(reference: ReferenceChip) -> _ReferenceFile:
-    return _ReferenceFile(**{name: getattr(reference, name) for name in _ReferenceFile.__struct_fields__})
+    return _ReferenceFile(
+        **{name: getattr(reference, name) for name in _ReferenceFile.__struct_fields__}
+    )
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:
@@ -381,12 +475,16 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
 
     if bundle.learned is not None:
         write_whole(path.parent / ARRAYS_FILE, residuals_to_bytes(bundle.learned))
-    write_whole(path, msgspec.json.format(msgspec.json.encode(bundle_to_plain(bundle)), indent=1) + b"\n")
+    write_whole(
+        path, msgspec.json.format(msgspec.json.encode(bundle_to_plain(bundle)), indent=1) + b"\n"
+    )
 
 
 def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
     """Return the bytes of an ``arrays.npz``."""
-    arrays: dict[str, Any] = kernel_choice.choice_to_arrays(residuals.reference.choice or {}, "choice")
+    arrays: dict[str, Any] = kernel_choice.choice_to_arrays(
+        residuals.reference.choice or {}, "choice"
+    )
     for kind, models in (("time", residuals.time), ("energy", residuals.energy)):
         for family, model in models.items():
             prefix = f"{kind}.{family}"
@@ -396,7 +494,9 @@ def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
             if model.kriging is not None:
                 arrays |= model.kriging.to_arrays(f"{prefix}.kriging")
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # inflating would take a tenth of a cold command; wheels are packed anyway
+    np.savez(
+        buffer, **arrays
+    )  # inflating would take a tenth of a cold command; wheels are packed anyway
     return buffer.getvalue()
 
 
@@ -411,13 +511,21 @@ def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactor
             forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
             low, high = (float(x) for x in arrays[f"{prefix}.range"])
             if not -MOST_LOG_FACTOR <= low <= high <= MOST_LOG_FACTOR:
-                raise ValueError(f"{prefix}.range: {low} to {high} is no range of logarithms of factors")
+                raise ValueError(
+                    f"{prefix}.range: {low} to {high} is no range of logarithms of factors"
+                )
             found[kind][family] = LearnedFactor(
-                TreeEnsemble.from_arrays(arrays, forest) if f"{forest}.features" in arrays else None,
-                GaussianProcess.from_arrays(arrays, kriging) if f"{kriging}.features" in arrays else None,
+                TreeEnsemble.from_arrays(arrays, forest)
+                if f"{forest}.features" in arrays
+                else None,
+                GaussianProcess.from_arrays(arrays, kriging)
+                if f"{kriging}.features" in arrays
+                else None,
                 low,
                 high,
             )
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise bad_value(ARRAYS_FILE, "arrays saved by `wattcast lab fit kernels`", str(error)) from None
+        raise bad_value(
+            ARRAYS_FILE, "arrays saved by `wattcast lab fit kernels`", str(error)
+        ) from None
     return LearnedFactors(replace(reference, choice=choice or None), found["time"], found["energy"])

@@ -1,15 +1,16 @@
-"""Bundles that stand on a forecast: what a card's own rows changed is kept, the rest is forecast anew.
+"""Bundles that stand on a forecast: what a card's own rows changed is kept, the rest is forecast
+anew.
 
-``calibration.yaml`` has the entries of a ``bundle.json`` that differ from the forecast of the same GPU, and
-``arrays.npz`` the factors on time that its rows taught. So a calibration stays small, and what no row said
-(energies, V(f), idle power, kernels of other families) follows the forecast wherever that is improved.
+``calibration.yaml`` has the entries of a ``bundle.json`` that differ from the forecast of the same
+GPU, and ``arrays.npz`` the factors on time that its rows taught. So a calibration stays small, and
+what no row said (energies, V(f), idle power, kernels of other families) follows the forecast
+wherever that is improved.
 
-Efficiency factors that a user gives or ``calibrate`` learned scale a bundle [Lee2026, VI-C]. On time: ``launch``
-(host's cost of an operator), ``compute`` (cycles on chip), ``products`` (cycles of products, convolutions and
-attention, besides), ``memory`` (seconds of device memory). On energy: ``energy`` (every operation),
-``<module>_energy`` (tensor, cuda, sfu, shared, l2, sm, dram, link, besides). Above 1 is slower, or more joules.
-``idle_offset`` adds watts to idle power.
-"""
+Efficiency factors that a user gives or ``calibrate`` learned scale a bundle [Lee2026, VI-C]. On
+time: ``launch`` (host's cost of an operator), ``compute`` (cycles on chip), ``products`` (cycles of
+products, convolutions and attention, besides), ``memory`` (seconds of device memory). On energy:
+``energy`` (every operation), ``<module>_energy`` (tensor, cuda, sfu, shared, l2, sm, dram, link,
+besides). Above 1 is slower, or more joules. ``idle_offset`` adds watts to idle power."""
 
 from __future__ import annotations
 
@@ -47,12 +48,16 @@ Plain = dict[str, Any]
 
 @keep_by_gpu
 def calibrated_bundle(gpu: Gpu) -> Bundle | None:
-    """Return the forecast of ``gpu`` with the calibration that ships for it, or for a card of the same processor.
+    """Return the forecast of ``gpu`` with the calibration that ships for it, or for a card of the
+    same processor.
 
-    None where neither ships. From another card come the times of kernels, and energies where it is as large and has
-    the same memory; the bundle stays a forecast.
-    """
-    kin = gpu.name if _read_shipped(gpu.name) else forecast_rule().same_processor.get(gpu.compute_capability, "")
+    None where neither ships. From another card come the times of kernels, and energies where it is
+    as large and has the same memory; the bundle stays a forecast."""
+    kin = (
+        gpu.name
+        if _read_shipped(gpu.name)
+        else forecast_rule().same_processor.get(gpu.compute_capability, "")
+    )
     found = _read_shipped(kin) if kin else None
     if found is None:
         return None
@@ -60,7 +65,9 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
 
 
 _AS_LARGE = 0.1  # difference in SMs, relative, between chips that have the same energies
-_FED = 1.03  # time of products over the tensor cores' own, where nothing else limits them: set by hand
+_FED = (
+    1.03  # time of products over the tensor cores' own, where nothing else limits them: set by hand
+)
 
 
 def _carry_times(kin: str, shipped: Plain, gpu: Gpu) -> Bundle:
@@ -70,14 +77,20 @@ def _carry_times(kin: str, shipped: Plain, gpu: Gpu) -> Bundle:
     assert isinstance(other.learned, LayeredFactors), "a calibration has factors of its own"
     as_large = abs(float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count)) - 1.0) < _AS_LARGE
     if as_large and gpu.memory.kind == chip.memory.kind:
-        plain = _merge_entries(bundle_to_plain(replace(base, learned=None)), {"power": shipped.get("power", {})})
+        plain = _merge_entries(
+            bundle_to_plain(replace(base, learned=None)), {"power": shipped.get("power", {})}
+        )
         base = replace(base, power=plain_to_bundle(plain, CALIBRATION_FILE).power)
-    fitted = {g: c for g, c in other.corrections.items() if c != forecast_bundle(chip).corrections.get(g)}
+    fitted = {
+        g: c for g, c in other.corrections.items() if c != forecast_bundle(chip).corrections.get(g)
+    }
     own_rate, its_rate = (
         float(np.mean(of.pipes.tensor_flop_per_cycle.get(Dtype.BF16, np.nan))) for of in (gpu, chip)
     )
     for group, correction in fitted.items():
-        if group.startswith("gemm") and own_rate < its_rate:  # what feeds the tensor cores keeps up with slower ones
+        if (
+            group.startswith("gemm") and own_rate < its_rate
+        ):  # what feeds the tensor cores keeps up with slower ones
             fed = min(correction.compute, max(_FED, correction.compute * own_rate / its_rate))
             fitted[group] = replace(correction, compute=fed)
     own = CarriedFactors(other.reference, other.learned.time, {})
@@ -106,7 +119,9 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> Path:
-    """Save a bundle to ``folder`` and return its file: where it stands on a forecast, only what differs from that."""
+    """Save a bundle to ``folder`` and return its file: where it stands on a forecast, only what
+    differs from that.
+    """
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +155,9 @@ def _apply_calibration(plain: Plain, arrays: bytes, gpu: Gpu) -> Bundle:
 
 
 def _subtract_entries(plain: Mapping[str, Any], base: Mapping[str, Any]) -> Plain:
-    """Return the entries of ``plain`` that ``base`` lacks or has otherwise; mappings are compared entry by entry."""
+    """Return the entries of ``plain`` that ``base`` lacks or has otherwise; mappings are compared
+    entry by entry.
+    """
     found: Plain = {}
     for name, value in plain.items():
         if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
@@ -165,7 +182,10 @@ def _merge_entries(base: Mapping[str, Any], plain: Mapping[str, Any]) -> Plain:
 TIME_FACTORS = ("launch", "compute", "products", "memory")
 PRODUCT_FAMILIES = ("gemm", "conv2d", "attention")
 IDLE_OFFSET = "idle_offset"
-LEAST_FACTOR, MOST_FACTOR = 0.02, 50.0  # beyond these a factor is a slip of the finger, or of a unit
+LEAST_FACTOR, MOST_FACTOR = (
+    0.02,
+    50.0,
+)  # beyond these a factor is a slip of the finger, or of a unit
 
 
 def factor_names() -> tuple[str, ...]:
@@ -175,7 +195,9 @@ def factor_names() -> tuple[str, ...]:
 
 
 def apply_factors(bundle: Bundle, factors: Mapping[str, float]) -> Bundle:
-    """Apply factors to a bundle and note each among its assumptions; values out of reason are refused."""
+    """Apply factors to a bundle and note each among its assumptions; values out of reason are
+    refused.
+    """
     if not factors:
         return bundle
     check_names("factor", factors, factor_names())
@@ -197,20 +219,25 @@ class _BoardFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def shipped_board_bundle(gpu: str, part_number: str) -> Bundle:
-    """Return the bundle that ships for boards of one part number: the mean card's with factors of these boards.
+    """Return the bundle that ships for boards of one part number: the mean card's with factors of
+    these boards.
 
     ``boards.yaml`` has the factors, which ``python -m studies.card_levels --write`` learns.
     """
     mean_card = shipped_bundle(gpu)
     assert mean_card is not None, "boards are told apart where a GPU was measured"
-    board = read_shipped_yaml(dict[str, _BoardFile], "wattcast.predictor.bundle", "boards.yaml")[part_number]
+    board = read_shipped_yaml(dict[str, _BoardFile], "wattcast.predictor.bundle", "boards.yaml")[
+        part_number
+    ]
     said = ", ".join(f"{name} {value:g}" for name, value in board.factors.items())
     note = f"board {part_number}: {said} times the mean card's, from {board.cards} cards"
     return _scale_bundle(mean_card, board.factors, (note,))
 
 
 def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str, ...]) -> Bundle:
-    """Scale corrections, the host's time, energies and idle power of a bundle, and add notes to its assumptions."""
+    """Scale corrections, the host's time, energies and idle power of a bundle, and add notes to its
+    assumptions.
+    """
     corrections, launch, power = {}, bundle.launch, bundle.power
     for group, c in bundle.corrections.items():
         on_chip = factors.get("compute", 1.0)
@@ -218,11 +245,15 @@ def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str
             on_chip *= factors.get("products", 1.0)
         scaled = {name: getattr(c, name) * on_chip for name in ("compute", "l2", "serial_cycle")}
         corrections[group] = replace(c, **scaled, memory=c.memory * factors.get("memory", 1.0))
-    launch = replace(launch, host_s_per_operator=launch.host_s_per_operator * factors.get("launch", 1.0))
+    launch = replace(
+        launch, host_s_per_operator=launch.host_s_per_operator * factors.get("launch", 1.0)
+    )
     if any(name == IDLE_OFFSET or name.endswith("energy") for name in factors):
         on_all = factors.get("energy", 1.0)
         modules = dict.fromkeys(event.module for event in known_events().values())
         by_module = {module: on_all * factors.get(f"{module}_energy", 1.0) for module in modules}
         power = power.scale_energy(by_module, idle_offset_w=factors.get(IDLE_OFFSET, 0.0))
     assumptions = (*bundle.assumptions, *notes)
-    return replace(bundle, corrections=corrections, launch=launch, power=power, assumptions=assumptions)
+    return replace(
+        bundle, corrections=corrections, launch=launch, power=power, assumptions=assumptions
+    )

@@ -19,14 +19,20 @@ from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds, shipped_bundle
-from wattcast.predictor.bundle.support_widening import ForecastEnds, default_widening, learned_distances
+from wattcast.predictor.bundle.support_widening import (
+    ForecastEnds,
+    default_widening,
+    learned_distances,
+)
 from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import CarriedFactors
 from wattcast.predictor.timeline import ClockLaw
 
 
 class ProcessRule(msgspec.Struct, forbid_unknown_fields=True):
-    """Energy of logic on a process relative to the parent's, at the top voltage ``nominal`` where it is known."""
+    """Energy of logic on a process relative to the parent's, at the top voltage ``nominal`` where
+    it is known.
+    """
 
     name: str
     logic: float
@@ -64,7 +70,9 @@ class ArchitectureRule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class IdleRule(msgspec.Struct, forbid_unknown_fields=True):
-    """Idle power to assume where none is published: shares of the limit, and the shape of the rise between them."""
+    """Idle power to assume where none is published: shares of the limit, and the shape of the rise
+    between them.
+    """
 
     lowest: float
     top: float
@@ -119,7 +127,9 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
         found = [p for p in self.processes if p.name.lower() in gpu.process.lower()]
         if not found:
             known = ", ".join(p.name for p in self.processes)
-            raise bad_value(f"{gpu.name}: process", f"one the forecast knows ({known})", gpu.process)
+            raise bad_value(
+                f"{gpu.name}: process", f"one the forecast knows ({known})", gpu.process
+            )
         return max(found, key=lambda p: len(p.name))
 
 
@@ -142,7 +152,10 @@ def keep_by_gpu(make: Callable[[Gpu], _Made]) -> Callable[[Gpu], _Made]:
 
     @wraps(make)
     def find(gpu: Gpu) -> _Made:
-        if any(isinstance(value, np.ndarray) for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w)):
+        if any(
+            isinstance(value, np.ndarray)
+            for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w)
+        ):
             return make(gpu)
         if (key := repr(gpu)) not in kept:
             if len(kept) >= _MOST_KEPT:
@@ -155,7 +168,9 @@ def keep_by_gpu(make: Callable[[Gpu], _Made]) -> Callable[[Gpu], _Made]:
 
 @keep_by_gpu
 def forecast_bundle(gpu: Gpu) -> Bundle:
-    """Forecast the bundle of ``gpu`` from a measured parent; everything it assumes is in its assumptions."""
+    """Forecast the bundle of ``gpu`` from a measured parent; everything it assumes is in its
+    assumptions.
+    """
     the = forecast_rule()
     parent, chip = shipped_bundle(the.parent), load_gpu(the.parent)
     assert parent is not None, "the bundle that all forecasts inherit from ships"
@@ -163,12 +178,20 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
     power = parent.power.as_module_power()
     idle, idle_note = _forecast_idle(gpu, the, power.idle)
     voltage, voltage_note = _forecast_voltage(gpu, chip, the, kind, power.voltage)
-    missing = [f"{gpu.name}: {path} is unknown: {cost}" for path, cost in the.missing.items() if path in gpu.unknown]
+    missing = [
+        f"{gpu.name}: {path} is unknown: {cost}"
+        for path, cost in the.missing.items()
+        if path in gpu.unknown
+    ]
     process, host = the.process(gpu), the.host.get(gpu.architecture, the.host["default"])
     weights = ", ".join(f"{w:g} {kind}" for kind, w in parent.launch.host_weights.items())
     learned = None
     if (of := parent.learned) is not None:
-        same = {name: model for name, model in of.time.items() if kind.whole or name in the.same_programs}
+        same = {
+            name: model
+            for name, model in of.time.items()
+            if kind.whole or name in the.same_programs
+        }
         learned = CarriedFactors(of.reference, same, of.energy)
     notes = (
         f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
@@ -186,7 +209,9 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
         corrections=_carry_corrections(parent, gpu, chip, the, kind),
         launch=replace(
             parent.launch,
-            host_s_per_operator=parent.launch.host_s_per_operator if host == "parent" else units.parse(host, "s"),
+            host_s_per_operator=parent.launch.host_s_per_operator
+            if host == "parent"
+            else units.parse(host, "s"),
             start_hz=None if kind.clock_law else _take_scalar(gpu.clocks.max_hz),
         ),
         power=_forecast_power(gpu, the, power, idle, voltage),
@@ -194,7 +219,9 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
         residuals=forecast_residuals(parent.residuals, learned_distances().forecast),
         toggling=parent.toggling,
         reference=replace(
-            reference_chip(gpu), style=kind.style, choice=parent.reference.choice if kind.whole else None
+            reference_chip(gpu),
+            style=kind.style,
+            choice=parent.reference.choice if kind.whole else None,
         ),
         learned=learned,
         seen=parent.seen,
@@ -211,7 +238,8 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
 def _forecast_power(
     gpu: Gpu, the: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve
 ) -> ModulePower:
-    """Return the parent's joules per event at the card's top voltage, times the factor of the event's module.
+    """Return the parent's joules per event at the card's top voltage, times the factor of the
+    event's module.
 
     A byte of memory costs energy on its own rail and, at the interface, on the chip.
     """
@@ -221,7 +249,9 @@ def _forecast_power(
             filled[event] = float(how["factor"]) * filled[how["of"]]
     filled.setdefault("link_byte", the.link_energy_j_per_byte)
     factor, known, memory = module_factors(gpu, the), known_events(), _find_memory_rule(gpu, the)
-    mean_j = float(np.mean([joules for event, joules in parent.energy_j.items() if event.startswith("dram")]))
+    mean_j = float(
+        np.mean([joules for event, joules in parent.energy_j.items() if event.startswith("dram")])
+    )
     rail = min(the.memory_rail_j_per_byte / mean_j, 1.0)
     on_chip = (1.0 - rail) * memory.interface * factor["l2"]
     factor["dram"] = rail * memory.factor + on_chip
@@ -230,11 +260,15 @@ def _forecast_power(
 
 
 def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
-    """Return the energy per operation of each module relative to the parent's, both at their top voltage."""
+    """Return the energy per operation of each module relative to the parent's, both at their top
+    voltage.
+    """
     process, style = the.process(gpu), the.styles[the.architecture(gpu.architecture).style]
     volts = 1.0
     if process.nominal and gpu.power.voltage_v is not None:
-        volts = (float(gpu.power.voltage_v.value.max()) / units.parse(process.nominal, "V", "nominal")) ** 2
+        volts = (
+            float(gpu.power.voltage_v.value.max()) / units.parse(process.nominal, "V", "nominal")
+        ) ** 2
     factor = {module: volts * process.logic**power for module, power in the.classes.items()}
     factor["tensor"] *= style.tensor_delivery
     # the capacitance of a working SM: a fixed part, fp32 lanes and tensor cores
@@ -246,21 +280,26 @@ def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
 def _waiting_sm(gpu: Gpu, chip: Gpu, the: ForecastRule) -> float:
     """Return the energy of an SM that waits for memory over that of one with work.
 
-    An SM of the parent gets β/(S·f) bytes a cycle where memory bounds a kernel, and what its warps issue goes with
-    that. One that gets less issues less; clocks and schedulers, ``sm_waiting`` of its energy, run on.
-    """
+    An SM of the parent gets β/(S·f) bytes a cycle where memory bounds a kernel, and what its warps
+    issue goes with that. One that gets less issues less; clocks and schedulers, ``sm_waiting`` of
+    its energy, run on."""
     own, parents = (
-        _take_scalar(g.memory.byte_per_s) / (_take_scalar(g.sm_count) * _take_scalar(g.clocks.max_hz))
+        _take_scalar(g.memory.byte_per_s)
+        / (_take_scalar(g.sm_count) * _take_scalar(g.clocks.max_hz))
         for g in (gpu, chip)
     )
     return the.sm_waiting + (1.0 - the.sm_waiting) * min(own / parents, 1.0)
 
 
 def _compare_pipes(gpu: Gpu, the: ForecastRule) -> tuple[float, float]:
-    """Return the fp32 lanes and the tensor arithmetic of an SM in a cycle, relative to the parent's."""
+    """Return the fp32 lanes and the tensor arithmetic of an SM in a cycle, relative to the
+    parent's.
+    """
     own, parents = gpu.pipes, load_gpu(the.parent).pipes
     lanes = _divide(own.cuda_flop_per_cycle[Dtype.FP32], parents.cuda_flop_per_cycle[Dtype.FP32])
-    return lanes, _divide(own.tensor_flop_per_cycle.get(Dtype.FP16, 0.0), parents.tensor_flop_per_cycle[Dtype.FP16])
+    return lanes, _divide(
+        own.tensor_flop_per_cycle.get(Dtype.FP16, 0.0), parents.tensor_flop_per_cycle[Dtype.FP16]
+    )
 
 
 def _find_memory_rule(gpu: Gpu, the: ForecastRule) -> MemoryRule:
@@ -276,12 +315,17 @@ _WIDENING = "gemm.engine.weight_only"  # products that widen their weights
 def _carry_corrections(
     parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule
 ) -> dict[str, Correction]:
-    """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times as cycles."""
+    """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times as
+    cycles.
+    """
     style = the.styles[kind.style]
     slower = _divide(chip.clocks.max_hz, gpu.clocks.max_hz)
     lanes, tensor = _compare_pipes(gpu, the)
     instructions = 1.0 - the.fp32_instructions + the.fp32_instructions / lanes
-    own, parents = gpu.pipes.int32_op_per_cycle, chip.pipes.int32_op_per_cycle  # unknown ones count as equal
+    own, parents = (
+        gpu.pipes.int32_op_per_cycle,
+        chip.pipes.int32_op_per_cycle,
+    )  # unknown ones count as equal
     integers = 1.0 if own is None or parents is None else _divide(own, parents)
     found = {}
     for name, c in parent.corrections.items():
@@ -300,12 +344,16 @@ def _carry_corrections(
             crowded = float(np.clip(2.0 * lanes - 1.0, 0.0, 1.0))
             free = min(the.issue_free, c.compute)
             changed = replace(changed, compute=free + (c.compute - free) * crowded)
-        if name.startswith(_WIDENING):  # arithmetic, far below 1, did not bound them on the parent; here it may
+        if name.startswith(
+            _WIDENING
+        ):  # arithmetic, far below 1, did not bound them on the parent; here it may
             changed = replace(changed, compute=max(c.compute, 1.0))
         if name.startswith(tuple(the.l2_bound)):
             changed = replace(changed, l2=c.l2 / the.l2_loads.get(gpu.compute_capability, 1.0))
         if name.partition(".")[0] in the.same_programs:
-            changed = replace(changed, serial_cycle=c.serial_cycle * instructions, l2=_carry_l2(c.l2, gpu, chip))
+            changed = replace(
+                changed, serial_cycle=c.serial_cycle * instructions, l2=_carry_l2(c.l2, gpu, chip)
+            )
             changed = _carry_streaming(changed, parent, gpu, chip, the)
         found[name] = changed
     for old, new in style.native.items():
@@ -315,7 +363,8 @@ def _carry_corrections(
 
 
 def _carry_l2(l2: float, gpu: Gpu, chip: Gpu) -> float:
-    """Carry λ of L2 over. Beyond 1 the SMs ask slower than L2 answers: it follows their number, not L2's rate.
+    """Carry λ of L2 over. Beyond 1 the SMs ask slower than L2 answers: it follows their number, not
+    L2's rate.
 
     Below 1, L2 did not bound the kernel on the parent; here it may.
     """
@@ -325,13 +374,15 @@ def _carry_l2(l2: float, gpu: Gpu, chip: Gpu) -> float:
     return max(1.0, l2 * rates * _take_scalar(chip.sm_count) / _take_scalar(gpu.sm_count))
 
 
-def _carry_streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule) -> Correction:
+def _carry_streaming(
+    c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule
+) -> Correction:
     """Carry λ of memory over for a kernel that the bytes in flight of the SMs bound on the parent.
 
-    Little's law: rate = SMs · bytes in flight / latency, and a latency of memory is much the same in seconds. So
-    λ_d·Q/β_DRAM on the parent takes as much longer here as there are fewer SMs, whatever the memory; no kernel
-    streams faster than the plain ones. A λ below theirs says only that memory did not bound the kernel on the parent.
-    """
+    Little's law: rate = SMs · bytes in flight / latency, and a latency of memory is much the same
+    in seconds. So λ_d·Q/β_DRAM on the parent takes as much longer here as there are fewer SMs,
+    whatever the memory; no kernel streams faster than the plain ones. A λ below theirs says only
+    that memory did not bound the kernel on the parent."""
     least = parent.corrections[the.streaming].memory
     if c.memory <= least:
         return replace(c, memory=least)
@@ -340,10 +391,16 @@ def _carry_streaming(c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: Fo
 
 
 def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
-    """Carry the parent's effective clock over to this card's own top clock, or take the share that runs sustain."""
+    """Carry the parent's effective clock over to this card's own top clock, or take the share that
+    runs sustain.
+    """
     if not kind.clock_law:
         share = kind.sustained_clock
-        return ClockLaw(share, np.array([0.0]), np.array([share]), in_bursts=False) if share < 1.0 else None
+        return (
+            ClockLaw(share, np.array([0.0]), np.array([share]), in_bursts=False)
+            if share < 1.0
+            else None
+        )
     law = parent.clock_law
     return None if law is None else replace(law, top_hz=_take_scalar(gpu.clocks.max_hz))
 
@@ -351,22 +408,36 @@ def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockL
 def forecast_residuals(
     parent: Mapping[str, ResidualEnds], ends: Mapping[str, ForecastEnds]
 ) -> dict[str, ResidualEnds]:
-    """Return the ends of a forecast: those of GPUs that were left out, which say more than the parent's own rows."""
+    """Return the ends of a forecast: those of GPUs that were left out, which say more than the
+    parent's own rows.
+    """
     rest = ends["other"]
     assert rest.power is not None, "power of other kernels stands for all"
-    named = {name: ResidualEnds(e.latency, e.power or rest.power, e.rows) for name, e in ends.items()}
+    named = {
+        name: ResidualEnds(e.latency, e.power or rest.power, e.rows) for name, e in ends.items()
+    }
     # a kind (a name with a dot) that none of them has takes the ends of the nearest name above it
-    return {f: r if f == "collective" else named["other"] for f, r in parent.items() if "." not in f} | named
+    return {
+        f: r if f == "collective" else named["other"] for f, r in parent.items() if "." not in f
+    } | named
 
 
 def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
     warming = {"reference_c": parent.reference_c, "per_c": parent.per_c}
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
-    limit_w, low_hz, top_hz = map(_take_scalar, (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz))
-    lowest, top = the.idle.graphics_memory if gpu.memory.kind.startswith("GDDR") else (the.idle.lowest, the.idle.top)
+    limit_w, low_hz, top_hz = map(
+        _take_scalar, (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz)
+    )
+    lowest, top = (
+        the.idle.graphics_memory
+        if gpu.memory.kind.startswith("GDDR")
+        else (the.idle.lowest, the.idle.top)
+    )
     low_w, top_w = lowest * limit_w, top * limit_w
-    clock_hz = np.array([min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)])
+    clock_hz = np.array(
+        [min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)]
+    )
     power_w = low_w + (top_w - low_w) * np.array([0.0, *the.idle.rise])
     note = (
         f"no idle power of the {gpu.name} is published: taken as {low_w:.0f} W at the lowest clock, {top_w:.0f} W at "
@@ -378,7 +449,9 @@ def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[Idle
 def _forecast_voltage(
     gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule, parent: VoltageCurve
 ) -> tuple[VoltageCurve, str]:
-    """Return V(f) as published, else in the parent's shape on its architecture, else in the shape of the rule."""
+    """Return V(f) as published, else in the parent's shape on its architecture, else in the shape
+    of the rule.
+    """
     published = gpu.power.voltage_v
     if published is not None:
         rising = np.maximum.accumulate(published.value)

@@ -1,13 +1,13 @@
-"""How much wider intervals are away from what was measured: other cards, kernels, clocks, limits, hosts and GPUs.
+"""How much wider intervals are away from what was measured: other cards, kernels, clocks, limits,
+hosts and GPUs.
 
     log(measured on another card / predicted) = error of the model + card + card x kernel
 
-``CardSpread`` is the standard deviation of the last two terms together. ``Widening`` holds what the interval of a
-kernel gains with its distance from measured rows and with a reason to be outside of them (``OutsideReason``).
-``LearnedDistances`` is ``distances.yaml``: these two where a bundle has none of its own, and what was learned from
-rows of several GPUs, clocks, limits and hosts (``studies/learn_distances.py``). YAML is read into the classes as they
-stand.
-"""
+``CardSpread`` is the standard deviation of the last two terms together. ``Widening`` holds what the
+interval of a kernel gains with its distance from measured rows and with a reason to be outside of
+them (``OutsideReason``). ``LearnedDistances`` is ``distances.yaml``: these two where a bundle has
+none of its own, and what was learned from rows of several GPUs, clocks, limits and hosts
+(``studies/learn_distances.py``). YAML is read into the classes as they stand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ NORMAL_MEDIAN, NORMAL_P90 = 0.6745, 1.6449  # of |x|, x standard normal
 
 
 class CardSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Standard deviations of the logarithm of one kernel's figure on another card over that on this one."""
+    """Standard deviations of the logarithm of one kernel's figure on another card over that on this
+    one.
+    """
 
     latency: float
     power: float
@@ -36,25 +38,33 @@ class CardSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, value in (("latency", self.latency), ("power", self.power)):
             if not 0.0 <= value < 1.0:
-                raise bad_value(f"cards.{name}", "a standard deviation of logs, from 0 to below 1", value)
+                raise bad_value(
+                    f"cards.{name}", "a standard deviation of logs, from 0 to below 1", value
+                )
 
 
 THIS_CARD = CardSpread(0.0, 0.0, 1, "the card that was measured")
 
 
 class PublishedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Differences between two runs of the same kernels: latency at the median, power at the 90th percentile."""
+    """Differences between two runs of the same kernels: latency at the median, power at the 90th
+    percentile.
+    """
 
     latency_median: float
     power_p90: float
-    counts_for: float  # differences between cards that these figures weigh as much as, beside measured ones
+    counts_for: (
+        float  # differences between cards that these figures weigh as much as, beside measured ones
+    )
     source: str
 
 
 def published_spread() -> CardSpread:
     """Return the spread of cards to assume where only one card was measured."""
     seen = learned_distances().cards
-    return CardSpread(seen.latency_median / NORMAL_MEDIAN, seen.power_p90 / NORMAL_P90, 1, seen.source)
+    return CardSpread(
+        seen.latency_median / NORMAL_MEDIAN, seen.power_p90 / NORMAL_P90, 1, seen.source
+    )
 
 
 NearnessLine = tuple[float, float, float]  # a, b, c of ``nearness_scale``
@@ -72,7 +82,9 @@ class OutsideReason(StrEnum):
 
 
 class ReasonWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Half-widths in logs by which the ends of an interval move out for one reason, and what they rest on."""
+    """Half-widths in logs by which the ends of an interval move out for one reason, and what they
+    rest on.
+    """
 
     latency: float
     power: float
@@ -82,7 +94,9 @@ class ReasonWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, value in (("latency", self.latency), ("power", self.power)):
             if not 0.0 <= value < 5.0:
-                raise bad_value(f"widening.{name}", "a half-width of logs, from 0 to below 5", value)
+                raise bad_value(
+                    f"widening.{name}", "a half-width of logs, from 0 to below 5", value
+                )
 
 
 class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
@@ -92,7 +106,9 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
     apart: dict[OutsideReason, ReasonWidening]
     source: str
     near_power: NearnessLine = UNSCALED
-    among: dict[str, Any] | None = None  # of older bundles, and unused: ``LearnedDistances.together``
+    among: dict[str, Any] | None = (
+        None  # of older bundles, and unused: ``LearnedDistances.together``
+    )
 
     def __post_init__(self) -> None:
         for line in (self.near, self.near_power):
@@ -100,7 +116,9 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
                 raise bad_value("widening.near", "a above 0, b of 0 or more, c from 0 to 1", line)
         missing = [str(reason) for reason in OutsideReason if reason not in self.apart]
         if missing:
-            raise bad_value("widening.apart", "a half-width for every reason", f"none for {', '.join(missing)}")
+            raise bad_value(
+                "widening.apart", "a half-width for every reason", f"none for {', '.join(missing)}"
+            )
 
     def with_nearness(self, near: tuple[NearnessLine, NearnessLine]) -> Widening:
         """Return this widening with other nearness lines of latency and of power."""
@@ -108,11 +126,14 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
 
     def without_sizes(self) -> Widening:
         """Return this widening for ends that hold rows of every size and function of a kind."""
-        held = {reason: ReasonWidening(0.0, 0.0) for reason in (OutsideReason.SIZE, OutsideReason.FORM)}
+        held = {
+            reason: ReasonWidening(0.0, 0.0) for reason in (OutsideReason.SIZE, OutsideReason.FORM)
+        }
         return msgspec.structs.replace(self, apart={**self.apart, **held})
 
     def scale(self, near: Array | None) -> Array | None:
-        """Return the factors on log-ends of latency and of power, ``(2, kernel)``; None where all are 1.
+        """Return the factors on log-ends of latency and of power, ``(2, kernel)``; None where all
+        are 1.
 
         ``near`` is the nearness of each kernel, ``(2, kernel)``, NaN where nothing was learned.
 
@@ -144,7 +165,9 @@ def default_widening() -> Widening:
 
 
 class ConditionWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Half-widths in logs that one unit of distance adds, and the distance up to which a prediction is near."""
+    """Half-widths in logs that one unit of distance adds, and the distance up to which a prediction
+    is near.
+    """
 
     unit: str
     near: float
@@ -164,7 +187,9 @@ class LearnedPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The host's cost of an operator over the default: low and high ends of 90 % of runs that it holds up."""
+    """The host's cost of an operator over the default: low and high ends of 90 % of runs that it
+    holds up.
+    """
 
     low: float
     high: float
@@ -184,7 +209,9 @@ class EngineHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForecastEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Low and high end of measured over forecast on GPUs that were left out; power None: those of all kernels."""
+    """Low and high end of measured over forecast on GPUs that were left out; power None: those of
+    all kernels.
+    """
 
     latency: tuple[float, float]
     rows: int
@@ -198,15 +225,19 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cards: PublishedSpread
     widening: Widening
     together: LearnedPair  # correlation of the errors of two kernels in one workload
-    # half-widths in logs of steps of the measured engine that the GPU bounds, by ``uncertainty.find_step_kind``
+    # half-widths in logs of steps of the measured engine that the GPU bounds, by
+    # ``uncertainty.find_step_kind``
     steps: dict[str, LearnedPair]
-    capped: LearnedPair  # ends under the limit over those of bursts: a slower kernel draws less, is clocked higher
+    # ends under the limit over those of bursts: a slower kernel draws less, is clocked higher
+    capped: LearnedPair
     host: HostSpread
     engine_host: EngineHost
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
     forecast_source: str
-    engines: dict[str, ForecastEnds] = {}  # kinds of an engine's kernels on a measured card, by other versions of it
+    engines: dict[
+        str, ForecastEnds
+    ] = {}  # kinds of an engine's kernels on a measured card, by other versions of it
 
 
 @cache

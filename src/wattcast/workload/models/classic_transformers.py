@@ -1,4 +1,6 @@
-"""Transformers of the first years: GPT-2 and OPT, T5 and Whisper, BERT and ModernBERT, and the vision transformer."""
+"""Transformers of the first years: GPT-2 and OPT, T5 and Whisper, BERT and ModernBERT, and the
+vision transformer.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,26 @@ class GptDims:
 
 
 def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
-    """Trace one pass over ``run.length`` new tokens a sequence; GPT-2 stores weights as ``[in, out]``.
+    """Trace one pass over ``run.length`` new tokens a sequence; GPT-2 stores weights as ``[in,
+    out]``.
 
-    An engine merges the products of queries, keys and values, and runs one kernel for each of the rest.
-    """
-    heads, dim, p, gpt2 = dims.heads // run.tp, dims.hidden // dims.heads, dims.dropout, dims.style == "gpt2"
+    An engine merges the products of queries, keys and values, and runs one kernel for each of the
+    rest."""
+    heads, dim, p, gpt2 = (
+        dims.heads // run.tp,
+        dims.hidden // dims.heads,
+        dims.dropout,
+        dims.style == "gpt2",
+    )
 
     def embed(tape: Tape) -> list[Tensor]:
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
         if gpt2:
             layers.build_positions(tape, run)
             places = layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
-        else:  # OPT counts its positions from an attention mask of ones, and keeps two rows more than positions
+        else:
+            # OPT counts its positions from an attention mask of ones, and keeps two rows more than
+            # positions
             ones = fill(tape, (run.batch, run.context), Dtype.FP32)
             count = pointwise("mul", pointwise("cumsum", ones), ones)
             place = pointwise("cast", pointwise("shift", count), out_dtype=Dtype.INT64)
@@ -54,29 +64,45 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
     def attention(x: Tensor, mask: Tensor | None) -> Tensor:
         x, width = functional.enter_parallel(x, run.tp), heads * dim
         if gpt2:  # one product, and strided views of it
-            parts = list(layers.project(run, x, 3 * width, bias=True, in_major=True).split(width, width, width))
+            parts = list(
+                layers.project(run, x, 3 * width, bias=True, in_major=True).split(
+                    width, width, width
+                )
+            )
         else:  # OPT scales its queries first
             parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
             parts[0] = parts[0] * 0.125
         q, k, v = (layers.split_heads(part, dim) for part in parts)
         k, v = layers.append_cache(run, k), layers.append_cache(run, v)
-        out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=not gpt2, p=p if gpt2 else 0.0)
+        out = layers.attend(
+            run, q, k, v, causal=True, mask=mask, wide_softmax=not gpt2, p=p if gpt2 else 0.0
+        )
         out = layers.project(run, out, dims.hidden, bias=True, in_major=gpt2)
         return functional.leave_parallel(out, run.tp)
 
     def layer(tape: Tape, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        mlp = partial(layers.feed_forward, run, width=dims.intermediate, function=dims.activation, in_major=gpt2)
+        mlp = partial(
+            layers.feed_forward,
+            run,
+            width=dims.intermediate,
+            function=dims.activation,
+            in_major=gpt2,
+        )
         return layers.add_parts(run, x, p=p, attention=lambda x: attention(x, mask), mlp=mlp)
 
     def engine_layer(tape: Tape, x: Tensor) -> Tensor:
         with tape.scope("attention"):
-            fused = layers.project(run, layers.add_norm(run, x, LayerNorm), 3 * heads * dim, bias=True)
+            fused = layers.project(
+                run, layers.add_norm(run, x, LayerNorm), 3 * heads * dim, bias=True
+            )
             q, k, v = layers.split_projection(fused, (heads, heads, heads), dim)
             out = layers.paged_attention(run, q, k, v)
             x = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
         with tape.scope("mlp"):
             function = "relu" if dims.activation == "relu" else "gelu_tanh"
-            return layers.feed_forward(run, layers.add_norm(run, x, LayerNorm), dims.intermediate, function)
+            return layers.feed_forward(
+                run, layers.add_norm(run, x, LayerNorm), dims.intermediate, function
+            )
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=dims.tied)
@@ -86,7 +112,9 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
 
 @dataclass(frozen=True)
 class T5Dims:
-    """Published dimensions of T5: an encoder and a decoder whose scores get a learned bias of the distance."""
+    """Published dimensions of T5: an encoder and a decoder whose scores get a learned bias of the
+    distance.
+    """
 
     layers: int  # of the encoder
     decoder_layers: int  # 0: the encoder alone
@@ -103,7 +131,9 @@ class T5Dims:
 
 
 def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
-    """Trace the encoder over ``run.source`` tokens (not in decode) and the decoder over its new ones."""
+    """Trace the encoder over ``run.source`` tokens (not in decode) and the decoder over its new
+    ones.
+    """
     source: list[Tensor] = []
 
     def norm(x: Tensor) -> Tensor:
@@ -115,13 +145,17 @@ def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
 
     def read_layer(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
         attention = partial(_t5_attention, dims, read, bias=bias)
-        return layers.add_parts(run, x, norm, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp)
+        return layers.add_parts(
+            run, x, norm, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp
+        )
 
     def layer(tape: Tape, x: Tensor, bias: Tensor, none: Tensor, *given: Tensor) -> Tensor:
         mask, heard = (given[0] if len(rest) > 1 else None), (given[-1] if source else None)
         own = partial(_t5_attention, dims, run, bias=bias, mask=mask, causal=True)
         cross = partial(_t5_attention, dims, run, source=heard, bias=none)
-        return layers.add_parts(run, x, norm, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp)
+        return layers.add_parts(
+            run, x, norm, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp
+        )
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         x = functional.dropout(norm(x), dims.dropout)
@@ -129,17 +163,27 @@ def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
 
     if not run.past or not dims.decoder_layers:
         read = replace(run, length=run.source or run.length, past=0, cached=False)
-        x, bias = program.section("encoder.embedding", lambda tape: _embed_t5(dims, read, tape, decoder=False))
+        x, bias = program.section(
+            "encoder.embedding", lambda tape: _embed_t5(dims, read, tape, decoder=False)
+        )
         (x,) = program.section("encoder.layers", read_layer, x, bias, repeat=dims.layers)
-        source = program.section("encoder.norm", lambda _, x: functional.dropout(norm(x), dims.dropout), x)
+        source = program.section(
+            "encoder.norm", lambda _, x: functional.dropout(norm(x), dims.dropout), x
+        )
     if dims.decoder_layers:
-        x, bias, *rest = program.section("decoder.embedding", lambda tape: _embed_t5(dims, run, tape, decoder=True))
-        (x,) = program.section("decoder.layers", layer, x, bias, *rest, *source, repeat=dims.decoder_layers)
+        x, bias, *rest = program.section(
+            "decoder.embedding", lambda tape: _embed_t5(dims, run, tape, decoder=True)
+        )
+        (x,) = program.section(
+            "decoder.layers", layer, x, bias, *rest, *source, repeat=dims.decoder_layers
+        )
         program.section("head", head, x)
 
 
 def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> list[Tensor]:
-    """Look up the tokens; the bias of each distance and, for a decoder, a mask and no bias over the source."""
+    """Look up the tokens; the bias of each distance and, for a decoder, a mask and no bias over the
+    source.
+    """
     known = decoder and not run.past  # the encoder looked up the same table
     table = tape.parameter(-(-dims.vocab // run.tp), dims.hidden, dtype=run.dtype, tied=known)
     x = functional.leave_parallel(functional.embedding(table, (run.batch, run.length)), run.tp)
@@ -152,18 +196,26 @@ def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> 
     if decoder:
         far = pointwise("neg", pointwise("maximum", far, fill(tape, shape, Dtype.INT64)))
     else:  # either side has half of the buckets
-        side = pointwise("cast", pointwise("compare", far, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT64)
+        side = pointwise(
+            "cast", pointwise("compare", far, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT64
+        )
         side, far = pointwise("shift", pointwise("scale", side)), pointwise("abs", far)
     near = pointwise("compare", far, out_dtype=Dtype.BOOL)
     place = pointwise("cast", far, out_dtype=Dtype.FP32)
     for name in ("scale", "log", "scale", "scale"):
         place = pointwise(name, place)
     place = pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
-    place = pointwise("where", far, pointwise("maximum", place, fill(tape, shape, Dtype.INT64)), near)
+    place = pointwise(
+        "where", far, pointwise("maximum", place, fill(tape, shape, Dtype.INT64)), near
+    )
     pointwise("shift", place) if decoder else pointwise("add", place, side)
     values = functional.embedding(tape.parameter(dims.buckets, heads, dtype=run.dtype), shape)
     bias = values.permute(2, 0, 1).unsqueeze(0)
-    return [x, bias, fill(tape, (1, heads, run.length, run.source), run.dtype), *mask] if decoder else [x, bias]
+    return (
+        [x, bias, fill(tape, (1, heads, run.length, run.source), run.dtype), *mask]
+        if decoder
+        else [x, bias]
+    )
 
 
 def _t5_attention(
@@ -179,7 +231,9 @@ def _t5_attention(
         k, v = (tape.empty(shape, run.dtype) for _ in range(2))
         tape.cache_byte += 2 * k.byte
     else:
-        k, v = (layers.split_heads(layers.project(run, source, width), dims.head_dim) for _ in range(2))
+        k, v = (
+            layers.split_heads(layers.project(run, source, width), dims.head_dim) for _ in range(2)
+        )
         here = run if causal else replace(run, past=0, cached=run.cached and source is not x)
         k, v = layers.append_cache(here, k), layers.append_cache(here, v)
     if run.flash and causal and run.length > 1:  # what the mask hides is written into the bias
@@ -210,16 +264,22 @@ class WhisperDims:
 
 
 def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> None:
-    """Trace the encoder once (not in decode, where its keys and values are cached) and the decoder's new tokens."""
+    """Trace the encoder once (not in decode, where its keys and values are cached) and the
+    decoder's new tokens.
+    """
     sound: list[Tensor] = []
 
     def hear(tape: Tape) -> Tensor:
         """Convolve twice over time, halving it the second time; add positions."""
         x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
         for stride in (1, 2):
-            x = functional.activation("gelu", functional.convolve(x, dims.hidden, 3, stride=stride, bias=True))
+            x = functional.activation(
+                "gelu", functional.convolve(x, dims.hidden, 3, stride=stride, bias=True)
+            )
         fill(tape, (dims.frames,), Dtype.INT64)
-        places = functional.embedding(tape.parameter(dims.frames, dims.hidden, dtype=run.dtype), (dims.frames,))
+        places = functional.embedding(
+            tape.parameter(dims.frames, dims.hidden, dtype=run.dtype), (dims.frames,)
+        )
         return functional.dropout(x.permute(0, 2, 1) + places, dims.dropout)
 
     def embed(tape: Tape) -> list[Tensor]:
@@ -234,22 +294,30 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> Non
 
     def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
         attention = partial(_whisper_attention, dims, run, causal=False)
-        return layers.add_parts(run, x, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp)
+        return layers.add_parts(
+            run, x, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp
+        )
 
     def decoder_layer(tape: Tape, x: Tensor, *given: Tensor) -> Tensor:
         shown, heard = (given[0] if mask else None), (given[-1] if sound else None)
         own = partial(_whisper_attention, dims, run, causal=True, mask=shown, cached=True)
         cross = partial(_whisper_attention, dims, run, source=heard, causal=False, cached=True)
-        return layers.add_parts(run, x, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp)
+        return layers.add_parts(
+            run, x, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp
+        )
 
     if not run.past:
         sound = program.section("encoder.embedding", hear)
         sound = program.section("encoder.layers", encoder_layer, *sound, repeat=dims.encoder_layers)
         sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
     x, *mask = program.section("decoder.embedding", embed)
-    (x,) = program.section("decoder.layers", decoder_layer, x, *mask, *sound, repeat=dims.decoder_layers)
+    (x,) = program.section(
+        "decoder.layers", decoder_layer, x, *mask, *sound, repeat=dims.decoder_layers
+    )
     program.section(
-        "head", lambda _, x: layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True), x
+        "head",
+        lambda _, x: layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True),
+        x,
     )
 
 
@@ -257,12 +325,16 @@ def _whisper_attention(
     dims: WhisperDims, run: PassSettings, x: Tensor, source: Tensor | None, *, causal: bool,
     mask: Tensor | None = None, cached: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attend with queries from ``x``; keys (without bias) and values come from ``source``, or the cache if None."""
+    """Attend with queries from ``x``; keys (without bias) and values come from ``source``, or the
+    cache if None.
+    """
     width, dim = dims.hidden // run.tp, dims.hidden // dims.heads
     x = functional.enter_parallel(x, run.tp)
     q = layers.split_heads(layers.project(run, x, width, bias=True) * 0.125, dim).contiguous()
     if source is None:
-        k, v = (x.tape.empty((run.batch, width // dim, dims.frames, dim), run.dtype) for _ in range(2))
+        k, v = (
+            x.tape.empty((run.batch, width // dim, dims.frames, dim), run.dtype) for _ in range(2)
+        )
         x.tape.cache_byte += 2 * k.byte
     else:
         source = functional.enter_parallel(source, run.tp) if source is not x else x
@@ -279,7 +351,9 @@ def _whisper_attention(
 
 @dataclass(frozen=True)
 class BertDims:
-    """Published dimensions of BERT, or of RoBERTa, which counts positions from the tokens that are no padding."""
+    """Published dimensions of BERT, or of RoBERTa, which counts positions from the tokens that are
+    no padding.
+    """
 
     layers: int
     hidden: int
@@ -301,15 +375,25 @@ def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
         """Add token, type and position rows, and norm them."""
         if counted:
             tokens = tape.empty((run.batch, run.length), Dtype.INT64)
-            mask = pointwise("cast", pointwise("compare", tokens, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
-            place = pointwise("cast", pointwise("cumsum", mask, out_dtype=Dtype.INT64), out_dtype=Dtype.INT32)
+            mask = pointwise(
+                "cast", pointwise("compare", tokens, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32
+            )
+            place = pointwise(
+                "cast", pointwise("cumsum", mask, out_dtype=Dtype.INT64), out_dtype=Dtype.INT32
+            )
             place = pointwise("mul", pointwise("shift", place), mask)
             pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
         picked = tape.empty((run.batch if counted else 1, run.length), Dtype.INT64)
-        tape.emit(Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte), (), (picked,))
+        tape.emit(
+            Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte),
+            (),
+            (picked,),
+        )
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
         x = x + layers.embed(run, tape, dims.types, dims.hidden, same=not counted)
-        x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=None if counted else 1)
+        x = x + layers.embed(
+            run, tape, dims.max_positions, dims.hidden, batch=None if counted else 1
+        )
         return functional.dropout(layers.layer_norm(run, x), dims.dropout)
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
@@ -323,9 +407,13 @@ def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
     def head(tape: Tape, x: Tensor) -> Tensor:
         if run.head is OutputHead.NONE:
             with tape.scope("pooler"):
-                return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
+                return functional.activation(
+                    "tanh", layers.project(run, x.select(1), dims.hidden, bias=True)
+                )
         with tape.scope("transform"):
-            x = functional.activation(dims.activation, layers.project(run, x, dims.hidden, bias=True))
+            x = functional.activation(
+                dims.activation, layers.project(run, x, dims.hidden, bias=True)
+            )
             x = layers.layer_norm(run, x)
         with tape.scope("logits"):
             return layers.masked_token_logits(run, x, dims.vocab)
@@ -335,7 +423,9 @@ def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
 
 @dataclass(frozen=True)
 class ModernBertDims:
-    """Published dimensions of ModernBERT: rotary positions, gated layers, and windows in most of them."""
+    """Published dimensions of ModernBERT: rotary positions, gated layers, and windows in most of
+    them.
+    """
 
     layers: int
     hidden: int
@@ -358,16 +448,22 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) 
         return layers.layer_norm(run, x, bias=False)
 
     def embed(tape: Tape) -> list[Tensor]:
-        """Look up and norm the tokens; compute a rotary table of either kind of layer, and the mask of windows."""
+        """Look up and norm the tokens; compute a rotary table of either kind of layer, and the mask
+        of windows.
+        """
         fill(tape, (run.length,), Dtype.INT64)
         x = norm(layers.embed_tokens(run, tape, dims.vocab, dims.hidden))
         for size in (run.batch, 1):
             fill(tape, (size,), Dtype.INT64)
         shapes = (run.length, 1), (run.length,)
         query, key = (pointwise("shift", fill(tape, shape, Dtype.INT64)) for shape in shapes)
-        keep = pointwise("compare", pointwise("abs", pointwise("sub", query, key)), out_dtype=Dtype.BOOL)
+        keep = pointwise(
+            "compare", pointwise("abs", pointwise("sub", query, key)), out_dtype=Dtype.BOOL
+        )
         keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
-        keep = pointwise("compare", keep, pointwise("compare", key, out_dtype=Dtype.BOOL), out_dtype=Dtype.BOOL)
+        keep = pointwise(
+            "compare", keep, pointwise("compare", key, out_dtype=Dtype.BOOL), out_dtype=Dtype.BOOL
+        )
         keep = keep.view(1, 1, run.length, run.length).expand(run.batch, 1, run.length, run.length)
         mask = keep if run.flash else layers.mask_to_numbers(keep, run.dtype)
         full, near = (layers.rotary_tables(tape, run, dim) for _ in range(2))
@@ -387,7 +483,9 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) 
         return layers.gated_feed_forward(run, x, *sizes, merged=True, bias=dims.mlp_bias)
 
     def layer(tape: Tape, x: Tensor, *tables: Tensor, first: bool = False) -> Tensor:
-        x = layers.add_parts(run, x, (lambda y: y) if first else norm, attention=lambda y: attention(y, *tables))
+        x = layers.add_parts(
+            run, x, (lambda y: y) if first else norm, attention=lambda y: attention(y, *tables)
+        )
         return layers.add_parts(run, x, norm, mlp=mlp)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
@@ -430,11 +528,15 @@ def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
 
     def embed(tape: Tape) -> Tensor:
         sizes = dims.channels, dims.hidden, dims.patch
-        return embed_patches(run, tape, *sizes, bias=True, class_token=dims.class_token, looked_up=looked_up)
+        return embed_patches(
+            run, tape, *sizes, bias=True, class_token=dims.class_token, looked_up=looked_up
+        )
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
         sizes, scaled = (dims.heads, dims.intermediate, dims.activation), dims.scaled
-        return layers.prenorm_layer(run, x, *sizes, wide_softmax=not scaled, scaled=scaled, input_first=looked_up)
+        return layers.prenorm_layer(
+            run, x, *sizes, wide_softmax=not scaled, scaled=scaled, input_first=looked_up
+        )
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         """Apply the final norm, then the pooler over the class token or a classifier."""
@@ -443,7 +545,9 @@ def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
             return layers.classify(run, x.select(1), dims.classes)
         if not dims.pooler:
             return x
-        return functional.activation("tanh", layers.project(run, x.select(1), dims.hidden, bias=True))
+        return functional.activation(
+            "tanh", layers.project(run, x.select(1), dims.hidden, bias=True)
+        )
 
     program.stack(embed, layer, head, dims.layers)
 
@@ -452,7 +556,8 @@ def embed_patches(
     run: PassSettings, tape: Tape, channels: int, hidden: int, patch: int, *, bias: bool, class_token: bool = True,
     looked_up: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Cut the picture into patches by a convolution, put a class token before them, and add positions.
+    """Cut the picture into patches by a convolution, put a class token before them, and add
+    positions.
 
     ViT has a bias and adds positions as they are; CLIP has none and looks its positions up.
     SigLIP has no class token.

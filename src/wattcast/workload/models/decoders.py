@@ -1,8 +1,8 @@
-"""Decoders that generate text: the Llama kind with its many switches, mixtures of experts, and latent attention.
+"""Decoders that generate text: the Llama kind with its many switches, mixtures of experts, and
+latent attention.
 
-Layers that differ are groups, each with its own repeat. Mixtures of experts and sequence scans are in
-``sparse_layers.py``, which a decoder imports when it has some.
-"""
+Layers that differ are groups, each with its own repeat. Mixtures of experts and sequence scans are
+in ``sparse_layers.py``, which a decoder imports when it has some."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class LayerGroup:
     """Layers of a decoder that are alike where others are not."""
 
     layers: int
-    mixer: str = "attention"  # or a rule of ``scan_sequence``, "attention and mamba2" side by side, or "none"
+    # or a rule of ``scan_sequence``, "attention and mamba2" side by side, or "none"
+    mixer: str = "attention"
     feed_forward: str = "same"  # as the model's; "dense" in a mixture, or "none"
     window: int = 0  # keys that a token sees; 0: all
     chunk: int = 0  # attention stays inside pieces of so many tokens
@@ -46,7 +47,8 @@ class DecoderDims:
     vocab: int
     head_dim: int = 0  # 0: hidden / heads
     activation: str = "silu"
-    norm: str = "rms"  # "rms", "gemma" (1 + weight, in fp32), "layer", "layer without bias" or "cohere" (in fp32)
+    # "rms", "gemma" (1 + weight, in fp32), "layer", "layer without bias" or "cohere" (in fp32)
+    norm: str = "rms"
     norm_place: str = "before"  # attention and feed-forward; "after" (OLMo 2) or "around" (Gemma 2)
     qkv_bias: bool = False
     out_bias: bool = False  # of the product after attention
@@ -60,9 +62,12 @@ class DecoderDims:
     parallel_norms: int = 1  # 2: each has a norm of its own (GPT-NeoX)
     attention_gate: bool = False  # queries bring a gate for the result (Qwen3-Next)
     sink: bool = False  # a learned score of each head that no key owns (gpt-oss)
-    alibi: bool = False  # scores get a slope over the distance, so Hugging Face runs attention operator by operator
+    # scores get a slope over the distance, so Hugging Face runs attention operator by operator
+    alibi: bool = False
     softcap: float = 0.0  # of attention scores
-    multipliers: tuple[str, ...] = ()  # what is scaled by a number: "embedding", "residual", "logits" or "cap"
+    multipliers: tuple[
+        str, ...
+    ] = ()  # what is scaled by a number: "embedding", "residual", "logits" or "cap"
     embedding_norm: bool = False
     rotary_tables: int = 1  # 2: layers with a window have a table of their own (Gemma 3)
     rotary_share: float = 1.0  # part of a head that is rotated
@@ -90,7 +95,9 @@ class DecoderDims:
         if self.groups and sum(group.layers for group in self.groups) != self.layers:
             found = " + ".join(str(group.layers) for group in self.groups)
             raise bad_value("groups", f"as many layers as the model's {self.layers}", found)
-        scans = [group.mixer for group in self.layer_groups if group.mixer not in ("attention", "none")]
+        scans = [
+            group.mixer for group in self.layer_groups if group.mixer not in ("attention", "none")
+        ]
         if scans and self.state is None:
             raise bad_value("state", f"the dimensions of {scans[0]}", "none")
 
@@ -113,14 +120,23 @@ class DecoderDims:
 def trace_decoder(dims: DecoderDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
     windows = sorted({group.window or group.chunk for group in dims.layer_groups})
-    hidden, cos, sin, *masks = program.section("embedding", lambda tape: _embed_tokens(dims, run, windows, tape))
+    hidden, cos, sin, *masks = program.section(
+        "embedding", lambda tape: _embed_tokens(dims, run, windows, tape)
+    )
     shown = [window for window in windows if layers.needs_mask(_keep_window(run, window), window)]
     for group in dims.layer_groups:
-        window, experts = group.window or group.chunk, 0 if group.feed_forward == "dense" else dims.experts
+        window, experts = (
+            group.window or group.chunk,
+            0 if group.feed_forward == "dense" else dims.experts,
+        )
         turned = dims.rotary_share * group.rotary
-        here = replace(dims, layers=group.layers, groups=(group,), window=group.window, experts=experts)
+        here = replace(
+            dims, layers=group.layers, groups=(group,), window=group.window, experts=experts
+        )
         here = replace(here, rotary_share=turned)
-        mask = [masks[shown.index(window)]] if window in shown and "attention" in group.mixer else []
+        mask = (
+            [masks[shown.index(window)]] if window in shown and "attention" in group.mixer else []
+        )
         body = _layer_body(here, group, _keep_window(run, window))
         label, repeat = _name_group(dims, group), group.layers
         (hidden,) = program.section(label, body, hidden, cos, sin, *mask, repeat=repeat)
@@ -140,13 +156,25 @@ def _keep_window(run: PassSettings, window: int) -> PassSettings:
 def _name_group(dims: DecoderDims, group: LayerGroup) -> str:
     if len(dims.layer_groups) == 1:
         return "layers"
-    reach = f"window {group.window}" if group.window else f"chunks of {group.chunk}" if group.chunk else ""
+    reach = (
+        f"window {group.window}"
+        if group.window
+        else f"chunks of {group.chunk}"
+        if group.chunk
+        else ""
+    )
     dense = f"{group.feed_forward} feed-forward" if group.feed_forward != "same" else ""
-    plain = "without rotary" if "attention" in group.mixer and not group.rotary and dims.rotary_share else ""
+    plain = (
+        "without rotary"
+        if "attention" in group.mixer and not group.rotary and dims.rotary_share
+        else ""
+    )
     return ", ".join(word for word in (f"{group.mixer} layers", reach, plain, dense) if word)
 
 
-def _embed_tokens(dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape) -> list[Tensor]:
+def _embed_tokens(
+    dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape
+) -> list[Tensor]:
     """Return token rows, rotary tables, and the masks that layers need."""
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
     if dims.norm == "gemma" and not dims.attention_gate:  # Qwen3-Next has Gemma's norms alone
@@ -156,7 +184,11 @@ def _embed_tokens(dims: DecoderDims, run: PassSettings, windows: list[int], tape
     if dims.embedding_norm:
         x = _normalise_rows(dims, run, x)
     layers.build_positions(tape, run)
-    masks = [mask for window in windows for mask in layers.build_mask(tape, _keep_window(run, window), window)]
+    masks = [
+        mask
+        for window in windows
+        for mask in layers.build_mask(tape, _keep_window(run, window), window)
+    ]
     tables = [layers.rotary_tables(tape, run, dims.rotated) for _ in range(dims.rotary_tables)]
     return [x, *tables[-1], *masks]
 
@@ -176,7 +208,9 @@ def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Call
         scanned = scan_sequence(dims.state, group.mixer.split()[-1], run, x)
         return scanned if out is None else out + scanned
 
-    def layer(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def layer(
+        tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         if dims.parallel:
             normed = _enter_block(dims, run, x)
             with tape.scope("attention"):
@@ -184,20 +218,31 @@ def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Call
             with tape.scope("mlp"):
                 own = normed if dims.parallel_norms == 1 else _normalise_rows(dims, run, x)
                 out = _feed_forward(dims, run, own)
-                return out if run.engine else attended + out + x  # an engine's next norm adds all three
+                return (
+                    out if run.engine else attended + out + x
+                )  # an engine's next norm adds all three
         if group.mixer != "none":
             with tape.scope("attention"):
                 x = _leave_block(dims, run, x, mix(_enter_block(dims, run, x), cos, sin, mask))
         if group.feed_forward != "none":
             with tape.scope("mlp"):
-                x = _leave_block(dims, run, x, _feed_forward(dims, run, _enter_block(dims, run, x, not dims.experts)))
+                x = _leave_block(
+                    dims,
+                    run,
+                    x,
+                    _feed_forward(dims, run, _enter_block(dims, run, x, not dims.experts)),
+                )
         return x
 
     return layer
 
 
-def _enter_block(dims: DecoderDims, run: PassSettings, x: Tensor, to_products: bool = True) -> Tensor:
-    """Return the input of attention or feed-forward; an engine adds the residual inside the norm's kernel."""
+def _enter_block(
+    dims: DecoderDims, run: PassSettings, x: Tensor, to_products: bool = True
+) -> Tensor:
+    """Return the input of attention or feed-forward; an engine adds the residual inside the norm's
+    kernel.
+    """
     if dims.norm_place == "after":
         return x
     if not run.engine:
@@ -207,7 +252,9 @@ def _enter_block(dims: DecoderDims, run: PassSettings, x: Tensor, to_products: b
 
 
 def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
-    """Add the result of attention or feed-forward to the residual; an engine's next norm also multiplies it."""
+    """Add the result of attention or feed-forward to the residual; an engine's next norm also
+    multiplies it.
+    """
     if dims.norm_place != "before":
         out = _normalise_rows(dims, run, out)
     if "residual" in dims.multipliers and not run.engine:
@@ -218,14 +265,18 @@ def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -
 def _normalise_rows(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
     if dims.norm in ("rms", "gemma"):
         return layers.rms_norm(run, x, gemma=dims.norm == "gemma")
-    if dims.norm == "cohere" and not run.engine:  # without bias, operator by operator in fp32, by Hugging Face
+    if (
+        dims.norm == "cohere" and not run.engine
+    ):  # without bias, operator by operator in fp32, by Hugging Face
         weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
         with x.tape.scope("norm"):
             wide = x.to(Dtype.FP32)
             mean = functional.reduce_last("mean", wide)
             centred = wide + -mean
             variance = functional.reduce_last("mean", functional.power(wide + -mean, 2))
-            return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(x.dtype)
+            return (weight.to(Dtype.FP32) * (centred * functional.rsqrt(variance + 1e-5))).to(
+                x.dtype
+            )
     return layers.layer_norm(run, x, bias=dims.norm == "layer")
 
 
@@ -241,7 +292,9 @@ def _self_attention(
     causal = True
     if run.fused_training:
         mask = None
-        if dims.window and 2 * dims.window < k.shape[2]:  # blocks of queries see their own keys and those before
+        if (
+            dims.window and 2 * dims.window < k.shape[2]
+        ):  # blocks of queries see their own keys and those before
             k, v, causal = k.slice(2, 0, 2 * dims.window), v.slice(2, 0, 2 * dims.window), False
     elif dims.alibi or dims.sink:
         run = replace(run, attention=AttentionMode.EAGER)
@@ -257,13 +310,18 @@ def _self_attention(
 
 
 def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Tensor]:
-    """Return three views of ``[batch, heads, length, dim]``, and a gated model's ``[batch, length, width]``."""
+    """Return three views of ``[batch, heads, length, dim]``, and a gated model's ``[batch, length,
+    width]``.
+    """
     heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
     widths = [count * dims.dim for count in (heads, kv_heads, kv_heads)]
     if dims.fused_qkv:
         fused = layers.project(run, x, sum(widths), dims.qkv_bias)
         starts = (0, widths[0], widths[0] + widths[1])
-        parts = [fused.slice(-1, start, start + width) for start, width in zip(starts, widths, strict=True)]
+        parts = [
+            fused.slice(-1, start, start + width)
+            for start, width in zip(starts, widths, strict=True)
+        ]
         return [layers.split_heads(part, dims.dim) for part in parts]
     found, gate = [], []
     for width, query, keyed in zip(widths, (True, False, False), (True, True, False), strict=True):
@@ -310,9 +368,8 @@ def _engine_attention(
 ) -> Tensor:
     """Attend as an inference engine does: one product, and one kernel for each of the rest.
 
-    The rotary embedding turns queries and keys in place in one kernel; new keys and values are written into a paged
-    cache that attention reads where it lies.
-    """
+    The rotary embedding turns queries and keys in place in one kernel; new keys and values are
+    written into a paged cache that attention reads where it lies."""
     (group,) = dims.layer_groups
     heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
     counts = (*((heads,) * (1 + dims.attention_gate)), kv_heads, kv_heads)
@@ -324,7 +381,9 @@ def _engine_attention(
         layers.rotate_in_place(run, q, k, cos, dims.rotated)
     if dims.sink:
         x.tape.parameter(heads, dtype=run.dtype)
-    out = layers.paged_attention(run, q, k, v, dims.window, chunk=group.chunk, softcap=dims.softcap, sink=dims.sink)
+    out = layers.paged_attention(
+        run, q, k, v, dims.window, chunk=group.chunk, softcap=dims.softcap, sink=dims.sink
+    )
     if gate:
         out = pointwise("mul", out, pointwise("sigmoid", gate[0].reshape(*out.shape)))
     return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
@@ -332,7 +391,9 @@ def _engine_attention(
 
 @dataclass(frozen=True)
 class LatentDims:
-    """Published dimensions of a decoder with latent attention: keys and values are one short vector a token."""
+    """Published dimensions of a decoder with latent attention: keys and values are one short vector
+    a token.
+    """
 
     router_wide: ClassVar[bool] = True  # as in ``DecoderDims``, as are the next two
     shared_gate: ClassVar[bool] = False
@@ -386,13 +447,18 @@ def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
         return x + part(layers.rms_norm(run, x))
 
     def layer(tape: Tape, x: Tensor, *tables: Tensor, dense: bool) -> Tensor:
-        """Compute x + attention(norm(x)), then x + experts(norm(x)); ``dense`` layers have no experts."""
+        """Compute x + attention(norm(x)), then x + experts(norm(x)); ``dense`` layers have no
+        experts.
+        """
         attend = _engine_latent_attention if run.engine else _latent_self_attention
         with tape.scope("attention"):
             x = add(x, lambda y: attend(dims, run, y, *tables))
         with tape.scope("mlp"):
             if dense:
-                return add(x, lambda y: layers.gated_feed_forward(run, y, dims.intermediate, dims.activation))
+                return add(
+                    x,
+                    lambda y: layers.gated_feed_forward(run, y, dims.intermediate, dims.activation),
+                )
             from wattcast.workload.models.sparse_layers import mix_experts
 
             groups = dims.groups, dims.groups_chosen
@@ -400,18 +466,32 @@ def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
 
     hidden, *tables = program.section("embedding", embed)
     mixed = dims.layers - dims.dense_layers
-    for label, repeat, dense in (("dense layers", dims.dense_layers, True), ("layers", mixed, False)):
+    for label, repeat, dense in (
+        ("dense layers", dims.dense_layers, True),
+        ("layers", mixed, False),
+    ):
         if repeat:
-            (hidden,) = program.section(label, partial(layer, dense=dense), hidden, *tables, repeat=repeat)
+            (hidden,) = program.section(
+                label, partial(layer, dense=dense), hidden, *tables, repeat=repeat
+            )
     program.section(
-        "head", lambda _, x: layers.language_head(run, layers.rms_norm(run, x), dims.vocab, tied=False), hidden
+        "head",
+        lambda _, x: layers.language_head(run, layers.rms_norm(run, x), dims.vocab, tied=False),
+        hidden,
     )
 
 
 def _latent_self_attention(
-    dims: LatentDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+    dims: LatentDims,
+    run: PassSettings,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Attend with queries and keys from low-rank products; the cached short vectors are expanded at each use."""
+    """Attend with queries and keys from low-rank products; the cached short vectors are expanded at
+    each use.
+    """
     x = functional.enter_parallel(x, run.tp)
     heads = dims.heads // run.tp
     low = layers.rms_norm(run, layers.project(run, x, dims.q_rank)) if dims.q_rank else x
@@ -425,10 +505,15 @@ def _latent_self_attention(
     k_turn = _rotate_pairs(k_turn.unsqueeze(1), cos, sin)
     latent, k_turn = layers.append_cache(run, latent.unsqueeze(1)), layers.append_cache(run, k_turn)
     q = cat([q_plain, q_turn], -1)
-    # keys are the plain part of what short vectors expand to and the shared rotated part, both copied in
+    # keys are the plain part of what short vectors expand to and the shared rotated part, both
+    # copied in
     batch, _, length, rank = latent.shape
-    wide = layers.project(run, latent.view(batch, length, rank), heads * (dims.plain_dim + dims.value_dim))
-    plain, v = layers.split_heads(wide, dims.plain_dim + dims.value_dim).split(dims.plain_dim, dims.value_dim)
+    wide = layers.project(
+        run, latent.view(batch, length, rank), heads * (dims.plain_dim + dims.value_dim)
+    )
+    plain, v = layers.split_heads(wide, dims.plain_dim + dims.value_dim).split(
+        dims.plain_dim, dims.value_dim
+    )
     k = x.tape.empty((batch, heads, length, dims.dim), latent.dtype)
     for part in (plain, k_turn.expand(batch, heads, length, dims.rotary_dim)):
         layout = Layout.STRIDED if part.byte == part.numel * part.dtype.byte else Layout.BROADCAST
@@ -448,38 +533,60 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     pairs = x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
     even, odd = pairs.select(-1), pairs.select(-1)
     left, right = even * cos, odd * sin
-    first = pointwise("sub", left, right).with_gradient(lambda g: (g, pointwise("neg", g)), left, right)
+    first = pointwise("sub", left, right).with_gradient(
+        lambda g: (g, pointwise("neg", g)), left, right
+    )
     return cat([first, odd * cos + even * sin], -1)
 
 
 def _engine_latent_attention(
-    dims: LatentDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+    dims: LatentDims,
+    run: PassSettings,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Run latent attention as an inference engine does.
 
-    In decode the up-projections are absorbed into queries and outputs, so that attention runs over the short vectors
-    themselves with one key head; in prefill keys and values are expanded.
-    """
+    In decode the up-projections are absorbed into queries and outputs, so that attention runs over
+    the short vectors themselves with one key head; in prefill keys and values are expanded."""
     heads = dims.heads // run.tp
     low = layers.project(run, x, dims.q_rank + dims.cached_dim)
     q_low, latent, k_turn = low.split(dims.q_rank, dims.kv_rank, dims.rotary_dim)
     q = layers.project(run, layers.rms_norm(run, q_low) if dims.q_rank else x, heads * dims.dim)
     latent = layers.rms_norm(run, latent)
-    layers.rotate_in_place(run, q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos, dims.rotary_dim)
+    layers.rotate_in_place(
+        run, q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos, dims.rotary_dim
+    )
     layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)
     tape, sizes = q.tape, (run.batch, heads, run.length, run.context)
-    width, shape = heads * (dims.plain_dim + dims.value_dim), (run.batch, run.length, heads * dims.value_dim)
+    width, shape = (
+        heads * (dims.plain_dim + dims.value_dim),
+        (run.batch, run.length, heads * dims.value_dim),
+    )
     op: Operator
     if run.length == 1:
         weight = tape.parameter(width, dims.kv_rank, dtype=run.dtype)
         up = Bmm(heads, run.batch, dims.kv_rank, dims.plain_dim, dtype=q.dtype)
         wide = tape.launch(up, (q, weight), (run.batch, 1, heads, dims.cached_dim))
         if run.served:
-            how = ("flashmla", run.cache_dtype, 64) if run.cache_dtype is Dtype.FP8 else ("fa3", run.cache_dtype, 16)
+            how = (
+                ("flashmla", run.cache_dtype, 64)
+                if run.cache_dtype is Dtype.FP8
+                else ("fa3", run.cache_dtype, 16)
+            )
             op = LatentAttention(*sizes, dims.kv_rank, dims.rotary_dim, *how, dtype=q.dtype)
         else:
             op = Attention(
-                run.batch, heads, 1, 1, run.context, dims.cached_dim, v_head_dim=dims.kv_rank, dtype=q.dtype
+                run.batch,
+                heads,
+                1,
+                1,
+                run.context,
+                dims.cached_dim,
+                v_head_dim=dims.kv_rank,
+                dtype=q.dtype,
             )
         mixed = tape.launch(op, (wide, latent), (run.batch, 1, heads, dims.kv_rank))
         down = Bmm(heads, run.batch, dims.value_dim, dims.kv_rank, dtype=q.dtype)
@@ -490,7 +597,9 @@ def _engine_latent_attention(
         n = run.batch * run.context * heads * dims.dim
         k = tape.launch(Elementwise("cat", n, dtype=q.dtype, layout=Layout.STRIDED), (wide,), (n,))
         if run.served and (dims.dim, dims.value_dim) == (192, 128):
-            op = LatentAttention(*sizes, dims.kv_rank, dims.rotary_dim, phase="prefill", dtype=q.dtype)
+            op = LatentAttention(
+                *sizes, dims.kv_rank, dims.rotary_dim, phase="prefill", dtype=q.dtype
+            )
         else:
             own: dict[str, Any] = {"causal": True, "v_head_dim": dims.value_dim, "dtype": q.dtype}
             op = Attention(run.batch, heads, *sizes[1:], dims.dim, **own)

@@ -1,4 +1,6 @@
-"""Networks that denoise latent pictures and videos: the U-Net and transformers that are told the time."""
+"""Networks that denoise latent pictures and videos: the U-Net and transformers that are told the
+time.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ def trace_unet(dims: UnetDims, run: PassSettings, program: Program) -> None:
     """Trace the noise of every latent pixel, from the latent, the time and the text."""
 
     def whole(tape: Tape) -> Tensor:
-        """Go down through the levels, across the middle, and up again, joined by the tensors kept on the way down."""
+        """Go down through the levels, across the middle, and up again, joined by the tensors kept
+        on the way down.
+        """
         with tape.scope("time"):  # sines and cosines of the step number, passed through two layers
-            rates = pointwise("exp", pointwise("scale", fill(tape, (dims.widths[0] // 2,), Dtype.FP32)))
+            rates = pointwise(
+                "exp", pointwise("scale", fill(tape, (dims.widths[0] // 2,), Dtype.FP32))
+            )
             angle = pointwise("mul", tape.empty((run.batch, 1), Dtype.FP32), rates)
             waves = cat([pointwise("sin", angle), pointwise("cos", angle)], -1).to(run.dtype)
             time = _embed_vector(run, waves, 4 * dims.widths[0])
         if dims.added:
-            time = time + _embed_vector(run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0])
+            time = time + _embed_vector(
+                run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0]
+            )
         text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
         latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
         x = functional.convolve(latent, dims.widths[0], 3, bias=True)
@@ -75,11 +83,14 @@ def _embed_vector(run: PassSettings, x: Tensor, width: int, function: str = "sil
 
 
 def _norm_convolve(x: Tensor, width: int) -> Tensor:
-    return functional.convolve(functional.activation("silu", functional.group_norm(x)), width, 3, bias=True)
+    return functional.convolve(
+        functional.activation("silu", functional.group_norm(x)), width, 3, bias=True
+    )
 
 
 def _add_residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Tensor:
-    """Convolve twice with the time added between; the input is added through a 1x1 where the width changes.
+    """Convolve twice with the time added between; the input is added through a 1x1 where the width
+    changes.
 
     Sums are scaled in a kernel of its own, here and after attention, as diffusers does even by 1.
     """
@@ -87,14 +98,17 @@ def _add_residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Ten
         y = _norm_convolve(x, width)
         shift = layers.project(run, functional.activation("silu", time), width, bias=True)
         y = _norm_convolve(y + shift.view(run.batch, width, 1, 1), width)
-        return ((x if x.shape[1] == width else functional.convolve(x, width, 1, bias=True)) + y) * 1.0
+        return (
+            (x if x.shape[1] == width else functional.convolve(x, width, 1, bias=True)) + y
+        ) * 1.0
 
 
 def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, depth: int) -> Tensor:
-    """Let pixels attend to one another and to the text, then run a gated feed-forward layer, ``depth`` times.
+    """Let pixels attend to one another and to the text, then run a gated feed-forward layer,
+    ``depth`` times.
 
-    Networks with heads of one size enter and leave by a linear layer, those with a number of heads by a convolution.
-    """
+    Networks with heads of one size enter and leave by a linear layer, those with a number of heads
+    by a convolution."""
     if not depth:
         return x
     n, c, h, w = x.shape
@@ -152,15 +166,21 @@ def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
         with tape.scope("time"):
             waves = cat([tape.empty((run.batch, 128), run.dtype) for _ in range(2)], -1)
             time = _embed_vector(run, waves, hidden)
-        label = functional.embedding(tape.parameter(dims.classes + 1, hidden, dtype=run.dtype), (run.batch,))
+        label = functional.embedding(
+            tape.parameter(dims.classes + 1, hidden, dtype=run.dtype), (run.batch,)
+        )
         return x, time + label
 
     def layer(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
         """Attend, then feed forward, each shifted and scaled before and gated after by the signal."""
         parts = _split_signal(run, signal, 6)
         with tape.scope("attention"):
-            fused = layers.project(run, _modulate_rows(x, parts[0], parts[1]), 3 * hidden, bias=True)
-            q, k, v = (layers.split_heads(p, hidden // dims.heads) for p in fused.split(*[hidden] * 3))
+            fused = layers.project(
+                run, _modulate_rows(x, parts[0], parts[1]), 3 * hidden, bias=True
+            )
+            q, k, v = (
+                layers.split_heads(p, hidden // dims.heads) for p in fused.split(*[hidden] * 3)
+            )
             out = layers.attend(run, q, k, v, causal=False)
             x = x + parts[2] * layers.project(run, out, hidden, bias=True)
         return _feed_gated(run, x, parts, dims.mlp_ratio)
@@ -188,16 +208,22 @@ def _modulate_rows(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class JointDims:
-    """Published dimensions of a transformer in which picture and text attend to one another (SD3, FLUX.1)."""
+    """Published dimensions of a transformer in which picture and text attend to one another (SD3,
+    FLUX.1).
+    """
 
     layers: int  # with weights of their own for picture and text
     heads: int
     head_dim: int
     text_length: int
     pooled: int  # width of a summary of the text
-    single_layers: int = 0  # with one set of weights for both, the feed-forward layer beside the attention
+    single_layers: int = (
+        0  # with one set of weights for both, the feed-forward layer beside the attention
+    )
     normed: bool = False  # whether queries and keys are normed
-    axes: tuple[int, ...] = ()  # values of a head that each axis of positions rotates; none: positions are added
+    axes: tuple[
+        int, ...
+    ] = ()  # values of a head that each axis of positions rotates; none: positions are added
     guidance: bool = False  # whether the strength of guidance is given beside the time
     text_hidden: int = 4096
     channels: int = 16
@@ -212,11 +238,15 @@ class JointDims:
 
 
 def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
-    """Trace one denoising step: layers of two streams, then layers of one, or a last one that leaves the text."""
+    """Trace one denoising step: layers of two streams, then layers of one, or a last one that
+    leaves the text.
+    """
     hidden = dims.hidden
 
     def embed(tape: Tape) -> list[Tensor]:
-        """Return patches, text, the signal of time and summary, and the angles of positions where these rotate."""
+        """Return patches, text, the signal of time and summary, and the angles of positions where
+        these rotate.
+        """
         tokens = (run.image // dims.patch) ** 2
         if dims.axes:
             x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
@@ -229,12 +259,21 @@ def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
             signal = _embed_waves(run, tape, hidden)
             for _ in range(dims.guidance):
                 signal = signal + _embed_waves(run, tape, hidden)
-            signal = signal + _embed_vector(run, tape.empty((run.batch, dims.pooled), run.dtype), hidden)
+            signal = signal + _embed_vector(
+                run, tape.empty((run.batch, dims.pooled), run.dtype), hidden
+            )
         text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
         text = layers.project(run, text, hidden, bias=True)
-        return [x, text, signal, *(_rotate_axes(dims, tape, tokens + dims.text_length) if dims.axes else ())]
+        return [
+            x,
+            text,
+            signal,
+            *(_rotate_axes(dims, tape, tokens + dims.text_length) if dims.axes else ()),
+        ]
 
-    def one_stream(tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor) -> list[Tensor]:
+    def one_stream(
+        tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor
+    ) -> list[Tensor]:
         """Attend and feed forward side by side over text and picture as one row of tokens."""
         joined = cat([text, x], 1)
         shift, scale, gate = _split_signal(run, signal, 3)
@@ -249,23 +288,35 @@ def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
 
     def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
         scale, shift = _split_signal(run, signal, 2)
-        out = layers.project(run, _modulate_rows(x, shift, scale), dims.patch**2 * dims.channels, bias=True)
+        out = layers.project(
+            run, _modulate_rows(x, shift, scale), dims.patch**2 * dims.channels, bias=True
+        )
         return out if dims.axes else out.clone()
 
     x, text, *rest = program.section("embedding", embed)
     doubled = dims.layers - (not dims.single_layers)
-    x, text = program.section("layers", partial(_attend_two, dims, run), x, text, *rest, repeat=doubled)
+    x, text = program.section(
+        "layers", partial(_attend_two, dims, run), x, text, *rest, repeat=doubled
+    )
     if dims.single_layers:
-        x, _ = program.section("single layers", one_stream, x, text, *rest, repeat=dims.single_layers)
+        x, _ = program.section(
+            "single layers", one_stream, x, text, *rest, repeat=dims.single_layers
+        )
     else:
-        (x,) = program.section("last layer", partial(_attend_two, dims, run, last=True), x, text, *rest)
+        (x,) = program.section(
+            "last layer", partial(_attend_two, dims, run, last=True), x, text, *rest
+        )
     program.section("head", head, x, rest[0])
 
 
 def _embed_waves(run: PassSettings, tape: Tape, width: int, waves: int = 256) -> Tensor:
     """Turn a number into sines and cosines, cosines first, and pass them through two layers."""
-    rates = pointwise("exp", pointwise("scale", pointwise("scale", fill(tape, (waves // 2,), Dtype.FP32))))
-    angle = pointwise("scale", pointwise("mul", tape.empty((run.batch, 1), run.dtype).to(Dtype.FP32), rates))
+    rates = pointwise(
+        "exp", pointwise("scale", pointwise("scale", fill(tape, (waves // 2,), Dtype.FP32)))
+    )
+    angle = pointwise(
+        "scale", pointwise("mul", tape.empty((run.batch, 1), run.dtype).to(Dtype.FP32), rates)
+    )
     both = cat([pointwise("sin", angle), pointwise("cos", angle)], -1)
     halves = both.split(waves // 2, waves // 2)
     return _embed_vector(run, cat(halves[::-1], -1).to(run.dtype), width)
@@ -279,7 +330,9 @@ def _rotate_axes(dims: JointDims, tape: Tape, tokens: int) -> tuple[Tensor, Tens
             rates = fill(tape, (size // 2,), Dtype.FP64)
             for step in ("scale", "pow", "div", "scale", "scale"):
                 rates = pointwise(step, rates)
-            angle = pointwise("mul", tape.empty((tokens, 1), Dtype.FP32), rates, out_dtype=Dtype.FP64)
+            angle = pointwise(
+                "mul", tape.empty((tokens, 1), Dtype.FP32), rates, out_dtype=Dtype.FP64
+            )
             for name, kept in zip(("cos", "sin"), waves, strict=True):
                 twice = cat([pointwise(name, angle)] * 2, -1)
                 kept.append(twice.to(Dtype.FP32))
@@ -291,15 +344,20 @@ def _attend_two(
     dims: JointDims, run: PassSettings, tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor,
     last: bool = False,
 ) -> list[Tensor]:  # fmt: skip
-    """Attend over picture and text together, feed each forward by weights of its own, and return both.
+    """Attend over picture and text together, feed each forward by weights of its own, and return
+    both.
 
     ``last``: the picture alone.
     """
     own, other = _split_signal(run, signal, 6), _split_signal(run, signal, 2 if last else 6)
     normed = [_modulate_rows(x, own[0], own[1]), _modulate_rows(text, other[0], other[1])]
     with tape.scope("attention"):
-        streams = [[layers.project(run, t, dims.hidden, bias=True) for _ in range(3)] for t in normed]
-        first, second = (text, x) if dims.axes else (x, text)  # where positions rotate, the text comes first
+        streams = [
+            [layers.project(run, t, dims.hidden, bias=True) for _ in range(3)] for t in normed
+        ]
+        first, second = (
+            (text, x) if dims.axes else (x, text)
+        )  # where positions rotate, the text comes first
         out = _attend_joint(dims, run, streams[::-1] if dims.axes else streams, angles)
         split = first.shape[1]
         parts = [out.slice(1, 0, split), out.slice(1, split, split + second.shape[1])]
@@ -307,30 +365,46 @@ def _attend_two(
         attended = layers.project(run, seen, dims.hidden, bias=True)
         told = None if last else layers.project(run, heard, dims.hidden, bias=True)
     x = _feed_gated(run, x + own[2] * attended, own, dims.mlp_ratio)
-    return [x] if told is None else [x, _feed_gated(run, text + other[2] * told, other, dims.mlp_ratio)]
+    return (
+        [x]
+        if told is None
+        else [x, _feed_gated(run, text + other[2] * told, other, dims.mlp_ratio)]
+    )
 
 
 def _feed_gated(run: PassSettings, x: Tensor, parts: list[Tensor], mlp_ratio: float) -> Tensor:
     """Add a feed-forward layer, modulated before and gated after."""
     with x.tape.scope("mlp"):
         width = int(x.shape[-1] * mlp_ratio)
-        return x + parts[5] * layers.feed_forward(run, _modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh")
+        return x + parts[5] * layers.feed_forward(
+            run, _modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh"
+        )
 
 
 def _attend_joint(
-    dims: JointDims, run: PassSettings, streams: Sequence[Sequence[Tensor]], angles: Sequence[Tensor]
+    dims: JointDims,
+    run: PassSettings,
+    streams: Sequence[Sequence[Tensor]],
+    angles: Sequence[Tensor],
 ) -> Tensor:
     """Attend over queries, keys and values of all streams, ``[batch, length, hidden]``."""
-    heads = [[part.view(*part.shape[:2], dims.heads, dims.head_dim) for part in parts] for parts in streams]
+    heads = [
+        [part.view(*part.shape[:2], dims.heads, dims.head_dim) for part in parts]
+        for parts in streams
+    ]
     if dims.normed:  # PyTorch's norm, which is one kernel, or diffusers' own, which is several
         for parts in heads:
             parts[:2] = [layers.rms_norm(run, part, fused=bool(dims.axes)) for part in parts[:2]]
     if not dims.axes:  # heads come before tokens when streams are joined
         heads = [[part.transpose(1, 2) for part in parts] for parts in heads]
     axis = 1 if dims.axes else 2
-    q, k, v = heads[0] if len(heads) == 1 else [cat(same, axis) for same in zip(*heads, strict=True)]
+    q, k, v = (
+        heads[0] if len(heads) == 1 else [cat(same, axis) for same in zip(*heads, strict=True)]
+    )
     if dims.axes:
-        q, k, v = (t.transpose(1, 2) for t in (_rotate_pairs(q, *angles), _rotate_pairs(k, *angles), v))
+        q, k, v = (
+            t.transpose(1, 2) for t in (_rotate_pairs(q, *angles), _rotate_pairs(k, *angles), v)
+        )
     return layers.attend(run, q, k, v, causal=False)
 
 
@@ -345,7 +419,9 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class VideoDims:
-    """Published dimensions of a transformer that denoises a video by attention over all frames (Wan 2.1)."""
+    """Published dimensions of a transformer that denoises a video by attention over all frames (Wan
+    2.1).
+    """
 
     layers: int
     heads: int
@@ -368,7 +444,9 @@ class VideoDims:
 def trace_video(dims: VideoDims, run: PassSettings, program: Program) -> None:
     """Trace one denoising step of a whole video."""
     x, text, signal, time = program.section("embedding", lambda tape: _embed_video(dims, run, tape))
-    (x,) = program.section("layers", partial(_video_layer, dims, run), x, text, signal, repeat=dims.layers)
+    (x,) = program.section(
+        "layers", partial(_video_layer, dims, run), x, text, signal, repeat=dims.layers
+    )
 
     def head(tape: Tape, x: Tensor, time: Tensor) -> Tensor:
         shift, scale = _add_table(tape, run, time.unsqueeze(1), 2)
@@ -388,14 +466,20 @@ def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]
     x = x.reshape(run.batch, dims.frames * rows * columns, dims.hidden)
     with tape.scope("time"):
         time = _embed_waves(run, tape, dims.hidden)
-        signal = layers.project(run, functional.activation("silu", time), 6 * dims.hidden, bias=True)
+        signal = layers.project(
+            run, functional.activation("silu", time), 6 * dims.hidden, bias=True
+        )
     text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
     text = _embed_vector(run, text, dims.hidden, "gelu_tanh")
     return [x, text, signal.view(run.batch, 6, dims.hidden), time]
 
 
-def _video_layer(dims: VideoDims, run: PassSettings, tape: Tape, x: Tensor, text: Tensor, signal: Tensor) -> Tensor:
-    """Attend over the video, then to the text, then feed forward; sums and norms are computed in fp32."""
+def _video_layer(
+    dims: VideoDims, run: PassSettings, tape: Tape, x: Tensor, text: Tensor, signal: Tensor
+) -> Tensor:
+    """Attend over the video, then to the text, then feed forward; sums and norms are computed in
+    fp32.
+    """
     parts = _add_table(tape, run, signal.to(Dtype.FP32), 6)
     with tape.scope("attention"):
         normed = _modulate_rows(x.to(Dtype.FP32), parts[0], parts[1]).to(x.dtype)
@@ -406,17 +490,24 @@ def _video_layer(dims: VideoDims, run: PassSettings, tape: Tape, x: Tensor, text
         x = x + _attend_video(dims, run, functional.layer_norm(wide, *weights).to(run.dtype), text)
     with tape.scope("mlp"):
         out = layers.feed_forward(
-            run, _modulate_rows(x.to(Dtype.FP32), parts[3], parts[4]).to(x.dtype), dims.intermediate, "gelu_tanh"
+            run,
+            _modulate_rows(x.to(Dtype.FP32), parts[3], parts[4]).to(x.dtype),
+            dims.intermediate,
+            "gelu_tanh",
         )
         return _add_wide(x, out.to(Dtype.FP32), parts[5])
 
 
 def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
-    """Attend with queries from ``x``, keys and values from ``source``; places in the video rotate the heads."""
+    """Attend with queries from ``x``, keys and values from ``source``; places in the video rotate
+    the heads.
+    """
     q, k, v = (layers.project(run, t, dims.hidden, bias=True) for t in (x, source, source))
     q, k = (layers.rms_norm(run, t, fused=True) for t in (q, k))
     heads = [t.view(*t.shape[:2], dims.heads, dims.head_dim) for t in (q, k, v)]
-    for i in (0, 1) if source is x else ():  # neighbouring values; both results are written into one fresh tensor
+    for i in (
+        (0, 1) if source is x else ()
+    ):  # neighbouring values; both results are written into one fresh tensor
         half = dims.head_dim // 2
         wave = x.tape.empty((1, x.shape[1], 1, half), x.dtype)
         even, odd = heads[i].slice(-1, 0, half), heads[i].slice(-1, half, 2 * half)
@@ -427,7 +518,9 @@ def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor)
 
 
 def _add_table(tape: Tape, run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
-    """Add learned shifts, scales and gates to the signal, ``[batch, count, hidden]``, and part them."""
+    """Add learned shifts, scales and gates to the signal, ``[batch, count, hidden]``, and part
+    them.
+    """
     width = signal.shape[-1]
     both = tape.parameter(1, count, width, dtype=run.dtype) + signal
     return [both.slice(1, at, at + 1) for at in range(count)]

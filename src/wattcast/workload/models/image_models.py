@@ -1,4 +1,6 @@
-"""Networks that read pictures: ResNet, ConvNeXt, MobileViT, CLIP and SigLIP, and the windowed Swin and SAM."""
+"""Networks that read pictures: ResNet, ConvNeXt, MobileViT, CLIP and SigLIP, and the windowed Swin
+and SAM.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, program: Program) -> None:
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
         return functional.max_pool(_conv_norm(picture, dims.stem, 7, "relu", stride=2), 3, 2, 1)
 
-    def block(tape: Tape, x: Tensor, width: int, stride: int = 1, projected: bool = False) -> Tensor:
+    def block(
+        tape: Tape, x: Tensor, width: int, stride: int = 1, projected: bool = False
+    ) -> Tensor:
         """Convolve 1x1 down, 3x3, 1x1 up, and add the input (projected where the shape changes)."""
         shortcut = _conv_norm(x, width, 1, stride=stride) if projected else x
         y = _conv_norm(x, width // dims.reduction, 1, "relu")
@@ -46,10 +50,14 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, program: Program) -> None:
         first = partial(block, width=width, stride=2 if number else 1, projected=True)
         (x,) = program.section(f"stage{number}.first", first, x)
         (x,) = program.section(f"stage{number}", partial(block, width=width), x, repeat=count - 1)
-    program.section("head", lambda tape, x: layers.classify(run, functional.mean_pool(x), dims.classes), x)
+    program.section(
+        "head", lambda tape, x: layers.classify(run, functional.mean_pool(x), dims.classes), x
+    )
 
 
-def _conv_norm(x: Tensor, filters: int, size: int, function: str = "", *, stride: int = 1, groups: int = 1) -> Tensor:
+def _conv_norm(
+    x: Tensor, filters: int, size: int, function: str = "", *, stride: int = 1, groups: int = 1
+) -> Tensor:
     """Convolve, norm over the batch, and activate where a function is given."""
     out = functional.batch_norm(functional.convolve(x, filters, size, stride=stride, groups=groups))
     return functional.activation(function, out) if function else out
@@ -57,7 +65,9 @@ def _conv_norm(x: Tensor, filters: int, size: int, function: str = "", *, stride
 
 @dataclass(frozen=True)
 class ConvNextDims:
-    """Published dimensions of ConvNeXt: depthwise convolutions, each with a feed-forward layer of its own."""
+    """Published dimensions of ConvNeXt: depthwise convolutions, each with a feed-forward layer of
+    its own.
+    """
 
     depths: tuple[int, ...]
     widths: tuple[int, ...]
@@ -71,13 +81,17 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, program: Program) -> N
     """Trace one pass over ``run.batch`` pictures."""
 
     def stem(tape: Tape) -> Tensor:
-        return _norm_channels(run, layers.cut_patches(run, tape, dims.channels, dims.widths[0], dims.patch))
+        return _norm_channels(
+            run, layers.cut_patches(run, tape, dims.channels, dims.widths[0], dims.patch)
+        )
 
     def halve(tape: Tape, x: Tensor, width: int) -> Tensor:
         return functional.convolve(_norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
 
     def block(tape: Tape, x: Tensor) -> Tensor:
-        """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors, and add."""
+        """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors,
+        and add.
+        """
         width = x.shape[1]
         y = functional.convolve(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
         y = layers.feed_forward(run, layers.layer_norm(run, y), 4 * width, "gelu")
@@ -90,7 +104,9 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, program: Program) -> N
             (x,) = program.section(f"stage{number}.first", partial(halve, width=width), x)
         (x,) = program.section(f"stage{number}", block, x, repeat=depth)
     norm = partial(layers.layer_norm, run)
-    program.section("head", lambda _, x: layers.classify(run, norm(functional.mean_pool(x)), dims.classes), x)
+    program.section(
+        "head", lambda _, x: layers.classify(run, norm(functional.mean_pool(x)), dims.classes), x
+    )
 
 
 def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
@@ -100,7 +116,9 @@ def _norm_channels(run: PassSettings, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MobileVitDims:
-    """Published dimensions of MobileViT: inverted residuals, then convolution and transformer in turn."""
+    """Published dimensions of MobileViT: inverted residuals, then convolution and transformer in
+    turn.
+    """
 
     stem: int
     widths: tuple[int, ...]  # of the five stages
@@ -136,9 +154,13 @@ def trace_mobilevit(dims: MobileVitDims, run: PassSettings, program: Program) ->
 
 
 def _inverted_residual(dims: MobileVitDims, x: Tensor, width: int, stride: int) -> Tensor:
-    """Convolve 1x1 to wider, 3x3 depthwise, 1x1 to narrower; add to the input where the shape stays."""
+    """Convolve 1x1 to wider, 3x3 depthwise, 1x1 to narrower; add to the input where the shape
+    stays.
+    """
     wanted = round(x.shape[1] * dims.expand)
-    inner = max(8, int(wanted + 4) // 8 * 8)  # the nearest multiple of 8, never a tenth below (as in MobileNet)
+    inner = max(
+        8, int(wanted + 4) // 8 * 8
+    )  # the nearest multiple of 8, never a tenth below (as in MobileNet)
     inner = inner + 8 if inner < 0.9 * wanted else inner
     y = _conv_norm(x, inner, 1, "silu")
     y = _conv_norm(y, inner, 3, "silu", stride=stride, groups=inner)
@@ -146,11 +168,14 @@ def _inverted_residual(dims: MobileVitDims, x: Tensor, width: int, stride: int) 
     return x + y if stride == 1 and x.shape[1] == width else y
 
 
-def _attend_patches(dims: MobileVitDims, run: PassSettings, x: Tensor, hidden: int, depth: int) -> Tensor:
-    """Let pixels at the same place of every patch attend to one another; fold the result back and mix it in.
+def _attend_patches(
+    dims: MobileVitDims, run: PassSettings, x: Tensor, hidden: int, depth: int
+) -> Tensor:
+    """Let pixels at the same place of every patch attend to one another; fold the result back and
+    mix it in.
 
-    Unfolding, ``[n, c, h, w]`` -> ``[n·patch², patches, c]``, takes two transposing copies, as Hugging Face does it.
-    """
+    Unfolding, ``[n, c, h, w]`` -> ``[n·patch², patches, c]``, takes two transposing copies, as
+    Hugging Face does it."""
     n, width, h, w = x.shape
     patch, rows, columns = dims.patch, h // dims.patch, w // dims.patch
     y = functional.convolve(_conv_norm(x, width, 3, "silu"), hidden, 1)
@@ -185,7 +210,8 @@ class ClipDims:
     image: int = 224
     channels: int = 3
     activation: str = "quick_gelu"
-    pooled: bool = False  # SigLIP: attention pools a picture, texts are read both ways and end with their last token
+    # SigLIP: attention pools a picture, texts are read both ways and end with their last token
+    pooled: bool = False
 
 
 def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
@@ -194,11 +220,16 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
         raise bad_value("phase", "forward: gradients of SigLIP's two towers are not known", "train")
     text = replace(run, length=dims.text_length, past=0)
 
-    widths = dims.vision_intermediate or 4 * dims.vision_hidden, dims.text_intermediate or 4 * dims.text_hidden
+    widths = (
+        dims.vision_intermediate or 4 * dims.vision_hidden,
+        dims.text_intermediate or 4 * dims.text_hidden,
+    )
 
     def embed_picture(tape: Tape) -> Tensor:
         sizes, pooled = (dims.channels, dims.vision_hidden, dims.patch), dims.pooled
-        patches = embed_patches(run, tape, *sizes, bias=pooled, class_token=not pooled, looked_up=True)
+        patches = embed_patches(
+            run, tape, *sizes, bias=pooled, class_token=not pooled, looked_up=True
+        )
         return patches if pooled else layers.layer_norm(run, patches)
 
     def vision_head(tape: Tape, x: Tensor) -> Tensor:
@@ -218,12 +249,16 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
     (seen,) = program.section("vision.head", vision_head, x)
     y, *mask = program.section("text.embedding", embed_text)
     read = partial(tower, text, heads=dims.text_heads, width=widths[1], causal=not dims.pooled)
-    (y,) = program.section("text.layers", lambda _, y, m=None: read(y, mask=m), y, *mask, repeat=dims.text_layers)
+    (y,) = program.section(
+        "text.layers", lambda _, y, m=None: read(y, mask=m), y, *mask, repeat=dims.text_layers
+    )
     program.section("head", lambda tape, y, seen: _compare_towers(dims, text, y, seen), y, seen)
 
 
 def _pool_by_attention(dims: ClipDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Let a learned token attend to all patches, by torch.nn.MultiheadAttention, and add a feed-forward network."""
+    """Let a learned token attend to all patches, by torch.nn.MultiheadAttention, and add a
+    feed-forward network.
+    """
     tape, (batch, tokens, hidden) = x.tape, x.shape
     heads, dim = dims.vision_heads, hidden // dims.vision_heads
     probe = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(batch, 1, hidden).contiguous()
@@ -232,11 +267,15 @@ def _pool_by_attention(dims: ClipDims, run: PassSettings, x: Tensor) -> Tensor:
     both = layers.project(run, x.transpose(0, 1).contiguous(), 2 * hidden) + offset
     both = pointwise("copy", both).view(2, batch * heads, tokens, dim)  # keys, then values
     k, v = (both.slice(0, place, place + 1).view(batch * heads, tokens, dim) for place in (0, 1))
-    weights = functional.softmax(functional.matmul(q.view(batch * heads, 1, dim), k.transpose(1, 2)))
+    weights = functional.softmax(
+        functional.matmul(q.view(batch * heads, 1, dim), k.transpose(1, 2))
+    )
     x = layers.project(run, functional.matmul(weights, v).view(batch, 1, hidden), hidden, bias=True)
     reduce("mean", weights, (batch, 1, tokens))  # the heads' mean is returned with it
     width = dims.vision_intermediate or 4 * hidden
-    return (x + layers.feed_forward(run, layers.layer_norm(run, x), width, dims.activation)).select(1)
+    return (x + layers.feed_forward(run, layers.layer_norm(run, x), width, dims.activation)).select(
+        1
+    )
 
 
 def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) -> Tensor:
@@ -251,15 +290,26 @@ def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) 
     # the end-of-text token is found by comparing all token numbers
     fill(tape, (run.batch,), Dtype.INT64)
     ids = pointwise("cast", tape.empty(y.shape[:2], Dtype.INT64), out_dtype=Dtype.INT32)
-    found = pointwise("cast", pointwise("compare", ids, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32)
+    found = pointwise(
+        "cast", pointwise("compare", ids, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32
+    )
     write = run.batch * Dtype.INT64.byte
-    tape.launch(Elementwise("max", found.numel, dtype=Dtype.INT32, write=write), (found,), (run.batch,), Dtype.INT64)
+    tape.launch(
+        Elementwise("max", found.numel, dtype=Dtype.INT32, write=write),
+        (found,),
+        (run.batch,),
+        Dtype.INT64,
+    )
     last = functional.pick_rows(y.view(-1, dims.text_hidden), run.batch)
-    logits = functional.linear(_to_unit_length(layers.project(run, last, dims.shared)), _to_unit_length(seen))
+    logits = functional.linear(
+        _to_unit_length(layers.project(run, last, dims.shared)), _to_unit_length(seen)
+    )
     logits = logits * unary("exp", tape.parameter(1, dtype=run.dtype), lambda g: g * 1.0)
     if not run.training:
         return logits
-    return functional.cross_entropy(logits) + functional.cross_entropy(logits.transpose(0, 1).contiguous())
+    return functional.cross_entropy(logits) + functional.cross_entropy(
+        logits.transpose(0, 1).contiguous()
+    )
 
 
 def _to_unit_length(x: Tensor) -> Tensor:
@@ -269,7 +319,9 @@ def _to_unit_length(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SwinDims:
-    """Published dimensions of Swin: attention inside windows, which every second layer shifts by half of one."""
+    """Published dimensions of Swin: attention inside windows, which every second layer shifts by
+    half of one.
+    """
 
     hidden: int  # of the first stage; each further one has twice as much
     depths: tuple[int, ...]
@@ -284,7 +336,9 @@ class SwinDims:
 
 
 def trace_swin(dims: SwinDims, run: PassSettings, program: Program) -> None:
-    """Trace one pass over ``run.batch`` pictures; sides that are no multiple of the window are padded."""
+    """Trace one pass over ``run.batch`` pictures; sides that are no multiple of the window are
+    padded.
+    """
     side = run.image // dims.patch
 
     def embed(tape: Tape) -> Tensor:
@@ -312,7 +366,10 @@ def trace_swin(dims: SwinDims, run: PassSettings, program: Program) -> None:
         if number:
             side //= 2
             (x,) = program.section(f"stage{number}.first", merge, x)
-        for label, repeat, shifted in (("", (depth + 1) // 2, False), (".shifted", depth // 2, side > dims.window)):
+        for label, repeat, shifted in (
+            ("", (depth + 1) // 2, False),
+            (".shifted", depth // 2, side > dims.window),
+        ):
             if repeat:
                 body = _swin_layer(dims, run, heads, side, shifted)
                 (x,) = program.section(f"stage{number}{label}", body, x, repeat=repeat)
@@ -322,7 +379,9 @@ def trace_swin(dims: SwinDims, run: PassSettings, program: Program) -> None:
 def _swin_layer(
     dims: SwinDims, run: PassSettings, heads: int, side: int, shifted: bool
 ) -> Callable[[Tape, Tensor], Tensor]:
-    """Return a layer: x + attention inside windows, with a bias for each distance, then feed_forward(norm(x)) + x."""
+    """Return a layer: x + attention inside windows, with a bias for each distance, then
+    feed_forward(norm(x)) + x.
+    """
     window = min(dims.window, side)
 
     def shift(x: Tensor) -> Tensor:
@@ -333,13 +392,19 @@ def _swin_layer(
         y = x.view(run.batch, side, side, shape[-1])
         y = _cut_windows(shift(_pad_picture(y, window)), window).view(-1, window**2, shape[-1])
         table = tape.parameter((2 * window - 1) ** 2, heads, dtype=run.dtype)
-        bias = functional.pick_rows(table, window**4).view(window**2, window**2, heads).permute(2, 0, 1)
+        bias = (
+            functional.pick_rows(table, window**4)
+            .view(window**2, window**2, heads)
+            .permute(2, 0, 1)
+        )
         bias = bias.contiguous().unsqueeze(0)
         if shifted:
             bias = bias + _separate_regions(run, tape, -(-side // window) * window, window)
         y = layers.self_attention(run, y, heads, bias=bias, wide_softmax=True)
         y = shift(_join_windows(y, run.batch, window))
-        return (y if y.shape[1] == side else y.slice(1, 0, side).slice(2, 0, side).contiguous()).view(*shape)
+        return (
+            y if y.shape[1] == side else y.slice(1, 0, side).slice(2, 0, side).contiguous()
+        ).view(*shape)
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
         x = layers.add_parts(run, x, attention=attention)
@@ -351,7 +416,9 @@ def _swin_layer(
 
 
 def _pad_picture(x: Tensor, window: int) -> Tensor:
-    """Copy ``[n, h, w, c]`` into zeros whose sides are multiples of the window; Hugging Face copies in any case."""
+    """Copy ``[n, h, w, c]`` into zeros whose sides are multiples of the window; Hugging Face copies
+    in any case.
+    """
     n, h, w, c = x.shape
     out = x.pad_back((n, *(-(-size // window) * window for size in (h, w)), c))
     return out.with_gradient(lambda g: g.slice(1, 0, h).slice(2, 0, w), x)
@@ -372,25 +439,35 @@ def _join_windows(x: Tensor, pictures: int, window: int) -> Tensor:
 
 
 def _separate_regions(run: PassSettings, tape: Tape, side: int, window: int) -> Tensor:
-    """Return what keeps tokens apart that a shift brought into one window, ``[n·windows, 1, tokens, tokens]``."""
+    """Return what keeps tokens apart that a shift brought into one window, ``[n·windows, 1, tokens,
+    tokens]``.
+    """
     rows, columns = (fill(tape, (side,), Dtype.INT64) for _ in range(2))
     regions = []
     for place in (rows, columns):
-        inside = [pointwise("compare", place, out_dtype=Dtype.BOOL).to(Dtype.INT64) for _ in range(2)]
+        inside = [
+            pointwise("compare", place, out_dtype=Dtype.BOOL).to(Dtype.INT64) for _ in range(2)
+        ]
         regions.append(pointwise("add", *inside))
-    both = pointwise("add", pointwise("scale", regions[0]).view(1, side, 1, 1), regions[1].view(1, 1, side, 1))
+    both = pointwise(
+        "add", pointwise("scale", regions[0]).view(1, side, 1, 1), regions[1].view(1, 1, side, 1)
+    )
     region = _cut_windows(pointwise("cast", both, out_dtype=run.dtype), window).view(-1, window**2)
     apart = pointwise("sub", region.unsqueeze(1), region.unsqueeze(2))
     for _ in range(2):
         apart = pointwise("masked_fill", apart, pointwise("compare", apart, out_dtype=Dtype.BOOL))
     size = apart.shape[0]
-    apart = apart.view(1, size, 1, window**2, window**2).expand(run.batch, size, 1, window**2, window**2)
+    apart = apart.view(1, size, 1, window**2, window**2).expand(
+        run.batch, size, 1, window**2, window**2
+    )
     return apart.reshape(run.batch * size, 1, window**2, window**2)
 
 
 @dataclass(frozen=True)
 class SamDims:
-    """Published dimensions of Segment Anything: an image encoder with windows, and a decoder of masks."""
+    """Published dimensions of Segment Anything: an image encoder with windows, and a decoder of
+    masks.
+    """
 
     layers: int
     full_layers: int  # that see the whole picture
@@ -405,11 +482,16 @@ class SamDims:
     decoder_intermediate: int = 2048
 
 
-_SAM_MASKS, _SAM_DECODER_HEADS = 4, 8  # one mask and three to choose from; heads of the mask decoder
+_SAM_MASKS, _SAM_DECODER_HEADS = (
+    4,
+    8,
+)  # one mask and three to choose from; heads of the mask decoder
 
 
 def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
-    """Trace the image encoder and the decoder of masks for one point of each of ``run.batch`` pictures."""
+    """Trace the image encoder and the decoder of masks for one point of each of ``run.batch``
+    pictures.
+    """
     if run.training:
         raise bad_value("phase", "forward: gradients of Segment Anything are not known", "train")
     side = run.image // dims.patch
@@ -427,17 +509,24 @@ def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
         side = x.shape[1]
 
         def attention(y: Tensor) -> Tensor:
-            y = _sam_attention(dims, run, _cut_windows(_pad_picture(y, window), window) if window else y)
+            y = _sam_attention(
+                dims, run, _cut_windows(_pad_picture(y, window), window) if window else y
+            )
             if not window:
                 return y
-            return _join_windows(y, run.batch, window).slice(1, 0, side).slice(2, 0, side).contiguous()
+            return (
+                _join_windows(y, run.batch, window).slice(1, 0, side).slice(2, 0, side).contiguous()
+            )
 
         mlp = partial(layers.feed_forward, run, width=dims.intermediate, function="gelu")
         return layers.add_parts(run, x, attention=attention, mlp=mlp)
 
     (places,) = program.section("positions", lambda tape: _embed_grid(run, tape, side, dims.out))
     (x,) = program.section("embedding", embed)
-    groups = ("window layers", dims.window, dims.layers - dims.full_layers), ("layers", 0, dims.full_layers)
+    groups = (
+        ("window layers", dims.window, dims.layers - dims.full_layers),
+        ("layers", 0, dims.full_layers),
+    )
     for label, window, repeat in groups:
         if repeat:
             (x,) = program.section(label, partial(layer, window=window), x, repeat=repeat)
@@ -446,21 +535,32 @@ def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
 
 
 def _sam_attention(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Attend over ``[n, s, s, c]``; a bias of the rows' and of the columns' distance depends on the query."""
+    """Attend over ``[n, s, s, c]``; a bias of the rows' and of the columns' distance depends on the
+    query.
+    """
     tape, (n, s, _, width), dim = x.tape, x.shape, dims.hidden // dims.heads
     fused = layers.project(run, x, 3 * width, bias=True).view(n, s * s, 3, dims.heads, dim)
     apart = fused.permute(2, 0, 3, 1, 4).reshape(3, n * dims.heads, s * s, dim)
     q, k, v = (apart.select(0) for _ in range(3))
     tables = []  # a learned vector for each pair of places along a side, [s, s, dim]
     for _ in range(2):
-        table = pointwise("copy", tape.parameter(2 * s - 1, dim, dtype=run.dtype).view(1, dim, -1)).view(-1, dim)
-        query, key = (pointwise("scale", fill(tape, (s,), Dtype.INT64), out_dtype=Dtype.FP32) for _ in range(2))
+        table = pointwise(
+            "copy", tape.parameter(2 * s - 1, dim, dtype=run.dtype).view(1, dim, -1)
+        ).view(-1, dim)
+        query, key = (
+            pointwise("scale", fill(tape, (s,), Dtype.INT64), out_dtype=Dtype.FP32)
+            for _ in range(2)
+        )
         far = pointwise("shift", pointwise("sub", query.view(s, 1), key.view(1, s)))
         pointwise("cast", far, out_dtype=Dtype.INT64)
         tables.append(functional.pick_rows(table, s * s).view(s, s, dim))
     grid = q.view(n * dims.heads, s, s, dim)
-    rows = functional.matmul(grid.permute(1, 0, 2, 3).reshape(s, -1, dim), tables[0].transpose(1, 2))
-    columns = functional.matmul(grid.permute(2, 0, 1, 3).reshape(s, -1, dim), tables[1].transpose(1, 2))
+    rows = functional.matmul(
+        grid.permute(1, 0, 2, 3).reshape(s, -1, dim), tables[0].transpose(1, 2)
+    )
+    columns = functional.matmul(
+        grid.permute(2, 0, 1, 3).reshape(s, -1, dim), tables[1].transpose(1, 2)
+    )
     rows = rows.view(s, n * dims.heads, s, s).permute(1, 0, 2, 3)
     columns = columns.view(s, n * dims.heads, s, s).permute(1, 2, 0, 3)
     bias = rows.unsqueeze(4) + columns.unsqueeze(3)
@@ -469,8 +569,12 @@ def _sam_attention(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:
         heads = [part.view(n, dims.heads, s * s, dim) for part in (q, k, v)]
         out = functional.attention(*heads, causal=False, masked=True)
     else:
-        scores = functional.matmul(q * 0.125, k.transpose(1, 2)) + bias.reshape(n * dims.heads, s * s, s * s)
-        out = functional.matmul(functional.softmax(scores, wide=True).to(x.dtype), v).view(n, dims.heads, s * s, dim)
+        scores = functional.matmul(q * 0.125, k.transpose(1, 2)) + bias.reshape(
+            n * dims.heads, s * s, s * s
+        )
+        out = functional.matmul(functional.softmax(scores, wide=True).to(x.dtype), v).view(
+            n, dims.heads, s * s, dim
+        )
     return layers.project(run, out.transpose(1, 2).reshape(n, s, s, width), width, bias=True)
 
 
@@ -493,37 +597,58 @@ def _embed_grid(run: PassSettings, tape: Tape, side: int, width: int) -> Tensor:
 
 
 def _embed_point(run: PassSettings, tape: Tape, width: int) -> Tensor:
-    """Return the vectors of a point and of the one that pads it, chosen by their labels, ``[n, 2, width]``."""
+    """Return the vectors of a point and of the one that pads it, chosen by their labels, ``[n, 2,
+    width]``.
+    """
     fill(tape, (run.batch,), Dtype.INT32)
     corners = fill(tape, (run.batch, 2, 2), Dtype.FP32)
     for name in ("shift", "neg", "cat", "cat", "scale", "copy", "scale", "copy"):
         corners = pointwise(name, corners)
     x = _embed_places(run, corners, width, tied=True)
-    weights = [tape.parameter(1, width, dtype=run.dtype) for _ in range(5)]  # no point, outside, inside, two corners
+    weights = [
+        tape.parameter(1, width, dtype=run.dtype) for _ in range(5)
+    ]  # no point, outside, inside, two corners
     label = tape.empty((run.batch, 2, 1), Dtype.FP32)
     for number in range(4):
-        more = x + weights[number - 1] if number > 1 else fill(tape, x.shape, run.dtype) if number else weights[0]
+        more = (
+            x + weights[number - 1]
+            if number > 1
+            else fill(tape, x.shape, run.dtype)
+            if number
+            else weights[0]
+        )
         x = pointwise("where", x, pointwise("compare", label, out_dtype=Dtype.BOOL), more)
     return x
 
 
 def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -> Tensor:
-    """Let tokens of masks and points and the picture attend to each other twice; each mask is a product of both."""
+    """Let tokens of masks and points and the picture attend to each other twice; each mask is a
+    product of both.
+    """
     tape, width, (n, _, side, _) = x.tape, dims.out, x.shape
     points = _embed_point(run, tape, width)
     tokens = [tape.parameter(count, width, dtype=run.dtype) for count in (1, _SAM_MASKS)]
     own = cat(tokens, 0).view(1, _SAM_MASKS + 1, width).expand(n, _SAM_MASKS + 1, width).clone()
     asked = tokens_now = cat([own, points], 1)
-    none = tape.parameter(1, width, 1, 1, dtype=run.dtype)  # of no mask given; those of one that is are not run
+    none = tape.parameter(
+        1, width, 1, 1, dtype=run.dtype
+    )  # of no mask given; those of one that is are not run
     for size in ((4, 4), (4, 1), (16, 16), (16, 1), (width, 17), (4, 2), (16, 2)):
         tape.parameter(*size, dtype=run.dtype)
     picture, places = ((x + none).clone(), places.clone())
-    picture, places = (part.view(n, width, side * side).transpose(1, 2) for part in (picture, places))
+    picture, places = (
+        part.view(n, width, side * side).transpose(1, 2) for part in (picture, places)
+    )
 
     def attend(q: Tensor, k: Tensor, v: Tensor, share: int = 2) -> Tensor:
         dim = width // share // _SAM_DECODER_HEADS
-        heads = [layers.split_heads(layers.project(run, part, width // share, bias=True), dim) for part in (q, k, v)]
-        return layers.project(run, layers.attend(run, *heads, causal=False, wide_softmax=True), width, bias=True)
+        heads = [
+            layers.split_heads(layers.project(run, part, width // share, bias=True), dim)
+            for part in (q, k, v)
+        ]
+        return layers.project(
+            run, layers.attend(run, *heads, causal=False, wide_softmax=True), width, bias=True
+        )
 
     for number in range(2):
         query = tokens_now + asked if number else tokens_now
@@ -557,8 +682,22 @@ def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -
 def _double_sides(x: Tensor, filters: int) -> Tensor:
     """Run a transposed convolution of 2 by 2 with stride 2, and add its bias."""
     tape, (n, c, h, w) = x.tape, x.shape
-    weight, bias = tape.parameter(c, filters, 2, 2, dtype=x.dtype), tape.parameter(filters, dtype=x.dtype)
-    op = Conv2d(n, filters, c, 2 * h, 2 * w, 2, 2, stride=2, direction="dgrad", dtype=tape.math_dtype(x.dtype))
+    weight, bias = (
+        tape.parameter(c, filters, 2, 2, dtype=x.dtype),
+        tape.parameter(filters, dtype=x.dtype),
+    )
+    op = Conv2d(
+        n,
+        filters,
+        c,
+        2 * h,
+        2 * w,
+        2,
+        2,
+        stride=2,
+        direction="dgrad",
+        dtype=tape.math_dtype(x.dtype),
+    )
     out = tape.launch(op, (x, weight), (n, filters, 2 * h, 2 * w))
     tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST, (n * filters, None))
     return out

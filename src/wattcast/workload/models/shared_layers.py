@@ -1,7 +1,8 @@
-"""Layers that several model templates share, as Hugging Face runs them and as inference engines run them.
+"""Layers that several model templates share, as Hugging Face runs them and as inference engines run
+them.
 
-Templates import this module as ``layers``. ``run`` holds the settings of the pass; a layer creates its own weights.
-"""
+Templates import this module as ``layers``. ``run`` holds the settings of the pass; a layer creates
+its own weights."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from wattcast.workload import engine_operators as engine
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead, WeightRecipe
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Layout, Linear, RmsNorm
+from wattcast.workload.operator_types import (
+    Attention,
+    Elementwise,
+    LayerNorm,
+    Layout,
+    Linear,
+    RmsNorm,
+)
 from wattcast.workload.program import PassSettings
 from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
 
@@ -31,7 +39,8 @@ class StateDims:
     step_rank: int = 0  # of the product that gives Mamba its steps
     kernel: int = 4  # taps of the short convolution; 0: none
     chunk: int = 256  # tokens that a prompt's scan takes at a time
-    norm: bool = True  # a gated norm before the last product; of Mamba: norms of steps, keys and queries (Jamba)
+    # a gated norm before the last product; of Mamba: norms of steps, keys and queries (Jamba)
+    norm: bool = True
     conv_bias: bool = True
     bias: bool = False  # of the products
     wide_state: bool = False  # an engine keeps the state in fp32 (vLLM: of Nemotron-H)
@@ -41,7 +50,9 @@ class StateDims:
 
 
 def build_positions(tape: Tape, run: PassSettings) -> None:
-    """Number the new tokens; without a cache Hugging Face also looks for packed sequences in the numbers."""
+    """Number the new tokens; without a cache Hugging Face also looks for packed sequences in the
+    numbers.
+    """
     if run.engine:
         return
     place = pointwise("shift", fill(tape, (run.length,), Dtype.INT64)).unsqueeze(0)
@@ -54,16 +65,21 @@ def build_positions(tape: Tape, run: PassSettings) -> None:
         step = pointwise("sub", joined.slice(1, 1, run.length + 1), joined.slice(1, 0, run.length))
         jump = pointwise("compare", step, out_dtype=Dtype.BOOL)
         found = pointwise("cumsum", jump, out_dtype=Dtype.INT64)
-        reduce("sum", pointwise("compare", found.slice(1, 0, 1).select(1), out_dtype=Dtype.BOOL), (1,))
+        reduce(
+            "sum", pointwise("compare", found.slice(1, 0, 1).select(1), out_dtype=Dtype.BOOL), (1,)
+        )
 
 
 def needs_mask(run: PassSettings, window: int = 0) -> bool:
-    """Tell whether a mask is built: always for eager attention, for fused only where a window cuts the context."""
+    """Tell whether a mask is built: always for eager attention, for fused only where a window cuts
+    the context.
+    """
     return not run.engine and (not run.flash or bool(window and run.context >= window))
 
 
 def build_mask(tape: Tape, run: PassSettings, window: int = 0) -> list[Tensor]:
-    """Compare positions to a causal mask: yes or no for fused attention, numbers to add for eager attention.
+    """Compare positions to a causal mask: yes or no for fused attention, numbers to add for eager
+    attention.
 
     The list is empty where attention needs no mask.
     """
@@ -73,7 +89,9 @@ def build_mask(tape: Tape, run: PassSettings, window: int = 0) -> list[Tensor]:
     with tape.scope("mask"):
         for size in (run.batch, 1):
             fill(tape, (size,), Dtype.INT64)
-        query, key = (pointwise("shift", fill(tape, (size,), Dtype.INT64)) for size in (q_len, kv_len))
+        query, key = (
+            pointwise("shift", fill(tape, (size,), Dtype.INT64)) for size in (q_len, kv_len)
+        )
         query, key = query.view(1, 1, q_len, 1), key.view(1, 1, 1, kv_len)
         keep = pointwise("compare", key, query, out_dtype=Dtype.BOOL)
         if window:
@@ -94,7 +112,13 @@ def mask_to_numbers(keep: Tensor, dtype: Dtype) -> Tensor:
 
 
 def project(
-    run: PassSettings, x: Tensor, features: int, bias: bool = False, *, wide: bool = False, in_major: bool = False
+    run: PassSettings,
+    x: Tensor,
+    features: int,
+    bias: bool = False,
+    *,
+    wide: bool = False,
+    in_major: bool = False,
 ) -> Tensor:
     """Apply a linear layer; ``wide`` keeps it out of fp8 and int8.
 
@@ -106,7 +130,9 @@ def project(
     weight = tape.parameter(features, x.shape[-1], dtype=run.dtype if wide else run.weight_dtype)
     offset = tape.parameter(features, dtype=run.dtype) if bias else None
     if weight.dtype is not Dtype.FP8:
-        out = functional.linear(x, weight, offset, in_major=in_major, fp8=run.fp8_products and not wide)
+        out = functional.linear(
+            x, weight, offset, in_major=in_major, fp8=run.fp8_products and not wide
+        )
         if not run.adapter_rank or wide:
             return out
         # LoRA's low-rank correction, (x·Aᵀ)·Bᵀ, with a trained A and B
@@ -123,17 +149,25 @@ def project(
 def layer_norm(run: PassSettings, x: Tensor, *, bias: bool = True) -> Tensor:
     """Apply a layer norm with weight and mostly bias."""
     weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
-    return functional.layer_norm(x, weight, x.tape.parameter(x.shape[-1], dtype=run.dtype) if bias else None)
+    return functional.layer_norm(
+        x, weight, x.tape.parameter(x.shape[-1], dtype=run.dtype) if bias else None
+    )
 
 
 def rms_norm(
-    run: PassSettings, x: Tensor, *, gemma: bool = False, scales_input: bool = False, fused: bool = False
+    run: PassSettings,
+    x: Tensor,
+    *,
+    gemma: bool = False,
+    scales_input: bool = False,
+    fused: bool = False,
 ) -> Tensor:
-    """Apply an RMS norm as Hugging Face writes it, in fp32: cast, square, mean, rsqrt, scale, cast back, weight.
+    """Apply an RMS norm as Hugging Face writes it, in fp32: cast, square, mean, rsqrt, scale, cast
+    back, weight.
 
-    Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel, and so does
-    PyTorch's own norm (``fused``). ``scales_input``: what is scaled is the input, not its cast (T5).
-    """
+    Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel,
+    and so does PyTorch's own norm (``fused``). ``scales_input``: what is scaled is the input, not
+    its cast (T5)."""
     weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
     if run.served:
         return _compiled_rows(x, "rms_norm", x.shape[-1])
@@ -165,19 +199,35 @@ def activate(function: str, x: Tensor) -> Tensor:
 
 
 def feed_forward(
-    run: PassSettings, x: Tensor, width: int, function: str, *, bias: bool = True, in_major: bool = False
+    run: PassSettings,
+    x: Tensor,
+    width: int,
+    function: str,
+    *,
+    bias: bool = True,
+    in_major: bool = False,
 ) -> Tensor:
     """Compute down(act(up(x))), its width shared out over tensor-parallel GPUs."""
     hidden = x.shape[-1]
-    inner = project(run, functional.enter_parallel(x, run.tp), width // run.tp, bias, in_major=in_major)
+    inner = project(
+        run, functional.enter_parallel(x, run.tp), width // run.tp, bias, in_major=in_major
+    )
     out = project(run, activate(function, inner), hidden, bias, in_major=in_major)
     return functional.leave_parallel(out, run.tp)
 
 
 def gated_feed_forward(
-    run: PassSettings, x: Tensor, width: int, function: str, *, merged: bool = False, bias: bool = False
+    run: PassSettings,
+    x: Tensor,
+    width: int,
+    function: str,
+    *,
+    merged: bool = False,
+    bias: bool = False,
 ) -> Tensor:
-    """Compute down(act(gate(x)) * up(x)); ``merged``: gate and up are one product (Phi-3), as always in engines."""
+    """Compute down(act(gate(x)) * up(x)); ``merged``: gate and up are one product (Phi-3), as
+    always in engines.
+    """
     hidden, width = x.shape[-1], width // run.tp
     x = functional.enter_parallel(x, run.tp)
     if run.engine:
@@ -196,7 +246,9 @@ def gate_in_one_kernel(run: PassSettings, x: Tensor, function: str) -> Tensor:
     if run.served:
         return _compiled_rows(x, "silu_and_mul", x.shape[-1] // 2, _quantizes_inside(run))
     out = x.tape.empty((*x.shape[:-1], x.shape[-1] // 2), x.dtype)
-    x.tape.emit_pointwise("silu_mul" if function == "silu" else "gelu_mul", (x,), out, Layout.CONTIGUOUS)
+    x.tape.emit_pointwise(
+        "silu_mul" if function == "silu" else "gelu_mul", (x,), out, Layout.CONTIGUOUS
+    )
     return out
 
 
@@ -206,14 +258,24 @@ def embed_tokens(run: PassSettings, tape: Tape, vocab: int, dim: int) -> Tensor:
 
 
 def embed(
-    run: PassSettings, tape: Tape, rows: int, dim: int, *, batch: int | None = None, same: bool = False
+    run: PassSettings,
+    tape: Tape,
+    rows: int,
+    dim: int,
+    *,
+    batch: int | None = None,
+    same: bool = False,
 ) -> Tensor:
     """Look up rows of a table; ``same``: one row of indices serves every sequence."""
     weight = tape.parameter(rows, dim, dtype=run.dtype)
-    return functional.embedding(weight, (batch or run.batch, run.length), run.length if same else None)
+    return functional.embedding(
+        weight, (batch or run.batch, run.length), run.length if same else None
+    )
 
 
-def cut_patches(run: PassSettings, tape: Tape, channels: int, width: int, patch: int, *, bias: bool = True) -> Tensor:
+def cut_patches(
+    run: PassSettings, tape: Tape, channels: int, width: int, patch: int, *, bias: bool = True
+) -> Tensor:
     """Cut pictures into patches by a convolution, ``[batch, width, rows, columns]``."""
     picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
     return functional.convolve(picture, width, patch, stride=patch, padding=0, bias=bias)
@@ -223,7 +285,9 @@ def cut_patches(run: PassSettings, tape: Tape, channels: int, width: int, patch:
 
 
 def rotary_tables(tape: Tape, run: PassSettings, dim: int) -> tuple[Tensor, Tensor]:
-    """Compute cos and sin of every position, in fp32 once a pass, and cast them to the model's format."""
+    """Compute cos and sin of every position, in fp32 once a pass, and cast them to the model's
+    format.
+    """
     if run.engine or not dim:  # engines keep one table for all passes
         table = tape.empty((1, run.length, dim), run.dtype)
         return table, table
@@ -237,7 +301,9 @@ def rotary_tables(tape: Tape, run: PassSettings, dim: int) -> tuple[Tensor, Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, again: Tensor | None = None) -> Tensor:
-    """Compute x·cos + rotate_half(x)·sin over the last dimension; ``again`` is widened once more for its half."""
+    """Compute x·cos + rotate_half(x)·sin over the last dimension; ``again`` is widened once more
+    for its half.
+    """
     half = x.shape[-1] // 2
     straight = x * cos  # first, as in the original: gradients are gathered in reverse order
     x = x if again is None else again.to(x.dtype)
@@ -246,7 +312,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, again: Tensor | None = None) 
 
 
 def append_cache(run: PassSettings, new: Tensor) -> Tensor:
-    """Put new keys or values behind the cache, into one fresh tensor (Hugging Face's ``DynamicCache``)."""
+    """Put new keys or values behind the cache, into one fresh tensor (Hugging Face's
+    ``DynamicCache``).
+    """
     if not run.cached:
         return new
     batch, heads, _, dim = new.shape
@@ -268,7 +336,8 @@ def attend(
     run: PassSettings, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
     bias: Tensor | None = None, wide_softmax: bool = False, p: float = 0.0, softcap: bool = False, sink: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attend, ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or operator by operator.
+    """Attend, ``[batch, heads, length, dim]`` -> ``[batch, length, heads·dim]``, fused or operator
+    by operator.
 
     ``bias`` is added to the scores, which keeps fused attention from skipping what ``mask`` hides.
     """
@@ -276,9 +345,13 @@ def attend(
         if run.flash and mask is None and bias is None:
             out = functional.attention(q, k, v, causal=causal, dropped=run.training and p > 0.0)
         else:
-            if (times := q.shape[1] // k.shape[1]) > 1:  # these kernels want as many key and value heads as queries
+            if (
+                times := q.shape[1] // k.shape[1]
+            ) > 1:  # these kernels want as many key and value heads as queries
                 k, v = (
-                    t.unsqueeze(2).expand(*t.shape[:2], times, *t.shape[2:]).reshape(t.shape[0], -1, *t.shape[2:])
+                    t.unsqueeze(2)
+                    .expand(*t.shape[:2], times, *t.shape[2:])
+                    .reshape(t.shape[0], -1, *t.shape[2:])
                     for t in (k, v)
                 )
             if run.flash:  # the yes-or-no mask becomes numbers to add; nothing is skipped
@@ -291,7 +364,9 @@ def attend(
                     scores = functional.activation("tanh", scores * 1.0) * 1.0
                 for more in (bias, mask):
                     scores = scores if more is None else scores + more
-                if sink:  # one more score a row, taken off its maximum, and dropped after the softmax
+                if (
+                    sink
+                ):  # one more score a row, taken off its maximum, and dropped after the softmax
                     scores = cat([scores, q.tape.empty((*scores.shape[:-1], 1), q.dtype)], -1)
                     scores = scores + -reduce("max", scores, (*scores.shape[:-1], 1))
                 hidden = q.shape[2] / (2.0 * k.shape[2]) if causal and mask is not None else 0.0
@@ -307,10 +382,14 @@ def self_attention(
     run: PassSettings, x: Tensor, heads: int, *, causal: bool = False, mask: Tensor | None = None,
     bias: Tensor | None = None, p: float = 0.0, wide_softmax: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attend with three projections over the whole sequence, or over earlier tokens where ``causal``."""
+    """Attend with three projections over the whole sequence, or over earlier tokens where
+    ``causal``.
+    """
     hidden = x.shape[-1]
     x = functional.enter_parallel(x, run.tp)
-    q, k, v = (split_heads(project(run, x, hidden // run.tp, True), hidden // heads) for _ in range(3))
+    q, k, v = (
+        split_heads(project(run, x, hidden // run.tp, True), hidden // heads) for _ in range(3)
+    )
     out = attend(run, q, k, v, causal=causal, mask=mask, bias=bias, p=p, wide_softmax=wide_softmax)
     return functional.leave_parallel(project(run, out, hidden, True), run.tp)
 
@@ -328,7 +407,9 @@ def prenorm_layer(
     def scale(out: Tensor) -> Tensor:
         return out * x.tape.parameter(out.shape[-1], dtype=run.dtype) if scaled else out
 
-    attend_all = partial(self_attention, run, heads=heads, causal=causal, mask=mask, wide_softmax=wide_softmax)
+    attend_all = partial(
+        self_attention, run, heads=heads, causal=causal, mask=mask, wide_softmax=wide_softmax
+    )
     return add_parts(
         run,
         x,
@@ -342,7 +423,8 @@ def add_parts(
     run: PassSettings, x: Tensor, norm: Callable[[Tensor], Tensor] | None = None, *, p: float = 0.0,
     input_first: bool = True, **parts: Callable[[Tensor], Tensor],
 ) -> Tensor:  # fmt: skip
-    """Compute x + dropout(part(norm(x))) for each part in turn, under its name; by default with layer norms.
+    """Compute x + dropout(part(norm(x))) for each part in turn, under its name; by default with
+    layer norms.
 
     ``input_first``: sums keep the layout of ``x``.
     """
@@ -357,12 +439,19 @@ def add_parts(
 
 
 def language_head(
-    run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool = False, scales: Sequence[str] = ()
+    run: PassSettings,
+    x: Tensor,
+    vocab: int,
+    *,
+    tied: bool,
+    bias: bool = False,
+    scales: Sequence[str] = (),
 ) -> Tensor:
-    """Compute the logits of the tokens asked for, and in training the loss; nothing where no head is asked for.
+    """Compute the logits of the tokens asked for, and in training the loss; nothing where no head
+    is asked for.
 
-    ``scales``: logits are multiplied ("logits") or bent into a range ("cap": divide, tanh, multiply).
-    """
+    ``scales``: logits are multiplied ("logits") or bent into a range ("cap": divide, tanh,
+    multiply)."""
     if run.head is OutputHead.NONE:
         return x
     with x.tape.scope("logits"):
@@ -375,7 +464,11 @@ def language_head(
             logits = logits * 1.0
         if run.served and run.head is OutputHead.LAST:
             rows = logits.numel // logits.shape[-1]
-            x.tape.emit(engine.Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype), (logits,), (logits,))
+            x.tape.emit(
+                engine.Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype),
+                (logits,),
+                (logits,),
+            )
         if not run.training:
             return logits
         with x.tape.scope("loss"):
@@ -386,22 +479,32 @@ def language_head(
             return functional.cross_entropy(wide.view(batch * length, -1))
 
 
-_PADDED_VOCABULARY = 64  # tokens that an engine rounds a vocabulary to: DEFAULT_VOCAB_PADDING_SIZE of vLLM 0.25.1
+_PADDED_VOCABULARY = (
+    64  # tokens that an engine rounds a vocabulary to: DEFAULT_VOCAB_PADDING_SIZE of vLLM 0.25.1
+)
 
 
-def project_to_vocabulary(run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool) -> Tensor:
-    """Compute logits, of which each tensor-parallel GPU computes a part; an engine pads their number."""
+def project_to_vocabulary(
+    run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool
+) -> Tensor:
+    """Compute logits, of which each tensor-parallel GPU computes a part; an engine pads their
+    number.
+    """
     padded = -(-vocab // _PADDED_VOCABULARY) * _PADDED_VOCABULARY if run.engine else vocab
     share = -(-padded // run.tp)
     x = functional.enter_parallel(x, run.tp)
     weight = x.tape.parameter(share, x.shape[-1], dtype=run.dtype, tied=tied)
-    logits = functional.linear(x, weight, x.tape.parameter(share, dtype=run.dtype) if bias else None)
+    logits = functional.linear(
+        x, weight, x.tape.parameter(share, dtype=run.dtype) if bias else None
+    )
     functional.gather_parts(logits, run.tp)
     return logits
 
 
 def masked_token_logits(run: PassSettings, x: Tensor, vocab: int) -> Tensor:
-    """Compute the logits of an encoder's tokens by the table they were looked up in and, in training, the loss."""
+    """Compute the logits of an encoder's tokens by the table they were looked up in and, in
+    training, the loss.
+    """
     logits = project_to_vocabulary(run, x, vocab, tied=True, bias=True)
     return functional.cross_entropy(logits.view(-1, logits.shape[-1])) if run.training else logits
 
@@ -422,8 +525,12 @@ def narrow_parameter(tape: Tape, shape: Sequence[int], dtype: Dtype, bit: float)
     return weight
 
 
-def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRecipe, bias: bool = False) -> Tensor:
-    """Apply a linear layer whose weights are kept by a recipe; tokens are quantized first unless they are already."""
+def project_narrow(
+    run: PassSettings, x: Tensor, features: int, recipe: WeightRecipe, bias: bool = False
+) -> Tensor:
+    """Apply a linear layer whose weights are kept by a recipe; tokens are quantized first unless
+    they are already.
+    """
     tape, k = x.tape, x.shape[-1]
     m = x.numel // k
     weight = narrow_parameter(tape, (features, k), run.dtype, recipe.bit)
@@ -433,27 +540,47 @@ def project_narrow(run: PassSettings, x: Tensor, features: int, recipe: WeightRe
     how: tuple[Any, ...] = recipe.weights, recipe.group, recipe.zero_points
     if recipe.activations is not None:
         if x.dtype is run.dtype:
-            x = tape.launch(engine.Quantize(m, k, recipe.mode, dtype=run.dtype), (x,), x.shape, recipe.activations)
+            x = tape.launch(
+                engine.Quantize(m, k, recipe.mode, dtype=run.dtype),
+                (x,),
+                x.shape,
+                recipe.activations,
+            )
         by_token = recipe.mode == "token"
-        kind, how = (engine.ScaledProduct, ("token",)) if by_token else (engine.BlockProduct, ("block", recipe.bit))
+        kind, how = (
+            (engine.ScaledProduct, ("token",))
+            if by_token
+            else (engine.BlockProduct, ("block", recipe.bit))
+        )
     op = kind(m, features, k, *how, kernel=recipe.kernel, dtype=recipe.activations or run.dtype)
     return tape.launch(op, (x, weight), (*x.shape[:-1], features), run.dtype)
 
 
 def _quantizes_inside(run: PassSettings) -> bool:
-    """Tell whether norms and gates hand on fp8: the compiler puts a scale a token into their kernels."""
-    return run.recipe is not None and run.recipe.activations is not None and run.recipe.mode == "token"
+    """Tell whether norms and gates hand on fp8: the compiler puts a scale a token into their
+    kernels.
+    """
+    return (
+        run.recipe is not None and run.recipe.activations is not None and run.recipe.mode == "token"
+    )
 
 
 def _compiled_rows(x: Tensor, function: str, dim: int, quantized: bool = False) -> Tensor:
-    """Emit a norm or gate over the last dimension as torch.compile writes it; ``quantized`` results are in fp8."""
+    """Emit a norm or gate over the last dimension as torch.compile writes it; ``quantized`` results
+    are in fp8.
+    """
     shape = (*x.shape[:-1], dim)
     op = engine.CompiledRows(prod(shape[:-1]), dim, function + "_quant" * quantized, dtype=x.dtype)
     return x.tape.launch(op, (x,), shape, Dtype.FP8 if quantized else x.dtype)
 
 
 def add_norm(
-    run: PassSettings, x: Tensor, kind: type[LayerNorm | RmsNorm], *, to_products: bool = True, bias: bool = True
+    run: PassSettings,
+    x: Tensor,
+    kind: type[LayerNorm | RmsNorm],
+    *,
+    to_products: bool = True,
+    bias: bool = True,
 ) -> Tensor:
     """Add the residual and norm in one kernel: two tensors read, two written.
 
@@ -461,7 +588,9 @@ def add_norm(
     """
     tape, dim = x.tape, x.shape[-1]
     byte = x.numel * x.dtype.byte
-    weights = [tape.parameter(dim, dtype=run.dtype) for _ in range(1 + (bias and kind is LayerNorm))]
+    weights = [
+        tape.parameter(dim, dtype=run.dtype) for _ in range(1 + (bias and kind is LayerNorm))
+    ]
     if run.served and kind is RmsNorm:
         return _compiled_rows(x, "add_rms_norm", dim, to_products and _quantizes_inside(run))
     out = tape.empty(x.shape, x.dtype)
@@ -473,18 +602,26 @@ def add_norm(
 def split_projection(fused: Tensor, heads: Sequence[int], dim: int) -> list[Tensor]:
     """View the columns of one product as queries, keys and values, ``[batch, length, heads, dim]``."""
     parts = fused.split(*(count * dim for count in heads))
-    return [part.view(*part.shape[:2], count, dim) for part, count in zip(parts, heads, strict=True)]
+    return [
+        part.view(*part.shape[:2], count, dim) for part, count in zip(parts, heads, strict=True)
+    ]
 
 
 def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_dim: int) -> None:
-    """Apply the rotary embedding to ``head_dim`` values of each head of queries and keys, in place, in one kernel."""
+    """Apply the rotary embedding to ``head_dim`` values of each head of queries and keys, in place,
+    in one kernel.
+    """
     tokens, width = run.batch * run.length, q.shape[-1] if len(q.shape) == 4 else head_dim
     heads, kv_heads = q.numel // tokens // width, k.numel // tokens // width
     if run.served:
-        op: Operator = engine.EngineRotary(tokens, kv_heads * head_dim, heads, kv_heads, head_dim, dtype=q.dtype)
+        op: Operator = engine.EngineRotary(
+            tokens, kv_heads * head_dim, heads, kv_heads, head_dim, dtype=q.dtype
+        )
     else:
         n = tokens * (heads + kv_heads) * head_dim
-        op = Elementwise("rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=n * q.dtype.byte + 2 * cos.byte)
+        op = Elementwise(
+            "rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=n * q.dtype.byte + 2 * cos.byte
+        )
     q.tape.emit(op, (q, k, cos), (q, k))
 
 
@@ -505,13 +642,17 @@ def paged_attention(
     run: PassSettings, q: Tensor, k: Tensor, v: Tensor, window: int = 0, *, chunk: int = 0, softcap: float = 0.0,
     sink: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Write new keys and values into the cache, then attend over the part of it inside the window or chunk."""
+    """Write new keys and values into the cache, then attend over the part of it inside the window
+    or chunk.
+    """
     tape = q.tape
     batch, length, heads, dim = q.shape
     write_paged_cache(run, (k, v), k.shape[2] * k.shape[3] + v.shape[2] * v.shape[3])
     seen = min(run.context, window) if window and length == 1 else run.context
     causal = length > 1
-    if run.cp > 1 and causal:  # all get all keys; early and late tokens are dealt out, so that each sees half of them
+    if (
+        run.cp > 1 and causal
+    ):  # all get all keys; early and late tokens are dealt out, so that each sees half of them
         for part in (k, v):
             functional.gather_parts(part, run.cp, run.tp)
         seen, causal = run.past + max((run.context - run.past) // 2, 1), False
@@ -519,7 +660,9 @@ def paged_attention(
         seen = -(-seen // run.cp)
     if run.served:
         if run.cache_dtype is Dtype.FP8:
-            tape.emit(engine.Quantize(batch * length, heads * dim, "static", dtype=q.dtype), (q,), (q,))
+            tape.emit(
+                engine.Quantize(batch * length, heads * dim, "static", dtype=q.dtype), (q,), (q,)
+            )
         last = seen + (0 if causal else (length - 1) // 2)  # keys of the last token
         splits = engine.GRAPH_SPLITS if batch * length <= engine.GRAPH_TOKENS else 0
         groups = ((batch, length, last),)
@@ -540,7 +683,16 @@ def paged_attention(
             dtype=q.dtype,
         )
     else:
-        op = Attention(batch, heads, k.shape[2], length, seen, dim, causal=causal, dtype=tape.math_dtype(q.dtype))
+        op = Attention(
+            batch,
+            heads,
+            k.shape[2],
+            length,
+            seen,
+            dim,
+            causal=causal,
+            dtype=tape.math_dtype(q.dtype),
+        )
     out = tape.launch(op, (q, k, v), (batch, length, heads * dim))
     if run.cp > 1 and length == 1:  # results and sums of exponentials of all parts
         functional.gather_parts(tape.empty((batch, heads, dim + 1), Dtype.FP32), run.cp, run.tp)

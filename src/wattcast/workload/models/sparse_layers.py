@@ -1,9 +1,9 @@
-"""Layers that only some decoders have: mixtures of experts, and scans that carry a state along the sequence.
+"""Layers that only some decoders have: mixtures of experts, and scans that carry a state along the
+sequence.
 
-A scan stands in place of attention: Mamba-2, the gated delta rule, lightning attention. It is one call of a library
-(mamba-ssm, flash-linear-attention) on all stacks, which nobody measured here. Its operator has the work; everything
-around it is products, a short convolution and a gated norm.
-"""
+A scan stands in place of attention: Mamba-2, the gated delta rule, lightning attention. It is one
+call of a library (mamba-ssm, flash-linear-attention) on all stacks, which nobody measured here. Its
+operator has the work; everything around it is products, a short convolution and a gated norm."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ TRAINED_ROWS = 32  # rows of an expert come in multiples of this: a block of MXF
 
 
 def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[int, int]) -> Tensor:
-    """Send every token through its chosen experts (and the shared one), weigh the results and sum them.
+    """Send every token through its chosen experts (and the shared one), weigh the results and sum
+    them.
 
-    ``groups`` are those of a grouped router: how many there are, and of how many experts are chosen.
-    """
+    ``groups`` are those of a grouped router: how many there are, and of how many experts are
+    chosen."""
     batch, length, hidden = x.shape
     flat = functional.enter_parallel(x, run.tp).view(-1, hidden)
     with x.tape.scope("router"):
@@ -45,19 +46,26 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[in
         out = _visit_experts(dims, run, flat, weights)
     if dims.shared_intermediate:
         with x.tape.scope("shared"):
-            width, alone = dims.shared_intermediate // run.tp, replace(run, tp=1)  # its result is summed later
+            width, alone = (
+                dims.shared_intermediate // run.tp,
+                replace(run, tp=1),
+            )  # its result is summed later
             shared = layers.gated_feed_forward(alone, flat, width, dims.activation)
             if dims.shared_gate:  # each token weighs it by a number of its own (Qwen)
-                shared = functional.activation("sigmoid", layers.project(run, flat, 1, wide=True)) * shared
+                shared = (
+                    functional.activation("sigmoid", layers.project(run, flat, 1, wide=True))
+                    * shared
+                )
             out = out + shared
     return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
 
 
 def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
-    """Visit experts that replicas share, on the GPU that gets most tokens; the shared expert runs meanwhile.
+    """Visit experts that replicas share, on the GPU that gets most tokens; the shared expert runs
+    meanwhile.
 
-    Each of a replica's GPUs sends its part of the tokens to the GPUs of their experts (a token goes to a GPU once),
-    gets the weighted sums back, and gives the result to its tensor-parallel peers.
+    Each of a replica's GPUs sends its part of the tokens to the GPUs of their experts (a token goes
+    to a GPU once), gets the weighted sums back, and gives the result to its tensor-parallel peers.
     """
     tokens, own = x.shape[0], -(-x.shape[0] // run.tp)
     picks = tokens * dims.experts_chosen * run.expert_replicas
@@ -67,16 +75,25 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     sent = max(round(own * reached), 1)
     byte = sent * dims.hidden * x.dtype.byte
     mine = x if run.tp == 1 else x.slice(0, 0, own)
-    # beside it run the operators of the shared expert: the products in, their gate, the product out, and quantizing
+    # beside it run the operators of the shared expert: the products in, their gate, the product
+    # out, and quantizing
     quantized = run.recipe is not None and run.recipe.activations is not None
-    beside = 3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1) if run.engine else 5
-    rows = functional.send_rows(mine, sent, byte, run.ep, overlaps=beside if dims.shared_intermediate else 0)
+    beside = (
+        3 + quantized * (2 if run.recipe is not None and run.recipe.mode == "block" else 1)
+        if run.engine
+        else 5
+    )
+    rows = functional.send_rows(
+        mine, sent, byte, run.ep, overlaps=beside if dims.shared_intermediate else 0
+    )
     alone, width = replace(run, tp=1), dims.shared_intermediate
     shared = layers.gated_feed_forward(alone, mine, width, dims.activation) if width else None
     if not run.served:
         rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
     partial = _multiply_experts(dims, run, rows, groups, sent)
-    out = reduce("sum", functional.send_rows(partial, sent, byte, run.ep), (own, dims.hidden), across=True)
+    out = reduce(
+        "sum", functional.send_rows(partial, sent, byte, run.ep), (own, dims.hidden), across=True
+    )
     out = out if shared is None else out + shared
     if run.tp == 1:
         return out
@@ -84,17 +101,23 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     return x.tape.empty((tokens, dims.hidden), x.dtype)
 
 
-def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[int, int]) -> Tensor:
+def _route_tokens(
+    dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[int, int]
+) -> Tensor:
     """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
     if dims.router == "grouped" and not run.engine:
         return _route_grouped(dims, run, x, *groups)
     scores = layers.project(run, x, dims.experts, dims.expert_bias, wide=True)
     if run.engine:
-        if dims.router == "grouped":  # the bias that balances experts, added inside the routing kernel
+        if (
+            dims.router == "grouped"
+        ):  # the bias that balances experts, added inside the routing kernel
             x.tape.parameter(dims.experts, dtype=Dtype.FP32)
         if run.served:
             mode = "grouped" if dims.router == "grouped" else "softmax"
-            op = Route(x.shape[0], dims.experts, dims.experts, dims.experts_chosen, mode, dtype=run.dtype)
+            op = Route(
+                x.shape[0], dims.experts, dims.experts, dims.experts_chosen, mode, dtype=run.dtype
+            )
             return x.tape.launch(op, (scores,), (x.shape[0], dims.experts_chosen), Dtype.FP32)
         return _select_top(functional.softmax(scores), dims.experts_chosen, scores.dtype)
     if dims.router == "late":
@@ -105,11 +128,17 @@ def _route_tokens(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[
     return weights if dims.router_wide else weights.to(run.dtype)
 
 
-def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, groups_chosen: int) -> Tensor:
-    """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then the best experts inside them."""
+def _route_grouped(
+    dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, groups_chosen: int
+) -> Tensor:
+    """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then the best experts inside
+    them.
+    """
     tokens = x.shape[0]
     weight = x.tape.parameter(dims.experts, dims.hidden, dtype=run.dtype)
-    scores = functional.activation("sigmoid", functional.linear(x.to(Dtype.FP32), weight.to(Dtype.FP32)))
+    scores = functional.activation(
+        "sigmoid", functional.linear(x.to(Dtype.FP32), weight.to(Dtype.FP32))
+    )
     bias = x.tape.parameter(dims.experts, dtype=Dtype.FP32)
     choice = pointwise("add", scores, bias)
     best = _select_top(choice.view(tokens * groups, -1), 2, Dtype.FP32)
@@ -118,14 +147,27 @@ def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, 
     picked = tokens * groups_chosen
     op = Elementwise("scatter_add", picked, dtype=Dtype.FP32, read=picked * 16, write=picked * 8)
     x.tape.emit(op, (mask,), (mask,))
-    spread = mask.unsqueeze(-1).expand(tokens, groups, dims.experts // groups).reshape(tokens, dims.experts)
+    spread = (
+        mask.unsqueeze(-1)
+        .expand(tokens, groups, dims.experts // groups)
+        .reshape(tokens, dims.experts)
+    )
     keep = pointwise("cast", spread, out_dtype=Dtype.BOOL)
     drop = pointwise("compare", keep, out_dtype=Dtype.BOOL)
-    _select_top(pointwise("masked_fill", choice, drop), dims.experts_chosen, Dtype.FP32, differentiable=False)
+    _select_top(
+        pointwise("masked_fill", choice, drop),
+        dims.experts_chosen,
+        Dtype.FP32,
+        differentiable=False,
+    )
     shape, n = (tokens, dims.experts_chosen), tokens * dims.experts_chosen
     read = n * (Dtype.FP32.byte + Dtype.INT64.byte)
-    weights = x.tape.launch(Elementwise("gather", n, dtype=Dtype.FP32, read=read), (scores,), shape, Dtype.FP32)
-    weights = weights.with_gradient(lambda g: functional.scatter_gradient(g, scores, g.numel), scores)
+    weights = x.tape.launch(
+        Elementwise("gather", n, dtype=Dtype.FP32, read=read), (scores,), shape, Dtype.FP32
+    )
+    weights = weights.with_gradient(
+        lambda g: functional.scatter_gradient(g, scores, g.numel), scores
+    )
     if dims.router_renormalise:
         weights = functional.divide(weights, functional.reduce_last("sum", weights) + 1e-20)
     return weights * 2.5
@@ -133,7 +175,10 @@ def _route_grouped(dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, 
 
 def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: bool = True) -> Tensor:
     """Return the largest ``count`` of each row; the kernel writes values and int64 places."""
-    shape, write = (scores.shape[0], count), scores.shape[0] * count * (dtype.byte + Dtype.INT64.byte)
+    shape, write = (
+        (scores.shape[0], count),
+        scores.shape[0] * count * (dtype.byte + Dtype.INT64.byte),
+    )
     op = Elementwise("topk", scores.numel, dtype=scores.dtype, write=write)
     out = scores.tape.launch(op, (scores,), shape, dtype)
     if not differentiable:
@@ -147,13 +192,21 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     tape, width = x.tape, dims.expert_intermediate // run.tp
     if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
         groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
-        local = x if run.served else functional.pick_rows(x, sum(size * count for size, count in groups))
+        local = (
+            x
+            if run.served
+            else functional.pick_rows(x, sum(size * count for size, count in groups))
+        )
         return _multiply_experts(dims, run, local, groups, tokens)
     if run.served:
-        return _fused_experts(dims, run, x, tokens, (tokens, dims.experts, dims.experts_chosen), run.skew)
+        return _fused_experts(
+            dims, run, x, tokens, (tokens, dims.experts, dims.experts_chosen), run.skew
+        )
     choice = tape.empty((picks,), Dtype.INT64)
     if not run.engine:  # sort the choices
-        tape.emit(Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,))
+        tape.emit(
+            Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8), (choice,), (choice,)
+        )
         tape.emit(Elementwise("scale", picks, dtype=Dtype.INT64), (choice,), (choice,))
     rows = functional.pick_rows(x, picks)
     order = functional.pick_rows(weights.view(picks, 1), picks)
@@ -161,11 +214,15 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
         choice = tape.empty((picks,), Dtype.INT64)
         narrow = pointwise("cast", choice, out_dtype=Dtype.INT32)
         counts = tape.empty((dims.experts,), Dtype.INT32)
-        op = Elementwise("scatter_add", picks, dtype=Dtype.INT32, read=narrow.byte, write=counts.byte)
+        op = Elementwise(
+            "scatter_add", picks, dtype=Dtype.INT32, read=narrow.byte, write=counts.byte
+        )
         tape.emit(op, (narrow,), (counts,))
         pointwise("cumsum", counts)
     groups = share_picks(picks, dims.experts, dims.experts_chosen, run.skew)
-    if run.fused_training:  # padded to whole blocks in fp8; in wider formats the number of rows does not matter
+    if (
+        run.fused_training
+    ):  # padded to whole blocks in fp8; in wider formats the number of rows does not matter
         groups = [(size, -(-rows // TRAINED_ROWS) * TRAINED_ROWS) for size, rows in groups]
     if run.engine:
         return _multiply_experts(dims, run, rows, groups, tokens)
@@ -175,7 +232,9 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     gate, value = inner.split(width, width)
     gated = functional.activation(dims.activation, gate) * value
     if run.fused_training:  # frameworks weigh the narrower side
-        out = functional.grouped_matmul((gated * order).to(x.dtype), down, groups, fp8=run.fp8_products)
+        out = functional.grouped_matmul(
+            (gated * order).to(x.dtype), down, groups, fp8=run.fp8_products
+        )
         return functional.sum_picked_rows(out, tokens)
     out = functional.grouped_matmul(gated, down, groups, fp8=run.fp8_products)
     weighed = out * order
@@ -186,22 +245,42 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
     return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
 
 
-def _multiply_experts(dims: ExpertDims, run: PassSettings, rows: Tensor, groups: PickGroups, tokens: int) -> Tensor:
-    """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an engine does."""
+def _multiply_experts(
+    dims: ExpertDims, run: PassSettings, rows: Tensor, groups: PickGroups, tokens: int
+) -> Tensor:
+    """Multiply rows by this GPU's experts, group by group, and sum them token by token, as an
+    engine does.
+    """
     if run.served:  # in one call, each pick as a token that visits one expert
-        picks, least = sum(size * count for size, count in groups), min(count for _, count in groups)
+        picks, least = (
+            sum(size * count for size, count in groups),
+            min(count for _, count in groups),
+        )
         size, most = max(groups, key=lambda group: group[1])
         skew = min(size * (most - least) / picks, 1.0)
         return _fused_experts(dims, run, rows, tokens, (picks, dims.experts // run.ep, 1), skew)
-    tape, width, held = rows.tape, dims.expert_intermediate // run.expert_width_share, dims.experts // run.ep
+    tape, width, held = (
+        rows.tape,
+        dims.expert_intermediate // run.expert_width_share,
+        dims.experts // run.ep,
+    )
     up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
-    gated = layers.gate_in_one_kernel(run, functional.grouped_matmul(rows, up, groups), dims.activation)
-    return reduce("sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True)
+    gated = layers.gate_in_one_kernel(
+        run, functional.grouped_matmul(rows, up, groups), dims.activation
+    )
+    return reduce(
+        "sum", functional.grouped_matmul(gated, down, groups), (tokens, dims.hidden), across=True
+    )
 
 
 def _fused_experts(
-    dims: ExpertDims, run: PassSettings, x: Tensor, tokens: int, choices: tuple[int, int, int], skew: float
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+    tokens: int,
+    choices: tuple[int, int, int],
+    skew: float,
 ) -> Tensor:
     """Run experts in one call of the engine, which sorts, quantizes, multiplies, gates and adds up.
 
@@ -219,10 +298,12 @@ def _fused_experts(
 
 
 def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> PickGroups:
-    """Return groups of experts with equal numbers of rows on the GPU that gets most: (how many experts, rows each).
+    """Return groups of experts with equal numbers of rows on the GPU that gets most: (how many
+    experts, rows each).
 
-    Everyone waits for that GPU. Of the picks that fall evenly, μ a GPU on average, chance gives the busiest of E GPUs
-    about μ + √(2·μ·ln E) (the largest of E normal numbers); ``skew`` adds its share of the experts chosen always.
+    Everyone waits for that GPU. Of the picks that fall evenly, μ a GPU on average, chance gives the
+    busiest of E GPUs about μ + √(2·μ·ln E) (the largest of E normal numbers); ``skew`` adds its
+    share of the experts chosen always.
 
     >>> busiest_picks(4096, 64, 8, 0.0, 8), busiest_picks(4096, 64, 8, 0.5, 8)
     ([(6, 70), (2, 69)], [(1, 292), (1, 37), (6, 36)])
@@ -232,7 +313,9 @@ def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int)
     local = min(round(mean + sqrt(2.0 * mean * log(gpus))), picks - hot)
     hot_held = min(-(-busy // gpus), held)
     even, more = divmod(local, held)
-    rows = Counter(even + (i >= held - more) + (round(hot / busy) if i < hot_held else 0) for i in range(held))
+    rows = Counter(
+        even + (i >= held - more) + (round(hot / busy) if i < hot_held else 0) for i in range(held)
+    )
     groups = [(size, count) for count, size in sorted(rows.items(), reverse=True) if count]
     return groups or [(1, 1)]
 
@@ -241,7 +324,8 @@ def share_picks(picks: int, experts: int, chosen: int, skew: float) -> PickGroup
     """Return groups of experts with equal numbers of rows: (how many experts, rows each).
 
     Balanced, all experts share the picks evenly (as many experts as there are picks, when fewer).
-    With ``skew`` s, a share s of the picks falls on the same ``chosen`` experts and the rest is even.
+    With ``skew`` s, a share s of the picks falls on the same ``chosen`` experts and the rest is
+    even.
 
     >>> share_picks(512, 8, 2, 0.0), share_picks(512, 8, 2, 0.5), share_picks(6, 8, 2, 0.0)
     ([(8, 64)], [(2, 160), (6, 32)], [(6, 1)])
@@ -249,44 +333,65 @@ def share_picks(picks: int, experts: int, chosen: int, skew: float) -> PickGroup
     hot, busy = round(picks * skew), min(chosen, experts)
     even, more = divmod(picks - hot, experts)
     hot_each, hot_more = divmod(hot, busy)
-    rows = Counter(even + (i < more) + (hot_each + (i < hot_more) if i < busy else 0) for i in range(experts))
+    rows = Counter(
+        even + (i < more) + (hot_each + (i < hot_more) if i < busy else 0) for i in range(experts)
+    )
     return [(size, count) for count, size in rows.items() if count]
 
 
 def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor) -> Tensor:
     """Project, convolve, scan, norm by a gate, and project back.
 
-    ``rule`` is mamba, mamba2, delta, lightning, or conv: a short convolution between two gates and no scan (LFM2).
-    """
+    ``rule`` is mamba, mamba2, delta, lightning, or conv: a short convolution between two gates and
+    no scan (LFM2)."""
     if run.training:
-        raise bad_value("phase", "prefill, decode or generate: gradients of sequence scans are not known", "train")
+        raise bad_value(
+            "phase",
+            "prefill, decode or generate: gradients of sequence scans are not known",
+            "train",
+        )
     tape, (batch, length, hidden) = x.tape, x.shape
     x = functional.enter_parallel(x, run.tp)
     heads, groups = dims.heads // run.tp, max(dims.key_heads // run.tp, 1)
     inner, keys = heads * dims.value_dim, groups * dims.key_dim
-    if rule == "lightning":  # keys and queries are as many as values, through an activation; the gate comes apart
+    if (
+        rule == "lightning"
+    ):  # keys and queries are as many as values, through an activation; the gate comes apart
         mixed = pointwise("silu", layers.project(run, x, 3 * inner, dims.bias))
         gate = layers.project(run, x, inner, dims.bias)
     elif rule == "conv":
-        first, gate, values = layers.project(run, x, 3 * inner, dims.bias).split(inner, inner, inner)
+        first, gate, values = layers.project(run, x, 3 * inner, dims.bias).split(
+            inner, inner, inner
+        )
         mixed = _convolve_tokens(dims, run, pointwise("mul", first, values))
     elif rule == "mamba":
         wide = layers.project(run, x, 2 * inner, dims.bias)
-        mixed, gate = _convolve_tokens(dims, run, wide.slice(-1, 0, inner)), wide.slice(-1, inner, 2 * inner)
-        low = functional.leave_parallel(layers.project(run, mixed, dims.step_rank + 2 * dims.key_dim), run.tp)
+        mixed, gate = (
+            _convolve_tokens(dims, run, wide.slice(-1, 0, inner)),
+            wide.slice(-1, inner, 2 * inner),
+        )
+        low = functional.leave_parallel(
+            layers.project(run, mixed, dims.step_rank + 2 * dims.key_dim), run.tp
+        )
         parts = low.split(dims.step_rank, dims.key_dim, dims.key_dim)
         step, *_ = [layers.rms_norm(run, part) for part in parts] if dims.norm else parts
         layers.project(run, step, inner)
-        tape.parameter(inner, dims.key_dim + 2, dtype=run.dtype)  # decay, skip, and the offset of the step
+        tape.parameter(
+            inner, dims.key_dim + 2, dtype=run.dtype
+        )  # decay, skip, and the offset of the step
     else:
-        numbers = heads if rule == "mamba2" else 2 * heads  # a step of each head; the delta rule's decay and strength
+        numbers = (
+            heads if rule == "mamba2" else 2 * heads
+        )  # a step of each head; the delta rule's decay and strength
         if rule == "mamba2":
             wide = layers.project(run, x, 2 * inner + 2 * keys + numbers, dims.bias)
         else:
             wide = layers.project(run, x, 2 * inner + 2 * keys, dims.bias)
             layers.project(run, x, numbers, dims.bias)
         gate, mixed = wide.slice(-1, 0, inner), wide.slice(-1, inner, 2 * inner + 2 * keys)
-        for _ in range(3 if rule == "mamba2" else 2):  # decay, its step's offset, and Mamba-2's skip
+        for _ in range(
+            3 if rule == "mamba2" else 2
+        ):  # decay, its step's offset, and Mamba-2's skip
             tape.parameter(heads, dtype=run.dtype)
         mixed = _convolve_tokens(dims, run, mixed) if dims.kernel else mixed
     if rule == "conv":
@@ -316,4 +421,6 @@ def _convolve_tokens(dims: layers.StateDims, run: PassSettings, x: Tensor) -> Te
     weights = [tape.parameter(channels, dims.kernel, dtype=run.dtype)]
     weights += [tape.parameter(channels, dtype=run.dtype)] if dims.conv_bias else []
     tape.cache_byte += batch * channels * dims.kernel * x.dtype.byte if run.cached else 0
-    return tape.launch(CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (x, *weights), x.shape)
+    return tape.launch(
+        CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype), (x, *weights), x.shape
+    )

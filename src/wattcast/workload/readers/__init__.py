@@ -1,1 +1,3 @@
-"""Readers of workloads: our JSON, Hugging Face configurations, ONNX, PyTorch modules and profiler traces."""
+"""Readers of workloads: our JSON, Hugging Face configurations, ONNX, PyTorch modules and profiler
+traces.
+"""

@@ -1,8 +1,7 @@
 """Calls into ATen, PyTorch's library of operators -> the operators they launch.
 
-``aten.csv`` says for every name which function below maps its calls. A name ending in ``_`` works in place and
-follows the rule of the name without it.
-"""
+``aten.csv`` says for every name which function below maps its calls. A name ending in ``_`` works
+in place and follows the rule of the name without it."""
 
 from __future__ import annotations
 
@@ -14,19 +13,32 @@ from typing import Any
 from wattcast.core import Dtype, dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.workload import operator_types
-from wattcast.workload.memory_layout import broadcasts_to, classify_layout, contiguous_strides, describe_pointwise
+from wattcast.workload.memory_layout import (
+    broadcasts_to,
+    classify_layout,
+    contiguous_strides,
+    describe_pointwise,
+)
 from wattcast.workload.operator_base import Operator, find_function
 from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, Layout, Linear
 from wattcast.workload.symbolic_tensor import Tensor, describe_concatenation, is_turned
 
 # functions that only call a fill or a random generator, which is counted instead
-_CALLERS = frozenset(["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"])
-_DROPOUT_PLACE = {"flash": (3, 10), "efficient": (5, 9), "cudnn": (5, 13)}  # of the argument, forward and backward
+_CALLERS = frozenset(
+    ["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"]
+)
+_DROPOUT_PLACE = {
+    "flash": (3, 10),
+    "efficient": (5, 9),
+    "cudnn": (5, 13),
+}  # of the argument, forward and backward
 
 
 @dataclass(frozen=True)
 class AtenCall:
-    """One ATen call: name without namespace and overload, arguments and results with tensors replaced."""
+    """One ATen call: name without namespace and overload, arguments and results with tensors
+    replaced.
+    """
 
     name: str
     args: tuple[Any, ...]
@@ -57,7 +69,9 @@ class AtenCall:
     @property
     def numbers(self) -> list[int]:
         """The whole numbers among the arguments."""
-        return [value for value in self.args if isinstance(value, int) and not isinstance(value, bool)]
+        return [
+            value for value in self.args if isinstance(value, int) and not isinstance(value, bool)
+        ]
 
     def math_dtype(self, tensor: Tensor) -> Dtype:
         """Return the format a product is computed in."""
@@ -70,10 +84,18 @@ class AtenCall:
 
 
 def find_tensors(values: Any, kind: type[Any] = Tensor) -> list[Any]:
-    """Return all tensors, ours or those of another ``kind``, in nested lists and mappings, in order."""
+    """Return all tensors, ours or those of another ``kind``, in nested lists and mappings, in
+    order.
+    """
     if isinstance(values, kind):
         return [values]
-    inside = values.values() if isinstance(values, Mapping) else values if isinstance(values, (list, tuple)) else ()
+    inside = (
+        values.values()
+        if isinstance(values, Mapping)
+        else values
+        if isinstance(values, (list, tuple))
+        else ()
+    )
     return [tensor for value in inside for tensor in find_tensors(value, kind)]
 
 
@@ -81,9 +103,8 @@ def find_tensors(values: Any, kind: type[Any] = Tensor) -> list[Any]:
 def load_rules() -> dict[str, dict[str, str]]:
     """Read the rules of all calls, by ATen name.
 
-    A rule has a ``kind``, one of ``_KINDS``, or the pointwise function that a call becomes, with ``one`` tensor given
-    or with ``several``.
-    """
+    A rule has a ``kind``, one of ``_KINDS``, or the pointwise function that a call becomes, with
+    ``one`` tensor given or with ``several``."""
     return {row["aten"]: row for row in read_shipped_table("wattcast.workload.readers", "aten.csv")}
 
 
@@ -97,11 +118,17 @@ def map_call(call: AtenCall) -> list[Operator] | None:
     if rule is None or rule["kind"] in _KINDS:
         return None if rule is None else _KINDS[rule["kind"]](call)
     function = rule["one"] if len(call.inputs) == 1 else rule["several"]
-    return [_reduce_rows(call, function) if rule["kind"] == "reduction" else map_pointwise(call, function)]
+    return [
+        _reduce_rows(call, function)
+        if rule["kind"] == "reduction"
+        else map_pointwise(call, function)
+    ]
 
 
 def launches_kernel(name: str) -> bool | None:
-    """Tell whether an ATen name launches a kernel; None where it has no rule, or where what it calls is counted."""
+    """Tell whether an ATen name launches a kernel; None where it has no rule, or where what it
+    calls is counted.
+    """
     rule = _find_rule(name)
     if rule is None or rule["kind"] == "free":
         return None if rule is None else False
@@ -115,7 +142,9 @@ def map_pointwise(call: AtenCall, function: str) -> Operator:
     placed = [(t.shape, t.strides) for t in inputs if t.shape]
     fits = all(broadcasts_to(shape, out.shape) for shape, _ in placed)  # a pad or a repeat does not
     layout = classify_layout(out.shape, out.strides, placed) if fits else Layout.STRIDED
-    return describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)
+    return describe_pointwise(
+        function, [t.operand for t in inputs], out.operand, main.dtype, layout
+    )
 
 
 def _copy_source(call: AtenCall, source: Tensor) -> Operator:
@@ -133,8 +162,12 @@ def _map_gather(call: AtenCall) -> list[Operator]:
 
 
 def _map_power(call: AtenCall) -> list[Operator]:
-    exponent = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], (int, float)) else 0.0
-    function = {1.0: "copy", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt"}.get(float(exponent), "pow")
+    exponent = (
+        call.args[1] if len(call.args) > 1 and isinstance(call.args[1], (int, float)) else 0.0
+    )
+    function = {1.0: "copy", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt"}.get(
+        float(exponent), "pow"
+    )
     return [map_pointwise(call, function)]
 
 
@@ -176,16 +209,25 @@ def _map_rows(call: AtenCall) -> list[Operator]:
     if not x.is_contiguous:
         strides = contiguous_strides(x.shape)
         layout = classify_layout(x.shape, strides, [(x.shape, x.strides)])
-        ops.append(describe_pointwise("copy", (x.operand,), (x.shape, strides, x.dtype), x.dtype, layout))
+        ops.append(
+            describe_pointwise("copy", (x.operand,), (x.shape, strides, x.dtype), x.dtype, layout)
+        )
     if softmax:
         dim = x.shape[call.numbers[0]] if x.shape else 1
-        out, log = None if call.out.dtype is x.dtype else call.out.dtype, call.name.startswith("_log")
+        out, log = (
+            None if call.out.dtype is x.dtype else call.out.dtype,
+            call.name.startswith("_log"),
+        )
         sizes = max(x.numel // dim, 1), dim, out, call.backward
         return [*ops, operator_types.Softmax(*sizes, log=log, dtype=x.dtype)]
     if "group" in call.name:
         dim = x.numel // (call.numbers[0] * call.numbers[3])  # pictures times groups
     else:
-        dim = prod(next(v for v in call.args if isinstance(v, (list, tuple)) and v and isinstance(v[0], int)))
+        dim = prod(
+            next(
+                v for v in call.args if isinstance(v, (list, tuple)) and v and isinstance(v[0], int)
+            )
+        )
     kind = operator_types.RmsNorm if "rms" in call.name else operator_types.LayerNorm
     return [*ops, kind(x.numel // dim, dim, dtype=x.dtype, backward=call.backward)]
 
@@ -198,24 +240,34 @@ def _map_batch_norm(call: AtenCall) -> list[Operator]:
     function = "batchnorm_grad" if call.backward else "batchnorm_train" if training else "batchnorm"
     read = 4 * call.inputs[0].byte if call.backward else None
     rows, run = x.shape[1], prod(x.shape[2:])
-    return [Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, rows=rows, run=run)]
+    return [
+        Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, rows=rows, run=run)
+    ]
 
 
 def _map_pool(call: AtenCall) -> list[Operator]:
     x, out = call.inputs[0], call.out
     if call.backward:
         read = x.byte + sum(t.byte for t in call.inputs[2:])
-        return [Elementwise("pool_grad", out.numel, dtype=x.dtype, read=read, rows=prod(out.shape[:-2]))]
-    return [Elementwise("pool", x.numel, dtype=x.dtype, write=call.out_byte, rows=prod(x.shape[:-2]))]
+        return [
+            Elementwise("pool_grad", out.numel, dtype=x.dtype, read=read, rows=prod(out.shape[:-2]))
+        ]
+    return [
+        Elementwise("pool", x.numel, dtype=x.dtype, write=call.out_byte, rows=prod(x.shape[:-2]))
+    ]
 
 
 def _map_scatter(call: AtenCall) -> list[Operator]:
-    """Map a scatter: elements go by index into a tensor, or into its copy; gradients of a lookup into zeros."""
+    """Map a scatter: elements go by index into a tensor, or into its copy; gradients of a lookup
+    into zeros.
+    """
     lookup = call.name == "embedding_dense_backward"
     given = call.inputs[:2] if lookup else call.inputs[1:]
     source = given[0] if lookup else max(given, key=lambda t: t.byte)
     read = source.byte + sum(t.byte for t in given)
-    op = Elementwise("scatter_add", max(source.numel, 1), dtype=call.out.dtype, read=read, write=source.byte)
+    op = Elementwise(
+        "scatter_add", max(source.numel, 1), dtype=call.out.dtype, read=read, write=source.byte
+    )
     if call.name.endswith("_"):
         return [op]
     return [_make_zeros(call.out) if lookup else _copy_source(call, call.inputs[0]), op]
@@ -261,7 +313,16 @@ def _map_grouped_product(call: AtenCall) -> list[Operator]:
         groups, k, _ = b.shape
         return [Bmm(groups, max(a.shape[0] // groups, 1), n, k, dtype=dtype)]
     groups = call.out.shape[0]
-    return [Bmm(groups, a.shape[0], n, max(a.shape[-1] // groups, 1), dtype=dtype, turned=is_turned(a, b))]
+    return [
+        Bmm(
+            groups,
+            a.shape[0],
+            n,
+            max(a.shape[-1] // groups, 1),
+            dtype=dtype,
+            turned=is_turned(a, b),
+        )
+    ]
 
 
 def _map_attention(call: AtenCall) -> list[Operator]:
@@ -269,7 +330,9 @@ def _map_attention(call: AtenCall) -> list[Operator]:
     batch, heads, q_len, dim = q.shape
     flags = [value for value in call.args if isinstance(value, bool)]
     causal = bool(flags and (flags[-1] if "efficient" in call.name else flags[0]))
-    place = next((places[call.backward] for name, places in _DROPOUT_PLACE.items() if name in call.name), 4)
+    place = next(
+        (places[call.backward] for name, places in _DROPOUT_PLACE.items() if name in call.name), 4
+    )
     chance = call.args[place] if place < len(call.args[: call.placed]) else 0.0
     op = operator_types.Attention(
         batch, heads, k.shape[1], q_len, k.shape[2], dim, causal=causal,
@@ -280,14 +343,20 @@ def _map_attention(call: AtenCall) -> list[Operator]:
 
 
 def _map_convolution(call: AtenCall) -> list[Operator]:
-    """Return a convolution and, where it has a bias, the kernel that adds it to the channels in place."""
+    """Return a convolution and, where it has a bias, the kernel that adds it to the channels in
+    place.
+    """
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     out, where = call.out, call.out.operand
-    op = _describe_convolution(call, x, weight, out, stride, padding, dilation, transposed, groups, "forward")
+    op = _describe_convolution(
+        call, x, weight, out, stride, padding, dilation, transposed, groups, "forward"
+    )
     if bias is None:
         return [op]
     planes = prod(out.shape[:2]), None
-    add = describe_pointwise("add", (where, bias.operand), where, out.dtype, Layout.BROADCAST, planes)
+    add = describe_pointwise(
+        "add", (where, bias.operand), where, out.dtype, Layout.BROADCAST, planes
+    )
     return [op, add]
 
 
@@ -295,9 +364,13 @@ def _map_convolution_gradient(call: AtenCall) -> list[Operator]:
     """Return the gradients that are asked for: of the image, the weight, the bias."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args[:11]
     args = (x, weight, grad, stride, padding, dilation, transposed, groups)
-    wanted = [direction for direction, asked in zip(("dgrad", "wgrad"), mask, strict=False) if asked]
+    wanted = [
+        direction for direction, asked in zip(("dgrad", "wgrad"), mask, strict=False) if asked
+    ]
     ops: list[Operator] = [_describe_convolution(call, *args, direction) for direction in wanted]
-    return [*ops, _reduce_rows(AtenCall("sum", (grad,), (call.outs[-1],)), "sum")] if mask[2] else ops
+    return (
+        [*ops, _reduce_rows(AtenCall("sum", (grad,), (call.outs[-1],)), "sum")] if mask[2] else ops
+    )
 
 
 def _describe_convolution(
@@ -306,9 +379,9 @@ def _describe_convolution(
 ) -> Conv2d:  # fmt: skip
     """Return the convolution of a picture or of a signal (one row high).
 
-    A transposed convolution is the gradient of a plain one. Over three dimensions, each output slice is a picture
-    whose channels are the slices it sees: the arithmetic is exact, the image is read once a slice.
-    """
+    A transposed convolution is the gradient of a plain one. Over three dimensions, each output
+    slice is a picture whose channels are the slices it sees: the arithmetic is exact, the image is
+    read once a slice."""
     if transposed:
         x, out = out, x
         direction = {"forward": "dgrad", "dgrad": "forward", "wgrad": "wgrad"}[direction]
@@ -333,14 +406,18 @@ _KINDS: dict[str, Callable[[AtenCall], list[Operator]]] = {
     "fill": lambda call: [_make_zeros(call.out)],
     "gather": _map_gather,
     "power": _map_power,
-    "gelu": lambda call: [map_pointwise(call, "gelu" + "_tanh" * ("tanh" in call.args) + "_grad" * call.backward)],
+    "gelu": lambda call: [
+        map_pointwise(call, "gelu" + "_tanh" * ("tanh" in call.args) + "_grad" * call.backward)
+    ],
     "cast": _map_cast,
     "concatenation": _map_concatenation,
     "rows": _map_rows,
     "batch_norm": _map_batch_norm,
     "pool": _map_pool,
     "dropout": lambda call: [
-        Elementwise("dropout", call.inputs[0].numel, dtype=call.inputs[0].dtype, write=call.out_byte)
+        Elementwise(
+            "dropout", call.inputs[0].numel, dtype=call.inputs[0].dtype, write=call.out_byte
+        )
     ],
     "scatter": _map_scatter,
     "padding": _map_padding,

@@ -1,11 +1,11 @@
-"""Hugging Face ``config.json`` -> ModelSpec. Only numbers are read: no network, no remote code, no weights.
+"""Hugging Face ``config.json`` -> ModelSpec. Only numbers are read: no network, no remote code, no
+weights.
 
-``huggingface.yaml`` says which field gives which dimension of each ``model_type``; functions below read what takes
-more than one field to tell, such as layers that differ.
+``huggingface.yaml`` says which field gives which dimension of each ``model_type``; functions below
+read what takes more than one field to tell, such as layers that differ.
 
-``auto_map`` names Python code inside a repository; it is never run. A field that would change the operators in a way
-our template does not know is refused by name.
-"""
+``auto_map`` names Python code inside a repository; it is never run. A field that would change the
+operators in a way our template does not know is refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_mod
 from wattcast.workload.model_options import SIZE_LIMIT
 
 Kind = TypeVar("Kind", str, list[Any], dict[str, Any])
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_new"}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_new",
+}
 _ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _ACTIVATIONS |= {name: name for name in ("quick_gelu", "relu2")}
 # Models of pictures or sounds whose language part is one of the decoders of huggingface.yaml.
@@ -62,9 +68,19 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
     if kind in _LANGUAGE_PARTS:
         text = fields.take("text_config", {})
         fields = _Fields({**config, **text}, where)
-        inner = fields.take("model_type", kind)  # llava wraps llama or mistral, internvl qwen2 or qwen3
-        part = inner if inner in load_rules() else _LANGUAGE_PARTS[kind] if inner.startswith(kind) else inner
-        notes.append("the language part alone: pictures and sounds enter as tokens, their encoders are not counted")
+        inner = fields.take(
+            "model_type", kind
+        )  # llava wraps llama or mistral, internvl qwen2 or qwen3
+        part = (
+            inner
+            if inner in load_rules()
+            else _LANGUAGE_PARTS[kind]
+            if inner.startswith(kind)
+            else inner
+        )
+        notes.append(
+            "the language part alone: pictures and sounds enter as tokens, their encoders are not counted"
+        )
     rule = load_rules().get(part)
     if rule is None:
         known = sorted({*load_rules(), *_LANGUAGE_PARTS})
@@ -78,9 +94,13 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
         raise BadInput(str(error))
     dims = _read_dims(fields, rule)
     if isinstance(dims.get("state"), dict):
-        notes.append("kernels of its sequence scans were never measured; they are estimated from bytes and FLOPs")
+        notes.append(
+            "kernels of its sequence scans were never measured; they are estimated from bytes and FLOPs"
+        )
     if "auto_map" in config:
-        notes.append("auto_map (code in the repository) was not run; the standard architecture is assumed")
+        notes.append(
+            "auto_map (code in the repository) was not run; the standard architecture is assumed"
+        )
     recipe, cache_format = _read_quantization(fields, notes)
     title = ", ".join(map(clip_text, fields.take("architectures", []))) or kind
     source = f"{where} (model_type {kind})"
@@ -90,7 +110,8 @@ def convert_config(config: Mapping[str, Any], where: str = "config", name: str =
 
 
 def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, Dtype | None]:
-    """Return the recipe and the cache format that ``quantization_config`` names; what we do not know becomes a note.
+    """Return the recipe and the cache format that ``quantization_config`` names; what we do not
+    know becomes a note.
 
     Engines take a cache with scales in 8-bit floats alone (``kv_cache_scheme``).
     """
@@ -115,7 +136,9 @@ def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, D
         said = clip_text(method or "no quant_method")
         notes.append(f"quantization_config ({said}) is not known: choose --quantization")
     if recipe == "gptq-8bit":
-        notes.append("8-bit integer weights are predicted as 8-bit floats, which the same kernel (Marlin) widens")
+        notes.append(
+            "8-bit integer weights are predicted as 8-bit floats, which the same kernel (Marlin) widens"
+        )
     scheme = found.get("kv_cache_scheme")
     if not isinstance(scheme, Mapping):
         return recipe, None
@@ -142,8 +165,13 @@ def _read_compressed_tensors(found: Mapping[str, Any]) -> str | None:
 class _LayerRule(msgspec.Struct, forbid_unknown_fields=True):
     """Which layers differ from the others, and in what."""
 
-    words: dict[str, dict[str, bool]] = {}  # a field with a word for each layer, and whether a word marks it
-    flags: tuple[str, bool] = ("", True)  # a field with a number for each layer, and whether 1 or 0 marks it
+    words: dict[
+        str, dict[str, bool]
+    ] = {}  # a field with a word for each layer, and whether a word marks it
+    flags: tuple[str, bool] = (
+        "",
+        True,
+    )  # a field with a number for each layer, and whether 1 or 0 marks it
     places: str = ""  # a field that lists the layers marked
     first: str = ""  # so many first ones
     each: Any = 1  # each so-manieth; or [period, offset]
@@ -169,7 +197,9 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True):
 def load_rules() -> dict[str, _Rule]:
     """Return the rule of each ``model_type``, with those it is like worked in."""
     found: dict[str, _Rule] = {}
-    for name, own in read_shipped_yaml(dict[str, _Rule], "wattcast.workload.readers", "huggingface.yaml").items():
+    for name, own in read_shipped_yaml(
+        dict[str, _Rule], "wattcast.workload.readers", "huggingface.yaml"
+    ).items():
         whole = _Rule()
         for part in (*(found[other] for other in own.like), own):
             states = [rule.read["state"] for rule in (whole, part) if "state" in rule.read]
@@ -177,8 +207,10 @@ def load_rules() -> dict[str, _Rule]:
                 architecture=part.architecture or whole.architecture,
                 assume=whole.assume | part.assume,
                 refuse=whole.refuse | part.refuse,
-                fixed={key: value for key, value in whole.fixed.items() if key not in part.read} | part.fixed,
-                read={key: value for key, value in whole.read.items() if key not in part.fixed} | part.read,
+                fixed={key: value for key, value in whole.fixed.items() if key not in part.read}
+                | part.fixed,
+                read={key: value for key, value in whole.read.items() if key not in part.fixed}
+                | part.read,
                 groups=part.groups or whole.groups,
                 more=part.more or whole.more,
             )
@@ -206,7 +238,10 @@ def _read_dims(f: _Fields, rule: _Rule) -> dict[str, Any]:
             dims[name] = f.read(spec, kinds[name])
     if rule.groups:
         dims["groups"] = _group_layers(f, dims["layers"], rule.groups)
-    if rule.architecture in ("vit", "clip"):  # the convolution leaves out what does not fill a patch
+    if rule.architecture in (
+        "vit",
+        "clip",
+    ):  # the convolution leaves out what does not fill a patch
         dims["image"] -= dims["image"] % dims["patch"]
     return dims
 
@@ -232,7 +267,8 @@ class _Fields:
         return value
 
     def read(self, spec: Any, kind: Any = int) -> Any:
-        """Return what a word of ``huggingface.yaml`` says: a field, a product of fields, or a value as it stands.
+        """Return what a word of ``huggingface.yaml`` says: a field, a product of fields, or a value
+        as it stands.
 
         ``a=b==c``: whether a word, by default b, is c.
         """
@@ -255,7 +291,9 @@ class _Fields:
         return int(found) if found.is_integer() else found
 
     def _read_field(self, word: str, kind: Any) -> Any:
-        """Return the first of the fields named that is there, its default, or 0 or false for ``a?``."""
+        """Return the first of the fields named that is there, its default, or 0 or false for
+        ``a?``.
+        """
         text, _, default = word.rstrip("?").partition("=")
         names = text.split("|")
         name = next((name for name in names if self.find(name) is not None), names[0])
@@ -273,7 +311,10 @@ class _Fields:
         elif kind is bool:
             valid, wanted = isinstance(value, bool), "true or false"
         elif kind is str:
-            valid, wanted = isinstance(value, str) and value in _ACTIVATIONS, f"one of {', '.join(_ACTIVATIONS)}"
+            valid, wanted = (
+                isinstance(value, str) and value in _ACTIVATIONS,
+                f"one of {', '.join(_ACTIVATIONS)}",
+            )
         else:
             valid = isinstance(value, list) and bool(value) and all(map(_is_size, value))
             wanted = "a list of whole numbers above zero"
@@ -282,7 +323,10 @@ class _Fields:
 
     def take(self, name: str, default: Kind) -> Kind:
         """Return text, a list or an object, as its default is one."""
-        value, wanted = self.get(name, default), {str: "text", list: "a list", dict: "an object"}[type(default)]
+        value, wanted = (
+            self.get(name, default),
+            {str: "text", list: "a list", dict: "an object"}[type(default)],
+        )
         found: Kind = self.check(name, value, isinstance(value, type(default)), wanted)
         return found
 
@@ -311,11 +355,20 @@ def _mark_layers(f: _Fields, layers: int, rule: _LayerRule) -> list[bool]:
     check_layer_count(layers, f"{f.where}: layers")
     for field, marks in rule.words.items():
         if (words := f.config.get(field)) is not None:
-            valid = isinstance(words, list) and len(words) == layers and all(str(word) in marks for word in words)
+            valid = (
+                isinstance(words, list)
+                and len(words) == layers
+                and all(str(word) in marks for word in words)
+            )
             f.check(field, words, valid, f"a list of {layers} words, each {' or '.join(marks)}")
             return [marks[word] for word in words]
     if (flags := f.get(rule.flags[0], None)) is not None and flags != []:
-        f.check(rule.flags[0], flags, isinstance(flags, list) and len(flags) == layers, f"a list of {layers}")
+        f.check(
+            rule.flags[0],
+            flags,
+            isinstance(flags, list) and len(flags) == layers,
+            f"a list of {layers}",
+        )
         return [bool(flag) is rule.flags[1] for flag in flags]
     if (places := f.get(rule.places, None)) is not None and places != []:
         are_places = isinstance(places, list) and all(type(place) is int for place in places)
@@ -332,7 +385,9 @@ def _mark_layers(f: _Fields, layers: int, rule: _LayerRule) -> list[bool]:
 
 
 def _group_layers(f: _Fields, layers: int, rules: Sequence[_LayerRule]) -> list[dict[str, Any]]:
-    """Return groups of equal layers in the order in which they first appear; none where all are usual."""
+    """Return groups of equal layers in the order in which they first appear; none where all are
+    usual.
+    """
     check_layer_count(layers, f"{f.where}: layers")
     kinds: list[dict[str, Any]] = [{} for _ in range(layers)]
     for rule in rules:
@@ -340,7 +395,10 @@ def _group_layers(f: _Fields, layers: int, rules: Sequence[_LayerRule]) -> list[
             continue
         marks = _mark_layers(f, layers, rule)
         for name, value in rule.set.items():
-            pair, kind = value if isinstance(value, list) else [value, value], type(_USUAL_LAYER[name])
+            pair, kind = (
+                value if isinstance(value, list) else [value, value],
+                type(_USUAL_LAYER[name]),
+            )
             yes, no = (one if kind is str else kind(f.read(one)) for one in pair)
             for layer, marked in zip(kinds, marks, strict=True):
                 layer[name] = yes if marked else no
@@ -354,13 +412,21 @@ def _count_alike(kinds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"layers": count, **dict(kind)} for kind, count in counts.items()]
 
 
-_USUAL_LAYER: dict[str, Any] = {"mixer": "attention", "feed_forward": "same", "window": 0, "chunk": 0, "rotary": True}
+_USUAL_LAYER: dict[str, Any] = {
+    "mixer": "attention",
+    "feed_forward": "same",
+    "window": 0,
+    "chunk": 0,
+    "rotary": True,
+}
 
 
 def _read_gemma(f: _Fields) -> dict[str, Any]:
     activation = f.read("hidden_activation|hidden_act=gelu_pytorch_tanh", str)
     return {
-        "activation": "gelu_tanh" if activation == "gelu" else activation,  # Hugging Face runs the tanh form for both
+        "activation": "gelu_tanh"
+        if activation == "gelu"
+        else activation,  # Hugging Face runs the tanh form for both
         "multipliers": ["cap"] if f.config.get("final_logit_softcapping") else [],
     }
 
@@ -369,7 +435,10 @@ def _read_granite_experts(f: _Fields) -> dict[str, Any]:
     if not f.read("num_local_experts?"):
         return {}
     sizes = {"experts": "num_local_experts", "experts_chosen": "num_experts_per_tok"}
-    sizes |= {"expert_intermediate": "intermediate_size", "shared_intermediate": "shared_intermediate_size"}
+    sizes |= {
+        "expert_intermediate": "intermediate_size",
+        "shared_intermediate": "shared_intermediate_size",
+    }
     return {"router": "late", **{name: f.read(field) for name, field in sizes.items()}}
 
 
@@ -391,7 +460,11 @@ def _read_nemotron_pattern(f: _Fields) -> dict[str, Any]:
 
 def _read_jamba(f: _Fields) -> dict[str, Any]:
     experts = f.read("num_experts=16")
-    return {"experts": experts, "experts_chosen": f.read("num_experts_per_tok=2")} if experts > 1 else {}
+    return (
+        {"experts": experts, "experts_chosen": f.read("num_experts_per_tok=2")}
+        if experts > 1
+        else {}
+    )
 
 
 def _read_lfm2(f: _Fields) -> dict[str, Any]:
@@ -399,7 +472,10 @@ def _read_lfm2(f: _Fields) -> dict[str, Any]:
     width = f.read("block_ff_dim|intermediate_size")
     if not f.read("num_experts?") and f.read("block_auto_adjust_ff_dim=true", bool):
         rounding = f.read("block_multiple_of=256")
-        width = -(-int(f.read("block_ffn_dim_multiplier=1.0", float) * int(2 * width / 3)) // rounding) * rounding
+        width = (
+            -(-int(f.read("block_ffn_dim_multiplier=1.0", float) * int(2 * width / 3)) // rounding)
+            * rounding
+        )
     return {"intermediate": width}
 
 
@@ -424,7 +500,10 @@ def _read_t5(f: _Fields) -> dict[str, Any]:
 
 
 def _count_unwindowed_layers(f: _Fields) -> dict[str, Any]:
-    layers, places = f.read("vision_config.num_hidden_layers=12"), f.find("vision_config.global_attn_indexes")
+    layers, places = (
+        f.read("vision_config.num_hidden_layers=12"),
+        f.find("vision_config.global_attn_indexes"),
+    )
     places = [2, 5, 8, 11] if places is None else places
     valid = isinstance(places, list) and all(place in range(layers) for place in places)
     f.check("global_attn_indexes", places, valid, f"a list of layers below {layers}")
@@ -441,11 +520,15 @@ def _read_vit_classes(f: _Fields) -> dict[str, Any]:
 
 
 def _count_full_layers(f: _Fields) -> dict[str, Any]:
-    """Count the layers without a window: those that are named so, or every third, the first among them."""
+    """Count the layers without a window: those that are named so, or every third, the first among
+    them.
+    """
     words = {"layer_types": {"full_attention": True, "sliding_attention": False}}
     rule = _LayerRule(words=words, each=["global_attn_every_n_layers=3", 0])
     full = _mark_layers(f, f.read("num_hidden_layers"), rule)
-    f.check("layer_types", f.get("layer_types", [])[:1], full[0], "full_attention in the first layer")
+    f.check(
+        "layer_types", f.get("layer_types", [])[:1], full[0], "full_attention in the first layer"
+    )
     return {"full_layers": sum(full)}
 
 
@@ -462,5 +545,7 @@ FURTHER: dict[str, Callable[[_Fields], dict[str, Any]]] = {
     "vit_classes": _read_vit_classes,
     "features_alone": lambda f: {"pooler": False, "classes": 0},
     "resnet_classes": lambda f: {"classes": _count_labels(f)},
-    "dense_layers": lambda f: {"dense_layers": min(f.read("first_k_dense_replace?"), f.read("num_hidden_layers"))},
+    "dense_layers": lambda f: {
+        "dense_layers": min(f.read("first_k_dense_replace?"), f.read("num_hidden_layers"))
+    },
 }

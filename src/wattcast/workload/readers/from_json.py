@@ -1,9 +1,9 @@
 """Workload JSON -> Graph and back, and the public EnergAIzer operator lists.
 
-Our form is ``{"name": ..., "ops": [{"op": "linear", "m": ..., "count": 32}, ...]}``; an entry ``{"repeat": 32,
-"ops": [...]}`` is a block that runs 32 times as a whole. The EnergAIzer form is a list of ``[query, kind]`` pairs.
-Files hold the same entry many times, so each distinct entry is decoded once.
-"""
+Our form is ``{"name": ..., "ops": [{"op": "linear", "m": ..., "count": 32}, ...]}``; an entry
+``{"repeat": 32, "ops": [...]}`` is a block that runs 32 times as a whole. The EnergAIzer form is a
+list of ``[query, kind]`` pairs. Files hold the same entry many times, so each distinct entry is
+decoded once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm
 MAX_OPS = 1_000_000
 MOST_COUNTED = 10**15  # tokens, pictures or GPUs of one run
 _LARGE = 2**20
-_TOLD = [item for item in fields(Graph) if item.name not in ("name", "blocks", "operands")]  # that a file may tell
+_TOLD = [
+    item for item in fields(Graph) if item.name not in ("name", "blocks", "operands")
+]  # that a file may tell
 
 
 @cache
@@ -44,7 +46,9 @@ def _file_struct() -> Any:
     hints = get_type_hints(Graph)
     told = [(item.name, hints[item.name], item.default) for item in _TOLD]
     return msgspec.defstruct(
-        "WorkloadFile", [("name", str), ("ops", list[msgspec.Raw]), *told], forbid_unknown_fields=True
+        "WorkloadFile",
+        [("name", str), ("ops", list[msgspec.Raw]), *told],
+        forbid_unknown_fields=True,
     )
 
 
@@ -92,7 +96,9 @@ def parse_workload(data: bytes, where: str) -> Graph:
             raise bad_value(f"{where}: {name}", f"a whole number from 1 to {MOST_COUNTED:,}", value)
     if file.memory_byte is not None and not 0.0 <= file.memory_byte <= MOST_BYTE:
         raise bad_value(f"{where}: memory_byte", f"from 0 to {MOST_BYTE:g} bytes", file.memory_byte)
-    return Graph(file.name, tuple(blocks), **{item.name: getattr(file, item.name) for item in _TOLD})
+    return Graph(
+        file.name, tuple(blocks), **{item.name: getattr(file, item.name) for item in _TOLD}
+    )
 
 
 def _check_calls(block: Block, where: str) -> None:
@@ -100,7 +106,9 @@ def _check_calls(block: Block, where: str) -> None:
     forms = block.ops.stack_forms() if isinstance(block.ops, OperatorColumns) else block.ops
     most = max((int(np.max(op.count)) for op in forms), default=1)
     if most * block.repeat > MOST_CALLS:
-        raise bad_value(where, f"at most {MOST_CALLS:,} calls of an operator", f"{most} x {block.repeat}")
+        raise bad_value(
+            where, f"at most {MOST_CALLS:,} calls of an operator", f"{most} x {block.repeat}"
+        )
 
 
 def graph_to_plain(graph: Graph) -> dict[str, Any]:
@@ -139,21 +147,29 @@ def _parse_entries(entries: Sequence[Any], where: str, first: int = 0) -> Sequen
         except (BadInput, OverflowError):  # a block, a wrong entry, or a size that no float holds
             half = len(entries) // 2
             halves = (entries[:half], first), (entries[half:], first + half)
-            return tuple(chain.from_iterable([_parse_entries(some, where, at) for some, at in halves]))
+            return tuple(
+                chain.from_iterable([_parse_entries(some, where, at) for some, at in halves])
+            )
     ops = []
     for raw in raws:
         try:
             head = decode_json(raw, _EntryHead, "op")
             cls = None if head.op is None and head.repeat is not None else _find_class(head.op)
-            ops.append(cls and _make_operator(cls, decode_json(raw, operator_struct(cls), str(head.op))))
+            ops.append(
+                cls and _make_operator(cls, decode_json(raw, operator_struct(cls), str(head.op)))
+            )
         except BadInput as error:
             raise type(error)(f"{where}[{first + np.argmax(place == len(ops))}]: {error}") from None
     return tuple(map(ops.__getitem__, place.tolist()))
 
 
 def _stack_entries(raws: Sequence[bytes]) -> OperatorColumns:
-    """Return many operators in columns; all are decoded at once, each by the name that stands in it."""
-    classes = {operator_struct(cls, name): cls for name in _operator_names() for cls in [_find_class(name)]}
+    """Return many operators in columns; all are decoded at once, each by the name that stands in
+    it.
+    """
+    classes = {
+        operator_struct(cls, name): cls for name in _operator_names() for cls in [_find_class(name)]
+    }
     any_of: Any = reduce(or_, classes)
     records = decode_json(b"[" + b",".join(raws) + b"]", list[any_of], "ops")
     kinds, at = index_distinct(map(type, records))
@@ -167,7 +183,10 @@ def _stack_entries(raws: Sequence[bytes]) -> OperatorColumns:
 
 
 def _operator_names() -> list[str]:
-    return [*(kind for kind in registered_operators() if kind != Elementwise.kind), *load_functions()]
+    return [
+        *(kind for kind in registered_operators() if kind != Elementwise.kind),
+        *load_functions(),
+    ]
 
 
 def _find_class(name: str | None) -> Any:
@@ -182,26 +201,38 @@ def _find_class(name: str | None) -> Any:
 
 
 def _make_operator(cls: type[Operator], given: msgspec.Struct) -> Operator:
-    """Return an operator with the fields of its ``operator_struct``, checked as its class checks them."""
+    """Return an operator with the fields of its ``operator_struct``, checked as its class checks
+    them.
+    """
     op = object.__new__(cls)
     op.__dict__.update((item.name, getattr(given, item.name)) for item in fields(cls))
     op.__post_init__()
     if any(type(size) is int and size >= _LARGE for size in op.__dict__.values()):
-        check_size(op)  # so that the place in the file is said; all are checked when their kernels are counted
+        check_size(
+            op
+        )  # so that the place in the file is said; all are checked when their kernels are counted
     return op
 
 
 @cache
 def operator_struct(cls: type[Operator], name: str = "") -> type[msgspec.Struct]:
-    """Return a strict reader made from an operator's dataclass; with a name, it reads those of that name alone."""
+    """Return a strict reader made from an operator's dataclass; with a name, it reads those of that
+    name alone.
+    """
     hints = get_type_hints(cls)
-    named = {item: name for item, word in cls.json_names.items() if word == "op"}  # an elementwise function
+    named = {
+        item: name for item, word in cls.json_names.items() if word == "op"
+    }  # an elementwise function
     listed: list[Any] = [(item.name, hints[item.name], item.default) for item in fields(cls)]
-    listed = [one[:2] if one[2] is MISSING else one for one in listed if not name or one[0] not in named]
+    listed = [
+        one[:2] if one[2] is MISSING else one for one in listed if not name or one[0] not in named
+    ]
     told: list[Any] = [] if name or named else [("op", str)]
     tag: dict[str, Any] = {"tag_field": "op", "tag": name, "namespace": named} if name else {}
     told += sorted(listed, key=len)  # those without a default first
-    return msgspec.defstruct(cls.__name__, told, forbid_unknown_fields=True, rename=cls.json_names, **tag)
+    return msgspec.defstruct(
+        cls.__name__, told, forbid_unknown_fields=True, rename=cls.json_names, **tag
+    )
 
 
 def _parse_energaizer(data: bytes, where: str) -> Graph:
@@ -265,12 +296,16 @@ def _decode_energaizer(raw: bytes) -> Operator:
         dtype = Dtype.TF32 if dtype is Dtype.FP32 and query.useTensorCore else dtype
         if head == "conv2d":
             hw, rs = query.hw, query.rs
-            return Conv2d(query.b, query.c, query.m, hw, hw, rs, rs, query.stride, query.padding, dtype=dtype)
+            return Conv2d(
+                query.b, query.c, query.m, hw, hw, rs, rs, query.stride, query.padding, dtype=dtype
+            )
         if query.batch == 1:
             return Linear(query.dimN, query.dimM, query.dimK, dtype=dtype)
         return Bmm(query.batch, query.dimM, query.dimN, query.dimK, dtype=dtype)
     if head not in ("softmax", "layernorm", "elementwise"):
-        raise unknown_name("EnergAIzer operator", head, ["gemm", "conv2d", "softmax", "layernorm", "elementwise"])
+        raise unknown_name(
+            "EnergAIzer operator", head, ["gemm", "conv2d", "softmax", "layernorm", "elementwise"]
+        )
     dtype = Dtype.parse(query.prec)
     if head != "elementwise":
         return (Softmax if head == "softmax" else LayerNorm)(query.batch, query.dim, dtype=dtype)

@@ -1,9 +1,8 @@
 """ONNX graphs with shapes -> Graph. Needs the ``onnx`` package; weights are never loaded.
 
-``onnx.csv`` says what each node becomes; products, convolutions, norms and lookups follow the rules of ATen. External
-data is not read; a location that points outside the model's own folder is refused, because other tools would follow
-it.
-"""
+``onnx.csv`` says what each node becomes; products, convolutions, norms and lookups follow the rules
+of ATen. External data is not read; a location that points outside the model's own folder is
+refused, because other tools would follow it."""
 
 from __future__ import annotations
 
@@ -26,7 +25,11 @@ MAX_OPS = 1_000_000
 
 def read_onnx(path: Path) -> Graph:
     """Read an ``.onnx`` file; a node without a rule is kept as unspecified work and named."""
-    why, where, folder = ("reading ONNX needs the onnx package", "onnx"), path.name, path.resolve().parent
+    why, where, folder = (
+        ("reading ONNX needs the onnx package", "onnx"),
+        path.name,
+        path.resolve().parent,
+    )
     import_extra("onnx.shape_inference", *why)
     onnx = import_extra("onnx", *why)
     data = read_bytes(path, MAX_ONNX_BYTE)
@@ -35,7 +38,10 @@ def read_onnx(path: Path) -> Graph:
     except Exception as error:  # protobuf's own errors have no common public base
         raise BadInput(f"{where}: not an ONNX model ({clip_text(error, 120)}).") from None
     placed = [
-        (tensor, e.value) for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location"
+        (tensor, e.value)
+        for tensor in model.graph.initializer
+        for e in tensor.external_data
+        if e.key == "location"
     ]
     for tensor, place in placed:
         if Path(place).is_absolute() or not (folder / place).resolve().is_relative_to(folder):
@@ -54,7 +60,11 @@ def read_onnx(path: Path) -> Graph:
         if found is None:
             unknown.setdefault(node.op_type, []).append(node.name or "(unnamed)")
             read, out = sum(t.byte for t in call.inputs), call.out
-            found = [Elementwise("unspecified", max(out.numel, 1), dtype=out.dtype, read=read, write=out.byte)]
+            found = [
+                Elementwise(
+                    "unspecified", max(out.numel, 1), dtype=out.dtype, read=read, write=out.byte
+                )
+            ]
         ops += [op.with_label(call.label) for op in found]
         if len(ops) > MAX_OPS:
             raise bad_value(where, f"at most {MAX_OPS:,} operators", "more")
@@ -72,7 +82,9 @@ def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
     names = {code: name for name, code in onnx.TensorProto.DataType.items()}
 
     def dtype(code: int) -> Dtype:
-        """Return the format of a type; one that this version of ONNX does not know counts as four bytes wide."""
+        """Return the format of a type; one that this version of ONNX does not know counts as four
+        bytes wide.
+        """
         return Dtype.recognise(names.get(code, "")) or Dtype.FP32
 
     found: dict[str, Tensor] = {}
@@ -102,7 +114,12 @@ class _Call:
     def _tensor(self, name: str) -> Tensor:
         if name not in self.shapes:
             where = f"{self.where}: node {clip_text(self.label)} ({self.node.op_type})"
-            raise bad_value(where, f"a fixed shape for {clip_text(name)}", "none", "Export with fixed input sizes.")
+            raise bad_value(
+                where,
+                f"a fixed shape for {clip_text(name)}",
+                "none",
+                "Export with fixed input sizes.",
+            )
         return self.shapes[name]
 
     @property
@@ -125,11 +142,15 @@ class _Call:
 
 
 # what nodes become, by their type
-_RULES = {row.pop("onnx"): row for row in read_shipped_table("wattcast.workload.readers", "onnx.csv")}
+_RULES = {
+    row.pop("onnx"): row for row in read_shipped_table("wattcast.workload.readers", "onnx.csv")
+}
 
 
 def _map_checked(call: _Call) -> list[Operator] | None:
-    """Map a node; one whose shapes or attributes are not those of its type is an error that names it."""
+    """Map a node; one whose shapes or attributes are not those of its type is an error that names
+    it.
+    """
     try:
         return _map_node(call)
     except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
@@ -153,12 +174,16 @@ def _map_node(call: _Call) -> list[Operator] | None:
     if kind == "copy":
         layout = Layout.TRANSPOSED if call.node.op_type == "Transpose" else Layout.STRIDED
         x, unknown_walk = inputs[0], (None, None)
-        return [describe_pointwise(function, (x.operand,), out.operand, x.dtype, layout, unknown_walk)]
+        return [
+            describe_pointwise(function, (x.operand,), out.operand, x.dtype, layout, unknown_walk)
+        ]
     main = max(inputs, key=lambda t: t.numel)
     fits = all(len(t.shape) <= len(out.shape) for t in inputs) and main.numel == out.numel
     placed = [(t.shape, t.strides) for t in inputs]
     layout = classify_layout(out.shape, out.strides, placed) if fits else Layout.STRIDED
-    return [describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)]
+    return [
+        describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)
+    ]
 
 
 def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
@@ -188,4 +213,14 @@ def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
         raise bad_value(where, "a convolution over one or two dimensions", x.shape)
     stride, dilation = (call.attribute(word, [1] * sides) for word in ("strides", "dilations"))
     pads, groups = call.attribute("pads", [0] * 2 * sides)[:sides], int(call.attribute("group", 1))
-    return x, rest[0], rest[1] if len(rest) > 1 else None, stride, pads, dilation, False, None, groups
+    return (
+        x,
+        rest[0],
+        rest[1] if len(rest) > 1 else None,
+        stride,
+        pads,
+        dilation,
+        False,
+        None,
+        groups,
+    )

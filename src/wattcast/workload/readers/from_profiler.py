@@ -1,8 +1,7 @@
 """PyTorch profiler traces (Chrome JSON with ``record_shapes=True``) -> Graph.
 
-A kernel names the operator that launched it, and the operator's recorded shapes give the work. A trace does not
-record the shapes of results, which follow from the rules of each operator.
-"""
+A kernel names the operator that launched it, and the operator's recorded shapes give the work. A
+trace does not record the shapes of results, which follow from the rules of each operator."""
 
 from __future__ import annotations
 
@@ -20,7 +19,12 @@ from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import broadcast_shapes, output_strides, promote_dtypes
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
-from wattcast.workload.readers.aten_operators import AtenCall, find_tensors, launches_kernel, map_call
+from wattcast.workload.readers.aten_operators import (
+    AtenCall,
+    find_tensors,
+    launches_kernel,
+    map_call,
+)
 from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_PROFILE_BYTE = 1 << 29
@@ -85,17 +89,23 @@ class _Node:
 
 def read_profile(path: Path) -> Graph:
     """Read a trace file, gzipped or not."""
-    return parse_profile(gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE), path.name)
+    return parse_profile(
+        gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE), path.name
+    )
 
 
 def parse_profile(data: bytes, where: str) -> Graph:
-    """Turn trace JSON into a graph; its assumptions name kernels without a known operator, with their time."""
+    """Turn trace JSON into a graph; its assumptions name kernels without a known operator, with
+    their time.
+    """
     events = [e for e in decode_json(data, ProfilerTrace, where).traceEvents if e.ph == "X"]
     nodes = _nest_operators([e for e in events if e.cat == "cpu_op"])
     if not nodes:
         raise bad_value(where, "operators (cpu_op events)", "none", "Profile the CPU activity too.")
     if not any("Input Dims" in node.event.args for node in nodes):
-        raise bad_value(where, "operators with their shapes", "none", "Profile with record_shapes=True.")
+        raise bad_value(
+            where, "operators with their shapes", "none", "Profile with record_shapes=True."
+        )
     device = sorted((e for e in events if e.cat in _DEVICE), key=lambda e: e.ts)
     unmapped: dict[str, tuple[int, float]] = {}  # name -> launches, seconds
     copies = 0
@@ -107,25 +117,39 @@ def parse_profile(data: bytes, where: str) -> Graph:
             if event.cat == "gpu_memcpy" and ("HtoD" in event.name or "DtoH" in event.name):
                 copies += 1
             elif owner is None:
-                _add_unmapped(unmapped, (node.event if node else event).name, 1, event.dur * _MICROSECOND_S)
+                _add_unmapped(
+                    unmapped, (node.event if node else event).name, 1, event.dur * _MICROSECOND_S
+                )
             else:
                 owner.kernels += 1
                 owner.kernel_s += event.dur * _MICROSECOND_S
         chosen = [node for node in nodes if node.kernels]
     else:
         chosen = _find_outermost(nodes, unmapped)
-    listed = [kinds for node in nodes if isinstance(kinds := node.event.args.get("Input type"), list)]
-    count = Counter(Dtype.recognise(name) for kinds in listed for name in kinds if isinstance(name, str))
+    listed = [
+        kinds for node in nodes if isinstance(kinds := node.event.args.get("Input type"), list)
+    ]
+    count = Counter(
+        Dtype.recognise(name) for kinds in listed for name in kinds if isinstance(name, str)
+    )
     main_dtype = next((dtype for dtype, _ in count.most_common() if dtype in _FLOATING), Dtype.FP32)
     ops = tuple(op for node in chosen for op in _map_node(node, main_dtype, unmapped))
     if not ops:
-        raise BadInput(f"{where}: none of its {len(nodes)} operators is known. Is it a trace of a PyTorch model?")
-    said = [f"from a profiler trace of {len(nodes)} operators and {len(device)} kernels; all of it is one run"]
+        raise BadInput(
+            f"{where}: none of its {len(nodes)} operators is known. Is it a trace of a PyTorch model?"
+        )
+    said = [
+        f"from a profiler trace of {len(nodes)} operators and {len(device)} kernels; all of it is one run"
+    ]
     if not device:
-        said.append("the trace has no kernels: its innermost known operators are taken to launch one each")
+        said.append(
+            "the trace has no kernels: its innermost known operators are taken to launch one each"
+        )
     if copies:
         said.append(f"{copies} copies between host and device are left out")
-    said.append(f"lists of tensors carry no number format in a trace: {main_dtype}, the commonest, is assumed")
+    said.append(
+        f"lists of tensors carry no number format in a trace: {main_dtype}, the commonest, is assumed"
+    )
     said += [
         f"{name}: {calls} launch(es), {seconds:.3g} s, has no rule or no shapes; kept with one element or left out"
         for name, (calls, seconds) in unmapped.items()
@@ -150,7 +174,9 @@ def _nest_operators(events: Sequence[ProfilerEvent]) -> list[_Node]:
 
 
 def _find_owner(node: _Node | None) -> _Node | None:
-    """Return the operator a kernel belongs to: the outermost that covers its inside, else the innermost we know."""
+    """Return the operator a kernel belongs to: the outermost that covers its inside, else the
+    innermost we know.
+    """
     nearest = None
     while node is not None:
         if node.name in _WHOLE:
@@ -171,17 +197,31 @@ def _find_outermost(nodes: list[_Node], unmapped: dict[str, tuple[int, float]]) 
         elif node.is_known and node.name not in _PASSING:
             chosen.append(node)
             inside.add(id(node))
-        elif node.is_leaf and launches_kernel(node.name) is not False and node.event.name.startswith("aten::"):
+        elif (
+            node.is_leaf
+            and launches_kernel(node.name) is not False
+            and node.event.name.startswith("aten::")
+        ):
             _add_unmapped(unmapped, node.event.name, 1, node.event.dur * _MICROSECOND_S)
     return chosen
 
 
-def _map_node(node: _Node, main_dtype: Dtype, unmapped: dict[str, tuple[int, float]]) -> list[Operator]:
+def _map_node(
+    node: _Node, main_dtype: Dtype, unmapped: dict[str, tuple[int, float]]
+) -> list[Operator]:
     try:
         args = _read_arguments(node.event.args, main_dtype)
         outs = _infer_results(node.name, args)
         found = map_call(AtenCall(node.name, args, outs)) if outs else None
-    except (ArithmeticError, AssertionError, BadInput, LookupError, StopIteration, TypeError, ValueError):
+    except (
+        ArithmeticError,
+        AssertionError,
+        BadInput,
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ):
         found = None  # the recorded arguments are not those of the operator
     if found is None:
         _add_unmapped(unmapped, node.event.name, max(node.kernels, 1), node.kernel_s)
@@ -189,13 +229,17 @@ def _map_node(node: _Node, main_dtype: Dtype, unmapped: dict[str, tuple[int, flo
     return [op.with_label(node.event.name) for op in found]
 
 
-def _add_unmapped(unmapped: dict[str, tuple[int, float]], name: str, calls: int, seconds: float) -> None:
+def _add_unmapped(
+    unmapped: dict[str, tuple[int, float]], name: str, calls: int, seconds: float
+) -> None:
     before = unmapped.get(name, (0, 0.0))
     unmapped[name] = (before[0] + calls, before[1] + seconds)
 
 
 def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ...]:
-    """Turn recorded dims, strides, types and values into tensors, lists and plain numbers, in order."""
+    """Turn recorded dims, strides, types and values into tensors, lists and plain numbers, in
+    order.
+    """
 
     def recorded(key: str, index: int, default: Any) -> Any:
         values = args.get(key, [])
@@ -208,7 +252,9 @@ def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ..
             found.append(_make_tensor(shape, strides, dtype))
         elif kind == "TensorList":
             steps = strides if strides and len(strides) == len(shape) else [None] * len(shape)
-            found.append(tuple(_make_tensor(s, t, main_dtype) for s, t in zip(shape, steps, strict=True)))
+            found.append(
+                tuple(_make_tensor(s, t, main_dtype) for s, t in zip(shape, steps, strict=True))
+            )
         else:
             found.append(_read_value(recorded("Concrete Inputs", index, "")))
     return tuple(found)
@@ -230,7 +276,9 @@ def _read_value(text: object) -> Any:
 
 
 def _infer_results(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results of a call by the rules of its operator; none where they do not follow from its inputs."""
+    """Return the results of a call by the rules of its operator; none where they do not follow from
+    its inputs.
+    """
     tensors = find_tensors(args)
     if not tensors:
         return ()
@@ -246,7 +294,9 @@ def _infer_results(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return (make_tensor(shape, first.dtype),)
     shape = broadcast_shapes(*(t.shape for t in tensors))
     dtype = Dtype.BOOL if name in _COMPARISONS else promote_dtypes([t.operand for t in tensors])
-    return (make_tensor(shape, dtype, output_strides(shape, [(t.shape, t.strides) for t in tensors])),)
+    return (
+        make_tensor(shape, dtype, output_strides(shape, [(t.shape, t.strides) for t in tensors])),
+    )
 
 
 def _infer_shape(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> tuple[int, ...] | None:
@@ -267,7 +317,10 @@ def _infer_shape(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> tup
         axis = int(args[1]) % len(first.shape)
         return (*first.shape[:axis], last.numel, *first.shape[axis + 1 :])
     if name == "index":
-        return (*broadcast_shapes(*(t.shape for t in tensors[1:])), *first.shape[len(tensors) - 1 :])
+        return (
+            *broadcast_shapes(*(t.shape for t in tensors[1:])),
+            *first.shape[len(tensors) - 1 :],
+        )
     if name == "embedding_dense_backward":
         return (args[2], first.shape[-1])
     if name in _REDUCTIONS:
@@ -282,7 +335,10 @@ def _infer_shape(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> tup
         if len(args) > 6 and args[6] is True:
             raise ValueError("transposed convolution")
         sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-        out = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in sides]
+        out = [
+            (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, pad, gap in sides
+        ]
         return (x.shape[0], weight.shape[0], *out)
     if name in ("slice_backward", "select_backward") and isinstance(args[1], list):
         return tuple(args[1])

@@ -22,14 +22,17 @@ Workload: TypeAlias = str | Path | Graph | ModelSpec | Mapping[str, object]
 
 
 def load_workload(workload: Workload, options: ModelOptions) -> Graph:
-    """Return the operators of a workload. ``options`` matter to models; an operator list is taken as it is.
+    """Return the operators of a workload. ``options`` matter to models; an operator list is taken
+    as it is.
 
-    A file is recognised by its content: workload JSON, an EnergAIzer list, a Hugging Face configuration, a PyTorch
-    profiler trace; or by its ending: ``.onnx``, ``.json.gz`` (a trace).
+    A file is recognised by its content: workload JSON, an EnergAIzer list, a Hugging Face
+    configuration, a PyTorch profiler trace; or by its ending: ``.onnx``, ``.json.gz`` (a trace).
     """
     if isinstance(workload, Graph):
         return workload
-    if isinstance(workload, ModelSpec) or (isinstance(workload, str) and not _looks_like_a_file(workload)):
+    if isinstance(workload, ModelSpec) or (
+        isinstance(workload, str) and not _looks_like_a_file(workload)
+    ):
         return build_graph(workload, options)
     path, data = _read_content(find_cached(workload))
     model = _find_configured_model(path, data)
@@ -59,7 +62,11 @@ def capture_workload(module: Any, inputs: Any, options: Mapping[str, Any]) -> Gr
         wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
         found = f"{type(module).__name__} {'without' if inputs is None else 'with'} inputs"
         raise bad_value("workload", wanted, found)
-    if {**options, "phase": "train"} != {"phase": "train"} or options.get("phase") not in (None, "forward", "train"):
+    if {**options, "phase": "train"} != {"phase": "train"} or options.get("phase") not in (
+        None,
+        "forward",
+        "train",
+    ):
         do = "A module states its own sizes and formats; phase may be forward or train."
         raise bad_value("options", "none beside a module", ", ".join(options), do)
     from wattcast.workload.readers.from_torch import capture
@@ -77,11 +84,12 @@ def find_model(workload: Workload) -> ModelSpec | None:
 
 
 def find_cached(workload: Workload) -> Workload:
-    """Return the configuration that a Hugging Face id names in the local cache; anything else as it is.
+    """Return the configuration that a Hugging Face id names in the local cache; anything else as it
+    is.
 
-    ``meta-llama/Llama-3.1-8B-Instruct`` is in the catalogue; an id that is not is looked up where the Hugging Face
-    libraries keep what they downloaded (``HF_HUB_CACHE``, ``HF_HOME/hub`` or ``~/.cache/huggingface/hub``).
-    """
+    ``meta-llama/Llama-3.1-8B-Instruct`` is in the catalogue; an id that is not is looked up where
+    the Hugging Face libraries keep what they downloaded (``HF_HUB_CACHE``, ``HF_HOME/hub`` or
+    ``~/.cache/huggingface/hub``)."""
     if isinstance(workload, (str, Path)) and Path(workload).is_dir():
         return Path(workload) / "config.json"
     if not (isinstance(workload, str) and _HUB_ID.fullmatch(workload)) or Path(workload).exists():
@@ -118,7 +126,9 @@ def _looks_like_a_file(name: str) -> bool:
 
 
 def _read_content(workload: Workload) -> tuple[Path, bytes]:
-    """Return the path of a file or mapping and its JSON, which is empty where only the path tells what it is."""
+    """Return the path of a file or mapping and its JSON, which is empty where only the path tells
+    what it is.
+    """
     if isinstance(workload, Mapping):
         return Path("workload"), msgspec.json.encode(dict(workload))
     assert isinstance(workload, (str, Path))
@@ -127,12 +137,18 @@ def _read_content(workload: Workload) -> tuple[Path, bytes]:
     return path, _INFINITE.sub(b"1e300", data) if b"Infinity" in data else data
 
 
-_INFINITE = re.compile(rb"(?<=[\[,:\s])Infinity(?=[\],}\s])")  # which Python writes into JSON, as in Mamba's limits
+_INFINITE = re.compile(
+    rb"(?<=[\[,:\s])Infinity(?=[\],}\s])"
+)  # which Python writes into JSON, as in Mamba's limits
 
 
 def _find_keys(data: bytes, *names: str) -> set[str]:
-    """Return which names are keys of a JSON object; none where the data is not one (the readers will say why)."""
-    if not any(name.encode() in data for name in names):  # as in a long list, which takes a while to decode
+    """Return which names are keys of a JSON object; none where the data is not one (the readers
+    will say why).
+    """
+    if not any(
+        name.encode() in data for name in names
+    ):  # as in a long list, which takes a while to decode
         return set()
     try:
         return {*names} & msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
