@@ -28,7 +28,7 @@ class MillionSamples:
         """One metric trace for all timings, and the power trace that belongs to it."""
         import polars as pl
 
-        from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+        from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
         folder = Path(tempfile.mkdtemp(prefix="bench_trace_"))
         random = np.random.default_rng(7)
@@ -110,14 +110,18 @@ class MillionSamples:
 
 
 def _power_trace(folder: Path, out: Path) -> None:
-    from wattcast.gpuwattch.component_build import (
+    from wattcast.lab.gpuwattch.component_build import (
         build_component_model,
         demo_architecture,
         demo_energies,
     )
-    from wattcast.gpuwattch.energy_table import read_component_set
-    from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, open_metric_trace
-    from wattcast.gpuwattch.trace_run import TraceRun, run_trace
+    from wattcast.lab.gpuwattch.energy_table import read_component_set
+    from wattcast.lab.gpuwattch.trace_reading import (
+        SimulatorDialect,
+        TraceSampling,
+        open_metric_trace,
+    )
+    from wattcast.lab.gpuwattch.trace_run import TraceRun, run_trace
 
     components = read_component_set(SimulatorDialect.GPUWATTCH, compat=True)
     model = build_component_model(demo_architecture(), demo_energies(), components).model

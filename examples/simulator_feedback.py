@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from wattcast.gpuwattch.component_build import (
+from wattcast.lab.gpuwattch.component_build import (
     ClockSetting,
     PowerMeter,
     SamplePower,
@@ -20,8 +20,8 @@ from wattcast.gpuwattch.component_build import (
     demo_architecture,
     demo_energies,
 )
-from wattcast.gpuwattch.energy_table import read_component_set
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.lab.gpuwattch.energy_table import read_component_set
+from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
 CYCLES = 500
 CLOCKS_HZ = (0.5e9, 0.6e9, 0.7e9, 0.8e9, 0.9e9, 1.0e9)

@@ -28,8 +28,8 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import database_folder
-from wattcast.counter_models.profiler_counters import make_table_lines
-from wattcast.counter_models.two_rails import (
+from wattcast.lab.counter_models.profiler_counters import make_table_lines
+from wattcast.lab.counter_models.two_rails import (
     RailsDesign,
     leaning_errors,
     make_rails_design,

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from studies.multimedia_figures import table_activity
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import database_folder, read_lines
-from wattcast.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES, moves_frames
-from wattcast.counter_models.two_rails import (
+from wattcast.lab.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES, moves_frames
+from wattcast.lab.counter_models.two_rails import (
     RailsDesign,
     RailsFit,
     leaning_errors,
     shipped_fit,
     solve_rails,
 )
+from wattcast.lab.paper_figures.multimedia_figures import table_activity
 
 PARTIAL_RATES = ("dram_rate_", "dram_fma_")
 

@@ -16,17 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from studies.card_levels import load_card_levels
 
 from wattcast import hardware
-from wattcast.fit.engine_fit import load_measured_model, read_engine_options
-from wattcast.fit.few_rows_fit import shift_energies
-from wattcast.fit.kernel_rows import load_kernel_rows
+from wattcast.calibrate.forecast_shift import shift_energies
+from wattcast.calibrate.kernel_rows import load_kernel_rows
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.lab.fit.card_levels import load_card_levels
+from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.lab.validate.model_checks import compare_serving
 from wattcast.predictor.bundle import Bundle, bundle_for
 from wattcast.predictor.prediction import predict_graph
 from wattcast.serving.host_times import load_engine_records
-from wattcast.validate.model_checks import compare_serving
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_options import WorkloadPhase
 
@@ -92,7 +92,7 @@ def judge_known_makes() -> None:
     memory where known.
 
     A card's make is the side on which its own kernels of PyTorch lie: where the board's part number
-    was read, or its time tells the make, they agree (``studies.card_levels``)."""
+    was read, or its time tells the make, they agree (``wattcast.lab.fit.card_levels``)."""
     records, levels = load_engine_records("h200"), load_card_levels("h200")
     boards = {
         card: "h200-000" if level.memory < 0.0 else "h200-001" for card, level in levels.items()

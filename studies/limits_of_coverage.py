@@ -33,20 +33,20 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from studies.public_checks.coverage_checks import TABLE_ROWS, load_published_models
 
 from wattcast import hardware
+from wattcast.calibrate.kernel_rows import KernelRows, load_kernel_rows, on_random_data
+from wattcast.calibrate.row_prediction import analyse_rows, predict_with_bundle
+from wattcast.calibrate.table_fit import predict_tables_s
+from wattcast.calibrate.table_rows import RUN_S, read_tables
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import database_folder
 from wattcast.core.records import replace
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.units import Dtype
-from wattcast.fit.held_out import analyse_rows, predict_with_bundle
-from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows, on_random_data
-from wattcast.fit.table_fit import predict_tables_s
-from wattcast.fit.table_rows import RUN_S, read_tables
 from wattcast.hardware import Gpu
 from wattcast.kernels.families import engine_families
+from wattcast.lab.validate.public_checks.coverage_checks import TABLE_ROWS, load_published_models
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s

@@ -1,7 +1,8 @@
-"""Write the plans that `wattcast lab kernels --plan` and ``studies/kernel_chains.py`` read.
+"""Write the plans that `wattcast lab kernels --plan` and
+``src/wattcast/lab/campaigns/kernel_chains.py`` read.
 
 Run: ``python studies/measure_plans.py`` (renews ``training.jsonl`` and ``chains.jsonl`` in
-``studies/plans``).
+``src/wattcast/lab/campaigns/plans``).
 
 The training plan draws gradients, caches, batch norm and optimiser steps around the sizes of
 published models. A chain is a part of a layer of two models at several numbers of tokens."""
@@ -15,12 +16,20 @@ from random import Random
 from typing import Any
 
 from wattcast.core.units import Dtype
-from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, spec_from_operator
+from wattcast.lab.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, spec_from_operator
 
 try:
-    from studies.kernel_plan_draws import draw_log_uniform, read_convolutions, read_transformers
+    from wattcast.lab.campaigns.kernel_plan_draws import (
+        draw_log_uniform,
+        read_convolutions,
+        read_transformers,
+    )
 except ModuleNotFoundError:  # run as a script
-    from kernel_plan_draws import draw_log_uniform, read_convolutions, read_transformers
+    from wattcast.lab.campaigns.kernel_plan_draws import (
+        draw_log_uniform,
+        read_convolutions,
+        read_transformers,
+    )
 
 Plain = dict[str, Any]
 MODELS = ("gpt2", "llama3-8b")

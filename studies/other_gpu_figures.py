@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from studies.public_checks import published_checks
-from studies.public_checks.other_gpu_checks import to_calibration_row
-from studies.public_checks.published_runs import (
+
+from wattcast import hardware
+from wattcast.calibrate.calibration import analyse_models, calibrate_bundle, predict_models
+from wattcast.core.errors import MissingTool
+from wattcast.core.strict_files import reference_folder
+from wattcast.lab.validate.public_checks import published_checks
+from wattcast.lab.validate.public_checks.other_gpu_checks import to_calibration_row
+from wattcast.lab.validate.public_checks.published_runs import (
     PUBLISHED_GPU,
     PublishedRun,
     clean_runs,
     read_published_runs,
 )
-
-from wattcast import hardware
-from wattcast.core.errors import MissingTool
-from wattcast.core.strict_files import reference_folder
-from wattcast.fit.calibration import analyse_models, calibrate_bundle, predict_models
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report.figure_style import MODULE_COLOURS, add_caption, new_figure, save_figure
 

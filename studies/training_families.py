@@ -15,9 +15,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from studies.public_checks.training_checks import TrainingComparison, compare_training
 
 from wattcast.core.arrays import Array
+from wattcast.lab.validate.public_checks.training_checks import TrainingComparison, compare_training
 
 FAMILIES = ("llmfoundry", "internevo", "torchtitan", "bigscience", "jaxtoolbox", "fmsfsdp", "paper")
 

@@ -74,7 +74,7 @@ def read_table(path: Path) -> list[measured_rows.Plain]:
 
 measured_rows.read_table = read_table  # before others import it by name
 
-from wattcast.fit import kernel_rows  # after the number of threads, which NumPy asks for once
+from wattcast.calibrate import kernel_rows  # after the number of threads, which NumPy asks for once
 
 
 def share_shipped_rows(load: Callable[[str | Path], Any]) -> Callable[[str | Path], Any]:

@@ -22,17 +22,17 @@ import pytest
 
 from wattcast.cli.main import walk_commands
 from wattcast.core.measured_rows import read_table
-from wattcast.fit import database_fit
-from wattcast.fit.database_fit import shipped_held_out
-from wattcast.gpuwattch.architecture import write_architecture
-from wattcast.gpuwattch.component_build import demo_architecture, demo_energies
-from wattcast.gpuwattch.energy_table import format_energy_table
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import load_gpu
+from wattcast.lab.fit import database_fit
+from wattcast.lab.fit.database_fit import shipped_held_out
+from wattcast.lab.gpuwattch.architecture import write_architecture
+from wattcast.lab.gpuwattch.component_build import demo_architecture, demo_energies
+from wattcast.lab.gpuwattch.energy_table import format_energy_table
+from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.lab.validate import ledger
+from wattcast.lab.validate.kernel_checks import kernel_rows
 from wattcast.predictor.bundle import bundle_for
 from wattcast.report import figure_style
-from wattcast.validate import ledger
-from wattcast.validate.kernel_checks import kernel_rows
 
 PREDICT = ("gpt2", "--gpu", "h100-sxm", "--batch", "1", "--seq", "64")
 TRACE = ("metric.log", "--config", "chip.xml", "--energies", "table.yaml", "--sample-cycles", "500")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from wattcast.calibrate.calibration_rows import calibrate as calibrate
     from wattcast.explore.explorations import explore as explore
-    from wattcast.fit.calibration_rows import calibrate as calibrate
     from wattcast.hardware import Gpu as Gpu
     from wattcast.hardware import OperatingPoint as OperatingPoint
     from wattcast.hardware import gpus as gpus
@@ -33,7 +33,7 @@ _HOMES = {  # name -> the module it lives in; the verbs are those of the command
     "Graph": "workload.graph",
     "OperatingPoint": "hardware",
     "Prediction": "predictor.prediction",
-    "calibrate": "fit.calibration_rows",
+    "calibrate": "calibrate",
     "capture": "workload.readers.from_torch",
     "compare": "report.comparison_sides",
     "explore": "explore",

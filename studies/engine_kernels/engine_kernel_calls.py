@@ -10,9 +10,9 @@ import numpy as np
 import engine_products as products
 from engine_products import EngineBuilder
 from engine_shapes import route_tokens
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operator_calls import OperandPools, OperatorCall
-from wattcast.measure.campaigns.operator_rows import (
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec
+from wattcast.lab.campaigns.operator_calls import OperandPools, OperatorCall
+from wattcast.lab.campaigns.operator_rows import (
     GRAPH_S,
     MOST_COPIES,
     ROTATION_S,

@@ -27,9 +27,9 @@ from typing import Any, TextIO
 
 import engine_shapes as shapes
 from wattcast.core.measured_rows import Journal, RowKind, read_lines
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operator_rows import KernelCampaign, make_row_id, save_row
+from wattcast.lab.campaigns.campaign_engine import OperatorBench
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec
+from wattcast.lab.campaigns.operator_rows import KernelCampaign, make_row_id, save_row
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import (
     SettlingRule,
@@ -211,7 +211,6 @@ def list_decoded_tasks() -> list[EngineTask]:
         task.spec
         for group in ("products", "attention", SERVED)
         for task in list_group_tasks(group)
-        # fmt: skip
         if task.kind is RowKind.SUSTAINED and task.data == "random" and task.repeat == 0
     ]
     new = [make_engine_spec(form, f"decoded:{name}") for name, form in shapes.decoded_shapes()]
@@ -409,7 +408,7 @@ class KernelWorker:
 
     def name_kernels(self, seconds: float) -> dict[str, int]:
         """Kernel names of the operators measured so far, those of sustained rows first."""
-        from wattcast.measure.campaigns.kernel_campaign import profile_batch
+        from wattcast.lab.campaigns.kernel_campaign import profile_batch
 
         until_s = time.monotonic() + seconds
         bench = self.campaign.bench

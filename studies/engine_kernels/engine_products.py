@@ -13,8 +13,8 @@ import numpy as np
 
 from engine_shapes import route_tokens
 from wattcast.core.errors import BadInput
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operator_calls import (
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec
+from wattcast.lab.campaigns.operator_calls import (
     L2_TIMES,
     CallBuilder,
     OperandPools,

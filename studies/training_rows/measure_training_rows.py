@@ -31,8 +31,8 @@ from training_variants import make_step, prepare_module
 
 from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines
 from wattcast.core.whole_files import hold_folder
-from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
-from wattcast.measure.campaigns.model_campaign import (
+from wattcast.lab.campaigns.campaign_engine import Campaign, OperatorBench
+from wattcast.lab.campaigns.model_campaign import (
     BuiltModel,
     ModelDevice,
     ModelDims,

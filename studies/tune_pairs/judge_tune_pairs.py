@@ -30,11 +30,11 @@ import numpy as np
 from measure_tune_pairs import HERE, ProgramVersion, read_versions
 from wattcast import hardware
 from wattcast.core.measured_rows import read_lines
-from wattcast.counter_models.profiler_counters import read_ncu, read_ncu_metrics
 from wattcast.hardware import OperatingPoint
-from wattcast.microbench.microbench_results import MicroRow, read_shipped_results
-from wattcast.microbench.tuning import MOST_WARPS, TuningAdvice, TuningReport, tune_export
-from wattcast.microbench.unit_work import TIME, KernelProfile
+from wattcast.lab.counter_models.profiler_counters import read_ncu, read_ncu_metrics
+from wattcast.lab.microbench.microbench_results import MicroRow, read_shipped_results
+from wattcast.lab.microbench.tuning import MOST_WARPS, TuningAdvice, TuningReport, tune_export
+from wattcast.lab.microbench.unit_work import TIME, KernelProfile
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import load_saved_model
 

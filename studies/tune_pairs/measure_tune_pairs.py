@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.measured_rows import Journal
-from wattcast.measure.campaigns.nsight_counters import (
+from wattcast.lab.campaigns.nsight_counters import (
     find_ncu,
     keep_known_metrics,
     make_ncu_command,

@@ -22,7 +22,7 @@ def data() -> tuple[dict[str, np.ndarray], np.ndarray]:
 @pytest.fixture(scope="module")
 def forest(data) -> TreeEnsemble:
     pytest.importorskip("sklearn", reason="fitting trees needs scikit-learn")
-    from wattcast.fit.latency_fit import fit_trees
+    from wattcast.calibrate.latency_fit import fit_trees
 
     columns, target = data
     return fit_trees(tuple(columns), stack(columns), target)
@@ -34,7 +34,7 @@ def stack(columns: dict[str, np.ndarray]) -> np.ndarray:
 
 def test_it_equals_the_library_it_came_from(data) -> None:
     sklearn = pytest.importorskip("sklearn.ensemble")
-    from wattcast.fit.latency_fit import _export_trees
+    from wattcast.calibrate.latency_fit import _export_trees
 
     columns, target = data
     rows = stack(columns)

@@ -220,7 +220,7 @@ def _pack_at_once(tmp_path: Path, processes: int, each: int) -> None:
     for number in range(count):
         _campaign(tmp_path / f"c{number}", number)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom wattcast.measure.database_files import pack_database\n"
+        "import sys\nfrom pathlib import Path\nfrom wattcast.lab.campaigns.database_files import pack_database\n"
         "sys.stdin.readline()\n"
         "for name in sys.argv[2:]: pack_database([Path(name)], Path(sys.argv[1]))\n"
     )

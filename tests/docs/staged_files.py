@@ -7,11 +7,11 @@ import gzip
 import json
 from pathlib import Path
 
-from wattcast.gpuwattch.architecture import write_architecture
-from wattcast.gpuwattch.component_build import demo_architecture
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.hardware import load_gpu
-from wattcast.microbench.microbench_results import results_folder
+from wattcast.lab.gpuwattch.architecture import write_architecture
+from wattcast.lab.gpuwattch.component_build import demo_architecture
+from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.lab.microbench.microbench_results import results_folder
 from wattcast.predictor.bundle import forecast_bundle
 from wattcast.predictor.bundle.calibrated import save_bundle
 

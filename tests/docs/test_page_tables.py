@@ -40,7 +40,7 @@ ENERGIES = "method/component-energies.md"
 
 
 def test_energies_of_the_h200_beside_fitted_ones() -> None:
-    from wattcast.gpuwattch.bottom_up.event_energies import fitted_ratios
+    from wattcast.lab.gpuwattch.bottom_up.event_energies import fitted_ratios
 
     found = {row.name: row for row in fitted_ratios("h200")}
     shown = table(ENERGIES, "| event | ours pJ |")
@@ -51,7 +51,7 @@ def test_energies_of_the_h200_beside_fitted_ones() -> None:
 
 
 def test_energies_beside_dumped_ones(reference: Path) -> None:
-    from studies.public_checks.dumped_energies import dumped_ratios
+    from wattcast.lab.validate.public_checks.dumped_energies import dumped_ratios
 
     rows = dumped_ratios(reference)
     chips = list(dict.fromkeys(row.where for row in rows))
@@ -65,7 +65,7 @@ def test_energies_beside_dumped_ones(reference: Path) -> None:
 
 
 def test_leakage_and_area(reference: Path) -> None:
-    from studies.public_checks.dumped_energies import leakage_area_ratios
+    from wattcast.lab.validate.public_checks.dumped_energies import leakage_area_ratios
 
     groups = {"SMs": "sm", "L2": "l2", "network": "noc", "memory controllers": "memory controller"}
     found = {(row.group, row.name): row for row in leakage_area_ratios(reference)}

@@ -24,41 +24,41 @@ import numpy as np
 import pytest
 
 import wattcast
+from wattcast.calibrate.calibration_rows import read_calibration_rows
 from wattcast.core import measured_rows
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import read_lines, read_table, write_table
-from wattcast.counter_models.counter_table import read_counter_table
-from wattcast.counter_models.gpmtool_files import (
+from wattcast.explore.fleet import read_fleet
+from wattcast.hardware import load_gpu
+from wattcast.hardware.catalogue_reader import parse_gpu, parse_node
+from wattcast.lab.campaigns.engine_campaign import read_own_model
+from wattcast.lab.campaigns.kernel_campaign import read_listed
+from wattcast.lab.counter_models.counter_table import read_counter_table
+from wattcast.lab.counter_models.gpmtool_files import (
     read_applications,
     read_measured_programs,
     read_utilisations,
 )
-from wattcast.counter_models.launch_power import read_launches
-from wattcast.counter_models.profiler_counters import read_accelwattch_hw, read_ncu, read_nvprof
-from wattcast.explore.fleet import read_fleet
-from wattcast.fit.calibration_rows import read_calibration_rows
-from wattcast.gpuwattch.architecture import (
+from wattcast.lab.counter_models.launch_power import read_launches
+from wattcast.lab.counter_models.profiler_counters import read_accelwattch_hw, read_ncu, read_nvprof
+from wattcast.lab.gpuwattch.architecture import (
     format_xml_architecture,
     parse_xml_architecture,
     read_simulator_config,
 )
-from wattcast.gpuwattch.component_build import demo_architecture, demo_energies
-from wattcast.gpuwattch.component_fit import KernelColumns, read_measured_kernels
-from wattcast.gpuwattch.energy_table import format_energy_table, read_energies
-from wattcast.gpuwattch.simulator_logs import read_accelsim, read_gem5_stats, read_power_report
-from wattcast.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
-from wattcast.gpuwattch.trace_request import read_clock_steps
-from wattcast.gpuwattch.trace_statistics import read_kernel_list
-from wattcast.hardware import load_gpu
-from wattcast.hardware.catalogue_reader import parse_gpu, parse_node
+from wattcast.lab.gpuwattch.component_build import demo_architecture, demo_energies
+from wattcast.lab.gpuwattch.component_fit import KernelColumns, read_measured_kernels
+from wattcast.lab.gpuwattch.energy_table import format_energy_table, read_energies
+from wattcast.lab.gpuwattch.simulator_logs import read_accelsim, read_gem5_stats, read_power_report
+from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
+from wattcast.lab.gpuwattch.trace_request import read_clock_steps
+from wattcast.lab.gpuwattch.trace_statistics import read_kernel_list
+from wattcast.lab.microbench.microbench_results import read_results
 from wattcast.manage.policy_comparison import read_replay_tables
 from wattcast.measure import energy_samples, power_logs
-from wattcast.measure.campaigns.engine_campaign import read_own_model
-from wattcast.measure.campaigns.kernel_campaign import read_listed
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.power_logs import read_power_log
-from wattcast.microbench.microbench_results import read_results
 from wattcast.power.component_power import read_mcpat
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import read_bundle, residuals_from_bytes

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from wattcast.calibrate.kernel_rows import KernelRows, load_kernel_rows
 from wattcast.core.errors import WattcastError
 from wattcast.core.units import Dtype
-from wattcast.fit.choice_fit import choose_labels, count_k_parts, find_labels_run, fit_kernel_choice
-from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows
 from wattcast.hardware import load_gpu
 from wattcast.kernels import ReferenceChip, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.kernel_choice import (
@@ -24,6 +23,12 @@ from wattcast.kernels.kernel_choice import (
     pick_kernels,
 )
 from wattcast.kernels.lowering import kernel_choice_inputs
+from wattcast.lab.fit.choice_fit import (
+    choose_labels,
+    count_k_parts,
+    find_labels_run,
+    fit_kernel_choice,
+)
 from wattcast.predictor.bundle import bundle_for
 from wattcast.workload.operator_types import Linear
 

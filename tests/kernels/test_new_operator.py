@@ -130,8 +130,8 @@ def test_its_json_form_is_read_back(group_norm: type[Operator]) -> None:
 
 def test_it_is_measured(group_norm: type[Operator]) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from wattcast.measure.campaigns.kernel_plan import spec_from_operator
-    from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, build_call
+    from wattcast.lab.campaigns.kernel_plan import spec_from_operator
+    from wattcast.lab.campaigns.operator_calls import CallBuilder, OperandPools, build_call
 
     spec = spec_from_operator({**ENTRY, "images": 2, "pixels": 16, "dtype": "fp32"})
     assert spec is not None

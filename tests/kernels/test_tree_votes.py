@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from wattcast.calibrate.kernel_rows import KernelRows, load_kernel_rows
 from wattcast.core.errors import WattcastError
 from wattcast.core.tree_ensemble import TreeWalk
-from wattcast.fit.choice_fit import choose_labels, find_labels_run, fit_kernel_choice
-from wattcast.fit.kernel_rows import KernelRows, load_kernel_rows
 from wattcast.hardware import load_gpu
 from wattcast.kernels import ReferenceChip, reference_chip
 from wattcast.kernels.kernel_choice import (
@@ -20,6 +19,7 @@ from wattcast.kernels.kernel_choice import (
     choice_to_arrays,
     impossible_candidates,
 )
+from wattcast.lab.fit.choice_fit import choose_labels, find_labels_run, fit_kernel_choice
 from wattcast.predictor.bundle import bundle_for
 from wattcast.workload.operator_types import Conv2d, Linear
 

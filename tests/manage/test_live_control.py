@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from wattcast.calibrate.calibration_rows import read_calibration_rows
 from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused
-from wattcast.fit.calibration_rows import read_calibration_rows
 from wattcast.manage import live_control
 from wattcast.manage.card_settings import RefusedKnob
 from wattcast.manage.live_control import (

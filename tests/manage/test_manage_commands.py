@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.hd7970_figures import measure_table_sensitivities
 
 from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, ExitCode
+from wattcast.lab.paper_figures.hd7970_figures import measure_table_sensitivities
 from wattcast.manage import hd7970, policy_comparison, sensitivity_model
 from wattcast.manage.sensitivity_model import load_shipped_model
 

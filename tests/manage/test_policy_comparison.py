@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from studies.hd7970_figures import average_counters, measure_table_sensitivities
 
+from wattcast.lab.paper_figures.hd7970_figures import average_counters, measure_table_sensitivities
 from wattcast.manage import clock_forecast, hd7970, policy_comparison, sensitivity_model
 from wattcast.manage.plants import MeasurementNoise
 from wattcast.manage.policies import PolicyName, PolicySetup

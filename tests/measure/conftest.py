@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_gpu import FakeGpu
 
 from standin import StandIn, compile_library
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
+from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.measure.sampler import Sampler
 
 

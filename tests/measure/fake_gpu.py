@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operator_calls import OperatorCall
-from wattcast.measure.campaigns.operator_rows import CapturedGraph
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec
+from wattcast.lab.campaigns.operator_calls import OperatorCall
+from wattcast.lab.campaigns.operator_rows import CapturedGraph
 
 
 @dataclass

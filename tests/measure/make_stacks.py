@@ -1,4 +1,4 @@
-"""Write ``studies/plans/stacks.jsonl``: ``python tests/measure/make_stacks.py``.
+"""Write ``src/wattcast/lab/campaigns/plans/stacks.jsonl``: ``python tests/measure/make_stacks.py``.
 
 Models of made-up sizes, none of them one that is measured whole, so that what is learned from their
 layers can be judged by whole models. Layers are spelled by Wattcast's own front end."""
@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from wattcast.measure.campaigns.kernel_plan import spec_from_operator
-from wattcast.measure.campaigns.model_campaign import ModelDims
+from wattcast.lab.campaigns.kernel_plan import spec_from_operator
+from wattcast.lab.campaigns.model_campaign import ModelDims
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.operator_base import Operator

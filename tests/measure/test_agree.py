@@ -11,8 +11,8 @@ import pytest
 from fake_gpu import FakeGpu
 
 from standin import StandIn, undisturbed
-from studies import measuring_agreement as module
-from wattcast.measure.campaigns.operator_rows import CampaignGpu
+from wattcast.lab.campaigns import measuring_agreement as module
+from wattcast.lab.campaigns.operator_rows import CampaignGpu
 
 
 def test_three_ways_of_measuring_agree(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

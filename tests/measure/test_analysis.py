@@ -16,18 +16,18 @@ from synthetic import DATA, synthetic
 from wattcast.core.errors import BadInput, Refused
 from wattcast.core.measured_rows import Journal, KernelRow, NameRow, RunInfo, database_folder
 from wattcast.core.measured_rows import read_table as read_parquet
-from wattcast.measure.campaigns.kernel_campaign import kernels_by_range
-from wattcast.measure.campaigns.nsight_counters import (
-    keep_known_metrics,
-    read_counter_table,
-    read_wanted_metrics,
-)
-from wattcast.measure.database_files import (
+from wattcast.lab.campaigns.database_files import (
     find_phases,
     make_summary_page,
     make_workload_form,
     pack_database,
     summarise_database,
+)
+from wattcast.lab.campaigns.kernel_campaign import kernels_by_range
+from wattcast.lab.campaigns.nsight_counters import (
+    keep_known_metrics,
+    read_counter_table,
+    read_wanted_metrics,
 )
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import Measurement, ModelTerm, compare_with_prediction

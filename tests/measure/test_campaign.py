@@ -21,11 +21,11 @@ from fake_gpu import FakeGpu
 from standin import StandIn, undisturbed
 from wattcast.core.errors import CannotWrite, Refused
 from wattcast.core.measured_rows import Journal, KernelRow, RowKind, read_lines, row_from_plain
-from wattcast.measure.campaigns import campaign_engine, operator_rows
-from wattcast.measure.campaigns import kernel_campaign as module
-from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
-from wattcast.measure.campaigns.kernel_plan import read_kernel_plan
-from wattcast.measure.campaigns.operator_rows import KernelCampaign
+from wattcast.lab.campaigns import campaign_engine, operator_rows
+from wattcast.lab.campaigns import kernel_campaign as module
+from wattcast.lab.campaigns.campaign_engine import Campaign, OperatorBench
+from wattcast.lab.campaigns.kernel_plan import read_kernel_plan
+from wattcast.lab.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule

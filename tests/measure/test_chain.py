@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from studies.kernel_chains import PLANS, list_chain_members, read_chains
 
 from studies import measure_plans
 from wattcast.core.errors import BadInput
@@ -21,16 +20,17 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.kernel_campaign import STEPS, read_listed
-from wattcast.measure.campaigns.operator_rows import KernelCampaign
-from wattcast.measure.database_files import (
+from wattcast.lab.campaigns.campaign_engine import OperatorBench
+from wattcast.lab.campaigns.database_files import (
     find_chain_extras,
     make_summary_page,
     pack_database,
     summarise_chains,
     summarise_database,
 )
+from wattcast.lab.campaigns.kernel_campaign import STEPS, read_listed
+from wattcast.lab.campaigns.kernel_chains import PLANS, list_chain_members, read_chains
+from wattcast.lab.campaigns.operator_rows import KernelCampaign
 
 
 def test_chains_hold_six_to_twelve_different_operators() -> None:
@@ -53,7 +53,7 @@ def test_operators_of_a_workload_file_are_a_plan(tmp_path: Path) -> None:
         member.id for chain in read_chains() for member in chain.members
     }
     assert len(read_listed(PLANS / "training.jsonl")) > 800
-    with pytest.raises(BadInput, match="studies/plans"):
+    with pytest.raises(BadInput, match="src/wattcast/lab/campaigns/plans"):
         read_listed(Path("trainings"))
     strange = tmp_path / "strange.jsonl"
     strange.write_text('{"op": "collective", "dtype": "bf16"}\n')
@@ -63,7 +63,7 @@ def test_operators_of_a_workload_file_are_a_plan(tmp_path: Path) -> None:
 
 def test_a_chain_runs_its_members_one_after_another() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, build_call
+    from wattcast.lab.campaigns.operator_calls import CallBuilder, OperandPools, build_call
 
     operands = OperandPools(torch, "cpu", {"bf16": 2**26, "fp32": 2**20})
     operands.fill("random")

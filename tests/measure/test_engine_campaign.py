@@ -22,9 +22,8 @@ from fake_engine import LAUNCH_S, REST_S, SCHEDULE_S, FakeEngine, FakeSampler
 
 from wattcast.core.errors import BadInput, CannotWrite, UnknownName, WattcastError
 from wattcast.core.measured_rows import Journal, read_lines
-from wattcast.measure.__main__ import main
-from wattcast.measure.campaigns import engine_campaign
-from wattcast.measure.campaigns.engine_campaign import (
+from wattcast.lab.campaigns import engine_campaign
+from wattcast.lab.campaigns.engine_campaign import (
     MAX_BATCHED_TOKENS,
     STEP_POINTS,
     EngineModel,
@@ -36,7 +35,7 @@ from wattcast.measure.campaigns.engine_campaign import (
     request_campaign,
     run_engine_campaign,
 )
-from wattcast.measure.campaigns.engine_session import (
+from wattcast.lab.campaigns.engine_session import (
     EngineSession,
     ServedRequest,
     compute_percentiles,
@@ -46,13 +45,14 @@ from wattcast.measure.campaigns.engine_session import (
     measure_traffic,
     summarise_requests,
 )
-from wattcast.measure.campaigns.engine_steps import (
+from wattcast.lab.campaigns.engine_steps import (
     EngineBench,
     StepRecorder,
     measure_idle_engine,
     measure_point,
     warm_engine,
 )
+from wattcast.measure.__main__ import main
 from wattcast.serving.host_times import pack_engine_folders
 
 MODEL = EngineModel(

@@ -22,10 +22,10 @@ from engine_kernel_calls import ACTIVATION_BYTE, CALLS, WEIGHT_BYTE
 from engine_kernel_worker import KernelWorker, keep_compiled_tasks, obey_orders
 from engine_products import list_expert_turns, shuffle_pages
 from wattcast.core.measured_rows import KernelRow, RowKind, read_lines, row_from_plain, row_to_plain
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.operator_calls import OperandPools
-from wattcast.measure.campaigns.operator_rows import KernelCampaign
+from wattcast.lab.campaigns.campaign_engine import OperatorBench
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec
+from wattcast.lab.campaigns.operator_calls import OperandPools
+from wattcast.lab.campaigns.operator_rows import KernelCampaign
 
 TASKS = {group: plan.list_group_tasks(group) for group in plan.GROUPS}
 ALL = [task for tasks in TASKS.values() for task in tasks]

@@ -17,7 +17,7 @@ from wattcast.cli.main import build_command
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import Provenance
-from wattcast.counter_models.launch_power import LaunchKey, read_counter_book, read_launches
+from wattcast.lab.counter_models.launch_power import LaunchKey, read_counter_book, read_launches
 from wattcast.power.power_model import SavedModel, save_model
 from wattcast.power.rate_power import RatePower
 

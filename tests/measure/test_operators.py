@@ -9,13 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from wattcast.core.errors import BadInput, UnknownName
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
-from wattcast.measure.campaigns.operator_calls import (
-    MOST_SETS,
-    CallBuilder,
-    OperandPools,
-    build_call,
-)
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
+from wattcast.lab.campaigns.operator_calls import MOST_SETS, CallBuilder, OperandPools, build_call
 
 POOL = {"bf16": 2**24, "fp16": 2**24, "fp32": 2**25, "fp8": 2**22}
 

@@ -9,11 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from studies.kernel_plan_draws import draw_kernel_plan, read_convolutions, read_transformers
-from studies.measuring_agreement import choose_known_loads
 
 from wattcast.core.errors import BadInput
-from wattcast.measure.campaigns.kernel_campaign import (
+from wattcast.lab.campaigns.database_files import make_workload_form
+from wattcast.lab.campaigns.kernel_campaign import (
     PATTERNS,
     SUSTAINED,
     choose_sustained,
@@ -21,14 +20,19 @@ from wattcast.measure.campaigns.kernel_campaign import (
     spread_evenly,
     write_listed,
 )
-from wattcast.measure.campaigns.kernel_plan import (
+from wattcast.lab.campaigns.kernel_plan import (
     LARGEST_BYTE,
     LONGEST_S,
     read_kernel_plan,
     take_subset,
 )
-from wattcast.measure.campaigns.nsight_counters import choose_counted_specs
-from wattcast.measure.database_files import make_workload_form
+from wattcast.lab.campaigns.kernel_plan_draws import (
+    draw_kernel_plan,
+    read_convolutions,
+    read_transformers,
+)
+from wattcast.lab.campaigns.measuring_agreement import choose_known_loads
+from wattcast.lab.campaigns.nsight_counters import choose_counted_specs
 from wattcast.workload.operator_base import load_functions
 from wattcast.workload.readers.from_json import parse_workload
 

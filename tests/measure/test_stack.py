@@ -11,7 +11,6 @@ from pathlib import Path
 
 import make_stacks
 import pytest
-from studies.kernel_chains import FEW, MANY, make_chain_row, read_chains
 
 from wattcast.core.measured_rows import (
     CHAINS_FILE,
@@ -22,12 +21,13 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
+from wattcast.lab.campaigns.campaign_engine import OperatorBench
+from wattcast.lab.campaigns.database_files import pack_database
+from wattcast.lab.campaigns.kernel_campaign import STEPS
+from wattcast.lab.campaigns.kernel_chains import FEW, MANY, make_chain_row, read_chains
+from wattcast.lab.campaigns.model_campaign import read_model_plan
+from wattcast.lab.campaigns.operator_rows import KernelCampaign
 from wattcast.measure.__main__ import main
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.kernel_campaign import STEPS
-from wattcast.measure.campaigns.model_campaign import read_model_plan
-from wattcast.measure.campaigns.operator_rows import KernelCampaign
-from wattcast.measure.database_files import pack_database
 
 
 def test_the_list_is_what_the_front_end_spells() -> None:
@@ -50,7 +50,7 @@ def test_no_stack_is_a_model_that_is_measured_whole() -> None:
 def test_a_stack_hands_on_its_results(size: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
-    from wattcast.measure.campaigns.operator_calls import CallBuilder, OperandPools, build_call
+    from wattcast.lab.campaigns.operator_calls import CallBuilder, OperandPools, build_call
 
     stack = next(
         stack for stack in read_chains("stacks") if stack.name == f"stack qwen3-2560 {size}"

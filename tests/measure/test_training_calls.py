@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec, spec_from_operator
-from wattcast.measure.campaigns.operator_calls import DROPPED, CallBuilder, OperandPools, build_call
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec, spec_from_operator
+from wattcast.lab.campaigns.operator_calls import DROPPED, CallBuilder, OperandPools, build_call
 
 POOL = {"bf16": 2**24, "fp16": 2**22, "fp32": 2**25}
 F = torch.nn.functional
@@ -357,10 +357,9 @@ def test_what_the_gpu_alone_can_run_is_built(builder: CallBuilder) -> None:
 
 
 def test_the_plan_of_training_is_fixed_and_its_small_operators_run(builder: CallBuilder) -> None:
-    from studies.kernel_chains import PLANS
-
-    from wattcast.measure.campaigns.kernel_campaign import read_listed
-    from wattcast.measure.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, read_kernel_plan
+    from wattcast.lab.campaigns.kernel_campaign import read_listed
+    from wattcast.lab.campaigns.kernel_chains import PLANS
+    from wattcast.lab.campaigns.kernel_plan import LARGEST_BYTE, LONGEST_S, read_kernel_plan
 
     specs = read_listed(PLANS / "training.jsonl")
     assert len({spec.id for spec in specs}) == len(specs) == 906
@@ -387,12 +386,11 @@ def test_the_plan_of_training_is_one_of_our_workloads() -> None:
     """
     import json
 
-    from studies.kernel_chains import PLANS
-
     from wattcast.hardware import load_gpu
     from wattcast.kernels import RunCondition, build_kernels, reference_chip
-    from wattcast.measure.campaigns.kernel_campaign import read_listed
-    from wattcast.measure.database_files import make_workload_form
+    from wattcast.lab.campaigns.database_files import make_workload_form
+    from wattcast.lab.campaigns.kernel_campaign import read_listed
+    from wattcast.lab.campaigns.kernel_chains import PLANS
     from wattcast.workload.readers.from_json import parse_workload
 
     specs = read_listed(PLANS / "training.jsonl")
@@ -430,10 +428,9 @@ def test_every_operator_of_the_plan_runs_on_tensors_without_data() -> None:
     """
     from dataclasses import replace
 
-    from studies.kernel_chains import PLANS, read_chains
-
-    from wattcast.measure.campaigns.kernel_campaign import read_listed
-    from wattcast.measure.campaigns.operator_rows import POOL_BYTE
+    from wattcast.lab.campaigns.kernel_campaign import read_listed
+    from wattcast.lab.campaigns.kernel_chains import PLANS, read_chains
+    from wattcast.lab.campaigns.operator_rows import POOL_BYTE
 
     without = CallBuilder(torch, OperandPools(torch, "meta", POOL_BYTE), l2_byte=50e6)
     specs = read_listed(PLANS / "training.jsonl")

@@ -18,7 +18,7 @@ from test_whole_models import CpuDevice
 
 from standin import StandIn
 from wattcast.core.measured_rows import ModelRow, read_lines, row_from_plain
-from wattcast.measure.campaigns.campaign_engine import Campaign, OperatorBench
+from wattcast.lab.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule
 

@@ -31,11 +31,10 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
-from wattcast.measure import database_files as packing
-from wattcast.measure.__main__ import main
-from wattcast.measure.campaigns import model_campaign as module
-from wattcast.measure.campaigns.campaign_engine import OperatorBench
-from wattcast.measure.campaigns.model_campaign import (
+from wattcast.lab.campaigns import database_files as packing
+from wattcast.lab.campaigns import model_campaign as module
+from wattcast.lab.campaigns.campaign_engine import OperatorBench
+from wattcast.lab.campaigns.model_campaign import (
     ModelCampaign,
     ModelDevice,
     ModelDims,
@@ -48,6 +47,7 @@ from wattcast.measure.campaigns.model_campaign import (
     read_model_plan,
     total_kernels,
 )
+from wattcast.measure.__main__ import main
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule
 from wattcast.workload import model_catalogue as catalogue
@@ -141,7 +141,7 @@ def test_the_plan_has_the_rows_it_promises() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(row["model"] for row in read_shipped_table("wattcast.measure.campaigns", "models.csv")),
+    sorted(row["model"] for row in read_shipped_table("wattcast.lab.campaigns", "models.csv")),
 )
 def test_dimensions_are_those_of_the_catalogue(name: str) -> None:
     dims, published = find_dims(name), catalogue.load_model(name).dims

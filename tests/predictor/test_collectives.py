@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from studies.public_checks.collective_checks import collective_rows, public_rows
 
 import wattcast
 from wattcast.core.errors import BadInput, MissingSpecification
 from wattcast.hardware import load_gpu
 from wattcast.hardware.catalogue_reader import load_node, node_of_gpu, parse_node
 from wattcast.hardware.gpu import Fabric
+from wattcast.lab.validate.public_checks.collective_checks import collective_rows, public_rows
 from wattcast.predictor.link_laws import collective_s, load_laws, mean_law
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_types import Collective, Linear

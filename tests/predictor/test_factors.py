@@ -7,8 +7,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import wattcast
+from wattcast.calibrate.calibration import MeasuredModel, analyse_models, predict_models
 from wattcast.core.errors import BadInput, UnknownName
-from wattcast.fit.calibration import MeasuredModel, analyse_models, predict_models
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.predictor.bundle.calibrated import apply_factors, factor_names

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from wattcast.calibrate.latency_fit import fit_gaussian_process
 from wattcast.core.errors import WattcastError
 from wattcast.core.tree_ensemble import TreeEnsemble
-from wattcast.fit.latency_fit import fit_gaussian_process
 from wattcast.predictor.learned_factors import GaussianProcess, LearnedFactor, evaluate_factors
 
 

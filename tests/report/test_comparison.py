@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wattcast
+from wattcast.calibrate.whole_models import build_row_graph
 from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.core.measured_rows import Journal, ModelKernels, ModelRow
-from wattcast.fit.whole_models import build_row_graph
 from wattcast.report.comparison import (
     ALL,
     CLOCK,

@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from wattcast.core.errors import BadInput, UnknownName
+from wattcast.lab.validate.ledger_figures import HELD_OUT_QUANTITIES, draw_held_out
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.measured_run import MeasuredRun, draw_run_power, summarise_window
@@ -26,7 +27,6 @@ from wattcast.report.prediction_figures import (
     draw_figure,
     label_views,
 )
-from wattcast.validate.ledger import HELD_OUT_QUANTITIES, draw_held_out
 from wattcast.workload.model_options import ModelOptions
 
 
@@ -250,7 +250,7 @@ def test_a_front_of_points() -> None:
 
 def test_plot_on_commands(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "wattcast.validate.ledger.build_ledger", lambda *given, **options: []
+        "wattcast.lab.validate.ledger.build_ledger", lambda *given, **options: []
     )  # its figure is asked for
     fleet = tmp_path / "site.yaml"
     fleet.write_text(
@@ -314,12 +314,12 @@ DEFICIENT = {
 def test_a_simulated_trace_is_drawn_where_asked(call, tmp_path: Path) -> None:
     from importlib.resources import as_file, files
 
-    from wattcast.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+    from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
     columns = [counter.column for counter in dialect_counters(SimulatorDialect.GPUWATTCH)]
     rows = ["".join(f"{(7 * i + 3 * k) % 100:f}," for k in range(len(columns))) for i in range(12)]
     (tmp_path / "m.log").write_text("\n".join([",".join(columns), *rows]) + "\n")
-    demo = files("wattcast.gpuwattch") / "demo"
+    demo = files("wattcast.lab.gpuwattch") / "demo"
     with as_file(demo / "architecture.yaml") as config, as_file(demo / "energies.yaml") as energies:
         argv = [
             "lab",

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from studies import counter_variants as study
-from wattcast.counter_models.two_rails import shipped_fit
-from wattcast.validate.power_checks import multimedia_power
+from wattcast.lab.counter_models.two_rails import shipped_fit
+from wattcast.lab.validate.power_checks import multimedia_power
 
 
 @pytest.mark.slow

@@ -33,17 +33,19 @@ def validate(
     format: str = "png",
 ) -> CommandOutput:
     """Print held-out errors beside trivial floors, published numbers and goals."""
-    from wattcast.validate import ledger
+    from wattcast.lab.paper_figures.validation_figures import save_ledger_figures
+    from wattcast.lab.validate import ledger
+    from wattcast.lab.validate.ledger_figures import draw_held_out
 
     if quantity not in ("latency", "power", "clock"):
         raise bad_value("--quantity", "latency, power or clock", quantity)
     rows = ledger.build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
     if write:
         write_whole(Path(write), ledger.ledger_to_markdown(rows).encode())
-    for path in ledger.save_ledger_figures(figures, ending=format) if figures is not None else ():
+    for path in save_ledger_figures(figures, ending=format) if figures is not None else ():
         env.say(f"figure saved: {path}")
     if plot is not None:
-        env.save_plot(ledger.draw_held_out(quantity), plot)
+        env.save_plot(draw_held_out(quantity), plot)
     return CommandOutput({"rows": rows}, ledger.format_ledger(rows))
 
 

@@ -16,15 +16,15 @@ from wattcast.cli.shared_options import CommandOutput, Environment, command, par
 from wattcast.core import files
 from wattcast.core.errors import bad_value, resolve_name
 from wattcast.core.measured_rows import database_folder
-from wattcast.core.strict_files import REFERENCE_VARIABLE, load_study, read_bytes, reference_folder
+from wattcast.core.strict_files import REFERENCE_VARIABLE, read_bytes, reference_folder
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from wattcast.gpuwattch.trace_run import TraceResult
+    from wattcast.lab.gpuwattch.trace_run import TraceResult
 
 
-@command("lab power-trace", library="wattcast.gpuwattch.trace_request:TraceRequest")
+@command("lab power-trace", library="wattcast.lab.gpuwattch.trace_request:TraceRequest")
 def power_trace(
     env: Environment,
     counters: str = "auto",
@@ -36,8 +36,13 @@ def power_trace(
 
     Example: wattcast lab power-trace --config gpuwattch_gtx480.xml metric_trace.log.gz --energies
     gtx480.csv --compat gpuwattch --out power"""
-    from wattcast.gpuwattch import architecture, measured_energies, simulator_logs, trace_request
-    from wattcast.gpuwattch.trace_run import trace_to_plain
+    from wattcast.lab.gpuwattch import (
+        architecture,
+        measured_energies,
+        simulator_logs,
+        trace_request,
+    )
+    from wattcast.lab.gpuwattch.trace_run import trace_to_plain
 
     request = trace_request.TraceRequest(**asked)
     request, trace = replace(request, figure=request.figure or plot is not None), request.trace
@@ -106,16 +111,16 @@ def power_meter(
 
     A C++ simulator such as GPGPU-Sim includes wattcast_power.hpp, which starts this command and
     talks to it."""
-    from wattcast.gpuwattch.component_build import (
+    from wattcast.lab.gpuwattch.component_build import (
         ClockSetting,
         PowerMeter,
         answer_samples,
         build_component_model,
     )
-    from wattcast.gpuwattch.trace_request import TraceRequest, read_chip
+    from wattcast.lab.gpuwattch.trace_request import TraceRequest, read_chip
 
     if header:
-        env.stdout.write(f"{files('wattcast.gpuwattch').joinpath('wattcast_power.hpp')}\n")
+        env.stdout.write(f"{files('wattcast.lab.gpuwattch').joinpath('wattcast_power.hpp')}\n")
         return
     hertz = parse(clock, "Hz", "--clock") if clock else None
     found = read_chip(TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz))
@@ -148,7 +153,7 @@ def accelwattch(
 
     Example: wattcast lab accelwattch h200 --out h200.xml --base accelwattch_sass_sim.xml
     """
-    from wattcast.gpuwattch import architecture, energy_table, measured_energies
+    from wattcast.lab.gpuwattch import architecture, energy_table, measured_energies
 
     chip = measured_energies.measured_chip(gpu)
     folder = database_folder(measured_energies.PARENT)
@@ -201,7 +206,11 @@ def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None)
 
     Example: wattcast lab side-by-side h200
     """
-    from wattcast.validate.power_checks import compare_power_models, format_views, summarise_views
+    from wattcast.lab.validate.power_checks import (
+        compare_power_models,
+        format_views,
+        summarise_views,
+    )
 
     if kernels < 3:
         raise bad_value("--kernels", "three or more", kernels)
@@ -220,7 +229,7 @@ def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None)
     return CommandOutput({"kernels": rows, "summary": summarise_views(views)}, format_views(views))
 
 
-@command("lab fit component", library="wattcast.gpuwattch.component_fit:KernelColumns")
+@command("lab fit component", library="wattcast.lab.gpuwattch.component_fit:KernelColumns")
 def fit_component(
     env: Environment,
     runs: Path,
@@ -241,8 +250,8 @@ def fit_component(
     Example: wattcast lab fit component runs.csv --measured watts --prefix part_ --leave-out total
     --architecture gpu.xml --out recalibrated.xml
     """
-    from wattcast.gpuwattch import component_fit
-    from wattcast.gpuwattch.architecture import read_architecture, write_architecture
+    from wattcast.lab.gpuwattch import component_fit
+    from wattcast.lab.gpuwattch.architecture import read_architecture, write_architecture
 
     if (architecture is None) != (out is None):
         raise bad_value("--architecture and --out", "both or neither", "one")
@@ -255,7 +264,7 @@ def fit_component(
         runs, laid_out, columns, rates=energies or bottom_up is not None
     )
     if bottom_up is not None:
-        from wattcast.gpuwattch.bottom_up.event_energies import (
+        from wattcast.lab.gpuwattch.bottom_up.event_energies import (
             build_architecture_chip,
             make_energy_table,
         )
@@ -331,10 +340,10 @@ def show_bottom_up(
     plot: Path | None,
 ) -> CommandOutput:
     """Build energies per event from an architecture, and save or draw them where asked for."""
-    from wattcast.gpuwattch.architecture import read_architecture
-    from wattcast.gpuwattch.bottom_up import chip_design, event_energies
-    from wattcast.gpuwattch.energy_table import format_energy_table
-    from wattcast.gpuwattch.trace_reading import SimulatorDialect
+    from wattcast.lab.gpuwattch.architecture import read_architecture
+    from wattcast.lab.gpuwattch.bottom_up import chip_design, event_energies
+    from wattcast.lab.gpuwattch.energy_table import format_energy_table
+    from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
     from wattcast.predictor.api import find_gpu
 
     settings: dict[str, Any] = {
@@ -392,13 +401,14 @@ def check_energies(
     env: Environment, reference: Path | None = None, gpu: str = "h200", plot: Path | None = None
 ) -> CommandOutput:
     """Compare bottom-up energies with those dumped from a simulator or fitted to a measured GPU."""
-    from wattcast.gpuwattch.bottom_up import event_energies
-    from wattcast.validate.ledger import format_ledger
+    from wattcast.lab.gpuwattch.bottom_up import event_energies
+    from wattcast.lab.validate.ledger import format_ledger
+    from wattcast.lab.validate.public_checks import dumped_energies
 
     folder = reference or reference_folder(env.variables)
     if folder is not None and not (folder / "accelwattch").is_dir():
         raise bad_value("--reference", "a folder with accelwattch/ in it", str(folder))
-    study = load_study("public_checks.dumped_energies") if folder is not None else None
+    study = dumped_energies if folder is not None else None
     dumped = study.dumped_ratios(folder) if study else []
     ratios = (
         dumped

@@ -18,11 +18,12 @@ from wattcast.core.units import show
 from wattcast.report.text_tables import new_table, print_notes, print_rows
 
 if TYPE_CHECKING:
-    from wattcast.counter_models.counter_fit import CounterFit
-    from wattcast.counter_models.fit_diagnostics import FittedCost
-    from wattcast.counter_models.two_rails import RailsFit
-    from wattcast.fit.calibration import Calibration
-    from wattcast.fit.table_fit import TableCalibration
+    from wattcast.calibrate.calibration import Calibration
+    from wattcast.calibrate.table_fit import TableCalibration
+    from wattcast.lab.counter_models.counter_fit import CounterFit
+    from wattcast.lab.counter_models.fit_diagnostics import FittedCost
+    from wattcast.lab.counter_models.two_rails import RailsFit
+    from wattcast.report.figure_style import FigureMaker
 
 TABLE_FORMS = ("table", "gpmtool", "dcgm")
 
@@ -37,8 +38,8 @@ def fit_kernels(
     leave_out: bool = False,
 ) -> CommandOutput:
     """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
-    from wattcast.fit.database_fit import fit_kernel_database, write_fit
-    from wattcast.validate import kernel_checks, ledger
+    from wattcast.lab.fit.database_fit import fit_kernel_database, write_fit
+    from wattcast.lab.validate import kernel_checks, ledger
 
     bundle, held = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
     write_fit(bundle, held, out)
@@ -53,7 +54,7 @@ def fit_engine(
     env: Environment, database: str, gpu: str, out: Path = Path(), bundle: Path | None = None
 ) -> None:
     """Add an engine's kernels to a fitted bundle; rows that the database holds out stay unread."""
-    from wattcast.fit.database_fit import fit_engine_database
+    from wattcast.lab.fit.database_fit import fit_engine_database
     from wattcast.predictor.bundle.bundle_file import write_bundle
 
     found = fit_engine_database(database, gpu, bundle, env.say)
@@ -68,7 +69,7 @@ def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None)
     Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase,
     latency_s: "2.9 ms")"""
     from wattcast import hardware
-    from wattcast.fit import whole_models
+    from wattcast.calibrate import whole_models
     from wattcast.predictor.bundle import bundle_for
     from wattcast.predictor.bundle.calibrated import save_bundle
 
@@ -168,7 +169,7 @@ def calibrate(
     Example: wattcast calibrate --gpu l40s --table tables/l40s
     """
     if file is not None and not table:
-        from wattcast.fit import calibration_rows
+        from wattcast.calibrate import calibration_rows
         from wattcast.predictor.api import find_gpu
 
         chip = find_gpu(gpu)
@@ -192,7 +193,7 @@ def calibrate(
         raise BadInput(
             "calibrate takes one of two: FILE with whole models, or --table with kernel tables."
         )
-    from wattcast.fit import table_fit
+    from wattcast.calibrate import table_fit
     from wattcast.predictor.bundle.calibrated import save_bundle
 
     found = (
@@ -253,7 +254,7 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
 
 
 @command(
-    "lab fit counters", FIGURES, library="wattcast.counter_models.counter_fit:CounterFitOptions"
+    "lab fit counters", FIGURES, library="wattcast.lab.counter_models.counter_fit:CounterFitOptions"
 )
 def fit_counters_command(
     env: Environment,
@@ -273,7 +274,8 @@ def fit_counters_command(
     Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured
     real_time_power.csv"""
-    from wattcast.counter_models import counter_figures, counter_fit, gpmtool_files, two_rails
+    from wattcast.lab.counter_models import counter_figures, counter_fit, gpmtool_files, two_rails
+    from wattcast.lab.paper_figures import multimedia_figures
     from wattcast.power.power_model import save_model
 
     form = resolve_name("form", form, TABLE_FORMS)
@@ -303,7 +305,12 @@ def fit_counters_command(
             save_model(two_rails.make_saved_rails(rails, name, device), out)
             env.say(f"model saved: {out}")
         plain = two_rails.rails_fit_to_plain(rails)
-        figures = partial(counter_figures.make_rails_figures, rails, device)
+
+        def figures() -> dict[str, FigureMaker]:
+            source = counter_figures.describe_source(rails, device)
+            made = counter_figures.make_rails_figures(rails, device)
+            return made | multimedia_figures.make_figures(rails, source)
+
         return CommandOutput(
             plain, partial(_print_rails, result=rails, plain=plain), figures=figures
         )
@@ -327,7 +334,7 @@ def fit_counters_command(
 
 
 def _print_fit(console: Console, result: CounterFit) -> None:
-    from wattcast.counter_models import counter_fit, fit_diagnostics
+    from wattcast.lab.counter_models import counter_fit, fit_diagnostics
 
     main = counter_fit.main_model_kind(result)
     tested = result.tested
@@ -394,7 +401,7 @@ def _print_costs(
 
 
 def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> None:
-    from wattcast.counter_models.two_rails import format_event_cost
+    from wattcast.lab.counter_models.two_rails import format_event_cost
 
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
     _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from wattcast.hardware import Gpu
     from wattcast.manage.plants import PlantTables
     from wattcast.manage.policies import PolicySetup
+    from wattcast.manage.policy_comparison import PolicyComparison
     from wattcast.manage.search_problem import Objective
     from wattcast.manage.serving_control import ServingLimits
+    from wattcast.report.figure_style import FigureMaker
 
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.02, 3600.0
 GOAL: Options = {  # what a policy seeks; _read_objective reads them
@@ -502,12 +504,32 @@ def _compare_policies(
     notes: list[str],
     more: dict[str, Any],
 ) -> CommandOutput:
-    from wattcast.manage import management_figures, policy_comparison
+    from wattcast.manage import policy_comparison
 
     found = policy_comparison.compare_policies(plants, setup)
     return CommandOutput(
         lambda: {**policy_comparison.comparison_json(found, plants, notes, without), **more},
         lambda console: policy_comparison.print_comparison(console, found, title, without, more),
-        lambda: management_figures.list_management_figures(plants, found, setup),
+        lambda: _list_figures(plants, found, setup),
         notes,
     )
+
+
+def _list_figures(
+    plants: list[PlantTables], comparison: PolicyComparison, setup: PolicySetup
+) -> dict[str, FigureMaker]:
+    """Return the figures of a comparison; on the card of paper 004 also those that the paper draws
+    of it alone.
+    """
+    from wattcast.lab.paper_figures import hd7970_figures
+    from wattcast.manage import management_figures, sensitivity_model
+
+    figures = management_figures.list_management_figures(plants, comparison, setup)
+    for tables in plants:
+        if "Graph500" in tables.applications:
+            models = [sensitivity_model.load_shipped_model()]
+            if setup.model is not None:
+                models.insert(0, setup.model)
+            by_name = {model.name: model for model in models}
+            figures |= hd7970_figures.list_figures(tables, comparison, by_name)
+    return figures

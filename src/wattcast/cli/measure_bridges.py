@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.calibrate import kernel_rows, row_suggestions
+from wattcast.calibrate.row_suggestions import RowCandidate, RowSuggestion
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.core.records import dataclass, replace
 from wattcast.core.units import show
-from wattcast.counter_models import launch_power
-from wattcast.counter_models.gpmtool_files import read_nsys_activity
-from wattcast.counter_models.profiler_counters import list_ncu_metrics
-from wattcast.fit import kernel_rows, row_suggestions
-from wattcast.fit.row_suggestions import RowCandidate, RowSuggestion
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels.kernel_table import RunCondition
-from wattcast.measure.campaigns import kernel_plan
-from wattcast.measure.campaigns.kernel_plan import OperatorSpec
-from wattcast.measure.campaigns.nsight_counters import make_collect_command
-from wattcast.measure.database_files import make_workload_form
+from wattcast.lab.campaigns import kernel_plan
+from wattcast.lab.campaigns.database_files import make_workload_form
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec
+from wattcast.lab.campaigns.nsight_counters import make_collect_command
+from wattcast.lab.counter_models import launch_power
+from wattcast.lab.counter_models.gpmtool_files import read_nsys_activity
+from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics
 from wattcast.measure.energy_samples import find_ticks
 from wattcast.measure.measured_run import MeasuredRun, Measurement, summarise_window
 from wattcast.power.power_model import SavedModel, load_saved_model
@@ -105,7 +105,7 @@ class LaunchEstimate:
 
     def figure(self, run: MeasuredRun) -> Figure:
         """Draw the parts stacked over time, with measured power as dots."""
-        from wattcast.counter_models.counter_figures import draw_launch_power
+        from wattcast.lab.counter_models.counter_figures import draw_launch_power
 
         dots = None
         if self.origin_s is not None:

@@ -12,11 +12,11 @@ from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, com
 from wattcast.core.errors import Refused, bad_value
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
-from wattcast.microbench import microbench_sessions
+from wattcast.lab.microbench import microbench_sessions
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
-    from wattcast.microbench.microbench_results import MicroRow
+    from wattcast.lab.microbench.microbench_results import MicroRow
 
 declare_verb("lab multimedia", microbench_sessions.multimedia)
 
@@ -46,7 +46,7 @@ def microbench(
     found, chip, place = _find_results(show, gpu)
     if table is None:
         return _show_results(found, chip, place, write)
-    from wattcast.counter_models.profiler_counters import make_table_lines
+    from wattcast.lab.counter_models.profiler_counters import make_table_lines
 
     lines = make_table_lines(place, chip.name)
     names = list(dict.fromkeys(name for line in lines for name in line))
@@ -60,7 +60,7 @@ def _find_results(show: str, gpu_name: str = "h200") -> tuple[tuple[MicroRow, ..
     """Return results of a folder or file, or of a GPU whose results ship; with their GPU and where
     they lie.
     """
-    from wattcast.microbench.microbench_results import (
+    from wattcast.lab.microbench.microbench_results import (
         read_results,
         read_shipped_results,
         results_folder,
@@ -76,7 +76,7 @@ def _find_results(show: str, gpu_name: str = "h200") -> tuple[tuple[MicroRow, ..
 
 
 def _compare_results(show: str | None, against: str) -> CommandOutput:
-    from wattcast.microbench.microbench_report import (
+    from wattcast.lab.microbench.microbench_report import (
         compare_results,
         draw_comparison,
         make_comparison_table,
@@ -96,14 +96,14 @@ def _compare_results(show: str | None, against: str) -> CommandOutput:
 def _show_results(
     results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: Path | None
 ) -> CommandOutput:
-    from wattcast.microbench import microbench_report as report
-    from wattcast.microbench.benchmark_suite import list_benchmarks
-    from wattcast.microbench.microbench_results import describe_card
+    from wattcast.lab.microbench import microbench_report as report
+    from wattcast.lab.microbench.benchmark_suite import list_benchmarks
+    from wattcast.lab.microbench.microbench_results import describe_card
 
     if write is not None:
         if write.is_file() and "<!-- table:" in write.read_text(encoding="utf-8"):
             raise Refused(
-                f"{write} keeps text around its tables: renew these with studies/microbench_page.py."
+                f"{write} keeps text around its tables: renew these with wattcast/lab/microbench/microbench_page.py."
             )
         write_whole(write, report.make_results_page(results, gpu).encode())
     number = gpu.compute_capability.replace(".", "")
@@ -138,8 +138,8 @@ def tune(profile: Path, gpu: str = "h200", results: Path | None = None) -> Comma
 
     Example: wattcast lab tune profile.csv --gpu h200
     """
-    from wattcast.microbench import microbench_report as report
-    from wattcast.microbench import microbench_results, tuning
+    from wattcast.lab.microbench import microbench_report as report
+    from wattcast.lab.microbench import microbench_results, tuning
     from wattcast.predictor.api import find_gpu
 
     shipped = microbench_results.read_shipped_results

@@ -226,7 +226,7 @@ class CommandDeclaration:
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
         vars(run)["__signature__"] = inspect.Signature([context, *described])
-        run.__doc__ = self.function.__doc__
+        run.__doc__ = join_paragraphs(self.function.__doc__ or "")
         return run
 
     def _list_library_options(
@@ -349,7 +349,7 @@ def declare_verb(words: str, verb: Callable[..., VerbResult]) -> None:
     def run(**options: Any) -> CommandOutput:
         return CommandOutput.from_verb(verb(**options))
 
-    run.__doc__ = verb.__doc__
+    run.__doc__ = join_paragraphs(verb.__doc__ or "")
     command(words, library=verb)(run)
 
 
@@ -362,6 +362,21 @@ def read_help() -> dict[str, dict[str, dict[str, str]]]:
     for row in read_shipped_table("wattcast.cli", "options.csv"):
         found[row["command"]][row["option"]] = row
     return found
+
+
+def join_paragraphs(docstring: str) -> str:
+    """Return a docstring whose paragraphs and examples are one line each.
+
+    The command line breaks lines where the terminal ends, and keeps the breaks that it is handed.
+    """
+    lines: list[str] = []
+    for line in inspect.cleandoc(docstring).splitlines():
+        continues = bool(lines and lines[-1] and line)
+        if continues and not line.startswith(("Example", "- ")):
+            lines[-1] = f"{lines[-1]} {line.strip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def parse_pairs(

@@ -103,11 +103,8 @@ def _compile_init(cls: type[Any]) -> Any:
     lines += ["self.__post_init__()"] * hasattr(cls, "__post_init__")
     code = f"def make({', '.join(names)}):\n def __init__({', '.join(arguments)}):\n  "
     found: dict[str, Any] = {}
-    exec(
-        code + "\n  ".join(lines or ["pass"]) + "\n return __init__",
-        vars(sys.modules[cls.__module__]),
-        found,
-    )  # noqa: S102
+    code += "\n  ".join(lines or ["pass"]) + "\n return __init__"
+    exec(code, vars(sys.modules[cls.__module__]), found)  # noqa: S102
     init = found["make"](**names)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {one.name: one.type for one in given} | {"return": None}

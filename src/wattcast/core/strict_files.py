@@ -7,16 +7,13 @@ NaN and infinity are refused. Writers stand in ``whole_files``.
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,8 +21,8 @@ import msgspec
 from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import (
-    read_shipped_table as read_shipped_table,
-)  # for bare nodes, it stands there
+    read_shipped_table as read_shipped_table,  # for bare nodes, it stands there
+)
 from wattcast.core.records import dataclass
 from wattcast.core.regular_files import cannot_read, open_regular
 
@@ -321,15 +318,3 @@ def reference_folder(variables: Mapping[str, str], project: Path | None = None) 
         return Path(named) if Path(named).is_dir() else None
     beside = (project or Path.cwd()).resolve().parent / "shared" / "reference"
     return beside if beside.is_dir() else None
-
-
-def load_study(name: str) -> ModuleType | None:
-    """Load a module below ``studies/`` where Wattcast runs from its repository; None where it was
-    installed alone.
-    """
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "studies" / f"{name.replace('.', '/')}.py").is_file():
-        return None
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
-    return importlib.import_module(f"studies.{name}")

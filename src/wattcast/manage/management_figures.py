@@ -2,7 +2,8 @@
 figure.
 
 Every caption says what the plant is: simulated, predicted, or replayed from which file. Figures 1
-to 9 and 14 to 17, of the paper's card alone, are drawn by ``studies/hd7970_figures.py``."""
+to 9 and 14 to 17, of the paper's card alone, are drawn by
+``wattcast/lab/paper_figures/hd7970_figures.py``."""
 
 from __future__ import annotations
 
@@ -12,8 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core.strict_files import load_study
-from wattcast.manage import sensitivity_model
 from wattcast.manage.hd7970 import STRESS_APPLICATIONS
 from wattcast.manage.plants import KnobRole, PlantTables
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, score_tables
@@ -156,16 +155,6 @@ def list_management_figures(
         )
         if len(tables.lattice.knobs) == 1 and is_predicted:
             made[f"picks_{first}"] = partial(draw_picked_clocks, tables, comparison, objective)
-        if (
-            "Graph500" in tables.applications
-            and (study := load_study("hd7970_figures")) is not None
-        ):
-            models = {
-                m.name: m
-                for m in (setup.model, sensitivity_model.load_shipped_model())
-                if m is not None
-            }
-            made |= study.list_figures(tables, comparison, models)
     return made
 
 

@@ -27,7 +27,6 @@ from wattcast.core import bad_value, clip_text, dataclass, replace, units, unkno
 from wattcast.core.errors import fold_name
 from wattcast.core.strict_files import decode_text, encode_csv, read_bytes
 from wattcast.core.whole_files import write_whole
-from wattcast.counter_models.gpmtool_files import parse_program_blocks
 from wattcast.manage import clock_forecast, hd7970
 from wattcast.manage.plants import (
     Knob,
@@ -39,6 +38,7 @@ from wattcast.manage.plants import (
     run_at_settings,
 )
 from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup, run_policy
+from wattcast.manage.program_blocks import parse_program_blocks
 from wattcast.manage.search_problem import Goal, Objective
 from wattcast.manage.sensitivity_model import (
     SensitivityModel,

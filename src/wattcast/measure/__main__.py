@@ -6,67 +6,15 @@ No command changes a clock, a limit or a mode of a card.
 
 from __future__ import annotations
 
-import argparse
-import inspect
-import json
 import sys
-from pathlib import Path
-from typing import get_args
 
-from wattcast.core.errors import ExitCode, WattcastError
-from wattcast.measure.measure_verbs import VERBS, Verb, list_options
-from wattcast.microbench.microbench_sessions import microbench, multimedia
+from wattcast.measure.bare_command_line import run_command_line
+from wattcast.measure.measure_verbs import VERBS
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, call one verb, print; errors are one paragraph on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m wattcast.measure", description=__doc__)
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    verbs_of_all: tuple[Verb, ...] = (*VERBS, microbench, multimedia)
-    for verb in verbs_of_all:
-        about = inspect.getdoc(verb) or ""
-        added = verbs.add_parser(verb.__name__, help=about.splitlines()[0], description=about)
-        added.set_defaults(verb=verb)
-        added.add_argument("--json", action="store_true", help="print JSON")
-        for parameter, kind, option in list_options(verb):
-            name, required = parameter.name, parameter.default is parameter.empty
-            said = argparse.SUPPRESS if option.hidden else option.help.replace("%", "%%")
-            if kind == list[str]:
-                added.add_argument(name, nargs=argparse.REMAINDER, help=said)
-            elif kind == list[Path]:
-                added.add_argument(name, nargs="+", type=Path, help=said)
-            elif option.positional:
-                added.add_argument(name, nargs="?", type=kind, default=parameter.default, help=said)
-            elif name != "json":
-                flag = f"--{option.name or name.replace('_', '-')}"
-                how = (
-                    {"action": "store_true"}
-                    if kind is bool
-                    else {"type": (get_args(kind) or (kind,))[0]}
-                )
-                default = {} if kind is bool or required else {"default": parameter.default}
-                added.add_argument(flag, dest=name, required=required, help=said, **default, **how)
-    given = vars(parser.parse_args(arguments))
-    called, as_json = given.pop("verb"), given["json"]
-    if "json" not in inspect.signature(called).parameters:
-        del given["json"]
-    try:
-        result = called(**given)
-    except WattcastError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return int(error.exit_code)
-    except OSError as error:  # a disk that fails where nothing is saved, such as under a log
-        print(f"{error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
-        return int(ExitCode.FAILED)
-    except KeyboardInterrupt:
-        return int(ExitCode.INTERRUPTED)
-    if result.note:
-        print(result.note, file=sys.stderr)
-    if result.plain is not None and (as_json or result.text is None):
-        print(json.dumps(result.plain, indent=1))
-    elif result.text:
-        print(result.text)
-    return int(result.exit_code)
+    return run_command_line("python -m wattcast.measure", __doc__ or "", VERBS, arguments)
 
 
 if __name__ == "__main__":

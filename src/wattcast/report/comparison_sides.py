@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast import __version__
+from wattcast.calibrate import whole_models
 from wattcast.core import (
     BadInput,
     bad_value,
@@ -31,7 +32,6 @@ from wattcast.core import (
 from wattcast.core.measured_rows import ModelRow
 from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.core.units import show
-from wattcast.fit import whole_models
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import PredictionOut, PredictOut, take_fields

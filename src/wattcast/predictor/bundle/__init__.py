@@ -17,8 +17,8 @@ def bundle_for(gpu: Gpu) -> Bundle:
     """
     if gpu.board:
         from wattcast.predictor.bundle.calibrated import (
-            shipped_board_bundle,
-        )  # few GPUs have boards of their own
+            shipped_board_bundle,  # few GPUs have boards of their own
+        )
 
         return shipped_board_bundle(gpu.name, gpu.board)
     found = shipped_bundle(gpu.name)

@@ -222,8 +222,8 @@ def shipped_board_bundle(gpu: str, part_number: str) -> Bundle:
     """Return the bundle that ships for boards of one part number: the mean card's with factors of
     these boards.
 
-    ``boards.yaml`` has the factors, which ``python -m studies.card_levels --write`` learns.
-    """
+    ``boards.yaml`` has the factors, which ``python -m wattcast.lab.fit.card_levels --write``
+    learns."""
     mean_card = shipped_bundle(gpu)
     assert mean_card is not None, "boards are told apart where a GPU was measured"
     board = read_shipped_yaml(dict[str, _BoardFile], "wattcast.predictor.bundle", "boards.yaml")[

@@ -7,7 +7,7 @@ hosts and GPUs.
 interval of a kernel gains with its distance from measured rows and with a reason to be outside of
 them (``OutsideReason``). ``LearnedDistances`` is ``distances.yaml``: these two where a bundle has
 none of its own, and what was learned from rows of several GPUs, clocks, limits and hosts
-(``studies/learn_distances.py``). YAML is read into the classes as they stand."""
+(``wattcast/lab/validate/public_checks/learn_distances.py``). YAML is read into the classes as they stand."""
 
 from __future__ import annotations
 

@@ -366,7 +366,8 @@ def _without_data(torch: Any, module: Any) -> tuple[Callable[..., Any], list[Any
     empty = {
         name: t.detach().to("meta").requires_grad_(t.requires_grad) for name, t in named.items()
     }
-    run = lambda *args, **kwargs: torch.func.functional_call(
-        module, empty, args, kwargs, tie_weights=True
-    )  # noqa: E731
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(module, empty, args, kwargs, tie_weights=True)
+
     return run, list(empty.values())

@@ -1,0 +1,158 @@
+"""Campaigns that measure many rows, their databases, and watts estimated from launches and
+counters.
+
+Nothing here changes a clock, a limit or a mode of a card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from wattcast.cli.shared_options import CommandOutput, Environment, command, declare_verb
+from wattcast.core.errors import bad_value
+from wattcast.core.units import parse, show
+from wattcast.lab.campaigns import campaign_verbs
+from wattcast.report.text_tables import new_table
+
+
+@command("lab estimate")
+def estimate(
+    launches: Path,
+    model: Path,
+    counters: Path,
+    clock: str | None = None,
+    memory_clock: str | None = None,
+    gpu: str | None = None,
+) -> CommandOutput:
+    """Estimate the watts of a run that is over from its kernel launches and counters of each
+    kernel.
+
+    Example: wattcast lab estimate run.sqlite --model h200 --counters kernels.ncu-rep --memory-clock
+    3201MHz Example: wattcast lab estimate run.sqlite --model dcgm.yaml --counters run.sqlite
+    --memory-clock 3201MHz"""
+    from wattcast.cli.measure_bridges import estimate_offline
+
+    clocks = [
+        parse(c, "Hz", n) if c else None
+        for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))
+    ]
+    found, clock_hz = estimate_offline(model, counters, launches, gpu, clocks[0], clocks[1])
+    plain = found.plain() | {"clock_hz": clock_hz}
+    parts = ", ".join(
+        f"{name} {show(watts, 'W')}" for name, watts in plain["part_w"].items() if watts
+    )
+    return CommandOutput(plain, f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}")
+
+
+@command("lab kernels", library=campaign_verbs.kernels)
+def kernels(
+    env: Environment, suggest: int = 0, gpu: str = "h200", database: str = "", **options: Any
+) -> CommandOutput:
+    """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks,
+    names.
+    """
+    if suggest:
+        return _write_suggestions(env, suggest, gpu, database or gpu, options["out"])
+    return CommandOutput.from_verb(campaign_verbs.kernels(**options))
+
+
+def _write_suggestions(
+    env: Environment, count: int, gpu: str, database: str, out: Path
+) -> CommandOutput:
+    """Write the rows that would help most as a list for --plan, and say why each would."""
+    from wattcast.cli.measure_bridges import suggest_rows
+    from wattcast.lab.campaigns.kernel_campaign import write_listed
+
+    found, specs = suggest_rows(count, gpu, database, env.say)
+    path, reasons = (
+        out / "plan.jsonl",
+        [{"why": f.candidate.source, "score": f.score} for f in found],
+    )
+    write_listed(path, list(zip(specs, reasons, strict=True)))
+    env.say(
+        f"saved: {path}; measure it with `python -m wattcast.lab kernels --plan {path} --out DIR`"
+    )
+    pairs, entries = list(zip(found, specs, strict=True)), []
+    for (f, s), reason in zip(pairs, reasons, strict=True):
+        distance = f.distance if f.distance < 1e9 else None
+        entries.append({"operator": s.operator, "family": s.family, **reason, "distance": distance})
+    real = sum(f.candidate.share > 0 for f in found)
+    told = f"{real} of {len(found)} are operators of real models, {len(found) - real} of the plan's own shapes"
+
+    def print_text(console: Console) -> None:
+        rows = new_table("operator", "why", "doublings from a measured row", "worth")
+        for f, s in pairs:
+            sizes = " ".join(
+                f"{k}={v}" for k, v in s.operator.items() if k not in ("op", "function", "bias")
+            )
+            away = "none of its kind" if f.distance > 1e9 else f"{f.distance:.1f}"
+            name = s.operator.get("function", s.operator["op"])
+            rows.add_row(f"{name} {sizes}", f.candidate.source, away, f"{1e3 * f.score:.3g}")
+        console.print(rows)
+        env.stdout.write(f"{told}\n")
+
+    return CommandOutput({"suggestions": entries, "from_models": real}, print_text)
+
+
+@command("lab pack-engine")
+def pack_engine(env: Environment, folders: list[Path], out: Path) -> None:
+    """Pack steps, requests and serving runs of an engine into tables that `lab validate` reads."""
+    from wattcast.serving.host_times import pack_engine_folders
+
+    found = pack_engine_folders(folders, out)
+    runs = len(found.select_kind("traffic"))
+    env.stdout.write(
+        f"{out}: {len(found.rows)} rows, {runs} serving runs, {len(found.requests)} requests\n"
+    )
+
+
+@command("lab counters", library=campaign_verbs.counters)
+def counters(
+    design: str | None = None, columns: Path | None = None, **options: Any
+) -> CommandOutput:
+    """Collect hardware counters of a sample of operators, through ncu; or say which a power model
+    needs.
+
+    Examples: wattcast lab counters --out rows;  wattcast lab counters --design h200
+    """
+    if design is None:
+        if columns is not None:
+            raise bad_value("--columns", "--design FILE beside it", "none")
+        return CommandOutput.from_verb(campaign_verbs.counters(**options))
+    from wattcast.lab.counter_models.counter_table import read_counter_table
+    from wattcast.lab.counter_models.two_rails import design_counters, read_shipped_table
+    from wattcast.predictor.api import find_gpu
+
+    if Path(design).is_file() and columns is None:
+        raise bad_value(
+            "--columns",
+            "a YAML map of the table's columns",
+            "none",
+            "As `lab fit counters` takes it.",
+        )
+    rows = (
+        read_counter_table(Path(design), columns)
+        if columns
+        else read_shipped_table(find_gpu(design).name)
+    )
+    found = design_counters(rows)
+    expected = found.steps[found.enough - 1].error
+    title = f"{found.table}: {', '.join(found.always)} always" if found.always else found.table
+    table = new_table("", "event", "metrics", "error, held out", "never trained on", title=title)
+    for n, step in enumerate(found.steps, 1):
+        error = f"{step.error:.1f} ± {step.standard_error:.1f} %"
+        tested = "-" if step.tested is None else f"{step.tested:.1f} %"
+        table.add_row(
+            f"{n} *" if n == found.enough else str(n), step.event, str(step.metrics), error, tested
+        )
+    last = f"* enough: {len(found.events)} events in all, expected error {expected:.1f} %"
+    plain = {"events": found.events, "expected_error_percent": expected} | asdict(found)
+    return CommandOutput(plain, lambda console: console.print(table, last, sep="\n"))
+
+
+declare_verb("lab pack", campaign_verbs.pack)
+declare_verb("lab summary", campaign_verbs.summary)

@@ -1,0 +1,409 @@
+"""Run ``measure engine``: plan models, steps and traffic, and measure each model in a process of
+its own.
+
+The split was written before anything was measured: a model with ``held_out`` is used neither for
+fitting nor for choosing between models of the engine, only for judging. At least half of the models
+are held out, one of every class (dense, experts, fp8, fp8 cache, latent attention, sliding window).
+Loads in ``HELD_OUT_LOADS`` are held out for all.
+
+A process per model (``engine_session``) frees its GPU memory at its end, and a failed start costs
+only itself. The process of the next model loads its libraries while the current one starts, then
+waits for its turn.
+
+Files in the output folder: ``rows.jsonl`` (an engine, idle, step or traffic row a line),
+``requests.jsonl`` (a request a line), ``steps.jsonl`` and ``power.jsonl`` (a serving run a line, as
+columns), ``runs.jsonl`` (card and libraries) and ``engine.log`` (the engine's own output)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import asdict, bad_value, check_names, clip_text, dataclass, replace
+from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.core.regular_files import open_regular
+from wattcast.measure.sampler import make_child_environment
+from wattcast.measure.steady_state import say
+
+PARTS = ("steps", "traffic")
+ENVIRONMENT = {  # before vllm is imported
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine steps in this process
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+MODELS_FILE = Path(__file__).with_name("engine_models.jsonl")
+SMOKE_MODEL = "smoke"
+MAX_SEQS = 256  # requests that run at once
+MAX_BATCHED_TOKENS = (
+    8192  # tokens of one step: what vLLM's server takes by itself on GPUs of this size
+)
+MAX_MODEL_LEN = 20480
+HELD_OUT_LOADS = (0.5,)  # shares of the capacity whose serving runs are kept for judging
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """One model as the engine is started with it."""
+
+    name: str
+    config: Mapping[str, Any]  # of config.json
+    source: str = ""
+    held_out: bool = False
+    why: str = ""
+    quantization: str = ""  # of weights and products; empty: as the configuration says
+    kv_dtype: str = "auto"
+    start_s: float = 80.0  # time the start is expected to take
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence the engine is started for."""
+        return min(int(self.config.get("max_position_embeddings", MAX_MODEL_LEN)), MAX_MODEL_LEN)
+
+
+@dataclass(frozen=True)
+class StepPoint:
+    """One kind of step: ``batch`` requests that decode, and ``prompts`` new prompts in every step."""
+
+    batch: int = 0
+    context: int = 0  # tokens in the cache of each decoding request when the measurement begins
+    prompts: int = 0
+    prompt_tokens: int = 0  # of each new prompt; a prompt longer than a step is computed in chunks
+    temperature: float = 0.0
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.batch > 0) != (self.context > 0) or (self.prompts > 0) != (self.prompt_tokens > 0):
+            raise bad_value(
+                "a step point", "a context for a batch and a length for prompts", self.id
+            )
+        if self.batch == 0 and self.prompts == 0:
+            raise bad_value("a step point", "requests that decode, or prompts", "neither")
+
+    @property
+    def kind(self) -> str:
+        """``decode``, ``prefill`` or ``mixed``."""
+        if self.batch and self.prompts:
+            return "mixed"
+        return "decode" if self.batch else "prefill"
+
+    @property
+    def id(self) -> str:
+        """The same in every run, so that a campaign can be continued."""
+        decode = f"b{self.batch}-c{self.context}" if self.batch else ""
+        prompt = f"p{self.prompts}x{self.prompt_tokens}" if self.prompts else ""
+        warm = f"t{self.temperature:g}" if self.temperature else ""
+        return "-".join(part for part in (self.kind, decode, prompt, warm) if part)
+
+    def fits(self, cache_tokens: int, max_seqs: int, max_model_len: int) -> bool:
+        """Tell whether an engine has room for this point with some hundred more tokens for each
+        request.
+        """
+        growth = 512
+        room = (
+            self.batch * (self.context + growth) + 3 * self.prompts * self.prompt_tokens
+            <= 0.95 * cache_tokens
+        )
+        longest = max(self.context + growth, self.prompt_tokens + 1)
+        return room and self.batch + 3 * self.prompts <= max_seqs + 3 and longest <= max_model_len
+
+
+@dataclass(frozen=True)
+class LengthDistribution:
+    """A log-normal distribution of token counts, cut at both ends."""
+
+    median: float
+    sigma: float
+    least: int
+    most: int
+
+    def draw(self, random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+        """Draw ``count`` lengths."""
+        drawn = self.median * np.exp(self.sigma * random.standard_normal(count))
+        return np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)
+
+    @property
+    def mean(self) -> float:
+        """Mean length, by a large sample: the cut has no short formula."""
+        return float(self.draw(np.random.default_rng(0), 20_000).mean())
+
+
+@dataclass(frozen=True)
+class TrafficPoint:
+    """Poisson arrivals at ``load`` times the capacity of the engine, for ``duration_s``."""
+
+    load: float
+    duration_s: float = 12.0
+    seed: int = 1
+    prompt: LengthDistribution = LengthDistribution(512.0, 0.8, 16, 4096)
+    output: LengthDistribution = LengthDistribution(96.0, 0.6, 8, 384)
+    why: str = ""
+
+    @property
+    def id(self) -> str:
+        """The same in every run, so that a campaign can be continued."""
+        return f"traffic-{self.load:g}-{self.duration_s:g}s-s{self.seed}"
+
+
+def read_points(plan: str) -> list[dict[str, Any]]:
+    """Read one plan of ``engine_points.jsonl``, the most valuable point first: a budget may end
+    anywhere.
+    """
+    lines = read_lines(MODELS_FILE.with_name("engine_points.jsonl"))
+    return [
+        {key: value for key, value in line.items() if key != "plan"}
+        for line in lines
+        if line["plan"] == plan
+    ]
+
+
+STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
+
+
+def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto") -> EngineModel:
+    """Read a user's model from a folder with a ``config.json``."""
+    path = folder / "config.json"
+    try:
+        with open_regular(path) as stream:
+            config = dict(json.loads(stream.read()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise bad_value(
+            "--own", "a folder with a config.json", f"{folder} ({clip_text(error)})"
+        ) from None
+    return EngineModel(
+        folder.name, config, str(path), quantization=quantization, kv_dtype=kv_dtype, start_s=120.0
+    )
+
+
+def choose_models(names: tuple[str, ...] = ()) -> list[EngineModel]:
+    """Return the models called ``names`` in that order, or all planned ones."""
+    planned = {line["name"]: EngineModel(**line) for line in read_lines(MODELS_FILE)}
+    check_names("planned model", names, planned, f"Planned: {', '.join(planned)}.")
+    return [planned[name] for name in names or planned if names or name != SMOKE_MODEL]
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What one call of ``measure engine`` is to do."""
+
+    out: Path
+    budget_s: float
+    models: tuple[EngineModel, ...]
+    parts: tuple[str, ...] = PARTS
+    done: Path | None = None  # folder of an earlier call whose rows are not measured again
+    traffic_s: float = 12.0
+    loads: tuple[float, ...] = (0.8, 0.5, 1.1)
+    smoke: bool = False
+
+    def __post_init__(self) -> None:
+        check_names("part", self.parts, PARTS)
+        if not self.loads or min(self.loads) <= 0.0:
+            raise bad_value("--loads", "shares of the capacity above 0", str(self.loads))
+
+    @property
+    def points(self) -> tuple[StepPoint | TrafficPoint, ...]:
+        """What is measured of every model: steps first, which tell the capacity, then loads as
+        asked for.
+        """
+        if self.smoke:
+            steps, serves = (
+                [StepPoint(**p) for p in read_points("smoke")],
+                [TrafficPoint(0.5, 3.0, why="smoke")],
+            )
+        else:
+            why = {point["load"]: point["why"] for point in read_points("traffic")}
+            serves = [
+                TrafficPoint(load, self.traffic_s, why=why.get(load, "asked for"))
+                for load in self.loads
+            ]
+            steps = list(STEP_POINTS)
+        return (
+            *(steps if "steps" in self.parts else ()),
+            *(serves if "traffic" in self.parts else ()),
+        )
+
+    def plain(self, model: EngineModel) -> dict[str, Any]:
+        """Return what the process of a model must know, ready for JSON."""
+        return asdict(replace(self, models=(model,))) | {
+            "out": str(self.out),
+            "done": self.done and str(self.done),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> EngineRequest:
+        """Build the request that ``plain`` returned."""
+        paths = {"out": Path(plain["out"]), "done": Path(plain["done"]) if plain["done"] else None}
+        return cls(
+            **plain | paths | {"models": tuple(EngineModel(**model) for model in plain["models"])}
+        )
+
+    def done_ids(self) -> set[str]:
+        """Return the ids of rows that are on file, here or in the folder of an earlier call."""
+        folders = [self.out, *([self.done] if self.done else [])]
+        return set().union(*(Journal(folder / "rows.jsonl").ids for folder in folders))
+
+    def missing_ids(self, model: EngineModel) -> list[str]:
+        """Return the ids of planned rows of ``model`` that are not on file; rows without room are
+        on file.
+        """
+        done = self.done_ids()
+        return [name for point in self.points if (name := engine_row_id(model, point)) not in done]
+
+
+def engine_row_id(model: EngineModel, point: StepPoint | TrafficPoint) -> str:
+    """Return an id that is the same in every run."""
+    return f"{model.name}/{point.id}"
+
+
+LEAST_WORK_S = 15.0  # below this time for rows, a model is not started
+START_SHARE = 2.2  # of the expected start, after which an engine that has not started is given up
+
+
+def run_engine_campaign(
+    request: EngineRequest, launch: Callable[[EngineRequest, EngineModel], Any] | None = None
+) -> Counter[str]:
+    """Measure the models in order within the budget; return counts of what happened."""
+    began_s, counts = time.monotonic(), Counter[str]()
+    request.out.mkdir(parents=True, exist_ok=True)
+    start = launch or _launch_child
+    waiting = [model for model in request.models if request.missing_ids(model)]
+    counts["models on file"] = len(request.models) - len(waiting)
+    ready: dict[str, Any] = {}
+    try:
+        for place, model in enumerate(waiting):
+            left_s = request.budget_s - (time.monotonic() - began_s)
+            if left_s < model.start_s + LEAST_WORK_S:
+                counts["models left for another call"] += 1
+                continue
+            child = ready.pop(model.name, None) or start(request, model)
+            for later in waiting[place + 1 : place + 2]:
+                if left_s > model.start_s + later.start_s + 3.0 * LEAST_WORK_S:
+                    ready[later.name] = start(request, later)
+            say(f"{model.name}: starting, {left_s:.0f} s left")
+            _run_child(request, model, child, left_s, counts)
+    finally:
+        for child in ready.values():
+            _end_child(child)
+    counts["seconds"] = round(time.monotonic() - began_s)
+    return counts
+
+
+def _run_child(
+    request: EngineRequest, model: EngineModel, child: Any, left_s: float, counts: Counter[str]
+) -> None:
+    """Give a waiting process its turn, and end it when the budget is spent."""
+    rows = Journal(request.out / "rows.jsonl")
+    before, started_s = len(rows.ids), time.monotonic()
+    code, reason = None, "ended with the budget"
+    try:
+        child.stdin.write(f"{left_s}\n")
+        child.stdin.flush()
+        code = child.wait(min(START_SHARE * model.start_s + LEAST_WORK_S, left_s))
+    except subprocess.TimeoutExpired:
+        if len(Journal(rows.path).ids) > before:  # it runs: its engine's row is there
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(max(left_s - (time.monotonic() - started_s), 1.0))
+        else:
+            reason = f"did not start in {START_SHARE * model.start_s + LEAST_WORK_S:.0f} s, or in the budget"
+    except OSError:
+        code = child.wait(5.0)
+    _end_child(child)
+    found = len(Journal(rows.path).ids) - before
+    counts["rows"] += found
+    if code == 0:
+        counts["models"] += 1
+        return
+    reason = reason if code is None else f"ended with code {code}"
+    log = request.out / "engine.log"
+    text = (
+        log.read_bytes()[-20_000:].decode(errors="replace").replace("\r", "\n")
+        if log.exists()
+        else ""
+    )
+    tail = [line[:300] for line in text.splitlines() if line.strip()][-25:]
+    counts["models broken off"] += 1
+    failed = {"id": f"{model.name}/failed", "kind": "failed", "model": model.name, "rows": found}
+    rows.append(failed | {"error": f"{reason}; {' | '.join(tail[-6:])}"[:2000]})
+    say(f"{model.name}: {reason}\n" + "\n".join(tail))
+
+
+def _launch_child(request: EngineRequest, model: EngineModel) -> subprocess.Popen[str]:
+    """Start a process that loads its libraries and then waits for a line with its time."""
+    with (request.out / "engine.log").open("a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "wattcast.lab.campaigns.engine_session",
+                json.dumps(request.plain(model)),
+            ],
+            env=ENVIRONMENT | make_child_environment() | {"PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def _end_child(child: Any) -> None:
+    """End a process and those it started; one that waits for its turn ends when its input does."""
+    with suppress(OSError):
+        child.stdin.close()
+    if child.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(0.5)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(10.0)
+
+
+def request_campaign(
+    out: Path, seconds: float = 540.0, models: str = "", parts: str = ",".join(PARTS), loads: str = "0.8,0.5,1.1",
+    traffic_seconds: float = 12.0, done: Path | None = None, own: Path | None = None, quantization: str = "",
+    kv_dtype: str = "auto", smoke: bool = False,
+) -> EngineRequest:  # fmt: skip
+    """Check the options of the command line and return them as one request."""
+    names = tuple(name for name in models.split(",") if name)
+    if own is not None:
+        chosen = [read_own_model(own, quantization, kv_dtype)]
+    else:
+        chosen = choose_models((SMOKE_MODEL,) if smoke else names)
+    try:
+        shares = tuple(float(load) for load in loads.split(",") if load)
+    except ValueError:
+        raise bad_value("--loads", "numbers with commas between", loads) from None
+    wanted = tuple(part for part in parts.split(",") if part)
+    return EngineRequest(out, seconds, tuple(chosen), wanted, done, traffic_seconds, shares, smoke)
+
+
+def describe_row(row: dict[str, Any]) -> str:
+    """Describe a row in a short line."""
+    if row.get("error") or row.get("skipped"):
+        return f"{row['id']}: {row.get('error') or row.get('skipped')}"[:300]
+    if row["kind"] == "traffic":
+        ttft, tpot = row["ttft_s"].get("p50", 0.0), row["tpot_s"].get("p50", 0.0)
+        said = f"{row['rate_per_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
+        return f"{row['id']}: {said}, {row['output_tokens_per_s']:.0f} tokens/s, {row.get('power_w', 0.0):.1f} W"
+    if row["kind"] == "engine":
+        return (
+            f"{row['id']}: started in {row['start_s']:.1f} s, cache of {row['cache_tokens']} tokens"
+        )
+    if row["kind"] == "idle":
+        return f"{row['id']}: {row['power_w']:.1f} W"
+    times = f"{1e3 * row['latency_s']:.3f} ms, device {1e3 * row.get('device_s', 0.0):.3f}"
+    host = f"host {1e3 * row['host_s']:.3f}, {row['power_w']:.1f} W"
+    return f"{row['id']}: {times}, {host} {' '.join(row.get('flags', []))}".rstrip()

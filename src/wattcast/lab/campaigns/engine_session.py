@@ -1,0 +1,656 @@
+"""Measure one engine in its own process: step rows, then serving under arrivals, each saved when it
+is done.
+
+Arrivals are Poisson and open-loop: a request is given to the engine at the first step after its
+arrival, and its latency counts from the arrival. Every request, every step and power over time are
+kept, so that a simulation can be given the same requests. A row on file is skipped; a row that
+fails is recorded with its error."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core.errors import CannotWrite, WattcastError, bad_value
+from wattcast.core.measured_rows import Journal, append_rows, read_lines
+from wattcast.core.records import asdict, dataclass, field
+from wattcast.lab.campaigns import engine_campaign, engine_steps
+from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
+from wattcast.measure.energy_samples import EnergySamples, find_ticks
+from wattcast.measure.measured_run import summarise_window
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import format_now, make_run_name, make_torch_run_info, say
+
+DRAIN_S = 6.0  # after the last arrival, then requests that are not finished are given up
+SPIN_S = 0.0003  # before an arrival, the last part of a wait is spent reading the clock
+QUANTILES = (50, 90, 99)
+
+
+@dataclass
+class ServedRequest:
+    """One request as it went; times from the beginning of the run."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    added_s: float = float("nan")
+    token_s: list[float] = field(default_factory=list)  # when each token was handed out
+    finished: bool = False
+
+    def plain(self, run: str, number: int) -> dict[str, Any]:
+        """Return the request for JSON, to the microsecond; the pauses between tokens as their
+        median and largest.
+        """
+        gaps_s = np.diff(self.token_s)
+        row: dict[str, Any] = {"run": run, "number": number, "arrival_s": round(self.arrival_s, 6)}
+        row |= {"added_s": round(self.added_s, 6), "prompt_tokens": self.prompt_tokens}
+        row |= {
+            "output_tokens": self.output_tokens,
+            "made_tokens": len(self.token_s),
+            "finished": self.finished,
+        }
+        if self.token_s:
+            row |= {
+                "first_token_s": round(self.token_s[0], 6),
+                "last_token_s": round(self.token_s[-1], 6),
+            }
+        if len(gaps_s):
+            row |= {
+                "gap_median_s": round(float(np.median(gaps_s)), 6),
+                "gap_most_s": round(float(gaps_s.max()), 6),
+            }
+        return row
+
+
+def draw_arrivals(
+    point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30
+) -> list[ServedRequest]:
+    """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the
+    pauses.
+
+    Prompts are cut where prompt and output together would be longer than ``max_model_len``.
+    """
+    random = np.random.default_rng(point.seed)
+    count = int(rate_per_s * point.duration_s * 1.5) + 50
+    pauses = random.standard_exponential(count)
+    prompt_tokens, output_tokens = (
+        point.prompt.draw(random, count),
+        point.output.draw(random, count),
+    )
+    prompt_tokens = np.minimum(prompt_tokens, max_model_len - output_tokens - 1)
+    each = zip(
+        (np.cumsum(pauses) / rate_per_s).tolist(),
+        prompt_tokens.tolist(),
+        output_tokens.tolist(),
+        strict=True,
+    )
+    return [ServedRequest(*request) for request in each if request[0] < point.duration_s]
+
+
+def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float | None:
+    """Estimate the requests a second the engine can serve, from its step rows; None where they are
+    missing.
+
+    A request costs its prompt at the rate of a prefill step and its output at the rate of the
+    largest decode batch: 1 / c = P t_prefill / n_prefill + O t_decode / B, with the mean lengths P
+    and O."""
+    usable = [row for row in rows if row.get("latency_s") and not row.get("error")]
+    prefills = [
+        row for row in usable if row.get("kind") == "prefill" and row.get("prompt_tokens_per_step")
+    ]
+    decodes = [row for row in usable if row.get("kind") == "decode" and row.get("batch")]
+    if not prefills or not decodes:
+        return None
+    prefill = min(prefills, key=lambda row: abs(row["prompt_tokens_per_step"] - 2048))
+    decode = min(decodes, key=lambda row: (-row["batch"], abs(row["context"] - point.prompt.mean)))
+    prompt_s: float = point.prompt.mean * prefill["latency_s"] / prefill["prompt_tokens_per_step"]
+    output_s: float = point.output.mean * decode["latency_s"] / decode["batch"]
+    return 1.0 / (prompt_s + output_s)
+
+
+def serve_arrivals(
+    bench: engine_steps.EngineBench, served: list[ServedRequest], duration_s: float
+) -> float:
+    """Run requests, note in them how they went, and return the moment on the clock from which their
+    times count.
+    """
+    recorder, engine, clock = bench.recorder, bench.recorder.engine, bench.recorder.clock
+    prompts = [bench.prompt(request.prompt_tokens) for request in served]
+    by_name: dict[str, ServedRequest] = {}
+    origin_s, place = clock() + 0.02, 0
+    while True:
+        now_s = clock() - origin_s
+        while place < len(served) and served[place].arrival_s <= now_s:
+            request = served[place]
+            by_name[
+                bench.add(prompts[place], request.output_tokens, name=f"q{origin_s:.6f}-{place}")
+            ] = request
+            request.added_s = clock() - origin_s
+            place += 1
+        if engine.has_unfinished_requests():
+            outputs = recorder.step()
+            handed_s = clock() - origin_s
+            for output in outputs:
+                if (known := by_name.get(output.request_id)) is not None:
+                    known.token_s.extend([handed_s] * len(output.outputs[0].token_ids))
+                    known.finished = known.finished or bool(output.finished)
+        elif place < len(served):
+            left_s = origin_s + served[place].arrival_s - clock()
+            if left_s > SPIN_S:
+                bench.sleep(min(left_s - SPIN_S, 0.05))
+        else:
+            break
+        if now_s > duration_s + DRAIN_S:
+            break
+    return origin_s
+
+
+def measure_traffic(
+    bench: engine_steps.EngineBench, point: TrafficPoint, rate_per_s: float, run: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Measure one serving run; return its summary, its requests, and its steps and power over time
+    as columns.
+    """
+    recorder = bench.recorder
+    recorder.clear()
+    served = draw_arrivals(point, rate_per_s, bench.max_model_len)
+    mark = bench.sampler.head
+    bench.sleep(0.3)  # ticks of the idle engine before the first arrival
+    origin_s = serve_arrivals(bench, served, point.duration_s)
+    ended_s = recorder.clock()
+    bench.synchronize()
+    bench.sleep(0.25)  # the counter's next ticks
+    bench.sampler.check()
+    samples = bench.sampler.since(mark)
+    table = recorder.table(origin_s)
+    preemptions = recorder.preemptions
+    bench.drain([f"q{origin_s:.6f}-{number}" for number in range(len(served))])
+    row = summarise_requests(served, ended_s - origin_s)
+    seen = summarise_window(run, samples, origin_s, ended_s).plain()
+    loaded = summarise_window(run, samples, origin_s, min(origin_s + point.duration_s, ended_s))
+    dropped = ("name", "steady", "duration_s", "throttle", "flags")
+    row |= {name: value for name, value in seen.items() if name not in dropped}
+    row |= {"throttle": list(samples.throttle), "flags": list(loaded.flags)}
+    row |= {"arrivals_power_w": loaded.power_w, "arrivals_energy_j": loaded.energy_j}
+    row |= {"rate_per_s": rate_per_s, "preemptions": preemptions, "steps": len(table["begin_s"])}
+    energy_j, made = row.get("energy_j"), row["output_tokens"]
+    row["energy_j_per_token"] = energy_j / made if energy_j and made else None
+    requests = [request.plain(run, number) for number, request in enumerate(served)]
+    steps = {name: _round_column(values, name) for name, values in table.items()}
+    return row, requests, {"run": run} | steps, {"run": run} | power_over_time(samples, origin_s)
+
+
+def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str, Any]:
+    """Return percentiles over requests that finished, and tokens over the whole run of
+    ``length_s``.
+
+    ``ttft_s`` runs from arrival to first token, ``tpot_s`` is the mean pause of a request after its
+    first token, ``gap_s`` is each single pause, ``e2e_s`` from arrival to the last token."""
+    done = [request for request in served if request.finished]
+    made = sum(len(request.token_s) for request in served)
+    ttft_s = [request.token_s[0] - request.arrival_s for request in done]
+    several = [request.token_s for request in done if len(request.token_s) > 1]
+    tpot_s = [(token_s[-1] - token_s[0]) / (len(token_s) - 1) for token_s in several]
+    gap_s = np.concatenate([np.diff(request.token_s) for request in done]) if done else np.empty(0)
+    return {
+        "length_s": length_s,
+        "requests": len(served),
+        "finished": len(done),
+        "prompt_tokens": sum(request.prompt_tokens for request in served),
+        "output_tokens": made,
+        "output_tokens_per_s": made / length_s,
+        "ttft_s": compute_percentiles(ttft_s),
+        "tpot_s": compute_percentiles(tpot_s),
+        "gap_s": compute_percentiles(gap_s),
+        "e2e_s": compute_percentiles([request.token_s[-1] - request.arrival_s for request in done]),
+        "queued_s": compute_percentiles([request.added_s - request.arrival_s for request in done]),
+    }
+
+
+def compute_percentiles(values: npt.ArrayLike) -> dict[str, float]:
+    """Return the mean and the 50th, 90th and 99th percentile, linear between values; nothing
+    without values.
+
+    >>> compute_percentiles([1.0, 2.0, 3.0])["p50"]
+    2.0
+    """
+    known = np.asarray(values, dtype=np.float64)
+    if not len(known):
+        return {}
+    found = {f"p{q}": float(np.percentile(known, q)) for q in QUANTILES}
+    return {"mean": float(known.mean()), **found}
+
+
+def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[float]]:
+    """Return mean power between ticks of the energy counter, and the sensor's own readings every
+    100 ms.
+    """
+    stepped = find_ticks(samples)
+    found = {
+        "tick_s": np.round(stepped.time_s[1:] - origin_s, 5).tolist(),
+        "tick_w": np.round(stepped.interval_w, 3).tolist() if len(stepped.time_s) > 1 else [],
+    }
+    for column in ("instant_w", "sm_clock_hz", "memory_w", "temperature_c"):
+        values, time_s = samples[column], samples["time_s"]
+        known = np.isfinite(values)
+        values, time_s = values[known], time_s[known] - origin_s
+        _, first = np.unique(np.floor(time_s / 0.1), return_index=True)
+        found[f"{column}_at_s"] = np.round(time_s[first], 4).tolist()
+        found[column] = np.round(values[first], 3).tolist()
+    return found
+
+
+def _round_column(values: engine_steps.Array, name: str) -> list[float | None]:
+    """Round times to the microsecond, shares to four digits, counts to whole numbers; None where
+    not known.
+    """
+    if name.endswith("_s"):
+        return [round(float(value), 6) if np.isfinite(value) else None for value in values]
+    if name == "cache_use":
+        return [round(float(value), 4) for value in values]
+    return [int(value) for value in values]
+
+
+ROW_S = 4.5  # kept back for one more step row
+END_S = 4.0  # kept back for the end of the process, so that it is not ended from outside
+# Triton compiles a kernel anew for counts of tokens that are odd, or multiples of 2, 4, 8 or 16
+WARM_PROMPTS = (
+    64,
+    256,
+    600,
+    601,
+    602,
+    604,
+    1024,
+    1025,
+    1026,
+    1536,
+    2048,
+    2049,
+    3072,
+    3073,
+    4096,
+    4097,
+    6144,
+    6145,
+)
+
+
+@dataclass
+class EngineSession:
+    """One engine that runs, where its rows go, and until when."""
+
+    request: engine_campaign.EngineRequest
+    model: engine_campaign.EngineModel
+    bench: engine_steps.EngineBench
+    deadline_s: float
+    run: str
+    cache_tokens: int
+    max_seqs: int = engine_campaign.MAX_SEQS
+    fill_weights: Callable[[], int] | None = None  # gives the engine normally distributed weights
+    normal_weights: bool = False
+    clock: Callable[[], float] = time.monotonic
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.done = self.request.done_ids()
+        self.rows = Journal(self.request.out / "rows.jsonl")
+
+    @property
+    def left_s(self) -> float:
+        """Time until the budget is spent."""
+        return self.deadline_s - self.clock()
+
+    def measure_all(self) -> Counter[str]:
+        """Measure every planned row that is not on file and for which there is time.
+
+        Under dummy weights tokens look alike to a router, and under some norms to every product,
+        which then draws less power. So the engine first gets weights like those of a model before
+        training."""
+        self.normal_weights = self.fill_weights is not None and self.fill_weights() > 0
+        for point in self.request.points:
+            name = engine_campaign.engine_row_id(self.model, point)
+            needs_s = ROW_S if isinstance(point, StepPoint) else point.duration_s + DRAIN_S + 3.0
+            if name in self.done:
+                self.counts["on file"] += 1
+            elif self.left_s < needs_s:
+                self.counts["left for another call"] += 1
+            else:
+                self._measure(name, point)
+        return self.counts
+
+    def append(self, name: str, kind: str, **values: Any) -> dict[str, Any]:
+        """Save one row with what all rows say, and return it."""
+        model = self.model
+        shared = {
+            "id": name,
+            "kind": kind,
+            "model": model.name,
+            "held_out": model.held_out,
+            "quantization": model.quantization or "none",
+            "kv_dtype": model.kv_dtype,
+            "normal_weights": self.normal_weights,
+            "run": self.run,
+            "date": format_now(),
+        }
+        self.rows.append(shared | values)
+        return shared | values
+
+    def _measure(self, name: str, point: StepPoint | TrafficPoint) -> None:
+        """Measure and save one row; after a failure a broken sampler is started again, a lost GPU
+        ends the model.
+        """
+        began_s, serves, lost = self.clock(), isinstance(point, TrafficPoint), None
+        planned = {
+            key: value for key, value in asdict(point).items() if key != "temperature" or value
+        }
+        try:
+            gc.collect()
+            if isinstance(point, TrafficPoint):
+                planned["held_out_load"] = point.load in engine_campaign.HELD_OUT_LOADS
+                row = self._serve(name, point)
+            elif point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
+                row = engine_steps.measure_point(self.bench, point)
+            else:
+                row = {"skipped": f"no room in a cache of {self.cache_tokens} tokens"}
+        except CannotWrite:  # no later row could be kept either
+            raise
+        except Exception as error:
+            row = {"error": f"{type(error).__name__}: {error}"[:400]}
+            lost = (
+                error if not isinstance(error, WattcastError) and "CUDA" in row["error"] else None
+            )
+        done = (
+            "failed"
+            if "error" in row
+            else "no room"
+            if "skipped" in row
+            else "served"
+            if serves
+            else "measured"
+        )
+        self.counts[done] += 1
+        saved = self.append(
+            name, "traffic" if isinstance(point, TrafficPoint) else point.kind, **planned, **row
+        )
+        spent = f"({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)"
+        say(f"  {engine_campaign.describe_row(saved)} {spent}")
+        if lost is not None:
+            raise lost
+        if done == "failed" and not self.bench.sampler.healthy:
+            self.bench.sampler.restart()
+
+    def _serve(self, name: str, point: TrafficPoint) -> dict[str, Any]:
+        """Serve arrivals at a share of the capacity that step rows show; keep requests, steps and
+        power.
+        """
+        out, done = self.request.out, self.request.done
+        paths = [
+            path for folder in (out, done) if folder and (path := folder / "rows.jsonl").exists()
+        ]
+        rows = [
+            row for path in paths for row in read_lines(path) if row.get("model") == self.model.name
+        ]
+        capacity_per_s = estimate_capacity(rows, point)
+        if capacity_per_s is None:
+            raise bad_value("traffic", "step rows of decodes and prefills before it", "none")
+        row, requests, steps, power = measure_traffic(
+            self.bench, point, point.load * capacity_per_s, name
+        )
+        append_rows(out / "requests.jsonl", requests)
+        append_rows(out / "steps.jsonl", [steps])
+        append_rows(out / "power.jsonl", [power])
+        return {"capacity_per_s": capacity_per_s} | row
+
+
+def run_model(order: dict[str, Any]) -> int:
+    """Measure one model in this process: load libraries, read the seconds it has, start the engine,
+    measure rows.
+    """
+    os.environ.update(
+        {
+            name: value
+            for name, value in engine_campaign.ENVIRONMENT.items()
+            if name not in os.environ
+        }
+    )
+    import torch
+    import vllm
+
+    with suppress(
+        ImportError
+    ):  # vLLM loads its parts when they are asked for: ask before the turn comes
+        import vllm.v1.engine.llm_engine
+        import vllm.v1.worker.gpu_worker
+    _ = vllm.LLM, vllm.SamplingParams
+    line = sys.stdin.readline()
+    if not line.strip():
+        return 0
+    deadline_s = time.monotonic() + float(line) - END_S
+    request = engine_campaign.EngineRequest.from_plain(order)
+    model = request.models[0]
+    from vllm.sampling_params import RequestOutputKind
+
+    cuda: Any = torch.cuda
+    whole = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
+
+    def mark_stream() -> Any:
+        """Return a time mark on the stream that the engine launches on."""
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    with tempfile.TemporaryDirectory(prefix="wattcast-engine-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
+        began_s = time.monotonic()
+        llm = _start_engine(vllm, model, Path(folder), request.smoke)
+        start_s = time.monotonic() - began_s
+        say(f"{model.name}: started in {start_s:.1f} s")
+        facts = read_engine_facts(llm.llm_engine) | {
+            "start_s": start_s,
+            "vllm": str(vllm.__version__),
+        }
+        facts["filled_byte"] = fill_cache(llm.llm_engine, torch)
+        with Sampler("nvml", period_s=0.005) as sampler:
+            run = make_run_name()
+            Journal(request.out / "runs.jsonl", key="run").append(
+                make_torch_run_info(run, sampler.identity, torch)
+            )
+            bench = engine_steps.EngineBench(
+                engine_steps.StepRecorder(llm.llm_engine, mark_stream),
+                sampler,
+                partial(vllm.SamplingParams, **whole),
+                vocab_size=int(model.config["vocab_size"]),
+                max_model_len=model.max_model_len,
+                synchronize=torch.cuda.synchronize,
+            )
+            fill = partial(fill_weights, llm.llm_engine, torch)
+            room = facts["cache_tokens"], facts["max_seqs"]
+            session = EngineSession(
+                request, model, bench, deadline_s, run, *room, fill_weights=fill
+            )
+            session.append(
+                f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts
+            )
+            engine_steps.warm_engine(
+                bench, tuple(n for n in WARM_PROMPTS if n + 2 < model.max_model_len)
+            )
+            gc.collect()
+            gc.freeze()
+            bench.sleep(0.5)
+            session.append(
+                f"{model.name}/idle-{run}", "idle", **engine_steps.measure_idle_engine(bench)
+            )
+            counts = session.measure_all()
+            counts["sampler read errors"] += sampler.errors
+    say(f"{model.name}: {json.dumps(counts)}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # an engine can take many seconds to be torn down, and everything is on file
+
+
+def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, smoke: bool) -> Any:
+    """Start an engine as a user would, with dummy weights; a smoke test captures few graphs."""
+    options: dict[str, Any] = {"quantization": model.quantization} if model.quantization else {}
+    if smoke:
+        options["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+    return vllm.LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        kv_cache_dtype=model.kv_dtype,
+        max_model_len=model.max_model_len,
+        max_num_seqs=engine_campaign.MAX_SEQS,
+        max_num_batched_tokens=engine_campaign.MAX_BATCHED_TOKENS,
+        gpu_memory_utilization=0.3 if smoke else 0.9,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+        generation_config="vllm",
+        **options,
+    )
+
+
+def read_engine_facts(engine: Any) -> dict[str, Any]:
+    """Return how the engine was set up: room in its cache, limits, graphs, backends, as far as it
+    says.
+    """
+    config = engine.vllm_config
+    cache, scheduler, compilation = (
+        config.cache_config,
+        config.scheduler_config,
+        config.compilation_config,
+    )
+    blocks, block = int(cache.num_gpu_blocks), int(cache.block_size)
+    facts: dict[str, Any] = {
+        "cache_tokens": int(getattr(cache, "kv_cache_size_tokens", None) or blocks * block),
+        "cache_blocks": blocks,
+        "block_tokens": block,
+        "max_seqs": int(scheduler.max_num_seqs),
+        "max_batched_tokens": int(scheduler.max_num_batched_tokens),
+        "max_model_len": int(config.model_config.max_model_len),
+        "async_scheduling": bool(scheduler.async_scheduling),
+    }
+
+    def layers() -> Any:
+        return engine.model_executor.driver_worker.model_runner.get_model().modules()
+
+    asked: dict[str, Callable[[], Any]] = {
+        "model_runner": lambda: "v2" if config.use_v2_model_runner else "v1",
+        "cudagraph_mode": lambda: str(compilation.cudagraph_mode),
+        "capture_sizes": lambda: [int(size) for size in compilation.cudagraph_capture_sizes],
+        "compile_s": lambda: float(compilation.compilation_time),
+        "attention": lambda: sorted(
+            {type(layer.impl).__name__ for layer in layers() if hasattr(layer, "impl")}
+        ),
+    }
+    for name, ask in asked.items():
+        with suppress(Exception):
+            facts[name] = ask()
+    return facts
+
+
+def fill_cache(engine: Any, torch: Any) -> int:
+    """Fill the key-value cache with normally distributed numbers; the bytes filled, 0 where it
+    cannot be reached.
+
+    A fresh cache holds zeros, and reading zeros takes less power than reading numbers.
+    """
+    try:
+        tensors = engine.model_executor.driver_worker.model_runner.kv_caches
+        first = {
+            tensor.untyped_storage().data_ptr(): tensor for tensor in reversed(tensors)
+        }  # of each storage
+        filled = 0
+        for tensor in first.values():
+            dtype = torch.float8_e4m3fn if tensor.element_size() == 1 else tensor.dtype
+            pattern = torch.randn(2**24, device=tensor.device).to(dtype).view(torch.uint8)
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+                tensor.untyped_storage()
+            )
+            for part in raw.split(pattern.numel()):
+                part.copy_(pattern[: part.numel()])
+            filled += raw.numel()
+        torch.cuda.synchronize()
+        return filled
+    except Exception as error:
+        say(f"the cache keeps its zeros: {type(error).__name__}: {error}")
+        return 0
+
+
+WEIGHT_SPREAD, FP8_SPREAD = 0.02, 64.0
+# the byte of an e8m0 scale of 2^-7, which makes N(0, 0.02) of fp4 codes that are equally likely
+FP4_SCALE = 120
+
+
+def fill_weights(engine: Any, torch: Any) -> int:
+    """Fill matrices with N(0, 0.02), norms with 1 and biases with 0; the parameters filled, 0 where
+    none is reached.
+
+    A matrix in fp8 gets N(0, 64), and its scales what makes N(0, 0.02) of that. Packed codes become
+    random bits."""
+    filled = 0
+    try:
+        with torch.no_grad():
+            model = engine.model_executor.driver_worker.model_runner.get_model()
+            for name, parameter in model.named_parameters():
+                if "scale" in name:
+                    if "weight_scale" in name and parameter.dtype in (
+                        torch.uint8,
+                        torch.float8_e8m0fnu,
+                    ):
+                        parameter.view(torch.uint8).fill_(FP4_SCALE)
+                    elif "weight_scale" in name:
+                        parameter.fill_(WEIGHT_SPREAD / FP8_SPREAD)
+                elif parameter.ndim <= 1:
+                    parameter.fill_(1.0 if "norm" in name else 0.0)
+                elif not parameter.is_floating_point():
+                    parameter.view(torch.uint8).random_(0, 256)
+                    filled += parameter.numel()
+                elif parameter.element_size() > 1:
+                    parameter.normal_(0.0, WEIGHT_SPREAD)
+                    filled += parameter.numel()
+                elif parameter.dtype is torch.float8_e4m3fn:
+                    for part in parameter.split(max(2**26 // parameter[0].numel(), 1)):
+                        part.copy_(
+                            torch.randn(part.shape, device=part.device)
+                            .mul_(FP8_SPREAD)
+                            .to(part.dtype)
+                        )
+                    filled += parameter.numel()
+        with torch.inference_mode():
+            for codes, are_scales in list_packed_weights():
+                low, high = (FP4_SCALE, FP4_SCALE + 1) if are_scales else (0, 256)
+                filled += codes.random_(low, high).numel()
+        torch.cuda.synchronize()
+    except Exception as error:
+        say(f"the weights stay dummies: {type(error).__name__}: {error}")
+        return 0
+    return filled
+
+
+def list_packed_weights() -> Iterator[tuple[Any, bool]]:
+    """Yield the bytes of experts in mxfp4 and whether they are scales: Triton's own tensors, no
+    parameters.
+    """
+    for item in gc.get_objects():
+        wrapped = type(item).__name__ == "Tensor" and "triton_kernels" in type(item).__module__
+        if wrapped and item.storage.data.element_size() == 1:
+            yield item.storage.data, "Scale" in type(item.storage.layout).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(run_model(json.loads(sys.argv[1])))

@@ -1,0 +1,210 @@
+"""Measure operators one after another: chains of different ones, and stacks, which are layers of
+made-up models.
+
+Run on a GPU: ``python -m wattcast.lab.campaigns.kernel_chains chains --out DIR``, or ``stacks``, or
+``names`` for the kernels of the chains' members. Folders continue where they stopped; ``wattcast
+lab pack`` packs them.
+
+A burst repeats one kernel; in a model every kernel follows a different one. A chain takes longer
+than the sum of its members because of the gaps between dependent kernels and because of colder
+caches. Members are measured first, in the same run, as ordinary burst rows. In a chain each member
+has operands of its own; in a stack each operator hands its result to the next, and one layer is the
+difference between two depths."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind, read_lines
+from wattcast.core.units import parse
+from wattcast.lab.campaigns import kernel_campaign, operator_calls
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec, spec_from_operator
+from wattcast.lab.campaigns.model_campaign import ModelDims
+from wattcast.lab.campaigns.operator_calls import CallBuilder, OperatorCall, build_call
+from wattcast.lab.campaigns.operator_rows import (
+    KernelCampaign,
+    make_blank_row,
+    make_row_id,
+    measure_burst_row,
+    save_row,
+)
+
+PLANS = Path(__file__).resolve().parent / "plans"
+FEW, MANY = 2, 6  # layers of the two models whose difference is one layer
+
+
+@dataclass(frozen=True)
+class OperatorChain:
+    """Operators one after another; with ``dims`` they are one layer of a made-up model."""
+
+    name: str
+    members: tuple[OperatorSpec, ...]
+    operators: tuple[str, ...] = ()  # of a layer, as a workload file writes them, JSON
+    dims: ModelDims | None = None  # of one layer
+    phase: str = ""
+    batch: int = 0
+    seq: int = 0
+
+    def spec(self, layers: int = 0) -> OperatorSpec:
+        """Return the chain, or so many of its layers, as one operator for the builder."""
+        if self.dims is not None:
+            dims = asdict(replace(self.dims, layers=layers))
+            detail: dict[str, Any] = {
+                "dims": dims,
+                "phase": self.phase,
+                "batch": self.batch,
+                "seq": self.seq,
+            }
+            return OperatorSpec(
+                "stack", {"op": "stack", "dtype": "bf16"}, detail=detail, chosen="models"
+            )
+        members = [
+            {k: v for k, v in asdict(member).items() if k != "chosen"} for member in self.members
+        ]
+        operator = {"op": "chain", "dtype": self.members[0].operator["dtype"]}
+        return OperatorSpec("chain", operator, detail={"members": members}, chosen="models")
+
+
+@cache
+def read_chains(kind: str = "chains") -> tuple[OperatorChain, ...]:
+    """Read the planned ``chains`` or ``stacks``, small ones first."""
+    found = []
+    for line in read_lines(PLANS / f"{kind}.jsonl"):
+        plain = [member for member in line.pop("members") for _ in range(member.pop("count", 1))]
+        specs = [spec_from_operator(operator) for operator in plain]
+        members = tuple(replace(spec, chosen="models") for spec in specs if spec is not None)
+        assert len(members) == len(plain), f"a member of {line['name']} cannot be run"
+        if "dims" in line:
+            line |= {"dims": ModelDims(**line["dims"]), "operators": tuple(map(json.dumps, plain))}
+        found.append(OperatorChain(members=members, **line))
+    return tuple(found)
+
+
+def list_chain_members() -> list[OperatorSpec]:
+    """List the operators of all chains, each once: a plan for the step that names their kernels."""
+    return list({member.id: member for chain in read_chains() for member in chain.members}.values())
+
+
+def measure_chains(campaign: KernelCampaign, kind: str, each_s: float) -> None:
+    """Measure chains or stacks, each after those of its members that this process has not measured."""
+    bench, chains = campaign.bench, read_chains(kind)[: campaign.few or None]
+    every = {chain.spec(MANY).id: chain for chain in chains}
+    for spec in campaign.within(
+        [chain.spec(MANY) for chain in chains], each_s, kind.removesuffix("s")
+    ):
+        chain = every[spec.id]
+        alone_s: dict[str, float] = {}
+        for member in {member.id: member for member in chain.members}.values():
+            save_row(campaign, RowKind.BURST, member)
+            name = make_row_id(RowKind.BURST, member, bench.gpu.operands.pattern)
+            alone_s |= {member.id: campaign.latency_s[name]} if name in campaign.latency_s else {}
+
+        def measured(chain: OperatorChain = chain, alone_s: dict[str, float] = alone_s) -> ChainRow:
+            depths = [chain.spec(layers) for layers in ((FEW, MANY) if chain.dims else (0,))]
+            return make_chain_row(
+                chain, [measure_burst_row(bench, depth) for depth in depths], alone_s
+            )
+
+        blank = make_chain_row(chain, [make_blank_row(bench, RowKind.CHAIN, spec)], {})
+        campaign.measure(RowKind.CHAIN, spec, blank, measured)
+
+
+def make_chain_row(
+    chain: OperatorChain, rows: list[KernelRow], alone_s: dict[str, float]
+) -> ChainRow:
+    """Turn a measured burst of a chain into a chain row; ``alone_s`` are its members' latencies,
+    where known.
+
+    Of a stack, ``rows`` are the two depths, and the row is one layer: their difference.
+    """
+    last, known = rows[-1], all(member.id in alone_s for member in chain.members)
+    latency_s, spread_s = (None, None) if chain.dims else (last.latency_s, last.latency_spread_s)
+    if len(rows) == 2 and rows[0].latency_s and last.latency_s:
+        latency_s = (last.latency_s - rows[0].latency_s) / (MANY - FEW)
+        spread_s = sum((row.latency_spread_s or 0.0) ** 2 for row in rows) ** 0.5 / (MANY - FEW)
+    return ChainRow(
+        last.id.replace(f"{RowKind.BURST}-", f"{RowKind.CHAIN}-", 1),
+        chain.name,
+        specs=tuple(member.id for member in chain.members),
+        alone_s=tuple(alone_s[member.id] for member in chain.members) if known else (),
+        operators=chain.operators,
+        handed_on=chain.dims is not None,
+        copies=last.copies,
+        replays=last.replays,
+        latency_s=latency_s,
+        latency_spread_s=spread_s,
+        sm_clock_hz=last.sm_clock_hz,
+        temperature_c=last.temperature_c,
+        flags=tuple(dict.fromkeys(flag for row in rows for flag in row.flags)),
+        run=last.run,
+        date=last.date,
+    )
+
+
+def call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Call several operators one after another; each has operands of its own."""
+    calls = [
+        build_call(builder, OperatorSpec(**member), fresh=False)
+        for member in spec.detail["members"]
+    ]
+
+    def run(i: int) -> list[Any]:
+        return [call.run(i) for call in calls]
+
+    fixed, each = (
+        sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte")
+    )
+    return OperatorCall(run, max(call.sets for call in calls), fixed, each)
+
+
+def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Run a model of made-up sizes, whose layers hand on their results and have weights of their
+    own.
+    """
+    from wattcast.lab.campaigns import model_campaign
+
+    given, device = spec.detail, builder.operands.device
+    dims = model_campaign.ModelDims(**given["dims"])
+    row = model_campaign.ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
+    built = model_campaign.build_model(row, builder.torch, device, dims)
+    step = model_campaign.make_iteration(built, row, builder.torch, device, dims)
+
+    def run(i: int) -> Any:
+        with (
+            model_campaign.eager_settings(builder.torch),
+            builder.torch.set_grad_enabled(row.phase == "train"),
+        ):
+            return step()
+
+    return OperatorCall(run, 1, built.parameters * builder.torch.bfloat16.itemsize, 0)
+
+
+operator_calls.MAKERS |= {"chain": call_chain, "stack": call_stack}
+kernel_campaign.STEPS |= {
+    "chains": partial(measure_chains, kind="chains", each_s=2.0),
+    "stacks": partial(measure_chains, kind="stacks", each_s=14.0),
+}
+
+
+def main() -> None:
+    """Measure what the command line names, and print how many rows of each kind there are."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("chains", "stacks", "names"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", default="170s")
+    asked = parser.parse_args()
+    listed = list_chain_members() if asked.what == "names" else None
+    print(
+        kernel_campaign.run_kernel_campaign(
+            asked.out, [asked.what], parse(asked.budget, "s", "--budget"), listed=listed
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

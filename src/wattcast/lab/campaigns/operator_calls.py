@@ -1,0 +1,649 @@
+"""Build the PyTorch call of an operator over views of large pools of operands.
+
+Values are drawn once, because drawing and allocating for each row would cost more than measuring
+it. Each number format has one pool; views are handed out in order, aligned to 512 bytes, and the
+pool starts over with the next row.
+
+Operands rotate: weights of linear layers and convolutions, and the key-value cache of decode
+attention, differ from layer to layer in a model and come from DRAM. Copies of a call therefore walk
+through several sets of them until these exceed three times the L2. Activations stay, because a
+model's next operator finds them in L2 when they fit. Some rows do otherwise on purpose; ``rotated``
+says which.
+
+Gradients call ATen's own functions, because autograd would launch on another stream than the
+captured one. What a gradient needs from its forward pass is computed once, when the call is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from wattcast.core import BadInput, check_names, dataclass, unknown_name
+from wattcast.core.measured_rows import find_measured_call
+from wattcast.lab.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
+
+PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")
+_ALIGN_BYTE = 512
+_CHUNK = 2**28
+
+
+class OperandPools:
+    """Pools of one pattern of values on one device."""
+
+    def __init__(self, torch: Any, device: str, pool_byte: dict[str, int]) -> None:
+        self._torch, self.device = torch, device
+        self.pattern = ""
+        self._next: dict[str, int] = {}
+        formats = {name: torch_dtype(torch, name) for name in pool_byte}
+        self._pools = {
+            name: torch.empty(byte // formats[name].itemsize, dtype=formats[name], device=device)
+            for name, byte in pool_byte.items()
+        }
+
+    def fill(self, pattern: str) -> None:
+        """Fill all pools with new values of ``pattern``.
+
+        ``random`` is standard normal, ``relu`` the same with its negatives at zero. ``tiny`` is
+        uniform between -0.001 and 0.001, as an engine's dummy weights are; ``uniform`` lies between
+        -1 and 1, as these weights do once they have been quantized with a scale."""
+        check_names("data pattern", pattern, PATTERNS, "")
+        if pattern == self.pattern:
+            return
+        torch, wide = self._torch, {"dtype": self._torch.float32, "device": self.device}
+        torch.manual_seed(1)
+        draw: Callable[[int], Any] = {
+            "zeros": lambda count: torch.zeros(count, dtype=torch.bfloat16, device=self.device),
+            "ones": lambda count: torch.ones(count, dtype=torch.bfloat16, device=self.device),
+            "tiny": lambda count: torch.empty(count, **wide).uniform_(-1e-3, 1e-3),
+            "uniform": lambda count: torch.empty(count, **wide).uniform_(-1.0, 1.0),
+            "random": lambda count: torch.randn(count, **wide),
+            "relu": lambda count: torch.randn(count, **wide).clamp_(min=0.0),
+        }[pattern]
+        for part in (part for pool in self._pools.values() for part in pool.split(_CHUNK)):
+            part.copy_(draw(len(part)))
+        self.pattern = pattern
+
+    def reset(self) -> None:
+        """Start over; views handed out before may share memory with later ones."""
+        self._next = dict.fromkeys(self._pools, 0)
+
+    def take(self, dtype: str, *shape: int) -> Any:
+        """Return a contiguous view of ``shape``."""
+        name = "fp32" if dtype == "tf32" else dtype
+        pool, start, size = self._pools[name], self._next[name], math.prod(shape)
+        step = _ALIGN_BYTE // pool.element_size()
+        end = start + size
+        if end > len(pool):
+            raise BadInput(
+                f"operands of {end * pool.element_size()} bytes do not fit the {dtype} pool."
+            )
+        self._next[name] = -(-end // step) * step
+        return pool[start : start + size].view(shape)
+
+
+def torch_dtype(torch: Any, name: str) -> Any:
+    """Return PyTorch's number format of a Wattcast one."""
+    names = {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "fp32": "float32",
+        "tf32": "float32",
+        "fp8": "float8_e4m3fn",
+    }
+    return getattr(torch, names[name])
+
+
+DROPPED = 0.1  # share of weights or activations, as models train
+L2_TIMES = 3.0
+MOST_SETS = 256
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One operator, ready to run; outputs are returned and may be dropped."""
+
+    run: Callable[[int], Any]
+    sets: int  # operand sets that ``run`` cycles through
+    fixed_byte: int  # operands and outputs all copies share
+    set_byte: int  # what each set adds
+
+    def footprint_byte(self, copies: int) -> int:
+        """Return the bytes that ``copies`` copies touch."""
+        return self.fixed_byte + self.set_byte * min(self.sets, copies)
+
+
+@dataclass(frozen=True)
+class CallBuilder:
+    """What building a call needs: PyTorch, the pools and the size of the L2."""
+
+    torch: Any
+    operands: OperandPools
+    l2_byte: float
+
+    def sets(self, byte: float, rotate: bool) -> int:
+        """Return how many operand sets of ``byte`` each exceed three times the L2; one when not
+        rotating.
+        """
+        return (
+            max(1, min(math.ceil(L2_TIMES * self.l2_byte / max(byte, 1.0)), MOST_SETS))
+            if rotate
+            else 1
+        )
+
+    def image(self, dtype: str, n: int, c: int, h: int, w: int, channels_last: bool) -> Any:
+        """Return (pictures, channels, rows, columns) with channels outermost or innermost in
+        memory.
+        """
+        if channels_last:
+            return self.operands.take(dtype, n, h, w, c).permute(0, 3, 1, 2)
+        return self.operands.take(dtype, n, c, h, w)
+
+    def places(self, o: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Return stride, padding and dilation of a convolution's rows and columns, and the sides of
+        its output.
+        """
+        stride, wide = [o["stride"], o.get("stride_w") or o["stride"]], o.get("padding_w")
+        padding, dilation = (
+            [o["padding"], o["padding"] if wide is None else wide],
+            2 * [o.get("dilation", 1)],
+        )
+        sides = zip((o["h"], o["w"]), (o["r"], o["s"]), stride, padding, dilation, strict=True)
+        out = [
+            (side + 2 * pad - reach * (taps - 1) - 1) // step + 1
+            for side, taps, step, pad, reach in sides
+        ]
+        return stride, padding, dilation, out
+
+    def heads(self, spec: OperatorSpec, batch: int, heads: int, length: int, dim: int) -> Any:
+        """Return (batch, heads, length, dim) as it comes from a projection (bshd in memory) or a
+        cache (bhsd).
+        """
+        if spec.layout == "bhsd":
+            return self.operands.take(spec.operator["dtype"], batch, heads, length, dim)
+        return self.operands.take(spec.operator["dtype"], batch, length, heads, dim).transpose(1, 2)
+
+
+Run = Callable[[], Any]
+_MOST_HEADS, _HEAD = 64, 128
+_TENSORS = 16  # of a list of parameters
+
+
+def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Build the call of an elementwise operator; ``detail["form"]`` names the method that lays its
+    operands out.
+    """
+    o, n = spec.operator, spec.operator["n"]
+    width, out = (
+        torch_dtype(builder.torch, o.get(name, o["dtype"])).itemsize
+        for name in ("dtype", "out_dtype")
+    )
+    byte = o.get("read", _count_inputs(o["function"]) * n * width) + o.get("write", n * out)
+    sets = builder.sets(byte, spec.rotated == "all")
+    runs: list[Run] = [
+        getattr(ElementwiseOperands(builder, spec), spec.detail["form"])() for _ in range(sets)
+    ]
+    return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
+
+
+def _count_inputs(function: str) -> int:
+    return 2 if function in (*BINARY, *GRADIENTS) else 1
+
+
+class ElementwiseOperands:
+    """Lay out one set of operands of an elementwise operator; each form of them is a method that
+    returns the call.
+    """
+
+    def __init__(self, builder: CallBuilder, spec: OperatorSpec) -> None:
+        self.torch, self.aten, self.layout = builder.torch, builder.torch.ops.aten, spec.layout
+        self.operator, self.detail, self.function = (
+            spec.operator,
+            spec.detail,
+            spec.operator["function"],
+        )
+        self.rows, self.cols = spec.detail.get("rows", 0), spec.detail.get("cols", 0)
+        self.inputs, dtype = _count_inputs(self.function), spec.operator["dtype"]
+        self.take, self.image = partial(builder.operands.take, dtype), partial(builder.image, dtype)
+
+    def find_function(self) -> Callable[..., Any]:
+        """Return PyTorch's function; most have our name, and gradients that of ATen's backward
+        functions.
+        """
+        torch, functional, aten, name = (
+            self.torch,
+            self.torch.nn.functional,
+            self.aten,
+            self.function,
+        )
+        others: dict[str, Callable[..., Any]] = {
+            "scale": lambda x: x * 0.125,
+            "shift": lambda x: x + 0.5,
+            "pow": lambda x: x.pow(3),
+            "cube": lambda x: x**3,
+            "fill": lambda x: torch.full_like(x, 0.5),
+            "cast": lambda x: x.to(self.find_cast()),
+            "copy": lambda x: x.clone(memory_format=torch.contiguous_format),
+            "sum": lambda x: x.sum(-1),
+            "mean": lambda x: x.mean(-1),
+            "max": lambda x: x.amax(-1),
+            "masked_fill": lambda x, mask: x.masked_fill(mask, 0.0),
+            "where": lambda x, y, mask: torch.where(mask, x, y),
+            "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+            "gelu_tanh_grad": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+            "relu_grad": lambda g, y: aten.threshold_backward(g, y, 0),
+        }
+        if name.endswith("_grad") and name not in others:
+            others[name] = getattr(aten, name.removesuffix("_grad") + "_backward")
+        return others.get(name) or getattr(torch, name, None) or getattr(functional, name)
+
+    def find_cast(self) -> Any:
+        """Return the number format of the result."""
+        return torch_dtype(self.torch, self.operator.get("out_dtype", self.operator["dtype"]))
+
+    def contiguous(self) -> Run:
+        views, apply = (
+            [self.take(self.rows, self.cols) for _ in range(self.inputs)],
+            self.find_function(),
+        )
+        return lambda: apply(*views)
+
+    reduce = contiguous
+
+    def strided(self) -> Run:
+        """Take operands that are column slices of tensors twice as wide, as q, k and v in one
+        projection are.
+        """
+        rows, cols = self.rows, self.cols
+        if self.function == "cat":
+            left = cols - self.detail["last"] if "last" in self.detail else max(cols // 2, 1)
+            parts = [self.take(rows, 2 * side)[:, :side] for side in (left, cols - left)]
+            return lambda: self.torch.cat(parts, dim=1)
+        views, apply = (
+            [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)],
+            self.find_function(),
+        )
+        return lambda: apply(*views)
+
+    def broadcast(self) -> Run:
+        """Take one operand that is a row (a bias), rows that serve many each, or a column (a scale
+        per row).
+        """
+        rows, cols, groups = self.rows, self.cols, self.detail.get("groups", 1)
+        whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
+        by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
+        by_column = (1, cols) if groups == 1 else (groups, 1, cols)
+        small = self.take(*(by_row if self.detail["over"] == "cols" else by_column))
+        apply, masked = self.find_function(), self.function in ("masked_fill", "where")
+        if self.inputs == 1 and not masked:  # a small tensor spread out
+            spread = small.expand(whole)
+            return lambda: apply(spread)
+        given = [self.take(*whole) for _ in range(2 if self.function == "where" else 1)]
+        given.append(small > 0 if masked else small)
+        return lambda: apply(*given)
+
+    def transposed(self) -> Run:
+        """Walk over the first operand across its rows; runs of ``inner`` elements stay together."""
+        rows, cols, inner = self.rows, self.cols, self.detail["inner"]
+        first, apply = self.take(cols, rows // inner, inner).transpose(0, 1), self.find_function()
+        if self.function in BINARY:
+            second = self.take(rows // inner, cols, inner)
+            return lambda: apply(first, second)
+        if self.function == "cast":
+            contiguous, out = self.torch.contiguous_format, self.find_cast()
+            return lambda: first.to(out, memory_format=contiguous)
+        return lambda: apply(first)
+
+    def gather(self) -> Run:
+        """Pick rows by a random index from a table that is as tall as the pick."""
+        table = self.take(self.rows, self.cols)
+        index = self.torch.randint(0, self.rows, (self.rows,), device=table.device)
+        return lambda: self.torch.nn.functional.embedding(index, table)
+
+    def columns(self) -> Run:
+        """Sum over rows, so that neighbours in memory belong to different results, as in the
+        gradient of a bias.
+        """
+        view = self.take(self.cols, self.rows)
+        reduce = {"sum": view.sum, "mean": view.mean, "max": view.amax}[self.function]
+        return lambda: reduce(0)
+
+    def append(self) -> Run:
+        """Put new keys behind a cache (batch, heads, length, dim); strided ones are a slice of a
+        projection.
+        """
+        heads, last = self.count_heads(), self.detail["last"]
+        batch, width = self.rows // heads, heads * last
+        old = self.take(batch, heads, (self.cols - last) // last, last)
+        if self.layout == "strided":
+            whole = self.take(batch, 1, 3 * width)[..., width : 2 * width]
+            new = whole.view(batch, 1, heads, last).transpose(1, 2)
+        else:
+            new = self.take(batch, heads, 1, last)
+        return lambda: self.torch.cat([old, new], dim=2)
+
+    def join(self) -> Run:
+        """Join parts of like size; one part alone is what a cache begins with, keys as a projection
+        leaves them.
+        """
+        torch, rows, cols, last = self.torch, self.rows, self.cols, self.detail["last"]
+        if last < cols:
+            parts = [self.take(rows, size) for size in (cols - last, last)]
+            return lambda: torch.cat(parts, dim=1)
+        heads, dim = self.count_heads(), min(cols & -cols, _HEAD)
+        new = self.take(rows // heads, cols // dim, heads, dim).transpose(1, 2)
+        nothing = new.new_empty(0)  # as a cache begins: with it PyTorch joins, alone it would copy
+        return lambda: torch.cat([nothing, new], dim=2)
+
+    def count_heads(self) -> int:
+        """Return the most heads, up to 64, that divide the rows."""
+        return next(h for h in range(min(_MOST_HEADS, self.rows), 0, -1) if self.rows % h == 0)
+
+    def scatter(self) -> Run:
+        """Compute the gradient of a table of embeddings that is as tall as the pick."""
+        grad, rows = self.take(self.rows, self.cols), self.rows
+        index, back = (
+            self.torch.randint(0, rows, (rows,), device=grad.device),
+            self.aten.embedding_dense_backward,
+        )
+        return lambda: back(grad, index, rows, -1, False)
+
+    def batchnorm(self) -> Run:
+        """Run batch norm by running statistics, by the batch's own, or its gradient, as PyTorch
+        chooses.
+        """
+        torch, d, aten = self.torch, self.detail, self.aten
+        shape = d["pictures"], d["channels"], d["high"], d["wide"], self.layout == "nhwc"
+        x = self.image(*shape)
+        weight, bias = (self.take(d["channels"]) for _ in range(2))
+        mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+        training = self.function != "batchnorm"
+        given = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
+        if self.function != "batchnorm_grad":
+            return lambda: aten._batch_norm_impl_index(*given)[0]
+        _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*given)
+        rest = (
+            weight,
+            mean,
+            variance,
+            kept_mean,
+            kept_scale,
+            True,
+            1e-5,
+            [True, True, True],
+            reserve,
+        )
+        grad, back = self.image(*shape), aten._batch_norm_impl_index_backward
+        return lambda: back(impl, x, grad, *rest)[0]
+
+    def pool(self) -> Run:
+        """Take the largest of each window with its place, or compute the gradient."""
+        d, forward = self.detail, self.aten.max_pool2d_with_indices
+        x = self.image(1, d["planes"], d["side"], d["side"], False)
+        size, stride, padding = ([d[name]] * 2 for name in ("size", "stride", "padding"))
+        if self.function == "pool":
+            return lambda: forward(x, size, stride, padding)[0]
+        out, places = forward(x, size, stride, padding)
+        grad, back = self.take(*out.shape), self.aten.max_pool2d_with_indices_backward
+        return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
+
+    def dropout(self) -> Run:
+        """Set random elements to zero and write the mask too, or compute the gradient through that
+        mask.
+        """
+        x, aten = self.take(self.rows, self.cols), self.aten
+        if self.function == "dropout":
+            return lambda: aten.native_dropout(x, DROPPED, True)
+        mask = x > -1.28  # nine in ten of a normal distribution
+        return lambda: aten.native_dropout_backward(x, mask, 1.0 / (1.0 - DROPPED))
+
+    def adamw(self) -> Run:
+        """Run one fused AdamW step over a list of tensors, which are copies, since it writes to
+        what it reads.
+        """
+        torch, n = self.torch, self.operator["n"]
+        sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
+        values, gradients, first, second = (
+            [self.take(size).clone() for size in sizes] for _ in range(4)
+        )
+        second = [moment.abs() for moment in second]
+        steps = [torch.ones((), dtype=torch.float32, device=value.device) for value in values]
+        options = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+        step = self.aten._fused_adamw_
+
+        def run() -> Any:
+            step(
+                values,
+                gradients,
+                first,
+                second,
+                [],
+                steps,
+                **options,
+                amsgrad=False,
+                maximize=False,
+            )
+            return values
+
+        return run
+
+
+def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) -> OperatorCall:
+    """Build the call of ``spec``; without ``fresh`` its operands lie behind those handed out
+    before.
+    """
+    if fresh:
+        builder.operands.reset()
+    wide = spec.operator["dtype"] == "tf32"  # only where the row says so; plain fp32 otherwise
+    builder.torch.backends.cuda.matmul.allow_tf32 = wide
+    builder.torch.backends.cudnn.allow_tf32 = wide
+    kind = spec.operator["op"]
+    if kind in MAKERS:
+        return MAKERS[kind](builder, spec)
+    registered = find_measured_call(
+        kind
+    )  # by the operator's own file; all copies share its operands
+    if registered is None:
+        raise unknown_name("operator", kind, MAKERS)
+    taken: list[Any] = []
+
+    def take(dtype: str, *shape: int) -> Any:
+        taken.append(builder.operands.take(dtype, *shape))
+        return taken[-1]
+
+    run = registered(builder.torch, take, spec.operator)
+    return OperatorCall(
+        lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in taken), 0
+    )
+
+
+def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
+    m, n, k, bias = o["m"], o["n"], o["k"], o["bias"]
+    width = torch_dtype(torch, dtype).itemsize
+    if o.get("turned"):  # the gradient of a weight: both operands have k outermost
+        left, right = builder.operands.take(dtype, k, m), builder.operands.take(dtype, k, n)
+        return OperatorCall(
+            lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0
+        )
+    sets = builder.sets(n * k * width, spec.rotated != "none")
+    x = builder.operands.take(dtype, m, k)
+    b = builder.operands.take("bf16" if dtype == "fp8" else dtype, n) if bias else None
+    ws = [
+        builder.operands.take(dtype, *((k, n) if spec.layout == "nn" else (n, k)))
+        for _ in range(sets)
+    ]
+    byte = m * k * width + m * n * (2 if dtype == "fp8" else width), n * k * width
+    if dtype == "fp8":
+        one = torch.ones((), dtype=torch.float32, device=x.device)
+
+        def run(i: int) -> Any:
+            w = ws[i % sets].t()
+            return torch._scaled_mm(
+                x, w, scale_a=one, scale_b=one, bias=b, out_dtype=torch.bfloat16
+            )
+
+        return OperatorCall(run, sets, *byte)
+    if spec.layout == "nn":
+        return OperatorCall(lambda i: torch.addmm(b, x, ws[i % sets]), sets, *byte)
+    return OperatorCall(lambda i: torch.nn.functional.linear(x, ws[i % sets], b), sets, *byte)
+
+
+def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    torch, o, take = (
+        builder.torch,
+        spec.operator,
+        partial(builder.operands.take, spec.operator["dtype"]),
+    )
+    b, m, n, k = o["b"], o["m"], o["n"], o["k"]
+    left = take(b, k, m).transpose(1, 2) if spec.layout == "tn" else take(b, m, k)
+    right = take(b, n, k).transpose(1, 2) if spec.layout == "nt" else take(b, k, n)
+    footprint = (left.numel() + right.numel() + b * m * n) * left.element_size()
+    return OperatorCall(lambda i: torch.bmm(left, right), 1, footprint, 0)
+
+
+def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Convolve, or compute the gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
+    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
+    n, c, k, h, w, r, s, groups = (
+        o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups")
+    )
+    stride, padding, dilation, (p, q) = builder.places(o)
+    direction, last, weight = (
+        o.get("direction", "forward"),
+        o["channels_last"],
+        k * (c // groups) * r * s,
+    )
+    width = torch_dtype(torch, dtype).itemsize
+    byte = (n * c * h * w + n * k * p * q) * width, weight * width
+    sets = builder.sets(weight * width, direction != "wgrad" and spec.rotated != "none")
+    image = builder.image(dtype, n, c, h, w, last)
+    grad = builder.image(dtype, n, k, p, q, last) if direction != "forward" else None
+    filters = [builder.image(dtype, k, c // groups, r, s, last) for _ in range(sets)]
+    places = stride, padding, dilation
+    if grad is None:
+        convolve = torch.nn.functional.conv2d
+        return OperatorCall(
+            lambda i: convolve(image, filters[i % sets], None, *places, groups), sets, *byte
+        )
+    back, of_image = torch.ops.aten.convolution_backward, direction == "dgrad"
+    rest = *places, False, [0, 0], groups, [of_image, not of_image, False]
+    return OperatorCall(
+        lambda i: back(grad, image, filters[i % sets], None, *rest)[not of_image], sets, *byte
+    )
+
+
+def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Run softmax, layer norm or RMS norm over the last dimension, or its gradient, a norm's with
+    its weights'.
+    """
+    o, torch, take = spec.operator, builder.torch, builder.operands.take
+    rows, dim, kind, dtype = o["rows"], o["dim"], o["op"], torch_dtype(torch, o["dtype"])
+    out = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
+    byte = rows * dim * (3 * dtype.itemsize if o.get("backward") else dtype.itemsize + out.itemsize)
+    sets = builder.sets(byte, spec.rotated == "all")
+    aten, functional = torch.ops.aten, torch.nn.functional
+    weight, bias = (None, None) if o.get("backward") else (take(o["dtype"], dim) for _ in range(2))
+
+    def apply() -> Callable[[], Any]:
+        x = take(o["dtype"], rows, dim)
+        if kind == "softmax":
+            if o.get("masked"):
+                x[:, dim - round(o["masked"] * dim) :] = float("-inf")
+            return lambda: functional.softmax(x, dim=-1, dtype=None if out is dtype else out)
+        if kind == "rmsnorm":
+            return lambda: functional.rms_norm(x, (dim,), weight, 1e-6)
+        return lambda: functional.layer_norm(x, (dim,), weight, bias, 1e-5)
+
+    def turn_back() -> Callable[[], Any]:
+        grad, x = (take(o["dtype"], rows, dim) for _ in range(2))
+        if kind == "softmax":
+            return lambda: aten._softmax_backward_data(grad, x, -1, out)
+        weight = take(o["dtype"], dim)
+        if kind == "rmsnorm":
+            _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
+            return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
+        bias, every = take(o["dtype"], dim), [True, True, True]
+        _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
+        return lambda: aten.native_layer_norm_backward(
+            grad, x, [dim], mean, rstd, weight, bias, every
+        )
+
+    runs = [(turn_back if o.get("backward") else apply)() for _ in range(sets)]
+    return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
+
+
+def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
+    """Attend, or compute the gradients of queries, keys and values."""
+    o, torch = spec.operator, builder.torch
+    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    batch, heads, kv_heads, q_len, kv_len, dim = (o[name] for name in names)
+    width = torch_dtype(torch, o["dtype"]).itemsize
+    query_byte, cache_byte = (
+        2 * batch * dim * n * width for n in (heads * q_len, kv_heads * kv_len)
+    )
+    chance, backend = DROPPED if o.get("dropout") else 0.0, spec.detail.get("backend", "default")
+    q = builder.heads(spec, batch, heads, q_len, dim)
+    if o.get("backward"):
+        grad = builder.heads(spec, batch, heads, q_len, dim)
+        k, v = (builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv")
+        run = _make_attention_gradient(torch, grad, (q, k, v), chance, bool(o["causal"]), backend)
+        return OperatorCall(lambda i: run(), 1, 2 * (query_byte + cache_byte), 0)
+    sets = builder.sets(cache_byte, spec.rotated == "all")
+    kvs = [[builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
+    options: dict[str, Any] = {
+        "is_causal": o["causal"],
+        "enable_gqa": heads != kv_heads,
+        "dropout_p": chance,
+    }
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    choose_backend: Callable[[], Any] = contextlib.nullcontext
+    if backend != "default":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
+        choose_backend = partial(sdpa_kernel, wanted)
+
+    def attend(i: int) -> Any:
+        with choose_backend():
+            return sdpa(q, *kvs[i % sets], **options)
+
+    return OperatorCall(attend, sets, query_byte, cache_byte)
+
+
+def _make_attention_gradient(
+    torch: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool, backend: str
+) -> Callable[[], Any]:
+    """Return the gradient, by cuDNN unless the row says otherwise, as on Hopper."""
+    aten = torch.ops.aten
+    if grad.device.type == "cpu":
+        given = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
+        back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return lambda: back(grad, *qkv, *given, chance, causal)
+    if backend == "flash":
+        out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+            *qkv, chance, causal, False
+        )
+        back = aten._scaled_dot_product_flash_attention_backward
+        rest = *places, chance, causal, seed, offset
+    else:
+        cudnn = aten._scaled_dot_product_cudnn_attention
+        out, lse, *places, seed, offset, _ = cudnn(*qkv, None, True, chance, causal, False)
+        back = aten._scaled_dot_product_cudnn_attention_backward
+        rest = seed, offset, None, *places, chance, causal
+    return lambda: back(grad, *qkv, out, lse, *rest)
+
+
+MAKERS: dict[
+    str, Callable[[CallBuilder, OperatorSpec], OperatorCall]
+] = {  # of an operator; callers may add their own
+    "linear": _call_linear,
+    "bmm": _call_bmm,
+    "conv2d": _call_conv2d,
+    **dict.fromkeys(("softmax", "layernorm", "rmsnorm"), _over_rows),
+    "attention": _call_attention,
+    "elementwise": build_elementwise,
+}

@@ -1,0 +1,515 @@
+"""The table of counters and measured watts that counter models are fitted to, and its reader.
+
+A column map (YAML) gives the meaning of each column of a CSV or Parquet file; the table is checked
+once when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import files, units
+from wattcast.core.arrays import Array, Mask, index_distinct
+from wattcast.core.errors import (
+    BadInput,
+    bad_unit,
+    bad_value,
+    check_names,
+    clip_text,
+    nearest_names,
+)
+from wattcast.core.measured_rows import catch_panics, import_polars
+from wattcast.core.records import dataclass, field, replace
+from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.power.activity import known_events
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LabelCodes: TypeAlias = npt.NDArray[np.int64]
+
+RAILS = ("core", "memory", "host")  # the last has no clock of its own
+LARGEST_SPREAD = (
+    1000.0  # a column of watts or hertz with a larger ratio of largest to smallest mixes units
+)
+COUNTER_WIDTHS = (2.0**32, 2.0**31, 2.0**40, 2.0**48)  # widths at which hardware counters wrap
+SAME_LENGTH = (
+    1.05  # ratio of the longest to the shortest row up to which rows are windows of one length
+)
+LEAST_POWER_W, MOST_POWER_W = 0.1, 5000.0
+
+
+@dataclass(frozen=True)
+class CounterPredictor:
+    """One column of activity: the event it counts, its rail, and its family of like units."""
+
+    event: str
+    rail: str = "core"
+    family: str = ""
+    column: str = ""  # as the source calls it
+    full: float | None = None  # occurrence at full use; None: the largest seen in training
+
+    def __post_init__(self) -> None:
+        check_names("event", self.event, known_events(), "")
+        check_names("rail", self.rail, RAILS, "")
+
+    @property
+    def label(self) -> str:
+        """The event, and the source's own name where it differs."""
+        return (
+            f"{self.event} ({self.column})"
+            if self.column and self.column != self.event
+            else self.event
+        )
+
+
+@dataclass(frozen=True)
+class CounterTable:
+    """Watts, clocks and event occurrences by row; rows of the same work at different clocks are one
+    benchmark.
+    """
+
+    name: str
+    power_w: Array  # (row,)
+    clock_hz: Array  # (row,)
+    memory_clock_hz: Array  # (row,)
+    occurrence: Array  # (row, predictor) per second; as it is for a mean
+    predictors: tuple[CounterPredictor, ...]
+    benchmark: LabelCodes  # (row,)
+    benchmark_names: tuple[str, ...]
+    group: LabelCodes  # (benchmark,): the application, or its own number
+    group_names: tuple[str, ...]
+    default_hz: tuple[float, float] | None = None  # core and memory clock at which users run
+    voltage_v: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured
+    notes: tuple[str, ...] = ()  # assumptions made on the way in
+    scaling: Mapping[str, float] = field(
+        default_factory=dict
+    )  # those about scaled activity as numbers
+    rail_w: Mapping[str, Array] = field(
+        default_factory=dict
+    )  # rail -> (row,), where measured separately
+    left_out: Mapping[str, str] = field(
+        default_factory=dict
+    )  # benchmark -> why it is not trained on
+    test: tuple[str, ...] = ()  # groups that are predicted and never trained on
+    choose_on: str = ""  # group whose held-out error chooses the leaning of a two-rail fit
+    awake_per_s: float | None = (
+        None  # events of the memory rail from which on it draws a step in full
+    )
+    duration_s: Array | None = None  # (row,) of what was counted, where known
+
+    def __post_init__(self) -> None:
+        """Refuse a table that no model should be fitted to, and name the bad rows and columns."""
+        rows, width, where = self.rows, len(self.predictors), self.name
+        if self.occurrence.shape != (rows, width) or self.benchmark.shape != (rows,):
+            raise bad_value(where, f"{rows} rows of {width} counters", f"{self.occurrence.shape}")
+        if rows < width + 2:
+            wanted = f"at least {width + 2} rows for {width} counters"
+            raise bad_value(where, wanted, f"{rows} rows", "Measure more, or map fewer.")
+        bad = np.flatnonzero(~(np.isfinite(self.power_w) & (self.power_w > 0)))
+        if bad.size:
+            watts = float(self.power_w[bad[0]])
+            raise bad_value(
+                f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it."
+            )
+        low, high = float(self.power_w.min()), float(self.power_w.max())
+        if low < LEAST_POWER_W or high > MOST_POWER_W:
+            wanted = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
+            do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
+            raise bad_value(f"{where}: power", wanted, f"{low:.4g} to {high:.4g} W", do)
+        columns = {
+            "power": self.power_w,
+            "clock": self.clock_hz,
+            "memory clock": self.memory_clock_hz,
+        }
+        for name, value in columns.items():
+            if not (np.isfinite(value).all() and (value > 0).all()):
+                raise bad_value(f"{where}: {name}", "finite numbers above zero", float(value.min()))
+            if value.max() > LARGEST_SPREAD * value.min():
+                seen = f"{value.min():.4g} to {value.max():.4g}"
+                raise bad_value(f"{where}: {name}", "one unit throughout", seen, "Units are mixed.")
+        for predictor, value in zip(self.predictors, self.occurrence.T, strict=True):
+            label = f"{where}: {predictor.label}"
+            if (bad := np.flatnonzero(~np.isfinite(value))).size:
+                raise bad_value(f"{label}, row {bad[0] + 1}", "a finite number", "none")
+            if (bad := np.flatnonzero(value < 0)).size:
+                raise bad_value(f"{label}, row {bad[0] + 1}", "zero or more", float(value.min()))
+            if value.max() == value.min():
+                do = "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it."
+                raise bad_value(
+                    label,
+                    "values that differ between rows",
+                    f"{value[0]:.4g} in all {value.size}",
+                    do,
+                )
+        events = [p.event for p in self.predictors]
+        if twice := sorted({event for event in events if events.count(event) > 1}):
+            raise bad_value(
+                where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map."
+            )
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.power_w.size)
+
+    @property
+    def benchmarks(self) -> int:
+        """Number of benchmarks."""
+        return len(self.benchmark_names)
+
+    def split_benchmarks(self) -> tuple[Mask, Mask]:
+        """Mark the benchmarks to train on and those to test on; one left out with a reason is in
+        neither.
+        """
+        unknown = [name for name in self.test if name not in self.group_names]
+        if unknown:
+            known = ", ".join(self.group_names)
+            raise bad_value(
+                f"{self.name}: test", f"groups of the table ({clip_text(known, 200)})", unknown[0]
+            )
+        test = np.isin(np.array(self.group_names)[self.group], self.test)
+        return ~test & ~np.isin(self.benchmark_names, list(self.left_out)), test
+
+    def keep_benchmarks(self, kept: Mask) -> CounterTable:
+        """Return the table with the rows of some benchmarks only."""
+        if kept.all():
+            return self
+        rows = kept[self.benchmark]
+        number = np.cumsum(kept) - 1
+        return replace(
+            self,
+            **{
+                name: getattr(self, name)[rows]
+                for name in ("power_w", "clock_hz", "memory_clock_hz", "occurrence")
+            },
+            benchmark=number[self.benchmark[rows]],
+            benchmark_names=tuple(
+                n for n, keep in zip(self.benchmark_names, kept, strict=True) if keep
+            ),
+            group=self.group[kept],
+            voltage_v={rail: value[rows] for rail, value in self.voltage_v.items()},
+            rail_w={rail: value[rows] for rail, value in self.rail_w.items()},
+            duration_s=None if self.duration_s is None else self.duration_s[rows],
+        )
+
+    def busy(self) -> Array:
+        """Return 1 where any event of the device happened and 0 where it was idle, ``(row,)``."""
+        own = [i for i, predictor in enumerate(self.predictors) if predictor.rail != "host"]
+        return (self.occurrence[:, own] > 0).any(axis=1).astype(float)
+
+    def full(self, rows: npt.NDArray[np.bool_] | None = None) -> Array:
+        """Return the occurrence of each predictor at full use; 0 for one that never happened in
+        ``rows``.
+        """
+        seen = self.occurrence if rows is None else self.occurrence[rows]
+        largest = seen.max(axis=0, initial=0.0)
+        return np.array(
+            [p.full if p.full else m for p, m in zip(self.predictors, largest, strict=True)]
+        )
+
+    def share(self, rail: str) -> Array:
+        """Return the activity factor of a rail: the share of cycles in which its busiest unit
+        works, ``(row,)``.
+        """
+        on = [i for i, p in enumerate(self.predictors) if p.rail == rail]
+        if not on:
+            return np.zeros(self.rows)
+        clock_hz = self.memory_clock_hz if rail == "memory" else self.clock_hz
+        default_hz = (self.default_hz or (1.0, 1.0))[rail == "memory"]
+        each = []
+        for i in on:
+            predictor, value = self.predictors[i], self.occurrence[:, i]
+            per_cycle = value if known_events()[predictor.event].is_mean else value / clock_hz
+            known = predictor.full / default_hz if predictor.full and self.default_hz else None
+            each.append(per_cycle / (known or per_cycle.max()))
+        return np.asarray(np.max(each, axis=0))
+
+    def features(self) -> Array:
+        """Return the use of each predictor, at the default clocks where measured, ``(benchmark,
+        predictor)``.
+        """
+        full, at = np.where(self.full() > 0, self.full(), 1.0), self.at_default()
+        own = [self.benchmark == b for b in range(self.benchmarks)]
+        rows = [mine & at if (mine & at).any() else mine for mine in own]
+        return np.array([(self.occurrence[r] / full).mean(axis=0) for r in rows])
+
+    def at_default(self) -> npt.NDArray[np.bool_]:
+        """Mark the rows at the default clocks; none where no default is known."""
+        if self.default_hz is None:
+            return np.zeros(self.rows, dtype=bool)
+        core_hz, memory_hz = self.default_hz
+        return np.asarray((self.clock_hz == core_hz) & (self.memory_clock_hz == memory_hz))
+
+
+def check_wrapped_counter(
+    where: str, column: str, count: Array, work: Sequence[str], windows: bool = False
+) -> None:
+    """Refuse counts that exceeded the width of a counter and wrapped.
+
+    The same work counts the same at every clock, so rows of one benchmark that differ by about 2^32
+    (or 2^31, 2^40, 2^48) show a wrap; so does a negative count. In ``windows`` of fixed length the
+    work done follows the clock, so only negative counts are refused there."""
+    if (count < 0).any():
+        row, do = (
+            int(np.argmax(count < 0)),
+            "A counter that wrapped or was read twice: measure this row again.",
+        )
+        raise bad_value(
+            f"{where}: column {column!r}, row {row + 1}",
+            "counts, zero or more",
+            float(count[row]),
+            do,
+        )
+    labels = np.asarray(work)
+    for name in () if windows else dict.fromkeys(work):
+        same = count[labels == name]
+        gap = same.max() - same
+        for width in COUNTER_WIDTHS:
+            wrapped = np.abs(gap - width) < 0.02 * width
+            if wrapped.any() and same.max() > 0.5 * width:
+                raise BadInput(
+                    f"{where}: column {column!r} wrapped: rows of {clip_text(name)!r} differ by {width:.0f}, the "
+                    f"width of a counter. Read it more often, or add {width:.0f} to the low rows."
+                )
+
+
+MOST_MAP_BYTE = 1 << 20
+
+
+class _MeasuredColumn(msgspec.Struct, forbid_unknown_fields=True):
+    column: str
+    unit: str
+
+
+class _GroupColumn(msgspec.Struct, forbid_unknown_fields=True):
+    column: str
+    before: str = ""
+
+
+class _DefaultClocks(msgspec.Struct, forbid_unknown_fields=True):
+    clock: str
+    memory_clock: str
+
+
+class _EventColumns(msgspec.Struct, forbid_unknown_fields=True):
+    column: str | list[str]
+    times: list[str | None] = []
+    from_: float | None = msgspec.field(default=None, name="from")
+    scale: float = 1.0
+    rate: bool = False
+    rail: str = ""
+    family: str = ""
+    full: float | None = None
+
+
+class ColumnMap(msgspec.Struct, forbid_unknown_fields=True):
+    """The meaning of each column of a table."""
+
+    benchmark: str
+    power: _MeasuredColumn
+    events: dict[str, _EventColumns]
+    duration: _MeasuredColumn | None = None
+    group: _GroupColumn | None = None
+    clock: _MeasuredColumn | str | None = None
+    memory_clock: _MeasuredColumn | str | None = None
+    default: _DefaultClocks | None = None
+    voltage: dict[str, _MeasuredColumn] = {}
+    rails: dict[str, _MeasuredColumn] = {}
+    left_out: dict[str, str] = {}
+    test: list[str] = []
+    choose_on: str = ""
+    awake: str = ""
+
+
+def read_counter_table(path: Path, columns: Path) -> CounterTable:
+    """Read the table at ``path``, CSV or Parquet, with the column map at ``columns``."""
+    pl = import_polars()
+    data = read_bytes(path)
+    try:
+        is_parquet = path.suffix.lower() == ".parquet"
+        with catch_panics():
+            frame = (
+                pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
+            )
+    except (pl.exceptions.PolarsError, OSError) as error:
+        why = clip_text(str(error).splitlines()[0], 160)
+        raise BadInput(f"{path.name}: not a readable CSV or Parquet table ({why}).") from None
+    return build_counter_table(frame, read_column_map(columns), path.name)
+
+
+def read_column_map(path: Path) -> ColumnMap:
+    """Read a column map: a file, or the name of one that ships."""
+    shipped = files("wattcast.lab.counter_models").joinpath("columns", f"{path.name}.yaml")
+    if not path.exists() and len(path.parts) == 1 and shipped.is_file():
+        return decode_yaml(shipped.read_bytes(), ColumnMap, f"{path.name}.yaml")
+    return decode_yaml(read_bytes(path, MOST_MAP_BYTE), ColumnMap, path.name)
+
+
+def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> CounterTable:
+    """Return the table of a data frame by a column map; every bad cell is named."""
+    if frame.height == 0:
+        raise bad_value(where, "rows", "none")
+    if not columns.events:
+        raise bad_value(f"{where}: events", "at least one event", "none")
+    check_names("rail", (*columns.voltage, *columns.rails), RAILS, "")
+    reader = _ColumnReader(frame, columns, where)
+    work = reader.read_texts(columns.benchmark)
+    clock_hz = reader.read_clock(columns.clock, "clock")
+    memory_clock_hz = reader.read_clock(columns.memory_clock, "memory_clock")
+    occurrence = [
+        reader.read_event(name, event, clock_hz, work) for name, event in columns.events.items()
+    ]
+    predictors = []
+    for name, event in columns.events.items():
+        rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
+        source = event.column if isinstance(event.column, str) else " + ".join(event.column)
+        predictors.append(CounterPredictor(name, rail, event.family, source, event.full))
+    names, benchmark = index_distinct(work)
+    groups = list(names)
+    if (given := columns.group) is not None:
+        label = dict(zip(work, reader.read_texts(given.column), strict=True))
+        groups = [label[name] for name in names]
+        if given.before:
+            groups = [text.rpartition(given.before)[0] or text for text in groups]
+    group_names, group = index_distinct(groups)
+    default_hz = None
+    if (clocks := columns.default) is not None:
+        here = f"{where}: default"
+        default_hz = (
+            units.parse(clocks.clock, "Hz", here),
+            units.parse(clocks.memory_clock, "Hz", here),
+        )
+    return CounterTable(
+        name=where,
+        power_w=reader.read_quantity(columns.power, "W", "power"),
+        clock_hz=clock_hz,
+        memory_clock_hz=memory_clock_hz,
+        occurrence=np.stack(occurrence, axis=1),
+        predictors=tuple(predictors),
+        benchmark=benchmark,
+        benchmark_names=tuple(names),
+        group=group,
+        group_names=tuple(group_names),
+        default_hz=default_hz,
+        voltage_v={
+            rail: reader.read_quantity(m, "V", f"voltage.{rail}")
+            for rail, m in columns.voltage.items()
+        },
+        rail_w={
+            rail: reader.read_quantity(m, "W", f"rails.{rail}") for rail, m in columns.rails.items()
+        },
+        left_out={
+            n: why if n in names else "it is not in the table"
+            for n, why in columns.left_out.items()
+        },
+        test=tuple(columns.test),
+        choose_on=columns.choose_on,
+        awake_per_s=units.parse(columns.awake, "byte/s", f"{where}: awake")
+        if columns.awake
+        else None,
+        duration_s=reader.read_duration_s(clock_hz, "all") if columns.duration else None,
+        notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
+    )
+
+
+class _ColumnReader(NamedTuple):
+    """Reads columns of a data frame in the units of a column map."""
+
+    frame: pl.DataFrame
+    map: ColumnMap
+    where: str
+
+    def read_event(
+        self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]
+    ) -> Array:
+        """Return occurrences per second, or a mean as it is."""
+        check_names("event", name, known_events(), "")
+        sources = [event.column] if isinstance(event.column, str) else event.column
+        factors = [*event.times, *(None,) * len(sources)][: len(sources)]
+        total, windows = np.zeros(self.frame.height), False
+        counted = not (known_events()[name].is_mean or event.rate)
+        if counted and self.map.duration is not None and len(set(work)) > 1:
+            lasted = self.read_numbers(self.map.duration.column)
+            windows = bool(
+                lasted.max() <= SAME_LENGTH * lasted.min()
+            )  # rows are samples and no whole runs
+        for source, factor in zip(sources, factors, strict=True):
+            value = self.read_numbers(source)
+            if counted:
+                check_wrapped_counter(self.where, source, value, work, windows)
+            total = total + value * (self.read_numbers(factor) if factor else 1.0)
+        total = event.scale * (event.from_ - total if event.from_ is not None else total)
+        return np.asarray(total / self.read_duration_s(clock_hz, name) if counted else total)
+
+    def read_duration_s(self, clock_hz: Array, event: str) -> Array:
+        measured = self.map.duration
+        if measured is None:
+            wanted = f"a column, to turn counts of {event} into rates"
+            do = "Map the duration, or say `rate: true` for columns that are per second."
+            raise bad_value(f"{self.where}: duration", wanted, "none", do)
+        if measured.unit == "cycle":
+            value = self.read_numbers(measured.column)
+            duration_s = value / clock_hz
+        else:
+            value = duration_s = self.read_quantity(measured, "s", "duration")
+        if not (value > 0).all():
+            raise bad_value(
+                f"{self.where}: column {measured.column!r}",
+                "durations above zero",
+                float(value.min()),
+            )
+        return np.asarray(duration_s)
+
+    def read_clock(self, measured: _MeasuredColumn | str | None, name: str) -> Array:
+        """Return Hz in every row; 1 Hz stands for an unknown clock, which then is the same
+        everywhere.
+        """
+        if measured is None:
+            if (
+                self.map.duration is not None
+                and self.map.duration.unit == "cycle"
+                and name == "clock"
+            ):
+                raise bad_value(
+                    f"{self.where}: clock", "the core clock, to turn cycles into seconds", "none"
+                )
+            return np.ones(self.frame.height)
+        if isinstance(measured, str):
+            return np.full(self.frame.height, units.parse(measured, "Hz", f"{self.where}: {name}"))
+        return self.read_quantity(measured, "Hz", name)
+
+    def read_quantity(self, measured: _MeasuredColumn, unit: str, path: str) -> Array:
+        found = units.factor(measured.unit)
+        if found is None or found[0] != unit:
+            raise bad_unit(f"{self.where}: {path}.unit", f"a unit of {unit}", measured.unit)
+        return self.read_numbers(measured.column) * found[1]
+
+    def read_numbers(self, column: str) -> Array:
+        import polars as pl
+
+        series = self.find_column(column)
+        value = np.asarray(series.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
+        bad = np.flatnonzero(~np.isfinite(value))
+        if bad.size:
+            where, found = (
+                f"{self.where}: column {column!r}, row {bad[0] + 1}",
+                clip_text(series[int(bad[0])]),
+            )
+            raise bad_value(where, "a finite number", found, "Remove the row, or measure it again.")
+        return np.array(value)
+
+    def read_texts(self, column: str) -> list[str]:
+        return [str(cell) for cell in self.find_column(column).to_list()]
+
+    def find_column(self, name: str) -> pl.Series:
+        if name not in self.frame.columns:
+            close, known = nearest_names(name, self.frame.columns), ", ".join(self.frame.columns)
+            hint = f"Closest: {', '.join(close)}." if close else f"It has {clip_text(known, 200)}."
+            raise BadInput(f"{self.where}: missing column {clip_text(name)!r}. {hint}")
+        return self.frame[name]

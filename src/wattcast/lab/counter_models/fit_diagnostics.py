@@ -1,0 +1,311 @@
+"""Diagnose a fit (standard errors, intervals, collinearity, warnings) and advise on further
+measurements.
+
+Rows of one benchmark share the model's error, so standard errors are clustered by benchmark
+(sandwich covariance [White1980, Liang1986]); plain least-squares errors would be several times too
+small on a clock plane. Voltages are free parameters as well, so their uncertainty reaches the
+costs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.records import dataclass
+from wattcast.lab.counter_models import rail_terms
+from wattcast.lab.counter_models.counter_table import CounterTable
+from wattcast.lab.counter_models.model_selection import (
+    INNER_FOLDS,
+    FitSettings,
+    FitWorkbench,
+    TermsFit,
+    deal_folds,
+)
+
+HIGH_VIF = 10.0
+HIGH_CONDITION = 30.0  # of unit columns [Belsley1980]
+CONFIDENCE_LEVEL = 0.95
+UNCERTAIN_VOLTAGE = 0.05  # standard error of a relative voltage beyond which it says little
+ENOUGH_RATIO = 1.05  # times the error with all clocks
+CLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12)
+
+
+@dataclass(frozen=True)
+class FittedCost:
+    """One fitted cost with its uncertainty."""
+
+    name: str
+    value: float  # in the unit of the model: W, J, farad
+    standard_error: float | None  # None: held at its bound
+    low: float
+    high: float
+    largest_w: float  # watts at the largest value in the table, at relative voltage 1
+    vif: float | None
+
+
+@dataclass(frozen=True)
+class FitDiagnosis:
+    """Costs, conditioning and voltage errors of a fit, and warnings in words."""
+
+    coefficients: tuple[FittedCost, ...]
+    condition: float
+    voltage_error: Array  # (point, 2), standard errors of the relative voltages
+    warnings: tuple[str, ...]
+
+
+def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosis:
+    """Diagnose a fit to the benchmarks of ``train``; a singular design is refused."""
+    total = fit.sum_grams(train)
+    rail_terms.check_rank(total, fit.terms.names, table.name)
+    covariance, free = _estimate_covariance(fit, train)
+    width = fit.grams.scale.size
+    error = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    factor = interval_factor(int(train.sum()) - 1)
+    vif = variance_inflation(total)
+    costs = []
+    for j, name in enumerate(fit.terms.names):
+        scale, value, own = (
+            float(x[j]) for x in (fit.grams.scale, fit.inferred.coefficient, error)
+        )
+        low, high = value - factor * own, value + factor * own
+        low = low if fit.signed[j] else max(low, 0.0)
+        unscaled = own / scale if free[j] else None
+        costs.append(
+            FittedCost(name, value / scale, unscaled, low / scale, high / scale, value, vif[j])
+        )
+    _, slope = fit.how.voltages(fit.inferred.theta)
+    voltage_error = np.sqrt(
+        np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0)
+    )
+    number = condition_number(total)
+    words = warn_about_costs(costs, number)
+    if not fit.inferred.converged:
+        words.append("The voltage fit did not converge; treat voltages and costs with care.")
+    return FitDiagnosis(tuple(costs), number, voltage_error, tuple(words))
+
+
+def _estimate_covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
+    """Return the clustered covariance of costs and voltage rises, and which of them are free.
+
+    Σ = n/(n-1) · B⁻¹·(Σ_b s_b·s_bᵀ)·B⁻¹ with the bread B = JᵀJ + penalty and the score s_b of
+    benchmark b; zero for costs held at their bound."""
+    columns = rail_terms.fit_jacobian(
+        fit.terms, fit.how, fit.inferred.theta, fit.inferred.coefficient
+    )
+    width = fit.grams.scale.size
+    free = np.ones(columns.shape[-1] - 1, dtype=bool)
+    free[:width] = np.array(fit.signed) | (fit.inferred.coefficient > 0)
+    bread = rail_terms.project_grams(fit.grams.summed(train), columns)[:-1, :-1]
+    free &= np.diag(bread) > 0
+    felt, _ = fit.terms.voltage_factors(fit.inferred.voltage)
+    miss = np.concatenate([-felt * fit.inferred.coefficient, np.ones((felt.shape[0], 1))], axis=1)
+    cells = fit.grams.cell[train]
+    score = np.einsum("pij,bpi->bj", columns[:, :, :-1], np.einsum("bpij,pj->bpi", cells, miss))
+    if fit.penalty is not None:
+        bread[:width, :width] += fit.penalty
+    index = np.flatnonzero(free)
+    unit = np.sqrt(np.diag(bread))[index]
+    inner = np.linalg.inv(
+        bread[np.ix_(index, index)] / unit / unit[:, np.newaxis] + 1e-10 * np.eye(index.size)
+    )
+    half = inner @ (score[:, index] / unit).T
+    count = int(train.sum())
+    out = np.zeros((free.size, free.size))
+    out[np.ix_(index, index)] = (
+        (half @ half.T) / unit / unit[:, np.newaxis] * count / max(count - 1, 1)
+    )
+    return out, free
+
+
+def variance_inflation(total: Array) -> list[float | None]:
+    """Return the variance inflation 1/(1-R²) of each column given the others; the first, the base,
+    has none.
+    """
+    base = total[0]
+    rest = (total - np.outer(base, base) / total[0, 0])[1:, 1:]
+    size = np.sqrt(np.maximum(np.diag(rest), 0.0))
+    seen = size > 1e-9 * np.sqrt(np.diag(total))[1:]
+    out: list[float | None] = [None] * total.shape[0]
+    index = np.flatnonzero(seen)
+    if index.size:
+        correlation = rest[np.ix_(index, index)] / size[index] / size[index][:, np.newaxis]
+        for at, value in zip(
+            index, np.diag(np.linalg.inv(correlation + 1e-12 * np.eye(index.size))), strict=True
+        ):
+            out[int(at) + 1] = float(value)
+    return out
+
+
+def condition_number(total: Array) -> float:
+    """Return the condition number of a design from the Gram of its columns, scaled to unit length
+    [Belsley1980].
+    """
+    size = np.sqrt(np.diag(total))
+    value = np.linalg.eigvalsh(total / size / size[:, np.newaxis])
+    return float(np.sqrt(value[-1] / max(value[0], 1e-300)))
+
+
+def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[str]:
+    """Return sentences on costs that the benchmarks determine badly."""
+    words = []
+    if condition > HIGH_CONDITION:
+        words.append(
+            f"Condition number {condition:.0f} (over {HIGH_CONDITION:.0f}): some costs can be traded for others. "
+            "Trust totals more than single coefficients."
+        )
+    high = [c for c in coefficients if c.vif is not None and c.vif > HIGH_VIF]
+    if high:
+        listed = ", ".join(
+            f"{c.name} ({c.vif:.0f})" for c in sorted(high, key=lambda c: -(c.vif or 0.0))
+        )
+        words.append(
+            f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks."
+        )
+    at_zero = [c.name for c in coefficients if c.standard_error is None]
+    if at_zero:
+        why = "where least squares would go negative or the data say nothing"
+        words.append(f"Held at zero, {why}: {', '.join(at_zero)}.")
+    negative = [c for c in coefficients if c.value < 0 and "offset" not in c.name]
+    if negative:
+        listed = ", ".join(f"{c.name} ({c.largest_w:.3g} W at the most)" for c in negative)
+        words.append(
+            f"Negative, which no circuit is: {listed}. Use the non-negative estimator, or better benchmarks."
+        )
+    unsure = [
+        c.name
+        for c in coefficients
+        if c.standard_error and c.low <= 0.0 <= c.high and "offset" not in c.name
+    ]
+    if unsure:
+        words.append(
+            f"Not distinguishable from zero at {CONFIDENCE_LEVEL:.0%}: {', '.join(unsure)}."
+        )
+    return words
+
+
+def interval_factor(freedom: int) -> float:
+    """Return the quantile of Student's t that turns a standard error into half a 95 % interval."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.5 + CONFIDENCE_LEVEL / 2.0, max(freedom, 1)))
+
+
+@dataclass(frozen=True)
+class ClockSubset:
+    """The error over the whole clock plane after training on only some of its clocks."""
+
+    core_hz: tuple[float, ...]
+    memory_hz: tuple[float, ...]
+    points: int
+    mape: float
+    default_known: float | None  # with the power at the default clocks known
+
+
+@dataclass(frozen=True)
+class CandidateBenchmark:
+    """A benchmark that could be added, and the information it would bring."""
+
+    name: str
+    determinant: float  # rise of log det of the information (D-optimality)
+    variance: float  # share of the costs' summed variance that it takes away (A-optimality)
+
+
+def try_training_clocks(
+    bench: FitWorkbench, model: rail_terms.CounterModelKind, settings: FitSettings
+) -> list[ClockSubset]:
+    """Return the held-out error for several numbers of training clocks, evenly spread, the
+    reference among them.
+
+    Benchmarks are held out in a few folds with fixed settings, so that only the clocks differ;
+    costs and voltages are fitted at the training clocks, and voltages between them lie on straight
+    lines."""
+    table, spread = bench.table, []
+    for clocks_hz, reference_hz in zip(
+        (bench.clock_hz, bench.memory_clock_hz), bench.reference_hz, strict=True
+    ):
+        seen = np.unique(clocks_hz)
+        counts = (*CLOCK_COUNTS, seen.size) if clocks_hz is bench.clock_hz else (1, 2, seen.size)
+        spread.append([_spread_clocks(seen, n, reference_hz) for n in counts if n <= seen.size])
+    out = []
+    for core_hz, memory_hz in dict.fromkeys(product(*spread)):
+        clocks = np.isin(bench.clock_hz, core_hz) & np.isin(bench.memory_clock_hz, memory_hz)
+        plain_w, known_w = np.zeros((2, table.rows))
+        for fold in deal_folds(np.arange(table.benchmarks), INNER_FOLDS):
+            fit = bench.fit(model, settings, ~fold, clocks)
+            rows = fold[table.benchmark]
+            plain_w[rows] = bench.predict(fit)[rows]
+            if bench.anchor is not None:
+                known_w[rows] = bench.anchored(fit)[rows]
+        mape, known = (
+            100.0 * float(np.abs(w / table.power_w - 1.0).mean()) for w in (plain_w, known_w)
+        )
+        anchored = known if bench.anchor is not None else None
+        out.append(ClockSubset(core_hz, memory_hz, int(clocks.sum()), mape, anchored))
+    return sorted(out, key=lambda subset: subset.points)
+
+
+def smallest_sufficient_clocks(subsets: list[ClockSubset]) -> ClockSubset:
+    """Return the smallest set of training clocks whose error is within 5 % of that with all clocks."""
+    whole = max(subsets, key=lambda subset: subset.points)
+    close = [subset for subset in subsets if subset.mape <= ENOUGH_RATIO * whole.mape]
+    return min(close, key=lambda subset: (subset.points, subset.mape))
+
+
+def rank_next_benchmarks(
+    bench: FitWorkbench, fit: TermsFit, train: Mask
+) -> list[CandidateBenchmark]:
+    """Rank benchmarks to add by the share of the costs' variance that they would remove.
+
+    Candidates use one predictor alone fully, or two at half use each, at the reference clocks. A
+    benchmark counts once however many clocks it is run at, since its rows err together."""
+    table = bench.tables[fit.settings.variant]
+    total = fit.sum_grams(train) + (0.0 if fit.penalty is None else fit.penalty)
+    unit = np.sqrt(np.diag(total))
+    rows = float(fit.grams.count[train].sum()) / int(train.sum())
+    information = total / unit / unit[:, np.newaxis] + 1e-10 * np.eye(unit.size)
+    covariance = np.linalg.inv(information)
+    events = np.array([bool(members) for members in fit.terms.members])
+    spread = float((np.diag(covariance) / unit**2)[events].sum())
+    core_hz, memory_hz = bench.reference_hz
+    clock_hz = {"core clock": core_hz, "memory clock": memory_hz, rail_terms.ACTIVE_CYCLE: core_hz}
+    names, members, full = fit.terms.names, fit.terms.members, table.full()
+    idle = [
+        1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0)
+        for name in names
+    ]
+
+    def label(term: int) -> str:
+        single = members[term][0] if len(members[term]) == 1 else None
+        return names[term] if single is None else table.predictors[single].column or names[term]
+
+    out = []
+    used = np.flatnonzero(events).tolist()
+    for j, k in ((j, k) for j in used for k in used if k <= j):
+        row = np.array(idle)
+        for term in (j, k):
+            row[term] += 0.5 * full[list(members[term])].max()
+        scaled = (
+            np.sqrt(rows) * row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9) / unit
+        )
+        reach = covariance @ scaled
+        grown = 1.0 + float(scaled @ reach)
+        taken = float(((reach / unit) ** 2)[events].sum()) / grown
+        name = f"{label(j)} alone" if j == k else f"{label(k)} with {label(j)}"
+        out.append(CandidateBenchmark(name, float(np.log(grown)), taken / spread))
+    return sorted(out, key=lambda candidate: -candidate.variance)
+
+
+def _spread_clocks(clocks: Array, count: int, reference: float) -> tuple[float, ...]:
+    """Choose ``count`` clocks: the reference, the farthest extreme, the others evenly between."""
+    at = int(np.abs(clocks - reference).argmin())
+    if count == 1:
+        return (float(clocks[at]),)
+    if count == 2:
+        far = int(np.abs(clocks - clocks[at]).argmax())
+        return tuple(sorted((float(clocks[at]), float(clocks[far]))))
+    index = np.round(np.linspace(0, clocks.size - 1, count)).astype(int)
+    if at not in index:
+        index[1 + np.abs(index[1:-1] - at).argmin()] = at
+    return tuple(clocks[np.unique(index)].tolist())

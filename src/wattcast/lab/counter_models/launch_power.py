@@ -1,0 +1,335 @@
+"""Estimate the power of a running program from its kernel launches and counters collected once per
+kernel.
+
+Collecting counters slows a kernel down, so they are collected once for each kernel symbol and
+execution configuration, in as many passes as needed, and reused for every later launch [Stokke2016,
+section 6.1 and figure 7]. Changes with a kernel's arguments alone are not seen."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import MissingEvents, bad_value, check_names
+from wattcast.core.records import dataclass, field
+from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
+from wattcast.hardware import OperatingPoint
+from wattcast.lab.counter_models.profiler_counters import LaunchKey, read_ncu, read_nvprof
+from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.power_model import Power, PowerModel
+from wattcast.workload.readers.from_profiler import MAX_PROFILE_BYTE, ProfilerTrace
+
+COUNTER_BOOK_FORMAT = 1
+CYCLE_EVENT = "core_cycle"
+ANY_SIZE = (0, 0, 0)  # grid or block of counts that hold for every launch of a kernel
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch: its start, and its duration where that was timed."""
+
+    key: LaunchKey
+    start_s: float
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True)
+class CounterBook:
+    """Counts per launch by key, each the mean of the passes that saw it."""
+
+    count: Mapping[LaunchKey, Mapping[str, float]] = field(default_factory=dict)
+    passes: Mapping[LaunchKey, Mapping[str, int]] = field(default_factory=dict)
+
+    def find_counts(self, key: LaunchKey) -> Mapping[str, float]:
+        """Return the counts of a launch: of its configuration, or of its kernel in any; empty where
+        none are.
+        """
+        return self.count.get(key) or self.count.get(LaunchKey(key.kernel, ANY_SIZE, ANY_SIZE), {})
+
+    def missing(self, key: LaunchKey, wanted: Sequence[str]) -> tuple[str, ...]:
+        """Return the events still to be collected for this key; none when its launches can be
+        estimated.
+        """
+        seen = self.find_counts(key)
+        return tuple(event for event in wanted if event not in seen)
+
+    def with_pass(self, key: LaunchKey, counts: Mapping[str, float]) -> CounterBook:
+        """Return the book after one more pass over one launch."""
+        count, passes = dict(self.count.get(key, {})), dict(self.passes.get(key, {}))
+        for event, value in counts.items():
+            check_names("event", event, known_events(), "")
+            if not (np.isfinite(value) and value >= 0):
+                raise bad_value(
+                    f"{key.kernel}: {event}",
+                    "a count, zero or more",
+                    value,
+                    "Did the counter wrap?",
+                )
+            before = passes.get(event, 0)
+            count[event] = (count.get(event, 0.0) * before + value) / (before + 1)
+            passes[event] = before + 1
+        return CounterBook({**self.count, key: count}, {**self.passes, key: passes})
+
+
+@dataclass(frozen=True)
+class PowerEstimate:
+    """Power of a program over time, in intervals between starts and ends of launches."""
+
+    start_s: Array  # (interval,)
+    activity: Activity
+    power: Power
+    known: Array  # (interval,), 1 where every running kernel has counters, else 0
+    unknown: tuple[LaunchKey, ...]  # still to be collected
+
+    @property
+    def energy_j(self) -> float:
+        """Energy of the intervals that are known."""
+        return float((self.power.total_w * self.activity.duration_s * self.known).sum())
+
+    @property
+    def mean_w(self) -> float:
+        """Mean power over the intervals that are known; 0 where none is."""
+        time_s = float((self.activity.duration_s * self.known).sum())
+        return self.energy_j / time_s if time_s > 0 else 0.0
+
+
+def estimate_launch_power(
+    launches: Sequence[KernelLaunch],
+    book: CounterBook,
+    model: PowerModel,
+    at: OperatingPoint,
+    background: Mapping[str, float] | None = None,
+) -> PowerEstimate:
+    """Estimate power over time of launches whose counters are in the book.
+
+    A launch that was not timed takes T = cycles / f [Stokke2016, Eq. 11]. Counts spread evenly over
+    a launch; kernels that overlap add up. ``background`` holds further events per second (such as
+    the host's cycles), or the value of a mean. Time in which a launch lacks an event of the model
+    is marked as unknown, never counted as zero."""
+    if not launches:
+        raise bad_value("launches", "at least one", "none")
+    beside = dict(background or {})
+    wanted = tuple(event for event in model.required_events if event not in beside)
+    unknown = tuple(
+        dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, wanted))
+    )
+    start_s = np.array([launch.start_s for launch in launches])
+    duration_s = np.array([_find_duration_s(launch, book, at) for launch in launches])
+    edges = np.unique(np.concatenate([start_s, start_s + duration_s]))
+    first, after = np.searchsorted(edges, start_s), np.searchsorted(edges, start_s + duration_s)
+    length_s = np.diff(edges)
+    running = np.cumsum(
+        np.bincount(first, minlength=edges.size) - np.bincount(after, minlength=edges.size)
+    )
+
+    def sum_running(per_launch: Array) -> Array:
+        """Sum over the launches that run in each interval; exactly zero where none does."""
+        change = np.bincount(first, per_launch, edges.size) - np.bincount(
+            after, per_launch, edges.size
+        )
+        return np.where(running > 0, np.maximum(np.cumsum(change), 0.0), 0.0)[:-1]
+
+    columns = []
+    for event in model.required_events:
+        counted = np.array([book.find_counts(launch.key).get(event, 0.0) for launch in launches])
+        if known_events()[event].is_mean:
+            columns.append(sum_running(counted) + beside.get(event, 0.0))
+        else:
+            columns.append((sum_running(counted / duration_s) + beside.get(event, 0.0)) * length_s)
+    activity = Activity(
+        length_s, np.stack(columns, -1), model.required_events, at, ActivitySource.PROFILED
+    )
+    hidden = np.array([launch.key in set(unknown) for launch in launches], dtype=float)
+    known = (sum_running(hidden) == 0.0).astype(float)
+    return PowerEstimate(edges[:-1], activity, model.power(activity), known, unknown)
+
+
+def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:
+    if launch.duration_s is not None:
+        if not launch.duration_s > 0:
+            raise bad_value(
+                f"launch of {launch.key.kernel}", "a duration above zero", launch.duration_s
+            )
+        return launch.duration_s
+    cycles = book.find_counts(launch.key).get(CYCLE_EVENT)
+    if cycles is None or at.clock_hz is None:
+        raise MissingEvents(
+            f"a launch of {launch.key.kernel} was not timed, and its length needs {CYCLE_EVENT} in the counter book "
+            "and the core clock. Time the launches, or collect the cycles."
+        )
+    return cycles / float(np.asarray(at.clock_hz))  # Eq. 11
+
+
+@dataclass(frozen=True)
+class LaunchLog:
+    """Launches of a program by start; ``epoch_s`` is the Unix time from which starts count."""
+
+    launches: tuple[KernelLaunch, ...]
+    epoch_s: float | None  # None where the trace does not hold it
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """First start and last end, on the trace's own clock."""
+        return self.launches[0].start_s, max(
+            x.start_s + (x.duration_s or 0.0) for x in self.launches
+        )
+
+
+def read_launches(path: Path) -> LaunchLog:
+    """Read the kernels of a trace of PyTorch's profiler, or of ``nsys export --type sqlite``.
+
+    Copies and fills have no counters and are left out.
+    """
+    if is_database(path):  # of Nsight Systems, whose times count from the begin of the session
+        rows = query_nsys(
+            path, NSYS_KERNELS, "kernels (nsys profile --trace cuda, nsys export --type sqlite)"
+        )
+        keyed = (
+            (make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows
+        )
+        found = (KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed)
+        return LaunchLog(tuple(found), None)
+    data = gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE)
+    trace = decode_json(data, ProfilerTrace, path.name)
+    kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
+    if not kernels:
+        seen = ", ".join(sorted({e.cat for e in trace.traceEvents if e.cat})[:6]) or "none"
+        raise bad_value(
+            path.name, "kernels (events of category kernel)", seen, "Profile CUDA activity too."
+        )
+    launches = []
+    for e in kernels:
+        sides = [e.args.get(name) for name in ("grid", "block")]
+        grid, block = (tuple(side) if isinstance(side, list) else () for side in sides)
+        if (
+            len(grid) != 3
+            or len(block) != 3
+            or not all(isinstance(n, int) for n in (*grid, *block))
+        ):
+            raise bad_value(
+                f"{path.name}: {e.name}",
+                "grid and block of three numbers each",
+                f"{grid} and {block}",
+            )
+        launches.append(
+            KernelLaunch(make_launch_key(e.name, grid, block), 1e-6 * e.ts, 1e-6 * e.dur)
+        )
+    launches.sort(key=lambda launch: launch.start_s)
+    epoch_s = None if trace.baseTimeNanoseconds is None else 1e-9 * trace.baseTimeNanoseconds
+    return LaunchLog(tuple(launches), epoch_s)
+
+
+def is_database(path: Path) -> bool:
+    """Return whether a file is an SQLite database, as ``nsys export --type sqlite`` writes it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(15) == b"SQLite format 3"
+
+
+NSYS_KERNELS = """SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ, k.start, k.end
+FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName WHERE k.end > k.start ORDER BY k.start"""
+
+
+def query_nsys(path: Path, query: str, wanted: str) -> list[Any]:
+    """Return the rows of a query, at least one; an error says what was ``wanted``."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
+            rows = base.execute(query).fetchall()
+    except sqlite3.Error as error:
+        raise bad_value(path.name, wanted, error) from None
+    if not rows:
+        raise bad_value(path.name, wanted, "none")
+    return rows
+
+
+def find_clock_hz(launches: Sequence[KernelLaunch], book: CounterBook) -> float | None:
+    """Return the clock at which timed launches take as long as their counted cycles."""
+    timed = [(book.find_counts(x.key).get(CYCLE_EVENT), x.duration_s) for x in launches]
+    known = [(cycles, length_s) for cycles, length_s in timed if cycles and length_s]
+    return sum(c for c, _ in known) / sum(s for _, s in known) if known else None
+
+
+class _CountedLaunch(msgspec.Struct, forbid_unknown_fields=True):
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    count: dict[str, float]
+    passes: dict[str, int]
+    shared_byte: int = 0  # which no trace of launches holds
+
+
+class _CounterBookFile(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    kernels: list[_CountedLaunch]
+
+
+def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
+    """Read a counter book (JSON), an export of ``ncu --csv``, a report of ncu (``.ncu-rep``), or
+    ``nvprof --csv``.
+    """
+    book = CounterBook()
+    if path.suffix == ".json":
+        file = decode_json(read_bytes(path), _CounterBookFile, path.name)
+        if file.format != COUNTER_BOOK_FORMAT:
+            raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
+        for entry in file.kernels:
+            check_names("event", entry.count, known_events(), "")
+            bad = [
+                event
+                for event, value in entry.count.items()
+                if value < 0 or entry.passes.get(event, 0) < 1
+            ]
+            if bad:
+                where = f"{path.name}: {entry.kernel}: {bad[0]}"
+                raise bad_value(
+                    where, "a count of zero or more, and its passes", entry.count[bad[0]]
+                )
+            key = make_launch_key(entry.kernel, entry.grid, entry.block)
+            book = CounterBook({**book.count, key: entry.count}, {**book.passes, key: entry.passes})
+        return book
+    if b'"Invocations","Metric Name"' in read_bytes(path, MAX_PROFILE_BYTE):
+        for kernel, counts in read_nvprof(path).items():
+            book = book.with_pass(make_launch_key(kernel, ANY_SIZE, ANY_SIZE), counts)
+        return book
+    launches, activity = read_ncu(path, sm_count)
+    for launch, row in zip(launches, activity.value.tolist(), strict=True):
+        if len(launch.grid) != 3 or len(launch.block) != 3:
+            do = "Export with ncu --csv --page raw."
+            raise bad_value(path.name, "columns Grid Size and Block Size", "none", do)
+        counts = dict(zip(activity.events, row, strict=True))
+        book = book.with_pass(make_launch_key(launch.kernel, launch.grid, launch.block), counts)
+    return book
+
+
+def make_launch_key(kernel: str, grid: Sequence[int], block: Sequence[int]) -> LaunchKey:
+    """Return the key of a launch, whatever tool named its kernel."""
+    return LaunchKey(
+        plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2])
+    )
+
+
+def plain_kernel_name(kernel: str) -> str:
+    """Return a kernel's name without spaces, return type and parameters, in which tools differ.
+
+    >>> plain_kernel_name("void at::native::add<float, 4>(int, float*)")
+    'at::native::add<float,4>'
+    >>> plain_kernel_name("dct8x8")
+    'dct8x8'
+    """
+    name = re.sub(r"\(anonymous namespace\)::", "", kernel.strip())
+    depth, end = 0, len(name)
+    for place, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            end = place
+            break
+    return re.sub(r"\s+", "", name[:end].removeprefix("void "))

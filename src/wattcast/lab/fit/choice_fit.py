@@ -1,0 +1,214 @@
+"""Fit the choice of kernels to the kernel names in a database: a conditional logit per class of
+products.
+
+Maximum likelihood with ridge [McFadden1974; Hastie2009, 4.4]: weak on the terms that all candidates
+share, firm on each candidate's own coefficients of the shape, since most candidates were seen a few
+times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.calibrate.kernel_rows import KernelRows
+from wattcast.calibrate.latency_fit import pack_trees
+from wattcast.core.arrays import Array
+from wattcast.kernels import ReferenceChip, kernel_choice
+from wattcast.kernels.families.convolutions import CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS
+from wattcast.kernels.families.matrix_products import PRODUCT_CHOICE_COLUMNS as PRODUCT_COLUMNS
+from wattcast.kernels.kernel_choice import KernelChooser, KernelLabel, TreeVotes
+from wattcast.kernels.lowering import kernel_choice_inputs
+
+_SHARED_RIDGE, _OWN_RIDGE = 0.02, 1.0
+_STEPS = 80
+_SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
+LEAST_CHOICE_ROWS = 8  # of a class, to choose at all
+_STRAYS = 0.02
+VOTED_CLASSES = (
+    "conv2d-half",
+    "conv2d-tf32",
+    "conv2d-fp32",
+)  # for which trees vote: cuDNN's rules have many corners
+_TREES = 40
+
+
+def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, KernelChooser]:
+    """Fit a chooser for each class of products with enough named rows; each operator counts once."""
+    first = {
+        (spec, op): i
+        for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))
+    }
+    kept = sorted(i for i in first.values() if rows.names[i])
+    classes, sizes, shape = kernel_choice_inputs(
+        [rows.ops[i] for i in kept], [rows.conditions[i] for i in kept]
+    )
+    labels = find_labels_run(rows.select_rows(np.isin(np.arange(len(rows)), kept)))
+    found = {}
+    for name in dict.fromkeys(c for c in classes if c):
+        at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
+        if len(at) < LEAST_CHOICE_ROWS:
+            continue
+        hopper = np.array([label.kind == "hopper" for i in at if (label := labels[i]) is not None])
+        if (
+            hopper.mean() > 1.0 - _STRAYS
+        ):  # one stray would make its kernel a candidate for all, at a guess
+            at = at[hopper]
+        columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
+        table = np.stack([shape[column][at] for column in columns], axis=-1)
+        ran = [label for i in at if (label := labels[i]) is not None]
+        chooser = _fit_chooser(
+            ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count
+        )
+        found[name] = (
+            replace(chooser, votes=_grow_votes(chooser, ran, table))
+            if name in VOTED_CLASSES
+            else chooser
+        )
+    return found
+
+
+def find_labels_run(rows: KernelRows) -> list[KernelLabel | None]:
+    """Find the kernel that ran in each row; None where nothing is chosen or no name is known.
+
+    More blocks than tiles mean that K was split, whatever the name says.
+    """
+    kernels = _find_kernels_run(rows)
+    return [label and label._replace(split=label.split or parts > 1) for label, parts in kernels]
+
+
+def count_k_parts(rows: KernelRows) -> list[int]:
+    """Count the parts of K of the kernel that ran, by its grid; 0 where nothing is known."""
+    return [parts for _, parts in _find_kernels_run(rows)]
+
+
+def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
+    """Return the kernel of each row and its blocks per tile; 0 for Hopper's, whose blocks walk over
+    tiles.
+    """
+    classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
+    found = []
+    for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
+        label, parts = kernel_choice.find_label(names) if name and names else None, 0
+        tiled = label is not None and label.kind not in ("hopper", "vector")
+        at = kernel_choice.find_product_kernel(names) if tiled else None
+        if label is not None and at is not None and at < len(blocks):
+            per_tile = blocks[at] / (
+                b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m)
+            )
+            parts = round(float(per_tile)) if per_tile >= _SPLIT_BLOCKS else 1
+        found.append((label, parts))
+    return found
+
+
+def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabel | None]:
+    """Choose the kernel of each row by the fitted choice; None where it chooses nothing."""
+    classes, sizes, shape = kernel_choice_inputs(rows.ops, rows.conditions)
+    b, m, n, k = sizes
+    known = [i for i, name in enumerate(classes) if name in (reference.choice or {})]
+    found: list[KernelLabel | None] = [None] * len(rows)
+    if known:
+        at = np.array(known)
+        picks = kernel_choice.pick_kernels(
+            reference.choice,
+            [classes[i] for i in known],
+            [kernel_choice.NOT_RUN] * len(known),
+            (b[at], m[at], n[at], k[at]),
+            {name: values[at] for name, values in shape.items()},
+            list,
+            reference.sm_count,
+        )
+        for row, i in enumerate(known):
+            found[i] = picks.label(row)
+    return found
+
+
+def _fit_chooser(
+    ran: Sequence[KernelLabel],
+    sizes: tuple[Array, ...],
+    table: Array,
+    names: tuple[str, ...],
+    sms: float,
+) -> KernelChooser:
+    from scipy.optimize import minimize
+
+    candidates = sorted(set(ran))
+    target = np.array([candidates.index(label) for label in ran])
+    kind = np.array([c.kind for c in candidates])
+    tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
+    split = np.array([c.split for c in candidates])
+    b, m, n, k = sizes
+    terms = np.moveaxis(
+        kernel_choice.candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1
+    )
+    scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
+    mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
+    shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
+    width, count = terms.shape[-1], len(candidates)
+    barred = kernel_choice.impossible_candidates(kind, m, table, names)
+    barred[np.arange(len(target)), target] = False  # unless one of them ran
+    done = minimize(
+        _compute_misfit,
+        np.zeros(width + count * shape.shape[1]),
+        args=(np.ascontiguousarray(terms / scale), shape, target, np.where(barred, _NEVER, 0.0)),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": _STEPS},
+    )
+    own = done.x[width:].reshape(count, -1)
+    return KernelChooser(
+        kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread
+    )
+
+
+def _grow_votes(
+    chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array
+) -> TreeVotes | None:
+    """Grow trees that tell apart the kernels that ran; None where most kernels ran only once."""
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    if 2 * len(set(ran)) > len(ran):
+        return None
+    kinds = zip(chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split, strict=True)
+    place = {
+        KernelLabel(str(k), int(n), int(m), bool(split)): i
+        for i, (k, n, m, split) in enumerate(kinds)
+    }
+    model = ExtraTreesClassifier(_TREES, random_state=0).fit(table, [place[label] for label in ran])
+    grown = []
+    for tree in (estimator.tree_ for estimator in model.estimators_):
+        inner = tree.feature, tree.threshold, tree.children_left, tree.children_right
+        grown.append(
+            (tree.children_left < 0, *inner, model.classes_[tree.value[:, 0].argmax(axis=1)])
+        )
+    feature, threshold, left, right, candidate = pack_trees(grown)
+    return TreeVotes(feature, threshold, left, right, candidate.astype(np.int32))
+
+
+_NEVER = 50.0  # penalty on the score of an impossible candidate, in logs
+
+
+def _compute_misfit(
+    value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64], barred: Array
+) -> tuple[float, Array]:
+    """Return the negative log-likelihood with ridge, and its gradient."""
+    rows, count, width = terms.shape
+    weight, own = value[:width], value[width:].reshape(count, -1)
+    flat = terms.reshape(-1, width)
+    score = (flat @ weight).reshape(rows, count) + shape @ own.T - barred
+    score -= score.max(axis=1, keepdims=True)
+    share = np.exp(score)
+    share /= share.sum(axis=1, keepdims=True)
+    picked = share[np.arange(rows), target]
+    cost = -np.log(np.maximum(picked, 1e-300)).sum()
+    cost += 0.5 * _SHARED_RIDGE * weight @ weight + 0.5 * _OWN_RIDGE * (own**2).sum()
+    share[np.arange(rows), target] -= 1.0
+    slope = np.concatenate(
+        [
+            share.ravel() @ flat + _SHARED_RIDGE * weight,
+            (share.T @ shape + _OWN_RIDGE * own).ravel(),
+        ]
+    )
+    return float(cost), slope

@@ -1,0 +1,178 @@
+"""Fit the host times of ``serving/engine_host.yaml`` on the fitting models of a database of
+engines.
+
+    python -m wattcast.lab.fit.engine_host_times
+
+prints each value in microseconds, ratios as they are. What is argued or from single rows says so in
+the file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.serving.host_times import COMPILING_S, EngineRecords, load_engine_records
+
+FITTING = {  # layers
+    "llama-3.1-8b": 32,
+    "llama-3.1-8b-fp8": 32,
+    "qwen2.5-1.5b": 28,
+    "qwen3-30b-a3b": 48,
+    "mixtral-8x7b-fp8": 32,
+}
+EXPERTS = ("qwen3-30b-a3b", "mixtral-8x7b-fp8")
+LARGEST_GRAPH = 512  # tokens
+FEWEST_LAUNCHES = 20  # of a run, for their spread
+RATIOS = ("expert_layers", "launch_spread", "launch_memory")
+QUEUED_SHARE = (
+    0.6  # a launch that takes this share of the GPU's time, and then waits, was held up by it
+)
+
+
+def fit_host_times(
+    records: EngineRecords, layers: Mapping[str, int] = FITTING, experts: Collection[str] = EXPERTS
+) -> dict[str, float]:
+    """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not
+    held out.
+
+    Hosts differ, so steps count on hosts that ran traffic of these models too.
+    ``launch_same_layer``, which no traffic tells, is the mean over all hosts.
+
+    ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts.
+    Times that grow with the batch are straight lines by least squares, the mean of two: over all
+    traffic steps, and over decode steps repeated alike in which the host waits for less than 3 ms.
+    What launching costs without a whole graph is a mean over steps, each model counting alike; a
+    step counts where the host is not held up by a GPU that has more launches in its queue than it
+    takes, nor compiles. ``expert_layers`` is a ratio. ``launch_spread`` and ``launch_memory`` are
+    the standard deviation of the logarithm of such a launch and its correlation with the one
+    before, the medians of all runs and both kinds of steps."""
+    runs = [
+        row
+        for row in records.select_kind("traffic")
+        if row["model"] in layers and not row["held_out_load"]
+    ]
+    lines: dict[str, list[Array]] = {
+        "schedule": [],
+        "output": [],
+        "launch_graph": [],
+    }  # batches above seconds
+    pieces: dict[str, list[float]] = {name: [] for name in layers}
+    loose: dict[str, list[float]] = {name: [] for name in layers}
+    again: dict[str, list[float]] = {}  # by host
+    admit_s, spreads, memories = [], [], []
+    for run in runs:
+        rows = [row for row in records.serving_steps if row["run"] == run["id"]]
+        step = {
+            name: np.array([row[name] for row in rows], dtype=np.float64)
+            for name in rows[0]
+            if name != "run"
+        }
+        pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
+        output_s = step["host_s"] - step["schedule_s"] - step["launch_s"]
+        alone, admits = step["prompt_tokens"] == 0, (step["prompts"] > 0) & (pause_s < 0.01)
+        lines["schedule"].append(np.stack([step["decodes"], step["schedule_s"]]))
+        lines["output"].append(
+            np.stack([step["decodes"], output_s + np.where(alone, pause_s, 0.0)])
+        )
+        lines["launch_graph"].append(np.stack([step["decodes"], step["launch_s"]])[:, alone])
+        admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
+        small, free = (
+            step["tokens"] <= LARGEST_GRAPH,
+            (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S),
+        )
+        pieces[run["model"]].extend(step["launch_s"][small & ~alone & free])
+        for kind in (small & ~alone & free, ~small & free):
+            logs = np.log(step["launch_s"][kind])
+            kept = logs <= np.percentile(logs, 99) if len(logs) else np.zeros(0, dtype=bool)
+            if kept.sum() >= FEWEST_LAUNCHES:
+                spreads.append(logs[kept].std())
+                memories.append(np.corrcoef(logs[kept][1:], logs[kept][:-1])[0, 1])
+        loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
+    hosts, kinds = {run["card_uuid"] for run in runs}, ("decode", "prefill", "mixed")
+    every = [row for row in records.select_kind(*kinds) if row["model"] in layers]
+    steps = [row for row in every if row["card_uuid"] in hosts]
+    alike = [row for row in steps if row["kind"] == "decode" and row["wait_s"] < 0.003]
+    batch, schedule_s, launch_s, host_s = (
+        np.array([row[name] for row in alike])
+        for name in ("batch", "schedule_s", "launch_s", "host_s")
+    )
+    repeated = {
+        "schedule": schedule_s,
+        "output": host_s - schedule_s - launch_s,
+        "launch_graph": launch_s,
+    }
+    found = {}
+    for name, parts in lines.items():
+        both = np.mean(
+            [_fit_line(*np.concatenate(parts, axis=1)), _fit_line(batch, repeated[name])], axis=0
+        )
+        found[name], found[f"{name}_per_sequence"] = both.tolist()
+
+    def per_layer(name: str, launches: Sequence[float]) -> float:
+        return float((np.mean(launches) - found["launch_graph"]) / layers[name])
+
+    for row in every:
+        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
+        if row["kind"] != "decode" and not held_up:
+            if row["tokens"] <= LARGEST_GRAPH:
+                again.setdefault(row["card_uuid"], []).append(
+                    per_layer(row["model"], [row["launch_s"]])
+                )
+            elif row["card_uuid"] in hosts:
+                loose[row["model"]].append(row["launch_s"])
+    found["launch_layer"] = float(
+        np.mean([per_layer(name, pieces[name]) for name in layers if pieces[name]])
+    )
+    found["launch_same_layer"] = float(np.mean([np.mean(launches) for launches in again.values()]))
+    found["launch_loose_layer"] = float(
+        np.mean([per_layer(n, loose[n]) for n in layers if n not in experts])
+    )
+    more = [
+        per_layer(name, loose[name]) / found["launch_loose_layer"] - 1.0
+        for name in layers
+        if name in experts
+    ]
+    varied = {
+        "launch_spread": float(np.median(spreads)),
+        "launch_memory": float(np.median(memories)),
+    }
+    return (
+        found | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))} | varied
+    )
+
+
+def _fit_line(x: Array, y: Array) -> tuple[float, float]:
+    """Return intercept and slope of a straight line by least squares; the slowest hundredth is left
+    out.
+    """
+    kept = y <= np.percentile(y, 99)
+    slope, intercept = np.polyfit(x[kept], y[kept], 1)
+    return float(intercept), float(slope)
+
+
+def list_loose_layers(records: EngineRecords, launch_graph_s: float) -> list[float]:
+    """List what each host took to launch a layer of a dense fitting model without graphs, in
+    repeated steps.
+    """
+    by_host: dict[str, list[float]] = {}
+    for row in records.select_kind("prefill", "mixed"):
+        if row["model"] not in set(FITTING) - set(EXPERTS) or row["tokens"] <= LARGEST_GRAPH:
+            continue
+        if (
+            row["wait_s"] <= 0.001 or row["launch_s"] <= QUEUED_SHARE * row["device_s"]
+        ):  # no full queue holds it up
+            each_s = (row["launch_s"] - launch_graph_s) / FITTING[row["model"]]
+            by_host.setdefault(row["card_uuid"], []).append(each_s)
+    return sorted(float(np.mean(launches)) for launches in by_host.values())
+
+
+if __name__ == "__main__":
+    shipped = load_engine_records("h200")
+    found = fit_host_times(shipped)
+    for name, value in found.items():
+        print(f"{name:28} {value if name in RATIOS else 1e6 * value:.4g}")
+    hosts_us = 1e6 * np.array(list_loose_layers(shipped, found["launch_graph"]))
+    span = f"{hosts_us[0]:.0f} to {hosts_us[-1]:.0f}, mean {hosts_us.mean():.0f}"
+    print(f"launch_loose_layer of {len(hosts_us)} hosts: {span}")

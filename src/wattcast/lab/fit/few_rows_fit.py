@@ -1,0 +1,147 @@
+"""Fit a bundle to few rows by moving the card's forecast as far as the rows support.
+
+With 50 rows there are six per family: too few to fit corrections and energies from nothing. So the
+card's forecast (carried over from a card that was measured well) is the prior mean, and its rows
+move it at three levels, each drawn to the one above: the card, a family, a group of kernels. Near
+the forecast, y = log(measured / forecast) is linear,
+
+    y = J·θ + ε,   θ_j ~ N(0, τ_level(j)²),   ε_i ~ N(0, (σ·s_family(i))²)
+
+with J the slopes of log time by the corrections of cycles, device memory and fixed time (of log
+power by the energies of modules). The spreads τ and σ are those that make the rows likeliest, with
+weak priors [Rasmussen2006, 5.4.1], so that rows without information leave the forecast as it is.
+
+A fit from nothing is tried as well where rows suffice. Both are judged on rows held out in folds by
+shape; the fit from nothing is taken where its latency and its power both come closer. Intervals
+start from the forecast's and follow held-out rows as these grow in number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from wattcast.calibrate.calibration import describe_moved
+from wattcast.calibrate.forecast_shift import (
+    IdleRows,
+    InheritedFit,
+    move_forecast,
+    scale_idle,
+    shift_latency,
+    shift_power,
+    take_bursts,
+    take_sustained,
+)
+from wattcast.calibrate.kernel_rows import (
+    FOLDS,
+    KernelRows,
+    assign_folds,
+)
+from wattcast.calibrate.row_prediction import predict_with_bundle, row_nearness
+from wattcast.core.records import replace
+from wattcast.core.strict_files import Provenance
+from wattcast.hardware import Gpu
+from wattcast.lab.fit import held_out
+from wattcast.lab.fit.held_out import HeldOutRows
+from wattcast.lab.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
+from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
+from wattcast.predictor.bundle.support_widening import default_widening
+
+FEW_BURSTS = (
+    1000  # bursts; below, what the forecast knows is worth more than what they say by themselves
+)
+LEAST_ALONE = 100  # bursts, to try a fit that inherits nothing
+Tell = Callable[[str], None]
+
+
+def fit_few_rows(
+    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, tell: Tell
+) -> tuple[Bundle, HeldOutRows]:
+    """Fit a bundle to few rows of a card; return it with its held-out predictions."""
+    found = move_forecast(rows, gpu, forecast, idle)
+    held = hold_out_inherited(rows, gpu, forecast, idle, found)
+    bundle = _build_moved_bundle(found, held, rows, forecast)
+    errors = _tell_errors(held, "from the forecast", tell)
+    if rows.is_kind("burst").sum() < LEAST_ALONE or not rows.is_kind("sustained").any() or not idle:
+        return bundle, held
+    alone = held_out.predict_held_out(rows, gpu, fit_idle_curve(idle, gpu))
+    own = _tell_errors(alone, "nothing", tell)
+    if not all(one < other for one, other in zip(own, errors, strict=True)):
+        return bundle, held
+    note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
+    near, fitted = (
+        held_out.fit_nearness(alone),
+        fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu)),
+    )
+    found_alone = build_bundle(
+        fitted, rows, gpu, held_out.fit_interval_ends(alone, near=near), note
+    )
+    return replace(found_alone, widening=default_widening().with_nearness(near)), alone
+
+
+def hold_out_inherited(
+    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, found: InheritedFit
+) -> HeldOutRows:
+    """Predict burst and sustained rows from a forecast that the other folds moved at the levels
+    found.
+    """
+    fold = assign_folds(rows, FOLDS)
+    wanted = rows.to_judge()
+    wanted &= np.array([data in forecast.toggling for data in rows.data])
+    figures, unchosen = np.full((len(rows), 7), np.nan), np.full(len(rows), "", dtype=object)
+    for k in np.unique(fold[wanted]):
+        test, known = wanted & (fold == k), rows.select_rows(fold != k)
+        moved = shift_latency(
+            take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels
+        )
+        moved = shift_power(take_sustained(known), gpu, moved, found.power.levels)
+        figures[test, :4] = predict_with_bundle(moved, rows.select_rows(test), gpu)
+        figures[test, 4:6] = row_nearness(moved, rows.select_rows(test), gpu).T
+    return held_out.collect_held_out(rows, wanted, fold, figures, unchosen, gpu)
+
+
+def _tell_errors(held: HeldOutRows, what: str, tell: Tell) -> list[float]:
+    """Tell and return the mean absolute errors in percent: latency of bursts, power of sustained
+    rows.
+    """
+    found = []
+    for quantity in ("latency", "power"):
+        ratio, known = held.ratio(quantity)
+        error = (
+            float(100.0 * np.mean(np.abs(1.0 / ratio[known] - 1.0)))
+            if known.any()
+            else float("inf")
+        )
+        said = f"{error:.1f} % over {int(known.sum())} rows" if known.any() else "no rows"
+        tell(f"inheriting {what}, held out: {quantity}: {said}")
+        found.append(error)
+    return found
+
+
+def _build_moved_bundle(
+    found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle
+) -> Bundle:
+    by_time, by_energy = (
+        " and ".join(what.levels) or "nothing" for what in (found.latency, found.power)
+    )
+    note = (
+        f"{len(rows)} rows moved the forecast: time by {by_time}, energy by {by_energy}; "
+        f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
+    )
+    # logs of ratios as of rows at a typical distance from the parent's, and the rows that tell them
+    typical = []
+    for quantity, line in (
+        ("latency", forecast.widening.near),
+        ("power", forecast.widening.near_power),
+    ):
+        ratio, known = held.ratio(quantity)
+        near = held.near if quantity == "latency" else held.near_power
+        typical.append((np.log(held_out.scale_ratios(ratio, near, line)), known))
+    own = {
+        family: np.array([name == family for name in held.family], dtype=bool)
+        for family in FAMILIES
+    }
+    (time, timed), (power, powered) = typical
+    left_out = {family: (time[timed & at], power[powered & at]) for family, at in own.items()}
+    origin = Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note)
+    return describe_moved(found.bundle, forecast, origin, left_out)

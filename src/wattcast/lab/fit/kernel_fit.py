@@ -1,0 +1,580 @@
+"""Fit every stage of a bundle to the rows of a kernel database.
+
+The stages, each on the rows given and nothing else: the effective-clock law, corrections and
+learned residual of latency (burst rows), energies with relative V(f) and toggling (sustained and
+duty rows, at measured latency and clock), learned residual of energy.
+
+**Effective clock** from spin kernels that run next to the load: the ratio of effective to reported
+clock against x
+= tensor activity · (f / f_top)², for random data, is a falling piecewise line by non-negative least
+squares on its steps down. The square of the clock stands for voltage squared times frequency
+relative to the clock itself: the slowing follows the load on the supply, and capped kernels at 1450
+MHz slow less than the same ones at 1980.
+
+**Energies.** Measured latency and clock go in, so that errors of the latency model do not leak into
+energies:
+
+    P - P_idle(f) = V²(f)·Σ_m E_m·n_m·τ/t + Σ_d E_d·n_d·τ/t
+
+is bilinear in (V², E). Alternate [Guerreiro2018]: non-negative energies by least squares on the
+relative error of P at given V, then V² at a few clocks, never falling, at given energies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import msgspec
+import numpy as np
+
+from wattcast.calibrate.kernel_rows import (
+    CARD,
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    select_kernels,
+    settled_figures,
+)
+from wattcast.calibrate.latency_fit import (
+    LENGTH_ROWS,
+    ResidualSample,
+    fit_corrections,
+    fit_residuals,
+)
+from wattcast.calibrate.row_prediction import (
+    find_ends,
+    loaded_clock_hz,
+    measured_ranges,
+    uses_tensor_cores,
+)
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.records import dataclass, replace
+from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
+from wattcast.hardware import Gpu
+from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
+from wattcast.kernels import Kernels, ReferenceChip, RunCondition, build_kernels, reference_chip
+from wattcast.lab.fit.choice_fit import count_k_parts, fit_kernel_choice
+from wattcast.power.activity import known_events
+from wattcast.power.module_power import OWN_RAIL, STEADY, ModulePower
+from wattcast.power.power_model import IdlePower, VoltageCurve
+from wattcast.predictor.bundle.bundle_file import (
+    FAMILIES,
+    Bundle,
+    CorrectionFile,
+    LaunchFile,
+    ResidualEnds,
+)
+from wattcast.predictor.kernel_phases import Correction, blend_corrections, count_events
+from wattcast.predictor.learned_factors import (
+    RATE_FEATURES,
+    LearnedFactor,
+    LearnedFactors,
+    busy_rates,
+    compute_ideal_terms,
+)
+from wattcast.predictor.pipeline import BUSY_EVENT
+from wattcast.predictor.timeline import ClockLaw, count_active_sms, count_waves
+
+ACTIVITY_KNOTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+CLOCK_POWER = (
+    2.0  # of the clock that stands for voltage squared times frequency relative to the clock
+)
+
+
+def fit_clock_law(
+    activity: Array, clock_hz: Array, effective_hz: Array, tensor: Mask, top_hz: float
+) -> ClockLaw:
+    """Fit the law to rows with both clocks; ``tensor`` marks rows that issue tensor instructions."""
+    from scipy.optimize import nnls
+
+    ratio = np.clip(effective_hz / clock_hz, 0.5, 1.0)
+    load = np.clip(activity[tensor] * (clock_hz[tensor] / top_hz) ** CLOCK_POWER, 0.0, 1.0)
+    hats = _hat_functions(load, ACTIVITY_KNOTS)
+    # ratio = start - Σ_{j<=i} step_j: one column for the start, the others for the steps down
+    steps = -np.stack([hats[:, j:].sum(axis=1) for j in range(1, len(ACTIVITY_KNOTS))], axis=-1)
+    found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[tensor])
+    line = np.minimum(found[0] - np.concatenate([[0.0], np.cumsum(found[1:])]), 1.0)
+    without = float(np.median(ratio[~tensor])) if not tensor.all() else 1.0
+    line = np.maximum(line, 0.3)
+    return ClockLaw(without, ACTIVITY_KNOTS.copy(), line, clock_power=CLOCK_POWER, top_hz=top_hz)
+
+
+def _hat_functions(at: Array, knots: Array) -> Array:
+    """Return the share that each knot has in a linear interpolation, ``(row, knot)``."""
+    return np.stack([np.interp(at, knots, unit) for unit in np.eye(len(knots))], axis=-1)
+
+
+VOLTAGE_KNOTS_HZ = np.array([1.35e9, 1.5e9, 1.65e9, 1.8e9, 1.98e9])
+_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class PowerRows:
+    """Rows as the power fit reads them, ``(row,)`` or ``(row, event)``."""
+
+    rate: Array  # (row, event) events per second
+    events: tuple[str, ...]
+    modules: tuple[str, ...]  # of each event
+    clock_hz: Array
+    power_w: Array
+    data: Sequence[str]
+    card: Array  # number of the card
+    sustained: Mask  # without pauses
+
+
+def fit_module_power(
+    rows: PowerRows, idle: IdlePower, temperature_c: float, weight: Array | None = None
+) -> tuple[ModulePower, dict[str, float]]:
+    """Fit the power model on random data, and the dynamic energy of other data relative to it."""
+    assert "random" in rows.data, "rows on random data"
+    idle_w = idle.power_at(rows.clock_hz, temperature_c)
+    volts, toggling = np.ones(len(VOLTAGE_KNOTS_HZ)), {"random": 1.0}
+    own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
+    for _ in range(_ROUNDS):
+        square = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts)[:, None] ** 2
+        factor = np.array([toggling.get(d, 1.0) for d in rows.data])[:, None]
+        moved = rows.rate * np.where(own, 1.0, square) * np.where(steady, 1.0, factor)
+        energy = _fit_energies(rows, idle_w, moved, weight)
+        core = (rows.rate * energy * np.where(steady, 1.0, factor))[:, ~own].sum(axis=1)
+        apart = (rows.rate * energy * factor)[:, own].sum(axis=1)
+        volts = _fit_voltage(rows, idle_w, core, apart)
+        square = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts)[:, None] ** 2
+        toggling = _fit_toggling(
+            rows, idle_w, rows.rate * energy * np.where(own, 1.0, square), steady
+        )
+    energies = {name: float(e) for name, e in zip(rows.events, energy, strict=True)}
+    return ModulePower(energies, idle, VoltageCurve(VOLTAGE_KNOTS_HZ, volts)), toggling
+
+
+def _fit_energies(rows: PowerRows, idle_w: Array, scaled: Array, weight: Array | None) -> Array:
+    from scipy.optimize import nnls
+
+    over = 1.0 / rows.power_w if weight is None else weight / rows.power_w
+    matrix, target = scaled * over[:, None], (rows.power_w - idle_w) * over
+    size = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+    # a whisper of ridge: events that always come together share what they cost
+    ridge = 1e-3 * np.sqrt(len(target)) * np.eye(matrix.shape[1])
+    found, _ = nnls(
+        np.vstack([matrix / size, ridge]), np.concatenate([target, np.zeros(matrix.shape[1])])
+    )
+    return np.asarray(found / size)
+
+
+def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> Array:
+    """Fit V at the knots: never falling, one at the top clock."""
+    from scipy.optimize import lsq_linear
+
+    hats = _hat_functions(rows.clock_hz, VOLTAGE_KNOTS_HZ)
+    steps = np.tril(
+        np.ones((len(VOLTAGE_KNOTS_HZ), len(VOLTAGE_KNOTS_HZ)))
+    )  # squared = steps @ rises
+    matrix = (hats @ steps) * (core / rows.power_w)[:, None]
+    target = (rows.power_w - idle_w - apart) / rows.power_w
+    top = 1e3 * steps[-1]
+    limits = (
+        np.r_[0.2, np.zeros(4)],
+        np.inf,
+    )  # few unknowns: an exact method, which no degenerate set of rows upsets
+    done = lsq_linear(
+        np.vstack([matrix, top]), np.append(target, 1e3), bounds=limits, method="bvls"
+    )
+    return np.asarray(np.minimum(np.sqrt(steps @ done.x), 1.0))
+
+
+def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: Mask) -> dict[str, float]:
+    """Fit the dynamic energy of each kind of data relative to random data, by least squares on
+    relative error.
+    """
+    found, data = {"random": 1.0}, np.array(rows.data)
+    for name in dict.fromkeys(d for d in rows.data if d != "random"):
+        at = data == name
+        part = moving[at][:, ~steady].sum(axis=1) / rows.power_w[at]
+        rest = (rows.power_w[at] - idle_w[at] - moving[at][:, steady].sum(axis=1)) / rows.power_w[
+            at
+        ]
+        found[name] = float(np.clip((part @ rest) / max(part @ part, 1e-30), 0.05, 1.2))
+    return found
+
+
+# A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W
+# at 1980 MHz on an H200 (driver 580). The campaign's own idle rows are all at the top clock.
+_REST_SHARE, _REST_HZ = 83.0 / 130.0, 345e6
+# Families with some forty sustained rows learn from one another's; passes over data learn from
+# those over rows as well, which do better among themselves.
+_ROWS, _CONVOLUTIONS = ("softmax", "layernorm", "rmsnorm"), ("conv2d", "depthwise")
+_POOLS = {
+    **dict.fromkeys(_ROWS, _ROWS),
+    **dict.fromkeys(_CONVOLUTIONS, _CONVOLUTIONS),
+    "elementwise": (*_ROWS, "elementwise"),
+}
+_LEAST_SURE = 0.05  # of a kernel that draws little more than the card at rest
+# a lowered clock at less than this share of the limit is a clock still climbing back, not a cap
+_LOW_POWER = 0.92
+
+
+@dataclass(frozen=True)
+class KernelFit:
+    """Everything that is fitted to one set of rows."""
+
+    corrections: dict[str, Correction]
+    law: ClockLaw
+    power: ModulePower
+    toggling: dict[str, float]
+    learned: LearnedFactors
+
+
+def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
+    """Fit all stages to ``rows``."""
+    plain = reference_chip(gpu)
+    reference = replace(plain, choice=fit_kernel_choice(rows, plain))
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
+    law = _fit_law(rows, kernels, gpu)
+    at = rows.is_kind("burst") & on_random_data(rows) & rows.fit
+    burst, some = rows.select_rows(at), select_kernels(kernels, at)
+    latency_s = burst.column("latency_s")
+    effective_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    ran = build_kernels(burst.ops, conditions_as_ran(burst), gpu, reference, ())
+    corrections = fit_corrections(
+        compute_ideal_terms(ran, reference), ran.work.kernel_family, latency_s, effective_hz
+    )
+    known = {
+        **starting_rule().read_corrections(),
+        **corrections,
+    }  # a family without bursts may have sustained rows
+    time = fit_residuals(_collect_samples(burst, ran, rows, gpu, plain, known, effective_hz))
+    power, toggling, energy = _fit_power(rows, kernels, gpu, idle, known, reference)
+    return KernelFit(corrections, law, power, toggling, LearnedFactors(reference, time, energy))
+
+
+def _collect_samples(
+    burst: KernelRows,
+    ran: Kernels,
+    rows: KernelRows,
+    gpu: Gpu,
+    plain: ReferenceChip,
+    corrections: dict[str, Correction],
+    clock_hz: Array,
+) -> list[ResidualSample]:
+    """Return the samples that the learned factor of time is fitted to.
+
+    Every row is lowered with a kernel choice that never saw its shape, as in a prediction: choices
+    are fitted without each of a few inner folds in turn. Every product whose kernel is known comes
+    once more, as it ran."""
+    latency_s = burst.column("latency_s")
+
+    def sample(kernels: Kernels, at: Mask, again: bool = False) -> ResidualSample:
+        logs = np.log(blend_corrections(kernels.work, corrections))
+        return ResidualSample(
+            kernels,
+            latency_s[at] / compute_ideal_terms(kernels, plain).seconds(logs, clock_hz[at]),
+            again=again,
+        )
+
+    inner = dict(zip(rows.ops, assign_folds(rows, _INNER, seed=1), strict=True))
+    fold_of = np.array([inner[op] for op in burst.ops])
+    all_folds = np.array([inner[op] for op in rows.ops])
+    found = []
+    for k in range(_INNER):
+        at = fold_of == k
+        if at.any():
+            some = burst.select_rows(at)
+            unseen = replace(
+                plain, choice=fit_kernel_choice(rows.select_rows(all_folds != k), plain)
+            )
+            found.append(sample(build_kernels(some.ops, some.conditions, gpu, unseen, ()), at))
+    named = np.isin(ran.work.root_family, ("gemm", "conv2d")) & np.array(
+        [bool(names) for names in burst.names]
+    )
+    return [*found, sample(select_kernels(ran, named), named, again=True)] if named.any() else found
+
+
+_INNER = 4
+
+
+class StartingRule(msgspec.Struct, forbid_unknown_fields=True):
+    """What a fit takes where its rows are silent (``starting_rule.yaml``); it leans on nothing that
+    is fitted.
+    """
+
+    launch: LaunchFile
+    corrections: dict[str, CorrectionFile]  # of every family
+    residual: ResidualEnds
+
+    def read_corrections(self) -> dict[str, Correction]:
+        """Return the corrections by family, their times in seconds."""
+        return {
+            name: c.to_correction(f"starting_rule.yaml: {name}")
+            for name, c in self.corrections.items()
+        }
+
+
+@cache
+def starting_rule() -> StartingRule:
+    """Return the rule that ships with Wattcast."""
+    return read_shipped_yaml(StartingRule, "wattcast.lab.fit", "starting_rule.yaml")
+
+
+def build_bundle(
+    found: KernelFit, rows: KernelRows, gpu: Gpu, residuals: Mapping[str, ResidualEnds], note: str
+) -> Bundle:
+    """Build a bundle from a fit; families without rows take the starting rule, and its assumptions
+    say so.
+    """
+    rule = starting_rule()
+    unmeasured = {
+        name: c for name, c in rule.read_corrections().items() if name not in found.corrections
+    }
+    return Bundle(
+        gpu=gpu.name,
+        status=FitStatus.MEASURED,
+        provenance=Provenance(
+            f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note
+        ),
+        corrections={**found.corrections, **unmeasured},
+        launch=rule.launch.to_costs("starting_rule.yaml: launch"),
+        power=found.power,
+        clock_law=found.law,
+        residuals={**dict.fromkeys(FAMILIES, rule.residual), **residuals},
+        toggling=found.toggling,
+        reference=found.learned.reference,
+        learned=found.learned,
+        seen=measured_ranges(
+            rows, build_kernels(rows.ops, rows.conditions, gpu, found.learned.reference, ())
+        ),
+        governor_share=fit_governor_share(rows, gpu),
+        power_limit_w=find_ends(rows.number.get("power_limit_w", np.empty(0)), 1.0),
+        temperature_c=find_ends(rows.number.get("temperature_c", np.empty(0)), 1.0),
+        assumptions=tuple(
+            f"no {family} was measured; its corrections are set by hand"
+            for family in unmeasured
+            if family != "collective"
+        ),
+    )
+
+
+def fit_governor_share(rows: KernelRows, gpu: Gpu) -> float:
+    """Fit the share of the limit at which the governor holds the board, from capped rows that
+    settled.
+    """
+    power_w, top_hz = rows.column("settled_power_w"), float(np.mean(gpu.clocks.max_hz))
+    capped = np.isfinite(power_w) & (rows.column("settled_clock_hz") < 0.995 * top_hz)
+    share = power_w[capped & on_random_data(rows) & rows.fit] / float(np.mean(gpu.power.limit_w))
+    share = share[share > _LOW_POWER]
+    return float(np.clip(np.median(share), _LOW_POWER, 1.0)) if share.size else 1.0
+
+
+def conditions_as_ran(rows: KernelRows) -> tuple[RunCondition, ...]:
+    """Return the conditions of rows with the names of the kernels that ran, where they are known."""
+    ran = zip(rows.conditions, rows.names, count_k_parts(rows), strict=True)
+    return tuple(replace(c, kernels=names, parts=parts) for c, names, parts in ran)
+
+
+def fit_idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePower:
+    """Fit idle power by clock to idle rows at the top clock; it grows with temperature as those
+    rows do.
+    """
+    top = float(np.mean(gpu.clocks.max_hz))
+    power, degrees = np.array([p for _, p, _ in rows]), np.array([t for _, _, t in rows])
+    slope, at_zero = (
+        np.polyfit(degrees, power, 1) if np.ptp(degrees) > 3.0 else (0.0, float(power.mean()))
+    )
+    at_reference = max(float(at_zero + slope * DEFAULT_TEMPERATURE_C), 1.0)
+    return IdlePower(
+        np.array([_REST_HZ, top]),
+        np.array([_REST_SHARE * at_reference, at_reference]),
+        reference_c=DEFAULT_TEMPERATURE_C,
+        per_c=max(float(slope) / at_reference, 0.0),
+    )
+
+
+def _fit_law(rows: KernelRows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
+    clock, effective, latency_s = (
+        rows.column(name) for name in ("sm_clock_hz", "effective_clock_hz", "latency_s")
+    )
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    known = (
+        np.isfinite(clock)
+        & np.isfinite(effective)
+        & np.isfinite(latency_s)
+        & rows.fit
+        & on_random_data(rows)
+    )
+    known &= effective < 1.02 * clock  # beyond: the clock moved between the two readings
+    busy = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)))
+    activity = np.clip(busy[known] / (latency_s * effective)[known], 0.0, 1.0)
+    return fit_clock_law(
+        activity, clock[known], effective[known], uses_tensor_cores(kernels)[known], top_hz
+    )
+
+
+def _fit_power(
+    rows: KernelRows,
+    kernels: Kernels,
+    gpu: Gpu,
+    idle: IdlePower,
+    corrections: Mapping[str, Correction],
+    reference: ReferenceChip,
+) -> tuple[ModulePower, dict[str, float], dict[str, LearnedFactor]]:
+    """Fit energies, toggling and the learned energy factor of each family."""
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    priced, sampled = price_rows(rows, kernels, gpu, idle, corrections, reference)
+    # an error in the energy of a capped row becomes an error of its clock: they count half as much
+    # again
+    weight = np.where(priced.clock_hz < 0.995 * top_hz, 1.5, 1.0)
+    power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
+    measured_w = priced.power_w
+    for _ in range(_LEVELLED):
+        cards = describe_cards(replace(priced, power_w=measured_w), sampled, power, toggling)
+        priced = replace(priced, power_w=measured_w / cards.compute_level(find_card_levels(cards)))
+        power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
+    sample = replace(sampled, ratio=energy_ratio(priced, power, toggling))
+    energy = fit_residuals(
+        [sample],
+        pools=_POOLS,
+        leaves=8,
+        hold_in=False,
+        loss="squared_error",
+        length_rows=2 * LENGTH_ROWS,
+    )
+    return power, toggling, energy
+
+
+def price_rows(
+    rows: KernelRows,
+    kernels: Kernels,
+    gpu: Gpu,
+    idle: IdlePower,
+    corrections: Mapping[str, Correction],
+    reference: ReferenceChip,
+    modelled_hz: Array | None = None,
+) -> tuple[PowerRows, ResidualSample]:
+    """Return the settled rows as the power fit reads them, and as a sample whose ratios are still
+    to be set.
+
+    ``modelled_hz`` stands for the settled clocks, where rows are to be priced at the clocks that a
+    model gives them."""
+    power_w, settled_hz, latency_s = settled_figures(rows)
+    clock_hz = settled_hz if modelled_hz is None else modelled_hz
+    limit_w = float(np.mean(gpu.power.limit_w))
+    known = (
+        rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
+    )
+    climbing = (clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))) & (
+        power_w < _LOW_POWER * limit_w
+    )
+    known &= ~climbing
+    at, some = rows.select_rows(known), select_kernels(kernels, known)
+    power_w, clock_hz, latency_s = power_w[known], clock_hz[known], latency_s[known]
+    effective = at.column("effective_clock_hz") * clock_hz / settled_hz[known]
+    effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
+    names, counted = count_events(some)
+    fixed_s = blend_corrections(some.work, corrections)[:, 2] * some.work.launches
+    active = count_active_sms(some, count_waves(some, float(np.mean(gpu.sm_count))))
+    busy = active * np.maximum(latency_s - fixed_s, 0.0) * effective_hz
+    value = np.column_stack([counted, busy])
+    events = (*names, BUSY_EVENT)
+    used = [i for i, name in enumerate(events) if value[:, i].any() and name != "link_byte"]
+    priced = PowerRows(
+        value[:, used] / latency_s[:, None],
+        tuple(events[i] for i in used),
+        tuple(known_events()[events[i]].module for i in used),
+        clock_hz,
+        power_w,
+        at.data,
+        at.number.get(CARD, np.zeros(len(at))),
+        at.is_kind("sustained"),
+    )
+    at_top_s = latency_s * clock_hz / reference.top_hz
+    more = dict(zip(RATE_FEATURES, busy_rates(some, reference, at_top_s, fixed_s), strict=True))
+    # a percent of power is the more percent of dynamic power, the smaller that is
+    sure = np.clip(1.0 - idle.power_at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
+    return priced, ResidualSample(some, np.ones(len(power_w)), more, sure=sure)
+
+
+def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+    """Return measured over modelled dynamic power."""
+    idle_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C)
+    modelled_w = np.maximum(_event_watts(rows, power, toggling).sum(axis=1), 1.0)
+    return np.asarray(np.clip((rows.power_w - idle_w) / modelled_w, 0.25, 4.0))
+
+
+def _event_watts(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+    """Return the modelled dynamic power, ``(row, event)``."""
+    own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
+    energy = np.array([power.energy_j[name] for name in rows.events])
+    squared = power.voltage.level_at(rows.clock_hz)[:, None] ** 2
+    factor = np.array([toggling[d] for d in rows.data])[:, None]
+    return np.asarray(
+        rows.rate * energy * np.where(own, 1.0, squared) * np.where(steady, 1.0, factor)
+    )
+
+
+_LEVELLED = 2  # rounds
+# Spreads of logs of power: of kernel families and their kernels about the model, of cards in all
+# they draw and in what their memory draws (two makes of it differ by a fifth), and of repeats.
+_FAMILY, _KERNEL, _CARD, _CARD_MEMORY, _REPEAT = 0.15, 0.07, 0.03, 0.12, 0.015
+_FREE = 1e3  # of what is not random
+
+
+@dataclass(frozen=True)
+class CardRows:
+    """What rows tell of the cards they ran on, ``(row,)`` each."""
+
+    card: Array
+    memory: Array  # share of memory in the modelled power
+    log_ratio: Array  # of measured over modelled power
+    families: tuple[str, ...]
+    kernels: tuple[str, ...]
+    told: Mask  # on random data, without pauses
+
+    def compute_level(self, levels: Mapping[float, tuple[float, float]]) -> Array:
+        """Compute what the card of each row draws over what the mean card would draw."""
+        own = np.array([levels.get(card, (0.0, 0.0)) for card in self.card])
+        return np.asarray(np.exp(own[:, 0] + own[:, 1] * self.memory))
+
+
+def describe_cards(
+    rows: PowerRows, sample: ResidualSample, power: ModulePower, toggling: Mapping[str, float]
+) -> CardRows:
+    """Compare rows with the modelled power of their kernels."""
+    watts = _event_watts(rows, power, toggling)
+    total_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C) + np.maximum(
+        watts.sum(axis=1), 1.0
+    )
+    memory = watts[:, [m in OWN_RAIL for m in rows.modules]].sum(axis=1) / total_w
+    kernels = tuple(str(op) for op in sample.kernels.ops)
+    told = np.array([d == "random" for d in rows.data]) & rows.sustained
+    log_ratio = np.log(rows.power_w / total_w)
+    return CardRows(
+        rows.card, memory, log_ratio, tuple(sample.kernels.work.kernel_family), kernels, told
+    )
+
+
+def find_card_levels(*parts: CardRows) -> dict[float, tuple[float, float]]:
+    """Find what each card draws more than the mean card, so that every card has one vote and not
+    every row.
+
+    Cards differ, and most in what their memory draws. With s the share of memory in the modelled
+    power, log(P / P_model) = a + b·s + c_family + d_kernel + u_card + v_card·s + e is a mixed model
+    [Searle1992]: all but a and b are random with spreads of their own, and found by ridge
+    regression. Kernels that several cards ran tell these apart best; what a card with few rows
+    shows is drawn towards the mean card. Returns u and v by card."""
+    card, memory, target, families, kernels = (
+        np.concatenate([np.array(getattr(part, name))[part.told] for part in parts])
+        for name in ("card", "memory", "log_ratio", "families", "kernels")
+    )
+    own, of_family, of_kernel = (
+        np.asarray(labels[:, None] == np.unique(labels), dtype=np.float64)
+        for labels in (card, families, kernels)
+    )
+    free = _FREE * np.column_stack([np.ones(len(own)), memory])
+    by_card = [own * _CARD, own * memory[:, None] * _CARD_MEMORY]
+    design = np.column_stack([*by_card, free, of_family * _FAMILY, of_kernel * _KERNEL])
+    precise = design.T @ design + _REPEAT**2 * np.eye(design.shape[1])
+    found = np.linalg.solve(precise, design.T @ target)
+    count = own.shape[1]
+    pairs = zip(_CARD * found[:count], _CARD_MEMORY * found[count : 2 * count], strict=True)
+    return {
+        float(name): (float(u), float(v))
+        for name, (u, v) in zip(np.unique(card), pairs, strict=True)
+    }

@@ -1,0 +1,456 @@
+"""Compute joules per counter of a simulator and per event of the module model from a built chip,
+and check them.
+
+They are compared with energies fitted to a measured GPU, which must lie within a factor of 3.
+``wattcast/lab/validate/public_checks/dumped_energies.py`` compares them with energies that a
+simulator dumped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, prod, sqrt
+from typing import TYPE_CHECKING, Any
+
+from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
+from wattcast.core.errors import BadInput, bad_value, check_names
+from wattcast.core.records import dataclass, replace
+from wattcast.core.strict_files import read_shipped_table
+from wattcast.core.units import show
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.lab.gpuwattch.architecture import ChipArchitecture
+from wattcast.lab.gpuwattch.bottom_up import chip_design
+from wattcast.lab.gpuwattch.bottom_up.chip_design import ChipDesign
+from wattcast.lab.gpuwattch.bottom_up.chip_units import (
+    find_dram_energy,
+    functional_unit_cost,
+    functional_units,
+)
+from wattcast.lab.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE
+from wattcast.lab.gpuwattch.energy_table import EnergyTable
+from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.predictor.bundle.bundle_file import shipped_bundle
+from wattcast.report.figure_style import add_caption, new_figure
+from wattcast.report.text_tables import new_table, print_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+LEAKAGE, AREA, PIPELINES = "leakage", "area", "pipelines"
+_UNITS_OF_PIPELINE = (
+    4.0  # a core's latches belong to fetch, load-store, memory management and execution
+)
+_BUSY_UNITS = 3.0  # of which three work for a duty of one (GPUWattch)
+_FITTED_MUST = 3.0
+_LEAST_CHANGE = 5e-4  # a smaller relative change is not printed
+_LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKS = ("o", "s", "^", "D")
+_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_PANELS = {  # size to change -> title, and the figures that show its effect
+    "registers": ("registers of an SM", ("REG_RD", "REG_WR", LEAKAGE, AREA)),
+    "l1": ("L1 data cache", ("DC_RH", "DC_RM", "DC_WH", "DC_WM")),
+    "l2": ("L2 slice", ("L2_RH", "L2_RM", "L2_WH", LEAKAGE)),
+    "sms": ("SMs, and the network's ports", ("NOC_A", PIPELINES, LEAKAGE, AREA)),
+}
+
+
+def counter_energies(chip: chip_design.BuiltChip) -> dict[str, float]:
+    """Return joules per count of GPUWattch's counters, with device memory where the design has its
+    energy.
+
+    Each counter adds up the accesses that GPUWattch's McPAT charges it for. ``data/counters.csv``
+    lists them as sums of products of numbers and figures of the chip; what a chip lacks (an L2,
+    known device memory) costs nothing."""
+
+    def find_figure(name: str) -> float:
+        value: Any = chip
+        for attribute in () if name.isdigit() else name.split("."):
+            value = None if value is None else getattr(value, attribute)
+        return float(name if value is chip else value or 0.0)
+
+    return {
+        row["counter"]: sum(
+            prod(map(find_figure, term.split("*"))) for term in row["joules"].split(" + ")
+        )
+        for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")
+    }
+
+
+def pipeline_duty_w(chip: chip_design.BuiltChip) -> float:
+    """Return the watts of all SMs' pipelines at duty one: three quarters of their latches switch
+    every cycle.
+    """
+    d = chip.design
+    cycle_j = chip.latches * chip.latch.energy_j * d.pipelines
+    return float(cycle_j) * d.sm_count * _BUSY_UNITS / _UNITS_OF_PIPELINE * d.clock_hz
+
+
+_WIDTH_BIT = {
+    "tensor_tf32_flop": 32,
+    "tensor_fp16_flop": 16,
+    "tensor_fp8_flop": 8,
+    "tensor_int8_op": 8,
+}
+_FP16_BIT = 16
+_FLOP_PER_FMA = 2.0
+
+
+def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, float]:
+    """Return joules per event of the module model at the design's voltage, for random data.
+
+    An operation costs its unit, its operands in the register file and its share of issuing the
+    instruction. An event without a published source (tensor flop, device memory of an unknown kind)
+    is left out."""
+    d = chip.design
+    counts = counter_energies(chip)
+    lane = 1.0 / d.warp_size
+    issue_j = lane * (
+        counts["TOT_INST"] + counts["FP_INT"] + counts["IC_H"]
+    )  # an instruction's share of one thread
+    assumed: dict[str, Any] = {
+        name: each.value for name, each in chip_design.known_assumptions().items()
+    }
+    reads, word_byte = assumed["fma_reads"], 4.0
+    fma_j = counts["FPU_ACC"] + reads * counts["REG_RD"] + counts["REG_WR"] + issue_j
+    register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
+    sector, access_byte = assumed["sector_byte"], d.words_of_access * 4.0
+    scaling_j = assumed["sfu_multiplies"] * fma_j  # brings an SFU's argument to base two
+    found = {
+        "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
+        "cuda_fp64_flop": (2.0 * fma_j - issue_j)
+        / _FLOP_PER_FMA,  # two lanes and two registers, one instruction
+        "int32_op": counts["SP_ACC"] + 2.0 * counts["REG_RD"] + counts["REG_WR"] + issue_j,
+        "sfu_op": counts["SFU_ACC"] + counts["REG_RD"] + counts["REG_WR"] + issue_j + scaling_j,
+        "shared_byte": counts["SHRD_ACC"] / access_byte,
+        "l2_byte": (counts["L2_RH"] / (d.l2.block_byte / 2.0) if d.l2 else 0.0)
+        + counts["NOC_A"] / sector,
+        "busy_sm_cycle": chip.latches * chip.latch.energy_j * d.pipelines,
+    }
+    if gpu.pipes.tensor_flop_per_cycle:
+        flop_j = functional_unit_cost(chip.tech, "tensor_fp16").energy_j
+        operand_j = assumed["tensor_register_byte_per_flop"] * register_j_per_byte
+        found |= {
+            name: (flop_j + operand_j) * bits / _FP16_BIT for name, bits in _WIDTH_BIT.items()
+        }
+    read_j, write_j, _ = find_dram_energy(gpu.memory.kind)
+    if read_j is not None and write_j is not None:
+        block = d.controller.block_byte
+        found["dram_read_byte"] = read_j + chip.controller.read_j / block
+        found["dram_write_byte"] = write_j + chip.controller.write_j / block
+    return found
+
+
+SIZE_KNOBS = {
+    "registers": "registers of an SM, in as many banks as before",
+    "l1": "bytes of the L1 data cache",
+    "shared": "bytes of shared memory",
+    "l2": "bytes of every L2 slice",
+    "sms": "SMs, and the ports of the network with them",
+}
+_RESIZED = {  # knob -> field of the design, and the size in it
+    "registers": ("registers", "registers"),
+    **{
+        knob: (field, "capacity_byte")
+        for knob, field in (("l1", "data"), ("shared", "shared"), ("l2", "l2"))
+    },
+}
+
+
+@dataclass(frozen=True)
+class EnergyRatio:
+    """One of our figures and the corresponding one of another source, or of the chip before a
+    change.
+    """
+
+    where: str  # file or GPU
+    group: str  # component class, or the chip that was changed
+    name: str
+    unit: str
+    ours: float
+    theirs: float
+
+    @property
+    def ratio(self) -> float:
+        """Ours over theirs."""
+        return self.ours / self.theirs
+
+
+def scale_design(
+    design: chip_design.ChipDesign, factors: Mapping[str, float]
+) -> chip_design.ChipDesign:
+    """Multiply some sizes of a design; a size that does not come out whole is refused."""
+    for name, factor in factors.items():
+        check_names("part to change", name, SIZE_KNOBS, "")
+        if not factor > 0.0:
+            raise bad_value(f"{name}: factor", "above zero", factor)
+    found = design
+    for name, (field, size) in _RESIZED.items():
+        if name in factors:
+            old = getattr(design, field)
+            if old is None:
+                raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
+            whole = _scale_whole(name, getattr(old, size), factors[name])
+            resized: dict[str, Any] = {field: replace(old, **{size: whole})}
+            found = replace(found, **resized)
+    if "sms" in factors:
+        count = _scale_whole("sms", design.sm_count, factors["sms"])
+        ports = ceil(design.router.inputs * count / design.sm_count)
+        found = replace(found, sm_count=count, router=replace(design.router, inputs=ports))
+    if found.link_um:
+        after_mm2, before_mm2 = (
+            chip_design.chip_area_mm2(chip_design.build_chip(d)) for d in (found, design)
+        )
+        found = replace(
+            found, link_um=design.link_um * sqrt(after_mm2 / before_mm2)
+        )  # the die's side
+    return found
+
+
+def compare_chips(
+    before: chip_design.BuiltChip, after: chip_design.BuiltChip
+) -> tuple[EnergyRatio, ...]:
+    """Compare every counter's joules, the pipelines' watts, leakage and area of two chips, the
+    second as ours.
+    """
+
+    def list_figures(chip: chip_design.BuiltChip) -> dict[tuple[str, str], float]:
+        leakage = chip_design.chip_leakage(chip)
+        figures = {(name, "J"): joule for name, joule in counter_energies(chip).items()}
+        figures |= {
+            (PIPELINES, "W"): pipeline_duty_w(chip),
+            (LEAKAGE, "W"): leakage.cores_w + leakage.rest_w,
+        }
+        return figures | {(AREA, "mm2"): chip_design.chip_area_mm2(chip)}
+
+    old, new = list_figures(before), list_figures(after)
+    where, group = after.design.name, "size"
+    return tuple(
+        EnergyRatio(where, group, *key, new[key], value)
+        for key, value in old.items()
+        if value > 0.0
+    )
+
+
+def _scale_whole(name: str, size: int, factor: float) -> int:
+    found = size * factor
+    if abs(found - round(found)) > 1e-9 * found:
+        raise bad_value(f"{name} times {factor:g}", "a whole number", found)
+    return round(found)
+
+
+# AccelWattch knows more units than GPUWattch; it charges all but additions the energy of the SFU or
+# the FPU
+_FPU = ("FPU_ACC", "DPU_ACC")
+
+
+def build_architecture_chip(
+    architecture: ChipArchitecture,
+    sm_count: int | None = None,
+    clock_hz: float | None = None,
+    **fields: Any,
+) -> chip_design.BuiltChip:
+    """Build the chip of an architecture; ``fields`` that are not None replace those of its design."""
+    design = chip_design.design_from_architecture(architecture, sm_count)
+    given = {
+        name: value
+        for name, value in (fields | {"clock_hz": clock_hz}).items()
+        if value is not None
+    }
+    return chip_design.build_chip(replace(design, **given))
+
+
+def make_energy_table(
+    chip: chip_design.BuiltChip, dialect: SimulatorDialect = SimulatorDialect.GPUWATTCH
+) -> EnergyTable:
+    """Return an energy table for the component model: joules per counter of a dialect, pipeline
+    watts, leakage.
+
+    AccelWattch's static, idle and constant power hold the leakage already, so that its table has
+    none."""
+    table = counter_energies(chip)
+    if dialect is SimulatorDialect.ACCELWATTCH:
+        table |= {"INT_ACC": table.pop("SP_ACC")}
+        sfu_j, fpu_j = table.pop("SFU_ACC"), table["FPU_ACC"]
+        units = [
+            c.column for c in dialect_counters(dialect) if c.prescaled and c.column != "INT_ACC"
+        ]
+        table |= {name: fpu_j if name in _FPU else sfu_j for name in units}
+    leakage = chip_design.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None
+    return EnergyTable(
+        name=f"{chip.design.name}-bottom-up",
+        energy_j=table,
+        duty_w=pipeline_duty_w(chip),
+        reference_clock_hz=chip.design.clock_hz,
+        mc_constant_w=chip.controller.constant_w,
+        coalescer_read_j=chip.coalescer.read_j,
+        coalescer_write_j=chip.coalescer.write_j,
+        leakage=leakage,
+        source=chip.provenance,
+    )
+
+
+def energies_to_plain(chip: chip_design.BuiltChip, gpu: Gpu | None = None) -> dict[str, Any]:
+    """Return all energies, leakage and area as plain values for JSON; with a catalogue GPU also
+    those of modules.
+    """
+    tech, leakage = chip.tech, chip_design.chip_leakage(chip)
+    modules = module_event_energies(chip, gpu) if gpu is not None else {}
+    accesses = {
+        r["counter"]: r["accesses"]
+        for r in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")
+    }
+    return {
+        "name": chip.design.name,
+        "provenance": chip.provenance,
+        "notes": list(chip.design.notes),
+        "feature_nm": chip.design.feature_nm,
+        "voltage_v": tech.voltage_v,
+        "temperature_k": tech.temperature_k,
+        "counters": [
+            {"counter": name, "energy_j": joule, "from": accesses[name]}
+            for name, joule in counter_energies(chip).items()
+        ],
+        "events": [{"event": name, "energy_j": joule} for name, joule in modules.items()],
+        "units": [
+            {
+                "unit": name,
+                "energy_j": functional_unit_cost(tech, name).energy_j,
+                "source": unit.source,
+            }
+            for name, unit in functional_units().items()
+        ],
+        "pipelines_w": pipeline_duty_w(chip),
+        "memory_controller_w": chip.controller.constant_w,
+        "coalescer": {"read_j": chip.coalescer.read_j, "write_j": chip.coalescer.write_j},
+        "parts": [
+            {"part": part.name}
+            | {key: value for key, value in vars(part).items() if key not in ("name", "group")}
+            for part in chip_design.list_chip_parts(chip)
+        ],
+        "leakage_w": leakage.cores_w + leakage.rest_w,
+        "area_mm2": chip_design.chip_area_mm2(chip),
+    }
+
+
+def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
+    """Compare the energies of a catalogue GPU with those fitted to its measured power."""
+    bundle = shipped_bundle(name)
+    if bundle is None:
+        raise BadInput(f"no energies were fitted for {name}: there is nothing to compare with.")
+    gpu, theirs = load_gpu(name), bundle.power.as_module_power().energy_j
+    ours = module_event_energies(chip_design.build_chip(chip_design.design_from_gpu(gpu)), gpu)
+    return [
+        EnergyRatio(name, "module", event, "J", joule, theirs[event])
+        for event, joule in ours.items()
+        if theirs.get(event, 0.0) > 0.0
+    ]
+
+
+def make_energy_rows(gpu: str = "h200") -> list[LedgerRow]:
+    """Return ledger rows of a fitted GPU's energies."""
+    if shipped_bundle(gpu) is None:
+        return []
+    return [
+        make_ratio_row(f"{gpu} fitted", r.name, 1, r.ratio, _FITTED_MUST)
+        for r in fitted_ratios(gpu)
+    ]
+
+
+def make_ratio_row(
+    where: str, quantity: str, n: int, ratio: float, must: float | None, aim: float | None = None
+) -> LedgerRow:
+    """Return a ledger row of a ratio: its distance from one, and the factor within which it must
+    lie.
+    """
+    goals: dict[str, Any] = {"factor_must": must, "factor_aim": aim}
+    return make_ledger_row(
+        where, quantity, n, 100.0 * abs(ratio - 1.0), ratio=round(ratio, 3), **goals
+    )
+
+
+def print_energies(console: Console, plain: dict[str, Any]) -> None:
+    """Print energies by counter and by event, leakage and area by part, and their sources."""
+    from rich.markup import escape
+
+    console.print(
+        f"[bold]{escape(plain['name'])}[/bold]  {escape(plain['provenance'])}", highlight=False
+    )
+    counted = [
+        (row["counter"], show(row["energy_j"], "J"), row["from"]) for row in plain["counters"]
+    ]
+    pipes = ("PIPE_A", show(plain["pipelines_w"], "W"), "pipeline latches of all SMs at duty one")
+    console.print(new_table("counter", "energy", "from", rows=[*counted, pipes], left=("from",)))
+    if plain["events"]:
+        print_rows(console, plain["events"], {"event": "event", "energy_j": "energy"})
+    published = {
+        "unit": "unit",
+        "energy_j": "operation at this node and voltage",
+        "source": "source",
+    }
+    print_rows(console, plain["units"], published, left=("source",))
+    pieces = new_table("part", "count", "leakage of one", "area of one")
+    for row in plain["parts"]:
+        leak_w = row["subthreshold_w"] + row["gate_w"]
+        pieces.add_row(
+            row["part"], str(row["count"]), show(leak_w, "W", 3), f"{row['area_mm2']:.4g} mm2"
+        )
+    pieces.add_row(
+        "whole chip", "", show(plain["leakage_w"], "W", 4), f"{plain['area_mm2']:.4g} mm2"
+    )
+    console.print(pieces)
+    for note in plain["notes"]:
+        console.print(f"note: {escape(note)}", style="dim", highlight=False)
+
+
+def print_changes(console: Console, changes: Sequence[EnergyRatio]) -> None:
+    """Print the figures that changed, before and after."""
+    moved = [c for c in changes if abs(c.ratio - 1.0) >= _LEAST_CHANGE]
+    rows = [
+        (c.name, *(_format_quantity(v, c.unit) for v in (c.theirs, c.ours)), f"{c.ratio:.3f}")
+        for c in moved
+    ]
+    console.print(new_table("figure", "before", "after", "ratio", rows=rows))
+
+
+def print_ratios(console: Console, ratios: Sequence[EnergyRatio]) -> None:
+    """Print every ratio on a line of its own."""
+    both = ([_format_quantity(value, r.unit) for value in (r.ours, r.theirs)] for r in ratios)
+    rows = [
+        (r.where, r.group, r.name, *texts, f"{r.ratio:.3f}")
+        for r, texts in zip(ratios, both, strict=True)
+    ]
+    console.print(new_table("where", "class", "name", "bottom up", "theirs", "ratio", rows=rows))
+
+
+def _format_quantity(value: float, unit: str) -> str:
+    return f"{value:.4g} mm2" if unit == "mm2" else show(value, unit, 4)
+
+
+def draw_size_changes(design: ChipDesign) -> Figure:
+    """Draw energies, leakage and area of a chip relative to its own, as one size after another is
+    multiplied.
+    """
+    figure = new_figure(9.0, 6.0)
+    panels = figure.subplots(2, 2, sharex=True)
+    base = chip_design.build_chip(design)
+    for axes, (knob, (title, names)) in zip(panels.flat, _PANELS.items(), strict=True):
+        chips = [chip_design.build_chip(scale_design(design, {knob: step})) for step in _STEPS]
+        tables = [
+            {change.name: change.ratio for change in compare_chips(base, chip)} for chip in chips
+        ]
+        for k, name in enumerate(names):
+            line = "--" if name in (LEAKAGE, AREA) else "-"
+            ratios = [t[name] for t in tables]
+            axes.plot(_STEPS, ratios, f"{_MARKS[k]}{line}", color=_LINE_COLOURS[k], label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(_STEPS, [f"{step:g}x" for step in _STEPS])
+        values = [table[name] for table in tables for name in names]
+        ticks = [t for t in _STEPS if 0.7 * min(values) <= t <= 1.4 * max(values)]
+        axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        axes.axhline(1.0, color="#999999", linewidth=0.8)
+        axes.set_title(title)
+        axes.legend(frameon=False)
+    figure.supylabel("relative to the chip as it is")
+    note = f"{design.name}, F = {design.feature_nm:g} nm, bottom-up; one size changes, others stay"
+    return add_caption(figure, note)

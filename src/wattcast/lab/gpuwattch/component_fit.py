@@ -1,0 +1,369 @@
+"""Fit the component model to measured power: scaling factors of components, or energies such as
+DRAM's.
+
+Both are bounded least squares on relative error,
+
+    min_x  Σ_k ( (a_k·x − p_k) / p_k )² + w·Σ_j (x_j − x0_j)² / s_j²   with  l ≤ x ≤ u,  x_i ≤
+    r·x_j,
+
+with p_k the measured watts of kernel k, a_k its components' watts (x: factors, x0 = 1) or its event
+rates (x: joules per event). The orderings express physics: a multiplication costs no less than an
+addition. Without orderings this is scipy's ``lsq_linear``; with them it is a quadratic program for
+Clarabel. GPUWattch's manual (section 2.3) drops kernels shorter than 0.5 ms, whose power is still
+rising."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import bad_value, check_names, import_extra, nearest_names
+from wattcast.core.records import dataclass, field, replace
+from wattcast.core.strict_files import parse_csv, read_bytes, read_number
+from wattcast.lab.gpuwattch.architecture import ChipArchitecture
+from wattcast.lab.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
+from wattcast.lab.gpuwattch.trace_reading import dialect_counters
+
+SHORTEST_KERNEL_S = 0.5e-3  # manual, section 2.3
+
+
+@dataclass(frozen=True)
+class ValueOrdering:
+    """The constraint ``smaller`` ≤ ``ratio`` · ``larger``, for energies and factors alike."""
+
+    smaller: str
+    larger: str
+    ratio: float = 1.0
+
+    @classmethod
+    def read(cls, text: str) -> ValueOrdering:
+        """Read ``"SP_ACC<=FPU_ACC"`` or ``"SP_ACC<=1.5*FPU_ACC"``."""
+        match = re.fullmatch(r"\s*(\w+)\s*<=\s*(?:([\d.eE+-]+)\s*\*\s*)?(\w+)\s*", text)
+        if match is None:
+            raise bad_value("ordering", "'A<=B' or 'A<=1.5*B'", text)
+        return cls(match[1], match[3], float(match[2] or 1.0))
+
+
+@dataclass(frozen=True)
+class FitConstraints:
+    """Bounds, orderings and priors that are declared before the fit; the defaults are of factors of
+    watts.
+    """
+
+    bounds: tuple[float, float] = (0.5, 2.0)  # a factor of two either way
+    special: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # bounds of single names
+    orders: tuple[ValueOrdering, ...] = ()
+    start: float = 1.0  # which leaves the model as it stands
+    prior_weight: float = 1e-3  # a factor wrong by 1 weighs as much as one kernel wrong by 3 %
+
+    def limits(self, names: Sequence[str]) -> tuple[Array, Array]:
+        """Return the lower and upper bound of each name."""
+        check_names("component to bound", self.special, names, "")
+        pairs = np.array([self.special.get(name, self.bounds) for name in names], dtype=np.float64)
+        if not (pairs[:, 0] <= pairs[:, 1]).all() or not (pairs[:, 0] >= 0).all():
+            raise bad_value(
+                "bounds", "a lower bound of zero or more and an upper one above it", pairs.tolist()
+            )
+        return pairs[:, 0], pairs[:, 1]
+
+    def rows(self, names: Sequence[str]) -> Array:
+        """Return the orderings as rows G of G·x ≤ 0."""
+        rows = np.zeros((len(self.orders), len(names)))
+        for row, order in zip(rows, self.orders, strict=True):
+            check_names("component to order", (order.smaller, order.larger), names, "")
+            row[names.index(order.smaller)] = 1.0
+            row[names.index(order.larger)] = -order.ratio
+        return rows
+
+
+# of joules per event, such as DRAM's precharge, read and write (manual, section 2.2.8); undriven
+# ones stay at zero
+ENERGY_CONSTRAINTS = FitConstraints((0.0, np.inf), start=0.0, prior_weight=1e-9)
+
+
+@dataclass(frozen=True)
+class ComponentFitErrors:
+    """Mean absolute percentage errors of a fit, in sample and held out."""
+
+    start: float  # before fitting
+    in_sample: float
+    leave_one_out: float
+    leave_application_out: float
+    constant: float  # the mean power of the other kernels, for every kernel
+
+
+@dataclass(frozen=True)
+class ComponentFit:
+    """Fitted values with their errors."""
+
+    names: tuple[str, ...]
+    value: Array
+    score: ComponentFitErrors
+    kernels: int
+    dropped: tuple[str, ...]  # kernels too short
+    at_bound: tuple[str, ...]
+    determined: tuple[str, ...]  # names the kernels drive at all
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON and YAML."""
+        return {
+            "values": dict(zip(self.names, self.value.tolist(), strict=True)),
+            "mape": vars(self.score).copy(),
+            "kernels": self.kernels,
+            "dropped": list(self.dropped),
+            "at_bound": list(self.at_bound),
+            "not_driven": [name for name in self.names if name not in self.determined],
+        }
+
+
+@dataclass(frozen=True)
+class MeasuredKernels:
+    """Kernels with the quantities that drive their power and their measured watts."""
+
+    kernels: tuple[str, ...]
+    applications: tuple[str, ...]
+    names: tuple[str, ...]
+    drive: Array  # (kernel, name): watts of components, or events per second
+    measured_w: Array
+    duration_s: Array | None = None  # None: not known, nothing is dropped
+    offset_w: Array | float = 0.0  # watts that are not fitted
+
+    def __post_init__(self) -> None:
+        if self.drive.shape != (len(self.kernels), len(self.names)) or len(self.kernels) < 2:
+            raise bad_value(
+                "runs", "at least two kernels, each with every column", self.drive.shape
+            )
+        if not (
+            (self.measured_w > 0).all()
+            and np.isfinite(self.drive).all()
+            and (self.drive >= 0).all()
+        ):
+            raise bad_value(
+                "runs", "measured watts above zero and drives of zero or more", "others"
+            )
+
+
+def fit_components(
+    runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float = SHORTEST_KERNEL_S
+) -> ComponentFit:
+    """Fit factors of components' watts, or with ``ENERGY_CONSTRAINTS`` joules per event, to kernels
+    long enough.
+    """
+
+    def mean_percent(predicted: Array) -> float:
+        return float(np.mean(np.abs(predicted / measured - 1.0)) * 100.0)
+
+    start = np.full(len(runs.names), constraints.start)
+    kept = np.ones(len(runs.kernels), dtype=np.bool_)
+    if runs.duration_s is not None:
+        kept = np.asarray(runs.duration_s >= shortest_s)
+    if kept.sum() < 2:
+        raise bad_value(
+            "runs", f"at least two kernels of {shortest_s * 1e3:g} ms or more", int(kept.sum())
+        )
+    drive, measured = runs.drive[kept], runs.measured_w[kept]
+    offset = np.broadcast_to(np.asarray(runs.offset_w, dtype=np.float64), kept.shape)[kept]
+    lower, upper = constraints.limits(runs.names)
+    orders = constraints.rows(runs.names)
+    # natural size of a value: 1 for a factor; for an energy the one that would explain all the
+    # power
+    largest = drive.max(axis=0)
+    size = (
+        np.ones(start.size) if (start > 0).all() else measured.mean() / np.maximum(largest, 1e-300)
+    )
+    scale = np.where(largest > 0, size, 1.0)
+    weight = np.sqrt(constraints.prior_weight)
+
+    def solve(rows: Mask) -> Array:
+        """Return the best values for some of the kernels."""
+        a = drive[rows] * scale / measured[rows][:, np.newaxis]
+        a = np.vstack([a, weight * np.eye(start.size)])
+        b = np.concatenate([1.0 - (offset[rows] / measured[rows]), weight * start / scale])
+        return scale * _solve_bounded(a, b, lower / scale, upper / scale, orders * scale)
+
+    def held_out_error(groups: Sequence[str]) -> float:
+        """Return the error where each kernel is predicted by a fit that never saw its group."""
+        labels, predicted = np.array(groups), np.full(len(measured), np.nan)
+        for label in dict.fromkeys(groups) if len(set(groups)) > 1 else ():
+            out = labels == label
+            predicted[out] = drive[out] @ solve(~out) + offset[out]
+        return mean_percent(predicted)
+
+    value, before = solve(np.ones(len(measured), dtype=np.bool_)), drive @ start + offset
+    groups = [str(i) for i in range(len(measured))], list(compress(runs.applications, kept))
+    score = ComponentFitErrors(
+        start=mean_percent(before) if before.any() else 100.0,
+        in_sample=mean_percent(drive @ value + offset),
+        leave_one_out=held_out_error(groups[0]),
+        leave_application_out=held_out_error(groups[1]),
+        constant=mean_percent((measured.sum() - measured) / (len(measured) - 1)),
+    )
+    close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (
+        lower < upper
+    )
+    dropped, at_bound = tuple(compress(runs.kernels, ~kept)), tuple(compress(runs.names, close))
+    determined = tuple(
+        name for name, column in zip(runs.names, drive.T, strict=True) if column.any()
+    )
+    return ComponentFit(runs.names, value, score, int(kept.sum()), dropped, at_bound, determined)
+
+
+def _solve_bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array) -> Array:
+    """Minimise |a·x − b|² within bounds and orderings."""
+    if not len(orders):
+        from scipy.optimize import lsq_linear
+
+        free = upper > lower  # scipy wants room between bounds
+        fixed = np.where(free, 0.0, lower)
+        if free.any():
+            rest = b - a @ fixed
+            fixed[free] = lsq_linear(
+                a[:, free], rest, bounds=(lower[free], upper[free]), tol=1e-12
+            ).x
+        return np.asarray(fixed)
+    clarabel = import_extra("clarabel", "orderings need clarabel", "fit")
+    from scipy import sparse
+
+    finite, identity = np.isfinite(upper), np.eye(a.shape[1])
+    stacked = np.vstack([orders, identity[finite], -identity])
+    limits = np.concatenate([np.zeros(len(orders)), upper[finite], -lower])
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    cones = [clarabel.NonnegativeConeT(len(stacked))]
+    quadratic = sparse.csc_matrix(np.triu(2.0 * a.T @ a))
+    problem = (quadratic, -2.0 * a.T @ b, sparse.csc_matrix(stacked), limits, cones, settings)
+    solution = clarabel.DefaultSolver(*problem).solve()
+    if str(solution.status) not in ("Solved", "AlmostSolved"):
+        do = "Do the orderings contradict the bounds?"
+        raise bad_value("fit", "bounds and orderings that can all hold", str(solution.status), do)
+    found: Array = np.clip(np.array(solution.x, dtype=np.float64), lower, upper)
+    return found
+
+
+_MAX_BYTE = 256 << 20
+
+
+@dataclass(frozen=True)
+class KernelColumns:
+    """The columns of a table of kernels."""
+
+    measured: str
+    kernel: str = "kernel"
+    application: str | None = None  # default: the kernel's name without its trailing _k1, _2 ...
+    duration: str | None = None  # seconds
+    cycles: str | None = None  # with clock_hz, instead of seconds
+    clock_hz: float | None = None
+    prefix: str = ""  # component columns start with this
+    leave_out: tuple[str, ...] = ()
+
+
+def read_measured_kernels(
+    path: Path, columns: KernelColumns, names: Sequence[str] | None = None, rates: bool = False
+) -> MeasuredKernels:
+    """Read kernels from a CSV: measured watts, and component watts or (with ``rates``) counts over
+    the duration.
+    """
+    rows = parse_csv(read_bytes(path, _MAX_BYTE), path.name)
+    header, where = list(rows[0]), path.name
+    special = {
+        columns.measured,
+        columns.kernel,
+        columns.application,
+        columns.duration,
+        columns.cycles,
+    } - {None}
+    for wanted in special - set(header):
+        close = nearest_names(str(wanted), header)
+        raise bad_value(
+            where, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none"
+        )
+    found = [
+        c.removeprefix(columns.prefix)
+        for c in header
+        if c.startswith(columns.prefix) and c not in special
+    ]
+    check_names(
+        "column to leave out", columns.leave_out, found, f"Columns to fit: {', '.join(found)}."
+    )
+    chosen = list(names) if names else [name for name in found if name not in columns.leave_out]
+    lost = [name for name in chosen if columns.prefix + name not in header]
+    if not chosen or lost:
+        raise bad_value(where, f"columns {columns.prefix}{', '.join(lost) or '*'}", "none")
+
+    def read(column: str) -> Array:
+        return np.array([read_number(row[column], f"{where}: {column}") for row in rows])
+
+    drive = np.stack([read(columns.prefix + name) for name in chosen], axis=-1)
+    duration_s = None
+    if columns.duration is not None:
+        duration_s = read(columns.duration)
+    elif columns.cycles is not None and columns.clock_hz is not None:
+        duration_s = read(columns.cycles) / columns.clock_hz
+    if rates:
+        if duration_s is None:
+            raise bad_value(where, "a duration, to turn counts into rates", "none")
+        drive = drive / duration_s[:, np.newaxis]
+    kernels = tuple(row[columns.kernel] for row in rows)
+    applications = tuple(application_of_kernel(kernel) for kernel in kernels)
+    if columns.application:
+        applications = tuple(row[columns.application] for row in rows)
+    return MeasuredKernels(
+        kernels, applications, tuple(chosen), drive, read(columns.measured), duration_s
+    )
+
+
+def rates_to_watts(runs: MeasuredKernels, table: EnergyTable) -> MeasuredKernels:
+    """Multiply event rates with a table's joules, so that factors of the watts can be fitted.
+
+    ``PIPE_A`` is a duty, not a rate, and costs watts. Constant power of the table (leakage, the
+    memory controllers' constant) goes into the offset."""
+    joule: dict[str, Array | float] = dict(table.energy_j)
+    if runs.duration_s is not None:
+        joule[DUTY] = table.duty_w * runs.duration_s  # rates were divided by it
+    check_names("counter", runs.names, joule, "Name the columns to fit with --column.")
+    drive = np.stack([runs.drive[:, i] * joule[name] for i, name in enumerate(runs.names)], axis=-1)
+    leak_w = table.leakage.cores_w + table.leakage.rest_w if table.leakage else 0.0
+    return replace(runs, drive=drive, offset_w=runs.offset_w + leak_w + table.mc_constant_w)
+
+
+def application_of_kernel(kernel: str) -> str:
+    """Return the program that a kernel belongs to, from names such as ``mergeSort_k2``.
+
+    >>> application_of_kernel("mergeSort_k2"), application_of_kernel("sad_1"), application_of_kernel("hotspot")
+    ('mergeSort', 'sad', 'hotspot')
+    """
+    return re.sub(r"_k?\d+$", "", kernel)
+
+
+def apply_factors(architecture: ChipArchitecture, factors: Mapping[str, float]) -> ChipArchitecture:
+    """Multiply fitted factors of components into an architecture's scaling factors and powers.
+
+    Memory-controller and coalescer factors share their counters with DRAM and the caches, whose
+    factor holds."""
+    scaling, parameters, static = (
+        dict(architecture.scaling),
+        dict(architecture.parameters),
+        dict(architecture.static),
+    )
+    by_column = {c.column: c.scaling for c in dialect_counters(architecture.dialect)}
+    for component in read_component_set(architecture.dialect).components:
+        factor = factors.get(component.name, 1.0)
+        if component.static:
+            static = {name: value * factor for name, value in static.items()}
+        elif component.constant in ("const_dynamic", "constant_power"):
+            key = "CONST_DYNAMICN" if component.constant == "const_dynamic" else "constant_power"
+            scaling[key] = scaling.get(key, 0.0) * factor
+        elif component.name == "IDLE_COREP":
+            parameters["idle_core_power"] = architecture.number("idle_core_power") * factor
+        elif component.name not in ("MCP", "COALP"):
+            for counter in component.terms:
+                scaling[by_column[counter]] = architecture.scaling_of(by_column[counter]) * factor
+    return replace(architecture, scaling=scaling, parameters=parameters, static=static)

@@ -1,0 +1,573 @@
+"""Energies of AccelWattch's counters from our own measurements, and the XML file that a simulator
+reads.
+
+The power of a kernel is fitted as
+
+    P = P_const + P_sm · V · a + V² · Σ_i E_i · n_i / t + Σ_d E_d · n_d / t
+
+with a the share of SMs at work, V the core voltage relative to that at the top clock, on-chip
+counters i and device memory d. Rows are the microbenchmarks of a database and one half of its
+counted operators; the other half is kept for the judgement. Coefficients are zero or more (least
+squares on relative error), and their intervals are the 5th and 95th percentile of fits to resampled
+benchmarks. A profiler sees fewer counters than a simulator writes, so counters that always come
+together share a coefficient: registers, instruction cache and scheduler are in the instruction and
+in the unit that uses them, and have none of their own.
+
+Other GPUs have the H200's coefficients times the ratio of the module energies in the two GPUs'
+bundles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from wattcast.calibrate.scoring import mean_percent_error
+from wattcast.core import files
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import BadInput, unknown_name
+from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
+from wattcast.core.records import dataclass, replace
+from wattcast.core.strict_files import read_shipped_table, read_shipped_yaml
+from wattcast.hardware import OperatingPoint
+from wattcast.hardware.catalogue_reader import strip_board
+from wattcast.lab.counter_models import profiler_counters
+from wattcast.lab.counter_models.counter_table import read_column_map
+from wattcast.lab.gpuwattch.architecture import (
+    ChipArchitecture,
+    architecture_texts,
+    make_architecture,
+)
+from wattcast.lab.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_gpu
+from wattcast.lab.gpuwattch.bottom_up.event_energies import (
+    build_architecture_chip,
+    make_energy_table,
+)
+from wattcast.lab.gpuwattch.component_build import BuiltComponentModel, build_component_model
+from wattcast.lab.gpuwattch.energy_table import EnergyTable, read_component_set
+from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.power.activity import Activity, ActivitySource
+from wattcast.power.component_power import STATIC_NAMES
+from wattcast.power.power_model import VoltageCurve
+from wattcast.predictor.api import find_gpu
+from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
+from wattcast.predictor.bundle.calibrated import calibrated_bundle
+from wattcast.predictor.bundle.forecast import forecast_bundle
+
+PARENT = "h200"
+CARRIED = ("a100-sxm-80gb", "h100-sxm", "b200")
+CONSTANT, ACTIVE = "constant_power", "static_flane"
+
+
+class _Term(NamedTuple):
+    """A fitted energy: the counters that share it, and the module whose energy carries it to other
+    GPUs.
+    """
+
+    counters: tuple[str, ...]
+    module: str
+    exponent: int  # of the core voltage
+
+
+# A product of tensor cores counts as 32 accesses, one a thread, of 4 sub-core cycles (m16n8k16 of
+# 16-bit inputs).
+TERMS = {
+    row["term"]: _Term(tuple(row["counters"].split()), row["module"], int(row["exponent"]))
+    for row in read_shipped_table("wattcast.lab.gpuwattch", "measured_terms.csv")
+}
+_WARP, _SECTOR_BYTE, _CYCLE_ACCESS = 32.0, 32.0, 8.0
+_RESULTS = "l1tex__m_l1tex2xbar_write_bytes.sum"
+_RESAMPLES = 200
+_NOT_COUNTED = (
+    "mma_int8",
+    "wgmma_int8",
+    "mma_fp64",
+    "mma_fp64_884",
+)  # TENSOR_ACC is of 16-bit and tf32 products
+_OTHER_IDLE = ("idle_context_off", "idle_host_busy")  # idle clocks, which no kernel runs at
+# A forecast of the B200's watts was 32 % off before any of them was used
+# (predictor/bundle/b200/calibration.yaml)
+_CARRIED_ERROR = 0.32
+_MEASURED_ON = {
+    "b200": ("tensor_fp16_flop", "l2_byte", "dram_read_byte", "dram_write_byte", "shared_byte")
+}
+_MEASURED_ERROR = 0.063  # of the same rows held out, after they had moved the energies
+
+
+@dataclass(frozen=True)
+class MeasuredValue:
+    """A coefficient with the 5th and 95th percentile of its resampled fits, in J per count or W."""
+
+    value: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float, error: float = 0.0) -> MeasuredValue:
+        """Return the value times a factor, its interval widened by a relative error."""
+        return MeasuredValue(
+            self.value * factor,
+            max(self.value - np.hypot(self.value - self.low, error * self.value), 0.0) * factor,
+            (self.value + np.hypot(self.high - self.value, error * self.value)) * factor,
+        )
+
+
+@dataclass(frozen=True)
+class CountedLaunches:
+    """Measured kernels with their counts: rows of microbenchmarks and of operators."""
+
+    names: tuple[str, ...]
+    families: tuple[str, ...]
+    power_w: Array
+    duration_s: Array
+    clock_hz: Array
+    level: Array  # core voltage relative to that at the top clock
+    active: Array  # share of SMs at work
+    counts: Array  # (row, term)
+
+    def select(self, rows: Mask) -> CountedLaunches:
+        """Return some of the rows."""
+        names, families, *numbers = (np.asarray(column)[rows] for column in vars(self).values())
+        return CountedLaunches(tuple(names.tolist()), tuple(families.tolist()), *numbers)
+
+    def design(self) -> Array:
+        """Return the factor of every coefficient in every row, ``(row, coefficient)``."""
+        exponent = np.array([term.exponent for term in TERMS.values()])
+        rates = self.counts / self.duration_s[:, np.newaxis] * self.level[:, np.newaxis] ** exponent
+        return np.column_stack([np.ones(len(self.names)), self.active * self.level, rates])
+
+
+def is_held_out(spec: str) -> bool:
+    """Tell whether an operator of the database is kept for the judgement: those whose name's hash
+    ends odd.
+    """
+    return int(spec[-1], 16) % 2 == 1
+
+
+def count_accesses(metrics: Mapping[str, float | Array]) -> dict[str, Array]:
+    """Return the counts of ``TERMS`` from Nsight Compute metrics of a launch (dots as dots or as
+    underscores).
+
+    Unit accesses are of active threads. Arithmetic on pairs of halves runs in the tensor pipe for
+    two cycles and counts as two fp32 accesses. Bank conflicts are not accesses."""
+    found = {
+        name.replace(".", "_"): np.asarray(value, dtype=np.float64)
+        for name, value in metrics.items()
+    }
+
+    def read(name: str) -> Array:
+        return found.get(name, np.zeros(()))
+
+    threads = found.get("smsp__thread_inst_executed_per_inst_executed_ratio", np.full((), _WARP))
+    threads = np.where(threads > 0, threads, _WARP)
+    hmma, gmma = (read(f"sm__inst_executed_pipe_tensor_op_{kind}_sum") for kind in ("hmma", "gmma"))
+    halves = np.maximum(hmma - gmma, 0.0)
+    shared = read("l1tex__data_pipe_lsu_wavefronts_mem_shared_sum")
+    conflicts = read("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_sum")
+    crossed = read("l1tex__m_l1tex2xbar_write_bytes_sum") + read(
+        "l1tex__m_xbar2l1tex_read_bytes_sum"
+    )
+    return {
+        "TOT_INST": read("smsp__inst_executed_sum"),
+        "INT_ACC": threads * read("sm__inst_executed_pipe_alu_sum"),
+        "FPU_ACC": threads * (read("sm__inst_executed_pipe_fma_sum") + 2.0 * halves),
+        "DPU_ACC": threads * read("sm__inst_executed_pipe_fp64_sum"),
+        "FP_EXP_ACC": _WARP * read("sm__inst_executed_pipe_xu_sum"),
+        "TENSOR_ACC": _CYCLE_ACCESS
+        * np.maximum(read("sm__pipe_tensor_cycles_active_sum") - 2.0 * halves, 0.0),
+        "SHRD_ACC": np.maximum(shared - conflicts, 0.0),
+        "DC_RH": np.maximum(read("l1tex__data_pipe_lsu_wavefronts_sum") - shared, 0.0),
+        "NOC_A": crossed / _SECTOR_BYTE,
+        "L2_RH": read("lts__t_sectors_op_read_sum") + read("lts__t_sectors_op_write_sum"),
+        "MEM_RD": read("dram__bytes_read_sum") / _SECTOR_BYTE,
+        "MEM_WR": read("dram__bytes_write_sum") / _SECTOR_BYTE,
+    }
+
+
+def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
+    """Read the microbenchmarks that counter models are trained on, without integer and fp64 tensor
+    products.
+    """
+    skipped = read_column_map(
+        files("wattcast.lab.counter_models").joinpath("columns", f"{gpu}.yaml")
+    ).left_out
+    rows = []
+    for line in profiler_counters.make_table_lines(folder, gpu):
+        name = str(line["benchmark"])
+        if str(line["group"]).startswith("multimedia") or name in {
+            *skipped,
+            *_NOT_COUNTED,
+            *_OTHER_IDLE,
+        }:
+            continue
+        numbers = {key: value for key, value in line.items() if isinstance(value, float)}
+        elapsed = numbers.get("sm__cycles_elapsed.sum", 0.0)
+        active = min(numbers["sm__cycles_active.sum"] / elapsed, 1.0) if elapsed else 0.0
+        counts = [float(value) for value in count_accesses(numbers).values()]
+        clock_hz, level = numbers["effective_clock_hz"], numbers["relative_voltage"]
+        rows.append(
+            (
+                name,
+                "microbenchmark",
+                numbers["watts"],
+                numbers["seconds"],
+                clock_hz,
+                level,
+                active,
+                counts,
+            )
+        )
+    return _make_launches(rows)
+
+
+def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict[str, float]]]]:
+    """Return sustained rows of counted operators with random data, each with the metrics of its
+    kernels.
+
+    Counters were taken with cold caches. Operands of less than half of L2 stay there when an
+    operator is repeated (each half of the chip keeps its own copies), so that nothing goes to
+    device memory. Of larger ones every result goes there once."""
+    chip = find_gpu(gpu)
+    half_l2 = 0.5 * float(np.mean(chip.need("l2.capacity_byte")))
+    counted = profiler_counters.read_operator_metrics(folder, float(np.mean(chip.sm_count)))
+    found = []
+    for row in read_table(folder / ROWS_FILE):
+        usable = row["kind"] == "sustained" and row["data"] == "random" and not row["error"]
+        if not usable or row["spec"] not in counted or "unsettled" in (row["flags"] or []):
+            continue
+        kernels = [dict(metrics) for metrics in counted[row["spec"]]]
+        if row["footprint_byte"] < half_l2:
+            kernels = [
+                m | {f"dram__bytes_{way}.sum": 0.0 for way in ("read", "write")} for m in kernels
+            ]
+        else:
+            written, results = (
+                sum(m[name] for m in kernels) for name in ("dram__bytes_write.sum", _RESULTS)
+            )
+            kernels[-1]["dram__bytes_write.sum"] += max(results - written, 0.0)
+        for metrics, way in itertools.product(kernels, ("read", "write")):
+            metrics[f"dram__sectors_{way}.sum"] = metrics[f"dram__bytes_{way}.sum"] / _SECTOR_BYTE
+        found.append((row, kernels))
+    return found
+
+
+def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
+    """Read the counted operators as launches."""
+    sms = float(np.mean(find_gpu(gpu).sm_count))
+    rows = []
+    for row, kernels in counted_rows(folder, gpu):
+        accesses = [count_accesses(metrics) for metrics in kernels]
+        counts = [sum(float(found[name]) for found in accesses) for name in TERMS]
+        clock_hz, seconds = row["effective_clock_hz"], row["latency_s"]
+        active = min(
+            sum(m["sm__cycles_active.sum"] for m in kernels) / (sms * seconds * clock_hz), 1.0
+        )
+        level = profiler_counters.bundle_voltage(gpu, row["sm_clock_hz"])
+        rows.append(
+            (row["spec"], row["family"], row["power_w"], seconds, clock_hz, level, active, counts)
+        )
+    return _make_launches(rows)
+
+
+def _make_launches(rows: Iterable[tuple[object, ...]]) -> CountedLaunches:
+    names, families, *numbers = zip(*rows, strict=True)
+    return CountedLaunches(
+        tuple(map(str, names)), tuple(map(str, families)), *map(np.array, numbers)
+    )
+
+
+def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, MeasuredValue]:
+    """Fit all coefficients to microbenchmarks and to the operators that are not held out."""
+    from scipy.optimize import nnls
+
+    parts = [read_benchmarks(folder, gpu), read_operators(folder, gpu)]
+    parts[1] = parts[1].select(np.array([not is_held_out(name) for name in parts[1].names]))
+    relative = np.concatenate([part.design() / part.power_w[:, np.newaxis] for part in parts])
+    names = np.array([name for part in parts for name in part.names])
+    scale = relative.max(axis=0)
+
+    def solve(weight: Array) -> Array:
+        root = np.sqrt(weight)
+        return np.asarray(nnls(relative / scale * root[:, np.newaxis], root)[0] / scale)
+
+    best = solve(np.ones(len(names)))
+    random, labels = np.random.default_rng(0), np.unique(names)
+    drawn = []
+    for _ in range(_RESAMPLES):
+        chosen, times = np.unique(random.choice(labels, labels.size), return_counts=True)
+        weight = dict(zip(chosen.tolist(), times.tolist(), strict=True))
+        drawn.append(solve(np.array([float(weight.get(name, 0)) for name in names])))
+    low, high = np.percentile(np.array(drawn), [5.0, 95.0], axis=0)
+    ends = zip(
+        (CONSTANT, ACTIVE, *TERMS), best, np.minimum(low, best), np.maximum(high, best), strict=True
+    )
+    return {
+        name: MeasuredValue(*(float(f"{value:.5g}") for value in values)) for name, *values in ends
+    }
+
+
+class _MeasuredFile(msgspec.Struct, forbid_unknown_fields=True):
+    wattcast: str
+    gpu: str
+    source: str
+    values: dict[str, MeasuredValue]
+    technology: dict[str, dict[str, str]]
+
+
+@cache
+def _read_measured_file() -> _MeasuredFile:
+    return read_shipped_yaml(_MeasuredFile, "wattcast.lab.gpuwattch", "measured_h200.yaml")
+
+
+@dataclass(frozen=True)
+class MeasuredChip:
+    """Coefficients of one GPU with their intervals, where they come from, and its bundle."""
+
+    name: str
+    values: Mapping[str, MeasuredValue]
+    source: str
+    bundle: Bundle
+    design: ChipDesign
+
+    @property
+    def voltage(self) -> VoltageCurve:
+        """Relative core voltage by clock."""
+        return self.bundle.power.as_module_power().voltage
+
+
+@cache
+def measured_chip(name: str) -> MeasuredChip:
+    """Return the coefficients of a GPU: those of the H200 as fitted, of A100, H100 and B200 carried
+    over.
+    """
+    gpu, file = find_gpu(strip_board(name)), _read_measured_file()
+    parent, design = shipped_bundle(PARENT), design_from_gpu(gpu)
+    assert parent is not None
+    if gpu.name == PARENT:
+        return MeasuredChip(gpu.name, file.values, file.source, parent, design)
+    if gpu.name not in CARRIED:
+        do = f"Energies are there for {', '.join((PARENT, *CARRIED))}; an architecture file may describe any GPU."
+        raise unknown_name("GPU with energies for AccelWattch", gpu.name, (PARENT, *CARRIED), do)
+    bundle = calibrated_bundle(gpu) or forecast_bundle(gpu)
+    theirs, ours = parent.power.as_module_power(), bundle.power.as_module_power()
+    watched = _MEASURED_ON.get(gpu.name, ())
+    values = {}
+    for key, term in TERMS.items():
+        error = _MEASURED_ERROR if term.module in watched else _CARRIED_ERROR
+        values[key] = file.values[key].scaled(
+            ours.energy_j[term.module] / theirs.energy_j[term.module], error
+        )
+    tops = [float(np.mean(g.clocks.max_hz)) for g in (gpu, find_gpu(PARENT))]
+    idle = [
+        float(p.idle.power_at(hz, p.idle.reference_c))
+        for p, hz in zip((ours, theirs), tops, strict=True)
+    ]
+    sms = float(np.mean(gpu.sm_count)) / float(np.mean(find_gpu(PARENT).sm_count))
+    busy = (
+        ours.energy_j["busy_sm_cycle"] / theirs.energy_j["busy_sm_cycle"] * sms * tops[0] / tops[1]
+    )
+    values |= {CONSTANT: file.values[CONSTANT].scaled(idle[0] / idle[1], _CARRIED_ERROR)}
+    values |= {ACTIVE: file.values[ACTIVE].scaled(busy, _CARRIED_ERROR)}
+    source = f"energies of the H200 times the ratio of module energies in the bundles of {gpu.name} and {PARENT}; "
+    source += (
+        f"{', '.join(watched)} follow watts measured on it" if watched else "no watt of it was used"
+    )
+    return MeasuredChip(gpu.name, values, source, bundle, design)
+
+
+def measured_architecture(
+    chip: MeasuredChip, base: ChipArchitecture | None = None
+) -> ChipArchitecture:
+    """Return the AccelWattch architecture of a GPU whose scaling factors give its measured
+    energies.
+
+    A scaling factor is the measured energy over the one that McPAT computes from the file, for
+    which our bottom-up energies stand (docs/method/component-energies.md compares them). ``base``
+    is a simulator's own file: its tree, sizes and technology stay, so that the simulator reads it,
+    and factors and powers are replaced."""
+    texts = architecture_texts(base) if base is not None else _plain_texts(chip)
+    values = chip.values
+    system = texts["system"]
+    system |= {
+        name: repr(values[ACTIVE].value) if name.endswith("_flane") else "0.0"
+        for name in STATIC_NAMES
+    }
+    system |= {c.scaling: "0.0" for c in dialect_counters(SimulatorDialect.ACCELWATTCH)}
+    system |= {"constant_power": "0.0", "idle_core_power": "0.0", "modeled_chip_voltage_ref": "1.0"}
+    texts.setdefault("system.mc", {})
+    for counter, key in (
+        ("MEM_RD", "dram_rd_coeff"),
+        ("MEM_WR", "dram_wr_coeff"),
+        ("", "dram_pre_coeff"),
+    ):
+        texts["system.mc"][key] = repr(values[counter].value) if counter else "0.0"
+    name = f"accelwattch_{chip.name}"
+    stats, titles = (base.stats, base.titles) if base is not None else ({}, {})
+    draft = make_architecture(name, texts, stats, titles)
+    table = _unscaled_table(draft, chip)
+    scaling, notes = dict(draft.scaling), {}
+    by_column = {c.column: c.scaling for c in dialect_counters(SimulatorDialect.ACCELWATTCH)}
+    for key, term in TERMS.items():
+        for counter in term.counters:
+            unscaled_j = table.energy_j.get(counter, 0.0)
+            scaling[by_column[counter]] = values[key].value / unscaled_j if unscaled_j else 0.0
+            notes[by_column[counter]] = f"{_format_interval(values[key], 1e12, 'pJ')} a count"
+    scaling["constant_power"] = max(values[CONSTANT].value - table.mc_constant_w, 0.0)
+    notes["constant_power"] = (
+        f"{_format_interval(values[CONSTANT], 1.0, 'W')} with the memory controllers' constant"
+    )
+    notes |= {
+        f: _format_interval(values[ACTIVE], 1.0, "W") for f in STATIC_NAMES if f.endswith("_flane")
+    }
+    return replace(draft, scaling=scaling, comments={"": f"{chip.name}: {chip.source}", **notes})
+
+
+def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> EnergyTable:
+    """Return the energies that the architecture's factors multiply, with the interval of every
+    product.
+    """
+    table = _unscaled_table(architecture, chip)
+    interval: dict[str, tuple[float, float]] = {}
+    for key, term in TERMS.items():
+        found = chip.values[key]
+        low, high = (end / found.value if found.value else 1.0 for end in (found.low, found.high))
+        interval |= {c: (low * table.energy_j[c], high * table.energy_j[c]) for c in term.counters}
+    return replace(table, name=f"{chip.name}-measured", source=chip.source, interval_j=interval)
+
+
+def measured_model(name: str) -> tuple[ChipArchitecture, EnergyTable, BuiltComponentModel]:
+    """Return architecture, energies and the component model of a GPU by its name."""
+    chip = measured_chip(name)
+    architecture = measured_architecture(chip)
+    table = measured_table(chip, architecture)
+    components, sms = read_component_set(SimulatorDialect.ACCELWATTCH), chip.design.sm_count
+    built = build_component_model(
+        architecture, table, components, sm_count=sms, voltage=chip.voltage, capped=False
+    )
+    return architecture, table, built
+
+
+def launches_to_activity(launches: CountedLaunches, sm_count: float) -> Activity:
+    """Return launches as intervals of AccelWattch's events. Counters without a term of their own
+    are zero.
+    """
+    column = {name: i for i, name in enumerate(TERMS)}
+    counters = [c for c in dialect_counters(SimulatorDialect.ACCELWATTCH) if c.event]
+    nothing = np.zeros(len(launches.names))
+    value = [
+        launches.counts[:, column[c.column]] if c.column in column else nothing for c in counters
+    ]
+    events = [c.event for c in counters]
+    value[events.index("idle_sm")] = sm_count * (1.0 - launches.active)
+    events.append("core_voltage")
+    value.append(launches.level)
+    at = OperatingPoint(clock_hz=launches.clock_hz)
+    return Activity(
+        launches.duration_s, np.stack(value, axis=-1), tuple(events), at, ActivitySource.PROFILED
+    )
+
+
+def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, ...], Activity]:
+    """Read an Nsight Compute export in the counts that the measured energies were fitted to."""
+    launches, metrics = profiler_counters.read_ncu_metrics(path)
+    names = tuple(launch.kernel for launch in launches)
+    needed = ("gpu__time_duration.sum", "sm__cycles_elapsed.max", "smsp__inst_executed.sum")
+    if lost := [metric for metric in needed if metric not in metrics]:
+        raise BadInput(
+            f"{path.name}: metrics {', '.join(lost)} are missing. Collect them with ncu --metrics."
+        )
+    seconds, cycles = metrics["gpu__time_duration.sum"], metrics["sm__cycles_elapsed.max"]
+    counts = np.stack(
+        [np.broadcast_to(value, seconds.shape) for value in count_accesses(metrics).values()],
+        axis=-1,
+    )
+    sms = float(chip.design.sm_count)
+    active = np.clip(metrics.get("sm__cycles_active.sum", sms * cycles) / (sms * cycles), 0.0, 1.0)
+    level = chip.voltage.level_at(cycles / seconds)
+    families = tuple("" for _ in names)
+    found = CountedLaunches(
+        names, families, np.ones(len(names)), seconds, cycles / seconds, level, active, counts
+    )
+    return names, launches_to_activity(found, sms)
+
+
+@dataclass(frozen=True)
+class HeldOutJudgement:
+    """Errors of the component model on operators that no coefficient has seen, in percent."""
+
+    rows: int
+    operators: int
+    mape: float | None
+    bias: float
+    by_family: Mapping[str, tuple[int, float | None]]
+    constant: float | None  # the mean power of the training operators, for every row
+
+
+def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
+    """Compare the model that ``--config`` builds with the operators that were held out."""
+    operators = read_operators(folder, gpu)
+    held = np.array([is_held_out(name) for name in operators.names])
+    kept, known = operators.select(held), operators.select(~held)
+    chip = measured_chip(gpu)
+    power_w = (
+        measured_model(gpu)[2]
+        .model.power(launches_to_activity(kept, float(chip.design.sm_count)))
+        .total_w
+    )
+    rows, flat = len(kept.names), np.full(len(kept.names), known.power_w.mean())
+    by_family = {}
+    for name in dict.fromkeys(kept.families):
+        own = np.array(kept.families) == name
+        by_family[name] = int(own.sum()), mean_percent_error(power_w[own], kept.power_w[own])
+    error, floor = (mean_percent_error(watts, kept.power_w) for watts in (power_w, flat))
+    bias = float(100.0 * np.mean(power_w / kept.power_w - 1.0))
+    return HeldOutJudgement(rows, len(set(kept.names)), error, bias, by_family, floor)
+
+
+def _format_interval(value: MeasuredValue, size: float, unit: str) -> str:
+    return f"{value.value * size:.4g} {unit} ({value.low * size:.4g} to {value.high * size:.4g})"
+
+
+def _unscaled_table(architecture: ChipArchitecture, chip: MeasuredChip) -> EnergyTable:
+    clock_hz = float(np.mean(find_gpu(chip.name).clocks.max_hz))
+    built = build_architecture_chip(architecture, chip.design.sm_count, clock_hz)
+    return make_energy_table(built, SimulatorDialect.ACCELWATTCH)
+
+
+def _plain_texts(chip: MeasuredChip) -> dict[str, dict[str, str]]:
+    """Return an architecture with the GPU's sizes, in the technology of AccelWattch's own files."""
+    d = chip.design
+
+    def cache_text(capacity: int, block: int, ways: int, write_back: bool = False) -> str:
+        return f"{capacity // (block * ways) * block * ways},{block},{ways},1,1,3,{block},{int(write_back)}"
+
+    fixed = _read_measured_file().technology
+    sizes = {
+        "number_hardware_threads": d.warps,
+        "ALU_per_core": d.integer_lanes,
+        "MUL_per_core": d.sfu_lanes,
+        "FPU_per_core": d.lanes,
+        "simd_width": d.warp_size,
+        "warp_size": d.warp_size,
+        "archi_Regs_IRF_size": d.registers.registers,
+    }
+    data, l2 = d.data, d.l2
+    assert l2 is not None
+    l1_text = cache_text(data.capacity_byte, data.block_byte, data.ways)
+    return {
+        "system": fixed["system"]
+        | {"number_of_cores": str(d.sm_count), "number_of_L2s": str(d.l2_count)},
+        "system.core0": fixed["system.core0"] | {name: str(size) for name, size in sizes.items()},
+        "system.core0.ccache": {"ccache_config": cache_text(d.constant.capacity_byte, 64, 4)},
+        "system.core0.tcache": {"tcache_config": l1_text},
+        "system.core0.sharedmemory": {
+            "sharedmemory_config": cache_text(32 * d.shared.capacity_byte, 4, 1)
+        },
+        "system.core0.dcache": {"dcache_config": l1_text},
+        "system.L20": {"L2_config": cache_text(l2.capacity_byte, l2.block_byte, l2.ways, True)},
+        "system.NoC0": fixed["system.NoC0"],
+    }

@@ -1,0 +1,243 @@
+"""Read counters of whole kernels from what simulators print: power reports, GPGPU-Sim and Accel-Sim
+logs, gem5.
+
+``map_accelsim.csv`` and ``map_gem5.csv`` map statistics to events. An event whose statistics are
+not all there is left out: absent is not zero, and the components that need it are named."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.core.strict_files import read_bytes, read_shipped_table
+from wattcast.hardware import OperatingPoint
+from wattcast.lab.counter_models.profiler_counters import sum_mapped_events
+from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
+from wattcast.lab.gpuwattch.trace_statistics import parse_figure
+from wattcast.power.activity import Activity, ActivitySource
+
+_MAX_BYTE = 512 << 20
+_HEAD_BYTE = 1 << 16
+_DIVISION = "-" * 20
+_GEM5_START = "---------- Begin Simulation Statistics"
+
+
+class CounterSource(StrEnum):
+    """Where counters come from."""
+
+    AUTO = "auto"
+    TRACE = "trace"
+    POWER_REPORT = "power-report"
+    ACCELSIM = "accel-sim"
+    GEM5 = "gem5"
+    ACCELWATTCH_HW = "accelwattch-hw"
+    NCU = "ncu"
+
+
+class CountedKernels(NamedTuple):
+    """Kernels with their counters, and the watts of parts that the counters do not determine."""
+
+    names: tuple[str, ...]
+    activity: Activity
+    given_w: Mapping[str, Array] = {}
+    notes: tuple[str, ...] = ()
+
+
+def find_source(path: Path) -> CounterSource:
+    """Tell what a file is from its beginning: a trace unless it reads like something else."""
+    if path.suffix == ".gz" or not path.is_file():
+        return CounterSource.TRACE
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD_BYTE).decode("utf-8", "replace")
+    if "Kernel Average Power Data" in head:
+        return CounterSource.POWER_REPORT
+    if _GEM5_START in head:  # begins with ten dashes, a table of Accel-Sim's with a hundred
+        return CounterSource.GEM5
+    logged = re.search(r"^\s*(gpu_sim_cycle|gpgpu_simulation_time|GPGPU-Sim)", head, re.MULTILINE)
+    if logged or head.startswith(_DIVISION):
+        return CounterSource.ACCELSIM
+    return CounterSource.NCU if re.search(r'^"?ID"?,', head, re.MULTILINE) else CounterSource.TRACE
+
+
+def read_power_report(
+    path: Path, dialect: SimulatorDialect, scaling: Mapping[str, float], sampling: TraceSampling
+) -> CountedKernels:
+    """Read the mean counters of each kernel from a power report; each is a sample of the
+    simulator's length.
+
+    Every component but static power is linear in its counters, so the mean counters give the mean
+    watts. Static power is the report's own mean."""
+    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    blocks = re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]
+    counters = [c for c in dialect_counters(dialect) if c.event]
+    names, rows, static_w, empty = [], [], [], []
+    for block in blocks:
+        name = block.split(maxsplit=1)[0] if block.strip() else ""
+        figures = dict(
+            re.findall(r"^(gpu_avg_\w+|kernel_avg_power),?\s*=\s*(\S+)", block, re.MULTILINE)
+        )
+        if lost := [c.column for c in counters if f"gpu_avg_{c.column}" not in figures]:
+            do = f"This is read as a report of {dialect}, the dialect of the architecture file."
+            raise bad_value(f"{path.name}: {name}", f"gpu_avg_{lost[0]}", "none", do)
+        values = [_parse_number(figures[f"gpu_avg_{c.column}"]) for c in counters]
+        if any(math.isnan(value) for value in values):
+            empty.append(name)
+            continue
+        factors = [scaling.get(c.scaling, 1.0) or 1.0 if c.prescaled else 1.0 for c in counters]
+        rows.append([value / factor for value, factor in zip(values, factors, strict=True)])
+        static_w.append(_parse_number(figures.get("gpu_avg_STATICP", "0")))
+        names.append(name)
+    if not rows:
+        raise bad_value(
+            path.name,
+            "a power report with kernels that had samples",
+            f"{len(blocks)} kernels without",
+        )
+    notes = ["means over each kernel's samples, as the report gives them"]
+    given_w = {}
+    if dialect is SimulatorDialect.ACCELWATTCH:
+        given_w = {"STATICP": np.array(static_w)}
+        notes.append("STATICP is the report's own: it is not proportional to counters")
+    if empty:
+        notes.append(f"kernels without a sample left out: {', '.join(empty)}")
+    duration_s = np.full(len(rows), sampling.sample_cycle / sampling.clock_hz)
+    at = OperatingPoint(clock_hz=sampling.clock_hz)
+    events = tuple(c.event for c in counters)
+    activity = Activity(duration_s, np.array(rows), events, at, ActivitySource.SIMULATED)
+    return CountedKernels(tuple(names), activity, given_w, tuple(notes))
+
+
+def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
+    """Read GPGPU-Sim's or Accel-Sim's own output, or the table that Accel-Sim's ``get_stats.py``
+    makes of it.
+    """
+    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    is_table = text.startswith(_DIVISION)
+    rows = _read_statistics(text) if is_table else _read_log(text)
+    if not rows:
+        wanted = "a simulator's output with kernel_name and gpu_sim_cycle lines, or a table of get_stats.py with them"
+        raise bad_value(path.name, wanted, "none")
+    events, value = _map_statistics(path.name, "map_accelsim.csv", rows.values())
+    cycles = np.array([row["gpu_sim_cycle"] for row in rows.values()])
+    if not (cycles > 0).all():
+        raise bad_value(f"{path.name}: gpu_sim_cycle", "cycles above zero", cycles.min())
+    at = OperatingPoint(clock_hz=clock_hz)
+    activity = Activity(cycles / clock_hz, value, events, at, ActivitySource.SIMULATED)
+    note = "each kernel is the difference of the log's totals"
+    if is_table:
+        note = "statistics of get_stats.py, a row a kernel"
+    return CountedKernels(tuple(name for name, _ in rows), activity, {}, (note,))
+
+
+def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the statistics of each kernel that ended; totals add up in a log, so a kernel is a
+    difference.
+    """
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    before: dict[str, float] = {}
+    for block in re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]:
+        found = re.findall(
+            r"^\s*([A-Za-z][\w ]*(?:\[\w+\])*)\s*[=:]\s*([-+.\deE]+)\s*$", block, re.MULTILINE
+        )
+        totals = {key.strip(): _parse_number(value) for key, value in found}
+        if "gpu_sim_cycle" not in totals:
+            continue  # a kernel that had not ended
+        # a warp has 32 lanes or 64, so that a longer number is none of them
+        lanes = {int(n): float(v) for n, v in re.findall(r"\bW(\d{1,3}):(\d{1,300})\b", block)}
+        totals |= {f"W{n}": count for n, count in lanes.items()}
+        row = {key: value - before.get(key, 0.0) for key, value in totals.items()}
+        row["gpu_sim_cycle"] = totals["gpu_sim_cycle"]
+        warps = sum(row[f"W{n}"] for n in lanes)
+        if warps > 0:
+            row["threads_per_warp"] = sum(n * row[f"W{n}"] for n in lanes) / warps
+        before = totals
+        rows[block.split(maxsplit=1)[0], str(len(rows))] = row
+    return rows
+
+
+def _read_statistics(text: str) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the statistics of each kernel and configuration; a section has a pattern's name, a
+    header and rows.
+    """
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for section in re.split(r"^-{20,},*\s*$", text, flags=re.MULTILINE)[1:]:
+        lines = [
+            line.rstrip(",").split(",") for line in section.strip().splitlines() if line.strip(" ,")
+        ]
+        if len(lines) < 2:
+            continue
+        # the name is the pattern that found the figure, such as gpu_sim_cycle\s*=\s*(.*)
+        name = re.sub(r"\\[st]\+?\*?|\(.*|=|\^", "", lines[0][0]).replace("\\", "").strip()
+        configurations = lines[1][1:]
+        for kernel, *cells in lines[2:]:
+            for configuration, cell in zip(configurations, cells, strict=False):
+                if not math.isnan(figure := _parse_number(cell)):
+                    rows.setdefault((kernel, configuration), {})[name] = figure
+    for row in rows.values():
+        if "gpu_sim_cycle" not in row and "gpu_tot_sim_cycle" in row:
+            row["gpu_sim_cycle"] = row["gpu_tot_sim_cycle"]
+    return {key: row for key, row in rows.items() if "gpu_sim_cycle" in row}
+
+
+def read_gem5_stats(path: Path) -> CountedKernels:
+    """Read gem5's ``stats.txt``: each dump is an interval, and counts of all compute units are
+    added up.
+    """
+    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    rows = []
+    for block in text.split(_GEM5_START)[1:]:
+        row: dict[str, float] = {}
+        for key, value in re.findall(r"^(\S+)\s+([-+.\deE]+)\s", block, re.MULTILINE):
+            *place, last = key.removesuffix("::total").split(".")
+            unit = [re.sub(r"\d+$", "", part) for part in place[-2:]]  # CUs0, CUs1 ... are added up
+            for name in {".".join([*unit, last]), ".".join([*unit[-1:], last])}:
+                row[name] = row.get(name, 0.0) + _parse_number(value)
+        if row.get("CUs.totalCycles", 0.0) > 0:
+            rows.append(row)
+    if not rows:
+        raise bad_value(
+            path.name, "gem5 statistics of compute units (system.*.CUs0.totalCycles)", "none"
+        )
+    events, value = _map_statistics(path.name, "map_gem5.csv", rows)
+    seconds = np.array([row.get("simSeconds", 0.0) for row in rows])
+    if not (seconds >= 1e-12).all():  # a tick of gem5
+        raise bad_value(f"{path.name}: simSeconds", "seconds above zero", seconds.min())
+    units = len(
+        set(re.findall(r"^(\S*CUs\d*)\.totalCycles", text, re.MULTILINE))
+    )  # one alone has no number
+    clock_hz = np.array([row["CUs.totalCycles"] for row in rows]) / units / seconds
+    at = OperatingPoint(clock_hz=clock_hz)
+    notes = (
+        f"gem5: {len(rows)} dumps, {units} compute units; a wavefront's instruction counts as a warp's",
+        "integer operations are vector operations less floating-point ones",
+    )
+    names = tuple(f"dump {i}" for i in range(1, len(rows) + 1))
+    return CountedKernels(
+        names, Activity(seconds, value, events, at, ActivitySource.SIMULATED), {}, notes
+    )
+
+
+def _map_statistics(
+    where: str, name: str, rows: Iterable[Mapping[str, float]]
+) -> tuple[tuple[str, ...], Array]:
+    """Return the events that the statistics of all rows determine, and their values."""
+    table = list(rows)
+    shared = set.intersection(*map(set, table))
+    columns = {name: np.array([row[name] for row in table]) for name in shared}
+    kept = sum_mapped_events(read_shipped_table("wattcast.lab.gpuwattch", name), columns)
+    if not kept or not all(np.isfinite(value).all() for value in kept.values()):
+        raise bad_value(where, "finite figures of at least one event", ", ".join(kept) or "none")
+    return tuple(kept), np.stack(list(kept.values()), axis=-1)
+
+
+def _parse_number(text: str) -> float:
+    number = parse_figure(text)
+    return math.nan if number is None else number

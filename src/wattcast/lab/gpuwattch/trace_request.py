@@ -1,0 +1,445 @@
+"""Read the files that a user names and compute power from them: a simulator's trace, or a table of
+hardware counters.
+
+``make_power_trace`` runs a metric trace through the component model; ``compute_kernel_power`` does
+the same for counters of whole kernels: hardware counters, power reports, and statistics that
+simulators print."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.errors import MissingSpecification, bad_value
+from wattcast.core.records import dataclass, replace
+from wattcast.core.strict_files import encode_csv, parse_csv, read_bytes
+from wattcast.core.whole_files import write_whole
+from wattcast.lab.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
+from wattcast.lab.gpuwattch import architecture as architecture_files
+from wattcast.lab.gpuwattch import measured_energies, simulator_logs
+from wattcast.lab.gpuwattch.architecture import ChipArchitecture, SimulatorConfig, read_architecture
+from wattcast.lab.gpuwattch.component_build import build_component_model
+from wattcast.lab.gpuwattch.energy_table import (
+    ComponentSet,
+    EnergyTable,
+    read_component_set,
+    read_energies,
+)
+from wattcast.lab.gpuwattch.simulator_logs import CountedKernels, CounterSource
+from wattcast.lab.gpuwattch.trace_outputs import draw_component_power
+from wattcast.lab.gpuwattch.trace_reading import (
+    SimulatorDialect,
+    TraceSampling,
+    dialect_counters,
+    open_metric_trace,
+)
+from wattcast.lab.gpuwattch.trace_run import FIGURE, LOGS, TABLE, TraceResult, TraceRun, run_trace
+from wattcast.lab.gpuwattch.trace_statistics import read_kernel_list
+from wattcast.power.component_power import read_mcpat
+from wattcast.power.power_model import Power, VoltageCurve
+from wattcast.report.figure_style import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIMULATOR_CONFIG_FILE = "gpgpusim.config"
+_MAX_STEPS_BYTE = 64 << 20
+SWITCHED_LOGS = {  # options of the simulator's configuration, and the files that they switch off
+    "power_simulation_enabled": ("power_report",),
+    "power_trace_enabled": ("power_trace", "metric_trace"),
+    "steady_power_levels_enabled": ("steady_state_tracking",),
+}
+_SAME_FACTOR = 1e-4  # files print factors with five digits and more
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """The files and options of a user; None leaves a choice to the files."""
+
+    trace: Path
+    architecture: Path
+    energies: Path | None = None  # None: built bottom-up from the architecture
+    out: Path = Path("power")
+    compat: SimulatorDialect | None = None
+    simulator_config: Path | None = None
+    kernels: Path | None = None
+    components: tuple[Path, ...] = ()
+    dvfs: Path | None = None
+    leakage: Path | None = None
+    gate_idle_sms: bool = False
+    threads_per_warp: float | None = None
+    sm_count: int | None = None
+    clock_hz: float | None = None
+    sample_cycle: int | None = None
+    steady: str | None = None
+    compress: bool | None = None
+    parquet: bool = True
+    figure: bool = True
+    follow_s: float = 0.0  # read a growing trace until so long nothing has come
+    stamped: bool = False  # names of files as in the manual, with date and time
+    ran_with: Path | None = (
+        None  # architecture file the simulator ran with, whose factors its unit counters hold
+    )
+
+
+def make_power_trace(
+    request: TraceRequest, tell: Callable[[TraceResult], None] | None = None
+) -> tuple[TraceRun, TraceResult]:
+    """Read the files of a request, run the pass and draw the figure; ``fault`` is set when the
+    trace broke off.
+    """
+    job, notes = prepare_trace_run(request)
+    result = run_trace(replace(job, tell=tell))
+    result.notes[:0] = notes
+    if request.figure and result.timeline is not None and result.samples:
+        if importlib.util.find_spec("matplotlib") is None:
+            result.notes.append("no figure: matplotlib is not installed")
+        else:
+            save_figure(draw_trace_power(request, job, result), request.out / FIGURE)
+            result.files.append(request.out / FIGURE)
+    return job, result
+
+
+def draw_trace_power(request: TraceRequest, job: TraceRun, result: TraceResult) -> Figure:
+    """Draw watts by component over the time of a trace that has samples."""
+    assert result.timeline is not None
+    counts = f"{result.samples} samples, {len(result.kernels)} kernels"
+    mode = f"as {request.compat}" if request.compat else "Wattcast"
+    energies = request.energies.name if request.energies else "bottom-up energies"
+    caption = f"{job.model.reference_clock_hz / 1e6:g} MHz reference, {energies}, {mode}"
+    title = f"{request.trace.name}: {result.energy_j / result.duration_s:.4g} W mean, {counts}"
+    return draw_component_power(result.timeline, job.model.parts, title, caption)
+
+
+def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
+    """Read the files of a request into a run, with notes on every choice that was not the user's."""
+    found = read_chip(request)
+    architecture, config, table, clock_hz, components, notes, _ = found
+    dialect = architecture.dialect
+    has_leakage = request.leakage is not None or request.gate_idle_sms
+    if dialect is SimulatorDialect.ACCELWATTCH and has_leakage:
+        do = "Leave --leakage and --gate-idle-sms out."
+        wanted = f"no further leakage: {architecture.name} has AccelWattch's static, idle and constant power"
+        raise bad_value("--leakage", wanted, str(request.leakage or "--gate-idle-sms"), do)
+    leakage = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
+    if leakage is None and request.gate_idle_sms:
+        raise MissingSpecification(
+            "--gate-idle-sms needs leakage: give --leakage, or a table that holds it."
+        )
+    if leakage is None and request.compat is None and dialect is SimulatorDialect.GPUWATTCH:
+        notes.append("leakage is not known and in no part (--leakage gives it)")
+    if leakage is not None and request.compat is not None:
+        notes.append("leakage is left out, as in the original")
+    if leakage is not None and request.gate_idle_sms:
+        leakage = replace(leakage, gated=True)
+    sms, threads = config.sm_count, request.threads_per_warp
+    built = build_component_model(
+        architecture,
+        table,
+        components,
+        sm_count=sms,
+        leakage=leakage,
+        voltage=found.voltage,
+        threads=threads,
+    )
+    steps = read_clock_steps(request.dvfs, clock_hz) if request.dvfs else ()
+    sampling = TraceSampling(config.sample_cycle, clock_hz, *steps)
+    if request.dvfs and np.isnan(sampling.step_voltage_v).any():
+        notes.append(f"{request.dvfs.name} does not give every voltage: none is scaled")
+    parquet = request.parquet
+    if parquet and importlib.util.find_spec("pyarrow") is None:
+        parquet = False
+        notes.append("no Parquet table: pyarrow is not installed")
+    outputs = [*LOGS, *[TABLE] * parquet, *[FIGURE] * request.figure]
+    if request.simulator_config is not None:
+        if config.power_per_cycle_dump:
+            notes.append("power_per_cycle_dump: samples.parquet holds every sample's components")
+        if off := [switch for switch in SWITCHED_LOGS if not getattr(config, switch)]:
+            outputs = [
+                file for file in outputs if not any(file in SWITCHED_LOGS[switch] for switch in off)
+            ]
+            notes.append(
+                f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written"
+            )
+    scaling, custom = found.trace_scaling(request), components.custom
+    run = TraceRun(
+        trace=open_metric_trace(request.trace, dialect, scaling, custom, request.follow_s),
+        model=built.model,
+        components=components,
+        sampling=sampling,
+        out=request.out,
+        kernels=read_kernel_list(request.kernels, config.sample_cycle) if request.kernels else (),
+        config=config,
+        wanted=outputs,
+        compress=True if request.stamped and request.compress is None else request.compress,
+        stamp=time.asctime().replace(" ", "-").replace(":", "-") if request.stamped else "",
+    )
+    return run, [*notes, *built.notes]
+
+
+class ChipFiles(NamedTuple):
+    """What the files of a request hold about the chip, and notes on every choice that was not the
+    user's.
+    """
+
+    architecture: ChipArchitecture
+    config: SimulatorConfig
+    table: EnergyTable
+    clock_hz: float
+    components: ComponentSet
+    notes: list[str]
+    chip: measured_energies.MeasuredChip | None = None  # where the architecture is a GPU's name
+
+    @property
+    def voltage(self) -> VoltageCurve | None:
+        """Core voltage by clock, where it was measured."""
+        return None if self.chip is None else self.chip.voltage
+
+    def trace_scaling(self, request: TraceRequest) -> dict[str, float]:
+        """Return the scaling factors that the simulator has multiplied its unit counters by."""
+        if request.ran_with is not None:
+            return read_architecture(request.ran_with).all_scaling()
+        if self.chip is not None:
+            self.notes.append(
+                "unit counters are taken as scaled by this GPU's own file (lab accelwattch); --ran-with names another"
+            )
+        return self.architecture.all_scaling()
+
+
+def read_chip(request: TraceRequest) -> ChipFiles:
+    """Read architecture, simulator configuration and energies, and check that they belong together."""
+    notes: list[str] = []
+    chip = find_measured_chip(request.architecture)
+    if chip is None:
+        architecture = read_architecture(request.architecture)
+    else:
+        architecture = measured_energies.measured_architecture(chip)
+    dialect = architecture.dialect
+    if request.compat is not None and request.compat is not dialect:
+        do = f"Leave --compat out or say --compat {dialect}."
+        raise bad_value(
+            "--compat", f"{dialect}, as {request.architecture.name} is", request.compat.value, do
+        )
+    config = _find_config(request, notes)
+    if chip is not None and config.sm_count is None:
+        config = replace(config, sm_count=chip.design.sm_count)
+    # GPUWattch's power model takes its clock from the architecture file, AccelWattch's from the
+    # configuration
+    listed = architecture.parameters.get("target_core_clockrate")
+    clocks = [config.clock_hz, listed * 1e6 if isinstance(listed, (int, float)) else None]
+    if request.compat is SimulatorDialect.GPUWATTCH:
+        clocks.reverse()
+    clock_hz = request.clock_hz or clocks[0] or clocks[1]
+    if request.energies is not None:
+        table = read_energies(request.energies, config.sample_cycle, clock_hz)
+    elif chip is not None:
+        table = measured_energies.measured_table(chip, architecture)
+        notes.append(f"{table.name}: {chip.source}")
+    else:
+        from wattcast.lab.gpuwattch.bottom_up.event_energies import (
+            build_architecture_chip,
+            make_energy_table,
+        )
+
+        found = build_architecture_chip(
+            architecture, int(config.sm_count) if config.sm_count else None, clock_hz
+        )
+        table = make_energy_table(found, dialect)
+        notes.append(f"no table of energies: {found.provenance}")
+        if left_out := found.design.notes:
+            notes.append(
+                f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults"
+            )
+    if clock_hz is None:
+        clock_hz = table.reference_clock_hz
+        of = "the sample time of" if chip is None else "the top clock of"
+        notes.append(f"core clock {units.show(clock_hz, 'Hz', 6)}, from {of} {table.name}")
+    _check_match(architecture, table, notes)
+    components = read_component_set(dialect, request.compat is not None, request.components)
+    return ChipFiles(architecture, config, table, clock_hz, components, notes, chip)
+
+
+def find_measured_chip(name: Path) -> measured_energies.MeasuredChip | None:
+    """Return the measured GPU that ``--config`` names instead of a file; None for a file."""
+    if name.exists() or name.suffix or len(name.parts) > 1:
+        return None
+    return measured_energies.measured_chip(name.name)
+
+
+def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list[str]) -> None:
+    """Refuse energies of the other dialect's counters; note where the table was dumped with other
+    scaling factors.
+    """
+    columns = {
+        dialect: {c.column for c in dialect_counters(dialect)} for dialect in SimulatorDialect
+    }
+    own = columns[architecture.dialect]
+    foreign = [name for name in table.energy_j if name not in own]
+    if foreign:
+        do = f"Take the energies dumped with {architecture.name}, or leave --energies out."
+        wanted = f"energies of {architecture.dialect} counters for {architecture.name}"
+        raise bad_value(
+            f"energies {table.name}", wanted, f"{', '.join(foreign[:4])} of the other dialect", do
+        )
+    by_column = {c.column: c.scaling for c in dialect_counters(architecture.dialect)}
+    factors = {
+        by_column[name]: factor for name, factor in table.scaling.items() if name in by_column
+    }
+    other = [
+        f"{name} {factor:g} instead of {architecture.scaling_of(name):g}"
+        for name, factor in factors.items()
+        if abs(factor - architecture.scaling_of(name))
+        > _SAME_FACTOR * max(factor, architecture.scaling_of(name))
+    ]
+    if other:
+        shown = ", ".join(other[:3]) + (" ..." if len(other) > 3 else "")
+        notes.append(
+            f"warning: {table.name} was dumped with other scaling factors than {architecture.name} has in "
+            f"{len(other)} of {len(factors)} counters ({shown}): are they of one chip? The architecture's are used"
+        )
+
+
+def _find_config(request: TraceRequest, notes: list[str]) -> SimulatorConfig:
+    """Return the simulator's configuration: the named file or the one next to the input, with the
+    options on top.
+    """
+    path = request.simulator_config
+    for near in (request.architecture, request.trace):
+        if path is None and (near.parent / SIMULATOR_CONFIG_FILE).is_file():
+            path = near.parent / SIMULATOR_CONFIG_FILE
+            notes.append(f"{SIMULATOR_CONFIG_FILE} found beside {near.name} and read")
+    config = architecture_files.read_simulator_config(path) if path else SimulatorConfig()
+    if request.sm_count is not None:
+        config = replace(config, sm_count=request.sm_count)
+    if request.sample_cycle is not None:
+        config = replace(config, sample_cycle=request.sample_cycle)
+    elif path is None:
+        notes.append(f"samples of {config.sample_cycle} cycles, the simulator's default")
+    if request.steady is not None:
+        config = replace(
+            config, steady=architecture_files.SteadyStateDefinition.read(request.steady, "--steady")
+        )
+    return config
+
+
+def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
+    """Read clock and voltage from given samples on: a CSV of ``sample`` with ``clock``, ``voltage``
+    or both.
+
+    Returns first samples, clocks (``clock_hz`` where none is given) and voltages (NaN where none is
+    given)."""
+    rows = parse_csv(read_bytes(path, _MAX_STEPS_BYTE), path.name)
+    if "sample" not in rows[0] or not set(rows[0]) <= {"sample", "clock", "voltage"}:
+        raise bad_value(f"{path.name}: header", "sample,clock,voltage", ",".join(rows[0]))
+    steps: list[tuple[float, float, float]] = []
+    for line, row in enumerate(rows, start=2):
+        where = f"{path.name}: line {line}"
+        if not str(row["sample"]).strip().isdigit():
+            raise bad_value(f"{where}: sample", "a whole number", row["sample"])
+        hertz = units.parse(row["clock"], "Hz", f"{where}: clock") if row.get("clock") else clock_hz
+        volts = (
+            units.parse(row["voltage"], "V", f"{where}: voltage") if row.get("voltage") else np.nan
+        )
+        if hertz <= 0 or volts <= 0:
+            raise bad_value(where, "a clock and a voltage above zero", f"{hertz:g} Hz, {volts:g} V")
+        steps.append((float(row["sample"]), hertz, volts))
+    first, clocks, voltages = np.array(steps).T
+    return first, clocks, voltages
+
+
+@dataclass(frozen=True)
+class CountedKernelPower:
+    """Power of kernels from hardware counters, and the components that the counters cannot show."""
+
+    names: tuple[str, ...]
+    duration_s: Array
+    power: Power
+    lost: tuple[str, ...]  # components none of whose counters is there
+    partial: tuple[str, ...]  # components some of whose counters are there
+    notes: tuple[str, ...]
+    file: Path
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        rows = zip(self.names, self.duration_s.tolist(), self.power.part_w.tolist(), strict=True)
+        kernels = []
+        for name, seconds, watts in rows:
+            parts = dict(zip(self.power.parts, watts, strict=True))
+            kernels.append(
+                {
+                    "name": name,
+                    "duration_s": seconds,
+                    "power_w": float(np.sum(watts)),
+                    "part_w": parts,
+                }
+            )
+        return {
+            "kernels": kernels,
+            "parts_lost": list(self.lost),
+            "parts_partial": list(self.partial),
+            "notes": list(self.notes),
+            "files": [str(self.file)],
+        }
+
+
+def compute_kernel_power(request: TraceRequest, source: CounterSource) -> CountedKernelPower:
+    """Compute the power of each kernel from counters of whole kernels and write it to
+    ``kernel_power.csv``.
+
+    Components that no counter shows are left out and named, and so are those that only some of
+    their counters show."""
+    files = read_chip(request)
+    architecture, config, table, clock_hz, components, notes, chip = files
+    of_report = source is CounterSource.POWER_REPORT
+    how: dict[str, Any] = {"sm_count": config.sm_count, "threads": request.threads_per_warp}
+    capped = of_report and request.compat is not None
+    built = build_component_model(
+        architecture, table, components, voltage=files.voltage, capped=capped, **how
+    )
+    match source:
+        case CounterSource.NCU if chip is not None:
+            found = CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
+        case CounterSource.NCU:
+            launches, activity = read_ncu(request.trace, config.sm_count)
+            found = CountedKernels(tuple(launch.kernel for launch in launches), activity)
+        case CounterSource.POWER_REPORT:
+            scaling, sampling = (
+                files.trace_scaling(request),
+                TraceSampling(config.sample_cycle, clock_hz),
+            )
+            found = simulator_logs.read_power_report(
+                request.trace, architecture.dialect, scaling, sampling
+            )
+        case CounterSource.ACCELSIM:
+            found = simulator_logs.read_accelsim(request.trace, clock_hz)
+        case CounterSource.GEM5:
+            found = simulator_logs.read_gem5_stats(request.trace)
+        case _ if request.clock_hz is None:
+            raise bad_value("--clock", "the core clock the kernels ran at, such as 1447MHz", "none")
+        case _:
+            found = CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
+    names, activity = found.names, found.activity
+    notes += found.notes
+    model, lost, partial = built.model.seen_by(activity.events)
+    power = model.power(activity)
+    for part, watts in found.given_w.items():
+        if part in power.parts:
+            power.part_w[:, power.parts.index(part)] = watts
+    duration_s = np.broadcast_to(activity.duration_s, (len(names),))
+    file, lines = (
+        request.out / "kernel_power.csv",
+        [["kernel", "duration_s", "power_w", *power.parts]],
+    )
+    for name, seconds, watts in zip(names, duration_s, power.part_w, strict=True):
+        lines.append(
+            [name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)]
+        )
+    write_whole(file, encode_csv(lines))
+    return CountedKernelPower(names, duration_s, power, lost, partial, (*notes, *built.notes), file)

@@ -1,0 +1,100 @@
+"""List every microbenchmark of ``benchmarks.jsonl``, in the order in which it is measured when time
+is short.
+
+A line is a benchmark: its ``unit`` (what makes it, and its options), the steps of an iteration, and
+its settings (``Benchmark``). A line with ``each`` is one for each of these values, which takes the
+place of ``{n}``. A line with ``part`` names a unit for mixes, which are built like a pyramid: pairs
+first, then three and four units at once (papers 000 and 002). Rates of a mix are reported for its
+first unit.
+
+A body is long where the unit is fast, so that the loop itself weighs under one percent. Of the many
+ways to copy DRAM, it is measured, not known, which comes nearest to the driver's own: ``whole``
+ones give every chunk a block of its own, as elementwise operators do, ``thin`` ones have a block
+for every few KiB. ``dram_rate`` is DRAM at a part of its rate, in bytes a cycle and SM. Sent to
+four blocks at once, the kernel of ``multicast`` failed on an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from wattcast.core.errors import check_names
+from wattcast.core.measured_rows import Plain, read_lines
+from wattcast.lab.microbench import arithmetic_units, memory_units, tensor_units
+from wattcast.lab.microbench.unit_source import Benchmark, BenchUnit
+
+TRANSFERS = (
+    "dram_memcpy",
+    "pcie_to_device",
+    "pcie_to_host",
+    "pcie_both",
+    "peer_copy",
+)  # by the driver
+
+
+@cache
+def list_benchmarks() -> tuple[Benchmark, ...]:
+    """List every benchmark once, most important first; names are unique."""
+    made: list[Benchmark] = []
+    parts: dict[str, BenchUnit] = {}
+    for line in read_lines(Path(__file__).with_name("benchmarks.jsonl")):
+        for n in line.pop("each", [""]):
+            settings = _put_value(line, n)
+            if "part" in settings:
+                parts[settings["part"]] = _make_unit(**settings["unit"])
+                continue
+            used = []  # a unit of its own, under its name, named parts, or both
+            if "unit" in settings:
+                used.append(
+                    (
+                        _make_unit(**{"name": settings["name"]} | settings.pop("unit")),
+                        settings.pop("steps"),
+                    )
+                )
+            used += [(parts[part], steps) for part, steps in settings.pop("parts", {}).items()]
+            if "ring" in settings:
+                settings["at"] = settings["ring"][0] * settings["ring"][1]  # nodes and stride
+            made.append(Benchmark(parts=tuple(used), **settings))
+    return tuple(made)
+
+
+def find_benchmarks(names: list[str]) -> list[Benchmark]:
+    """Find benchmarks by name, group or curve; the driver's own copies are known, but have no
+    kernel.
+    """
+    known = {name for b in list_benchmarks() for name in (b.name, b.group, b.curve) if name}
+    known |= {"transfer", *TRANSFERS}
+    check_names("microbenchmark", names, known, "`--list` names them all.")
+    return [b for b in list_benchmarks() if not names or {b.name, b.group, b.curve} & set(names)]
+
+
+def list_transfers(names: list[str]) -> list[str]:
+    """List the driver's own copies of these names, or all where none is named."""
+    return [name for name in TRANSFERS if not names or {name, "transfer"} & set(names)]
+
+
+def _put_value(line: Any, n: int | float | str) -> Any:
+    """Put a value in the place of ``{n}``."""
+    if isinstance(line, dict):
+        return {key: _put_value(value, n) for key, value in line.items()}
+    if isinstance(line, list):
+        return tuple(_put_value(value, n) for value in line)
+    if line == "{n}":
+        return n
+    return line.replace("{n}", str(n)) if isinstance(line, str) else line
+
+
+def _make_unit(
+    make: str, counted: Plain | None = None, period: int = 0, **options: Any
+) -> BenchUnit:
+    """Make a unit by the function called ``make``.
+
+    ``counted`` says what else is counted as an operation; ``period`` is in cycles, of a unit that
+    is paced."""
+    modules = (arithmetic_units, memory_units, tensor_units)
+    maker: Callable[..., BenchUnit] = next(getattr(m, make) for m in modules if hasattr(m, make))
+    unit = replace(maker(**options), **(counted or {}))
+    return memory_units.pace_unit(unit, period) if period else unit

@@ -1,0 +1,462 @@
+"""Write the tables of docs/method/h200-units.md, each between two marks in the page's text.
+
+Run: ``python -m wattcast.lab.microbench.microbench_page docs/method/h200-units.md --gpu h200``. The
+text around the tables is written by hand and stays as it is."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from wattcast.core.errors import bad_value
+from wattcast.core.measured_rows import read_lines
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.lab.campaigns.database_files import make_pipe_table
+from wattcast.lab.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES
+from wattcast.lab.microbench.microbench_report import (
+    Row,
+    make_device_rows,
+    make_latency_rows,
+    make_truth_rows,
+)
+from wattcast.lab.microbench.microbench_results import (
+    KnownFault,
+    MicroRow,
+    find_curve,
+    find_fault,
+    find_specified_rate,
+    keep_first_rounds,
+    read_results,
+    read_shipped_results,
+    results_folder,
+)
+from wattcast.lab.microbench.tuning import rank_advice
+from wattcast.lab.microbench.unit_work import TIME, KernelProfile, find_idle_power_w, make_profile
+
+NEAR_CAP = 0.97  # share of the power limit from which on the limit, not the card, sets the power
+MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+CURVES = {  # curve: what is counted along it
+    "conflicts": "bank conflicts",
+    "coalescence": "neighbouring lanes",
+    "access": "bytes a thread",
+    "divergence": "paths",
+    "occupancy": "warps on an SM",
+    "ilp": "chains a warp",
+    "icache": "bytes of code",
+    "dram_active": "share of SMs",
+    "tensor_active": "share of SMs",
+    "atomic_lines": "lines of 128 bytes",
+    "multicast": "blocks of a cluster",
+    "cluster_read": "blocks of a cluster",
+}
+KNOWN = {  # a kernel with one bottleneck: the one that does the same without it
+    **{
+        "conflicts_31": "conflicts_0",
+        "conflicts_7": "conflicts_0",
+        "coalescence_1": "coalescence_32",
+    },
+    **{"divergence_32": "divergence_1", "divergence_4": "divergence_1", "fp64_fma": "fp32_fma"},
+    "occupancy_1": "occupancy_64",
+}
+
+
+@dataclass(frozen=True)
+class CardRowPair:
+    """One kernel of one version on two cards; differences of the second relative to the first."""
+
+    name: str
+    kind: str
+    time: float | None  # None where nothing was timed
+    power: float
+    memory_w: float | None
+    capped: bool
+
+
+def make_counted_profile(
+    name: str, counters: Mapping[str, float], results: Sequence[MicroRow]
+) -> KernelProfile:
+    """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds,
+    percent).
+    """
+    values = {
+        metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()
+    }
+    return make_profile(
+        name, values | {TIME: counters[TIME] * 1e-9}, results, find_idle_power_w(results)
+    )
+
+
+def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:
+    """Rows of the other card that ships, multimedia included; none where there is no such card."""
+    folder = results_folder(gpu) / OTHER_CARD
+    return tuple(
+        r for name in RESULT_FILES if (folder / name).is_file() for r in read_results(folder / name)
+    )
+
+
+def pair_cards(
+    results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu
+) -> list[CardRowPair]:
+    """First rounds of every benchmark that both cards measured with the same version of its kernel."""
+    theirs, limit_w = keep_first_rounds(others), float(gpu.power.limit_w)
+    pairs = []
+    for name, a in keep_first_rounds(results).items():
+        b = theirs.get(name)
+        if b is None or a.version != b.version or not a.power_w or not b.power_w:
+            continue
+        pairs.append(
+            CardRowPair(
+                name=name,
+                kind=_work_kind(a),
+                time=b.operation_s / a.operation_s - 1.0
+                if a.operation_s and b.operation_s
+                else None,
+                power=b.power_w / a.power_w - 1.0,
+                memory_w=b.memory_power_w - a.memory_power_w
+                if a.memory_power_w and b.memory_power_w
+                else None,
+                capped=max(a.power_w, b.power_w) > NEAR_CAP * limit_w,
+            )
+        )
+    return pairs
+
+
+def _work_kind(result: MicroRow) -> str:
+    """Its group, but what moves DRAM by itself: there the memory's own power counts."""
+    moves = result.group in ("memory", "structure") and (
+        result.name.startswith(("dram_", "coalescence_", "access_"))
+        or result.name.endswith("_dram")
+    )
+    return "DRAM" if moves else result.group
+
+
+def renew_tables(page: str, results: Sequence[MicroRow], gpu: Gpu) -> str:
+    """Return the page with its tables written anew; raise ``BadInput`` for a mark that names no
+    table.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        make = TABLES.get(found[1])
+        if make is None:
+            raise bad_value("table", f"one of {', '.join(TABLES)}", found[1])
+        return f"<!-- table: {found[1]} -->\n{make_pipe_table(make(results, gpu))}\n<!-- end -->"
+
+    return MARK.sub(table, page)
+
+
+def _named(r: MicroRow) -> str:
+    fault = find_fault(r)
+    return f"`{r.name}`" + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def unit_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Arithmetic and tensor units: rate by the specification, energy of an operation, operations of
+    a joule.
+    """
+    head = [
+        "benchmark",
+        "counted",
+        "specified",
+        "measured",
+        "W",
+        "pJ",
+        "pJ above idle",
+        "Gop/J",
+        "true MHz",
+        "NVML MHz",
+    ]
+    rows = [head]
+    for r in keep_first_rounds(results).values():
+        if (
+            r.group not in ("arithmetic", "tensor")
+            or r.curve
+            or not r.operation_j
+            or not r.operations_per_j
+        ):
+            continue
+        above = r.operation_above_idle_j
+        rows.append(
+            [
+                _named(r),
+                r.operation,
+                _number(find_specified_rate(gpu, r), 4),
+                _number(r.operations_per_cycle_sm, 4),
+                _number(r.power_w),
+                _number(1e12 * r.operation_j),
+                _number(1e12 * above if above is not None else None),
+                _number(r.operations_per_j / 1e9),
+                _number((r.effective_clock_hz or 0.0) / 1e6, 4),
+                _number((r.sm_clock_hz or 0.0) / 1e6, 4),
+            ]
+        )
+    return rows
+
+
+def memory_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Memory: bytes a second, power of the card and of its memory, energy of a byte."""
+    rows = [
+        ["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte", "above idle", "true MHz"]
+    ]
+    for r in keep_first_rounds(results).values():
+        if r.group != "memory" or r.curve or not r.byte_per_s or not r.energy_j or not r.byte:
+            continue
+        share = r.byte_per_s / float(gpu.memory.byte_per_s) if "dram" in r.name else None
+        above = max((r.power_w or 0.0) - (r.idle_power_w or 0.0), 0.0) / r.byte_per_s
+        rows.append(
+            [
+                _named(r),
+                f"{r.byte_per_s / 1e12:.3f}",
+                "-" if share is None else f"{share:.0%}",
+                _number(r.power_w),
+                _number(r.memory_power_w),
+                _number(1e12 * r.energy_j / r.byte),
+                _number(1e12 * above),
+                _number(r.effective_clock_hz / 1e6 if r.effective_clock_hz else None, 4),
+            ]
+        )
+    return rows
+
+
+def transfer_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Copies between host and device: rate, power, and joules of this card."""
+    rows = [["copy", "GB/s", "W", "pJ a byte above idle"]]
+    for r in keep_first_rounds(results).values():
+        if r.group == "transfer" and r.byte_per_s and r.operation_above_idle_j is not None:
+            cells = [
+                _number(r.byte_per_s / 1e9),
+                _number(r.power_w),
+                _number(1e12 * r.operation_above_idle_j),
+            ]
+            rows.append([_named(r), *cells])
+    return rows
+
+
+def rate_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """DRAM at a part of its rate: power of the card and of its memory, and energy of a byte above
+    idle.
+    """
+    rows = [["benchmark", "TB/s", "of DRAM's", "W", "memory W", "pJ a byte above idle"]]
+    for r in sorted(keep_first_rounds(results).values(), key=lambda r: r.byte_per_s or 0.0):
+        if r.curve not in ("dram_rate", "dram_rate_copy") or not r.byte_per_s or not r.power_w:
+            continue
+        above_j = max(r.power_w - (r.idle_power_w or 0.0), 0.0) / r.byte_per_s
+        share = r.byte_per_s / float(gpu.memory.byte_per_s)
+        cells = [
+            f"{r.byte_per_s / 1e12:.3f}",
+            f"{share:.0%}",
+            _number(r.power_w),
+            _number(r.memory_power_w),
+        ]
+        rows.append([_named(r), *cells, _number(1e12 * above_j)])
+    return rows
+
+
+def curve_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Every curve: rate, time and energy of an operation over the best point's, power."""
+    rows = [["curve", "at", "operations /cycle/SM", "time", "energy", "W"]]
+    for name, what in CURVES.items():
+        points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j]
+        each = [
+            r.at if name == "access" else 1.0 for r in points
+        ]  # there an operation moves so many bytes
+        time = [(r.operation_s or 0.0) / n for r, n in zip(points, each, strict=True)]
+        energy = [(r.operation_j or 0.0) / n for r, n in zip(points, each, strict=True)]
+        for r, s, j in zip(points, time, energy, strict=True):
+            mark = _named(r).removeprefix(f"`{r.name}`")
+            cells = [
+                _number(r.operations_per_cycle_sm, 4),
+                f"{s / min(time):.2f}",
+                f"{j / min(energy):.2f}",
+                _number(r.power_w),
+            ]
+            rows.append([f"{name} ({what}){mark}", f"{r.at:g}", *cells])
+    return rows
+
+
+def active_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Power by the number of SMs at work, and the line through it."""
+    points = [
+        (round(r.at * int(gpu.sm_count)) or 1, r.power_w)
+        for r in find_curve(results, "active")
+        if r.power_w
+    ]
+    count, power_w = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    slope_w, fixed_w = np.polyfit(count, power_w, 1)
+    rows: list[Row] = [["SMs at work", "W", f"{fixed_w:.1f} W + {slope_w:.3f} W an SM"]]
+    return [
+        *rows,
+        *(
+            [f"{n:.0f}", f"{w:.1f}", f"{fixed_w + slope_w * n:.1f}"]
+            for n, w in zip(count, power_w, strict=True)
+        ),
+    ]
+
+
+def idle_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Nothing to do: with and without a context."""
+    idle = [r for r in keep_first_rounds(results).values() if r.group == "idle"]
+    cells = [
+        [_number(r.power_w, 4), _number(r.memory_power_w), _number((r.sm_clock_hz or 0.0) / 1e6)]
+        for r in idle
+    ]
+    return [
+        ["row", "W", "memory W", "NVML MHz"],
+        *([f"`{r.name}`", *c] for r, c in zip(idle, cells, strict=True)),
+    ]
+
+
+def clock_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Rows whose true clock is more than 2 % from what NVML says."""
+    rows = [["row", "true MHz", "NVML MHz", "true over NVML", "W"]]
+    for r in keep_first_rounds(results).values():
+        if (
+            r.sm_clock_hz
+            and r.effective_clock_hz
+            and abs(r.effective_clock_hz / r.sm_clock_hz - 1.0) > 0.02
+        ):
+            cells = [_number(r.effective_clock_hz / 1e6, 4), _number(r.sm_clock_hz / 1e6, 4)]
+            rows.append(
+                [
+                    _named(r),
+                    *cells,
+                    f"{r.effective_clock_hz / r.sm_clock_hz:.3f}",
+                    _number(r.power_w),
+                ]
+            )
+    return rows
+
+
+def fault_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """What is known against rows that ship, first those of this card, and why."""
+    cells: list[Row] = []
+    for card, rows in (("E", results), ("B", read_other_card(gpu))):
+        named: dict[KnownFault, list[str]] = {}
+        for r in keep_first_rounds(rows).values():
+            fault = find_fault(r)
+            if fault is not None:
+                named.setdefault(fault, []).append(f"`{r.name}`")
+        order = sorted(named, key=lambda fault: (fault.kind != "wrong", -len(named[fault])))
+        cells += [
+            [card, ", ".join(named[f]), "†" if f.kind == "wrong" else "‡", f.why] for f in order
+        ]
+    return [["card", "rows", "", "why"], *cells]
+
+
+def card_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """The other card over this one, by kind of work: times, and watts where the power limit does
+    not set them.
+    """
+    pairs = pair_cards(results, read_other_card(gpu), gpu)
+    rows = [
+        [
+            "work",
+            "rows",
+            "time apart, median",
+            "rows below the cap",
+            "power: median",
+            "from",
+            "to",
+            "memory W",
+        ]
+    ]
+    for kind in dict.fromkeys(pair.kind for pair in pairs):
+        mine = [pair for pair in pairs if pair.kind == kind]
+        time = [abs(pair.time) for pair in mine if pair.time is not None]
+        power = [pair.power for pair in mine if not pair.capped]
+        memory_w = [pair.memory_w for pair in mine if pair.memory_w is not None]
+        cells = (
+            [f"{value:+.1%}" for value in (np.median(power), min(power), max(power))]
+            if power
+            else ["-"] * 3
+        )
+        shown = [
+            f"{np.median(time):.2%}" if time else "-",
+            str(len(power)),
+            *cells,
+            f"{np.median(memory_w):+.0f}",
+        ]
+        rows.append([kind, str(len(mine)), *shown])
+    return rows
+
+
+def advice_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """What ``lab tune`` says first of kernels whose bottleneck is known, beside what was measured
+    without it.
+    """
+    path, by_name = results_folder(gpu) / "microbench_counters.jsonl", keep_first_rounds(results)
+    counted = {str(row["id"]): row["metrics"] for row in read_lines(path)}
+    rows = [["kernel", "bottleneck", "time", "measured", "energy", "measured"]]
+    for name, without in KNOWN.items():
+        advice, _ = rank_advice([make_counted_profile(name, counted[name], results)], results)
+        a, b = by_name[name], by_name[without]
+        if not advice or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
+            continue
+        pairs = (
+            advice[0].time,
+            b.operation_s / a.operation_s - 1.0,
+            advice[0].energy,
+            b.operation_j / a.operation_j - 1.0,
+        )
+        rows.append(
+            [f"`{name}`", advice[0].bottleneck, *(f"{100.0 * value:.1f} %" for value in pairs)]
+        )
+    return rows
+
+
+def multimedia_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
+    """Workloads on the clip: time and energy of a frame."""
+    rows = [["workload", "us a frame", "W", "mJ a frame", "above idle"]]
+    for r in keep_first_rounds(results).values():
+        if (
+            r.group == "multimedia"
+            and r.operation_s
+            and r.operation_j
+            and r.operation_above_idle_j is not None
+        ):
+            joules = [_number(1e3 * r.operation_j), _number(1e3 * r.operation_above_idle_j)]
+            rows.append([f"`{r.name}`", _number(1e6 * r.operation_s), _number(r.power_w), *joules])
+    return rows
+
+
+TABLES: Mapping[str, Callable[[Sequence[MicroRow], Gpu], list[Row]]] = {
+    "units": unit_rows,
+    "memory": memory_rows,
+    "rates": rate_rows,
+    "transfers": transfer_rows,
+    "latencies": make_latency_rows,
+    "curves": curve_rows,
+    "active": active_rows,
+    "idle": idle_rows,
+    "clocks": clock_rows,
+    "faults": fault_rows,
+    "cards": card_rows,
+    "advice": advice_rows,
+    "multimedia": multimedia_rows,
+    "devices": make_device_rows,
+    "truths": make_truth_rows,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Renew the tables of the page in place."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--gpu", default="h200")
+    options = parser.parse_args(arguments)
+    gpu = load_gpu(options.gpu)
+    results = (*read_shipped_results(gpu), *read_results(results_folder(gpu) / "multimedia.jsonl"))
+    page = options.page.read_text(encoding="utf-8")
+    options.page.write_text(renew_tables(page, results, gpu), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+"""Run ``lab microbench`` and ``lab multimedia``: the parent's request, and the child that uses the
+device.
+
+A child measures idle rows, warms the card up, then measures the suite and the driver's own copy, or
+the multimedia workloads back to back, at a fixed rate, and with frames moved to and from the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from wattcast.core.errors import BadInput, WattcastError, bad_value
+from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.core.units import parse
+from wattcast.core.whole_files import write_whole
+from wattcast.lab.campaigns.campaign_verbs import Budget, Target
+from wattcast.lab.microbench import (
+    benchmark_kernels,
+    microbench_campaign,
+    multimedia_clip,
+    unit_work,
+)
+from wattcast.lab.microbench.benchmark_kernels import DeviceBench, DeviceBuffers, sustain_load
+from wattcast.lab.microbench.benchmark_suite import find_benchmarks, list_transfers
+from wattcast.lab.microbench.microbench_campaign import (
+    CompiledKernels,
+    MicroCampaign,
+    MicroTask,
+    write_heartbeat,
+)
+from wattcast.lab.microbench.microbench_results import MicroRow, micro_row_id
+from wattcast.lab.microbench.unit_source import Benchmark
+from wattcast.measure.cuda_device import CudaDevice, DeviceFault
+from wattcast.measure.measure_verbs import Option, VerbResult
+from wattcast.measure.sampler import Sampler
+from wattcast.measure.steady_state import (
+    SettlingRule,
+    make_run_info,
+    make_run_name,
+    say,
+    take_window,
+)
+
+AGAIN_TICKS, AGAIN_S = 5, 0.85  # least ticks and seconds of a repetition
+WARM_S, MULTIMEDIA_WARM_S = 6.0, 3.0
+IDLE_S = 1.3
+COPY_VERSION = 2  # of the driver's copy: a whole buffer, as ours
+TRANSFER_BYTE = 256 << 20
+RATE_RESERVE = 1.3  # the period of a fixed rate over the time of the slowest variant
+MOVED = ("rotate", "dct_fp32_cached", "dct_fp64_uncached")
+MOVED_FRAMES = 8  # in one unit of the moving workloads
+
+
+Rows = Annotated[
+    Path | None, Option("Folder for rows, saved as they come; a re-run continues there.")
+]
+Repeats = Annotated[int, Option("Rounds; 2 measures everything a second time.")]
+Before = Annotated[Path | None, Option("Folder with rows measured before, to go on from.", "from")]
+Quick = Annotated[bool, Option("Shorter windows: a smoke test.")]
+Child = Annotated[bool, Option("The process that uses the device.", hidden=True)]
+Since = Annotated[str, Option("Rows older than this are measured again.", hidden=True)]
+
+
+def microbench(
+    out: Rows = None,
+    budget: Budget = "480s",
+    only: Annotated[str, Option("Names, groups or curves, comma-separated; see --list.")] = "",
+    repeats: Repeats = 1,
+    before: Before = None,
+    listed: Annotated[bool, Option("Name the benchmarks.", "list")] = False,
+    counters: Annotated[
+        bool, Option("Hardware counters through ncu instead of time and power.")
+    ] = False,
+    quick: Quick = False,
+    child: Child = False,
+    target: Target = False,
+    since: Since = "",
+) -> VerbResult:
+    """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes."""
+    names, budget_s = [name for name in only.split(",") if name], parse(budget, "s", "--budget")
+    if listed:
+        found = find_benchmarks(names)
+        told = (f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in found)
+        lines = [f"{b.name:24} {b.group:11} {text}" for b, text in zip(found, told, strict=True)]
+        copies = list_transfers(names)
+        lines += [f"{name:24} {'transfer':11} copy by the driver" for name in copies]
+        return VerbResult([*(b.name for b in found), *copies], "\n".join(lines))
+    folder = _open_folder(out, repeats, None if counters or target else before)
+    if target:
+        return VerbResult(
+            note=f"counted {unit_work.count_kernels(folder, budget_s, names, before)} kernels"
+        )
+    if child:
+        campaign = MicroCampaign(
+            folder, "microbench", time.monotonic() + budget_s, since, repeats, quick
+        )
+        return VerbResult(exit_code=run_child(campaign, names))
+    find_benchmarks([name for name in names if name != "multimedia"])  # a wrong name costs nothing
+    if counters:
+        return VerbResult(unit_work.collect_unit_counters(folder, budget_s, names, before))
+    options = [
+        "--repeats",
+        str(repeats),
+        *(["--only", only] if names else []),
+        *(["--quick"] if quick else []),
+    ]
+    return _supervise(folder, "microbench", options, budget_s)
+
+
+def multimedia(
+    out: Rows = None,
+    budget: Budget = "240s",
+    repeats: Repeats = 1,
+    before: Before = None,
+    frames: Annotated[int, Option("Frames of the clip.")] = multimedia_clip.FRAMES,
+    quick: Quick = False,
+    child: Child = False,
+    since: Since = "",
+) -> VerbResult:
+    """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked
+    against NumPy.
+    """
+    budget_s, folder = parse(budget, "s", "--budget"), _open_folder(out, repeats, before)
+    if frames < 3:
+        raise bad_value("--frames", "three frames or more", frames)
+    if child:
+        campaign = MicroCampaign(
+            folder, "multimedia", time.monotonic() + budget_s, since, repeats, quick
+        )
+        return VerbResult(exit_code=run_child(campaign, frames=frames))
+    options = ["--repeats", str(repeats), "--frames", str(frames), *(["--quick"] if quick else [])]
+    return _supervise(folder, "multimedia", options, budget_s)
+
+
+def _open_folder(out: Path | None, repeats: int, before: Path | None) -> Path:
+    """Make the folder for rows, with files of ``before`` that it does not have."""
+    if out is None:
+        raise BadInput("--out: expected a folder for the rows, got none.")
+    if repeats < 1:
+        raise bad_value("--repeats", "one round or more", repeats)
+    if before is not None and not before.is_dir():
+        raise WattcastError(f"{before} is no folder; --from names one with rows measured before.")
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(before.glob("*.jsonl")) if before is not None else ():
+        if not (out / path.name).exists():
+            write_whole(out / path.name, path.read_bytes())
+    return out
+
+
+def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> VerbResult:
+    """Measure in a child; failures go to stderr by name, and are no failure of the whole unless
+    nothing is left.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "wattcast.measure",
+        verb,
+        "--child",
+        "--out",
+        str(out),
+        *options,
+    ]
+    counts = microbench_campaign.supervise_child(out, verb, command, budget_s)
+    rows = read_lines(out / f"{verb}.jsonl", missing_ok=True)
+    for name, error in {str(row.get("id")): str(row.get("error", "")) for row in rows}.items():
+        if error:  # of the last row of this id
+            say(f"failed: {name}: {error}")
+    return VerbResult(dict(sorted(counts.items())), exit_code=0 if counts["measured"] else 4)
+
+
+def run_child(
+    campaign: MicroCampaign, names: Sequence[str] = (), frames: int = multimedia_clip.FRAMES
+) -> int:
+    """Measure the suite or the workloads; return 0 when done, ``BROKEN`` when the device context
+    was lost.
+    """
+    out, kind = campaign.out, campaign.kind
+    with Sampler("nvml") as sampler:
+        write_heartbeat(out, "starting", kind)
+        run = make_run_name()
+        if kind == "microbench" and not names:  # before a context is opened
+            busy = make_idle_task(sampler, run, "idle_host_busy", 0, host_busy=True)
+            campaign.run([make_idle_task(sampler, run, "idle_context_off", 0), busy])
+        device = CudaDevice.open()
+        campaign.bench = bench = DeviceBench(device, sampler, run)
+        if campaign.quick:
+            bench.rule = replace(bench.rule, least_ticks=5, least_s=0.9)
+        sms, l2_byte, cuda = device.sm_count, device.l2_byte, microbench_campaign.nvrtc_version()
+        info = make_run_info(run, sampler.identity, sm_count=sms, l2_byte=l2_byte, cuda=cuda)
+        Journal(out / "runs.jsonl", key="run").append(info)
+        try:
+            if kind == "microbench":
+                _measure_suite(campaign, bench, list(names))
+            else:
+                _measure_workloads(campaign, bench, frames)
+            sampler.since(0).save(out / f"samples-{kind}.npz")
+        except DeviceFault as error:
+            say(f"the device context is lost: {error}")
+            return microbench_campaign.BROKEN
+    return 0
+
+
+def make_idle_task(
+    sampler: Sampler,
+    run: str,
+    name: str,
+    repeat: int,
+    length_s: float = IDLE_S,
+    host_busy: bool = False,
+) -> MicroTask:
+    """Measure power with nothing to do on the device, the host asleep or counting."""
+
+    def measure(row: MicroRow) -> MicroRow:
+        mark, began_s = sampler.head, time.monotonic()
+        while host_busy and time.monotonic() - began_s < length_s:
+            sum(range(1000))
+        time.sleep(max(0.0, began_s + length_s - time.monotonic()))
+        sampler.check()
+        held = take_window(sampler.since(mark), began_s, time.monotonic(), SettlingRule())
+        return replace(row, **benchmark_kernels.describe_micro_window(held))
+
+    return MicroTask(
+        MicroRow(micro_row_id(name, repeat), name, "idle", repeat=repeat, run=run), measure
+    )
+
+
+def measure_idle_w(bench: DeviceBench) -> float | None:
+    """Measure idle power with the context open, for the energies above idle of the rows that
+    follow.
+    """
+    task = make_idle_task(bench.sampler, bench.run, "idle", 0, 0.9)
+    try:
+        time.sleep(0.3)
+        return task.measure(task.blank).power_w
+    except Exception as error:
+        say(f"idle power was not measured: {error}")
+        return None
+
+
+def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]) -> None:
+    device, benchmarks = bench.device, find_benchmarks(names)
+    compiled = CompiledKernels(device.architecture)
+    if missing := [
+        b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in campaign.journal.ids
+    ]:
+        compiled.start(missing, microbench_campaign.worker_count())
+    try:
+        supported = [b for b in benchmarks if b.supported(device.architecture)]
+        say(
+            f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks"
+        )
+        buffers = DeviceBuffers.allocate(device)
+        write_heartbeat(campaign.out, "warming up", "microbench")
+        (warming,) = find_benchmarks(
+            ["fp32_fma"]
+        )  # to the working temperature: a cold card leaks less
+        ready = benchmark_kernels.prepare_benchmark(warming, buffers, compiled.cubin(warming))
+        iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
+        end_s = time.monotonic() + (0.5 if campaign.quick else WARM_S)
+        while time.monotonic() < end_s:
+            for _ in range(5):
+                ready.launch(iterations)
+            device.synchronize()
+        device.unload(ready.kernel)
+        bench.idle_power_w = measure_idle_w(bench)
+        seen: dict[str, MicroRow] = {}  # rows of an earlier round
+        transfers = list_transfers(names)
+        if int(device.call("cuDeviceGetCount")) < 2 and "peer_copy" not in names:
+            transfers = [name for name in transfers if name != "peer_copy"]
+        for repeat in range(campaign.repeats):
+            idle_s = 0.75 if campaign.quick else IDLE_S
+            tasks = [make_idle_task(bench.sampler, bench.run, "idle_context_on", repeat, idle_s)]
+            wanted = (b for b in supported if not (repeat and b.once))
+            tasks += [
+                make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in wanted
+            ]
+            tasks[6:6] = [
+                make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers
+            ]
+            campaign.run(tasks)
+    finally:
+        compiled.stop()
+
+
+def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBench:
+    """Choose a shorter measurement for a repetition, except at the cap, which a short load may not
+    reach.
+    """
+    if before is None or "sw_power_cap" in before.throttle:
+        return bench
+    rule = bench.rule  # a repetition gives no memory power
+    ticks, least_s = min(rule.least_ticks, AGAIN_TICKS), min(rule.least_s, AGAIN_S)
+    return replace(bench, rule=replace(rule, least_ticks=ticks, least_s=least_s))
+
+
+def make_benchmark_task(
+    bench: DeviceBench,
+    buffers: DeviceBuffers,
+    compiled: CompiledKernels,
+    benchmark: Benchmark,
+    repeat: int,
+    seen: dict[str, MicroRow],
+) -> MicroTask:
+    """Turn a benchmark into a task; ``seen`` holds rows of an earlier round."""
+
+    def measure(row: MicroRow) -> MicroRow:
+        ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
+        before = seen.get(benchmark.name)
+        try:
+            how, iterations = (
+                choose_repeat_bench(bench, before),
+                (before and before.iterations) or 0,
+            )
+            seen[benchmark.name] = benchmark_kernels.measure_benchmark(how, ready, row, iterations)
+            return seen[benchmark.name]
+        finally:
+            with contextlib.suppress(
+                DeviceFault
+            ):  # after a fault a further call would only hide its error
+                ready.discard()
+
+    return MicroTask(benchmark_kernels.make_blank_row(bench.run, benchmark, repeat), measure)
+
+
+def make_transfer_task(
+    bench: DeviceBench, buffers: DeviceBuffers, name: str, repeat: int, seen: dict[str, MicroRow]
+) -> MicroTask:
+    """Measure a copy by the driver: a whole buffer, to or from page-locked memory of the host, or
+    to a second GPU.
+
+    Joules are those of this card; the host's and a second card's are not in them.
+    """
+    local = name == "dram_memcpy"
+    size = buffers.size if local else min(TRANSFER_BYTE, buffers.size)
+    byte, version = (
+        (2.0 if name in ("dram_memcpy", "pcie_both") else 1.0) * size,
+        COPY_VERSION if local else 1,
+    )
+    blank = MicroRow(
+        micro_row_id(name, repeat, version), name, "memory" if local else "transfer", "byte"
+    )
+
+    def measure(row: MicroRow) -> MicroRow:
+        device, both = bench.device, name == "pcie_both"
+        call, stream, host = device.call, device.stream, 0
+        if name == "peer_copy":
+            home, away = (call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", i)) for i in (0, 1))
+            call("cuCtxSetCurrent", away)
+            theirs = device.allocate(size)
+            call("cuCtxSetCurrent", home)
+            call("cuCtxEnablePeerAccess", away, 0)  # or the copy would go through the host
+        elif not local:
+            host = int(call("cuMemHostAlloc", 2 * size, 0))
+            call("cuMemcpyDtoH", host, buffers.a, size)  # random words, to send again
+            call("cuMemcpyDtoH", host + size, buffers.a, size)
+        other = call("cuStreamCreate", 1) if both else stream
+        began, ended = (call("cuEventCreate", 2) for _ in range(2))
+
+        def enqueue() -> None:
+            if host == 0:
+                device.copy(theirs if name == "peer_copy" else buffers.b, buffers.a, size)
+            if both:  # the second stream begins with the first, which waits for its end
+                call("cuEventRecord", began, stream)
+                call("cuStreamWaitEvent", other, began, 0)
+            if both or name == "pcie_to_device":
+                call("cuMemcpyHtoDAsync", buffers.b, host, size, stream)
+            if both or name == "pcie_to_host":
+                call("cuMemcpyDtoHAsync", host + size, buffers.a, size, other)
+            if both:
+                call("cuEventRecord", ended, other)
+                call("cuStreamWaitEvent", stream, ended, 0)
+
+        seen[name] = sustain_load(choose_repeat_bench(bench, seen.get(name)), row, enqueue)
+        device.synchronize()
+        if host:
+            call("cuMemFreeHost", host)
+        return seen[name]
+
+    blank = replace(
+        blank, run=bench.run, repeat=repeat, version=version, byte=byte, operations=byte
+    )
+    return MicroTask(blank, measure)
+
+
+def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int) -> None:
+    clip = multimedia_clip.MediaClip.make(bench.device, frames)
+    for name in (
+        multimedia_clip.NAMES
+    ):  # before anything runs long; what fails here fails its own rows only
+        write_heartbeat(campaign.out, f"checking {name}", "multimedia")
+        with contextlib.suppress(multimedia_clip.ClipCheckFailed):
+            clip.check(name)
+    write_heartbeat(campaign.out, "warming up", "multimedia")
+    end_s = time.monotonic() + (0.3 if campaign.quick else MULTIMEDIA_WARM_S)
+    while time.monotonic() < end_s:
+        clip.enqueue("dct_fp32_cached")
+        clip.enqueue("motion")
+        bench.device.synchronize()
+    bench.idle_power_w = measure_idle_w(bench)
+    for repeat in range(campaign.repeats):
+        campaign.run(list_multimedia_tasks(bench, clip, repeat))
+
+
+def list_multimedia_tasks(
+    bench: DeviceBench, clip: multimedia_clip.MediaClip, repeat: int
+) -> list[MicroTask]:
+    """List all rows of one round."""
+    device, moved = clip.device, min(MOVED_FRAMES, clip.frames)
+    size, host = moved * multimedia_clip.FRAME_BYTE, list[int]()
+
+    def move_frames(name: str = "") -> None:
+        """Put frames in, a kernel (or none) over them, and as many frames of the result out on the
+        stream.
+        """
+        if not host:  # page-locked, with the frames themselves, to send again
+            host.append(int(device.call("cuMemHostAlloc", 2 * size, 0)))
+            device.call("cuMemcpyDtoH", host[0], clip.taken, size)
+        device.call("cuMemcpyHtoDAsync", clip.taken, host[0], size, device.stream)
+        if name:
+            clip.enqueue(name, moved)
+        back = min(size, clip.frames * multimedia_clip.LUMA * 2)
+        device.call("cuMemcpyDtoHAsync", host[0] + size, clip.result, back, device.stream)
+
+    def task(
+        name: str, enqueue: Callable[[], None], kernel: str, frames: int = 0, paced: bool = False
+    ) -> MicroTask:
+        def measure(row: MicroRow) -> MicroRow:
+            row = replace(row, checked=clip.check(kernel) if kernel else "")
+            if not paced:
+                return sustain_load(bench, row, enqueue)
+            variants = [partial(clip.enqueue, other) for other in multimedia_clip.DCTS]
+            slowest_s = max(
+                benchmark_kernels.time_unit_s(clip.device, variant) for variant in variants
+            )
+            period_s = round(RATE_RESERVE * slowest_s, 4) or 1e-4
+            return sustain_load(bench, replace(row, curve="rate", at=period_s), enqueue, period_s)
+
+        blank = MicroRow(
+            micro_row_id(name, repeat), name, "multimedia", "frame", repeat=repeat, run=bench.run
+        )
+        if kernel:
+            threads = multimedia_clip.THREADS
+            blank = replace(
+                blank, threads=threads, blocks=-(-clip.items(kernel, frames) // threads)
+            )
+        return MicroTask(replace(blank, operations=float(frames or clip.frames)), measure)
+
+    return [
+        make_idle_task(bench.sampler, bench.run, "multimedia_idle", repeat),
+        *(task(name, partial(clip.enqueue, name), name) for name in multimedia_clip.NAMES),
+        task("move_frames", move_frames, "", moved),
+        *(task(f"{name}_moved", partial(move_frames, name), name, moved) for name in MOVED),
+        *(
+            task(f"{name}_at_rate", partial(clip.enqueue, name), name, paced=True)
+            for name in multimedia_clip.DCTS
+        ),
+    ]

@@ -1,0 +1,569 @@
+"""Judge which bottlenecks of a profiled kernel matter on a device, and what removing each would
+change (paper 001).
+
+A kernel's units need N seconds together (`unit_work`). With the measured time T the rest is
+
+    T^3 = N^3 + W^3
+
+in which warps wait. A change replaces the work of some units. Where a unit is busy half of the time
+and warps are many, W is mostly queueing and follows N; otherwise it is latency, which stays, or is
+hidden by more warps and independent instructions. The exponent was set on the DCT of the multimedia
+workloads and on four pairs of kernels (docs/method/microbenchmarks.md); the interval of an advice
+spans exponents from 2 to 4, half as much queueing, T'/T to the power of 0.5 to 1.5, and 5 points to
+both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from wattcast.core import BadInput, bad_value, dataclass, field, replace
+from wattcast.lab.counter_models.profiler_counters import read_ncu_metrics
+from wattcast.lab.microbench import unit_work
+from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds
+from wattcast.lab.microbench.unit_work import KernelProfile, UnitWork, combine_units_s, curve_ratio
+
+EXPONENTS = (2.0, 4.0)  # of an interval
+LIKELY_POWERS = (
+    0.5,
+    1.5,
+)  # of the predicted ratio of times; with LEAST_SPREAD 91 % of 127 measured pairs lie inside
+LEAST_SPREAD = 0.05  # of the time, to both sides
+LEAST_WAIT = (
+    0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
+)
+QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
+WORTH = 0.005  # a change of time or energy below this is not worth a line
+NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
+MOST_WARPS, ENOUGH_WARPS = (
+    64.0,
+    14.0,
+)  # of an SM: resident at most, and those that hide arithmetic latency
+IN_FLIGHT_BYTE = (
+    12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
+)
+SINGLE_SHARE = 0.25  # of the fp64 instructions of a function, which are left of it in fp32
+MOVED = {
+    "dram": ("dram_read", "dram_written"),
+    "l2": ("l2_read", "l2_written"),
+}  # counters of bytes, to and fro
+LOCAL = ("local_loaded_sectors", "local_stored_sectors")
+CACHE_COUNTERS = ("l2_read", "l2_written", "hit_sectors", "loaded_sectors")
+ACCESSES = unit_work.ACCESSES
+INDEPENDENT = 4.0  # instructions that a thread can have under way at once
+
+
+@dataclass(frozen=True)
+class CodeChange:
+    """What removing a bottleneck does: factors of units' time and energy, work added, and a factor
+    of waiting.
+    """
+
+    bottleneck: str
+    seen: str
+    factor: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    added: Mapping[str, UnitWork] = field(default_factory=dict)
+    wait: float = 1.0
+    unsure: bool = False  # nothing may be gained, as far as the profile tells
+
+    def apply(self, work: Mapping[str, UnitWork]) -> dict[str, UnitWork]:
+        """Return the work of all units after the change."""
+        after = {unit: w.scaled(*self.factor.get(unit, (1.0, 1.0))) for unit, w in work.items()}
+        for unit, more in self.added.items():
+            there = after.get(unit, UnitWork(0.0, 0.0))
+            after[unit] = UnitWork(there.seconds + more.seconds, there.joules + more.joules)
+        return after
+
+
+@dataclass(frozen=True)
+class TuningAdvice:
+    """A bottleneck: what was seen, and what removing it would change (relative; negative is less)."""
+
+    kernel: str
+    bottleneck: str
+    seen: str
+    time: float
+    power: float
+    energy: float
+    saved_j: float
+    time_range: tuple[float, float]
+
+
+def predict_time_s(
+    profile: KernelProfile,
+    after: Mapping[str, UnitWork],
+    wait: float,
+    exponent: float = unit_work.EXPONENT,
+    queued: float | None = None,
+) -> float:
+    """Return the time T' of a kernel whose units have the work ``after`` and whose waiting is
+    scaled by ``wait``.
+
+    T'^p = N'^p + W'^p with W' = W·``wait``·(q·N'/N + 1 - q) and q the share of W that is queueing
+    (``queued``, or ``queued_share``). Where the units still explain more than the measured time, T'
+    = T·N'/N."""
+    before_s, after_s = combine_units_s(profile.work, exponent), combine_units_s(after, exponent)
+    if before_s <= 0.0:
+        return profile.time_s * wait
+    ratio = after_s / before_s
+    if before_s >= profile.time_s:
+        return profile.time_s * ratio
+    q = queued_share(profile) if queued is None else queued
+    waited_s = (profile.time_s**exponent - before_s**exponent) ** (1.0 / exponent)
+    left_s = max(
+        waited_s * wait * (q * ratio + 1.0 - q), min(LEAST_WAIT, waited_s / before_s) * after_s
+    )
+    return float((after_s**exponent + left_s**exponent) ** (1.0 / exponent))
+
+
+def queued_share(profile: KernelProfile) -> float:
+    """Return the share of the waiting that is queueing: all with a unit busy ``QUEUED_SHARE`` and
+    enough warps.
+
+    Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE``
+    under way."""
+    m, enough = profile.counters, ENOUGH_WARPS
+    sectors, requests = m["loaded_sectors"], m["loads"]
+    if (
+        requests > 0.0
+        and m.far_share > unit_work.FAR_SHARE
+        and sectors <= 1.1 * requests * (m.access_byte or 0.0)
+    ):
+        enough = max(IN_FLIGHT_BYTE * requests / (32.0 * sectors), enough)
+    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(
+        MOST_WARPS * m.get("warps", 1.0) / enough, 1.0
+    )
+
+
+def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> TuningAdvice:
+    """Compute what one change, or several together, would do to time, power and energy."""
+    work: dict[str, UnitWork] = dict(profile.work)
+    wait = 1.0
+    for change in changes:
+        work, wait = change.apply(work), wait * change.wait
+    time = predict_time_s(profile, work, wait) / profile.time_s
+    q = queued_share(profile)
+    ways = [(exponent, queued) for exponent in EXPONENTS for queued in (0.5 * q, q)]
+    spread = [predict_time_s(profile, work, wait, *way) / profile.time_s for way in ways]
+    spread += [max(time, 1e-9) ** power for power in LIKELY_POWERS]
+    spread += [max(time - LEAST_SPREAD, 0.0), time + LEAST_SPREAD]
+    spread += [1.0] * all(change.unsure for change in changes)
+    there = replace(profile, work=work, time_s=profile.time_s * time)
+    energy = there.energy_j / profile.energy_j
+    return TuningAdvice(
+        profile.name,
+        " + ".join(change.bottleneck for change in changes),
+        "; ".join(change.seen for change in changes),
+        time - 1.0,
+        energy / time - 1.0,
+        energy - 1.0,
+        profile.energy_j - there.energy_j,
+        (min(spread) - 1.0, max(spread) - 1.0),
+    )
+
+
+def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Sectors beyond those of neighbouring threads; what L1 or L2 give again does not come from
+    DRAM.
+    """
+    m = p.counters
+    if m.reads_table:  # a matter of caching
+        return None
+    mean = max(
+        m.access_byte or 4.0, 1.0
+    )  # bytes a thread, and so sectors of 32 neighbouring threads
+    ways = [(m["loaded_sectors"], m["loads"]), (m["stored_sectors"], m["stores"])]
+    needed = [min(sectors, mean * requests) for sectors, requests in ways]
+    sectors, requests = (sum(column) for column in zip(*ways, strict=True))
+    shifted = m["hit_sectors"] >= 0.5 * m.get("loaded_sectors", 1.0) and sectors < 1.5 * sum(needed)
+    if (
+        sectors <= 1.1 * sum(needed) or shifted
+    ):  # neighbours that read the same lines, shifted: a matter of caching
+        return None
+    factor = {}
+    for unit, names in MOVED.items():
+        moved = [m[name] for name in names]
+        if sum(moved) > 0.0:
+            after = sum(min(byte, 32.0 * n) for byte, n in zip(moved, needed, strict=True))
+            factor[unit] = (after / sum(moved),) * 2
+    if (passes := m.passes) > 0.0:
+        factor["l1"] = (1.0 - max(passes - m["shared_passes"] - m.least_passes, 0.0) / passes,) * 2
+    seen = f"{sectors / requests:.1f} sectors an access of a warp, {sum(needed) / requests:.1f} would do"
+    # a warp waits for every sector of its access
+    return CodeChange(
+        "coalescing", seen, factor, wait=1.0 - m.far_share * (1.0 - sum(needed) / sectors)
+    )
+
+
+def _judge_conflicts(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    each = p.counters.conflicts
+    ratio = (
+        curve_ratio(results, "conflicts", each, 0.0)
+        if each is not None and "l1" in p.work
+        else None
+    )
+    if each is None or ratio is None:
+        return None
+    # passes already count the conflicts: without them only the first pass of each access is left
+    passes = p.counters.passes
+    energy = 1.0 - p.counters["shared_passes"] / passes * (1.0 - ratio[1])
+    factor = {"l1": (1.0 - p.counters["extra_passes"] / passes, energy)}
+    return CodeChange("bank conflicts", f"{each:.1f} conflicts an access of shared memory", factor)
+
+
+def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    active = p.counters.active
+    if active is None or active >= 31.0:
+        return None
+    ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
+    if ratio is None:
+        return None
+    factor = dict.fromkeys(
+        (*unit_work.ARITHMETIC, "issue", "products"), ratio
+    )  # as many warps start as before
+    return CodeChange(
+        "divergence", f"{active:.1f} of 32 threads of a warp active", factor, wait=ratio[0]
+    )
+
+
+def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Instructions become fp32 ones, fewer in functions; conversions and constants go, 8-byte
+    accesses halve.
+    """
+    by_name = keep_first_rounds(results)
+    single, double, whole = (by_name.get(name) for name in ("fp32_fma", "fp64_fma", "int32_add"))
+    if single is None or double is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
+        return None
+    single_j, double_j = single.operation_above_idle_j, double.operation_above_idle_j
+    if not (single.operation_s and double.operation_s and single_j and double_j):
+        return None
+    converted = p.counters.converted
+    kept = SINGLE_SHARE if p.counters.calls_functions else 1.0
+    moved = p.work["fp64"].scaled(
+        kept * single.operation_s / double.operation_s, kept * single_j / double_j
+    )
+    factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
+    gone = p.counters.constants + (1.0 - kept) * p.counters["pipe_fp64"]
+    if converted > 0.0:
+        factor["special"] = (1.0 - converted / p.counters["pipe_xu"],) * 2
+        if (p.counters.access_byte or 4.0) >= 4.0:
+            gone += converted  # from and to fp32
+        elif (
+            whole is not None and whole.operation_s
+        ):  # from integers, which the integer pipe turns into fp32
+            threads = 32.0 * converted
+            added["int"] = UnitWork(
+                threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0)
+            )
+    if "instructions" in p.counters:
+        factor["issue"] = (1.0 - min(gone / p.counters["instructions"], 1.0), 1.0)
+    counts = {size: p.counters[metric] for size, metric in ACCESSES.items()}
+    byte = sum(size * n for size, n in counts.items())
+    if byte > 0.0 and counts[8] > 0.0:
+        halved = 1.0 - 0.5 * 8.0 * counts[8] / byte
+        factor |= dict.fromkeys(("dram", "l2"), (halved, halved))
+        wide = (passes := p.counters.passes) - sum(n for size, n in counts.items() if size < 8)
+        if wide > 0.0:
+            factor["l1"] = (1.0 - 0.5 * wide / passes,) * 2
+    share = p.work["fp64"].seconds / p.time_s
+    return CodeChange(
+        "fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added
+    )
+
+
+def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Conversions fill slots of the special unit, or of the integer pipe where the device has them
+    there.
+    """
+    count = p.counters["conversions_of_threads"] / 32.0
+    if (
+        count <= 4.0 * p.counters["pipe_fp64"] or "special" not in p.work
+    ):  # those of fp64 go with it
+        return None
+    special = p.counters.converted
+    factor = {"special": (1.0 - special / p.counters["pipe_xu"],) * 2} if special > 0.0 else {}
+    whole = p.counters["pipe_alu"]
+    if count > special and whole > 0.0:
+        factor["int"] = (1.0 - min((count - special) / whole, 1.0),) * 2
+    if "instructions" in p.counters:
+        factor["issue"] = (1.0 - min(count / p.counters["instructions"], 1.0), 1.0)
+    return CodeChange("conversions", f"{32.0 * count:.3g} conversions of threads", factor)
+
+
+def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """More resident warps hide the waiting, in proportion, until a unit sets the time."""
+    warps = MOST_WARPS * p.counters["warps"]
+    if not 0.0 < warps < 0.75 * MOST_WARPS:
+        return None
+    q = queued_share(p)
+    seen = f"{warps:.0f} warps resident on an SM, no unit above {p.busy_share:.0%}"
+    return CodeChange("occupancy", seen, wait=q + (1.0 - q) * warps / MOST_WARPS)
+
+
+def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Independent instructions of a thread hide the waiting as more warps do."""
+    q = queued_share(p)
+    if q >= 1.0:
+        return None
+    seen = f"instructions wait for each other, no unit above {p.busy_share:.0%}; {INDEPENDENT:.0f} at once"
+    return CodeChange("parallelism", seen, wait=q + (1.0 - q) / INDEPENDENT)
+
+
+def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    mean = p.counters.access_byte
+    if mean is None or mean >= 15.0 or "dram" not in p.work or p.counters.reads_table:
+        return None
+    time, energy = unit_work.access_ratio(p.counters, results)
+    factor = {"dram": (1.0 / time, 1.0 / energy)}
+    passes, each = p.counters.passes, p.counters.stretch_byte
+    own = passes - p.counters["shared_passes"]
+    if each is not None and own > 0.0:
+        # as many threads walk along their stretches, and wider accesses come back to a sector less
+        # often
+        fewer = mean / 16.0 * max(each, 16.0) / each
+        factor["l1"] = (1.0 - (1.0 - fewer) * own / passes,) * 2
+    else:
+        factor["launch"] = (mean / 16.0,) * 2
+        if mean < 4.0 and own > 0.0:
+            factor["l1"] = (1.0 - (1.0 - mean / 4.0) * own / passes,) * 2
+    if "instructions" in p.counters:
+        constants = (
+            0.0 if p.counters.calls_functions else p.counters.constants
+        )  # each call loads its own
+        shared = sum(p.counters[metric] for metric in ACCESSES.values()) + constants
+        fewer = shared * (1.0 - mean / 16.0)  # a thread with more elements needs its constants once
+        factor["issue"] = (1.0 - min(fewer / p.counters["instructions"], 1.0), 1.0)
+    q = queued_share(p)  # fewer accesses are waited for
+    wait = q + (1.0 - q) * (1.0 - p.counters.far_share * (1.0 - mean / 16.0))
+    return CodeChange(
+        "access size", f"{mean:.1f} bytes a thread and access, 16 are possible", factor, wait=wait
+    )
+
+
+def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Bytes that the L2 gives again and again could stay in the L1; those of the L1, in a tile of
+    shared memory.
+
+    The L1 serves one SM, and a profile does not tell which SM wants a byte again. If all that want
+    it are of one block, L2 gives it once instead of r times; if each is of another block, r times
+    as before. Neighbours along a row share a block and those of other rows do not, as a rule, so
+    the geometric mean is taken: √r times."""
+    m, factor, wait = p.counters, {}, 1.0
+    again = (
+        1.0 - (m["dram_read"] / m["l2_read"]) ** 0.5 if 0.0 < m["dram_read"] < m["l2_read"] else 0.0
+    )
+    hit = m["hit_sectors"] / m["loaded_sectors"] if m["loaded_sectors"] > 0.0 else 0.0
+    if again >= 0.5 and "l2" in p.work and p.work["l2"].seconds >= 0.02 * p.time_s:
+        factor["l2"] = (1.0 - again * m["l2_read"] / (m["l2_read"] + m["l2_written"]),) * 2
+        wait = 1.0 - m.far_share * again * (1.0 - NEAR_LATENCY)
+    scattered = m["loaded_sectors"] > 1.5 * m["loads"] * (
+        m.access_byte or 4.0
+    )  # a tile also brings these together
+    if hit >= 0.5 and m["wavefronts"] > 0.0 and (scattered or not factor):
+        passes = m.passes  # a table is read in no order in a tile too, without the lookup
+        least = m["wavefronts"] - m["shared_passes"] if m.reads_table else m.least_passes
+        factor["l1"] = (1.0 - max(passes - m["shared_passes"] - least, 0.0) / passes,) * 2
+    if not factor:
+        return None
+    times = m["l2_read"] / max(m["dram_read"], 1.0)
+    seen = f"{hit:.0%} of the sectors loaded are in the L1, L2 gives {times:.1f} times DRAM's"
+    return CodeChange("caching", seen, factor, wait=wait, unsure="l2" in factor)
+
+
+def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Values that do not fit into registers go to local memory and back, four sectors an access of
+    a warp.
+    """
+    count = sum(p.counters[name] for name in LOCAL) / 4.0
+    if count <= 0.0 or "l1" not in p.work:
+        return None
+    share = min(count / p.counters.passes, 1.0)
+    factor = {
+        "l1": (1.0 - share,) * 2,
+        "issue": (1.0 - min(count / p.counters["instructions"], 1.0), 1.0),
+    }
+    own = [32.0 * p.counters[sectors] for sectors in ("loaded_sectors", "stored_sectors")]
+    for unit, names in MOVED.items():
+        moved = [p.counters[name] for name in names]
+        if sum(moved) > 0.0:  # what global accesses do not explain
+            factor[unit] = (sum(map(min, moved, own)) / sum(moved),) * 2
+    return CodeChange(
+        "spills", f"{count:.3g} accesses of warps to local memory", factor, wait=1.0 - share
+    )
+
+
+def _judge_atomics(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Additions in the L2 become additions in shared memory, and few of a block are left.
+
+    Additions to the same places wait for each other, which no counter of the L2 tells. So all
+    waiting is taken for theirs, up to as much as the other units work."""
+    shared = keep_first_rounds(results).get("atomic_shared")
+    many = p.counters["reduced_sectors"] > 0.01 * p.counters["instructions"]
+    if not many or "atomics" not in p.work or shared is None or not shared.operation_s:
+        return None
+    count = p.counters["reduced_sectors"]  # of threads, where all add to different places
+    added = {
+        "l1": UnitWork(count * shared.operation_s, count * (shared.operation_above_idle_j or 0.0))
+    }
+    alone = CodeChange(
+        "atomics", f"{count:.3g} sectors of additions in the L2", {"atomics": (0.0, 0.0)}, added
+    )
+    return replace(alone, wait=min(combine_units_s(alone.apply(p.work)) / p.time_s, 1.0))
+
+
+Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
+JUDGES: dict[
+    str, tuple[tuple[str, ...], Judge]
+] = {  # bottleneck: metrics that judging it needs, and how
+    "coalescing": (("loaded_sectors", "loads"), _judge_coalescing),
+    "bank conflicts": (("shared_passes", "extra_passes"), _judge_conflicts),
+    "divergence": (("active_threads",), _judge_divergence),
+    "fp64": (("pipe_fp64",), _judge_fp64),
+    "conversions": (("conversions_of_threads",), _judge_conversions),
+    "occupancy": (("warps",), _judge_occupancy),
+    "parallelism": (("warps",), _judge_parallelism),
+    "access size": (tuple(ACCESSES.values()), _judge_access_size),
+    "caching": (
+        (*CACHE_COUNTERS, "dram_read", "loads", "wavefronts", "shared_passes"),
+        _judge_caching,
+    ),
+    "spills": ((*LOCAL, "wavefronts", "instructions"), _judge_spills),
+    "atomics": (("reduced_sectors",), _judge_atomics),
+}
+
+
+def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
+    """Judge what one pass would save over ``profiles``, kernels that run one after the other over
+    the same data.
+
+    The pass reads the first input, adds what each later one reads beyond the result handed on to it
+    (or beyond the input that it reads again, where little is handed on), and writes the last
+    result; arithmetic stays."""
+    factor: dict[str, tuple[float, float]] = {}
+    for unit, (reads, writes) in MOVED.items():
+        moved = sum(p.counters[reads] + p.counters[writes] for p in profiles)
+        kept = profiles[0].counters[reads] + profiles[-1].counters[writes]
+        for last, p in pairwise(profiles):
+            read, handed = p.counters[reads], last.counters[writes]
+            kept += max(read - (handed if handed > 0.3 * read else last.counters[reads]), 0.0)
+        if moved > 0.0:
+            factor[unit] = (kept / moved,) * 2
+    if not factor:
+        return None
+    starts = [p.work["launch"].seconds for p in profiles if "launch" in p.work]
+    factor |= {"launch": (max(starts) / sum(starts), 1.0)} if sum(starts) > 0.0 else {}
+    units = dict.fromkeys(unit for p in profiles for unit in p.work)
+    parts = {unit: [p.work[unit] for p in profiles if unit in p.work] for unit in units}
+    work = {
+        u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws))
+        for u, ws in parts.items()
+    }
+    name, time_s = " + ".join(p.name for p in profiles), sum(p.time_s for p in profiles)
+    together = KernelProfile(
+        name, time_s, work, unit_work.KernelCounters(), profiles[0].idle_power_w
+    )
+    seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
+    return advise_change(together, [CodeChange("fusion", seen, factor)])
+
+
+def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
+    """Find runs of different kernels with one launch shape of which each reads about what the one
+    before moved.
+
+    A pass may also take a second operand as large as the result before it, as the sum with another
+    stream does."""
+    runs: list[list[KernelProfile]] = []
+    for p in profiles:
+        last = runs[-1][-1] if runs else None
+        moved = (
+            [last.counters[name] for name in ("dram_read", "dram_written")]
+            if last is not None
+            else []
+        )
+        moved += [2.0 * byte for byte in moved[1:]]
+        read = p.counters["dram_read"]
+        fits = (
+            last is not None
+            and last.name != p.name
+            and any(0.7 * byte < read < 1.4 * byte for byte in moved)
+        )
+        if (
+            fits
+            and last is not None
+            and all(p.counters[n] == last.counters.get(n, -1.0) for n in ("grid", "block"))
+        ):
+            runs[-1].append(p)
+        else:
+            runs.append([p])
+    return [run for run in runs if len(run) > 1]
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """Advice for all kernels of a profile, most joules first, and what could not be judged."""
+
+    profiles: tuple[KernelProfile, ...]
+    advice: tuple[TuningAdvice, ...]
+    combined: tuple[TuningAdvice, ...]  # two changes of a kernel at once
+    missing: Mapping[str, tuple[str, ...]]  # bottleneck -> metrics the profile lacks
+
+
+def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
+    """Read an Nsight Compute export and judge every kernel on the device of ``results``."""
+    (launches, metrics), called, time = read_ncu_metrics(path), unit_work.METRICS, unit_work.TIME
+    if time not in metrics:
+        raise bad_value(
+            path.name,
+            f"the metric {time}",
+            "an export without it",
+            "Collect it with ncu --metrics.",
+        )
+    idle_w = unit_work.find_idle_power_w(results)
+    if not unit_work.list_usable_units(
+        results, {name for name, metric in called.items() if metric in metrics}
+    ):
+        counters = dict.fromkeys(name for _, names, _ in unit_work.UNITS.values() for name in names)
+        wanted = ", ".join(called[name] for name in counters)
+        raise BadInput(
+            f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {time},{wanted}"
+        )
+    profiles = []
+    for i, launch in enumerate(launches):
+        values = {
+            metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])
+        }
+        profiles.append(unit_work.make_profile(launch.kernel, values, results, idle_w))
+    lacks = {
+        name: tuple(called[n] for n in needs if called[n] not in metrics)
+        for name, (needs, _) in JUDGES.items()
+    }
+    missing = {name: lacked for name, lacked in lacks.items() if lacked}
+    return TuningReport(tuple(profiles), *rank_advice(profiles, results), missing)
+
+
+def rank_advice(
+    profiles: Sequence[KernelProfile], results: Sequence[MicroRow]
+) -> tuple[tuple[TuningAdvice, ...], tuple[TuningAdvice, ...]]:
+    """Rank the single changes that matter on all of ``profiles``, most joules first, and pairs of
+    them.
+    """
+    single = [found for run in find_passes(profiles) if (found := judge_fusion(run)) is not None]
+    pairs = []
+    for p in profiles:
+        judged = (judge(p, results) for needs, judge in JUDGES.values() if p.counters.has(*needs))
+        changes = [change for change in judged if change is not None]
+        single += [advise_change(p, [change]) for change in changes]
+        pairs += [advise_change(p, both) for both in combinations(changes, 2)]
+    ranked = [
+        tuple(
+            sorted(
+                (a for a in each if max(abs(a.time), abs(a.energy)) >= WORTH),
+                key=lambda a: -a.saved_j,
+            )
+        )
+        for each in (single, pairs)
+    ]
+    return ranked[0], ranked[1]

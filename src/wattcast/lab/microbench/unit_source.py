@@ -1,0 +1,257 @@
+"""Write the CUDA C source of a microbenchmark from its units.
+
+A unit gives one of its operations in CUDA C with inline PTX. A benchmark interleaves the operations
+of one or more units in a long straight loop that has no other work. Operands come from registers
+set at run time; results feed later operations and are stored under a condition that only a check
+makes true, so the compiler can neither compute in advance nor drop anything. Tests compare the
+disassembly with the machine instructions that should result."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
+from string import Template
+from typing import Any
+
+from wattcast.core import dataclass, fields, files
+
+SIGNATURE = (
+    "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "
+    "unsigned long long bytes, unsigned seed, int iterations"
+)
+STAMP_WORDS = (
+    5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
+)
+L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
+SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
+CHECK_SEED = 0  # with this seed a kernel stores what it computed
+CLUSTER_SYNC = 'asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");'
+
+
+@dataclass(frozen=True)
+class BenchUnit:
+    """One kind of operation. ``step(i)`` is the text of the i-th operation of a loop body."""
+
+    name: str
+    declare: str = ""
+    step: Callable[[int], str] = lambda i: ""
+    fold: str = "0u"  # an unsigned expression of every result
+    advance: str = ""  # once an iteration, after the operations
+    before: str = ""  # once an iteration, before them
+    finish: str = ""  # once, after the loop
+    per_step: int = 1  # operations of one thread in one step
+    operation: str = "instruction"
+    byte: float = 0.0  # moved by one thread in one operation
+    flop: float = 0.0  # of one thread in one operation
+    source: str = ""  # device functions and constants before the kernel
+    chunk: int = 0  # bytes of buffer a block covers in an iteration, of a streaming unit
+    one_thread: bool = False  # one thread of a block does it all
+    cluster: int = 1  # blocks that are launched together and see one another's shared memory
+
+
+@cache
+def read_pieces() -> dict[str, dict[str, Template]]:
+    """Read the CUDA C that units are made of, by kind of unit and part of it."""
+    text = files("wattcast.lab.microbench").joinpath("unit_pieces.cu").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Template]] = defaultdict(dict)
+    for piece in re.split(r"^//: ", text, flags=re.MULTILINE)[1:]:
+        name, *lines = piece.splitlines()
+        kind, _, part = name.partition(".")
+        found[kind][part] = Template(
+            " ".join(line.strip() for line in lines if line and line[:2] != "//")
+        )
+    return found
+
+
+def write_piece(piece: str, p: str, **values: object) -> str:
+    """Write the piece called ``kind.part`` for the unit ``p``."""
+    kind, _, part = piece.partition(".")
+    return read_pieces()[kind][part].substitute(values, p=p)
+
+
+def fill_unit(
+    kind: str,
+    name: str,
+    values: Mapping[str, object],
+    each: Callable[[int], Mapping[str, object]] = lambda i: {},
+    **facts: Any,
+) -> BenchUnit:
+    """Make a unit of the pieces of its kind, filled with ``values`` and, in the i-th step, with
+    ``each(i)``.
+
+    ``facts`` are further fields of the unit, or stand in the place of a piece.
+    """
+    pieces = read_pieces()[kind]
+    wanted = {field.name for field in fields(BenchUnit)} & set(pieces) - {"step", *facts}
+    texts: dict[str, Any] = {part: pieces[part].substitute(values, p=name) for part in wanted}
+    if "step" in pieces:
+        texts["step"] = lambda i: pieces["step"].substitute({**values, **each(i)}, p=name)
+    return BenchUnit(name, **texts | facts)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Units in proportion, a launch shape and what is to be learned from it."""
+
+    name: str
+    group: str
+    parts: tuple[
+        tuple[BenchUnit, int], ...
+    ]  # a unit and its steps an iteration; the first is what is reported
+    threads: int = 512
+    blocks_per_sm: int = 2
+    share: float = 1.0  # of the multiprocessors that get blocks
+    whole: bool = (
+        False  # a block for every chunk of the buffer, once, instead of a few that walk through it
+    )
+    # every how many blocks one writes its stamps: a timer costs short blocks much of their time
+    stamped: int = 1
+    shared_byte: int = 0  # of a block, requested at launch
+    working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are; or "texture"
+    tiles: bool = False  # ``b`` is a tensor map of the buffer ``a``
+    ring: tuple[int, int] = (
+        0,
+        0,
+    )  # nodes and bytes from one to the next: ``b`` is a ring of addresses
+    timed: bool = False  # one warp of one block, for its cycles alone: a latency
+    least: int = 80  # compute capability times ten
+    only: tuple[
+        str, ...
+    ] = ()  # architectures with the instruction, where not every later one has it
+    curve: str = ""  # the figure this is a point of, if any
+    at: float = 0.0  # where on that curve
+    seed: int = 1
+    check: str = ""  # which self-check applies (`run_self_check`)
+    specification: str = ""  # key of a rate that the vendor states (`find_specified_rate`)
+    interleave: bool = True
+    once: bool = False  # one of several ways to the same end: measured in the first round only
+    version: int = (
+        1  # grows when the kernel changes, so that what an older one measured is measured again
+    )
+
+    @property
+    def unit(self) -> BenchUnit:
+        """The unit that is reported."""
+        return self.parts[0][0]
+
+    @property
+    def turns(self) -> int:
+        """Blocks for each place on a multiprocessor, one after another.
+
+        L2 serves some multiprocessors sooner than others, and which depends on where a buffer lies;
+        these take more blocks, so that a launch is not as long as its slowest multiprocessor
+        (docs/method/microbenchmarks.md). Clusters of several blocks leave places empty at the end
+        of a launch, which many turns make negligible."""
+        return L2_TURNS if self.working_set == "l2" or (self.cluster > 1 and not self.timed) else 1
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return max(unit.cluster for unit, _ in self.parts)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the reported unit in one iteration."""
+        return self.parts[0][1]
+
+    @property
+    def operations(self) -> int:
+        """Operations of the reported unit, of one thread, in one iteration."""
+        return self.steps * self.unit.per_step
+
+    def count(self, blocks: int, iterations: int, part: int = 0) -> float:
+        """Count the operations of a unit in one launch, of all threads."""
+        unit, steps = self.parts[part]
+        threads = 1 if unit.one_thread else self.threads
+        return float(steps * unit.per_step) * threads * blocks * iterations
+
+    def supported(self, architecture: str) -> bool:
+        """Return whether ``architecture`` (``sm_90a``) has the instructions."""
+        number = int("".join(c for c in architecture.removeprefix("sm_") if c.isdigit()))
+        return architecture in self.only if self.only else number >= self.least
+
+    @cached_property
+    def source(self) -> str:
+        """The kernel; its name is the benchmark's, so that a profiler shows it."""
+        units = [unit for unit, _ in self.parts]
+        lines = [f"    {line}" for line in interleave_steps(self.parts, self.interleave)]
+        text = (
+            files("wattcast.lab.microbench")
+            .joinpath("microbenchmark.cu")
+            .read_text(encoding="utf-8")
+        )
+        return Template(text).substitute(
+            name=self.name,
+            cluster=f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else "",
+            signature=SIGNATURE,
+            threads=self.threads,
+            blocks=self.blocks_per_sm,
+            functions="\n".join(dict.fromkeys(unit.source for unit in units if unit.source)),
+            declare="\n  ".join(unit.declare for unit in units),
+            before="\n    ".join(unit.before for unit in units if unit.before),
+            body="\n".join(lines),
+            advance="\n    ".join(unit.advance for unit in units if unit.advance),
+            finish="\n  ".join(unit.finish for unit in units if unit.finish),
+            fold=" ^ ".join(f"({unit.fold})" for unit in units),
+            begin=BEGIN if self.stamped == 1 else BEGIN_OF_SOME.format(every=self.stamped),
+            end=END if self.stamped == 1 else END_OF_SOME.format(every=self.stamped),
+            words=STAMP_WORDS,
+            check=CHECK_SEED,
+        )
+
+
+def interleave_steps(
+    parts: tuple[tuple[BenchUnit, int], ...], interleave: bool = True
+) -> list[str]:
+    """Interleave the steps of all units evenly, or put one unit after another."""
+    placed = [
+        ((place + 0.5) / count if interleave else float(order), order, place, unit)
+        for order, (unit, count) in enumerate(parts)
+        for place in range(count)
+    ]
+    placed.sort(key=lambda entry: entry[:3])
+    return [unit.step(place) for _, _, place, unit in placed]
+
+
+# Stamps of every block, or of some: these alone wait for one another and read the timer.
+BEGIN = "__syncthreads();\n  const u64 begin_ns = timer_ns(), begin = clock64();"
+BEGIN_OF_SOME = (
+    "const bool stamped = blockIdx.x % {every}u == 0u;\n"
+    "  const u64 begin_ns = stamped ? timer_ns() : 0ull, begin = stamped ? (u64)clock64() : 0ull;"
+)
+END = "__syncthreads();\n  if (threadIdx.x == 0u) {\n    const unsigned place = blockIdx.x;"
+END_OF_SOME = (
+    "if (stamped) __syncthreads();\n"
+    "  if (stamped && threadIdx.x == 0u) {{\n    const unsigned place = blockIdx.x / {every}u;"
+)
+
+
+def asm(text: str, outs: str = "", ins: str = "") -> str:
+    """Write one volatile statement; ``outs`` and ``ins`` are constraint lists as CUDA C writes
+    them.
+    """
+    return f'asm volatile("{text}" : {outs} : {ins});'
+
+
+def inout(kind: str, name: str) -> str:
+    """Write the constraint ``"+r"(name)``."""
+    return f'"+{kind}"({name})'
+
+
+def into(kind: str, *names: str) -> str:
+    """Write the constraints ``"r"(a), "r"(b)``."""
+    return ", ".join(f'"{kind}"({name})' for name in names)
+
+
+def out_of(*names: str) -> str:
+    """Write the constraints ``"=r"(a), "=r"(b)``."""
+    return ", ".join(f'"=r"({name})' for name in names)
+
+
+def vector(words: int, first: int = 0) -> str:
+    """Write operands as PTX does: ``{%0, %1}``, or ``%0`` of a single word."""
+    return (
+        "{" + ", ".join(f"%{first + w}" for w in range(words)) + "}" if words > 1 else f"%{first}"
+    )

@@ -1,0 +1,498 @@
+"""Collect counters of kernels, and express their work in seconds and joules of each unit, at
+measured rates.
+
+Units work at the same time but never overlap perfectly, so the time that they need together is
+
+    N = max((Σ u^3)^(1/3), issue)
+
+with the seconds u of each unit and the slots that all instructions take to issue. Where that is
+more than the kernel took, its busiest unit was faster than in the microbenchmark and gets the
+seconds that are left to it. Three counts need care, as the H200's own counters showed: a
+conflicting pass of shared memory costs less energy than a full one, an instruction of a diverged
+warp less than one of 32 threads (both from the measured curves), and the energy of a DRAM byte
+already contains its way through L2.
+
+``collect_unit_counters`` has Nsight Compute count every microbenchmark and multimedia workload.
+``ncu`` runs this package again (``microbench --target``), which launches each kernel once warm and
+once counted. Kernels bear the names of their benchmarks, so the table needs no ranges. Nothing that
+is timed runs under the profiler, and clocks and caches are left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from wattcast.core import BadInput, dataclass
+from wattcast.core.measured_rows import Journal, Plain, read_lines, read_shipped_table
+from wattcast.lab.campaigns import nsight_counters
+from wattcast.lab.microbench.benchmark_kernels import (
+    DeviceBuffers,
+    calibrate_iterations,
+    prepare_benchmark,
+)
+from wattcast.lab.microbench.benchmark_suite import find_benchmarks, list_benchmarks
+from wattcast.lab.microbench.microbench_campaign import CompiledKernels, worker_count
+from wattcast.lab.microbench.microbench_results import (
+    MicroRow,
+    find_best_copy,
+    find_curve,
+    find_fault,
+    keep_first_rounds,
+)
+from wattcast.lab.microbench.unit_source import Benchmark
+from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
+from wattcast.measure.steady_state import say
+
+TIME = "gpu__time_duration.sum"
+METRICS = {
+    row["counter"]: row["metric"]
+    for row in read_shipped_table("wattcast.lab.microbench", "profile_counters.csv")
+}
+SCHEDULERS = 4  # the tensor pipe's cycles are counted on each
+ARITHMETIC = ("fp32", "fp64", "int", "special", "half")
+PIPES = tuple(f"pipe_{name}" for name in "alu fma fp64 xu lsu adu cbu uniform".split())
+ACCESSES = {size: f"accesses_{size}" for size in (1, 2, 4, 8, 16)}  # by bytes of a thread
+TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a table
+SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
+FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
+FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
+FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
+# unit: the microbenchmark with its rate and energy, the counters of its operations, operations of
+# one count. While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of
+# the pairs.
+UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
+    row["unit"]: (row["benchmark"], tuple(row["counters"].split()), float(row["operations"]))
+    for row in read_shipped_table("wattcast.lab.microbench", "unit_counts.csv")
+}
+INSTEAD = {
+    "l2": ("bulk_copy_l2", 1 / 8192.0)
+}  # where the benchmark is missing or known to be wrong
+ELSEWHERE = ("issue", "products", "launch")  # their joules are counted with other units
+EXPONENT = 3.0  # of units that work at the same time
+BUFFER_BYTE = 512 << 20  # ncu saves and restores what a kernel may write
+COUNTED_S = 4e-4  # of a counted launch
+COUNTED_FRAMES = 8
+WRITE_S = 15.0  # ncu writes its table after the program has ended
+
+
+class KernelCounters(dict[str, float]):
+    """Hold what was counted of a kernel, by the names of ``profile_counters.csv``; what was not
+    counted is zero.
+    """
+
+    def __missing__(self, name: str) -> float:
+        return 0.0
+
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, float]) -> KernelCounters:
+        """Take the metrics of a profiler; ``stalled_x`` are the waits for x of an instruction."""
+        found = cls(
+            {name: metrics[metric] for name, metric in METRICS.items() if metric in metrics}
+        )
+        for metric in metrics:
+            if "issue_stalled_" in metric:
+                found[metric[metric.index("stalled_") :].split("_per_issue")[0]] = metrics[metric]
+        return found
+
+    def has(self, *names: str) -> bool:
+        """Tell whether all of these were counted."""
+        return all(name in self for name in names)
+
+    @property
+    def passes(self) -> float:
+        """Passes of the L1: those through its data, or the lookup of all sectors where that takes
+        longer.
+        """
+        sectors, shared = self["loaded_sectors"] + self["stored_sectors"], self["shared_passes"]
+        return max(self.get("wavefronts", shared), shared + sectors / SECTORS_A_PASS)
+
+    @property
+    def least_passes(self) -> float:
+        """Passes through the L1 that all accesses to global memory take at least, 128 bytes in
+        each.
+        """
+        return (self["loads"] + self["stores"]) * max((self.access_byte or 4.0) / 4.0, 1.0)
+
+    @property
+    def conflicts(self) -> float | None:
+        """Conflicts per access of shared memory."""
+        passes, extra = self["shared_passes"], self["extra_passes"]
+        return min(extra / (passes - extra), 31.0) if passes > extra > 0.0 else None
+
+    @property
+    def active(self) -> float | None:
+        """Threads of a warp that take part, without branches, which whole warps execute."""
+        branches, active = self["branches_of_threads"], self["active_threads"]
+        if self.has("thread_instructions", "instructions"):
+            threads, warps = (
+                self["thread_instructions"] - branches,
+                self["instructions"] - branches / 32.0,
+            )
+            active = threads / warps if warps > 0.0 and threads > 0.0 else active
+        return min(max(active, 1.0), 32.0) if active > 0.0 else None
+
+    @property
+    def access_byte(self) -> float | None:
+        """Mean bytes of a thread's access to memory."""
+        total = sum(self[counter] for counter in ACCESSES.values())
+        return (
+            sum(size * self[counter] for size, counter in ACCESSES.items()) / total
+            if total > 0.0
+            else None
+        )
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether warps read scattered words of a small set again and again: no order brings these
+        together.
+        """
+        used_byte = 32.0 * self["loads"] * (self.access_byte or 4.0)
+        scattered = self["loaded_sectors"] > 1.5 * used_byte / 32.0
+        return scattered and used_byte > TABLE_REUSE * self.get("l2_read", np.inf)
+
+    @property
+    def stretch_byte(self) -> float | None:
+        """Bytes between neighbouring threads where each walks along a stretch of its own; None
+        elsewhere.
+
+        Their sectors come from the L1 again while they walk, so that the warp's accesses reach as
+        far as wide ones."""
+        mean, sectors = self.access_byte, self["loaded_sectors"]
+        each = sectors / max(self["loads"], 1.0)
+        walks = self["hit_sectors"] >= 0.5 * sectors and not self.reads_table
+        return each if mean and each > 1.5 * mean and walks else None
+
+    @property
+    def far_share(self) -> float:
+        """Share of waiting that is for memory beyond the L1."""
+        waits = {
+            name.removeprefix("stalled_"): each
+            for name, each in self.items()
+            if name.startswith("stalled_")
+        }
+        total = sum(each for why, each in waits.items() if why not in NO_STALLS)
+        return sum(waits.get(why, 0.0) for why in FAR_STALLS) / total if total > 0.0 else FAR_SHARE
+
+    @property
+    def constants(self) -> float:
+        """Instructions that no pipe counts: they put 8-byte constants together."""
+        if not self.has("instructions", *PIPES):
+            return 0.0
+        return max(self["instructions"] - sum(self[name] for name in PIPES), 0.0)
+
+    @property
+    def converted(self) -> float:
+        """Conversions, in instructions of warps, that the special unit executed."""
+        return min(self["conversions_of_threads"] / 32.0, self["pipe_xu"])
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether fp64 instructions are functions in software, which begin with one of the special
+        unit.
+        """
+        return 0.0 < self["pipe_fp64"] < FUNCTION_LENGTH * (self["pipe_xu"] - self.converted)
+
+
+@dataclass(frozen=True)
+class UnitWork:
+    """What a unit had to do in a kernel: seconds at its measured rate, joules above idle."""
+
+    seconds: float
+    joules: float
+
+    def scaled(self, time: float, energy: float | None = None) -> UnitWork:
+        """Return the work with time and energy multiplied, both by ``time`` where ``energy`` is
+        left out.
+        """
+        return UnitWork(self.seconds * time, self.joules * (time if energy is None else energy))
+
+
+def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) -> float:
+    """Return the seconds N that all units need together; products run on half of the fp32 pipe."""
+    seconds = {unit: w.seconds for unit, w in work.items() if unit != "issue"}
+    if "products" in seconds:
+        seconds["fp32"] = max(seconds.get("fp32", 0.0), seconds.pop("products"))
+    most = max(seconds.values(), default=0.0)
+    together = (
+        most * sum((s / most) ** exponent for s in seconds.values()) ** (1.0 / exponent)
+        if most
+        else 0.0
+    )
+    return max(together, work["issue"].seconds if "issue" in work else 0.0)
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """One kernel: its time, its work by unit, and the counters of its profile."""
+
+    name: str
+    time_s: float
+    work: Mapping[str, UnitWork]
+    counters: KernelCounters
+    idle_power_w: float
+
+    @property
+    def busiest(self) -> str:
+        """The unit that sets the time, as far as the profile tells."""
+        return max(
+            (u for u in self.work if u not in ELSEWHERE), key=lambda unit: self.work[unit].seconds
+        )
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time that the busiest unit, or the issue of instructions, works."""
+        return max(w.seconds for w in self.work.values()) / self.time_s
+
+    @property
+    def energy_j(self) -> float:
+        """Energy of the kernel: idle power over its time, and its units' joules."""
+        return self.idle_power_w * self.time_s + sum(work.joules for work in self.work.values())
+
+
+def list_usable_units(
+    results: Sequence[MicroRow], counted: Container[str]
+) -> dict[str, tuple[str, tuple[str, ...], float]]:
+    """List units whose counts the profile has and whose rate was measured."""
+    by_name, found = keep_first_rounds(results), {}
+    for unit, (bench, names, each) in UNITS.items():
+        fault = find_fault(by_name[bench]) if bench in by_name else None
+        if unit in INSTEAD and (
+            bench not in by_name or (fault is not None and fault.kind == "wrong")
+        ):
+            bench, each = INSTEAD[unit]
+        if unit == "l2" and not all(name in counted for name in names):
+            names = ("l2_itself",)  # counts what goes from one half of the L2 to the other again
+        if unit == "l1" and "wavefronts" not in counted:
+            names = ("shared_passes",)
+        rate = by_name.get(bench)
+        measured = rate is not None and rate.operation_s and rate.operation_above_idle_j is not None
+        if measured and all(name in counted for name in names):
+            found[unit] = (bench, names, each)
+    return found
+
+
+def make_profile(
+    name: str, values: Mapping[str, float], results: Sequence[MicroRow], idle_w: float
+) -> KernelProfile:
+    """Compute a kernel's work by unit, from its metrics as the profiler names them."""
+    by_name, work, m = keep_first_rounds(results), {}, KernelCounters.from_metrics(values)
+    time_s = m["time"]
+    for unit, (bench, names, each) in list_usable_units(results, m).items():
+        result = by_name[bench]
+        if unit == "tensor":
+            cycles = m["sm_cycles"]
+            seconds = time_s * m["tensor_cycles"] / (SCHEDULERS * cycles) if cycles else 0.0
+            work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
+            continue
+        amount = sum(m[counter] for counter in names)
+        slower, share = 1.0, 1.0  # seconds and joules of a count over those of the microbenchmark's
+        if unit == "l1":
+            amount, extra = m.passes, m.conflicts
+            if extra is not None:
+                ratio = curve_ratio(results, "conflicts", extra, 0.0)
+                cheaper = 1.0 - 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 0.0
+                share = 1.0 - cheaper * m["shared_passes"] / amount
+        elif unit in ELSEWHERE:
+            amount, share = m["grid"] * m["block"] / 32.0 if unit == "launch" else amount, 0.0
+        elif unit == "dram":
+            slower = access_ratio(m, results)[0] * turn_around_ratio(m, by_name)
+        elif unit in ARITHMETIC and (active := m.active) is not None:
+            ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
+            share = min(active / 32.0 / ratio[1], 1.0) if ratio else 1.0
+        elif unit == "l2" and m.has("dram_read", "dram_written") and amount > 0.0:
+            share = max(1.0 - (m["dram_read"] + m["dram_written"]) / amount, 0.0)
+        seconds = each * amount * slower * (result.operation_s or 0.0)
+        work[unit] = UnitWork(
+            seconds, each * amount * share * (result.operation_above_idle_j or 0.0)
+        )
+    busiest = max(
+        (unit for unit in work if unit != "issue"), key=lambda unit: work[unit].seconds, default=""
+    )
+    rest_s = combine_units_s({unit: w for unit, w in work.items() if unit != busiest})
+    if combine_units_s(work) > time_s > rest_s:  # it is faster here than its microbenchmark
+        fitted_s = (time_s**EXPONENT - rest_s**EXPONENT) ** (1.0 / EXPONENT)
+        work[busiest] = UnitWork(fitted_s, work[busiest].joules)
+    return KernelProfile(name, time_s, work, m, idle_w)
+
+
+def turn_around_ratio(counters: KernelCounters, by_name: Mapping[str, MicroRow]) -> float:
+    """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte
+    read.
+    """
+    measured = [
+        by_name.get("dram_read"),
+        find_best_copy(by_name.values()),
+        by_name.get("dram_write"),
+    ]
+    each_s = [r.operation_s for r in measured if r is not None and r.operation_s]
+    total = counters["dram_read"] + counters["dram_written"]
+    if len(each_s) < len(measured) or total <= 0.0:
+        return 1.0
+    return max(
+        float(np.interp(counters["dram_written"] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0
+    )
+
+
+def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> tuple[float, float]:
+    """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes
+    a thread.
+    """
+    mean = counters.access_byte
+    if mean is None:
+        return 1.0, 1.0
+    at = min(max(mean, counters.stretch_byte or 0.0), 16.0)
+    time, energy = curve_ratio(results, "access", 16.0, at, by_byte=True) or (1.0, 1.0)
+    return max(time, 1.0), max(energy, 1.0)
+
+
+def curve_ratio(
+    results: Sequence[MicroRow], name: str, at: float, best: float, by_byte: bool = False
+) -> tuple[float, float] | None:
+    """Return time and energy of an operation, or of a byte, at ``best`` over those at ``at`` on a
+    curve.
+    """
+    points = [r for r in find_curve(results, name) if r.operation_s and r.operation_above_idle_j]
+    if len(points) < 2:
+        return None
+    x, each = [p.at for p in points], [p.at if by_byte else 1.0 for p in points]
+    time = [(p.operation_s or 0.0) / n for p, n in zip(points, each, strict=True)]
+    energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, each, strict=True)]
+    found = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
+    return found[0], found[1]
+
+
+def find_idle_power_w(results: Sequence[MicroRow]) -> float:
+    """Return the median idle power with a context open, from the rows' own values or from idle
+    rows.
+    """
+    known = [r.idle_power_w for r in results if r.idle_power_w]
+    known = known or [r.power_w for r in results if r.group == "idle" and r.power_w]
+    if not known:
+        raise BadInput(
+            "the microbenchmark results hold no idle power; measure again with an idle row."
+        )
+    return float(np.median(known))
+
+
+def read_unit_metrics() -> list[str]:
+    """Read every metric of ``microbench_metrics.csv``."""
+    return [
+        row["metric"]
+        for row in read_shipped_table("wattcast.lab.microbench", "microbench_metrics.csv")
+    ]
+
+
+def collect_unit_counters(
+    out: Path, budget_s: float, only: list[str], before: Path | None = None
+) -> dict[str, int]:
+    """Run the suite under ``ncu`` within ``budget_s``, one row a kernel into
+    ``microbench_counters.jsonl``.
+
+    What ``before`` has counters of, as the kernels are today, comes last.
+    """
+    nsight_counters.find_ncu()
+    began_s = time.monotonic()
+    names = [name for name in only if name != "multimedia"]
+    if names or not only:  # no compiling may happen under the profiler
+        compiled = CompiledKernels(CudaDevice.open().architecture)
+        compiled.start(find_benchmarks(names), 2 * worker_count())
+        compiled.stop(budget_s / 2)
+    verb = ["microbench", *(["--only", ",".join(only)] if only else [])]
+    verb += ["--from", str(before)] if before is not None else []
+    left_s, raw = budget_s - (time.monotonic() - began_s), out / "microbench_counters.csv"
+    lines, metrics = nsight_counters.run_target(raw, verb, read_unit_metrics(), left_s, WRITE_S)
+    journal = Journal(out / "microbench_counters.jsonl")
+    have = read_counted_ids(out)
+    rows = [row for row in read_unit_table(lines) if row["id"] not in have]
+    for row in rows:
+        journal.append(row)
+    return {"kernels": len(rows), "metrics": metrics}
+
+
+def read_counted_ids(out: Path) -> set[str]:
+    """Return the kernels whose counters are on file for their present version."""
+    path, now = out / "microbench_counters.jsonl", {b.name: b.version for b in list_benchmarks()}
+    rows = read_lines(path, missing_ok=True)
+    return {
+        str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)
+    }
+
+
+def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
+    """Read one row a kernel of ``ncu``'s table, by the kernel's name."""
+    versions = {b.name: b.version for b in list_benchmarks() if b.version > 1}
+    for row, metrics in nsight_counters.read_ncu_rows(lines, read_unit_metrics()):
+        name = (row.get("Kernel Name") or "").split("(")[0].strip()
+        if not name:
+            continue
+        found: Plain = {"id": name.removeprefix("media_"), "kernel": name}
+        found |= {"version": versions[name]} if name in versions else {}
+        found |= {"frames": COUNTED_FRAMES} if name.startswith("media_") else {}
+        yield found | {"metrics": metrics}
+
+
+def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:
+    """Launch every kernel under ``ncu``; return how many were counted."""
+    deadline_s = time.monotonic() + budget_s
+    device, have = CudaDevice.open(), read_counted_ids(out)
+    counted = _count_multimedia(device, have) if not only or "multimedia" in only else 0
+    compiled = CompiledKernels(device.architecture)
+    buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
+    names, wanted = [name for name in only if name != "multimedia"], list[Benchmark]()
+    if names or not only:
+        able = (
+            b for b in find_benchmarks(names) if b.supported(device.architecture) and not b.timed
+        )
+        known = read_counted_ids(before) if before is not None else set()
+        wanted = order_benchmarks((b for b in able if b.name not in have), known)
+    for place, benchmark in enumerate(wanted):
+        if time.monotonic() > deadline_s:
+            say(f"counters: budget spent after {place} of {len(wanted)} kernels")
+            break
+        try:
+            ready = prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
+            _count_launch(device, partial(ready.launch, calibrate_iterations(ready, COUNTED_S)))
+            ready.discard()
+            counted += 1
+        except DeviceFault as error:
+            say(f"counters: {benchmark.name}: {error}")
+            break
+        except CudaError as error:
+            say(f"counters: {benchmark.name}: {error}")
+    return counted
+
+
+def _count_launch(device: CudaDevice, launch: Callable[[], None]) -> None:
+    device.synchronize()
+    device.profile(True)
+    launch()
+    device.synchronize()
+    device.profile(False)
+
+
+def order_benchmarks(benchmarks: Iterable[Benchmark], known: set[str]) -> list[Benchmark]:
+    """Sort benchmarks: those without counters first, several ways to the same end last of these."""
+    return sorted(benchmarks, key=lambda b: (b.name in known, b.once))
+
+
+def _count_multimedia(device: CudaDevice, have: set[str]) -> int:
+    from wattcast.lab.microbench.multimedia_clip import NAMES, MediaClip
+
+    try:
+        clip = MediaClip.make(device, COUNTED_FRAMES)
+        todo = [name for name in NAMES if name not in have]
+        for name in todo:
+            clip.enqueue(name)
+            _count_launch(device, partial(clip.enqueue, name))
+        for address in (clip.taken, clip.result, *clip.tables.values()):
+            device.free(address)
+        return len(todo)
+    except DeviceFault:
+        raise
+    except Exception as error:
+        say(f"counters: multimedia: {error}")
+        return 0

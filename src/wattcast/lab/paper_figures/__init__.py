@@ -1,0 +1,1 @@
+"""Figures drawn after those of the papers that Wattcast unites."""

@@ -1,0 +1,442 @@
+"""Draw the simulated HD 7970 like figures 1, 3 to 9, 14 to 17 of paper 004, and how its
+sensitivities are predicted.
+
+Run: ``python -m wattcast.lab.paper_figures.hd7970_figures FOLDER`` (draws eleven figures as PNG).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.strict_files import decode_yaml
+from wattcast.manage import hd7970
+from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, move_knob
+from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup
+from wattcast.manage.policy_comparison import PolicyComparison, compare_policies
+from wattcast.manage.sensitivity_model import (
+    SensitivityModel,
+    combine_knobs,
+    load_shipped_model,
+    measure_sensitivity,
+    with_intensity,
+)
+from wattcast.report.figure_style import MODULE_COLOURS as MODULE
+from wattcast.report.figure_style import (
+    FigureMaker,
+    add_caption,
+    new_axes,
+    new_figure,
+    save_figures,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEGEND_RIGHT: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (1.01, 1.0),
+    "frameon": False,
+}
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+
+
+def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
+    """Measure the sensitivities of every phase, ``(phase,)``: by knob, and combined as compute and
+    bandwidth.
+
+    Each is the mean of finite differences over the whole range of a knob, with the other knobs at
+    their highest (section 4.1: "CU frequency and memory bandwidth are set to their maximum possible
+    values")."""
+    lattice = tables.lattice
+    top = lattice.flat_index(lattice.top)
+    found: dict[str, Array] = {}
+    for i, knob in enumerate(lattice.knobs):
+        lower = [
+            lattice.flat_index(move_knob(lattice.top, i, level))
+            for level in range(len(knob.levels) - 1)
+        ]
+        values = np.asarray(knob.levels)
+        each = measure_sensitivity(
+            tables.time_s[:, lower], tables.time_s[:, [top]], values[:-1], values[-1:]
+        )
+        found[knob.role] = each.mean(axis=-1)
+    return found | combine_knobs(found)
+
+
+def average_counters(tables: PlantTables) -> dict[str, Array]:
+    """Average the counters of each phase over all settings (section 4.2), compute-to-memory
+    intensity included.
+    """
+    return {name: table.mean(axis=-1) for name, table in with_intensity(tables.counters).items()}
+
+
+def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
+    """Draw the shares of chip, memory and the rest of the card in board power at the default
+    settings (figure 1).
+    """
+    assert tables.memory_w is not None
+    assert tables.board_w is not None
+    figure, axes = new_axes(5.0, 3.6)
+    order, at = tables.order(application), tables.lattice.flat_index(tables.default)
+    whole, memory = (
+        np.average(table[order, at], weights=tables.time_s[order, at])
+        for table in (tables.power_w, tables.memory_w)
+    )
+    watts = [whole - memory - tables.board_w, memory, tables.board_w]
+    names = ("GPU chip", "memory and its PHYs", "rest of the card")
+    labels = [f"{name}\n{w:.0f} W" for name, w in zip(names, watts, strict=True)]
+    axes.pie(watts, labels=labels, autopct="%.0f %%", colors=[BLUE, ORANGE, GREY])
+    axes.set_title(f"{application}, default settings")
+    return add_caption(figure, f"{tables.source}; the paper's is measured")
+
+
+def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw performance over the card's ops per byte, a curve per memory clock, relative to the
+    lowest (figure 3).
+    """
+    figure = new_figure(4.2 * len(kernels), 3.8)
+    compute = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS) * tables.lattice.knob_values(
+        KnobRole.CORE_CLOCK
+    )
+    memory = tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
+    ratio = (compute / compute.min()) / (memory / memory.min())
+    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
+        time_s = tables.time_s[tables.kernels.index(kernel)]
+        speed = time_s[tables.lattice.flat_index(tables.lattice.bottom)] / time_s
+        for i, hz in enumerate(np.unique(memory)):
+            here = memory == hz
+            order = np.argsort(ratio[here], kind="stable")
+            x, y = ratio[here][order], speed[here][order]
+            axes.plot(
+                x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}"
+            )
+        axes.set(
+            title=kernel,
+            xlabel="Ops per byte of the card (lowest = 1)",
+            ylabel="Performance (lowest = 1)",
+        )
+    axes.legend(title="memory MHz", **LEGEND_RIGHT)
+    return add_caption(figure, tables.source)
+
+
+def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
+    """Draw board power over compute settings at the top memory clock, relative to the lowest
+    settings (figure 4).
+    """
+    figure, axes = new_axes(6.0, 4.0)
+    row = (
+        tables.power_w[tables.kernels.index(kernel)]
+        / tables.power_w[tables.kernels.index(kernel), 0]
+    )
+    units, core = (
+        tables.lattice.knob_values(KnobRole.COMPUTE_UNITS),
+        tables.lattice.knob_values(KnobRole.CORE_CLOCK),
+    )
+    full = (
+        tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
+        == tables.lattice.knob_values(KnobRole.MEMORY_CLOCK).max()
+    )
+    for i, count in enumerate(np.unique(units)):
+        here = full & (units == count)
+        x = units[here] * core[here] / 1e9
+        axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
+    axes.set(
+        title=kernel,
+        xlabel="Compute units × core clock (GHz)",
+        ylabel="Board power (lowest settings = 1)",
+    )
+    axes.legend(**LEGEND_RIGHT)
+    return add_caption(figure, tables.source)
+
+
+def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
+    """Draw board power over the memory clock at the highest compute settings (figure 5)."""
+    figure, axes = new_axes(5.0, 3.6)
+    which = tables.lattice.find_knob(KnobRole.MEMORY_CLOCK)
+    assert which is not None, "the plant has no memory clock to turn"
+    top = tables.lattice.top
+    levels = tables.lattice.knobs[which].levels
+    flat = [
+        tables.lattice.flat_index((*top[:which], i, *top[which + 1 :])) for i in range(len(levels))
+    ]
+    axes.plot(
+        np.asarray(levels) / 1e6,
+        tables.power_w[tables.kernels.index(kernel), flat],
+        marker="o",
+        color=BLUE,
+    )
+    axes.set(title=kernel, xlabel="Memory clock (MHz)", ylabel="Board power (W)")
+    axes.set_ylim(0, 1.1 * float(tables.power_w[tables.kernels.index(kernel), flat].max()))
+    return add_caption(figure, tables.source)
+
+
+def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw what the settings best for energy, ED² and performance give, relative to the fastest
+    (figure 6).
+    """
+    figure = new_figure(4.5 * len(kernels), 3.6)
+    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
+        k = tables.kernels.index(kernel)
+        time_s, energy = tables.time_s[k], tables.energy_j[k]
+        fastest = int(time_s.argmin())
+        best = {
+            "energy": int(energy.argmin()),
+            "ED²": int((energy * time_s**2).argmin()),
+            "performance": fastest,
+        }
+        quantities = {
+            "performance": 1 / time_s,
+            "energy": energy,
+            "ED²": energy * time_s**2,
+            "ED": energy * time_s,
+        }
+        for i, (name, at) in enumerate(best.items()):
+            values = [float(q[at] / q[fastest]) for q in quantities.values()]
+            axes.bar(
+                np.arange(4) + 0.27 * (i - 1),
+                values,
+                0.27,
+                label=f"best {name}",
+                color=(BLUE, GREEN, GREY)[i],
+            )
+        axes.set_xticks(range(4), list(quantities))
+        axes.set(title=kernel, ylabel="Relative to the fastest settings")
+        axes.axhline(1.0, color="black", lw=0.5)
+        axes.set_ylim(0, 1.15)
+    figure.legend(
+        *axes.get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False
+    )
+    return add_caption(figure, tables.source)
+
+
+def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figure:
+    """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to 9)."""
+    figure = new_figure(10.5, 4.4)
+    left, right = figure.subplots(1, 2)
+    found = measure_table_sensitivities(tables)
+    rows = [tables.kernels.index(k) for k in kernels]
+    for i, knob in enumerate(tables.lattice.knobs):
+        left.bar(np.arange(len(rows)) + 0.25 * (i - 1), found[knob.role][rows], 0.25, label=str(knob.role),
+                 color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
+    shown = {"NormVGPR": 1.0, "VALUUtilization": 0.01, "icActivity": 1.0}
+    top = tables.lattice.flat_index(tables.lattice.top)
+    for i, (name, scale) in enumerate(shown.items()):
+        right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
+                  color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
+    for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
+        axes.set_xticks(
+            range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right"
+        )
+        axes.set(ylabel=label, ylim=(0, 1.05))
+        axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    return add_caption(figure, tables.source)
+
+
+def draw_phases(tables: PlantTables, kernel: str) -> Figure:
+    """Draw work and memory share of a kernel's successive iterations (figure 14)."""
+    rows = [i for i, name in enumerate(tables.kernels) if name == kernel]
+    figure, axes = new_axes(6.0, 3.6)
+    work = tables.work[rows] if tables.work is not None else np.ones(len(rows))
+    axes.bar(range(1, len(rows) + 1), work, color=BLUE)
+    axes.set(title=kernel, xlabel="Iteration", ylabel="Instructions (mean = 1)")
+    busy = axes.twinx()
+    top = tables.lattice.flat_index(tables.lattice.top)
+    busy.plot(
+        range(1, len(rows) + 1), tables.counters["MemUnitBusy"][rows, top], "o-", color=ORANGE
+    )
+    busy.set(ylabel="Memory unit busy (%)", ylim=(0, 100))
+    return add_caption(figure, tables.source)
+
+
+def _shade(i: int, count: int) -> tuple[float, float, float]:
+    """Return a colour of an ordered series from dark blue to light orange, which differ in grey as
+    well.
+    """
+    low, high = np.array([0.0, 0.2, 0.4]), np.array([0.95, 0.75, 0.3])
+    r, g, b = low + (high - low) * i / max(count - 1, 1)
+    return float(r), float(g), float(b)
+
+
+def draw_power_shares(
+    tables: PlantTables, comparison: PolicyComparison, applications: Sequence[str]
+) -> Figure:
+    """Draw power of chip and memory under default and controller, relative to the default's sum
+    (figure 17).
+    """
+    figure, axes = new_axes(max(6.0, 0.8 * len(applications)), 4.0)
+    for i, application in enumerate(applications):
+        base = chip_and_memory_w(tables, comparison.runs[PolicyName.DEFAULT, application])
+        for j, policy in enumerate((PolicyName.DEFAULT, PolicyName.HARMONIA)):
+            gpu, memory = (
+                100 * w / sum(base)
+                for w in chip_and_memory_w(tables, comparison.runs[policy, application])
+            )
+            x = i + 0.38 * (j - 0.5)
+            axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
+            axes.bar(
+                x,
+                memory,
+                0.36,
+                bottom=gpu,
+                color=MODULE["dram"],
+                label="memory" if i == j == 0 else None,
+            )
+    axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right")
+    axes.set_ylabel("Power, relative to default (%)")
+    axes.legend(**LEGEND_RIGHT)
+    return add_caption(
+        figure, f"{tables.source}; chip and memory alone, left bar default, right bar controller"
+    )
+
+
+def chip_and_memory_w(tables: PlantTables, run: PolicyRun) -> tuple[float, float]:
+    """Return the mean power of chip and of memory in a run; needs a plant that tells them apart."""
+    assert tables.memory_w is not None, "the plant does not tell memory power apart"
+    played = run.played
+    memory_j = float((tables.memory_w[played.phase, played.chosen] * played.time_s).sum())
+    board_j = (tables.board_w or 0.0) * played.total_s
+    return (played.total_j - memory_j - board_j) / played.total_s, memory_j / played.total_s
+
+
+def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, SensitivityModel]) -> Figure:
+    """Draw predicted against measured sensitivities of all kernels, compute and bandwidth (section
+    7.2).
+    """
+    figure = new_figure(8.0, 4.0)
+    truth, columns = measure_table_sensitivities(tables), average_counters(tables)
+    for axes, which in zip(figure.subplots(1, 2), ("compute", "bandwidth"), strict=True):
+        for (name, model), colour in zip(models.items(), (BLUE, ORANGE, GREEN), strict=False):
+            guess = getattr(model, which).predict_columns(columns)
+            error = float(np.mean(np.abs(guess - truth[which])))
+            axes.plot(
+                truth[which],
+                guess,
+                "o",
+                markersize=4,
+                color=colour,
+                label=f"{name}: mean error {error:.1%}",
+            )
+        axes.plot([0, 1], [0, 1], color="black", lw=0.5)
+        axes.set(title=f"{which} sensitivity", xlabel="Measured", ylabel="Predicted")
+        axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
+        axes.legend(frameon=False)
+    return add_caption(
+        figure, f"{tables.source}; the paper states 5.71 % and 3.03 % on the real card"
+    )
+
+
+def draw_residency(
+    tables: PlantTables,
+    played: PlayedRun,
+    kernel: str | None = None,
+    paper: Mapping[str, Mapping[float, float]] | None = None,
+) -> Figure:
+    """Draw the share of time at each level of each knob, of a kernel or of the application (figures
+    15 and 16).
+
+    The ``paper``'s shares are drawn beside ours; what they leave of the time is blank.
+    """
+    figure, axes = new_axes(6.0 if paper is None else 9.0, 4.0)
+    if kernel is not None:
+        here = np.array([tables.kernels[p] == kernel for p in played.phase])
+        columns = (
+            played.chosen[here],
+            played.phase[here],
+            played.time_s[here],
+            played.energy_j[here],
+        )
+        played = PlayedRun(played.application, *columns)
+    shares = compute_residency(tables, played)
+    drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
+    names = [f"{role}\n{whose}" for role in shares for whose in drawn]
+    for i, (role, found) in enumerate(
+        (role, by_role[role]) for role in shares for by_role in drawn.values()
+    ):
+        levels, bottom = list(shares[role]), 0.0
+        for level in sorted(found):
+            share, grey = found[level], 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
+            axes.bar(i, 100 * share, bottom=100 * bottom, color=str(grey))
+            text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
+            if share > 0.04:
+                axes.text(
+                    i, 100 * (bottom + share / 2), text, ha="center", va="center", color=ORANGE
+                )
+            bottom += share
+    axes.set_xticks(range(len(names)), names)
+    axes.set(title=kernel or played.application, ylabel="Share of time (%)")
+    return add_caption(figure, tables.source)
+
+
+def compute_residency(tables: PlantTables, played: PlayedRun) -> dict[str, dict[float, float]]:
+    """Return the share of time spent at each level of each knob."""
+    found: dict[str, dict[float, float]] = {}
+    for knob in tables.lattice.knobs:
+        values = tables.lattice.knob_values(knob.role)[played.chosen]
+        shares = {
+            level: float(played.time_s[values == level].sum() / played.total_s)
+            for level in knob.levels
+        }
+        found[str(knob.role)] = shares
+    return found
+
+
+def read_paper_residency() -> dict[str, dict[float, float]]:
+    """Return the shares of time that figure 16 of the paper gives for levels of each knob
+    (Graph500).
+    """
+    found = {}
+    path = Path(__file__).with_name("hd7970_residency.yaml")
+    for role, shares in decode_yaml(path.read_bytes(), dict[str, Any], path.name).items():
+        unit = "" if role == KnobRole.COMPUTE_UNITS else "Hz"
+        found[role] = {
+            units.parse(level, unit, role): share for level, share in shares["value"].items()
+        }
+    return found
+
+
+def list_figures(
+    tables: PlantTables, comparison: PolicyComparison, models: Mapping[str, SensitivityModel]
+) -> dict[str, FigureMaker]:
+    """Return all figures of the plant, by name."""
+    stress = ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")
+    cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
+    graph, stepped = (
+        comparison.runs[PolicyName.HARMONIA, "Graph500"].played,
+        "Graph500.BottomStepUp",
+    )
+    return {
+        "figure_01_power_breakdown": partial(draw_power_breakdown, tables, "XSBench"),
+        "figure_03_balance": partial(draw_balance_curves, tables, stress),
+        "figure_04_power_compute": partial(draw_power_over_compute, tables, stress[1]),
+        "figure_05_power_memory": partial(draw_power_over_memory, tables, stress[0]),
+        "figure_06_metrics": partial(draw_metric_comparison, tables, stress[1:]),
+        "figure_07_09_sensitivity": partial(draw_sensitivity_cases, tables, cases),
+        "figure_14_phases": partial(draw_phases, tables, stepped),
+        "figure_15_residency_kernel": partial(draw_residency, tables, graph, stepped),
+        "figure_16_residency": partial(draw_residency, tables, graph, paper=read_paper_residency()),
+        "figure_17_power_shared": partial(
+            draw_power_shares, tables, comparison, list(tables.applications)
+        ),
+        "predictor_accuracy": partial(draw_predictor_accuracy, tables, models),
+    }
+
+
+if __name__ == "__main__":
+    plant, shipped = (
+        hd7970.load_tables(),
+        [load_shipped_model(n) for n in ("hd7970_simulated", "hd7970_table3")],
+    )
+    played = compare_policies(
+        [plant], PolicySetup(model=shipped[0]), [PolicyName.DEFAULT, PolicyName.HARMONIA]
+    )
+    save_figures(
+        list_figures(plant, played, {m.name: m for m in shipped}), Path(sys.argv[1]), "png"
+    )

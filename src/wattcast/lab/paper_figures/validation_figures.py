@@ -1,0 +1,450 @@
+"""Draw the figures of docs/method/validation.md after paper 003: equal latency, error by size,
+kinds of kernels.
+
+Run: ``wattcast lab validate --figures docs/images`` in the repository draws them beside the
+ledger's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.calibrate import kernel_rows, whole_models
+from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.calibrate.whole_models import ModelCase
+from wattcast.core.arrays import Array
+from wattcast.core.errors import BadInput
+from wattcast.core.measured_rows import MODEL_KERNELS_FILE, database_folder, read_table
+from wattcast.hardware import Gpu
+from wattcast.kernels import build_kernels
+from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
+from wattcast.lab.fit.database_fit import load_held_out
+from wattcast.lab.fit.held_out import HeldOutRows
+from wattcast.lab.validate.ledger_figures import (
+    DOT,
+    OURS,
+    describe_rows,
+    draw_held_out,
+    draw_whole_models,
+)
+from wattcast.lab.validate.long_checks.ablations import (
+    ideal_scaffold,
+    predict_with_fit,
+    regress_by_family,
+)
+from wattcast.predictor import api
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import shipped_bundle
+from wattcast.predictor.prediction import Prediction
+from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure, save_figure
+from wattcast.report.prediction_figures import find_kernel_family
+from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Elementwise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NEAR_LATENCY = 0.05  # of latency, between the members of a pair
+NEAR_FLOP = 0.20  # of FLOPs, in the L2 pairs
+MOST_PAIRS = 3
+_THEIRS, _BARE = "#CC6677", "#999933"  # Tol's muted set (2021): not the colours of modules
+_KIND_COLOUR = {"GEMM-like": "#332288", "reduction": "#CC6677", "elementwise": "#DDCC77"}
+_MOST_SHOWN = 20
+
+
+def list_figures(held: HeldOutRows, gpu: str) -> dict[str, FigureMaker]:
+    """Return the figures by name."""
+    return {
+        "validation-size": lambda: draw_error_by_size(held, gpu),
+        "validation-kinds": lambda: draw_kind_shares(collect_kind_shares(gpu), gpu),
+        "validation-equal-latency": lambda: draw_equal_latency(
+            find_equal_latency_pairs(gpu, held), gpu
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class LatencyPairMember:
+    """One row of a pair of equal latency."""
+
+    work: str
+    latency_s: float
+    power_w: float
+    predicted_w: float
+    memory_w: float
+    tiles: float  # NaN: the kernel's name does not say
+    flop: float
+
+
+@dataclass(frozen=True)
+class EqualLatencyPairs:
+    """Pairs of equal latency and different power, the lower power first, the largest difference
+    first.
+
+    Load imbalance: two products whose busiest SM has one tile, with work on few SMs in one and on
+    nearly all in the other. L2 reuse: two kernels of one family with the same arithmetic, of which
+    one finds its operands in L2. All run at the top clock on random data (paper 003, figure 2)."""
+
+    imbalance: tuple[tuple[LatencyPairMember, LatencyPairMember], ...]
+    reuse: tuple[tuple[LatencyPairMember, LatencyPairMember], ...]
+
+
+def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
+    """Find the pairs in a GPU's database by rule; predictions are the held-out ones."""
+    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
+    rows = rows.select_rows(rows.to_judge())
+    if len(rows) != len(held.work) or tuple(str(op) for op in rows.ops) != held.work:
+        raise BadInput(
+            f"the held-out predictions of {gpu} are not of the rows in its database. Fit again."
+        )
+    power_w, clock_hz, latency_s = settled_figures(rows)
+    top = clock_hz > 0.998 * float(np.mean(chip.clocks.max_hz))
+    at = np.flatnonzero(
+        rows.is_kind("sustained") & on_random_data(rows) & top & np.isfinite(power_w)
+    )
+    tiles, names = _tiles(rows), [parse_kernel_name(n[0]) if n else None for n in rows.names]
+    memory_w = rows.column("memory_power_w")
+    found = [
+        LatencyPairMember(
+            str(rows.ops[i]),
+            float(latency_s[i]),
+            float(power_w[i]),
+            float(held.predicted_power_w[i]),
+            float(memory_w[i]),
+            float(tiles[i]),
+            rows.ops[i].flop,
+        )
+        for i in at
+    ]
+    families, sms = [rows.family[i] for i in at], float(np.mean(chip.sm_count))
+    fast = [(name := names[i]) is not None and _plain(name, rows.ops[i].dtype.byte) for i in at]
+    l2 = _l2_byte(rows, chip)[at]
+
+    def unbalanced(a: int, b: int) -> bool:
+        one_wave = max(found[a].tiles, found[b].tiles) <= sms
+        return fast[a] and fast[b] and one_wave and found[b].tiles > 2.0 * found[a].tiles
+
+    def reused(a: int, b: int) -> bool:
+        same = families[a] == families[b] and families[a] in ("gemm", "attention", "conv2d")
+        equal = same and found[a].flop > 0 and abs(found[b].flop / found[a].flop - 1.0) < NEAR_FLOP
+        return equal and 0.5 < l2[b] / l2[a] < 2.0 and found[b].memory_w > found[a].memory_w + 20.0
+
+    return EqualLatencyPairs(_pairs(found, unbalanced), _pairs(found, reused))
+
+
+def _pairs(
+    found: list[LatencyPairMember], wanted: Callable[[int, int], bool]
+) -> tuple[tuple[LatencyPairMember, LatencyPairMember], ...]:
+    """Return pairs of near-equal latency that meet the rule, the largest difference first, no row
+    twice.
+    """
+    pairs = []
+    for i, j in combinations(range(len(found)), 2):
+        a, b = (i, j) if found[i].power_w < found[j].power_w else (j, i)
+        if abs(found[b].latency_s / found[a].latency_s - 1.0) < NEAR_LATENCY and wanted(a, b):
+            pairs.append((found[b].power_w - found[a].power_w, a, b))
+    kept: list[tuple[LatencyPairMember, LatencyPairMember]] = []
+    taken: set[int] = set()
+    for _, a, b in sorted(pairs, reverse=True):
+        if not {a, b} & taken:
+            kept.append((found[a], found[b]))
+            taken |= {a, b}
+    return tuple(kept[:MOST_PAIRS])
+
+
+def _plain(name: ParsedKernelName, width: int) -> bool:
+    """Tell whether a kernel is Hopper's library in a 16-bit format with K in one piece: its time
+    follows its tile.
+    """
+    match name:
+        case ParsedKernelName(library="cublas"):
+            return bool(name.tiled and not name.split_k and width == 2)
+    return False
+
+
+def _tiles(rows: KernelRows) -> Array:
+    """Return the tiles of each product by its kernel's name, which gives the side along outputs
+    first; else NaN.
+    """
+    found = np.full(len(rows), np.nan)
+    for i, (op, names) in enumerate(zip(rows.ops, rows.names, strict=True)):
+        name = parse_kernel_name(names[0]) if names and op.kind in ("linear", "bmm") else None
+        if name is not None and name.tile_m and name.tile_n:
+            batch, m, n = (int(getattr(op, side, 1)) for side in ("b", "m", "n"))
+            found[i] = batch * -(-n // name.tile_m) * -(-m // name.tile_n)
+    return found
+
+
+def _l2_byte(rows: KernelRows, gpu: Gpu) -> Array:
+    return build_kernels(rows.ops, rows.conditions, gpu, bundle_for(gpu).reference, ()).work.l2_byte
+
+
+def draw_equal_latency(found: EqualLatencyPairs, gpu: str) -> Figure:
+    """Draw pairs of rows with equal latency and different power, by idle SMs and by L2 reuse."""
+    figure = new_figure(10.0, 1.6 + 0.5 * 2 * max(len(found.imbalance), len(found.reuse), 1))
+    panels = figure.subplots(1, 2)
+    _paired(panels[0], found.imbalance, "Load imbalance: one tile on the busiest SM", _tiles_text)
+    _paired(panels[1], found.reuse, f"L2 reuse: arithmetic within {NEAR_FLOP:.0%}", _memory_text)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside upper right"
+    )
+    return add_caption(
+        figure,
+        describe_rows(
+            gpu, "sustained rows at the top clock, not capped; after paper 003, figure 2"
+        ),
+    )
+
+
+def _tiles_text(member: LatencyPairMember) -> str:
+    return f"{member.tiles:.0f} tiles, {1e6 * member.latency_s:.2f} µs"
+
+
+def _memory_text(member: LatencyPairMember) -> str:
+    return f"memory {member.memory_w:.0f} W, {1e6 * member.latency_s:.2f} µs"
+
+
+def _paired(
+    axes: Axes,
+    pairs: tuple[tuple[LatencyPairMember, LatencyPairMember], ...],
+    title: str,
+    text: Callable[[LatencyPairMember], str],
+) -> None:
+    members = [member for pair in pairs for member in pair]
+    places = [place + 0.5 * (place // 2) for place in range(len(members))]
+    axes.barh(places, [m.power_w for m in members], color="#BBBBBB", label="measured", height=0.8)
+    axes.plot(
+        [m.predicted_w for m in members], places, "D", ms=5, color=OURS, label="predicted, held out"
+    )
+    axes.set_yticks(places, [f"{m.work}\n{text(m)}" for m in members])
+    axes.invert_yaxis()
+    axes.set_xlabel("Power (W)")
+    axes.set_title(title)
+
+
+def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
+    """Draw the error by measured latency of the model, of its ideal scaffold, and of a
+    FLOPs-and-bytes regression.
+    """
+    at = held.is_random("burst")
+    measured, families = held.latency_s[at], np.array(held.family)[at]
+    bare, regressed = _simpler(gpu, int(at.sum()))
+    named = {"Wattcast": held.predicted_latency_s[at], "ideal scaffold, nothing fitted": bare}
+    named["FLOPs and bytes, by family"] = regressed
+    colours = dict(zip(named, (OURS, _BARE, _THEIRS), strict=True))
+    groups: dict[str, tuple[str, ...]] = {
+        "products": ("gemm",),
+        "convolutions": ("conv2d",),
+        "attention": ("attention",),
+    }
+    groups |= {
+        "softmax and norms": ("softmax", "layernorm", "rmsnorm"),
+        "elementwise": ("elementwise",),
+    }
+    figure = new_figure(11.0, 5.8)
+    axes = figure.subplots(2, 3).ravel()
+    for panel, (title, members) in zip(
+        axes, [("all", tuple(set(families))), *groups.items()], strict=True
+    ):
+        here = np.isin(families, members)
+        for name, predicted in named.items():
+            _binned(
+                panel,
+                measured[here],
+                np.abs(predicted[here] / measured[here] - 1.0),
+                name,
+                colours[name],
+            )
+        panel.set_title(f"{title} ({int(here.sum())})")
+        panel.set_ylim(0, 100)
+        panel.set_xscale("log")
+    axes[0].legend(frameon=False)
+    for panel in axes[3:]:
+        panel.set_xlabel("Measured latency (µs)")
+    for panel in (axes[0], axes[3]):
+        panel.set_ylabel("Error (%)")
+    figure.suptitle(
+        "Error by size of kernel: median, and from the 25th to the 75th percentile", fontsize=10
+    )
+    return add_caption(
+        figure,
+        describe_rows(gpu, "held-out bursts at the top clock; after paper 003, figures 6 and 10b"),
+    )
+
+
+def _simpler(gpu: str, count: int) -> tuple[Array, Array]:
+    """Return the latency of the same rows from the ideal scaffold and from the regression."""
+    rows = kernel_rows.load_kernel_rows(gpu)
+    test = rows.to_judge() & rows.is_kind("burst") & on_random_data(rows)
+    assert int(test.sum()) == count, "held-out rows are those of the database"
+    bundle = shipped_bundle(gpu)
+    assert bundle is not None
+    bare = predict_with_fit(ideal_scaffold(bundle), rows.select_rows(test), hardware.load_gpu(gpu))[
+        :, 0
+    ]
+    return bare, regress_by_family(rows.select_rows(test), assign_folds(rows)[test])
+
+
+def _binned(
+    axes: Axes, latency_s: Array, error: Array, label: str, colour: str, bins: int = 9
+) -> None:
+    """Plot median and quartiles in bins of equal count."""
+    order = np.argsort(latency_s, kind="stable")
+    parts = [part for part in np.array_split(order, bins) if len(part) > 3]
+    middle = [1e6 * float(np.median(latency_s[part])) for part in parts]
+    low, median, high = (
+        np.array([100 * np.quantile(error[p], q) for p in parts]) for q in (0.25, 0.5, 0.75)
+    )
+    axes.fill_between(middle, low, high, color=colour, alpha=0.15, lw=0)
+    axes.plot(middle, median, "o-", color=colour, ms=3, lw=1.2, label=label)
+
+
+_SHOWN = (
+    ("bert-large", {"batch": 32, "seq": 512, "attention": "eager"}),
+    ("bert-large", {"batch": 32, "seq": 512}),
+    ("gpt2-xl", {"batch": 8, "seq": 1024}),
+    ("qwen2-1.5b", {"batch": 8, "seq": 1024, "attention": "eager"}),
+    ("qwen2-1.5b", {"batch": 8, "seq": 1024}),
+    ("llama3-8b", {"batch": 8, "seq": 512}),
+    ("llama3-8b", {"batch": 8, "seq": 1024, "phase": "decode"}),
+    ("vit-large", {"batch": 64}),
+    ("resnet50", {"batch": 128}),
+)
+
+
+def collect_kind_shares(gpu: str) -> list[KindShares]:
+    """Return kernel kinds of whole models as predicted, and as the profiler saw them where it did."""
+    path = database_folder(gpu) / MODEL_KERNELS_FILE
+    profiles = (
+        {entry["id"]: entry for entry in read_table(path) if not entry["error"]}
+        if path.exists()
+        else {}
+    )
+    if profiles:
+        found = []
+        for case in _spread(
+            [c for c in whole_models.load_models(gpu) if c.row.id in profiles and c.row.graph]
+        ):
+            name = f"{case.graph.name.removesuffix(f' {case.row.dtype}')}, {case.row.attention}"
+            found.append(profiled_shares(name, profiles[case.row.id]))
+            predicted = predicted_shares(
+                api.predict(case.graph, gpu, host_launch="0us", force=True)
+            )
+            found.append(KindShares(name, False, predicted.share))
+        return found
+    predictions = [
+        (api.predict(m, gpu, host_launch="0us", force=True, stack="eager", **o), o)
+        for m, o in _SHOWN
+    ]
+    return [
+        KindShares(f"{p.name}, {o.get('attention', 'flash')}", False, predicted_shares(p).share)
+        for p, o in predictions
+    ]
+
+
+def _spread(cases: list[ModelCase]) -> list[ModelCase]:
+    """Choose as many cases as a page holds, evenly from the longest of each model and phase."""
+    longest: dict[tuple[str, str], ModelCase] = {}
+    for case in sorted(cases, key=lambda case: case.row.latency_s or 0.0):
+        longest[case.row.model, case.row.phase] = case
+    kept = {case.row.id for case in longest.values()}
+    one_each = [case for case in cases if case.row.id in kept]
+    step = max(len(one_each) / _MOST_SHOWN, 1.0)
+    return [one_each[int(i * step)] for i in range(min(len(one_each), _MOST_SHOWN))]
+
+
+def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
+    """Draw the share of time by kernel kind, one bar per workload; measured ones are outlined in
+    black.
+    """
+    figure, axes = new_axes(9.0, 1.2 + 0.28 * len(found))
+    for place, entry in enumerate(found):
+        left = 0.0
+        for kind in KERNEL_KINDS:
+            width = 100 * entry.share[kind]
+            edge: dict[str, Any] = (
+                {"edgecolor": DOT, "linewidth": 1.0} if entry.measured else {"alpha": 0.75}
+            )
+            label = kind if place == 0 else None
+            axes.barh(place, width, left=left, color=_KIND_COLOUR[kind], label=label, **edge)
+            left += width
+    names = [f"{entry.name}{', measured' if entry.measured else ', predicted'}" for entry in found]
+    axes.set_yticks(range(len(found)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("Share of the time in kernels (%)")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    seen = any(entry.measured for entry in found)
+    note = (
+        "outlined: seen by the profiler, else predicted"
+        if seen
+        else "no profile is at hand: predicted"
+    )
+    return add_caption(figure, describe_rows(gpu, f"after paper 003, figure 1; {note}"))
+
+
+KERNEL_KINDS = ("GEMM-like", "reduction", "elementwise")
+_PRODUCTS, _ROWS = ("linear", "bmm", "conv2d", "attention"), ("softmax", "layernorm", "rmsnorm")
+_REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum", "batch_norm", "norm")
+
+
+@dataclass(frozen=True)
+class KindShares:
+    """Shares of the time in kernels by kind, of one workload."""
+
+    name: str
+    measured: bool
+    share: Mapping[str, float]
+
+
+def operator_kind(op: Operator) -> str:
+    """Return whether an operator is GEMM-like, a reduction or elementwise."""
+    if op.kind in _PRODUCTS:
+        return "GEMM-like"
+    reducing = op.kind in _ROWS or (isinstance(op, Elementwise) and op.function in _REDUCING)
+    return "reduction" if reducing else "elementwise"
+
+
+def predicted_shares(p: Prediction) -> KindShares:
+    """Return the shares of the predicted time in kernels."""
+    return KindShares(
+        p.name, False, _shared((operator_kind(o.op), float(o.latency_s)) for o in p.ops)
+    )
+
+
+def profiled_shares(name: str, profile: Mapping[str, Any]) -> KindShares:
+    """Return the shares of the time in kernels that the profiler saw."""
+    pairs = zip(profile["order"], profile["kernel_s"], strict=True)
+    return KindShares(
+        name, True, _shared((find_kernel_family(profile["names"][i])["kind"], s) for i, s in pairs)
+    )
+
+
+def _shared(times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found = dict.fromkeys(KERNEL_KINDS, 0.0)
+    for kind, seconds in times:
+        found[kind] += seconds
+    total = sum(found.values()) or 1.0
+    return {kind: seconds / total for kind, seconds in found.items()}
+
+
+def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") -> list[Path]:
+    """Save every figure whose data are there into ``folder``, those after paper 003 too."""
+    makers: dict[str, Callable[[], Figure | None]] = {
+        "validation-latency": lambda: draw_held_out("latency", gpu),
+        "validation-power": lambda: draw_held_out("power", gpu),
+        **list_figures(load_held_out(gpu), gpu),
+        "validation-models": lambda: draw_whole_models(gpu),
+    }
+    drawn = {folder / f"{name}.{ending}": make() for name, make in makers.items()}
+    made = {path: figure for path, figure in drawn.items() if figure is not None}
+    for path, figure in made.items():
+        save_figure(figure, path)
+    return list(made)

@@ -1,0 +1,426 @@
+"""Ledger rows of kernels: latency, power and clock, intervals, kernel choice, counters, layers,
+engine kernels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast import hardware
+from wattcast.calibrate.kernel_rows import load_kernel_rows, on_random_data, settled_figures
+from wattcast.calibrate.row_prediction import INTERVAL_LEVEL, conformal_ends, predict_with_bundle
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    make_absent_row,
+    make_ledger_row,
+    mean_percent_error,
+    score_row,
+)
+from wattcast.calibrate.whole_models import ModelCase
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import WattcastError
+from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
+from wattcast.hardware import Gpu
+from wattcast.kernels import build_kernels, lower_graph, reference_chip
+from wattcast.kernels.kernel_table import COUNTED_ROTATION
+from wattcast.lab.fit import database_fit, held_out
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import shipped_bundle
+from wattcast.predictor.bundle.support_widening import nearness_scale
+from wattcast.predictor.kernel_phases import count_events
+
+
+def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
+    """Return errors overall and by family, with capped and uncapped rows apart."""
+    where = f"{gpu} kernels, held-out shapes"
+    family = np.array(held.family)
+    burst, sustained = held.is_random("burst"), held.is_random("sustained")
+    top_hz = float(np.mean(hardware.load_gpu(gpu).clocks.max_hz))
+    capped = held.clock_hz < 0.995 * top_hz
+    open_, shut = sustained & ~capped, sustained & capped
+    names = list(dict.fromkeys(held.family))
+    floors = {  # a plain roofline, the mean of the family, and always the top clock
+        "latency_s": held.roofline_s,
+        "power_w": _family_mean(held),
+        "clock_hz": np.full(len(held.kind), top_hz),
+    }
+
+    def score(column: str, quantity: str, at: Mask, *goals: Any) -> LedgerRow:
+        found, true = getattr(held, f"predicted_{column}")[at], getattr(held, column)[at]
+        more: dict[str, Any] = {}
+        if column == "latency_s":
+            more["median"] = (
+                round(float(100 * np.median(np.abs(found / true - 1))), 2) if at.any() else None
+            )
+        return score_row(where, quantity, found, true, floors[column][at], *goals, **more)
+
+    latency, power, clock = (partial(score, column) for column in floors)
+    other_data = (np.array(held.kind) == "sustained") & ~sustained
+    return [
+        latency("latency", burst, "4-20 at a locked clock", 9.0, 5.5),
+        *(latency(f"latency, {f}", burst & (family == f), None, 15.0) for f in names),
+        latency("latency, sustained, not capped", open_),
+        latency("latency, sustained, capped", shut),
+        power("power", sustained, "3-4 at a locked clock", 5.0, 3.2),
+        power("power, not capped", open_),
+        power("power, capped", shut),
+        *(power(f"power, {f}", sustained & (family == f)) for f in names),
+        clock("clock as NVML reports it", sustained, "nobody", 2.5, 1.3),
+        clock("clock, capped", shut, "nobody", 5.0, 3.0),
+        power("power, zeros, ones and rectified data", other_data),
+    ]
+
+
+def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
+    """Return the share of held-out rows inside intervals whose ends come from the other folds, and
+    their width.
+    """
+    where = f"{gpu} kernels, intervals of {INTERVAL_LEVEL:.0%}"
+    family = np.array(held.family)
+    rows, found = [], {}
+
+    def score_coverage(name: str, at: Mask, inside: Mask, width: Array) -> LedgerRow:
+        shares = {
+            "coverage": inside[at].mean(),
+            "width": width[at].mean(),
+            "median_width": np.median(width[at]),
+        }
+        more: dict[str, Any] = {key: round(100 * float(share), 1) for key, share in shares.items()}
+        return make_ledger_row(where, name, int(at.sum()), None, **more, wanted=[85.0, 95.0])
+
+    for quantity, near in (("latency", held.near), ("power", held.near_power)):
+        ratio, known = held.ratio(quantity)
+        found[quantity] = (
+            near,
+            known,
+            *_find_covered(quantity, ratio, held.fold, family, near, known),
+        )
+    for name in dict.fromkeys(held.family):
+        for quantity, (_, known, inside, width) in found.items():
+            rows.append(
+                score_coverage(f"{quantity}, {name}", known & (family == name), inside, width)
+            )
+    labels = (
+        "farthest quarter from other rows",
+        "second quarter",
+        "third quarter",
+        "nearest quarter",
+    )
+    for quantity, (near, known, inside, width) in found.items():
+        kept = known & np.isfinite(
+            near
+        )  # none where the distance to the nearest other row was not kept
+        quarter = (
+            np.searchsorted(np.quantile(near[kept], [0.25, 0.5, 0.75]), near)
+            if kept.any()
+            else None
+        )
+        for i, label in enumerate(labels if quarter is not None else ()):
+            rows.append(
+                score_coverage(f"{quantity}, {label}", kept & (quarter == i), inside, width)
+            )
+    return rows
+
+
+def _find_covered(
+    quantity: str,
+    ratio: Array,
+    fold: npt.NDArray[np.int64],
+    family: npt.NDArray[np.str_],
+    near: Array,
+    known: Mask,
+) -> tuple[Mask, Array]:
+    """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
+    inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
+    for k in np.unique(fold[known]):
+        others = known & (fold != k)
+        line = held_out.fit_nearness_line(np.log(ratio[others]), family[others], near[others])
+        typical = held_out.scale_ratios(ratio[others], near[others], line)
+        for name in np.unique(family[known & (fold == k)]):
+            here = known & (fold == k) & (family == name)
+            if quantity == "latency":
+                low, high = conformal_ends(typical[family[others] == name])
+            else:
+                low, high = held_out.power_ends(typical, family[others], str(name))
+            scale = nearness_scale(near[here], line)
+            inside[here] = (ratio[here] >= low**scale) & (ratio[here] <= high**scale)
+            width[here] = high**scale - low**scale
+    return inside, width
+
+
+def _family_mean(held: held_out.HeldOutRows) -> Array:
+    """Return the mean power of each row's family over the other folds, which is the floor."""
+    family, found = np.array(held.family), np.full(len(held.kind), np.nan)
+    known = np.isfinite(held.power_w) & (np.array(held.data) == "random")
+    for name, fold in set(zip(held.family, held.fold.tolist(), strict=True)):
+        own, here = family == name, held.fold == fold
+        if (known & own & ~here).any():
+            found[own & here] = held.power_w[known & own & ~here].mean()
+    return found
+
+
+def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
+    """Return how often the fitted kernel choice is the library's, and the latency error with the
+    kernel that ran.
+    """
+    where, family, burst = f"{gpu} kernel choice", np.array(held.family), held.is_random("burst")
+    chosen, oracle = [], []
+
+    def parse(text: str) -> tuple[str, int, int, bool]:
+        kind, tile, *split = text.split()
+        n, m = tile.split("x")
+        return kind, int(n), int(m), bool(split)
+
+    def percent(flags: list[Any]) -> float:
+        return round(float(100 * np.mean(flags)), 1) if flags else 0.0
+
+    for name in ("gemm", "conv2d"):
+        at = burst & (family == name)
+        names = [(held.ran[i], held.chosen[i]) for i in np.flatnonzero(at)]
+        pairs = [(parse(ran), parse(took)) for ran, took in names if ran and took]
+        agreement: dict[str, Any] = {
+            "kind": percent([a[0] == b[0] for a, b in pairs]),
+            "tile_exact": percent([a[:3] == b[:3] for a, b in pairs]),
+            "area_within_a_factor_of_two": percent(
+                [abs(np.log2(b[1] * b[2] / (a[1] * a[2]))) <= 1.0 for a, b in pairs]
+            ),
+            "split_of_k": percent([a[3] == b[3] for a, b in pairs]),
+            "distinct_kernels": len({ran for ran, _ in pairs}),
+        }
+        chosen.append(make_ledger_row(where, f"kernel of {name}", len(pairs), None, **agreement))
+        at &= np.isfinite(held.oracle_latency_s)
+        without = round(
+            mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1
+        )
+        quantity, measured_s = f"latency of {name}, kernel that ran (oracle)", held.latency_s[at]
+        oracle.append(
+            score_row(
+                where, quantity, held.oracle_latency_s[at], measured_s, without_oracle=without
+            )
+        )
+    return chosen + oracle
+
+
+_BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide
+_LEAST_BYTE = 1e5  # less than this is noise of the profiler and of what L2 happened to hold
+
+
+def counter_rows(gpu: str) -> list[LedgerRow]:
+    """Return the median ratio of predicted to counted bytes at each level of memory, and their
+    correlation.
+    """
+    measured: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
+        of = measured[kernel["spec"]]  # the sum over the kernels of one call
+        of["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
+        # what crosses between SMs and L2; the L2's own count also has what its two halves send one
+        # another
+        of["L2"] += (
+            kernel["l1tex__m_xbar2l1tex_read_bytes_sum"]
+            + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
+        )
+        of["shared"] += _BANK_BYTE * (
+            kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
+        )
+    rows, chip = load_kernel_rows(gpu), hardware.load_gpu(gpu)
+    first = {spec: i for i, spec in reversed(list(enumerate(rows.spec)))}
+    specs = [spec for spec in measured if spec in first]
+    ops = tuple(rows.ops[first[s]] for s in specs)
+    conditions = [replace(rows.conditions[first[s]], rotated=COUNTED_ROTATION) for s in specs]
+    kernels = build_kernels(ops, conditions, chip, bundle_for(chip).reference, ())
+    events, value = count_events(kernels)
+    dram = value[:, events.index("dram_read_byte")] + value[:, events.index("dram_write_byte")]
+    l2, shared = (value[:, events.index(name)] for name in ("l2_byte", "shared_byte"))
+    found = []
+    for name, predicted in (("DRAM", dram), ("L2", l2), ("shared", shared)):
+        counted = np.array([measured[s][name] for s in specs])
+        at = (counted > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
+        ratio = predicted[at] / counted[at]
+        r = (
+            float(np.corrcoef(np.log(predicted[at]), np.log(counted[at]))[0, 1])
+            if at.sum() > 2
+            else float("nan")
+        )
+        more: dict[str, Any] = {
+            "median_ratio": round(float(np.median(ratio)), 3),
+            "r_of_logs": round(r, 4),
+            "wanted": [0.95, 1.05],
+            "left_out": int((~at).sum()),
+        }
+        error = float(100 * np.mean(np.abs(ratio - 1)))
+        found.append(
+            make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more)
+        )
+    return found
+
+
+def layer_rows(gpu: str) -> list[LedgerRow]:
+    """Return the error of layers' times from a law that saw no such architecture; floor: the
+    operators' sum.
+    """
+    layers = database_fit.load_layers(gpu, hardware.load_gpu(gpu))
+    if layers is None:
+        return []
+    law = database_fit.fit_cold_cache(layers)
+    return [
+        score_row(
+            f"{gpu} layers of operators that hand on results",
+            "latency, architecture unseen",
+            database_fit.predict_held_out_layers_s(layers),
+            layers.layer_s,
+            layers.alone_s,
+            floor_is="sum of the operators alone",
+            cold_operator_us=round(1e6 * law.operator_s, 2),
+            cold_us_per_MB=round(1e12 * law.s_per_byte, 3),
+        )
+    ]
+
+
+def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
+    """Return the spread between cards: what the database shows, what is taken, and whether it holds
+    elsewhere.
+    """
+    rows = load_kernel_rows(gpu)
+    where = f"{gpu} cards of the kind"
+    kinds = database_fit.KIND_OF_QUANTITY
+    found = {quantity: database_fit.compare_cards(rows, quantity, held) for quantity in kinds}
+    spread = database_fit.combine_spread(found)
+    spreads = []
+    for quantity, seen in found.items():
+        said: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
+        if isinstance(seen, database_fit.CardComponents):
+            count = seen.rows
+            said |= {
+                "cards": seen.cards,
+                "common_to_a_card": f"{100 * seen.card:.2f} %",
+                "card_by_kernel": f"{100 * seen.card_by_kernel:.2f} %",
+                "repeats": f"{100 * seen.noise:.2f} %",
+            }
+        else:
+            count = sum(s.rows for s in seen)
+            for i, s in enumerate(seen, start=2):
+                said[f"card_{i}_against_1"] = (
+                    f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
+                )
+            said["from"] = spread.source
+        spreads.append(
+            make_ledger_row(where, f"{quantity}, deviation of another card", count, None, **said)
+        )
+    for quantity in (
+        kinds
+    ):  # the share of kernels in common that lie within the spread that the other cards show
+        if left_out := database_fit.check_left_out_cards(rows, quantity):
+            inside = np.concatenate(list(left_out.values()))
+            more: dict[str, Any] = {
+                "wanted": [85.0, 95.0],
+                "coverage": round(100 * float(inside.mean()), 1),
+            }
+            more |= {
+                f"card_{name_of(card)}": round(100 * float(one.mean()), 1)
+                for card, one in left_out.items()
+            }
+            name = f"{quantity}, kernels in common, inside the spread that the other cards show"
+            spreads.append(make_ledger_row(where, name, int(inside.size), None, **more))
+    return spreads
+
+
+def name_of(card: str) -> str:
+    """Return a short name of a card: the first digits of its identity."""
+    return card.removeprefix("GPU-").partition("-")[0] or "unnamed"
+
+
+def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
+    """Return latency and power of each case from a fit that never saw its model family."""
+    sms, top_hz = float(np.mean(gpu.sm_count)), float(np.mean(gpu.clocks.max_hz))
+    lowered = [lower_graph(case.graph, gpu, reference_chip(gpu)) for case in cases]
+    compute_s = np.array(
+        [(k.flop / (np.asarray(k.pipe_per_cycle) * sms * top_hz)) @ k.calls for k in lowered]
+    )
+    memory_s = np.array([case.graph.byte / float(np.mean(gpu.memory.byte_per_s)) for case in cases])
+    operators = np.array([float(case.operators) for case in cases])
+    latency = np.array([float(case.row.latency_s or np.nan) for case in cases])
+    power = np.array([float(case.row.power_w or np.nan) for case in cases])
+    family = np.array([model_family(case.row.model) for case in cases])
+    limit_w = float(np.mean(gpu.power.limit_w))
+    time = np.column_stack([np.maximum(compute_s, memory_s), operators])
+    found_s, found_w = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
+    for name in dict.fromkeys(family.tolist()):
+        here, others = family == name, family != name
+        if not others.any():
+            continue
+        seconds = np.maximum(time @ solve_relative(time[others], latency[others]), 1e-9)
+        busy = np.column_stack([np.ones(len(cases)), compute_s / latency, memory_s / latency])
+        watts = solve_relative(busy[others], power[others])
+        asked = (
+            np.column_stack([np.ones(len(cases)), compute_s / seconds, memory_s / seconds]) @ watts
+        )
+        found_s[here], found_w[here] = seconds[here], np.minimum(asked, limit_w)[here]
+    return found_s, found_w
+
+
+def model_family(model: str) -> str:
+    """Return the family of a catalogue model: its name up to the first size."""
+    known = ("gpt2", "bert", "qwen", "llama", "vit", "resnet")
+    return next((name for name in known if model.startswith(name)), model)
+
+
+def solve_relative(terms: Array, target: Array) -> Array:
+    """Solve non-negative least squares of terms/target against one."""
+    from scipy.optimize import nnls
+
+    return np.asarray(nnls(terms / target[:, None], np.ones(len(target)))[0])
+
+
+_ENGINE_GOALS = {"latency": (8.0, 4.0), "power": (5.0, 3.0)}
+_FORMAT_MUST = 10.0  # percent, of fp8 and of experts
+
+
+def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
+    """Return errors of the engine's kernels on rows held out of the fit, overall, by operator and
+    for fp8.
+    """
+    where = f"{gpu} engine kernels, held out"
+    bundle = shipped_bundle(gpu)
+    try:
+        rows = load_kernel_rows(f"{gpu}/engine")
+    except WattcastError as error:  # no such database
+        return [make_absent_row(where, "latency", str(error), *_ENGINE_GOALS["latency"])]
+    assert bundle is not None, "a GPU of the ledger has a bundle"
+    assert rows.held_out is not None, "engine rows say which are held out"
+    judged = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
+    measured_w, _, measured_s = settled_figures(judged)
+    predicted_s, predicted_w = predict_with_bundle(bundle, judged, hardware.load_gpu(gpu)).T[:2]
+    operator, form = (
+        np.array([str(getattr(op, name)) for op in judged.ops]) for name in ("kind", "math_dtype")
+    )
+    burst = judged.is_kind("burst")
+    found = []
+    for quantity, kept, predicted, measured in (
+        ("latency", burst, predicted_s, measured_s),
+        ("power", ~burst, predicted_w, measured_w),
+    ):
+        known = kept & np.isfinite(measured)
+
+        def row(
+            name: str, some: Mask, must: float | None = None, aim: float | None = None
+        ) -> LedgerRow:
+            said, true = predicted[some], measured[some]  # noqa: B023  (called at once)
+            median = (
+                round(100.0 * float(np.median(np.abs(said / true - 1.0))), 1)
+                if some.any()
+                else None
+            )
+            return score_row(where, name, said, true, must=must, aim=aim, median=median)
+
+        found.append(row(quantity, known, *_ENGINE_GOALS[quantity]))
+        found.append(row(f"{quantity}, fp8", known & (form == "fp8"), _FORMAT_MUST))
+        for name in sorted(set(operator.tolist())):
+            must = _FORMAT_MUST if name == "engine_experts" else None
+            found.append(row(f"{quantity}, {name}", known & (operator == name), must))
+    return found

@@ -1,0 +1,272 @@
+"""Judge ``lab kernels --suggest`` inside the database: rows added as it says against rows added at
+random.
+
+Run: ``python -m wattcast.lab.validate.long_checks.suggested_rows`` (minutes; ``wattcast lab
+validate`` then lists the rows).
+
+One fold is held out. From the bursts of the others a few are drawn as measured; then rows are added
+in the order of each way of choosing, the whole latency model is fitted again, and held-out bursts
+are scored twice: all alike, as rows of the plan, and by the share of time that operators of real
+models like them take (each operator spreads its share over held-out rows of its group, by
+exp(-d²/2) with d in doublings). Candidates know their share likewise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast import hardware
+from wattcast.calibrate import kernel_rows
+from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, select_kernels
+from wattcast.calibrate.latency_fit import one_thread
+from wattcast.calibrate.row_suggestions import (
+    PLAN_SHARE,
+    Index,
+    distances_to_known,
+    interval_widths,
+    list_model_operators,
+    pick_candidates,
+)
+from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
+from wattcast.core.arrays import Array, Mask
+from wattcast.hardware import Gpu
+from wattcast.kernels import Kernels, build_kernels
+from wattcast.kernels.kernel_table import USUAL_CONDITION
+from wattcast.lab.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
+from wattcast.lab.validate.long_checks.ablations import predict_with_fit
+from wattcast.power.power_model import IdlePower
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import Bundle
+
+STARTS = (50, 200)  # bursts measured to begin with
+GROWS = (4.0,)  # to so many times as many
+HELD = (3, 4)  # folds held out; the way of suggesting was settled on the others
+DRAWS = 2
+WEIGHTS = ("as rows of the plan", "as operators of real models")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Bursts that may be measured, those held out, and what both are worth to real models."""
+
+    rows: KernelRows  # of all kinds; names of kernels only on bursts
+    gpu: Gpu
+    idle: IdlePower
+    bundle: Bundle
+    bursts: Index  # places in rows of candidates
+    test: Index
+    rest: Mask  # rows of other kinds in the training folds
+    kernels: Kernels  # of the candidates
+    share: Array  # of candidates
+    test_share: Array
+
+
+Order = Callable[[Pool, Index, int, np.random.Generator], Index]
+
+
+def at_random(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+    """Candidates in any order."""
+    left = np.setdiff1d(np.arange(len(pool.bursts)), start)
+    return np.asarray(rng.permutation(left)[:count])
+
+
+def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+    """The farthest from anything measured of its kind next: uncertainty alone."""
+    places = np.column_stack(
+        [v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")]
+    )
+    groups, width = (
+        np.array(pool.kernels.work.kernel_family),
+        interval_widths(pool.kernels, pool.bundle),
+    )
+    known = np.isin(np.arange(len(groups)), start)
+    away = np.minimum(distances_to_known(pool.kernels, select_kernels(pool.kernels, known)), 20.0)
+    found = []
+    for _ in range(count):
+        best = int(np.argmax(np.where(known, -1.0, width * away)))
+        found.append(best)
+        known[best] = True
+        alike = groups == groups[best]
+        away[alike] = np.minimum(away[alike], np.linalg.norm(places[alike] - places[best], axis=1))
+    return np.array(found)
+
+
+def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+    """Width x newness x share, newness 0.15 + 0.85·(1 - exp(-d²/2)): what ``--suggest`` did at
+    first.
+    """
+    places = np.column_stack(
+        [v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")]
+    )
+    groups, width = (
+        np.array(pool.kernels.work.kernel_family),
+        interval_widths(pool.kernels, pool.bundle),
+    )
+    known = np.isin(np.arange(len(groups)), start)
+    away = distances_to_known(pool.kernels, select_kernels(pool.kernels, known))
+    even = np.full(len(groups), 1.0 / len(groups))
+    found = []
+    for i in range(count):
+        worth = width * (
+            even if (i + 1) % 10 in (3, 6, 9) else pool.share
+        )  # three in ten for the plan
+        best = int(np.argmax(np.where(known, -1.0, worth * (1.0 - 0.85 * np.exp(-0.5 * away**2)))))
+        found.append(best)
+        known[best] = True
+        alike = groups == groups[best]
+        away[alike] = np.minimum(away[alike], np.linalg.norm(places[alike] - places[best], axis=1))
+    return np.array(found)
+
+
+def suggested(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+    """As ``lab kernels --suggest`` orders them: a share for real models, the rest for the plan."""
+    everything = np.arange(len(pool.bursts))
+    known = np.isin(everything, start)
+    before = select_kernels(pool.kernels, known)
+    from_plan = round(PLAN_SHARE * count)
+    first = [
+        i for i, _ in pick_candidates(pool.kernels, before, pool.share, ~known, count - from_plan)
+    ]
+    taken = np.isin(everything, first)
+    even = np.ones(len(everything))
+    rest = [
+        i for i, _ in pick_candidates(pool.kernels, before, even, ~known & ~taken, from_plan, taken)
+    ]
+    # both kinds in proportion, so that any beginning of the list has its share of each
+    place = [
+        *(np.arange(len(first)) / len(first)),
+        *((np.arange(len(rest)) + 0.5) / max(len(rest), 1)),
+    ]
+    return np.array([*first, *rest])[np.argsort(place, kind="stable")]
+
+
+WAYS: dict[str, Order] = {
+    "random": at_random,
+    "farthest first": by_distance,
+    "newness": by_newness,
+    "suggested": suggested,
+}
+
+
+def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
+    """Errors by way of choosing and number of rows, mean over folds and draws; the floor is random
+    choice.
+    """
+    found: dict[tuple[int, int, str], list[Array]] = {}
+    with one_thread():
+        for fold in HELD:
+            pool = pool_of(gpu, fold)
+            for start in STARTS:
+                for draw in range(DRAWS):
+                    tell(
+                        f"suggest: fold {fold + 1} held out, from {start} rows, draw {draw + 1} of {DRAWS}"
+                    )
+                    for (total, way), error in trial(pool, start, draw).items():
+                        found.setdefault((start, total, way), []).append(error)
+    return [
+        _row(gpu, key, i, each, found) for i in range(len(WEIGHTS)) for key, each in found.items()
+    ]
+
+
+def trial(pool: Pool, start: int, seed: int) -> dict[tuple[int, str], Array]:
+    """Errors, one for each weighting, from ``start`` rows and from those each way adds."""
+    rng = np.random.default_rng([seed, start])
+    begin = np.asarray(rng.permutation(len(pool.bursts))[:start])
+    found = {(start, "start"): scored(pool, begin)}
+    for name, order in WAYS.items():
+        more = order(pool, begin, round((max(GROWS) - 1.0) * start), rng)
+        for times in GROWS:
+            some = np.concatenate([begin, more[: round((times - 1.0) * start)]])
+            found[round(times * start), name] = scored(pool, some)
+    return found
+
+
+def pool_of(gpu: str, fold: int) -> Pool:
+    """Candidates and held-out rows of a fold."""
+    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
+    bundle = bundle_for(chip)
+    burst = rows.is_kind("burst")
+    names = tuple(own if b else () for own, b in zip(rows.names, burst, strict=True))
+    rows = replace(
+        rows, names=names
+    )  # else kernels of bursts not chosen would be known from sustained rows
+    usable = burst & rows.fit & (rows.repeat == 0) & on_random_data(rows)
+    held = assign_folds(rows) == fold
+    bursts, test = np.flatnonzero(usable & ~held), np.flatnonzero(usable & held)
+    of = [
+        build_kernels(some.ops, some.conditions, chip, bundle.reference, ())
+        for some in map(rows.select_rows, _masks(rows, bursts, test))
+    ]
+    wanted = list_model_operators(gpu, lambda _: None)
+    asked = build_kernels(
+        tuple(w.op for w in wanted), [USUAL_CONDITION] * len(wanted), chip, bundle.reference, ()
+    )
+    weight = np.array([w.share for w in wanted])
+    shares = [spread_over(asked, weight, kernels) for kernels in of]
+    idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
+    return Pool(rows, chip, idle, bundle, bursts, test, ~burst & ~held, of[0], shares[0], shares[1])
+
+
+def _masks(rows: KernelRows, *places: Index) -> list[Mask]:
+    return [np.isin(np.arange(len(rows)), some) for some in places]
+
+
+def spread_over(asked: Kernels, weight: Array, kernels: Kernels) -> Array:
+    """Each operator's weight, spread over kernels of its group by their distance; the shares add up
+    to one.
+    """
+    names = sorted(
+        n for n in kernels.work.features if n.startswith("log_") and n in asked.work.features
+    )
+    theirs, mine = (np.column_stack([k.work.features[n] for n in names]) for k in (asked, kernels))
+    group, own = np.array(asked.work.kernel_family), np.array(kernels.work.kernel_family)
+    found = np.zeros(len(own))
+    for name in set(group.tolist()) & set(own.tolist()):
+        here, there = np.flatnonzero(own == name), np.flatnonzero(group == name)
+        apart = np.linalg.norm(theirs[there][:, None, :] - mine[here][None, :, :], axis=-1)
+        near = np.exp(-0.5 * (apart**2 - apart.min(axis=1, keepdims=True) ** 2))
+        found[here] += weight[there] @ (near / near.sum(axis=1, keepdims=True))
+    return np.asarray(found / max(float(found.sum()), 1e-30))
+
+
+def scored(pool: Pool, chosen: npt.NDArray[np.int64]) -> Array:
+    """Held-out latency error in percent of a fit on the chosen bursts, by each weighting."""
+    train, test = _masks(pool.rows, pool.bursts[chosen], pool.test)
+    fitted = fit_kernel_rows(pool.rows.select_rows(train | pool.rest), pool.gpu, pool.idle)
+    some = pool.rows.select_rows(test)
+    error = 100.0 * np.abs(
+        predict_with_fit(fitted, some, pool.gpu)[:, 0] / some.column("latency_s") - 1.0
+    )
+    return np.array([error.mean(), error @ pool.test_share])
+
+
+def _row(
+    gpu: str,
+    key: tuple[int, int, str],
+    i: int,
+    each: list[Array],
+    found: dict[tuple[int, int, str], list[Array]],
+) -> LedgerRow:
+    start, total, way = key
+    values = np.array(each)[:, i]
+    chance = found.get((start, total, "random"))
+    floor = None if chance is None or way == "random" else float(np.array(chance)[:, i].mean())
+    more: dict[str, Any] = {"draws": [round(v, 1) for v in values.tolist()]}
+    return make_ledger_row(
+        f"{gpu} suggest, latency weighted {WEIGHTS[i]}",
+        f"{start} rows grown to {total}, {way}" if total > start else f"{start} rows",
+        total,
+        float(values.mean()),
+        floor,
+        **more,
+    )
+
+
+if __name__ == "__main__":
+    from wattcast.lab.validate.long_checks.ledger_rows import run_study
+
+    run_study("suggest", suggest_rows)

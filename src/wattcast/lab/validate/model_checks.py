@@ -1,0 +1,414 @@
+"""Ledger rows of whole models and of serving, test sets that nothing was fitted on.
+
+GPU-bound rows of whole models were captured in CUDA graphs; rows launched by the host are counted
+apart. Power has two further baselines: the cap for every row, and min(P, cap) with P our own power
+at the top clock, which is what a model without a governor would say.
+
+Serving is compared with measurements of vLLM: single steps, and requests served under arrivals.
+Fitting models and held-out ones are reported apart, and so are held-out loads: nothing of the
+simulator was fitted or chosen on what is marked ``held_out`` or ``held_out_load`` in the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.calibrate import whole_models
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    make_absent_row,
+    make_ledger_row,
+    mean_percent_error,
+    score_row,
+)
+from wattcast.calibrate.whole_models import ModelCase, fit_host_cost
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.errors import BadInput, WattcastError
+from wattcast.core.measured_rows import Plain
+from wattcast.core.records import dataclass, field, replace
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.catalogue_reader import list_boards
+from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.lab.validate.kernel_checks import five_number_floor
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.pipeline import total_at_clock
+from wattcast.predictor.prediction import predict_graph
+from wattcast.serving.arrivals import Trace, make_trace
+from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
+from wattcast.serving.host_times import COMPILED, REQUESTS_FILE, EngineRecords, load_engine_records
+from wattcast.serving.simulate_serving import serve_trace
+from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+
+DRAWS = 5  # of launch times, for each traffic run
+_LATENCY_GOALS = {
+    "TPOT p50": (6.0, 3.0),
+    "TPOT p99": (12.0, 6.0),
+    "TTFT p50": (12.0, 6.0),
+    "TTFT p99": (25.0, 12.0),
+}
+GOALS: dict[str, dict[str, tuple[float, float]]] = {  # of rows of a kind: must, aim in percent
+    "decode": {"latency": (3.5, 2.0), "power": (3.0, 2.0), "energy": (4.0, 2.5)},
+    "prefill": {"latency": (6.0, 2.0), "power": (3.0, 2.0), "energy": (6.0, 2.5)},
+    "mixed": {},
+    "traffic": {
+        **_LATENCY_GOALS,
+        "throughput": (4.0, 2.0),
+        "power": (4.0, 2.5),
+        "energy per token": (5.0, 3.0),
+    },
+}
+
+
+@dataclass(frozen=True)
+class ComparedModels:
+    """Measured and predicted values, one entry per case."""
+
+    cases: tuple[ModelCase, ...]
+    latency_s: Array
+    power_w: Array
+    clock_hz: Array
+    predicted_s: Array
+    predicted_w: Array
+    predicted_hz: Array
+    top_w: Array  # our own power at the top clock, uncapped
+    graph: Mask
+    capped: Mask
+
+    @property
+    def energy_j(self) -> Array:
+        """Measured joules of one iteration."""
+        return self.power_w * self.latency_s
+
+
+def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> ComparedModels:
+    """Predict every case as it was run; captured ones without a host."""
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    alone = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    found = []
+    for case in cases:
+        used = alone if case.row.graph else bundle
+        p = predict_graph(case.graph, gpu, OperatingPoint(), used)
+        top = total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), used)
+        found.append((p.latency_s, p.power_w, p.clock_hz, float(top.power_w)))
+    seconds, watts, hertz, top_w = (np.array(column) for column in zip(*found, strict=True))
+    names = ("latency_s", "power_w", "sm_clock_hz")
+    latency_s, power_w, clock_hz = (
+        whole_models.measured_column(cases, attrgetter(name)) for name in names
+    )
+    graph = np.array([case.row.graph for case in cases])
+    capped = np.array([whole_models.was_capped(case.row, top_hz) for case in cases])
+    return ComparedModels(
+        tuple(cases), latency_s, power_w, clock_hz, seconds, watts, hertz, top_w, graph, capped
+    )
+
+
+def model_rows(
+    gpu: str, database: str | Path | None = None, bundle: Bundle | None = None
+) -> list[LedgerRow]:
+    """Return the rows of a GPU's whole models, or one that says what is missing."""
+    where = f"{gpu} whole models"
+    try:
+        cases = whole_models.load_models(database or gpu)
+    except BadInput as error:
+        return [
+            make_absent_row(f"{where}, GPU-bound", "latency", str(error), must=11.0, aim=7.0),
+            make_absent_row(f"{where}, GPU-bound", "power", str(error), must=4.5, aim=3.0),
+        ]
+    chip = hardware.load_gpu(gpu)
+    bundle = bundle or bundle_for(chip)
+    found = compare_models(cases, chip, bundle)
+    return _bound_rows(found, f"{where}, GPU-bound", chip) + _launched_rows(
+        found, f"{where}, launched by the host", chip, bundle
+    )
+
+
+def _bound_rows(found: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
+    limit_w, top_hz = (
+        np.full(len(found.cases), float(np.mean(x))) for x in (gpu.power.limit_w, gpu.clocks.max_hz)
+    )
+    at = found.graph & np.isfinite(found.power_w)
+    floor_s, floor_w = five_number_floor([found.cases[i] for i in np.flatnonzero(at)], gpu)
+    whole = np.full((2, len(at)), np.nan)
+    whole[:, at] = floor_s, floor_w
+    floor_s, floor_w = whole
+    capped, free = at & found.capped, at & ~found.capped
+
+    def score(
+        found_: Array, true: Array, floor: Array, quantity: str, mask: Mask, **more: Any
+    ) -> LedgerRow:
+        return score_row(where, quantity, found_[mask], true[mask], floor[mask], **more)
+
+    def latency(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
+        if mask.any():
+            more["median_ratio"] = round(
+                float(np.median((found.predicted_s / found.latency_s)[mask])), 3
+            )
+        return score(found.predicted_s, found.latency_s, floor_s, quantity, mask, **more)
+
+    def power(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
+        for name, watts in (
+            ("min_of_P_and_cap", np.minimum(found.top_w, limit_w)),
+            ("the_cap", limit_w),
+        ):
+            error = mean_percent_error(watts[mask], found.power_w[mask])
+            more[name] = None if error is None else round(error, 2)
+        return score(found.predicted_w, found.power_w, floor_w, quantity, mask, **more)
+
+    rows = [case.row for case in found.cases]
+    kinds = {
+        name: np.array([r.phase == name for r in rows])
+        for name in dict.fromkeys(r.phase for r in rows)
+    }
+    kinds |= {
+        f"{name} attention": np.array([r.attention == name for r in rows])
+        for name in ("eager", "flash")
+    }
+    kinds |= {
+        name: np.array([r.model == name for r in rows])
+        for name in dict.fromkeys(r.model for r in rows)
+    }
+    energy_j, floor_j = found.predicted_s * found.predicted_w, floor_s * floor_w
+    return [
+        latency("latency", at, must=11.0, aim=7.0),
+        *(latency(f"latency, {name}", at & mask) for name, mask in kinds.items() if mask.any()),
+        latency("latency, not capped", free),
+        latency("latency, capped", capped),
+        power("power", at, must=4.5, aim=3.0),
+        power("power, not capped", free),
+        power("power, capped", capped),
+        score(energy_j, found.energy_j, floor_j, "energy", at),
+        score(
+            found.predicted_hz, found.clock_hz, top_hz, "clock", at & np.isfinite(found.clock_hz)
+        ),
+    ]
+
+
+def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+    """Return rows of host launches, with the default launch cost and with one fitted on the other
+    models.
+    """
+    at = ~found.graph
+    cases = [found.cases[i] for i in np.flatnonzero(at)]
+    if not cases:
+        return [make_absent_row(where, "latency", "no row was launched by the host")]
+    host = fit_host_cost(cases, gpu, bundle)
+    measured = np.array([r.latency_s for r in host.rows])
+    left_out, default = (
+        np.array([getattr(r, name) for r in host.rows]) for name in ("left_out_s", "default_s")
+    )
+    asked = [f"{r.host_s * 1e6:.1f}" for r in host.rows if r.host_s is not None]
+    more: dict[str, Any] = {
+        "host_us_per_operator": round(host.host_s * 1e6, 2),
+        "rows_ask_for": " ".join(asked),
+    }
+    return [
+        score_row(
+            where, "latency, launch cost from the other models", left_out, measured, default, **more
+        ),
+        score_row(where, "latency, default launch cost", default, measured),
+        score_row(where, "power, default launch cost", found.predicted_w[at], found.power_w[at]),
+    ]
+
+
+@dataclass(frozen=True)
+class ServingComparison:
+    """One measured row beside its prediction: quantity -> (measured, predicted)."""
+
+    id: str
+    model: str
+    kind: str
+    held_out: bool
+    values: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def error_percent(self, quantity: str) -> float:
+        """Return how far the prediction is above the measurement."""
+        measured, predicted = self.values[quantity]
+        return 100.0 * (predicted / measured - 1.0)
+
+
+def compare_serving(
+    records: EngineRecords,
+    gpu: Gpu,
+    models: Sequence[str] | None = None,
+    held_out: bool | None = None,
+) -> list[ServingComparison]:
+    """Predict every measured step and traffic run of some models; ``held_out`` keeps one side of
+    the split.
+
+    Two kinds of rows are left out: runs in which the engine compiled a kernel, and steps of an
+    engine on dummy weights where the same engine was measured with weights that tell tokens apart.
+    Traffic is judged by itself: a dense model's time under it hardly depends on the weights."""
+    found = []
+    told_apart = {
+        (row["model"], row["kind"] == "traffic")
+        for row in records.rows
+        if row.get("normal_weights")
+    }
+    engines = {row["model"]: row for row in records.select_kind("engine")}
+    for model, engine in engines.items():
+        rows = [row for row in records.select_kind(*GOALS) if row["model"] == model]
+        rows = [row for row in rows if COMPILED not in (row["flags"] or "")]
+        rows = [
+            row
+            for row in rows
+            if row["normal_weights"] or (model, row["kind"] == "traffic") not in told_apart
+        ]
+        kept = [row for row in rows if held_out is None or is_held_out(row) == held_out]
+        if (models is not None and model not in models) or not kept:
+            continue
+        settings = EngineSettings(int(engine["max_batched_tokens"]), int(engine["max_seqs"]))
+        served = [trace_of(row, records) for row in rows if row["kind"] == "traffic"]
+        costs: dict[
+            bool, StepCosts
+        ] = {}  # of traffic or not: a table takes a second, and many engines need one
+        for row in kept:
+            traffic = row["kind"] == "traffic"
+            if traffic not in costs:
+                costs[traffic] = tabulate_engine(engine, gpu, served if traffic else ())
+            if traffic:
+                values = _compare_traffic(row, records, costs[traffic], settings)
+            else:
+                values = _compare_step(row, costs[traffic], settings)
+            found.append(ServingComparison(row["id"], model, row["kind"], is_held_out(row), values))
+    return found
+
+
+def is_held_out(row: Plain) -> bool:
+    return bool(row["held_out"] or row.get("held_out_load"))
+
+
+def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> StepCosts:
+    """Tabulate the engine as it was started, for contexts all alike or uneven as in the traffic it
+    ``served``.
+    """
+    return tabulate_step_costs(
+        load_measured_model(engine["model"]),
+        gpu,
+        read_engine_options(engine),
+        max_tokens=int(engine["max_batched_tokens"]),
+        max_seqs=int(engine["max_seqs"]),
+        longest_context=int(engine["max_model_len"]),
+        context_spread=float(np.mean([trace.context_spread for trace in served]))
+        if served
+        else 0.0,
+        block_tokens=int(engine["block_tokens"]),
+    )
+
+
+def _compare_step(
+    row: Plain, costs: StepCosts, settings: EngineSettings
+) -> dict[str, tuple[float, float]]:
+    """Predict a repeated step; a prompt longer than a step is the mean over its chunks."""
+    batch, context, prompts = (
+        int(row["batch"]),
+        float(row["context_mean"]),
+        int(row["prompts"] or 0),
+    )
+    tokens, room = int(row["prompt_tokens"] or 0), settings.max_batched_tokens - batch
+    if prompts and prompts * tokens > room:
+        parts = [[(min(room, tokens - before), before)] for before in range(0, tokens, room)]
+    else:
+        parts = [[(tokens, 0)] * prompts]
+    steps = [
+        predict_steady_step(costs, batch, context, chunks, prompts / len(parts)) for chunks in parts
+    ]
+    latency_s, energy_j = (float(np.mean([step[place] for step in steps])) for place in (0, 1))
+    return {
+        "latency": (row["latency_s"], latency_s),
+        "power": (row["power_w"], energy_j / latency_s),
+        "energy": (row["energy_j"], energy_j),
+    }
+
+
+def _compare_traffic(
+    row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings
+) -> dict[str, tuple[float, float]]:
+    """Serve the requests that were measured, at the moments they arrived: the mean over several
+    draws of launches.
+    """
+    columns = {
+        f"{name} {key}": f"{name.lower()}_s.{key}"
+        for name in ("TPOT", "TTFT")
+        for key in ("p50", "p99")
+    }
+    columns |= {
+        "throughput": "output_tokens_per_s",
+        "power": "power_w",
+        "energy per token": "energy_j_per_token",
+    }
+    trace = trace_of(row, records)
+    found = [
+        serve_trace(trace, costs, replace(settings, seed=seed)).headline
+        for seed in range(1, DRAWS + 1)
+    ]
+    return {
+        name: (row[key], float(np.mean([one[key] for one in found])))
+        for name, key in columns.items()
+    }
+
+
+def trace_of(row: Plain, records: EngineRecords) -> Trace:
+    """Return the requests of a traffic run as they were sent."""
+    requests = records.requests_of(row["id"])
+    arrival_s, prompt, output = (
+        [request[name] for request in requests]
+        for name in ("arrival_s", "prompt_tokens", "output_tokens")
+    )
+    return make_trace(arrival_s, prompt, output, name=row["id"])
+
+
+def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow]:
+    """Return ledger rows of single steps and of traffic, fitting models and held-out ones apart."""
+    try:
+        records = load_engine_records(database or gpu)
+    except WattcastError as error:  # no such database, or one without engines
+        return [make_absent_row(f"{gpu} engine", "all", f"{REQUESTS_FILE}: {error}")]
+    found = compare_serving(records, hardware.load_gpu(gpu))
+    rows = make_serving_rows(
+        gpu, found, {False: "fitting models", True: "held-out models and loads"}
+    )
+    return rows + make_serving_rows(
+        gpu, compare_known_boards(records, gpu), {True: "held-out models, board told"}
+    )
+
+
+def compare_known_boards(records: EngineRecords, gpu: str) -> list[ServingComparison]:
+    """Predict steps of held-out models on cards whose board was read, each with its board as the
+    GPU.
+    """
+    found = []
+    for name, part_number in list_boards(gpu).items():
+        kept = [
+            row
+            for row in records.rows
+            if row["kind"] != "traffic" and row.get("card_board") == part_number
+        ]
+        found += compare_serving(
+            replace(records, rows=tuple(kept)), hardware.load_gpu(name), held_out=True
+        )
+    return found
+
+
+def make_serving_rows(
+    gpu: str, found: Sequence[ServingComparison], labels: Mapping[bool, str]
+) -> list[LedgerRow]:
+    """Return the mean absolute error of each quantity by kind of row and side of the split, which
+    has a label.
+    """
+    rows: list[LedgerRow] = []
+    for side, label in labels.items():
+        for kind, goals in GOALS.items():
+            same = [one for one in found if one.kind == kind and one.held_out == side]
+            for quantity in same[0].values if same else ():
+                mape = float(np.mean([abs(one.error_percent(quantity)) for one in same]))
+                must, aim = goals.get(quantity, (None, None)) if side else (None, None)
+                where = f"{gpu} engine {kind}, {label}"
+                rows.append(make_ledger_row(where, quantity, len(same), mape, must=must, aim=aim))
+    return rows

@@ -1,0 +1,1 @@
+"""Ledger rows judged by measurements of others, which lie outside the project."""

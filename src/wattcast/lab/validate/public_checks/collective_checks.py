@@ -1,0 +1,218 @@
+"""Ledger rows of collectives against public tables of NCCL timings, which stay outside the project.
+
+A table is a CSV file in the public form of aiconfigurator: ``op_name``, ``nccl_dtype``,
+``num_gpus``, ``message_size`` in elements, ``latency`` in milliseconds. Run: ``wattcast lab
+validate`` in the repository (WATTCAST_REFERENCE names the measurements)."""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
+from wattcast.core.arrays import Array
+from wattcast.core.errors import bad_value
+from wattcast.core.units import Dtype
+from wattcast.hardware import Gpu, OperatingPoint, load_gpu
+from wattcast.predictor.bundle import forecast_bundle
+from wattcast.predictor.kernel_phases import LaunchCosts
+from wattcast.predictor.link_laws import (
+    CollectiveRows,
+    LinkLaw,
+    collective_s,
+    load_laws,
+    mean_law,
+    nccl_protocol_s,
+)
+from wattcast.predictor.prediction import predict_graph
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
+from wattcast.workload.operator_types import Collective
+
+SET = "collectives, public tables"
+CARDS = {"a100_sxm": "a100-sxm-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "l40s": "l40s"}
+KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+} | {"alltoall": "all_to_all"}
+_ELEMENT_BYTE = {"half": 2, "int8": 1}
+_SMALLEST, _LARGEST = 1024, 2**30
+# what stood here before: 5 us to start, 5 us a message of a ring, bytes over the link's rate
+_RING_START_S = _RING_STEP_S = 5e-6
+
+
+@dataclass(frozen=True)
+class CollectiveTiming:
+    """One measured collective: its buffer as nccl-tests counts it, and seconds a call."""
+
+    kind: str
+    byte: int
+    gpus: int
+    dtype: str
+    latency_s: float
+
+    def crc(self, salt: str = "") -> int:
+        """Return the hash of the shape, the same on every card and in every number format."""
+        return zlib.crc32(f"{salt}{self.kind},{self.gpus},{self.byte}".encode())
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the row judges and never fits: the crc32 of ``kind,gpus,byte`` is odd."""
+        return self.crc() % 2 == 1
+
+    @property
+    def judged(self) -> bool:
+        """Whether the size is one that users' collectives have: 1 KiB to 1 GiB."""
+        return _SMALLEST <= self.byte <= _LARGEST
+
+
+def read_collective_table(path: Path) -> list[CollectiveTiming]:
+    """Return the rows of a table of collectives."""
+    rows = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            kind, dtype = KINDS.get(line["op_name"]), line["nccl_dtype"]
+            if kind is None or dtype not in _ELEMENT_BYTE:
+                raise bad_value(
+                    path.name, f"ops {', '.join(KINDS)} in {', '.join(_ELEMENT_BYTE)}", f"{line}"
+                )
+            byte = int(line["message_size"]) * _ELEMENT_BYTE[dtype]
+            rows.append(
+                CollectiveTiming(
+                    kind, byte, int(line["num_gpus"]), dtype, float(line["latency"]) * 1e-3
+                )
+            )
+    return rows
+
+
+def as_rows(timings: Sequence[CollectiveTiming], multicast: bool) -> CollectiveRows:
+    """Return the shapes of timings as columns; NVLS adds up floating-point numbers alone."""
+    kind = np.array([row.kind for row in timings])
+    return CollectiveRows(
+        np.array([row.byte for row in timings], dtype=np.float64),
+        np.array([row.gpus for row in timings], dtype=np.float64),
+        kind == "all_reduce",
+        kind == "all_to_all",
+        np.array([multicast and row.dtype == "half" for row in timings]),
+    )
+
+
+def collective_rows(reference: Path) -> list[LedgerRow]:
+    """Return errors on held-out rows of each card, with its own law and with a law carried over
+    from other cards.
+    """
+    laws, rows = load_laws(), []
+    for stem, name in CARDS.items():
+        paths = sorted((reference / "aiconfigurator").glob(f"{stem}.nccl-*.csv"))
+        if not paths:
+            continue
+        timings = [row for row in read_collective_table(paths[-1]) if row.held_out and row.judged]
+        gpu = load_gpu(name)
+        own = laws.links.get(gpu.architecture, laws.pcie)
+        others = [
+            law for architecture, law in laws.links.items() if architecture != gpu.architecture
+        ]
+        carried = mean_law(others)
+        if own.nvls_share is None:
+            carried = replace(carried, nvls_share=None, nvls_start_s=None)
+        true_s = np.array([row.latency_s for row in timings])
+        floor = _errors(_ring_s(timings, gpu), true_s)
+        for label, law, goals in (
+            ("held-out shapes", own, (15.0, 8.0)),
+            ("card left out, law of the other cards", carried, (None, None)),
+        ):
+            error = _errors(_law_s(law, timings, gpu), true_s)
+            rows.append(
+                make_ledger_row(
+                    SET,
+                    f"{name}, {label}, median",
+                    len(timings),
+                    float(np.median(error)),
+                    float(np.median(floor)),
+                    None,
+                    *goals,
+                    p90=round(float(np.quantile(error, 0.9)), 1),
+                    p90_floor=round(float(np.quantile(floor, 0.9)), 1),
+                )
+            )
+    return rows
+
+
+def public_rows() -> list[LedgerRow]:
+    """Return errors on figures that people published, none of which was used in fitting:
+    collectives, then AMD.
+    """
+    rows = []
+    with (
+        Path(__file__)
+        .with_name("public_collectives.csv")
+        .open(encoding="utf-8", newline="") as file
+    ):
+        lines = list(csv.DictReader(file))
+    for name in dict.fromkeys(line["set"] for line in lines):
+        some = [line for line in lines if line["set"] == name]
+        ops = [
+            Collective(
+                line["kind"], int(line["byte"]), int(line["gpus"]), software=line["software"]
+            )
+            for line in some
+        ]
+        error = _errors(
+            collective_s(ops, load_gpu(some[0]["gpu"])),
+            np.array([float(o["latency_us"]) for o in some]) * 1e-6,
+        )
+        more: dict[str, Any] = {"p90": round(float(np.quantile(error, 0.9)), 1)}
+        rows.append(
+            make_ledger_row(
+                "collectives, published", name, len(some), float(np.median(error)), **more
+            )
+        )
+    found_s = []
+    for batch in AMD_GENERATION_S:
+        graph = build_graph("llama3-70b", replace(_AMD_OPTIONS, batch=batch))
+        gpu = load_gpu("mi300x")
+        bundle = replace(forecast_bundle(gpu), launch=LaunchCosts(0.0))  # CUDA graphs
+        found_s.append(float(predict_graph(graph, gpu, OperatingPoint(), bundle).latency_s))
+    error = _errors(np.array(found_s), np.array(list(AMD_GENERATION_S.values())))
+    what = "MI300X, Llama 3.1 70B fp8 over 8 GPUs, 128 tokens in, 2048 out, batch 1 to 4: latency"
+    return [*rows, make_ledger_row("AMD, published", what, len(found_s), float(np.mean(error)))]
+
+
+# seconds of a generation by batch: AMD, "Performance results with ROCm software" (amd.com), vLLM
+# 0.8.5, 27 May 2025
+AMD_GENERATION_S = {1: 15.851, 2: 16.995, 4: 17.578}
+_AMD_OPTIONS = ModelOptions(
+    seq=128,
+    tokens=2048,
+    phase=WorkloadPhase.GENERATE,
+    dtype=Dtype.FP8,
+    tp=8,
+    stack=SoftwareStack.ENGINE,
+)
+
+
+def _link_rate(gpu: Gpu) -> Array:
+    both_ways = gpu.links.nvlink_byte_per_s
+    return 0.5 * np.asarray(gpu.need("links.pcie_byte_per_s") if both_ways is None else both_ways)
+
+
+def _law_s(law: LinkLaw, timings: Sequence[CollectiveTiming], gpu: Gpu) -> Array:
+    return np.asarray(nccl_protocol_s(law, as_rows(timings, True), _link_rate(gpu)).min(axis=0))
+
+
+def _ring_s(timings: Sequence[CollectiveTiming], gpu: Gpu) -> Array:
+    """Return the floor: rings that wait as long for every message as nobody does."""
+    rows = as_rows(timings, multicast=False)
+    sent_s = rows.byte / rows.gpus * rows.steps / _link_rate(gpu)
+    return np.asarray(_RING_START_S + rows.steps * _RING_STEP_S + sent_s)
+
+
+def _errors(found_s: Array, true_s: Array) -> Array:
+    return np.asarray(100.0 * np.abs(found_s / true_s - 1.0))

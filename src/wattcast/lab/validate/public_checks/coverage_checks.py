@@ -1,0 +1,633 @@
+"""The ledger of coverage: how many measured rows lie inside their 90 % intervals, and how wide
+these are.
+
+A set is a number of rows of one public file or of our own database. Where its GPU was never
+measured by us, the ends come from the other GPUs alone (``learn_forecast_ends`` without the chip).
+``narrowest`` is the width that the set's own residuals ask for, from their 5th to their 95th
+percentile: no interval of one width holds 90 % with much less. Run: ``wattcast lab validate
+--ablations`` in the repository (WATTCAST_REFERENCE names the measurements)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast import hardware
+from wattcast.calibrate import whole_models
+from wattcast.calibrate.calibration import MeasuredModel
+from wattcast.calibrate.kernel_rows import parse_operators, shape_name
+from wattcast.calibrate.row_prediction import analyse_rows, predict_with_bundle
+from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
+from wattcast.calibrate.table_fit import describe_work, predict_tables_s
+from wattcast.calibrate.table_rows import TableRows, read_tables
+from wattcast.core.arrays import Array, Mask
+from wattcast.core.measured_rows import CHAINS_FILE, database_folder, read_table
+from wattcast.core.strict_files import FitStatus
+from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware.catalogue_reader import list_boards
+from wattcast.lab.fit.engine_fit import load_measured_model
+from wattcast.lab.validate.public_checks.other_gpu_checks import to_calibration_row
+from wattcast.lab.validate.public_checks.published_runs import (
+    PUBLISHED_GPU,
+    clean_runs,
+    read_other_gpus,
+    read_published_runs,
+)
+from wattcast.predictor.api import predict_many
+from wattcast.predictor.bundle import bundle_for, forecast_bundle
+from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
+from wattcast.predictor.bundle.forecast import forecast_residuals
+from wattcast.predictor.bundle.support_widening import (
+    NORMAL_P90,
+    ForecastEnds,
+    LearnedPair,
+    OutsideReason,
+)
+from wattcast.predictor.prediction import Prediction, predict_graph
+from wattcast.predictor.uncertainty import (
+    compute_interval,
+    find_step_kind,
+    find_unmeasured,
+    govern_ends,
+    kernel_log_ends,
+    scale_capped_ends,
+    widen_log_ends,
+)
+from wattcast.serving.host_times import COMPILED, load_engine_records
+from wattcast.workload.graph import Block, Graph
+
+UNCAPPED_W = 1e9  # a power limit that no card reaches
+LEVEL = 0.9
+WANTED = (82.0, 97.0)  # percent of a public set inside
+WIDEST = 1.5  # times the narrowest width
+LEAST_ROWS = 40  # of a public set, to be judged
+TABLE_ROWS = 1_000_000  # of a table, a number format and a band of latency: all
+CHIPS = {
+    "a100-sxm-80gb": "A100",
+    "b200": "B200",
+    "l40s": "L40S",
+    PUBLISHED_GPU: "A100",
+    "a10": "A10",
+}
+HOST_BOUND = (
+    0.05  # share of a step that the host waits for the GPU, below which the host holds the step up
+)
+_LEAST_OF_GROUP = 20  # rows of a kind of kernel on a chip, to learn from
+_OTHER_KINDS = {
+    "other": ForecastEnds((0.7, 1.4), 0, 0, (0.8, 1.25))
+}  # where no whole models are known
+_HALF_OTHER = 0.3  # half-width of logs that is scaled until whole models of other chips are inside
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Rows of one public table: logs of measured over predicted, and what decides their ends;
+    ``(row,)`` each.
+    """
+
+    name: str
+    chip: str
+    group: tuple[str, ...]  # kinds of kernels
+    log_ratio: Mapping[str, Array]  # latency, and power where it was measured
+    inside: Mask  # of what was measured in kind and format
+    half: Mask  # by a hash of the shape
+    make_ends: Callable[[Bundle, Mapping[str, ForecastEnds]], Array]  # (row, 4) logs of ends
+    bundle: Bundle
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """Whole models or layers: predictions and what was measured of each."""
+
+    name: str
+    chip: str
+    predictions: tuple[Prediction, ...]
+    measured: Mapping[str, Array]  # latency, and power where it was measured
+
+    def log_ratio(self, quantity: str) -> Array:
+        """Return logs of measured over predicted."""
+        said = [p.latency_s if quantity == "latency" else p.power_w for p in self.predictions]
+        return np.asarray(np.log(self.measured[quantity] / np.array(said)))
+
+    def ends(
+        self,
+        quantity: str,
+        ends: Mapping[str, ResidualEnds] | None = None,
+        steps: LearnedPair | None = None,
+    ) -> Array:
+        """Return logs of the interval's ends over the prediction, ``(row, 2)``; other ends of
+        families or steps.
+        """
+        found = []
+        for p in self.predictions:
+            interval = (
+                p.interval
+                if ends is None and steps is None
+                else compute_interval(p.basis, ends, steps)
+            )
+            value, middle = (
+                (interval.latency_s, p.latency_s)
+                if quantity == "latency"
+                else (interval.power_w, p.power_w)
+            )
+            found.append(np.log(value / middle))
+        return np.array(found)
+
+
+def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list[LedgerRow]:
+    """Return share inside, mean width and narrowest width of every set that can be found; takes
+    minutes.
+    """
+    rows = []
+    tell(f"coverage: layers and whole models of the {gpu}")
+    unseen = (load_step_set(gpu, held_out=True), load_told_set(gpu))
+    for own in (
+        load_layer_set(gpu),
+        *load_model_sets(gpu),
+        load_step_set(gpu, held_out=False),
+        *unseen,
+    ):
+        for quantity in own.measured:
+            wanted = (85.0, 95.0)
+            ends = _ends_of_left_out_engines(own, quantity) if own in unseen else own.ends(quantity)
+            rows.append(
+                _judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), ends, wanted)
+            )
+    if reference is None:
+        return rows
+    tell("coverage: public sets")
+    for quantity, name, log_ratio, ends in judge_public_sets(reference):
+        rows.append(_judge(f"coverage, {name}", quantity, log_ratio, ends, WANTED))
+    return rows
+
+
+def _judge(
+    where: str, quantity: str, log_ratio: Array, ends: Array, wanted: tuple[float, float]
+) -> LedgerRow:
+    known = np.isfinite(log_ratio)
+    log_ratio, ends = log_ratio[known], ends[known]
+    inside = (log_ratio >= ends[:, 0]) & (log_ratio <= ends[:, 1])
+    low, high = np.quantile(np.exp(log_ratio), [0.05, 0.95])
+    width = float(np.mean(np.exp(ends[:, 1]) - np.exp(ends[:, 0])))
+    share = 100.0 * float(inside.mean())
+    more: dict[str, Any] = {
+        "coverage": round(share, 1),
+        "width": round(100.0 * width, 1),
+        "narrowest": round(100.0 * float(high - low), 1),
+        "wanted": list(wanted),
+        "held": bool(wanted[0] <= share <= wanted[1] and width <= WIDEST * (high - low)),
+    }
+    return make_ledger_row(where, quantity, len(log_ratio), None, **more)
+
+
+def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]]:
+    """Return quantity, name, log-ratios and log-ends of every public set; a forecast's chip is left
+    out.
+    """
+    kernels, models = load_table_sets(reference), load_published_models(reference)
+    chips = {s.chip for s in kernels} | {s.chip for s in models}
+    without = {chip: learn_forecast_ends(kernels, models, chip) for chip in sorted(chips)}
+    for found in kernels:
+        bundle = found.bundle
+        if bundle.status is FitStatus.FORECAST:
+            learned = without[found.chip]
+            bundle = replace(bundle, residuals=forecast_residuals(bundle.residuals, learned))
+            ends = found.make_ends(bundle, {})
+        else:  # of the card itself: what was learned from the other half of the shapes
+            each = [
+                found.make_ends(bundle, learn_engine_ends(kernels, half)) for half in (False, True)
+            ]
+            ends = np.where(found.half[:, np.newaxis], *each)
+        for quantity, log_ratio in found.log_ratio.items():
+            if np.isfinite(log_ratio).sum() >= LEAST_ROWS:
+                yield (
+                    quantity,
+                    found.name,
+                    log_ratio,
+                    ends[:, :2] if quantity == "latency" else ends[:, 2:],
+                )
+    for some in models:
+        residuals = forecast_residuals(
+            some.predictions[0].basis.bundle.residuals, without[some.chip]
+        )
+        for quantity in some.measured:
+            yield quantity, some.name, some.log_ratio(quantity), some.ends(quantity, residuals)
+
+
+@cache
+def load_table_sets(reference: Path) -> tuple[KernelSet, ...]:
+    """Load the tables of kernels: forecasts of three GPUs, and the H200's with its own bundle."""
+    found = []
+    for name in ("a100-sxm-80gb", "b200", "l40s", "h200"):
+        gpu = hardware.load_gpu(name)
+        bundle = bundle_for(gpu) if name == "h200" else forecast_bundle(gpu)
+        table = read_tables([reference / "aiconfigurator"], gpu, TABLE_ROWS)
+        # fp8 products by block are launched one by one: the host's time, not the kernel's
+        judged = table.rows.fit & np.array(
+            [op.kind != "engine_block_mm" or op.dtype != "fp8" for op in table.rows.ops]
+        )
+        table = table.select_rows(judged)
+        names = [
+            f"{name} {engine} {_table_of(describe_work(op))}{'' if kind == 'burst' else ', sustained'}"
+            for engine, op, kind in zip(table.engine, table.rows.ops, table.rows.kind, strict=True)
+        ]
+        for label in dict.fromkeys(names):
+            some = np.array([other == label for other in names])
+            if label.endswith("sustained"):
+                some &= np.isfinite(table.rows.column("power_w"))
+            if some.sum() >= LEAST_ROWS:
+                found.append(_kernel_set(label, table.select_rows(some), gpu, bundle))
+    return tuple(found)
+
+
+def _table_of(work: str) -> str:
+    """Name the public table of what a row timed."""
+    if work.startswith("attention"):
+        return "context attention" if "prefill" in work else "generation attention"
+    return "products" if work.startswith("products") else "experts"
+
+
+def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> KernelSet:
+    timeline = analyse_rows(bundle, table.rows, gpu)
+    reasons = find_unmeasured(timeline, bundle)
+    ratio = {
+        "latency": np.log(table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle))
+    }
+    predicted = predict_with_bundle(bundle, table.rows, gpu) if name.endswith("sustained") else None
+    if predicted is not None:
+        ratio["power"] = np.log(table.rows.column("power_w") / predicted[:, 1])
+
+    def make_ends(with_ends: Bundle, engines: Mapping[str, ForecastEnds]) -> Array:
+        spread = NORMAL_P90 * np.array([with_ends.cards.latency, with_ends.cards.power])
+        ends = kernel_log_ends(timeline, with_ends, reasons, engines)
+        time, power = (
+            widen_log_ends(ends[:, at : at + 2], by) for at, by in zip((0, 2), spread, strict=True)
+        )
+        if predicted is not None:
+            limit_w = float(np.mean(gpu.power.limit_w))
+            time = time * scale_capped_ends(with_ends, predicted[:, 3:], limit_w)
+            power = np.log(
+                govern_ends(predicted[:, 1:2], predicted[:, 3:], np.exp(power), limit_w)
+                / predicted[:, 1:2]
+            )
+        return np.hstack([time, power])
+
+    strange = (OutsideReason.KIND, OutsideReason.DTYPE)
+    plain = np.array(
+        [i not in reasons or reasons[i].reason not in strange for i in range(len(timeline.calls))]
+    )
+    group = timeline.kernels.work.kernel_family
+    half = np.array([zlib.crc32(shape_name(op).encode()) % 2 == 0 for op in table.rows.ops])
+    return KernelSet(
+        name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, half, make_ends, bundle
+    )
+
+
+@cache
+def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
+    """Load the published whole models on A100 and A10, forecast at the clock that really ran."""
+    runs = {
+        (PUBLISHED_GPU, "A100 whole models, 900 MHz"): clean_runs(
+            read_published_runs(reference, "900")
+        ),
+        (PUBLISHED_GPU, "A100 whole models, other clocks"): clean_runs(
+            read_published_runs(reference, "clocks")
+        ),
+        **{
+            (name, f"{name} whole models"): some
+            for name, some in read_other_gpus(reference).items()
+        },
+    }
+    found = []
+    for (name, label), some in runs.items():
+        gpu = hardware.load_gpu(name)
+        rows = [to_calibration_row(r, gpu) for r in some]
+        found.append(_model_set(label, CHIPS.get(name, name), rows, gpu, forecast_bundle(gpu)))
+    return tuple(found)
+
+
+def _model_set(
+    name: str, chip: str, rows: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle
+) -> ModelSet:
+    predictions = tuple(
+        predict_graph(m.graph, gpu, OperatingPoint(m.clock_hz, UNCAPPED_W, m.temperature_c), bundle)
+        for m in rows
+    )
+    columns = {
+        q: np.array([getattr(m, n) for m in rows], float)
+        for q, n in (("latency", "latency_s"), ("power", "power_w"))
+    }
+    return ModelSet(name, chip, predictions, columns)
+
+
+def load_model_sets(gpu: str) -> list[ModelSet]:
+    """Load our own whole models: captured in CUDA graphs, and launched by the host."""
+    chip = hardware.load_gpu(gpu)
+    bundle = bundle_for(chip)
+    found = []
+    for label, captured in (
+        ("whole models, GPU-bound", True),
+        ("whole models, launched by the host", False),
+    ):
+        cases = [case for case in whole_models.load_models(gpu) if case.row.graph == captured]
+        here = (
+            replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+            if captured
+            else bundle
+        )
+        predictions = tuple(
+            predict_graph(case.graph, chip, OperatingPoint(), here) for case in cases
+        )
+        latency = whole_models.measured_column(cases, lambda r: r.latency_s)
+        power = whole_models.measured_column(cases, lambda r: r.power_w)
+        found.append(
+            ModelSet(f"{gpu} {label}", "", predictions, {"latency": latency, "power": power})
+        )
+    return found
+
+
+def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
+    """Load decode and prefill steps of the engine that was measured, of models that its laws were
+    fitted to or not.
+
+    Steps that the host holds up are left out: it never waits for the GPU in them. So are prompts
+    longer than a step. With a ``board``, only steps of cards on which it was read are loaded, and
+    predicted for it."""
+    records = load_engine_records(gpu)
+    engines = {row["model"]: row for row in records.select_kind("engine")}
+    told_apart = {row["model"] for row in records.rows if row.get("normal_weights")}
+    asked, rows = [], []
+    for row in records.select_kind("decode", "prefill"):
+        engine, prompts, tokens = (
+            engines[row["model"]],
+            int(row["prompts"] or 0),
+            int(row["prompt_tokens"] or 0),
+        )
+        too_long = prompts * tokens > int(engine["max_batched_tokens"])
+        host_bound = row["wait_s"] < HOST_BOUND * row["latency_s"] or COMPILED in (
+            row["flags"] or ""
+        )
+        dummy = row["model"] in told_apart and not row["normal_weights"]
+        elsewhere = board and row["card_board"] != hardware.load_gpu(board).board
+        if bool(row["held_out"]) != held_out or too_long or host_bound or dummy or elsewhere:
+            continue
+        sizes = (prompts, tokens) if prompts else (int(row["batch"]), round(row["context_mean"]))
+        narrow = {name: "fp8" for name in ("quantization", "kv_dtype") if engine[name] == "fp8"}
+        options = {
+            "stack": "engine",
+            "phase": row["kind"],
+            "batch": sizes[0],
+            "seq": sizes[1],
+            **narrow,
+        }
+        asked.append((load_measured_model(row["model"]), options))
+        rows.append(row)
+    measured = {
+        q: np.array([row[n] for row in rows])
+        for q, n in (("latency", "latency_s"), ("power", "power_w"))
+    }
+    side = "held-out" if held_out else "fitting"
+    predictions = tuple(predict_many(asked, board or gpu, force=True))
+    return ModelSet(f"{gpu} engine steps, {side} models", "", predictions, measured)
+
+
+def load_told_set(gpu: str) -> ModelSet:
+    """Load the power of held-out models' steps on cards whose board was read, each predicted for
+    its board.
+    """
+    told = [load_step_set(gpu, held_out=True, board=board) for board in list_boards(gpu)]
+    predictions = tuple(p for some in told for p in some.predictions)
+    power_w = np.concatenate([some.measured["power"] for some in told])
+    return ModelSet(f"{told[0].name}, board told", "", predictions, {"power": power_w})
+
+
+def list_step_kinds(some: ModelSet) -> list[str]:
+    """List the kinds of steps in a set."""
+    return sorted({find_step_kind(p.basis) for p in some.predictions})
+
+
+def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPair:
+    """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps
+    of one engine.
+
+    ``kind`` is theirs by ``find_step_kind``. Of n steps (n + 1)·0.9 must be inside for that: split
+    conformal prediction [Lei2018], since steps are few.
+    """
+    kept = np.array(
+        [_engine_of(p) != without and find_step_kind(p.basis) == kind for p in some.predictions]
+    )
+    found, count = {"latency": 0.0, "power": 0.0}, int(kept.sum())
+    for quantity in some.measured:
+        ratio = some.log_ratio(quantity)
+        least, most = 0.0, 0.5
+        while most - least > 1e-3:
+            half = 0.5 * (least + most)
+            low, high = some.ends(quantity, steps=LearnedPair(half, half, count, "")).T
+            enough = np.sum(((low <= ratio) & (ratio <= high))[kept]) >= LEVEL * (count + 1)
+            least, most = (least, half) if enough else (half, most)
+        found[quantity] = round(most, 4)
+    engines = len(
+        {_engine_of(p) for p, is_kept in zip(some.predictions, kept, strict=True) if is_kept}
+    )
+    return LearnedPair(
+        **found, rows=count, source=f"steps of {engines} engines that no law was fitted to"
+    )
+
+
+def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:
+    """Return log-ends of the steps of each engine, learned from those of the other engines."""
+    engines = np.array([_engine_of(p) for p in some.predictions])
+    kinds = {_engine_of(p): find_step_kind(p.basis) for p in some.predictions}
+    found = np.empty((len(engines), 2))
+    for name, kind in kinds.items():
+        found[engines == name] = some.ends(quantity, steps=learn_step_spread(some, kind, name))[
+            engines == name
+        ]
+    return found
+
+
+def _engine_of(p: Prediction) -> str:
+    return p.name.split()[0]
+
+
+def load_layer_set(gpu: str) -> ModelSet:
+    """Load our own layers of operators that hand on results: bursts at the top clock, no power."""
+    chip = hardware.load_gpu(gpu)
+    bundle = bundle_for(chip)
+    bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    at = OperatingPoint(float(np.mean(chip.clocks.max_hz)), UNCAPPED_W)
+    chains = read_table(database_folder(gpu) / CHAINS_FILE)
+    whole = [
+        r
+        for r in chains
+        if r.get("handed_on") and r.get("latency_s") and not (r.get("error") or r.get("flags"))
+    ]
+    predictions = []
+    for row in whole:
+        ops = parse_operators([json.loads(text) for text in row["operators"]])
+        # a layer follows another like it
+        predictions.append(
+            predict_graph(Graph(str(row["name"]), (Block(tuple(ops), 2),)), chip, at, bundle)
+        )
+    latency = 2.0 * np.array([float(row["latency_s"]) for row in whole])
+    return ModelSet(f"{gpu} layers", "", tuple(predictions), {"latency": latency})
+
+
+def learn_forecast_ends(
+    kernels: Sequence[KernelSet], models: Sequence[ModelSet], without: str = ""
+) -> dict[str, ForecastEnds]:
+    """Learn the ends of a forecast from measured over forecast on other GPUs, ``without`` one chip.
+
+    A chip errs as a whole, and nobody knows in which direction the next one will: ends are as far
+    below the forecast as above it, in logs. A kind of kernel takes what holds 90 % of its rows,
+    averaged over n chips and stretched by 1 + k/n, since these are few (``learn_stretch``). Other
+    kinds share one pair of ends, as wide as it takes to hold 90 % of the published whole models,
+    given those of the first; so does power. These need no stretch: whole models of a chip left out
+    are 91 % inside on average without."""
+    stretch = learn_stretch(kernels, without)
+    found = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
+    judged = [m for m in models if m.chip != without]
+    if not judged:
+        return found | _OTHER_KINDS
+    weight = np.concatenate([np.full(len(m.predictions), 1.0 / len(m.predictions)) for m in judged])
+    ratios = {q: np.concatenate([m.log_ratio(q) for m in judged]) for q in ("latency", "power")}
+    rows, gpus = len(weight), len({m.chip for m in judged})
+
+    def share_inside(quantity: str, ends: ForecastEnds) -> float:
+        parts = [
+            m.ends(
+                quantity,
+                forecast_residuals(
+                    m.predictions[0].basis.bundle.residuals, found | {"other": ends}
+                ),
+            )
+            for m in judged
+        ]
+        at, ratio = np.concatenate(parts), ratios[quantity]
+        return float(weight @ ((ratio >= at[:, 0]) & (ratio <= at[:, 1])) / weight.sum())
+
+    def make(latency: float, power: float) -> ForecastEnds:
+        return ForecastEnds(_pair(latency * _HALF_OTHER), rows, gpus, _pair(power * _HALF_OTHER))
+
+    latency = _least_scale(lambda scale: share_inside("latency", make(scale, 1.0)))
+    power = _least_scale(lambda scale: share_inside("power", make(latency, scale)))
+    return found | {"other": make(latency, power)}
+
+
+def learn_stretch(kernels: Sequence[KernelSet], without: str = "") -> float:
+    """Learn the least k at which sets of a chip left out are 90 % inside on average.
+
+    Ends of a kind of which n other chips have rows are stretched by 1 + k/n: a mean over more chips
+    says more about the next one. ``without``: a chip whose sets are judged by the factor, and have
+    no part in learning it."""
+    judged = [k for k in kernels if k.chip not in ("", without)]
+    if len({k.chip for k in judged}) < 2:
+        return 0.0
+
+    def mean_inside(stretch: float) -> float:
+        shares = []
+        for chip in sorted({k.chip for k in judged}):
+            ends = _group_ends([k for k in judged if k.chip != chip], stretch) | _OTHER_KINDS
+            for some in (k for k in judged if k.chip == chip):
+                residuals = forecast_residuals(some.bundle.residuals, ends)
+                low, high = some.make_ends(replace(some.bundle, residuals=residuals), {})[:, :2].T
+                shares.append(
+                    np.mean(
+                        (low <= some.log_ratio["latency"]) & (some.log_ratio["latency"] <= high)
+                    )
+                )
+        return float(np.mean(shares))
+
+    return round(_least_scale(mean_inside, 0.01, 4.0), 2)
+
+
+def learn_engine_ends(
+    kernels: Sequence[KernelSet], half: bool | None = None
+) -> dict[str, ForecastEnds]:
+    """Learn the ends of an engine's kernels on a card that was measured from public tables of other
+    versions.
+
+    ``half`` takes the shapes whose hash says so; None takes all.
+    """
+    own = [
+        k
+        for k in kernels
+        if k.bundle.status is FitStatus.MEASURED and not k.name.endswith("sustained")
+    ]
+    columns = [
+        (group, float(ratio))
+        for k in own
+        for group, ratio, at in zip(k.group, k.log_ratio["latency"], k.half, strict=True)
+        if ".engine." in group and (half is None or at == half)
+    ]
+    found = {}
+    for name in sorted({group for group, _ in columns}):
+        ratio = np.array([value for group, value in columns if group == name])
+        if ratio.size >= _LEAST_OF_GROUP:
+            low, high = np.quantile(ratio, [0.05, 0.95])
+            pair = round(float(np.exp(min(low, 0.0))), 3), round(float(np.exp(max(high, 0.0))), 3)
+            found[name] = ForecastEnds(pair, int(ratio.size), 1)
+    return found
+
+
+def _least_scale(share: Callable[[float], float], low: float = 0.1, high: float = 6.0) -> float:
+    """Find the least scale between two at which 90 % lie inside."""
+    for _ in range(12):
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if share(middle) >= LEVEL else (middle, high)
+    return high
+
+
+def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, ForecastEnds]:
+    """Return the ends of products, and of each kind of an engine's kernels, from rows of chips that
+    count alike.
+
+    All products of engines have ends together, and so has their attention: for kinds that no chip
+    has rows of. A kind that only one of several chips has takes the mean of its own and of these.
+    """
+    columns: list[tuple[str, str, float]] = []
+    for found in kernels:
+        known = zip(found.group, found.log_ratio["latency"], found.inside, strict=True)
+        columns += [
+            (group, found.chip, float(ratio))
+            for group, ratio, inside in known
+            if inside or ".engine." in group
+        ]
+    groups, chips, ratio = (np.array(column) for column in zip(*columns, strict=True))
+    kinds, half = set(groups.tolist()), {}
+    for name in {name for group in kinds for name in _names_of(group)}:
+        meant = {name} if name in kinds else {group for group in kinds if name in _names_of(group)}
+        at = np.isin(groups, list(meant))
+        each = [np.abs(ratio[at & (chips == chip)]) for chip in sorted(set(chips.tolist()))]
+        each = [some for some in each if some.size >= _LEAST_OF_GROUP]
+        if each:
+            mean = float(np.mean([np.quantile(some, LEVEL) for some in each]))
+            half[name] = mean, sum(some.size for some in each), len(each)
+    found_ends = {}
+    for name in sorted(half):
+        of_kind, rows, gpus = half[name]
+        of_all, _, most = half.get(".".join(name.split(".")[:2]), half[name])
+        shrunk = 0.5 * (of_kind + of_all) if gpus < 2 <= most else of_kind
+        found_ends[name] = ForecastEnds(_pair((1.0 + stretch / gpus) * shrunk), rows, gpus)
+    return found_ends
+
+
+@cache
+def _names_of(group: str) -> tuple[str, ...]:
+    """Return the names under which ``find_ends_name`` looks for a kind of kernel."""
+    parts = group.split(".")
+    if "engine" not in parts:
+        return (parts[0],)
+    return tuple(".".join(parts[:count]) for count in range(len(parts), 1, -1))
+
+
+def _pair(half: float) -> tuple[float, float]:
+    """Return low and high end of a half-width in logs."""
+    return round(float(np.exp(-half)), 3), round(float(np.exp(half)), 3)

@@ -1,0 +1,377 @@
+"""Learn how much wider intervals are away from what was measured; write
+``predictor/bundle/distances.yaml``.
+
+    python -m wattcast.lab.validate.public_checks.learn_distances            # print what is learned
+    python -m wattcast.lab.validate.public_checks.learn_distances --write    # and write it into the package
+
+It needs the public reference data (``WATTCAST_REFERENCE``, or ``../shared/reference``). Every
+number is learned from rows that have the distance: whole GPUs left out for forecasts, the lower
+clocks of an A100 and of a GTX Titan X, four cards under power limits, hosts of three machines,
+layers of operators that were also measured one at a time. ``docs/method/confidence.md`` tells how,
+and ``wattcast lab validate`` judges the result."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+from scipy.optimize import nnls
+
+import wattcast.predictor.bundle.support_widening as distances
+from wattcast.core.arrays import Array
+from wattcast.core.measured_rows import read_table
+from wattcast.core.strict_files import reference_folder
+from wattcast.hardware import load_gpu
+from wattcast.lab.fit.database_fit import HELD_OUT_FILE
+from wattcast.lab.fit.held_out import weighted_quantile
+from wattcast.lab.validate.public_checks import coverage_checks as coverage
+from wattcast.lab.validate.public_checks.published_checks import predict_epochs, read_epochs
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.prediction import Prediction
+from wattcast.predictor.timeline import compute_latency_s
+from wattcast.predictor.uncertainty import (
+    combine_log_ends,
+    kernel_log_ends,
+    kernel_shares,
+    widen_log_ends,
+)
+from wattcast.serving.host_times import load_host_times
+
+MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
+TITANX_FILE = Path("titanx") / "micro_time_power_by_clock.csv"
+TITANX_UPPER = (
+    0.75  # of its top clock: the plane reaches down to half of that, and rows far below are wanted
+)
+STEP = 0.05  # of a correlation
+CAPPED = 0.97  # of the limit, above which it is what holds a kernel
+FAR_OCTAVES = 0.5  # nearer rows say more about noise than about distance
+
+
+def learn_together(
+    sets: Iterable[coverage.ModelSet], quantity: str, capped: float = 1.0
+) -> tuple[float, int]:
+    """Learn the correlation of kernels' errors at which most nearly 90 % of workloads lie inside.
+
+    ``capped`` is the factor on ends under the power limit.
+    """
+    found = []
+    for some in sets:
+        for p, ratio in zip(some.predictions, some.log_ratio(quantity), strict=True):
+            if quantity == "power" and p.capped:
+                continue  # the governor holds it, whatever errs
+            basis = p.basis
+            ends = kernel_log_ends(basis.timeline, basis.bundle, basis.reasons) * (
+                capped if p.capped else 1.0
+            )
+            cards = distances.NORMAL_P90 * getattr(basis.bundle.cards, quantity)
+            share = kernel_shares(basis)[0 if quantity == "latency" else 1]
+            found.append(
+                (ratio, share, ends[:, :2] if quantity == "latency" else ends[:, 2:], cards)
+            )
+    ratio, misses = np.array([r for r, *_ in found]), {}
+    for together in np.arange(0.0, 1.0 + STEP, STEP):
+        ends = np.array(
+            [widen_log_ends(combine_log_ends(s, e, float(together)), c) for _, s, e, c in found]
+        )
+        inside = np.mean((ends[:, 0] <= ratio) & (ratio <= ends[:, 1]))
+        misses[round(float(together), 2)] = abs(float(inside) - coverage.LEVEL)
+    return min(misses, key=misses.__getitem__), len(found)
+
+
+def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
+    """Return the factor on the host's cost at which a row would be met; None where the host does
+    not hold it up.
+    """
+    line, kernel_s = p.basis.timeline, p.basis.detail.kernel_s
+
+    def latency(factor: float) -> float:
+        return float(compute_latency_s(replace(line, host_s=factor * line.host_s), kernel_s))
+
+    low, high = 0.05, 20.0
+    if latency(0.5) > 0.9 * latency(1.0) or not latency(low) < latency_s < latency(high):
+        return None
+    for _ in range(40):
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if latency(middle) < latency_s else (low, middle)
+    return high
+
+
+def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
+    """Learn how far the host's cost of an operator is from the default; every machine counts alike."""
+    factor: list[Any] = []
+    machine: list[Any] = []
+    for some in sets:
+        asked = [
+            ask_host_factor(p, s)
+            for p, s in zip(some.predictions, some.measured["latency"], strict=True)
+        ]
+        factor += [value for value in asked if value is not None]
+        machine += [some.chip] * (len(factor) - len(machine))
+    weight = np.array([1.0 / machine.count(name) for name in machine])
+    low, high = (weighted_quantile(np.array(factor), weight, level) for level in (0.05, 0.95))
+    source = f"cost that {len(factor)} runs held up by the host ask for, over the default; {len(set(machine))} machines"
+    return distances.HostSpread(
+        round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source
+    )
+
+
+def learn_steps(gpu: str) -> dict[str, distances.LearnedPair]:
+    """Learn half-widths of an engine's steps by their kind; a board that is told changes those of
+    power alone.
+    """
+    unseen, told = coverage.load_step_set(gpu, held_out=True), coverage.load_told_set(gpu)
+    found = {
+        kind: coverage.learn_step_spread(unseen, kind) for kind in coverage.list_step_kinds(unseen)
+    }
+    for kind in coverage.list_step_kinds(told):
+        latency = found[kind.partition(",")[0]].latency
+        found[kind] = msgspec.structs.replace(
+            coverage.learn_step_spread(told, kind), latency=latency
+        )
+    return found
+
+
+def learn_capped(gpu: str) -> distances.LearnedPair:
+    """Learn how far ends of bursts must be scaled to hold 90 % of kernels under the power limit.
+
+    Each row was predicted by a fit that never saw its shape (``out_of_fold.parquet``).
+    """
+    bundle, limit_w = bundle_for(load_gpu(gpu)), float(np.mean(load_gpu(gpu).power.limit_w))
+    rows = read_table(Path(distances.__file__).with_name(gpu) / HELD_OUT_FILE)
+    capped = [
+        row for row in rows if row["kind"] == "sustained" and row["power_w"] > CAPPED * limit_w
+    ]
+    ratio = np.log([row["latency_s"] / row["predicted_latency_s"] for row in capped])
+    ends = np.log([bundle.residuals[row["family"]].latency for row in capped])
+    scale = bundle.widening.scale(np.array([(row["near"], row["near_power"]) for row in capped]).T)
+    assert scale is not None
+    needed = np.abs(ratio) / (np.where(ratio > 0.0, ends[:, 1], -ends[:, 0]) * scale[0])
+    source = f"{len(capped)} kernels that drew over {CAPPED:g} of the limit, left out of the fit"
+    return distances.LearnedPair(
+        round(float(np.nanquantile(needed, coverage.LEVEL)), 2), 1.0, len(capped), source
+    )
+
+
+def engine_host() -> distances.EngineHost:
+    """Sum up the host times of the engine that was measured, as ``serving`` has them."""
+    times = load_host_times()
+    per_sequence_s = (
+        times.schedule_per_sequence_s
+        + times.launch_graph_per_sequence_s
+        + times.output_per_sequence_s
+    )
+    return distances.EngineHost(
+        step_s=round(times.schedule_s + times.launch_graph_s + times.output_s, 6),
+        sequence_s=round(per_sequence_s, 8),
+        layer_s=round(times.launch_same_layer_s, 6),
+        loose_layer_s=round(times.launch_loose_layer_s, 6),
+        graph_tokens=max(times.capture_sizes),
+        source=f"{times.engine}: sums of serving/engine_host.yaml",
+    )
+
+
+def least_slope(distance: Array, off: Array, noise: float) -> float:
+    """Return the least c for which 90 % of |off| are within sqrt(noise² + (c·distance)²), from half
+    an octave on.
+    """
+    far = distance >= FAR_OCTAVES
+    needed = np.sqrt(np.maximum(np.square(off[far]) - noise**2, 0.0)) / distance[far]
+    return float(np.quantile(needed, coverage.LEVEL))
+
+
+def clock_errors(sets: Iterable[coverage.ModelSet]) -> dict[str, tuple[Array, Array, float]]:
+    """Return octaves below the measured clocks, change of the error from them, and its noise, by
+    quantity.
+
+    The error of a run at a low clock is compared with the mean error of the same model, batch and
+    length at clocks that count as measured: what is left is what the clock did."""
+    found = {}
+    for quantity in ("latency", "power"):
+        groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for some in sets:
+            for p, ratio in zip(some.predictions, some.log_ratio(quantity), strict=True):
+                share = float(np.max(p.clock_hz)) / float(np.max(p.basis.gpu.clocks.max_hz))
+                groups[p.name].append((share, float(ratio)))
+        octaves, off, noise = [], [], []
+        for rows in groups.values():
+            known = [ratio for share, ratio in rows if share >= MEASURED_CLOCKS]
+            if len(known) < 2:
+                continue
+            edge = min(share for share, _ in rows if share >= MEASURED_CLOCKS)
+            noise += [ratio - float(np.mean(known)) for ratio in known]
+            below = [(share, ratio) for share, ratio in rows if share < MEASURED_CLOCKS]
+            octaves += [float(np.log2(edge / share)) for share, _ in below]
+            off += [ratio - float(np.mean(known)) for _, ratio in below]
+        found[quantity] = (
+            np.array(octaves),
+            np.array(off),
+            float(np.quantile(np.abs(noise), coverage.LEVEL)),
+        )
+    return found
+
+
+def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
+    """Return the same for microbenchmarks of a Titan X, by the laws of the predictor fitted to its
+    higher clocks.
+
+    t = a/f + b and P = p0 + p1·f + p3·f³ (idle, switching at a constant voltage, and at one that
+    rises with f), each fitted at one memory clock to the upper part of the core clocks, by relative
+    error, non-negative."""
+    blocks: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    name = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        cells = line.strip().split(",")
+        if len(cells) < 5:
+            name = cells[0] or name
+            continue
+        memory, core, time_ms, watts = cells[:4]
+        blocks[name, memory].append((float(core), float(time_ms), float(watts)))
+    found: dict[str, tuple[list[float], list[float], list[float]]] = {
+        "latency": ([], [], []),
+        "power": ([], [], []),
+    }
+    for rows in blocks.values():
+        core, time_ms, watts = np.array(rows).T
+        share = core / core.max()
+        upper = share >= TITANX_UPPER
+        if upper.sum() < 4 or upper.all():
+            continue
+        laws = {
+            "latency": (np.column_stack([1.0 / share, np.ones_like(share)]), time_ms),
+            "power": (np.column_stack([np.ones_like(share), share, share**3]), watts),
+        }
+        for quantity, (terms, measured) in laws.items():
+            fitted, _ = nnls(terms[upper] / measured[upper, np.newaxis], np.ones(int(upper.sum())))
+            ratio = np.log(measured / (terms @ fitted))
+            octaves = np.log2(share[upper].min() / share[~upper])
+            for into, values in zip(
+                found[quantity], (octaves, ratio[~upper], ratio[upper]), strict=True
+            ):
+                into.extend(values.tolist())
+    return {
+        quantity: (np.array(d), np.array(off), float(np.quantile(np.abs(noise), coverage.LEVEL)))
+        for quantity, (d, off, noise) in found.items()
+    }
+
+
+def learn_clock(reference: Path, sets: Iterable[coverage.ModelSet]) -> dict[str, Any]:
+    """Learn what an octave below the measured clocks adds: the larger of A100 and Titan X."""
+    sources = {"A100": clock_errors(sets), "Titan X": titanx_errors(reference / TITANX_FILE)}
+    slopes = {
+        q: {name: least_slope(*errors[q]) for name, errors in sources.items()}
+        for q in ("latency", "power")
+    }
+    rows = sum(len(errors["latency"][0]) for errors in sources.values())
+    told = ", ".join(
+        f"{name} {slopes['latency'][name]:.2f} / {slopes['power'][name]:.2f}" for name in sources
+    )
+    return {
+        "latency": round(max(slopes["latency"].values()), 3),
+        "power": round(max(slopes["power"].values()), 3),
+        "rows": rows,
+        "source": f"runs below the clocks that were fitted or compared, latency / power an octave: {told}",
+    }
+
+
+def learn_limit(reference: Path) -> dict[str, Any]:
+    """Learn what an octave below the highest limit adds, from training epochs of four cards."""
+    found = predict_epochs(read_epochs(reference))
+    octaves = np.array([np.log2(p.highest.limit_w / p.epoch.limit_w) for p in found])
+    off = {
+        "latency": np.log([p.relative_time / p.predicted_time for p in found]),
+        "power": np.log([p.epoch.power_w / p.predicted_w for p in found]),
+    }
+    return {
+        **{
+            quantity: round(least_slope(octaves, values, 0.0), 3)
+            for quantity, values in off.items()
+        },
+        "rows": len(found),
+        "source": "Zeus, training epochs on V100, A40, RTX 6000 and P100 predicted from the highest limit",
+    }
+
+
+def main(say: Callable[[str], None] = print) -> None:
+    """Learn, print, and write when asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write predictor/bundle/distances.yaml"
+    )
+    write = parser.parse_args().write
+    reference = reference_folder(os.environ)
+    if reference is None:
+        raise SystemExit("no reference data: set WATTCAST_REFERENCE to their folder.")
+    text = learn(reference)
+    if write:  # ends of forecasts hold what the host adds, so learn once more with what was learned
+        write_distances(text)
+        text = learn(reference)
+        write_distances(text)
+    say(text)
+
+
+def write_distances(text: str) -> None:
+    """Write the file of the package and forget what was read from the old one."""
+    Path(distances.__file__).with_name("distances.yaml").write_text(text, encoding="utf-8")
+    for kept in (distances.learned_distances, coverage.load_published_models):
+        kept.cache_clear()
+
+
+def learn(reference: Path) -> str:
+    """Learn all distances and return them as YAML."""
+    known = distances.learned_distances()
+    layers, (captured, launched) = coverage.load_layer_set("h200"), coverage.load_model_sets("h200")
+    kernels, models = coverage.load_table_sets(reference), coverage.load_published_models(reference)
+    capped = learn_capped("h200")
+    time, rows = learn_together([layers, captured], "latency", capped.latency)
+    power, more = learn_together([captured], "power")
+    conditions = {name: msgspec.to_builtins(c) for name, c in known.conditions.items()}
+    by_clock = [m for m in models if m.chip == "A100"]
+    conditions["clock"] |= learn_clock(reference, by_clock)
+    conditions["power limit"] |= learn_limit(reference)
+    learned = msgspec.structs.replace(
+        known,
+        together=distances.LearnedPair(
+            time,
+            power,
+            rows + more,
+            f"latency of {rows} layers and whole models, power of {more} whole models, on the H200",
+        ),
+        steps=learn_steps("h200"),
+        capped=capped,
+        host=learn_host([*models, launched]),
+        engine_host=engine_host(),
+        conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
+        forecast=coverage.learn_forecast_ends(kernels, models),
+        engines=coverage.learn_engine_ends(kernels),
+        forecast_source="kernel tables of A100, B200 and L40S, whole models of A100 and A10, against their forecasts",
+    )
+    path = Path(distances.__file__).with_name("distances.yaml")
+    head = "".join(
+        line
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.startswith("#")
+    )
+    plain = {name: _without_nulls(value) for name, value in msgspec.to_builtins(learned).items()}
+    return head + yaml.safe_dump(
+        plain, sort_keys=False, allow_unicode=True, width=200, default_flow_style=None
+    )
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""List the sets of ledger rows that judge Wattcast by measurements of others, which lie outside the
+project.
+
+Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
+``--ablations`` also makes the sets that take minutes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wattcast.calibrate.scoring import LedgerRow, Tell
+from wattcast.lab.validate.public_checks.collective_checks import collective_rows, public_rows
+from wattcast.lab.validate.public_checks.coverage_checks import coverage_rows
+from wattcast.lab.validate.public_checks.dumped_energies import make_dumped_rows
+from wattcast.lab.validate.public_checks.engine_tables import table_rows
+from wattcast.lab.validate.public_checks.other_gpu_checks import (
+    calibrated_table_rows,
+    kernel_table_rows,
+    other_gpu_rows,
+)
+from wattcast.lab.validate.public_checks.published_checks import (
+    TITANX,
+    V100,
+    component_rows,
+    power_limit_rows,
+    titanx_rows,
+    v100_rows,
+)
+from wattcast.lab.validate.public_checks.training_checks import training_rows
+
+# section of the kept results -> set and quantity of its row while it was not made, and what makes
+# it
+LONG_SETS = {
+    "titanx": (TITANX, "power, leave one benchmark out, V inferred", titanx_rows),
+    "v100": (V100, "power, leave one kernel out", v100_rows),
+    "training": ("published training", "tokens/s", training_rows),
+    "tables": (
+        "h200 kernel tables, held out, calibrated on the other rows",
+        "latency",
+        calibrated_table_rows,
+    ),
+    "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),
+}
+
+
+def make_quick_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
+    """Return the rows of every set that takes seconds and whose measurements are here."""
+    rows = component_rows(reference, tell)
+    for folder, makers in (
+        ("accelwattch", (make_dumped_rows,)),
+        ("energaizer", (other_gpu_rows,)),
+        ("aiconfigurator", (kernel_table_rows, collective_rows, table_rows)),
+        ("zeus", (power_limit_rows,)),
+    ):
+        if reference is not None and (reference / folder).is_dir():
+            rows += [row for make in makers for row in make(reference)]
+    return rows + public_rows()

@@ -1,0 +1,369 @@
+"""Compare training jobs with published throughput: tokens per second and GPU of configurations
+others have run.
+
+Overlaps of ``training.step_time`` were chosen with the rows of ``CHOSEN_WITH`` in view. The other
+families were judged once unseen; what they showed missing was then added. Rows are left out, with a
+reason, where the model, the GPU or the layout is unknown. Run: ``wattcast lab validate
+--ablations`` in the repository (WATTCAST_REFERENCE names the measurements)."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.core.errors import WattcastError
+from wattcast.core.strict_files import decode_yaml
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.training.step_time import OVERLAP
+from wattcast.training.train_job import TrainingResult, train
+from wattcast.training.training_strategy import TrainingRecipe
+from wattcast.workload.model_catalogue import ModelSpec, load_model, make_model
+
+CHOSEN_WITH = (
+    "llmfoundry",
+    "internevo",
+    "torchtitan",
+)  # families of rows that decided the stated overlaps
+GPUS = {
+    "A100-SXM-80GB": "a100-sxm-80gb",
+    "A100-SXM-40GB": "a100-sxm-80gb",
+    "H100-SXM-80GB": "h100-sxm",
+    "H100-SXM-96GB-HBM2e-500W": "h100-sxm",
+    "H200-SXM-141GB": "h200",
+    "B200-SXM": "b200",
+    "B300-SXM": "b300",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "L40S": "l40s",
+    "RTX-4090": "rtx-4090",
+    "RTX-A6000": "rtx-a6000",
+}
+
+
+@dataclass(frozen=True)
+class TrainingComparison:
+    """A published row beside its prediction, in tokens per second and GPU."""
+
+    id: str
+    family: str
+    gpus: int
+    measured: float
+    predicted: float
+    result: TrainingResult
+
+    @property
+    def error(self) -> float:
+        """Prediction over measurement, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+def read_training_rows(reference: Path) -> list[dict[str, str]]:
+    """Read the published rows that state tokens per second and GPU."""
+    with open(reference / "training" / "rows.csv", newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["tokens_per_s_per_gpu"]]
+
+
+def compare_training(
+    reference: Path, families: tuple[str, ...] | None = None
+) -> Iterator[TrainingComparison | str]:
+    """Predict every published row; yields a sentence for a row that cannot be predicted."""
+    for row in read_training_rows(reference):
+        family = row["id"].split("-")[0]
+        if families is not None and family not in families:
+            continue
+        try:
+            result = predict_training_row(row)
+        except (WattcastError, KeyError) as error:
+            yield f"{row['id']}: {error}"
+            continue
+        yield TrainingComparison(
+            row["id"],
+            family,
+            result.gpus,
+            float(row["tokens_per_s_per_gpu"]),
+            result.tokens_per_s / result.gpus,
+            result,
+        )
+
+
+def predict_training_row(row: dict[str, str]) -> TrainingResult:
+    """Predict a published row from its layout; what it does not state is chosen as for any job."""
+    gpu = _find_gpu(row)
+    if not row["gpus"] or not row["seq"]:
+        raise WattcastError("the row does not say how many GPUs or how long a sequence is")
+    gpus = int(row["gpus"])
+    layout = row["dp_or_fsdp"].lower()
+    sharding = None
+    if "shard_grad_op" in layout or "zero2" in layout:
+        sharding = "zero2"
+    elif "fsdp" in layout or "full_shard" in layout or "zero3" in layout:
+        sharding = "zero3"
+    elif "zero1" in layout:
+        sharding = "zero1"
+    elif layout.startswith(("dp", "ddp")):
+        sharding = "none" if "ddp" in layout else "zero1"
+    interleave = re.search(r"VP (\d+)", row["notes"])
+    micro_batch = int(row["micro_batch"]) if row["micro_batch"] else None
+    if "micro_batch is the local batch" in row["notes"] and row["pp"] not in ("", "1"):
+        micro_batch = 1  # a pipeline splits the local batch
+    seq, batch = int(float(row["seq"])), int(row["global_batch"]) if row["global_batch"] else None
+    network = None
+    roce = re.search(r"(\d+) x (\d+) Gb RoCE per node", row["notes"])
+    pair = re.search(r"(\d+) / (\d+) Gbps network", row["notes"])  # of a node of A100, of H100
+    if roce:
+        network = f"{int(roce[1]) * int(roce[2]) / 8 / 8}GB/s"
+    elif row["id"].startswith("bigscience"):
+        network = "6.25GB/s"  # four Omni-Path links of 100 Gb/s a node [BigScience2022]
+    elif pair:
+        network = f"{int(pair[2 if 'H100' in row['gpu'] else 1]) / 8 / 8}GB/s"
+    return train(
+        _find_model(row),
+        gpu,
+        gpus=gpus,
+        tokens=1e9,
+        seq=seq,
+        global_batch=batch,
+        micro_batch=micro_batch,
+        tp=int(row["tp"] or 0) or None,
+        pp=int(row["pp"] or 0) or None,
+        cp=int(row["cp"] or 1),
+        ep=int(row["ep"] or 1),
+        interleave=int(interleave[1]) if interleave else 1,
+        sequence_parallel=not _before_2022(row),
+        attention="eager" if _before_2022(row) or "no flash attention" in row["notes"] else "flash",
+        sharding=sharding,
+        recompute=_recompute(row),
+        attention_slowdown=_attention_slowdown(row),
+        **_recipe(row),
+        network=network,
+        force=True,
+    )
+
+
+def _before_2022(row: dict[str, str]) -> bool:
+    """Tell whether a run is older than flash attention and sequence parallelism, both published in
+    May 2022.
+    """
+    return row["id"].startswith(("bigscience", "megatronlm-2021"))
+
+
+def _attention_slowdown(row: dict[str, str]) -> float:
+    """Return how much slower a run's attention was than today's, by what its framework used at the
+    time.
+
+    FlashAttention-3 is 1.5 to 2 times as fast on Hopper as FlashAttention-2 [Shah2024], which
+    PyTorch runs had. The value for runs older than FlashAttention-2 (July 2023) was set with
+    llm-foundry's rows in view."""
+    early = 1.4 if row["id"].startswith(("llmfoundry", "internevo", "paper")) else 1.0
+    pytorch = row["id"].startswith(
+        ("llmfoundry", "fmsfsdp", "torchtitan", "paper", "fsdpqlora", "torchtune")
+    )
+    return early * (1.8 if pytorch and row["gpu"].startswith(("H100", "H200")) else 1.0)
+
+
+def _find_gpu(row: dict[str, str]) -> Gpu:
+    if row["gpu"] not in GPUS:
+        raise WattcastError(f"no GPU of the catalogue is the {row['gpu']}")
+    gpu = load_gpu(GPUS[row["gpu"]])
+    if row["gpu"] == "A100-SXM-40GB":
+        return gpu.with_fields({"memory.capacity_byte": 40e9, "memory.byte_per_s": 1.555e12})
+    if "96GB" in row["gpu"]:
+        return gpu.with_fields(
+            {"memory.capacity_byte": 96e9, "memory.byte_per_s": 2.4e12, "power.limit_w": 500.0}
+        )
+    return gpu
+
+
+def _find_model(row: dict[str, str]) -> ModelSpec:
+    name = row["model"].removesuffix("-lora")
+    table = training_models()
+    if (
+        name == "deepseek-v3" and "w/o MTP" not in row["notes"]
+    ):  # one more layer predicts the token after the next
+        spec = load_model(name)
+        return replace(spec, dims=replace(spec.dims, layers=spec.dims.layers + 1))
+    if name in table:
+        return table[name]
+    sizes = {
+        key: re.search(rf"{key} (\d+)", row["notes"])
+        for key in ("hidden", "layers", "heads", "vocabulary")
+    }
+    if sizes["hidden"] and sizes["layers"]:
+        hidden, layers = int(sizes["hidden"][1]), int(sizes["layers"][1])
+        heads = int(sizes["heads"][1]) if sizes["heads"] else max(hidden // 128, 1)
+        vocab = int(sizes["vocabulary"][1]) if sizes["vocabulary"] else 51200
+        return _make(
+            name,
+            {"kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab},
+        )
+    return load_model(name)
+
+
+@cache
+def training_models() -> dict[str, ModelSpec]:
+    """Return the models of the rows that are not in the catalogue."""
+    text = Path(__file__).with_name("training_models.yaml").read_bytes()
+    return {
+        name: _make(name, dims)
+        for name, dims in decode_yaml(text, dict[str, dict[str, Any]], "models").items()
+    }
+
+
+def _make(name: str, given: dict[str, Any]) -> ModelSpec:
+    dims = dict(given)
+    kind = dims.pop("kind")
+    source = "published training rows"
+    if kind == "llama":
+        return make_model(name, name, "decoder", {"max_positions": 1 << 20, **dims}, source)
+    sizes = {
+        "intermediate": 4 * dims["hidden"],
+        "max_positions": 8192,
+        "dropout": 0.0,
+        "vocab": 50368,
+        **dims,
+    }
+    if kind == "mpt":  # no positions table, no biases
+        sizes = {
+            "kv_heads": dims["heads"], "norm": "layer", "gated": False, "activation": "gelu", "tied": True,
+            "rotary_share": 0.0, **sizes,
+        }  # fmt: skip
+        return make_model(name, name, "decoder", {**sizes, "max_positions": 1 << 20}, source)
+    return make_model(name, name, "gpt", {**sizes, "style": "opt", "activation": "gelu"}, source)
+
+
+def _recompute(row: dict[str, str]) -> str | None:
+    """Return how much a run computes again, where it or its recipe says so.
+
+    Megatron-Bridge's recipes of Llama and Qwen3 recompute nothing: where activations do not fit,
+    layers of them wait in the host's memory. The others recompute an activation or an
+    up-projection, from 26.06 on nothing [NVIDIA-NeMo/ Megatron-Bridge, scripts/performance/configs:
+    ``cpu_offloading_num_layers``, ``recompute_modules``]."""
+    word = row["recompute"]
+    if not word and row["id"].startswith("mbridge"):
+        plain = row["model"].startswith(("llama", "qwen3")) or _is_newest(row)
+        plain |= row["model"].startswith("gpt-oss") and row["gpu"].startswith(("GB300", "B300"))
+        return "none" if plain else "selective"
+    if not word:
+        return None
+    return word.split()[0] if word.split()[0] in ("none", "selective", "full") else "selective"
+
+
+def _is_newest(row: dict[str, str]) -> bool:
+    """Tell whether a run is of Megatron-Bridge's releases whose experts run in one CUDA graph, on
+    Blackwell.
+    """
+    return re.search(r"NeMo container 26\.(06|08)", row["notes"]) is not None
+
+
+def _expert_kernels(row: dict[str, str], newest: bool, graphs: bool) -> str:
+    """Return how a run's experts are multiplied.
+
+    ``cutedsl_fused_grouped_mlp`` came with 26.06; Megatron's TEGroupedMLP says that it is for
+    SwiGLU alone. One CUDA graph of a step needs counts of rows on the GPU, so a kernel of all
+    experts; before, each had its own product."""
+    if newest and not row["model"].startswith("gpt-oss"):
+        return "fused"
+    return "separate" if row["id"].startswith("mbridge") and not (newest and graphs) else "grouped"
+
+
+def _hides_exchanges(row: dict[str, str]) -> bool:
+    """Tell whether a recipe of Megatron-Bridge from before 26.06 sets ``moe_a2a_overlap``."""
+    chosen = {("qwen3-235b-a22b", "H100-SXM-80GB"), ("gpt-oss-120b", "GB200")}
+    wide = row["model"] == "deepseek-v3" and row["gpu"] == "B200-SXM" and row["ep"] == "32"
+    return row["id"].startswith("mbridge-26") and ((row["model"], row["gpu"]) in chosen or wide)
+
+
+def _sends_copies(row: dict[str, str]) -> bool:
+    """Tell whether tokens travel by NCCL's all-to-all: where a recipe of Megatron-Bridge names no
+    other dispatcher.
+
+    Dropping tokens needs it (``apply_moe_token_drop``).
+    """
+    if _is_newest(row) or "token drop" in row["notes"]:
+        return "token drop" in row["notes"]
+    by_gpu = {"gpt-oss": ("B200", "GB", "H100"), "qwen3-235b": ("B", "H100")}
+    return any(
+        row["model"].startswith(name) and row["gpu"].startswith(gpus)
+        for name, gpus in by_gpu.items()
+    )
+
+
+_FORMATS = {"fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}  # of two that a row names, the wider
+
+
+def _recipe(row: dict[str, str]) -> dict[str, Any]:
+    precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
+    compiled = row["compile"] != "no" or row["id"].startswith(
+        ("megatron", "bigscience", "internevo")
+    )
+    tuned = row["id"].startswith(
+        ("mbridge", "nemo", "mlperf")
+    )  # fused kernels, gradients reduced in bf16
+    notes = row["notes"].lower()
+    lora = (
+        16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
+    )
+    newest = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
+    graphs = newest and not (row["model"].startswith("gpt-oss") and row["gpu"].startswith("B300"))
+    return {
+        "dtype": next((name for word, name in _FORMATS.items() if word in precision), "bf16"),
+        "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
+        "fused_loss": tuned,
+        "loss_share": 0.0 if tuned else TrainingRecipe.loss_share,
+        "graphs": graphs or "token drop" in row["notes"],
+        "expert_overlap": OVERLAP if newest or _hides_exchanges(row) else 0.0,
+        "expert_copies": _sends_copies(row),
+        "expert_kernels": _expert_kernels(row, newest, graphs),
+        "stack": "compiled" if compiled else "eager",
+        "lora": lora,
+        "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,
+    }
+
+
+def training_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
+    """Return errors of tokens per second, about two minutes; families that chose the overlaps stand
+    apart.
+    """
+    if reference is None or not (reference / "training").is_dir():
+        return [
+            make_absent_row(
+                "published training", "tokens/s, median", "no reference data", 10.0, 6.0
+            )
+        ]
+    tell("published training rows")
+    found = [c for c in compare_training(reference) if isinstance(c, TrainingComparison)]
+    rows = []
+    for words, chosen in (("families that chose the overlaps", True), ("other families", False)):
+        errors = np.array(
+            [abs(c.error) for c in found if (c.family in CHOSEN_WITH) == chosen and c.gpus > 1]
+        )
+        if errors.size:
+            name = f"published training, {words}"
+            rows.append(
+                make_ledger_row(
+                    name,
+                    "tokens/s, median",
+                    len(errors),
+                    100 * float(np.median(errors)),
+                    must=10.0,
+                    aim=6.0,
+                )
+            )
+            rows.append(
+                make_ledger_row(
+                    name,
+                    "tokens/s, 90th percentile",
+                    len(errors),
+                    100 * float(np.quantile(errors, 0.9)),
+                    must=25.0,
+                )
+            )
+    return rows
