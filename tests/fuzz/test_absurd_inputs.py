@@ -18,7 +18,8 @@ from wattcast.cli.main import main
 from wattcast.core.errors import BadInput
 from wattcast.core.regular_files import open_regular
 from wattcast.hardware.catalogue_reader import parse_gpu
-from wattcast.measure.energy_samples import EnergySamples, read_power_log
+from wattcast.measure.energy_samples import EnergySamples
+from wattcast.measure.power_logs import read_power_log
 from wattcast.predictor.bundle.bundle_file import bundle_to_plain, plain_to_bundle, shipped_bundle
 from wattcast.serving.arrivals import parse_trace
 from wattcast.web.answers import answer_request, parse_upload
