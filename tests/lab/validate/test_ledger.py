@@ -30,7 +30,7 @@ def _no_quick_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_quick_sets")
 def test_long_sections_are_named_until_they_are_made(elsewhere: dict[str, str]) -> None:
     rows = {r["set"]: r for r in build_ledger(variables=elsewhere)}
-    assert "wattcast/lab/validate/long_checks/ablations.py" in rows["h200 ablations"]["missing"]
+    assert "wattcast.lab.validate.long_checks.ablations" in rows["h200 ablations"]["missing"]
     assert sum("studies/" in str(r.get("missing")) for r in rows.values()) == len(LONG_CHECKS)
     assert "--ablations" in rows["Titan X clock plane"]["missing"]
     assert "WATTCAST_REFERENCE" in rows["simulator power traces"]["missing"]
