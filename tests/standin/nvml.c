@@ -20,15 +20,25 @@
  *                               high (MHz, 0: not locked), power limit (mW); clocks read as locked
  *   memory_mhz N                a second, lower memory clock that can be asked for
  *   name TEXT                   what the driver calls the card
+ *   freeze FROM TO CATCHES_UP   the counter keeps its value then; afterwards it has all joules (1) or lost some (0)
+ *   rate FROM TO FACTOR         the counter rises so much faster then
+ *   jump S MJ                   the counter is so much higher, or lower, from then on
+ *   restart S                   the counter begins anew at zero
+ *   reading NAME MW FROM TO     instant or average power says this then, whatever is drawn
+ *   stale NAME FROM TO          instant or average power repeats what it said at FROM
  *   utilisation PERCENT         of SMs and memory; without the line the card does not tell
  *   gpm SM DRAM TENSOR FP32     percent that performance monitoring (GPM) tells; without the line there is no GPM
+ *
+ * With WATTCAST_STANDIN_CLOCK, the name of a file with one double, that is the time in place of CLOCK_MONOTONIC.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -47,12 +57,17 @@ static double epoch_s, tick_s = 0.1, start_mj, wrap_mj;
 static char calls_path[512], card_path[480], uuid[64] = "GPU-standin", card_name[64] = "Stand-in H200";
 static unsigned memory_mhz, tells_utilisation;
 static struct timespec seen;
+typedef struct { char kind; double from, to, value; int field; } Drift;  /* of the counter or a reading */
+static Drift drifts[MOST];
+static int drift_count;
+static const volatile double *imagined_s;
 static double gpm[4];
 static int tells_gpm;
 
 static double monotonic_s(void)
 {
     struct timespec now;
+    if (imagined_s != NULL) return *imagined_s;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec + 1e-9 * now.tv_nsec;
 }
@@ -69,6 +84,21 @@ static int read_fault(const char *line, Fault *f)
     return 1;
 }
 
+static void read_drift(const char *line)
+{
+    Drift drift = {0, 0, INFINITY, 0, 0};
+    char name[16] = "";
+    if (sscanf(line, "freeze %lf %lf %lf", &drift.from, &drift.to, &drift.value) == 3) drift.kind = 'f';
+    else if (sscanf(line, "rate %lf %lf %lf", &drift.from, &drift.to, &drift.value) == 3) drift.kind = 'r';
+    else if (sscanf(line, "jump %lf %lf", &drift.from, &drift.value) == 2) drift.kind = 'j';
+    else if (sscanf(line, "restart %lf", &drift.from) == 1) drift.kind = '0';
+    else if (sscanf(line, "reading %15s %lf %lf %lf", name, &drift.value, &drift.from, &drift.to) == 4) drift.kind = 'v';
+    else if (sscanf(line, "stale %15s %lf %lf", name, &drift.from, &drift.to) == 3) drift.kind = 's';
+    if (drift.kind == 0 || drift_count == MOST) return;
+    drift.field = strcmp(name, "average") == 0 ? 185 : 186;
+    drifts[drift_count++] = drift;
+}
+
 static void read_line(const char *line)
 {
     State s = {0, 0, 0, 0, 40, 40};
@@ -76,6 +106,7 @@ static void read_line(const char *line)
     if (sscanf(line, "at %lf %lf %lf %lf %lf %lf", &s.at, &s.power_w, &s.clock_mhz, &s.throttle, &s.temperature_c,
                &s.memory_w) >= 3 && state_count < MOST)
         states[state_count++] = s;
+    read_drift(line);
     if (fault_count < MOST && read_fault(line, &f)) faults[fault_count++] = f;
     sscanf(line, "epoch %lf", &epoch_s);
     if (sscanf(line, "tick_ms %lf", &tick_s) == 1) tick_s *= 1e-3;
@@ -101,7 +132,7 @@ static void reload(void)
     if (stream == NULL) return;
     char line[600];
     seen = info.st_mtim;
-    state_count = fault_count = 0;
+    state_count = fault_count = drift_count = 0;
     while (fgets(line, sizeof line, stream) != NULL) read_line(line);
     fclose(stream);
 }
@@ -158,13 +189,53 @@ static double joules_until(double at)
     return sum;
 }
 
-static double mean_w(double window_s)
+/* What the counter says has been drawn until then. */
+static double counted_until(double at)
 {
-    double end = stepped_s();
+    double sum = joules_until(at);
+    for (int i = 0; i < drift_count; i++) {
+        const Drift *l = &drifts[i];
+        double share = l->kind == 'r' ? l->value - 1.0 : l->kind == 'f' ? -1.0 : 0.0;
+        if (l->kind == 'f' && l->value > 0 && at >= l->to) share = 0.0;
+        if (share != 0.0 && at > l->from) sum += share * (joules_until(fmin(at, l->to)) - joules_until(l->from));
+        if (l->kind == 'j' && at >= l->from) sum += 1e-3 * l->value;
+    }
+    return sum;
+}
+
+static double counter_mj(double at)
+{
+    for (int i = 0; i < drift_count; i++)
+        if (drifts[i].kind == '0' && at >= drifts[i].from) return 1e3 * (counted_until(at) - counted_until(drifts[i].from));
+    return start_mj + 1e3 * counted_until(at);
+}
+
+static double mean_w_at(double window_s, double end)
+{
     return (joules_until(end) - joules_until(end - window_s)) / window_s;
 }
 
-__attribute__((constructor)) static void loaded(void) { epoch_s = monotonic_s(); }
+static double mean_w(double window_s) { return mean_w_at(window_s, stepped_s()); }
+
+static double reading_w(int field)
+{
+    double end = stepped_s(), at = now_s();
+    for (int i = 0; i < drift_count; i++) {
+        if (drifts[i].field != field || at < drifts[i].from || at >= drifts[i].to) continue;
+        if (drifts[i].kind == 'v') return 1e-3 * drifts[i].value;
+        if (drifts[i].kind == 's') end = floor(drifts[i].from / tick_s) * tick_s;
+    }
+    return mean_w_at(field == 185 ? 1.0 : tick_s, end);
+}
+
+__attribute__((constructor)) static void loaded(void)
+{
+    const char *path = getenv("WATTCAST_STANDIN_CLOCK");
+    int file = path == NULL ? -1 : open(path, O_RDONLY);
+    void *page = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
+    if (page != MAP_FAILED) imagined_s = page;
+    epoch_s = monotonic_s();
+}
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; reload(); return OK; }
 int nvmlInit_v2(void) { reload(); return OK; }
@@ -271,7 +342,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *mj)
 {
     (void)d;
     int code = enter(d, "energy");
-    double value = start_mj + 1e3 * joules_until(stepped_s());
+    double value = counter_mj(stepped_s());
     if (wrap_mj > 0) value = fmod(value, wrap_mj);
     *mj = (unsigned long long)value;
     return code;
@@ -290,7 +361,7 @@ int nvmlDeviceGetFieldValues(void *d, int count, Field *values)
     (void)d;
     int code = enter(d, "fields");
     for (int i = 0; i < count; i++) {
-        double watts = values[i].field == 185 ? mean_w(1.0) : mean_w(tick_s);
+        double watts = reading_w((int)values[i].field);
         if (values[i].scope == 2) watts = state_at(stepped_s())->memory_w;
         values[i].result = values[i].field == 185 || values[i].field == 186 ? OK : NOT_SUPPORTED;
         values[i].type = 1;

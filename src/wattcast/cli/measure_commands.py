@@ -36,8 +36,9 @@ def run(
     """Measure time, joules, mean and peak watts and clock of a command; its exit code passes
     through.
 
-    A command that ended well and whose energy could not be measured, because the device was lost or
-    its driver hung, exits with 5.
+    A command that ended well exits with 5 where its energy is unknown, because the device was lost
+    or its driver hung, or doubtful, because the energy counter and the power readings contradict
+    one another.
 
     Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 --
     python loop.py Example: wattcast measure run --model m.yaml --counters ncu.csv --launches

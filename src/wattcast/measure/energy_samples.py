@@ -96,6 +96,7 @@ REASONS = {
     0x100: "display_clock_setting",
 }
 BENIGN = frozenset({"gpu_idle", "sw_power_cap"})
+SLACK_S = 0.5  # by which a counter may be read later than it changed
 MIN_STEPS = 6  # of a counter, before it may be called regular
 
 
@@ -318,23 +319,43 @@ def _step_numbers(seen_s: Array, step_s: float) -> Array:
 class UnwrappedCounter:
     """Follow a counter of joules beyond the range at which it wraps.
 
-    A fall to near zero from near the top is a wrap. Any other fall is a reset, after which energies
-    before and after cannot be compared.
+    A fall to near zero from near the top is a wrap, if the card could have drawn what lies between
+    in the time that passed. Any other fall is a reset, after which energies before and after cannot
+    be compared. A counter that was seen above its range has no such range.
 
     >>> counter = UnwrappedCounter(4294967.296)
     >>> counter.follow(4294967.0), counter.follow(100.0), counter.follow(3.0)
     (4294967.0, 4295067.296, 4294970.296)
+    >>> counter = UnwrappedCounter(4294967.296, most_w=1000.0)
+    >>> counter.follow(4000000.0, 0.0), counter.follow(3.0, 0.1)  # 43 kW is no wrap
+    (4000000.0, 3.0)
     """
 
-    def __init__(self, range_j: float | None) -> None:
-        self._range_j, self._previous_j, self._offset_j = range_j or np.inf, 0.0, 0.0
+    def __init__(self, range_j: float | None, most_w: float = np.inf) -> None:
+        self._range_j = range_j or np.inf
+        self._most_w = most_w
+        self._previous_j = 0.0
+        self._previous_s = np.nan
+        self._offset_j = 0.0
 
-    def follow(self, now_j: float) -> float:
+    def follow(self, now_j: float, at_s: float = np.nan) -> float:
         """Return the counter without its wraps; NaN, a reading that failed, is passed over."""
-        if self._previous_j > 0.9 * self._range_j and now_j < 0.1 * self._range_j:
+        if not np.isfinite(now_j):
+            return now_j
+        if now_j > self._range_j:
+            self._range_j = np.inf
+        if self._is_wrap(now_j, at_s):
             self._offset_j += self._range_j
-        self._previous_j = now_j if np.isfinite(now_j) else self._previous_j
+        self._previous_j = now_j
+        self._previous_s = at_s
         return now_j + self._offset_j
+
+    def _is_wrap(self, now_j: float, at_s: float) -> bool:
+        passed_s = at_s - self._previous_s
+        if np.isfinite(passed_s) and np.isfinite(self._most_w):
+            risen_j = self._range_j - self._previous_j + now_j
+            return now_j < self._previous_j and risen_j <= self._most_w * (passed_s + SLACK_S)
+        return self._previous_j > 0.9 * self._range_j and now_j < 0.1 * self._range_j
 
 
 def name_throttle_reasons(bits: int) -> tuple[str, ...]:

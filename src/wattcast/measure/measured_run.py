@@ -31,10 +31,12 @@ from wattcast.core.whole_files import check_writable, write_whole
 from wattcast.measure.energy_samples import BENIGN, Array, CounterTicks, EnergySamples, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
+from wattcast.measure.source_check import MOST_W, BelievedSource, check_sources, drop_impossible
 
 LEAST_TICKS = 5
 # of the power or energy that late polls, or steps at both ends, may have cost without a flag
 LATE_SHARE = 0.01
+USUAL_STEP_S = 0.1  # of a counter whose period is not known
 BLUR_S = 0.002  # by which polls misplace a step
 ONE_LEVEL = 1.03  # between two powers, for them to be one level seen twice
 STOPPED_S = (
@@ -42,6 +44,7 @@ STOPPED_S = (
 )
 BUSY_S = 0.2  # a step that is missing for less may only have been read late, on a busy machine
 CARRIED_SHARE = 1e-3  # of a window that may lie beyond the counter's steps without a flag
+DOUBTFUL_SHARE = 0.05  # of the energy: what may be further off makes a result doubtful
 TOLERANCE = 0.05  # between a run and its prediction, relative
 COARSE_S = (
     0.15  # between readings of a counter whose period is not known, beyond which power is doubtful
@@ -81,6 +84,13 @@ class Measurement:
     unmeasured_s: float | None = (
         None  # of the window in which the counter had stopped, so that there is no energy
     )
+    doubts: tuple[str, ...] = ()  # the flags for which energy and power may be off by more than 5 %
+    believed: str = (
+        ""  # where the joules come from: counter, readings, or neither where they contradict
+    )
+    readings_j: float | None = (
+        None  # joules by power readings, which the counter was checked against
+    )
 
     def require(self) -> Measurement:
         """Return the measurement, or raise ``Refused`` with the reasons when power cannot be
@@ -118,43 +128,91 @@ class Measurement:
 
 
 def summarise_window(
-    name: str, samples: EnergySamples, start_s: float, end_s: float, overhead: float | None = None
+    name: str,
+    samples: EnergySamples,
+    start_s: float,
+    end_s: float,
+    overhead: float | None = None,
+    limit_w: float | None = None,
 ) -> Measurement:
     """Evaluate the window from ``start_s`` to ``end_s``; ``samples`` should reach a step beyond
     both ends.
+
+    ``limit_w`` is the card's power limit, which the counter and the readings are checked against.
     """
-    stepped = find_ticks(samples)
-    held, inside = samples.between(start_s, end_s), stepped.between(start_s, end_s)
-    peak_w, peak_of = None, ""
-    if len(instant := held.known("instant_w")):
-        peak_w, peak_of = float(instant.max()), "instant readings"
-    elif inside.intervals:
-        peak_w, peak_of = float(inside.interval_w.max()), "counter steps"
-    flags, stopped_s = _find_flags(held, inside, stepped, start_s, end_s)
-    if not stepped.intervals and len(samples.known("energy_j")) and end_s - start_s > STOPPED_S:
-        stopped_s = end_s - start_s  # a counter that was read and never stepped
-    enough = inside.intervals >= LEAST_TICKS and "counter_reset" not in flags and not stopped_s
-    energy_j, doubt_j = bound_energy_j(stepped, samples, start_s, end_s) if enough else (None, 0.0)
+    most_w = limit_w or MOST_W
+    samples, impossible = drop_impossible(samples, most_w, (start_s, end_s))
+    ticks = find_ticks(samples)
+    seen = samples.between(start_s, end_s)
+    inside = ticks.between(start_s, end_s)
+    duration_s = end_s - start_s
+    flags, stopped_s = _find_flags(seen, inside, ticks, start_s, end_s)
+    if not ticks.intervals and len(samples.known("energy_j")) and duration_s > STOPPED_S:
+        stopped_s = duration_s  # a counter that was read and never stepped
+    is_reset = "counter_reset" in flags
+    has_energy = inside.intervals >= LEAST_TICKS and not is_reset and not stopped_s
+    doubts = [f for f in flags if f == "counter_reset"]
+    needed_s = 2.0 * LEAST_TICKS * (ticks.step_s or USUAL_STEP_S)
+    if not has_energy and len(samples.known("energy_j")) and duration_s > needed_s:
+        doubts += [f for f in flags if f.endswith("needed")]
+    if has_energy and _uncounted_s(ticks, start_s, end_s) > DOUBTFUL_SHARE * duration_s:
+        doubts += [f for f in flags if f.startswith(("counter started", "counter stopped"))]
+    energy_j, doubt_j = (
+        bound_energy_j(ticks, samples, start_s, end_s) if has_energy else (None, 0.0)
+    )
+    check = check_sources(samples, ticks, (start_s, end_s), energy_j, limit_w)
     if energy_j is not None and doubt_j > LATE_SHARE * energy_j:
         flags += (f"energy known only to {show(doubt_j, 'J')}: power changed at the start or end",)
+        if doubt_j > DOUBTFUL_SHARE * energy_j:
+            doubts.append(flags[-1])
+    if inside.power_doubt > DOUBTFUL_SHARE:
+        doubts.append("late_polls")
+    believed = check.believed
+    if (
+        energy_j is not None
+        and believed is BelievedSource.READINGS
+        and check.readings_j is not None
+    ):
+        energy_j = check.readings_j
+    peak_w, peak_of = _find_peak(seen, inside)
     return Measurement(
         name,
-        end_s - start_s,
+        duration_s,
         energy_j=energy_j,
-        power_w=energy_j / (end_s - start_s) if energy_j is not None else None,
-        power_spread_w=inside.spread_w if enough else None,
+        power_w=energy_j / duration_s if energy_j is not None else None,
+        power_spread_w=inside.spread_w if has_energy else None,
         peak_w=peak_w,
         peak_of=peak_of,
-        sm_clock_hz=held.mean("sm_clock_hz"),
-        memory_power_w=held.mean("memory_w"),
-        temperature_c=held.mean("temperature_c"),
+        sm_clock_hz=seen.mean("sm_clock_hz"),
+        memory_power_w=seen.mean("memory_w"),
+        temperature_c=seen.mean("temperature_c"),
         ticks=inside.intervals,
-        throttle=held.throttle,
-        flags=flags,
-        steady=find_stretches(inside, start_s) if enough else (),
+        throttle=seen.throttle,
+        flags=(*flags, *impossible, *check.flags, *check.doubts),
+        steady=find_stretches(inside, start_s) if has_energy else (),
         overhead=overhead,
         unmeasured_s=stopped_s or None,
+        doubts=(*doubts, *check.doubts),
+        believed=str(believed),
+        readings_j=check.readings_j,
     )
+
+
+def _uncounted_s(ticks: CounterTicks, start_s: float, end_s: float) -> float:
+    """Return how much of a window lies before the first step of the counter and after the last."""
+    before_s = max(float(ticks.time_s[0]) - start_s, 0.0)
+    after_s = max(end_s - float(ticks.time_s[-1]), 0.0)
+    return before_s + after_s
+
+
+def _find_peak(seen: EnergySamples, inside: CounterTicks) -> tuple[float | None, str]:
+    """Return the largest power that was seen, and by which sensor."""
+    instant_w = seen.known("instant_w")
+    if len(instant_w):
+        return float(instant_w.max()), "instant readings"
+    if inside.intervals:
+        return float(inside.interval_w.max()), "counter steps"
+    return None, ""
 
 
 def bound_energy_j(
@@ -244,7 +302,9 @@ def _find_flags(
     flags, stopped_s = [], 0.0
     if inside.intervals < LEAST_TICKS:
         flags.append(f"{inside.intervals} counter steps, {LEAST_TICKS} needed")
-    if (np.diff(inside.energy_j) < 0.0).any():
+    step_s = stepped.step_s or BUSY_S
+    around = stepped.between(start_s - step_s, end_s + step_s)
+    if (np.diff(around.energy_j) < 0.0).any():
         flags.append("counter_reset")
     apart_s = float(np.median(np.diff(inside.time_s))) if inside.intervals else 0.0
     if inside.step_s is None and apart_s > COARSE_S:
@@ -353,10 +413,15 @@ def measure(
             if outermost:
                 _await_step(sampler)
             samples = sampler.since(0)
-            live._result = summarise_window(live.name, samples, live.started_s, end_s)
+            limit_w = sampler.identity.power_limit_w
+            live._result = summarise_window(
+                live.name, samples, live.started_s, end_s, limit_w=limit_w
+            )
             for inner in live.inner:  # with the samples that came after they ended
                 inner_end_s = inner.started_s + inner.result.duration_s
-                inner._result = summarise_window(inner.name, samples, inner.started_s, inner_end_s)
+                inner._result = summarise_window(
+                    inner.name, samples, inner.started_s, inner_end_s, limit_w=limit_w
+                )
         finally:
             if outermost:
                 _open.pop()
@@ -388,12 +453,9 @@ class MeasuredRun:
 
     @property
     def shell_code(self) -> int:
-        """The command's exit code; 5 where it ended well and its energy could not be measured to
-        the end.
-        """
-        return self.exit_code or (
-            ExitCode.REFUSED if self.measurement.unmeasured_s else ExitCode.OK
-        )
+        """The command's exit code; 5 where it ended well and its energy is unknown or doubtful."""
+        is_doubtful = self.measurement.unmeasured_s or self.measurement.doubts
+        return self.exit_code or (ExitCode.REFUSED if is_doubtful else ExitCode.OK)
 
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
@@ -442,7 +504,7 @@ def run_command(
         command[0].rsplit("/", 1)[-1],
         code if code >= 0 else 128 - code,
     )  # as a shell gives it
-    result = summarise_window(label, samples, started_s, ended_s, overhead)
+    result = summarise_window(label, samples, started_s, ended_s, overhead, identity.power_limit_w)
     if lost:
         unmeasured_s = result.unmeasured_s or (
             result.duration_s if result.energy_j is None else None
@@ -497,11 +559,11 @@ def measure_idle(
         ended_s = time.monotonic()
         _await_step(sampler)
         sampler.check()
-        result, identity = (
-            summarise_window("idle", sampler.since(0), began_s, ended_s),
-            sampler.identity,
+        identity = sampler.identity
+        result = summarise_window(
+            "idle", sampler.since(0), began_s, ended_s, limit_w=identity.power_limit_w
         )
-    if result.unmeasured_s:
+    if result.unmeasured_s or result.doubts:
         raise Refused(f"idle: {', '.join(result.flags)}.")
     spread_w = result.power_spread_w or 0.0
     if result.power_w is not None and spread_w > 0.1 * result.power_w + 2.0:

@@ -42,6 +42,11 @@ TOO_LONG_S = (
     0.1,
 )  # a call that took longer does not say when the counter was read; longest on a slow driver
 BACK_OFF_S = 0.05, 1.0  # between attempts to read a lost device: at first, and at most
+GOLDEN = 0.618033988749895  # its multiples spread evenly over a turn
+ABOVE_LIMIT, MOST_W = (
+    3.0,
+    5000.0,
+)  # a counter that rises faster has not wrapped; where a card tells no limit
 AGE_SHARE = 0.02  # a relaxed sampler waits this share of its age
 
 
@@ -115,24 +120,29 @@ class PollingPace:
 
 
 def poll_source(
-    source: EnergySource, ring: SampleRing, period_s: float, parent: int, relaxed: bool = False
+    source: EnergySource,
+    ring: SampleRing,
+    period_s: float,
+    parent: int,
+    relaxed: bool = False,
+    limit_w: float | None = None,
 ) -> None:
     """Read until told to stop or orphaned; never raises for what the driver does."""
-    pace, counter, quickest_s = (
-        PollingPace(period_s, relaxed),
-        UnwrappedCounter(source.energy_range_j),
-        math.inf,
-    )
+    pace = PollingPace(period_s, relaxed)
+    counter = UnwrappedCounter(source.energy_range_j, ABOVE_LIMIT * (limit_w or MOST_W))
+    quickest_s = math.inf
     clock_s, other_s = (0.2, 0.2) if relaxed else (max(CLOCK_S, period_s), max(OTHER_S, period_s))
     energy_due_s = clock_due_s = other_due_s = 0.0
     failed = 0  # readings in a row
+    readings = 0
     born_ns = time.process_time_ns()
     while not ring.header[layout.STOP] and os.getppid() == parent:
         began_s = read_s = time.monotonic()
         energy_j, clock_hz, slow = math.nan, math.nan, SlowReadings()
         try:
             if began_s >= energy_due_s or ring.header[layout.QUICK]:
-                energy_j, took_s = counter.follow(source.energy_j()), time.monotonic() - began_s
+                energy_j = counter.follow(source.energy_j(), began_s)
+                took_s = time.monotonic() - began_s
                 read_s, quickest_s = began_s + 0.5 * took_s, min(quickest_s, took_s)
                 if took_s > min(max(TOO_LONG_S[0], 5.0 * quickest_s), TOO_LONG_S[1]):
                     energy_j = math.nan  # a call that hung leaves open to which moment it belongs
@@ -142,10 +152,12 @@ def poll_source(
             if began_s >= clock_due_s:
                 clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
             if began_s >= other_due_s:
-                slow, other_due_s = (
-                    source.slow(),
-                    began_s + (OTHER_S if ring.header[layout.QUICK] else other_s),
-                )
+                slow = source.slow()
+                readings += 1
+                # never in step with a load: readings every 0.2 s of one that pulses every 0.2 s see
+                # one phase of it
+                uneven = 0.75 + 0.5 * (readings * GOLDEN % 1.0)
+                other_due_s = began_s + (OTHER_S if ring.header[layout.QUICK] else other_s * uneven)
             ring.header[layout.STATUS] = layout.SAMPLING
             failed = 0
         except ReadError as error:
@@ -176,7 +188,9 @@ def main(order: dict[str, Any]) -> int:
         return int(error.exit_code)
     print(json.dumps(asdict(identity)), flush=True)
     try:
-        poll_source(source, ring, order["period_s"], parent, order["relaxed"])
+        poll_source(
+            source, ring, order["period_s"], parent, order["relaxed"], identity.power_limit_w
+        )
     finally:
         source.close()
     return 0

@@ -27,6 +27,7 @@ from wattcast.measure.cuda_device import ClockSpinner, make_spinner
 from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
+from wattcast.measure.source_check import MOST_W, check_sources, drop_impossible
 
 CHUNKS_AHEAD = 4  # queued before the host waits
 SPIN_CYCLES = 12_000_000
@@ -93,7 +94,7 @@ def find_settled_window(
     last = stepped.last(rule.capped_ticks if capped else rule.least_ticks)
     if last.time_s[0] < started_s + (rule.capped_settle_s if capped else rule.settle_s):
         return None
-    window = _make_window(samples, last, rule)
+    window = _make_window(samples, stepped, last, rule)
     return None if {"clock_drift", "power_drift", "late_polls"} & set(window.flags) else window
 
 
@@ -103,16 +104,19 @@ def take_window(
     """Return all whole stretches inside ``start_s`` to ``end_s``; raise an error with the reason
     when too few.
     """
-    inside = find_ticks(samples).between(start_s, end_s)
+    stepped = find_ticks(samples)
+    inside = stepped.between(start_s, end_s)
     if inside.intervals < rule.least_ticks:
         raise Refused(
             f"the window of {end_s - start_s:.2f} s holds {inside.intervals} whole steps of the energy counter, and "
             f"power needs {rule.least_ticks}: run longer, or repeat the work."
         )
-    return _make_window(samples, inside, rule)
+    return _make_window(samples, stepped, inside, rule)
 
 
-def _make_window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRule) -> SettledWindow:
+def _make_window(
+    samples: EnergySamples, stepped: CounterTicks, inside: CounterTicks, rule: SettlingRule
+) -> SettledWindow:
     held = samples.between(float(inside.time_s[0]), float(inside.time_s[-1]))
     flags = []
     capped = "sw_power_cap" in held.throttle
@@ -126,6 +130,12 @@ def _make_window(samples: EnergySamples, inside: CounterTicks, rule: SettlingRul
         flags.append("late_polls")
     if (np.diff(inside.energy_j) < 0.0).any():
         flags.append("counter_reset")
+    counted_j = float(inside.energy_j[-1] - inside.energy_j[0])
+    ends_s = (float(inside.time_s[0]), float(inside.time_s[-1]))
+    if check_sources(
+        drop_impossible(samples, MOST_W, ends_s)[0], stepped, ends_s, counted_j
+    ).doubts:
+        flags.append("sources_disagree")  # the energy counter and the power readings
     flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
     return SettledWindow(held, inside, tuple(flags))
 

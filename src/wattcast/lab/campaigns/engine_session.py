@@ -179,11 +179,22 @@ def measure_traffic(
     preemptions = recorder.preemptions
     bench.drain([f"q{origin_s:.6f}-{number}" for number in range(len(served))])
     row = summarise_requests(served, ended_s - origin_s)
-    seen = summarise_window(run, samples, origin_s, ended_s).plain()
+    whole = summarise_window(run, samples, origin_s, ended_s)
+    seen = whole.plain()
     loaded = summarise_window(run, samples, origin_s, min(origin_s + point.duration_s, ended_s))
-    dropped = ("name", "steady", "duration_s", "throttle", "flags")
+    dropped = (
+        "name",
+        "steady",
+        "duration_s",
+        "throttle",
+        "flags",
+        "doubts",
+        "believed",
+        "readings_j",
+    )
     row |= {name: value for name, value in seen.items() if name not in dropped}
-    row |= {"throttle": list(samples.throttle), "flags": list(loaded.flags)}
+    flags = dict.fromkeys([*loaded.flags, *whole.doubts])
+    row |= {"throttle": list(samples.throttle), "flags": list(flags)}
     row |= {"arrivals_power_w": loaded.power_w, "arrivals_energy_j": loaded.energy_j}
     row |= {"rate_per_s": rate_per_s, "preemptions": preemptions, "steps": len(table["begin_s"])}
     energy_j, made = row.get("energy_j"), row["output_tokens"]
