@@ -16,7 +16,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "wattcast"
 ORDER = [
-    *["core", "hardware", "workload", "kernels", "power", "predictor"],  # the spine
+    *["core", "coefficients", "hardware", "workload", "kernels", "power", "predictor"],  # the spine
     *["calibrate", "report", "serving", "training", "explore", "measure", "manage"],
     *["lab", "web", "cli"],
 ]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import dataclass, replace
 from wattcast.core.arrays import Array, Mask, append_axes, sweep_values
 from wattcast.hardware import Gpu, OperatingPoint
@@ -32,18 +33,20 @@ from wattcast.predictor.timeline import Timeline
 if TYPE_CHECKING:
     from wattcast.predictor.run_stretches import Division, Stretch
 
-# From the begin of a load to a lower clock, on an H200 (docs/method/serving.md). It is the window
-# too: training steps of Llama-3-8B with an optimiser of 57 ms draw 688 to 691 W over the step, so
-# that the governor averages over more than that; a step of SmolLM3-3B whose Adafactor takes 92 ms
-# draws 630 W, which is 2 % from each part held by itself and 10 % from the mean of both
-# (docs/method/history.md).
-REACTION_S = 0.090
+
+@dataclass(frozen=True)
+class GovernorCoefficients:
+    """How the governor acts in time."""
+
+    reaction_s: float  # from the begin of a load to a lower clock; it averages over as long
+
+
+REACTION_S = load_coefficients("governor", GovernorCoefficients).reaction_s
+# Numerics of the search for the clock: changing them changes no result that anybody would see.
 SECANT_STEPS = 8  # within which every card of the catalogue meets the limit closely
 _MOST_STEPS = 30  # where voltage rises in stairs
-_TIGHT, _CLOSE = (
-    1e-10,
-    1e-8,
-)  # shares of the limit that end the search, before and after ``SECANT_STEPS``
+_TIGHT = 1e-10  # share of the limit that ends the search within ``SECANT_STEPS``
+_CLOSE = 1e-8  # share of the limit that ends the search after ``SECANT_STEPS``
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+"""Write docs/coefficients.md: every number that was fitted or chosen, with its evidence.
+
+Run in the repository: ``python -m wattcast.lab.coefficient_page docs/coefficients.md``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from wattcast.coefficients import Coefficient, list_subjects, read_subject
+
+HEAD = """# Coefficients
+
+Every number of a prediction that is neither physics nor published by a vendor, and that does not
+come from a card's own bundle: its value, where it comes from and what speaks for it. *Fitted* means
+by least squares or the like to the rows that are named, *chosen* by a person who looked at the
+evidence, *convention* an agreement that no measurement could prove wrong.
+
+`python -m wattcast.lab.coefficient_page docs/coefficients.md` writes this page from
+`src/wattcast/coefficients/`.
+"""
+
+
+def make_page() -> str:
+    """Return the page as Markdown."""
+    sections = [HEAD]
+    for subject in list_subjects():
+        rows = [format_entry(name, entry) for name, entry in read_subject(subject).items()]
+        header = "| name | value | origin | evidence | used by |\n|---|---|---|---|---|"
+        sections.append("\n".join([f"## {subject}\n", header, *rows, ""]))
+    return "\n".join(sections)
+
+
+def format_entry(name: str, entry: Coefficient) -> str:
+    """Return one coefficient as a row of a Markdown table."""
+    evidence = entry.evidence.strip().replace("|", "\\|")
+    return f"| `{name}` | {entry.value} | {entry.origin} | {evidence} | `{entry.used_by}` |"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(make_page(), encoding="utf-8")
