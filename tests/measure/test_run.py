@@ -75,6 +75,8 @@ def test_a_command_is_measured_and_its_exit_code_passes_through(standin: StandIn
 
 
 def test_a_command_killed_by_a_signal_ends_as_in_a_shell(standin: StandIn) -> None:
+    """The counter takes its first step long after the end, however long the command takes to start."""
+    standin.follow("at -10 300 1980", "tick_ms 1e7")
     run = run_command([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], "nvml")
     assert run.exit_code == 143
     assert run.measurement.power_w is None  # too short, and said so

@@ -95,7 +95,7 @@ def test_a_hanging_driver_is_noticed_by_silence_and_killed(
         began_s = time.monotonic()
     finally:
         sampler.stop()
-    assert time.monotonic() - began_s < 4.0
+    assert time.monotonic() - began_s < 30.0  # it does not wait for a call that takes a minute
     assert process.poll() is not None
 
 

@@ -63,16 +63,16 @@ def compile_library(folder: Path) -> Path | None:
     return library
 
 
-def undisturbed(measure: Callable[[], Any], attempts: int = 6) -> Any:
+def undisturbed(measure: Callable[[], Any], patience_s: float = 240.0) -> Any:
     """What ``measure`` gives, again while its ``flags`` say that the machine was too busy to poll
     in time.
     """
-    found = measure()
-    for _ in range(attempts - 1):
-        if not DISTURBED & set(found.flags):
-            break
-        found = measure()
-    assert not DISTURBED & set(found.flags), (
-        f"{attempts} attempts on a stalled machine: {found.flags}"
-    )
-    return found
+    end_s = time.monotonic() + patience_s
+    attempts = 0
+    while True:
+        measured = measure()
+        attempts += 1
+        flags = DISTURBED & set(measured.flags)
+        if not flags:
+            return measured
+        assert time.monotonic() < end_s, f"{attempts} attempts on a stalled machine: {flags}"
