@@ -67,7 +67,7 @@ def pair(
     }
     built = hugging_face.module(name, model.dims, phase, attention, formats[dtype])
     given = hugging_face.inputs(name, model.dims, built, phase, batch, seq)
-    found = capture(built, given, train=phase == "train", tf32=dtype == "tf32")
+    found = capture(built, given, train=phase == "train", tf32=True if dtype == "tf32" else None)
     assert not [line for line in found.assumptions if "has no rule" in line]
     head = "all" if name.startswith("whisper") else None
     length = None if model.kind == "vision" else seq

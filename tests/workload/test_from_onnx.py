@@ -67,7 +67,7 @@ def save(built: Any, path: Path) -> Path:
 def test_a_small_network(tmp_path: Path) -> None:
     graph = load_workload.load_workload(save(small(), tmp_path / "net.onnx"), ModelOptions())
     ops = [op for op, _ in graph.calls()]
-    assert ops[0] == Conv2d(8, 3, 16, 32, 32, 3, 3, stride=2, padding=1, dtype=Dtype.FP32)
+    assert ops[0] == Conv2d(8, 3, 16, 32, 32, 3, 3, stride=2, padding=1, dtype=Dtype.TF32)
     assert [op.name for op in ops[1:4]] == ["add", "relu", "mean"]
     assert ops[4] == Linear(8, 10, 16, bias=True, dtype=Dtype.FP32)
     assert ops[5] == Softmax(8, 10, dtype=Dtype.FP32)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core import Dtype, bad_value
+from wattcast.core import Dtype, bad_value, replace
 from wattcast.core.arrays import (
     Array,
     CodedColumn,
@@ -75,6 +75,7 @@ def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
     of issue.
     """
     ops, segments = _distinct_operators(graph)
+    ops = _round_where_possible(ops, gpu)
     return build_kernels(ops, (_CONDITIONS[graph.operands],) * len(ops), gpu, reference, segments)
 
 
@@ -88,6 +89,7 @@ def lower_graphs(
     places = []
     for graph in graphs:
         ops, segments = _distinct_operators(graph)
+        ops = _round_where_possible(ops, gpu)
         told = _CONDITIONS[graph.operands]
         places.append(
             (
@@ -105,6 +107,17 @@ _CONDITIONS = {
     "cold": RunCondition(rotated="all"),
     "warm": RunCondition(rotated="none"),
 }
+
+
+def _round_where_possible(ops: Sequence[Operator], gpu: Gpu) -> Sequence[Operator]:
+    """Return operators as a library runs them on ``gpu``: TF32 is an allowance, and cards without
+    it keep fp32.
+    """
+    if Dtype.TF32 in gpu.pipes.tensor_flop_per_cycle:
+        return ops
+    if Dtype.TF32 not in index_words(ops, attrgetter("dtype")).values:
+        return ops
+    return tuple(replace(op, dtype=Dtype.FP32) if op.dtype is Dtype.TF32 else op for op in ops)
 
 
 def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSegment, ...]]:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.core import BadInput, bad_value, check_names, units
+from wattcast.core import BadInput, Dtype, bad_value, check_names, units
 from wattcast.core.arrays import Sweepable, as_sweep
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, Gpu, Node, OperatingPoint, strip_board
 from wattcast.hardware.catalogue_reader import load_node, load_node_file
@@ -313,7 +313,10 @@ def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:
     multiplies in.
     """
     units_for = {*gpu.pipes.tensor_flop_per_cycle, *gpu.pipes.cuda_flop_per_cycle}
-    for dtype in dict.fromkeys(op.dtype for op in graph.stack_forms() if op.is_product):
+    asked = ((op.kind, op.dtype) for op in graph.stack_forms() if op.is_product)
+    # cuDNN rounds fp32 to TF32 only where a card has it, unasked
+    formats = [dtype for kind, dtype in asked if (kind, dtype) != ("conv2d", Dtype.TF32)]
+    for dtype in dict.fromkeys(formats):
         if dtype not in units_for:
             known = ", ".join(sorted(str(d) for d in units_for if d in RUNNABLE_DTYPES))
             wanted = f"a format that the {gpu.name} has units for ({known})"

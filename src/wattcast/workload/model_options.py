@@ -474,6 +474,10 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": phase
         is WorkloadPhase.TRAIN,
         formats: formats,
+        _FP32_NOTE: o.dtype is Dtype.FP32,
+        "tf32: matrix products and convolutions round fp32 to TF32 (torch.set_float32_matmul_precision('high'))": (
+            o.dtype is Dtype.TF32
+        ),
         "compiled: pointwise runs and row reductions are fused as TorchInductor does; products are not": (
             o.stack is SoftwareStack.COMPILED
         ),
@@ -493,6 +497,12 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         f"one of {o.cp} GPUs that share each sequence and its cache": o.cp > 1,
     }
     return [sentence for sentence, holds in said.items() if holds]
+
+
+_FP32_NOTE = (
+    "fp32 as PyTorch computes it by default: matrix products on CUDA cores, convolutions in TF32 "
+    "on cards that have it (torch.backends.cudnn.allow_tf32); --dtype tf32 for both"
+)
 
 
 def decode_group_size(steps: int) -> int:

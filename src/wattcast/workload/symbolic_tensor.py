@@ -301,6 +301,16 @@ class Tape:
         """
         return Dtype.TF32 if self.tf32 and dtype is Dtype.FP32 else dtype
 
+    def convolution_dtype(self, dtype: Dtype, *, depthwise: bool = False) -> Dtype:
+        """Return the format convolutions are computed in: TF32 for fp32 tensors, whatever ``tf32``
+        says.
+
+        PyTorch lets cuDNN round fp32 to TF32 unless a user forbids it
+        (``torch.backends.cudnn.allow_tf32`` is True), and does not let cuBLAS. Depthwise
+        convolutions have no product in them and run on CUDA cores.
+        """
+        return Dtype.TF32 if dtype is Dtype.FP32 and not depthwise else dtype
+
     def empty(self, shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
         """Return a new tensor, row-major unless strides are given."""
         return Tensor(

@@ -480,7 +480,8 @@ def convolve(
     padding = size // 2 if padding is None else padding
     weight = tape.parameter(filters, c // groups, *(size for _ in sides), dtype=x.dtype)
     offset = tape.parameter(filters, dtype=x.dtype) if bias else None
-    picture, math = len(sides) == 2, tape.math_dtype(x.dtype)
+    picture = len(sides) == 2
+    math = tape.convolution_dtype(x.dtype, depthwise=groups > 1 and groups == c)
     h, w = sides if picture else (1, *sides)  # a signal is a picture one row high
     if picture:
         forward = Conv2d(n, c, filters, h, w, size, size, stride, padding, groups, dtype=math)

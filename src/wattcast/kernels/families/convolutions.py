@@ -373,7 +373,10 @@ def _pick_kernels(
         )
         never = np.zeros(len(rows), dtype=bool)
         b, m, n, k, width, of_pipe = (values[rows] for values in (*sizes, s.width, rate))
-        n, m, _ = fastest_tile((b, m, n, k), width, of_pipe, never, ~never, reference)
+        on_cores = s.simt[rows] > 0
+        n, m, _ = fastest_tile(
+            (b, m, n, k), width, of_pipe, never, ~never, reference, cuda=on_cores
+        )
         fast = "ampere" if reference.style is LibraryStyle.AMPERE else "hopper"
         found = [VECTOR_LABEL] * len(ops)
         for i, tile_n, tile_m in zip(rows.tolist(), n.tolist(), m.tolist(), strict=True):

@@ -120,6 +120,9 @@ def tile_columns(
         load = np.where(vector, b * n * k * width, load)
         unit_flop = np.where(vector, 2.0 * _ROW_OUTPUTS * m * k, unit_flop)
     if cuda.any():
+        unit_flop *= np.where(
+            cuda > 0, np.maximum(feed, least_feed) ** (_crowd_slots(reference) - 1.0), 1.0
+        )
         cores = reference.per_cycle.get("cuda_fp32_flop", 0.0)
         slower = rate[:, np.newaxis] / cores if cores > 0 else np.ones((len(rate), 1))
         unit_flop = unit_flop * np.where(cuda > 0, np.maximum(slower, 1.0), 1.0)
@@ -161,14 +164,14 @@ def _average_picks(each: Sequence[Array], picks: KernelPicks) -> Sequence[Array]
 
 def fastest_tile(
     sizes: ProductSizes, width: Array, rate: Array, slim: Mask, whole: Mask, reference: ReferenceChip,
-    reduce_cycles: Array | float = _REDUCE_CYCLES, large_tiles: float = 0.0,
+    reduce_cycles: Array | float = _REDUCE_CYCLES, large_tiles: float = 0.0, cuda: Mask | None = None,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the sides of the fastest tile along outputs and tokens, and parts of K.
 
     ``slim`` says where tiles a few tokens wide exist: in Hopper's library, for aligned tensor
     formats. ``whole`` says where K is never split: on CUDA cores and in convolutions. A split takes
     ``reduce_cycles`` more. Tiles beyond 128 x 128 count as faster by their area to the power of
-    ``large_tiles``."""
+    ``large_tiles``. ``cuda`` says which products run on CUDA cores."""
     (b, m, n, k), one = sizes, (slice(None), None)
     split = np.repeat(_SPLIT, len(_SIDE_N))
     side_n, side_m = np.tile(_SIDE_N, len(_SPLIT)), np.tile(_SIDE_M, len(_SPLIT))
@@ -176,6 +179,8 @@ def fastest_tile(
     steps = np.ceil(k[one] / split / STEP_K)
     area = side_n * side_m / STANDARD_SIDE**2
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area)) * np.maximum(area, 1.0) ** large_tiles
+    if cuda is not None:
+        feed = np.where(cuda[one], _feed_cuda_cores(area, reference), feed)
     waves = np.ceil(tiles * split / reference.sm_count)
     compute = (
         waves
@@ -199,6 +204,42 @@ def fastest_tile(
     barred |= ~(slim[one] & hopper) & (np.minimum(side_n, side_m) < 32)
     best = np.argmin(np.where(barred, np.inf, np.maximum(compute, l2) + reduce), axis=-1)
     return side_n[best], side_m[best], split[best]
+
+
+def _crowd_slots(reference: ReferenceChip) -> float:
+    """Return how far multiply-adds crowd other instructions out: 0 of an SM of 64 fp32 lanes, 1 of
+    one of 128.
+
+    The four schedulers of an SM issue 128 lanes' worth of instructions a cycle. With 128 lanes
+    multiply-adds take every slot, and each load of operands costs one of them; with 64 they take
+    every other, and loads fit in between.
+    """
+    lanes = reference.per_cycle.get("cuda_fp32_flop", 0.0) / 2.0
+    return float(np.clip(lanes / 64.0 - 1.0, 0.0, 1.0))
+
+
+def _feed_cuda_cores(area: Array, reference: ReferenceChip) -> Array:
+    """Return the share of the CUDA cores' rate that a tile reaches, by its area over that of 128 x
+    128.
+
+    A thread of a tile of 64 x 64 or more computes 8 x 8 results, one of a smaller tile fewer, so
+    that it loads more for each multiply-add. On SMs of 128 lanes the share falls with the area from
+    128 x 128 on (measured on an H200: 0.76 of the peak with tiles of 128 x 128, 0.65 with 128 x 64,
+    0.55 with 64 x 64; the median of 9, 5 and 12 products). With 64 lanes smaller tiles are as fast,
+    and libraries still prefer the larger one where the SMs are as full.
+    """
+    free = np.minimum(1.0, area / _THREAD_AREA) ** _CUDA_FEED * np.minimum(1.0, area) ** _LARGE_CUDA
+    crowded = np.minimum(1.0, area) ** _CUDA_FEED
+    share = _crowd_slots(reference)
+    return np.asarray(free ** (1.0 - share) * crowded**share)
+
+
+_THREAD_AREA = 0.25  # of a tile of 64 x 64 over 128 x 128
+_CUDA_FEED = 0.3  # as ``simt`` kernels have it in ``kernel_choice``
+# How much faster a library takes a tile to be for its area, where it is not. Chosen with fp32
+# models on an A100 in view, by their watts, which small tiles raise; 0.06 to 0.15 are alike within
+# a point in time and in power.
+_LARGE_CUDA = 0.06
 
 
 def _reread_byte(m: Array, n: Array, operand_byte: Array, in_l2: Array, tile: Columns) -> Array:
@@ -390,8 +431,9 @@ def _pick_kernels(
         )  # others take long over each step of K, and a split pays
         reduce_cycles = np.where(fast_tf32, _TF32_REDUCE_CYCLES, _REDUCE_CYCLES)
         large = _LARGE_TILES if reference.style is LibraryStyle.AMPERE else 0.0
+        slim = (s.aligned > 0) & ~simt
         sides = fastest_tile(
-            s[:4], s.width, rate, (s.aligned > 0) & ~simt, simt, reference, reduce_cycles, large
+            s[:4], s.width, rate, slim, simt, reference, reduce_cycles, large, simt
         )
         flags = zip(
             simt.tolist(), (s.aligned > 0).tolist(), (s.odd > 0).tolist(), s.m.tolist(), strict=True

@@ -66,7 +66,8 @@ class ArchitectureRule(msgspec.Struct, forbid_unknown_fields=True):
     style: LibraryStyle
     whole: bool = False
     clock_law: bool = False
-    sustained_clock: float = 1.0
+    # tensor kernels of long runs lose the cycles that the parent's lose at the least load
+    tensor_share: bool = False
 
 
 class IdleRule(msgspec.Struct, forbid_unknown_fields=True):
@@ -391,18 +392,16 @@ def _carry_streaming(
 
 
 def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
-    """Carry the parent's effective clock over to this card's own top clock, or take the share that
-    runs sustain.
-    """
-    if not kind.clock_law:
-        share = kind.sustained_clock
-        return (
-            ClockLaw(share, np.array([0.0]), np.array([share]), in_bursts=False)
-            if share < 1.0
-            else None
-        )
+    """Carry the parent's effective clock over: its whole law, or the share of tensor kernels alone."""
     law = parent.clock_law
-    return None if law is None else replace(law, top_hz=_take_scalar(gpu.clocks.max_hz))
+    if law is None:
+        return None
+    if kind.clock_law:
+        return replace(law, top_hz=_take_scalar(gpu.clocks.max_hz))
+    if not kind.tensor_share:
+        return None
+    least_load, share = law.activity[:1], law.ratio[:1]
+    return ClockLaw(1.0, least_load, share, in_bursts=False)
 
 
 def forecast_residuals(

@@ -686,18 +686,8 @@ def _double_sides(x: Tensor, filters: int) -> Tensor:
         tape.parameter(c, filters, 2, 2, dtype=x.dtype),
         tape.parameter(filters, dtype=x.dtype),
     )
-    op = Conv2d(
-        n,
-        filters,
-        c,
-        2 * h,
-        2 * w,
-        2,
-        2,
-        stride=2,
-        direction="dgrad",
-        dtype=tape.math_dtype(x.dtype),
-    )
+    math = tape.convolution_dtype(x.dtype)
+    op = Conv2d(n, filters, c, 2 * h, 2 * w, 2, 2, stride=2, direction="dgrad", dtype=math)
     out = tape.launch(op, (x, weight), (n, filters, 2 * h, 2 * w))
     tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST, (n * filters, None))
     return out

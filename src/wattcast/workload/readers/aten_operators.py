@@ -5,7 +5,7 @@ in place and follows the rule of the name without it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -43,7 +43,9 @@ class AtenCall:
     name: str
     args: tuple[Any, ...]
     outs: tuple[Tensor, ...]
-    tf32: bool = False
+    tf32: bool | None = (
+        None  # whether fp32 products run in TF32; None: convolutions alone, PyTorch's default
+    )
     placed: int | None = None  # arguments given by place, before those given by name; None: all
 
     @property
@@ -77,10 +79,25 @@ class AtenCall:
         """Return the format a product is computed in."""
         return Dtype.TF32 if self.tf32 and tensor.dtype is Dtype.FP32 else tensor.dtype
 
+    def convolution_dtype(self, tensor: Tensor, groups: int) -> Dtype:
+        """Return the format a convolution is computed in; depthwise ones run on CUDA cores."""
+        depthwise = groups > 1 and groups == tensor.shape[1]
+        allowed = self.tf32 is not False and not depthwise
+        return Dtype.TF32 if allowed and tensor.dtype is Dtype.FP32 else tensor.dtype
+
     @property
     def product_dtype(self) -> Dtype | None:
         """The format of a product's result where it is not the one the product is computed in."""
         return Dtype.FP32 if self.tf32 and self.out.dtype is Dtype.FP32 else None
+
+
+def describe_rounding(ops: Iterable[Operator]) -> list[str]:
+    """Return what is assumed of fp32 convolutions, if there are any."""
+    if not any(isinstance(op, Conv2d) and op.dtype is Dtype.TF32 for op in ops):
+        return []
+    return [
+        "fp32 convolutions run in TF32 on cards that have it (PyTorch's default, torch.backends.cudnn.allow_tf32)"
+    ]
 
 
 def find_tensors(values: Any, kind: type[Any] = Tensor) -> list[Any]:
@@ -391,7 +408,7 @@ def _describe_convolution(
     (h, w), (r, s) = _rows_and_columns(x.shape[2:], 1), _rows_and_columns(weight.shape[2:], 1)
     (step, step_w), (pad, pad_w) = _rows_and_columns(stride, 1), _rows_and_columns(padding, 0)
     return Conv2d(
-        n, c, weight.shape[0], h, w, r, s, step, pad, groups, dilation[-1], dtype=call.math_dtype(x),
+        n, c, weight.shape[0], h, w, r, s, step, pad, groups, dilation[-1], dtype=call.convolution_dtype(x, groups),
         direction=direction, stride_w=None if step_w == step else step_w, padding_w=None if pad_w == pad else pad_w,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import classify_layout, describe_pointwise
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise, Layout
-from wattcast.workload.readers.aten_operators import AtenCall, map_call
+from wattcast.workload.readers.aten_operators import AtenCall, describe_rounding, map_call
 from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_ONNX_BYTE = 1 << 31
@@ -75,6 +75,7 @@ def read_onnx(path: Path) -> Graph:
         f"{kind} has no rule: {len(names)} node(s) ({clip_text(', '.join(names), 120)}) kept as unspecified work"
         for kind, names in unknown.items()
     ]
+    said += describe_rounding(ops)
     return Graph(path.stem, (Block(tuple(ops)),), None, tuple(said))
 
 

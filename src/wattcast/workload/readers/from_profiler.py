@@ -21,6 +21,7 @@ from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
 from wattcast.workload.readers.aten_operators import (
     AtenCall,
+    describe_rounding,
     find_tensors,
     launches_kernel,
     map_call,
@@ -154,6 +155,7 @@ def parse_profile(data: bytes, where: str) -> Graph:
         f"{name}: {calls} launch(es), {seconds:.3g} s, has no rule or no shapes; kept with one element or left out"
         for name, (calls, seconds) in unmapped.items()
     ]
+    said += describe_rounding(ops)
     return Graph(where.split(".")[0], (Block(ops),), None, tuple(said))
 
 

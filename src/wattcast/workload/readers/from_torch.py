@@ -21,7 +21,13 @@ from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
 from wattcast.workload.program import optimiser_block
-from wattcast.workload.readers.aten_operators import AtenCall, find_tensors, map_call, map_pointwise
+from wattcast.workload.readers.aten_operators import (
+    AtenCall,
+    describe_rounding,
+    find_tensors,
+    map_call,
+    map_pointwise,
+)
 from wattcast.workload.symbolic_tensor import make_tensor
 
 
@@ -32,7 +38,7 @@ def capture(
     name: str = "",
     train: bool = False,
     loss: Callable[[Any], Any] | None = None,
-    tf32: bool = False,
+    tf32: bool | None = None,
     step: bool = True,
 ) -> Graph:
     """Return the operators and the memory of ``module(inputs)``: what ``wattcast.predict`` takes.
@@ -44,8 +50,9 @@ def capture(
     only looked at. A yes-or-no question about data ("is nothing padded?") is answered yes, and the
     graph says so. ``train`` adds the backward pass of ``loss(output)`` (default: ``output.loss``,
     or the sum of the first tensor) and, with ``step``, one fused AdamW step. The kernels are those
-    of PyTorch eager, in the formats of the module: ``capture(module.to(torch.bfloat16), ...)``;
-    ``tf32``: products of fp32 run in TF32."""
+    of PyTorch eager, in the formats of the module: ``capture(module.to(torch.bfloat16), ...)``.
+    ``tf32`` says which products of fp32 tensors run in TF32: by default convolutions alone, as
+    PyTorch allows it; True all of them; False none."""
     try:
         torch = import_module("torch")
     except ImportError:
@@ -108,6 +115,7 @@ def capture(
         f"{path or 'the module'} asks its data a yes-or-no question: answered yes"
         for path in recorder.answered
     ]
+    said += describe_rounding(recorder.ops)
     memory_byte = float(fixed_byte + peak_byte + WORKSPACE_BYTE)
     phase = "train" if train else "forward"
     return Graph(
@@ -163,7 +171,7 @@ class _LiveMemory:
         self.byte -= 0 if self.tensors[key] else size
 
 
-def _make_recorder(torch: Any, module: Any, tf32: bool) -> Any:
+def _make_recorder(torch: Any, module: Any, tf32: bool | None) -> Any:
     dispatch: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
 
     class Recorder(dispatch):  # type: ignore[misc]
