@@ -31,12 +31,18 @@ def validate(
     plot: Path | None = None,
     figures: Path | None = None,
     format: str = "png",
+    explain: str = "",
+    files: Path | None = None,
 ) -> CommandOutput:
     """Print held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.lab.paper_figures.validation_figures import save_ledger_figures
     from wattcast.lab.validate import ledger
     from wattcast.lab.validate.ledger_figures import draw_held_out
 
+    if explain:
+        return _explain_rows(env, explain, files)
+    if files is not None:
+        raise bad_value("--files", "a row or set to write them for (--explain ROW)", "none")
     if quantity not in ("latency", "power", "clock"):
         raise bad_value("--quantity", "latency, power or clock", quantity)
     rows = ledger.build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
@@ -47,6 +53,36 @@ def validate(
     if plot is not None:
         env.save_plot(draw_held_out(quantity), plot)
     return CommandOutput({"rows": rows}, ledger.format_ledger(rows))
+
+
+def _explain_rows(env: Environment, asked: str, folder: Path | None) -> CommandOutput:
+    """Return the commands that predict rows of the ledger, and write the files that these read."""
+    from wattcast.lab.validate.judged_sets import OtherSet, explain_rows
+    from wattcast.lab.validate.typed_commands import write_files
+
+    found = explain_rows(asked, reference_folder(env.variables))
+    if isinstance(found, OtherSet):
+        plain = {"set": asked, "asked": found.asked, "why": found.why, "command": found.command}
+        return CommandOutput(plain, found.sentence)
+    if folder is not None:
+        for path in write_files((row.command for row in found), folder):
+            env.say(f"written: {path}")
+    elif any(row.command.files for row in found):
+        env.say("Some commands read files; --files DIR writes them.")
+    rows = [
+        {
+            "set": row.where,
+            "row": row.id,
+            "command": row.command.line,
+            "files": list(row.command.files),
+            "measured": dict(row.measured),
+        }
+        for row in found
+    ]
+    lines = []
+    for row in found:
+        lines += [f"# {row.name}", row.command.line]
+    return CommandOutput({"rows": rows}, "\n".join(lines))
 
 
 @command("doctor")

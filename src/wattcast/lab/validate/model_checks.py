@@ -4,10 +4,10 @@ GPU-bound rows of whole models were captured in CUDA graphs; rows launched by th
 apart. Power has two further baselines: the cap for every row, and min(P, cap) with P our own power
 at the top clock, which is what a model without a governor would say.
 
-Serving is compared with measurements of vLLM: single steps, and requests served under arrivals.
-Fitting models and held-out ones are reported apart, and so are held-out loads: nothing of the
-simulator was fitted or chosen on what is marked ``held_out`` or ``held_out_load`` in the database.
-"""
+Serving is compared with measurements of vLLM: single steps, by ``predict``, and requests under
+arrivals, by ``simulate``. Fitting models and held-out ones are reported apart, and so are held-out
+loads: nothing of the simulator was fitted or chosen on what is marked ``held_out`` or
+``held_out_load`` in the database."""
 
 from __future__ import annotations
 
@@ -35,18 +35,27 @@ from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.lab.validate.engine_commands import (
+    ASKED_KINDS,
+    ask_engine_row,
+    is_held_out,
+    select_judged_rows,
+)
 from wattcast.lab.validate.kernel_checks import five_number_floor
+from wattcast.lab.validate.typed_commands import (
+    JudgedRow,
+    TypedCommand,
+    answer_commands,
+    judge_rows,
+)
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import total_at_clock
-from wattcast.predictor.prediction import predict_graph
 from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
-from wattcast.serving.host_times import COMPILED, REQUESTS_FILE, EngineRecords, load_engine_records
-from wattcast.serving.simulate_serving import serve_trace
+from wattcast.serving.host_times import REQUESTS_FILE, EngineRecords, load_engine_records
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 
-DRAWS = 5  # of launch times, for each traffic run
 _LATENCY_GOALS = {
     "TPOT p50": (6.0, 3.0),
     "TPOT p99": (12.0, 6.0),
@@ -87,14 +96,61 @@ class ComparedModels:
         return self.power_w * self.latency_s
 
 
+MODEL_PLACES = {
+    "latency": "latency_s",
+    "power": "power_w",
+    "energy": "energy_j",
+    "clock": "clock_hz",
+}
+BOUND, LAUNCHED = "whole models, GPU-bound", "whole models, launched by the host"
+
+
+def ask_model_row(case: ModelCase, gpu: str) -> JudgedRow:
+    """Return a measured whole model with the command that predicts it; a captured one waits for no
+    host.
+    """
+    row = case.row
+    options: dict[str, Any] = {"gpu": gpu, "phase": row.phase, "batch": row.batch}
+    more = {
+        "seq": row.seq,
+        "dtype": row.dtype,
+        "attention": row.attention,
+        "head": row.head,
+        "stack": row.stack,
+    }
+    options |= {name: value for name, value in more.items() if value}
+    if row.graph:
+        options["host_launch"] = "0us"
+    energy_j = None if row.power_w is None or row.latency_s is None else row.power_w * row.latency_s
+    measured = {
+        "latency": row.latency_s,
+        "power": row.power_w,
+        "energy": energy_j,
+        "clock": row.sm_clock_hz,
+    }
+    return JudgedRow(
+        f"{gpu} {BOUND if row.graph else LAUNCHED}",
+        row.id,
+        TypedCommand("predict", row.model, options),
+        {
+            quantity: np.nan if value is None else float(value)
+            for quantity, value in measured.items()
+        },
+        MODEL_PLACES,
+    )
+
+
 def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> ComparedModels:
-    """Predict every case as it was run; captured ones without a host."""
+    """Predict every case as it was run, by its command; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
     alone = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     found = []
-    for case in cases:
+    for case, p in zip(
+        cases,
+        answer_commands([ask_model_row(case, gpu.name).command for case in cases]),
+        strict=True,
+    ):
         used = alone if case.row.graph else bundle
-        p = predict_graph(case.graph, gpu, OperatingPoint(), used)
         top = total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), used)
         found.append((p.latency_s, p.power_w, p.clock_hz, float(top.power_w)))
     seconds, watts, hertz, top_w = (np.array(column) for column in zip(*found, strict=True))
@@ -124,8 +180,8 @@ def model_rows(
     chip = hardware.load_gpu(gpu)
     bundle = bundle or bundle_for(chip)
     found = compare_models(cases, chip, bundle)
-    return _bound_rows(found, f"{where}, GPU-bound", chip) + _launched_rows(
-        found, f"{where}, launched by the host", chip, bundle
+    return _bound_rows(found, f"{gpu} {BOUND}", chip) + _launched_rows(
+        found, f"{gpu} {LAUNCHED}", chip, bundle
     )
 
 
@@ -200,9 +256,7 @@ def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) 
         return [make_absent_row(where, "latency", "no row was launched by the host")]
     host = fit_host_cost(cases, gpu, bundle)
     measured = np.array([r.latency_s for r in host.rows])
-    left_out, default = (
-        np.array([getattr(r, name) for r in host.rows]) for name in ("left_out_s", "default_s")
-    )
+    left_out, default = np.array([r.left_out_s for r in host.rows]), found.predicted_s[at]
     asked = [f"{r.host_s * 1e6:.1f}" for r in host.rows if r.host_s is not None]
     more: dict[str, Any] = {
         "host_us_per_operator": round(host.host_s * 1e6, 2),
@@ -242,46 +296,33 @@ def compare_serving(
     """Predict every measured step and traffic run of some models; ``held_out`` keeps one side of
     the split.
 
-    Two kinds of rows are left out: runs in which the engine compiled a kernel, and steps of an
-    engine on dummy weights where the same engine was measured with weights that tell tokens apart.
-    Traffic is judged by itself: a dense model's time under it hardly depends on the weights."""
-    found = []
-    told_apart = {
-        (row["model"], row["kind"] == "traffic")
-        for row in records.rows
-        if row.get("normal_weights")
-    }
+    Steps and traffic are predicted by the commands of ``engine_commands``. Steps that decode and
+    compute prompts at once have no command; the simulator's table of steps predicts them."""
     engines = {row["model"]: row for row in records.select_kind("engine")}
-    for model, engine in engines.items():
-        rows = [row for row in records.select_kind(*GOALS) if row["model"] == model]
-        rows = [row for row in rows if COMPILED not in (row["flags"] or "")]
-        rows = [
-            row
-            for row in rows
-            if row["normal_weights"] or (model, row["kind"] == "traffic") not in told_apart
-        ]
-        kept = [row for row in rows if held_out is None or is_held_out(row) == held_out]
-        if (models is not None and model not in models) or not kept:
-            continue
+    rows = [row for row in select_judged_rows(records, *GOALS) if row["model"] in engines]
+    rows = [row for row in rows if models is None or row["model"] in models]
+    rows = [row for row in rows if held_out is None or is_held_out(row) == held_out]
+    asked = [row for row in rows if row["kind"] in ASKED_KINDS]
+    judged = [ask_engine_row(row, engines[row["model"]], records, gpu.name, "") for row in asked]
+    found = []
+    for row, one, predicted in zip(asked, judged, judge_rows(judged), strict=True):
+        values = {
+            quantity: (one.measured[quantity], value) for quantity, value in predicted.items()
+        }
+        found.append(
+            ServingComparison(row["id"], row["model"], row["kind"], is_held_out(row), values)
+        )
+    costs: dict[str, StepCosts] = {}  # a table takes a second
+    for row in (row for row in rows if row["kind"] not in ASKED_KINDS):
+        engine = engines[row["model"]]
+        if row["model"] not in costs:
+            costs[row["model"]] = tabulate_engine(engine, gpu)
         settings = EngineSettings(int(engine["max_batched_tokens"]), int(engine["max_seqs"]))
-        served = [trace_of(row, records) for row in rows if row["kind"] == "traffic"]
-        costs: dict[
-            bool, StepCosts
-        ] = {}  # of traffic or not: a table takes a second, and many engines need one
-        for row in kept:
-            traffic = row["kind"] == "traffic"
-            if traffic not in costs:
-                costs[traffic] = tabulate_engine(engine, gpu, served if traffic else ())
-            if traffic:
-                values = _compare_traffic(row, records, costs[traffic], settings)
-            else:
-                values = _compare_step(row, costs[traffic], settings)
-            found.append(ServingComparison(row["id"], model, row["kind"], is_held_out(row), values))
+        values = _compare_step(row, costs[row["model"]], settings)
+        found.append(
+            ServingComparison(row["id"], row["model"], row["kind"], is_held_out(row), values)
+        )
     return found
-
-
-def is_held_out(row: Plain) -> bool:
-    return bool(row["held_out"] or row.get("held_out_load"))
 
 
 def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> StepCosts:
@@ -305,7 +346,9 @@ def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> St
 def _compare_step(
     row: Plain, costs: StepCosts, settings: EngineSettings
 ) -> dict[str, tuple[float, float]]:
-    """Predict a repeated step; a prompt longer than a step is the mean over its chunks."""
+    """Predict a repeated step of prompts and sequences that decode; a longer prompt is the mean
+    over its chunks.
+    """
     batch, context, prompts = (
         int(row["batch"]),
         float(row["context_mean"]),
@@ -324,33 +367,6 @@ def _compare_step(
         "latency": (row["latency_s"], latency_s),
         "power": (row["power_w"], energy_j / latency_s),
         "energy": (row["energy_j"], energy_j),
-    }
-
-
-def _compare_traffic(
-    row: Plain, records: EngineRecords, costs: StepCosts, settings: EngineSettings
-) -> dict[str, tuple[float, float]]:
-    """Serve the requests that were measured, at the moments they arrived: the mean over several
-    draws of launches.
-    """
-    columns = {
-        f"{name} {key}": f"{name.lower()}_s.{key}"
-        for name in ("TPOT", "TTFT")
-        for key in ("p50", "p99")
-    }
-    columns |= {
-        "throughput": "output_tokens_per_s",
-        "power": "power_w",
-        "energy per token": "energy_j_per_token",
-    }
-    trace = trace_of(row, records)
-    found = [
-        serve_trace(trace, costs, replace(settings, seed=seed)).headline
-        for seed in range(1, DRAWS + 1)
-    ]
-    return {
-        name: (row[key], float(np.mean([one[key] for one in found])))
-        for name, key in columns.items()
     }
 
 

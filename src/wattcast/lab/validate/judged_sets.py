@@ -1,0 +1,82 @@
+"""List the rows of the ledger that commands predict, and say of the other sets what they judge.
+
+``list_judged_rows`` is the place for a new set: rows with the command that predicts each. A set
+that by its nature judges something else has a line in ``other_sets.csv``."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from wattcast.core.errors import WattcastError, unknown_name
+from wattcast.core.records import dataclass
+from wattcast.core.strict_files import read_shipped_table
+from wattcast.calibrate import whole_models
+from wattcast.hardware.catalogue_reader import list_boards
+from wattcast.serving.host_times import load_engine_records
+from wattcast.lab.validate.engine_commands import make_engine_rows
+from wattcast.lab.validate.model_checks import ask_model_row
+from wattcast.lab.validate.typed_commands import JudgedRow, find_rows
+
+GPUS = ("h200",)  # with measured engines and whole models that ship
+SIDES = {False: "fitting models", True: "held-out models and loads"}
+BOARD_TOLD = {True: "held-out models, board told"}
+
+
+@dataclass(frozen=True)
+class OtherSet:
+    """What a set judges that no command predicts row by row, and the command nearest to it."""
+
+    pattern: str  # of the names of sets
+    asked: str  # in a word
+    why: str
+    command: str  # empty where there is none
+
+    @property
+    def sentence(self) -> str:
+        """What to tell a reader."""
+        return f"{self.why} Nearest command: `{self.command}`." if self.command else self.why
+
+
+def list_judged_rows(reference: Path | None) -> list[JudgedRow]:
+    """Return every measured row that a command predicts, with the command, in the order of the
+    ledger.
+    """
+    rows: list[JudgedRow] = []
+    for gpu in GPUS:
+        try:
+            records = load_engine_records(gpu)
+            rows += make_engine_rows(records, gpu, SIDES)
+            for board in list_boards(gpu):
+                rows += make_engine_rows(records, gpu, BOARD_TOLD, board)
+            rows += [ask_model_row(case, gpu) for case in whole_models.load_models(gpu)]
+        except WattcastError:  # a database without them; the ledger says so
+            continue
+    return rows
+
+
+def list_other_sets() -> list[OtherSet]:
+    """Return what the other sets judge."""
+    rows = read_shipped_table("wattcast.lab.validate", "other_sets.csv")
+    return [OtherSet(row["set"], row["asked"], row["why"], row["command"]) for row in rows]
+
+
+def find_other_set(name: str) -> OtherSet | None:
+    """Return what a set judges that no command predicts; None where it is not in the list."""
+    return next((one for one in list_other_sets() if fnmatchcase(name, one.pattern)), None)
+
+
+def explain_rows(asked: str, reference: Path | None) -> list[JudgedRow] | OtherSet:
+    """Return the judged rows of a set, or one row, by name; or what a set without commands judges."""
+    rows = list_judged_rows(reference)
+    found = find_rows(rows, asked)
+    if found:
+        return found
+    others = list_other_sets()
+    folded = asked.lower()
+    for other in others:
+        if fnmatchcase(folded, other.pattern.lower()) or folded in other.pattern.lower():
+            return other
+    known = [*dict.fromkeys(row.where for row in rows), *(other.pattern for other in others)]
+    do = "`wattcast lab validate` lists the sets."
+    raise unknown_name("row or set of the ledger", asked, known, do)
