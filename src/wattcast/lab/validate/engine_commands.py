@@ -17,8 +17,8 @@ from typing import Any
 from wattcast.core import BadInput, files
 from wattcast.core.measured_rows import Plain, read_lines
 from wattcast.hardware import load_gpu
-from wattcast.serving.host_times import COMPILED, EngineRecords
 from wattcast.lab.validate.typed_commands import JudgedRow, TypedCommand, make_file_name
+from wattcast.serving.host_times import COMPILED, EngineRecords
 from wattcast.workload.model_catalogue import list_models, load_model
 from wattcast.workload.readers.from_huggingface import convert_config
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from wattcast.calibrate import whole_models
 from wattcast.core.errors import WattcastError, unknown_name
 from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.calibrate import whole_models
 from wattcast.hardware.catalogue_reader import list_boards
-from wattcast.serving.host_times import load_engine_records
 from wattcast.lab.validate.engine_commands import make_engine_rows
 from wattcast.lab.validate.model_checks import ask_model_row
+from wattcast.lab.validate.public_checks.public_sets import list_public_rows
 from wattcast.lab.validate.typed_commands import JudgedRow, find_rows
+from wattcast.serving.host_times import load_engine_records
 
 GPUS = ("h200",)  # with measured engines and whole models that ship
 SIDES = {False: "fitting models", True: "held-out models and loads"}
@@ -52,7 +53,7 @@ def list_judged_rows(reference: Path | None) -> list[JudgedRow]:
             rows += [ask_model_row(case, gpu) for case in whole_models.load_models(gpu)]
         except WattcastError:  # a database without them; the ledger says so
             continue
-    return rows
+    return rows + list_public_rows(reference)
 
 
 def list_other_sets() -> list[OtherSet]:

@@ -26,6 +26,7 @@ from wattcast.lab.fit.database_fit import fit_kernel_database, load_held_out
 from wattcast.lab.gpuwattch.bottom_up.event_energies import make_energy_rows
 from wattcast.lab.gpuwattch.measured_energies import PARENT, judge_held_out
 from wattcast.lab.validate import kernel_checks as checks
+from wattcast.lab.validate.judged_sets import find_other_set, list_judged_rows
 from wattcast.lab.validate.model_checks import model_rows, serving_rows
 from wattcast.lab.validate.power_checks import make_counter_model_rows
 from wattcast.lab.validate.public_checks import public_sets
@@ -95,7 +96,18 @@ def build_ledger(
             kept = load_or_make_rows(section, partial(make_long, reference, tell), env, again)
         reason = "takes minutes: run `wattcast lab validate --ablations`"
         rows += [make_absent_row(where, quantity, reason)] if kept is None else kept
-    return rows + list(public_sets.make_quick_rows(reference, tell))
+    return mark_asked(rows + list(public_sets.make_quick_rows(reference, tell)), reference)
+
+
+def mark_asked(rows: list[LedgerRow], reference: Path | None) -> list[LedgerRow]:
+    """Return rows that say what was asked: a command that users type, or what else is judged."""
+    verbs = {row.where: row.command.verb for row in list_judged_rows(reference)}
+    marked = []
+    for row in rows:
+        other = find_other_set(row["set"])
+        asked = verbs.get(row["set"]) or (other.asked if other else "")
+        marked.append({**row, "asked": asked})
+    return marked
 
 
 def load_or_make_rows(
@@ -167,15 +179,23 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
             text += [f"`{gpu}`: {origin.source}, {origin.device}. {origin.note}.", ""]
     text += [_LEGEND, ""]
     for name in dict.fromkeys(row["set"] for row in rows):
-        text += [
-            f"## {name}",
-            "",
-            f"| {' | '.join(_COLUMNS[1:])} | |",
-            f"|{'---|' * len(_COLUMNS)}",
+        text += [f"## {name}", "", _describe_asked(name, rows), ""]
+        text += [f"| {' | '.join(_COLUMNS[1:])} | |", f"|{'---|' * len(_COLUMNS)}"]
+        shown = [
+            {key: row[key] for key in row if key != "asked"} for row in rows if row["set"] == name
         ]
-        text += [f"| {' | '.join(_format_row(row)[1:])} |" for row in rows if row["set"] == name]
+        text += [f"| {' | '.join(_format_row(row)[1:])} |" for row in shown]
         text.append("")
     return "\n".join(text)
+
+
+def _describe_asked(name: str, rows: list[LedgerRow]) -> str:
+    """Say below the heading of a set where its predictions come from."""
+    other = find_other_set(name)
+    if other is not None:
+        return f"*No command: {other.asked}.* {other.sentence}"
+    verb = next((row.get("asked") for row in rows if row["set"] == name), "")
+    return f'Predicted by `wattcast {verb}`; `wattcast lab validate --explain "{name}"` prints the commands.'
 
 
 _LEGEND = (

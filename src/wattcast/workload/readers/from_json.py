@@ -12,15 +12,17 @@ from dataclasses import MISSING, fields, replace
 from functools import cache, lru_cache, reduce
 from itertools import chain, groupby
 from operator import or_
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, Dtype, bad_value, unknown_name
+from wattcast.core import BadInput, Dtype, bad_value, check_names, unknown_name
 from wattcast.core.arrays import index_distinct, split_rows
 from wattcast.core.strict_files import decode_json
 from wattcast.workload.graph import Block, Graph
+from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.operator_base import (
     MANY_OPS,
     MOST_BYTE,
@@ -109,6 +111,23 @@ def _check_calls(block: Block, where: str) -> None:
         raise bad_value(
             where, f"at most {MOST_CALLS:,} calls of an operator", f"{most} x {block.repeat}"
         )
+
+
+class _SizesFile(msgspec.Struct, forbid_unknown_fields=True):
+    architecture: str
+    dims: dict[str, Any]
+    name: str = ""
+
+
+def parse_sizes(data: bytes, path: Path) -> ModelSpec:
+    """Parse a model of one of our architectures by its sizes, as `models show --json` prints them.
+
+    ``{"name": "mine", "architecture": "decoder", "dims": {"layers": 32, "hidden": 4096, ...}}``
+    """
+    file = decode_json(data, _SizesFile, path.name)
+    check_names(f"architecture in {path.name}", file.architecture, ARCHITECTURES)
+    name = file.name or path.stem
+    return make_model(name, name, file.architecture, file.dims, path.name)
 
 
 def graph_to_plain(graph: Graph) -> dict[str, Any]:

@@ -110,7 +110,13 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.onnx)")
 
 
 def _find_configured_model(path: Path, data: bytes) -> ModelSpec | None:
-    """Return the model of a Hugging Face configuration, or None where the data is something else."""
+    """Return the model of a Hugging Face configuration or of a file of sizes; None of anything
+    else.
+    """
+    if _find_keys(data, "architecture", "dims") == {"architecture", "dims"}:
+        from wattcast.workload.readers.from_json import parse_sizes
+
+        return parse_sizes(data, path)
     if not _find_keys(data, "model_type", "architectures"):
         return None
     from wattcast.workload.readers.from_huggingface import name_model, parse_huggingface

@@ -18,10 +18,9 @@ import numpy as np
 from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.core.units import Dtype
-from wattcast.hardware import Gpu, OperatingPoint, load_gpu
-from wattcast.predictor.bundle import forecast_bundle
-from wattcast.predictor.kernel_phases import LaunchCosts
+from wattcast.hardware import Gpu, load_gpu
+from wattcast.lab.validate.public_checks.published_commands import AMD, ask_amd_rows, list_errors
+from wattcast.lab.validate.typed_commands import judge_rows
 from wattcast.predictor.link_laws import (
     CollectiveRows,
     LinkLaw,
@@ -30,9 +29,6 @@ from wattcast.predictor.link_laws import (
     mean_law,
     nccl_protocol_s,
 )
-from wattcast.predictor.prediction import predict_graph
-from wattcast.workload.build_model import build_graph
-from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
 from wattcast.workload.operator_types import Collective
 
 SET = "collectives, public tables"
@@ -174,28 +170,10 @@ def public_rows() -> list[LedgerRow]:
                 "collectives, published", name, len(some), float(np.median(error)), **more
             )
         )
-    found_s = []
-    for batch in AMD_GENERATION_S:
-        graph = build_graph("llama3-70b", replace(_AMD_OPTIONS, batch=batch))
-        gpu = load_gpu("mi300x")
-        bundle = replace(forecast_bundle(gpu), launch=LaunchCosts(0.0))  # CUDA graphs
-        found_s.append(float(predict_graph(graph, gpu, OperatingPoint(), bundle).latency_s))
-    error = _errors(np.array(found_s), np.array(list(AMD_GENERATION_S.values())))
+    asked = ask_amd_rows()
+    error = np.array(list_errors(asked, judge_rows(asked), "latency"))
     what = "MI300X, Llama 3.1 70B fp8 over 8 GPUs, 128 tokens in, 2048 out, batch 1 to 4: latency"
-    return [*rows, make_ledger_row("AMD, published", what, len(found_s), float(np.mean(error)))]
-
-
-# seconds of a generation by batch: AMD, "Performance results with ROCm software" (amd.com), vLLM
-# 0.8.5, 27 May 2025
-AMD_GENERATION_S = {1: 15.851, 2: 16.995, 4: 17.578}
-_AMD_OPTIONS = ModelOptions(
-    seq=128,
-    tokens=2048,
-    phase=WorkloadPhase.GENERATE,
-    dtype=Dtype.FP8,
-    tp=8,
-    stack=SoftwareStack.ENGINE,
-)
+    return [*rows, make_ledger_row(AMD, what, len(asked), float(np.mean(error)))]
 
 
 def _link_rate(gpu: Gpu) -> Array:

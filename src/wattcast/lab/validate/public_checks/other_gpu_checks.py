@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +35,12 @@ from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
+from wattcast.lab.validate.public_checks.published_commands import (
+    AS_BUILT,
+    ask_by_name,
+    ask_by_operators,
+    list_errors,
+)
 from wattcast.lab.validate.public_checks.published_runs import (
     PUBLISHED_GPU,
     PublishedRun,
@@ -44,7 +49,7 @@ from wattcast.lab.validate.public_checks.published_runs import (
     read_published_runs,
     select_reported_runs,
 )
-from wattcast.predictor import api
+from wattcast.lab.validate.typed_commands import JudgedRow, judge_rows
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.workload.graph import Graph
@@ -177,23 +182,58 @@ def other_gpu_rows(folder: Path) -> list[LedgerRow]:
     bundle = bundle_for(gpu)
     at_900 = clean_runs(read_published_runs(folder, "900"))
     kept = [r for r in at_900 if r.model != "resnet101"]
-    found = _zero_shot(kept, at_900, gpu, bundle) + _as_predicted(kept, gpu)
+    found = _zero_shot(kept, at_900, gpu, bundle)
+    found += _score_asked([ask_by_name(r, gpu.name, f"{A100_FORECAST}, {AS_BUILT}") for r in kept])
     found += _anchored(
         [to_calibration_row(r, gpu) for r in kept], [r.model for r in kept], gpu, bundle
     )
     found += _clocks(folder, kept, gpu, bundle)
+    clocks = clean_runs(read_published_runs(folder, "clocks"))
+    found += _score_asked([ask_by_name(r, gpu.name, f"{A100_CLOCKS}, {AS_BUILT}") for r in clocks])
     for name, some in read_other_gpus(folder).items():
-        chip = hardware.load_gpu(name)
-        error = _errors([to_calibration_row(r, chip) for r in some], {}, chip, bundle_for(chip))
-        found += [
-            make_ledger_row(f"{name} whole models, forecast", q, len(some), e, must=must)
-            for q, e, must in zip(
-                _QUANTITIES, error, _OTHER_MUSTS.get(name, (None,) * 3), strict=True
-            )
-        ]
+        musts = _OTHER_MUSTS.get(name, (None,) * 3)
+        found += _score_asked([ask_by_operators(r, name, f"{name} {OTHER}") for r in some], musts)
+        found += _score_asked([ask_by_name(r, name, f"{name} {OTHER}, {AS_BUILT}") for r in some])
     return found
 
 
+def list_published_rows(folder: Path) -> list[JudgedRow]:
+    """Return every published whole model that is judged, with its commands."""
+    gpu = PUBLISHED_GPU
+    at_900 = [r for r in clean_runs(read_published_runs(folder, "900")) if r.model != "resnet101"]
+    clocks = clean_runs(read_published_runs(folder, "clocks"))
+    rows = [ask_by_operators(r, gpu, ZERO_SHOT) for r in at_900]
+    rows += [ask_by_name(r, gpu, f"{A100_FORECAST}, {AS_BUILT}") for r in at_900]
+    rows += [ask_by_name(r, gpu, f"{A100_CLOCKS}, {AS_BUILT}") for r in clocks]
+    for name, some in read_other_gpus(folder).items():
+        rows += [ask_by_operators(r, name, f"{name} {OTHER}") for r in some]
+        rows += [ask_by_name(r, name, f"{name} {OTHER}, {AS_BUILT}") for r in some]
+    return rows
+
+
+def _score_asked(
+    rows: Sequence[JudgedRow], musts: Sequence[float | None] = (None, None, None)
+) -> list[LedgerRow]:
+    """Return the mean error of each quantity of one set, predicted by its commands."""
+    if not rows:
+        return []
+    predicted = judge_rows(rows)
+    return [
+        make_ledger_row(
+            rows[0].where,
+            quantity,
+            len(rows),
+            float(np.mean(list_errors(rows, predicted, quantity))),
+            must=must,
+        )
+        for quantity, must in zip(_QUANTITIES, musts, strict=True)
+    ]
+
+
+A100_FORECAST = "A100 900 MHz, forecast"
+A100_CLOCKS = "A100 other clocks, forecast"
+ZERO_SHOT = f"{A100_FORECAST}, no A100 rows"
+OTHER = "whole models, forecast"
 _OTHER_MUSTS = {"a10": (9.0, 9.0, 7.0)}
 TABLE_GPUS = ("a100-sxm-80gb", "b200", "l40s", "h200")
 _LONG_S, _SHORT_S = 1e-4, 2e-5
@@ -316,11 +356,14 @@ def _zero_shot(
     kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gpu, bundle: Bundle
 ) -> list[LedgerRow]:
     mine, all_rows = ([to_calibration_row(r, gpu) for r in some] for some in (kept, everything))
-    error, whole = _errors(mine, {}, gpu, bundle), _errors(all_rows, {}, gpu, bundle)
+    asked = [ask_by_operators(r, gpu.name, ZERO_SHOT) for r in kept]
+    predicted = judge_rows(asked)
+    error = [float(np.mean(list_errors(asked, predicted, quantity))) for quantity in _QUANTITIES]
+    whole = _errors(all_rows, {}, gpu, bundle)
     floor = _against(mine, *transfer_floor(mine, gpu))
     young = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=12e-6))
     faster = _errors(mine, {}, gpu, young)
-    where = "A100 900 MHz, forecast, no A100 rows"
+    where = ZERO_SHOT
     wanted = (("11.7", 8.0, 7.0), ("8.3", 8.0, 7.0))
     return [
         make_ledger_row(
@@ -336,35 +379,6 @@ def _zero_shot(
             host_12_us=_rounded(faster[i]),
         )
         for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, wanted, strict=False))
-    ]
-
-
-def _as_predicted(kept: list[PublishedRun], gpu: Gpu) -> list[LedgerRow]:
-    """Return errors of what ``wattcast.predict`` says: our templates, not the operators of the
-    runs' own software.
-    """
-    found = []
-    for r in kept:
-        text = {} if r.seq is None else {"seq": r.seq, "head": "none"}
-        options: Any = {
-            "batch": r.batch,
-            "dtype": r.dtype,
-            "attention": "eager",
-            "stack": "eager",
-        } | text
-        found.append(
-            api.predict(
-                r.model, gpu, clock=r.clock_hz, temperature=r.temperature_c, force=True, **options
-            )
-        )
-    seconds, watts = (
-        np.array([getattr(p, name) for p in found]) for name in ("latency_s", "power_w")
-    )
-    error = _against([to_calibration_row(r, gpu) for r in kept], seconds, watts)
-    where = "A100 900 MHz, forecast, as `predict` builds the models"
-    return [
-        make_ledger_row(where, quantity, len(kept), e)
-        for quantity, e in zip(_QUANTITIES[:2], error, strict=False)
     ]
 
 

@@ -17,6 +17,7 @@ from wattcast.lab.validate.public_checks.engine_tables import table_rows
 from wattcast.lab.validate.public_checks.other_gpu_checks import (
     calibrated_table_rows,
     kernel_table_rows,
+    list_published_rows,
     other_gpu_rows,
 )
 from wattcast.lab.validate.public_checks.published_checks import (
@@ -27,7 +28,9 @@ from wattcast.lab.validate.public_checks.published_checks import (
     titanx_rows,
     v100_rows,
 )
-from wattcast.lab.validate.public_checks.training_checks import training_rows
+from wattcast.lab.validate.public_checks.published_commands import ask_amd_rows
+from wattcast.lab.validate.public_checks.training_checks import ask_training_rows, training_rows
+from wattcast.lab.validate.typed_commands import JudgedRow
 
 # section of the kept results -> set and quantity of its row while it was not made, and what makes
 # it
@@ -42,6 +45,18 @@ LONG_SETS = {
     ),
     "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),
 }
+
+
+def list_public_rows(reference: Path | None) -> list[JudgedRow]:
+    """Return every measured row of others that a command predicts and whose figures are here, with
+    the command.
+    """
+    rows: list[JudgedRow] = []
+    if reference is not None and (reference / "energaizer").is_dir():
+        rows += list_published_rows(reference)
+    if reference is not None and (reference / "training").is_dir():
+        rows += ask_training_rows(reference)
+    return rows + ask_amd_rows()
 
 
 def make_quick_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:

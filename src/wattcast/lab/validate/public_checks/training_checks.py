@@ -9,22 +9,29 @@ reason, where the model, the GPU or the layout is unknown. Run: ``wattcast lab v
 from __future__ import annotations
 
 import csv
+import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.core import files
 from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import decode_yaml
-from wattcast.hardware import Gpu, load_gpu
+from wattcast.lab.validate.typed_commands import (
+    JudgedRow,
+    TypedCommand,
+    answer_commands,
+    make_file_name,
+)
 from wattcast.training.step_time import OVERLAP
 from wattcast.training.train_job import TrainingResult, train
-from wattcast.training.training_strategy import TrainingRecipe
 from wattcast.workload.model_catalogue import ModelSpec, load_model, make_model
 
 CHOSEN_WITH = (
@@ -96,56 +103,74 @@ def compare_training(
 
 def predict_training_row(row: dict[str, str]) -> TrainingResult:
     """Predict a published row from its layout; what it does not state is chosen as for any job."""
-    gpu = _find_gpu(row)
+    result: TrainingResult = answer_commands([ask_training_row(row)])[0]
+    return result
+
+
+def ask_training_row(row: dict[str, str]) -> TypedCommand:
+    """Return the command that predicts a published row."""
     if not row["gpus"] or not row["seq"]:
         raise WattcastError("the row does not say how many GPUs or how long a sequence is")
-    gpus = int(row["gpus"])
-    layout = row["dp_or_fsdp"].lower()
-    sharding = None
-    if "shard_grad_op" in layout or "zero2" in layout:
-        sharding = "zero2"
-    elif "fsdp" in layout or "full_shard" in layout or "zero3" in layout:
-        sharding = "zero3"
-    elif "zero1" in layout:
-        sharding = "zero1"
-    elif layout.startswith(("dp", "ddp")):
-        sharding = "none" if "ddp" in layout else "zero1"
+    gpu, gpu_files = _find_gpu(row)
+    model, model_files = _find_model(row)
+    older = _before_2022(row)
     interleave = re.search(r"VP (\d+)", row["notes"])
-    micro_batch = int(row["micro_batch"]) if row["micro_batch"] else None
+    options: dict[str, Any] = {
+        "gpu": gpu,
+        "gpus": int(row["gpus"]),
+        "tokens": "1B",
+        "seq": int(float(row["seq"])),
+        "global_batch": int(row["global_batch"]) if row["global_batch"] else None,
+        "micro_batch": _micro_batch(row),
+        "tp": int(row["tp"] or 0) or None,
+        "pp": int(row["pp"] or 0) or None,
+        "cp": int(row["cp"] or 1),
+        "ep": int(row["ep"] or 1),
+        "interleave": int(interleave[1]) if interleave else 1,
+        "sequence_parallel": not older,
+        "attention": "eager" if older or "no flash attention" in row["notes"] else "flash",
+        "sharding": _find_sharding(row["dp_or_fsdp"].lower()),
+        "recompute": _recompute(row),
+        "attention_slowdown": _attention_slowdown(row),
+        **_recipe(row),
+        "node": _OTHER_NODES.get(gpu),
+        "network": _find_network(row),
+        "force": True,
+    }
+    usual = {name: one.default for name, one in inspect.signature(train).parameters.items()}
+    typed = {name: value for name, value in options.items() if value != usual[name]}
+    return TypedCommand("train", model, typed, gpu_files | model_files)
+
+
+def _micro_batch(row: dict[str, str]) -> int | None:
     if "micro_batch is the local batch" in row["notes"] and row["pp"] not in ("", "1"):
-        micro_batch = 1  # a pipeline splits the local batch
-    seq, batch = int(float(row["seq"])), int(row["global_batch"]) if row["global_batch"] else None
-    network = None
+        return 1  # a pipeline splits the local batch
+    return int(row["micro_batch"]) if row["micro_batch"] else None
+
+
+def _find_sharding(layout: str) -> str | None:
+    if "shard_grad_op" in layout or "zero2" in layout:
+        return "zero2"
+    if "fsdp" in layout or "full_shard" in layout or "zero3" in layout:
+        return "zero3"
+    if "zero1" in layout:
+        return "zero1"
+    if layout.startswith(("dp", "ddp")):
+        return "none" if "ddp" in layout else "zero1"
+    return None
+
+
+def _find_network(row: dict[str, str]) -> str | None:
+    """Return the bandwidth of a GPU's network, where a row states that of its node of eight."""
     roce = re.search(r"(\d+) x (\d+) Gb RoCE per node", row["notes"])
     pair = re.search(r"(\d+) / (\d+) Gbps network", row["notes"])  # of a node of A100, of H100
     if roce:
-        network = f"{int(roce[1]) * int(roce[2]) / 8 / 8}GB/s"
-    elif row["id"].startswith("bigscience"):
-        network = "6.25GB/s"  # four Omni-Path links of 100 Gb/s a node [BigScience2022]
-    elif pair:
-        network = f"{int(pair[2 if 'H100' in row['gpu'] else 1]) / 8 / 8}GB/s"
-    return train(
-        _find_model(row),
-        gpu,
-        gpus=gpus,
-        tokens=1e9,
-        seq=seq,
-        global_batch=batch,
-        micro_batch=micro_batch,
-        tp=int(row["tp"] or 0) or None,
-        pp=int(row["pp"] or 0) or None,
-        cp=int(row["cp"] or 1),
-        ep=int(row["ep"] or 1),
-        interleave=int(interleave[1]) if interleave else 1,
-        sequence_parallel=not _before_2022(row),
-        attention="eager" if _before_2022(row) or "no flash attention" in row["notes"] else "flash",
-        sharding=sharding,
-        recompute=_recompute(row),
-        attention_slowdown=_attention_slowdown(row),
-        **_recipe(row),
-        network=network,
-        force=True,
-    )
+        return f"{int(roce[1]) * int(roce[2]) / 8 / 8}GB/s"
+    if row["id"].startswith("bigscience"):
+        return "6.25GB/s"  # four Omni-Path links of 100 Gb/s a node [BigScience2022]
+    if pair:
+        return f"{int(pair[2 if 'H100' in row['gpu'] else 1]) / 8 / 8}GB/s"
+    return None
 
 
 def _before_2022(row: dict[str, str]) -> bool:
@@ -169,29 +194,58 @@ def _attention_slowdown(row: dict[str, str]) -> float:
     return early * (1.8 if pytorch and row["gpu"].startswith(("H100", "H200")) else 1.0)
 
 
-def _find_gpu(row: dict[str, str]) -> Gpu:
+def _find_gpu(row: dict[str, str]) -> tuple[str, dict[str, bytes]]:
+    """Return the name of a row's GPU, or a file of one that the catalogue has with other memory."""
     if row["gpu"] not in GPUS:
         raise WattcastError(f"no GPU of the catalogue is the {row['gpu']}")
-    gpu = load_gpu(GPUS[row["gpu"]])
-    if row["gpu"] == "A100-SXM-40GB":
-        return gpu.with_fields({"memory.capacity_byte": 40e9, "memory.byte_per_s": 1.555e12})
-    if "96GB" in row["gpu"]:
-        return gpu.with_fields(
-            {"memory.capacity_byte": 96e9, "memory.byte_per_s": 2.4e12, "power.limit_w": 500.0}
-        )
-    return gpu
+    name = GPUS[row["gpu"]]
+    for start, file, changes in _OTHER_BOARDS:
+        if row["gpu"].startswith(start):
+            text = files("wattcast.hardware").joinpath(f"catalogue/{name}.yaml").read_text()
+            for before, after in changes.items():
+                assert text.count(before) == 1, f"{before} in {name}.yaml"
+                text = text.replace(before, after)
+            return file, {file: text.encode()}
+    return name, {}
 
 
-def _find_model(row: dict[str, str]) -> ModelSpec:
+_OTHER_BOARDS = (
+    (
+        "A100-SXM-40GB",
+        "a100-sxm-40gb.yaml",
+        {
+            "capacity: {value: 80 GB,": "capacity: {value: 40 GB,",
+            "{value: 2039 GB/s,": "{value: 1555 GB/s,",
+        },
+    ),
+    (
+        "H100-SXM-96GB",
+        "h100-sxm-96gb.yaml",
+        {
+            "capacity: {value: 80 GB,": "capacity: {value: 96 GB,",
+            "{value: 3352 GB/s,": "{value: 2400 GB/s,",
+            "  limit: {value: 700 W,": "  limit: {value: 500 W,",
+        },
+    ),
+)
+
+
+_OTHER_NODES = {"a100-sxm-40gb.yaml": "dgx-a100", "h100-sxm-96gb.yaml": "hgx-h100"}
+
+
+def _find_model(row: dict[str, str]) -> tuple[str, dict[str, bytes]]:
+    """Return the name of a row's model, or a file with its sizes where the catalogue does not have
+    it.
+    """
     name = row["model"].removesuffix("-lora")
     table = training_models()
     if (
         name == "deepseek-v3" and "w/o MTP" not in row["notes"]
     ):  # one more layer predicts the token after the next
         spec = load_model(name)
-        return replace(spec, dims=replace(spec.dims, layers=spec.dims.layers + 1))
+        return _write_sizes(replace(spec, dims=replace(spec.dims, layers=spec.dims.layers + 1)))
     if name in table:
-        return table[name]
+        return _write_sizes(table[name])
     sizes = {
         key: re.search(rf"{key} (\d+)", row["notes"])
         for key in ("hidden", "layers", "heads", "vocabulary")
@@ -200,11 +254,17 @@ def _find_model(row: dict[str, str]) -> ModelSpec:
         hidden, layers = int(sizes["hidden"][1]), int(sizes["layers"][1])
         heads = int(sizes["heads"][1]) if sizes["heads"] else max(hidden // 128, 1)
         vocab = int(sizes["vocabulary"][1]) if sizes["vocabulary"] else 51200
-        return _make(
-            name,
-            {"kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab},
-        )
-    return load_model(name)
+        dims = {"kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab}
+        return _write_sizes(_make(f"{name}-{layers}x{hidden}", dims))
+    return load_model(name).name, {}
+
+
+def _write_sizes(spec: ModelSpec) -> tuple[str, dict[str, bytes]]:
+    """Return a file of a model's sizes, as `predict` and `train` read it."""
+    file = make_file_name(spec.name, "json")
+    dims = {item.name: getattr(spec.dims, item.name) for item in fields(spec.dims)}
+    plain = {"name": spec.name, "architecture": spec.architecture, "dims": dims}
+    return file, {file: msgspec.json.format(msgspec.json.encode(plain), indent=1)}
 
 
 @cache
@@ -317,7 +377,7 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         "dtype": next((name for word, name in _FORMATS.items() if word in precision), "bf16"),
         "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
         "fused_loss": tuned,
-        "loss_share": 0.0 if tuned else TrainingRecipe.loss_share,
+        "loss_share": 0.0 if tuned else "5%",
         "graphs": graphs or "token drop" in row["notes"],
         "expert_overlap": OVERLAP if newest or _hides_exchanges(row) else 0.0,
         "expert_copies": _sends_copies(row),
@@ -326,6 +386,27 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         "lora": lora,
         "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,
     }
+
+
+TRAINING_PLACES = {"tokens/s": "tokens_per_s_per_gpu"}
+
+
+def ask_training_rows(reference: Path) -> list[JudgedRow]:
+    """Return the published rows of several GPUs that can be predicted, with their commands."""
+    found = []
+    for row in read_training_rows(reference):
+        try:
+            command = ask_training_row(row)
+        except (WattcastError, KeyError):  # `compare_training` says why
+            continue
+        chosen = row["id"].split("-")[0] in CHOSEN_WITH
+        where = "published training, " + (
+            "families that chose the overlaps" if chosen else "other families"
+        )
+        if command.options.get("gpus", 8) > 1:
+            measured = {"tokens/s": float(row["tokens_per_s_per_gpu"])}
+            found.append(JudgedRow(where, row["id"], command, measured, TRAINING_PLACES))
+    return found
 
 
 def training_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
