@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import wattcast
 from wattcast.core.errors import ExitCode, WattcastError
-from wattcast.explore.exploration_report import exploration_json
+from wattcast.explore.exploration_report import exploration_json, print_exploration
 from wattcast.explore.explorations import Exploration, ExploreObjective, explore
 from wattcast.predictor import prices
 
@@ -50,9 +51,52 @@ def test_anything_varies_with_anything() -> None:
         "gpt2", names.pop("gpu"), clock=names.pop("asked_clock_hz"), seq=128, **names
     )
     assert found.points[-1].results["latency_s"] == pytest.approx(float(alone.latency_s), rel=1e-12)
-    assert found.points[-1].results["energy_j_per_request"] == pytest.approx(
-        float(alone.energy_j) / 4, rel=1e-12
+    assert found.points[-1].results["energy_j_per_token"] == pytest.approx(
+        alone.energy_j_per_token, rel=1e-12
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "unit"),
+    [
+        ("llama3-8b", {"phase": "decode", "seq": 512}, "token"),
+        ("llama3-8b", {"phase": "prefill", "seq": 512}, "token"),
+        ("llama3-8b", {"phase": "generate", "seq": 128, "tokens": 8}, "token"),
+        ("gpt2", {"phase": "train", "seq": 128}, "token"),
+        ("resnet50", {}, "picture"),
+    ],
+)
+def test_speed_and_energy_have_the_name_of_what_they_count(
+    model: str, options: dict[str, Any], unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep of decode steps once called its tokens requests: "3374 requests/s" of a card that
+    decodes 3374 tokens.
+
+    A request of 4,096 + 300 tokens takes a card a hundred times as long.
+    """
+    found = explore(model, "h200", ["batch=1,8"], **options)
+    for point in found.points:
+        alone = wattcast.predict(model, "h200", batch=point.names["batch"], **options)
+        counted = alone.tokens_per_s if unit == "token" else alone.items_per_s
+        each_j = alone.energy_j_per_token if unit == "token" else alone.energy_j_per_item
+        assert point.results["unit"] == unit
+        assert point.results["units_per_s"] == pytest.approx(counted, rel=1e-12)
+        assert point.results["energy_j_per_unit"] == pytest.approx(each_j, rel=1e-12)
+    console = Console(width=200)
+    print_exploration(console, found, ExploreObjective.ENERGY)
+    said = capsys.readouterr().out
+    assert f"{unit}s/s" in said
+    assert f"J/{unit}" in said
+    assert "request" not in said
+
+
+def test_points_that_count_different_things_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explore(
+        {"name": "one", "ops": [{"op": "linear", "m": 64, "n": 64, "k": 64}]}, "h200,l4"
+    )
+    assert {point.results["unit"] for point in found.points} == {"run"}
+    print_exploration(Console(width=200), found, ExploreObjective.ENERGY)
+    assert "runs/s" in capsys.readouterr().out
 
 
 def test_all_clocks_of_the_card() -> None:
@@ -99,18 +143,16 @@ def test_gpus_equal_their_predictions_in_order() -> None:
     found = explore(
         "gpt2", ["h200", "h100-sxm", "a100-sxm-80gb"], electricity="0.36USD/kWh", **MODEL
     ).points
-    each = [choice.results["energy_j_per_request"] for choice in found]
+    each = [choice.results["energy_j_per_unit"] for choice in found]
     assert each == sorted(each)
     for choice in found:
         alone = wattcast.predict("gpt2", choice.names["gpu"], **MODEL)
-        assert choice.results["energy_j_per_request"] == pytest.approx(
-            float(alone.energy_j) / 8, rel=1e-12
+        assert choice.results["energy_j_per_unit"] == pytest.approx(
+            alone.energy_j_per_token, rel=1e-12
         )
-        assert choice.results["requests_per_s"] == pytest.approx(
-            8 / float(alone.latency_s), rel=1e-12
-        )
-        assert choice.results["cost_per_request"] == pytest.approx(
-            float(alone.energy_j) / 8 * 1e-7, rel=1e-12
+        assert choice.results["units_per_s"] == pytest.approx(alone.tokens_per_s, rel=1e-12)
+        assert choice.results["cost_per_unit"] == pytest.approx(
+            alone.energy_j_per_token * 1e-7, rel=1e-12
         )
 
 
@@ -143,7 +185,7 @@ def test_options_are_every_combination_against_the_first() -> None:
     ]
     assert found[0].results["speedup"] == 1.0
     assert found[3].results["speedup"] == pytest.approx(
-        found[3].results["requests_per_s"] / found[0].results["requests_per_s"]
+        found[3].results["units_per_s"] / found[0].results["units_per_s"]
     )
 
 
@@ -151,7 +193,9 @@ def test_several_gpus_are_all_counted() -> None:
     one, two = explore("llama3-8b", "h200", ["tp=1,2"], seq=256).points
     alone = wattcast.predict("llama3-8b", "h200", tp=2, seq=256)
     assert two.results["gpus"] == 2
-    assert two.results["energy_j"] == pytest.approx(2 * float(alone.energy_j), rel=1e-12)
+    assert two.results["energy_j"] == pytest.approx(alone.energy_j, rel=1e-12)
+    assert two.results["total_energy_j"] == pytest.approx(alone.total_energy_j, rel=1e-12)
+    assert two.results["total_power_w"] == pytest.approx(alone.total_power_w, rel=1e-12)
     assert two.results["memory_byte"] < one.results["memory_byte"]
 
 
@@ -244,7 +288,7 @@ def test_the_commands(call, tmp_path: Path) -> None:
     )
     done = call(*sweep, *argv)
     assert done.code == 0, done.err
-    assert "USD/request" in done.out
+    assert "USD/M tokens" in done.out
     assert (tmp_path / "g.svg").read_bytes().startswith(b"<?xml")
     done = call(
         "explore",

@@ -159,15 +159,11 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
     ran = [_add_slowdown(point) for point in found.points if point.results]
     columns = {name: said.get(name, name) for name in found.axes} | {
         "latency_s": "latency",
-        "power_w": "power",
+        "total_power_w": "total power" if any(row["gpus"] > 1 for row in ran) else "power",
         "clock_hz": "clock",
         "capped": "capped",
         "fits": "fits",
-        **({"gpus": "GPUs"} if any(row["gpus"] > 1 for row in ran) else {}),
-        "requests_per_s": "requests/s",
-        "energy_j_per_request": "J/request",
-        "cost_per_request": f"{found.prices.currency}/request",
-        "carbon_g_per_request": "g CO2e/request",
+        **_name_units(found, any(row["gpus"] > 1 for row in ran)),
         **({"slowdown": "slowdown"} if set(found.axes) & set(said) else compared),
         "coefficients": "coefficients",
     }
@@ -203,6 +199,30 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
     )
 
 
+def name_unit(found: Exploration) -> str:
+    """Return what speed and energy of all points are counted in: tokens, pictures, runs, or each
+    point's own.
+    """
+    words = {point.results["unit"] for point in found.points if point.results}
+    return words.pop() if len(words) == 1 else "unit"
+
+
+def _name_units(found: Exploration, several_gpus: bool) -> dict[str, str]:
+    """Return the columns of speed, energy, cost and carbon with the words of what they are counted
+    in.
+    """
+    unit = name_unit(found)
+    money = found.prices.currency or "cost"
+    columns = {"gpus": "GPUs"} if several_gpus else {}
+    if unit == "unit":
+        columns["unit"] = "unit"
+    columns |= {"units_per_s": f"{unit}s/s", "energy_j_per_unit": f"J/{unit}"}
+    if unit == "token":
+        names = ("cost_per_million_tokens", "carbon_g_per_million_tokens")
+        return columns | dict(zip(names, (f"{money}/M tokens", "g CO2e/M tokens"), strict=True))
+    return columns | {"cost_per_unit": f"{money}/{unit}", "carbon_g_per_unit": f"g CO2e/{unit}"}
+
+
 def _add_slowdown(point: Alternative) -> dict[str, Any]:
     return point.row | {"slowdown": f"{point.results['slowdown']:.1%}"}
 
@@ -233,7 +253,10 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
         "clock_hz": "clock",
     }
     columns |= {"busy_share": "busy", "power_w_per_gpu": "power each"}
-    columns |= {"requests_per_s": "requests/s", "energy_j_per_request": "J/request"}
+    words = {row["unit"] for row in found.rows}
+    unit = words.pop() if len(words) == 1 else "unit"
+    columns |= {"unit": "unit"} if unit == "unit" else {}
+    columns |= {"units_per_s": f"{unit}s/s", "energy_j_per_unit": f"J/{unit}"}
     more = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "risk": "risk"}
     columns |= {
         name: title for name, title in more.items() if any(row.get(name) for row in found.rows)
@@ -379,7 +402,9 @@ def draw_exploration(found: Exploration, workload: Workload, options: Mapping[st
             }
             label = ", ".join(format_cell(name, value) for name, value in others.items())
             lines.setdefault(label or str(point.row["gpu"]), []).append(point.row)
-        names = ("asked_clock_hz", "latency_s", "power_w", "energy_j")
+        many = any(rows[0]["gpus"] > 1 for rows in lines.values())
+        drawn = ("total_power_w", "total_energy_j") if many else ("power_w", "energy_j")
+        names = ("asked_clock_hz", "latency_s", *drawn)
         tables = {
             label: {n: np.array([row[n] for row in rows]) for n in names}
             for label, rows in lines.items()
@@ -390,14 +415,16 @@ def draw_exploration(found: Exploration, workload: Workload, options: Mapping[st
     points = {}
     for choice in (choice for choice in found.points if choice.results):
         label = ", ".join(f"{key} {value}" for key, value in choice.names.items())
-        points[label] = 1e3 * choice.results["latency_s"], choice.results["energy_j_per_request"]
+        points[label] = 1e3 * choice.results["latency_s"], choice.results["energy_j_per_unit"]
     if not points:
         raise bad_value("figure", "at least one way that can be run", "none")
     missing = len(found.points) - len(points)
     note = f"{len(points)} ways, predicted" + (
         f"; {missing} cannot be run and are not shown" if missing else ""
     )
-    return draw_pareto(points, "Latency (ms)", "Energy per request (J)", found.title, note)
+    return draw_pareto(
+        points, "Latency (ms)", f"Energy per {name_unit(found)} (J)", found.title, note
+    )
 
 
 def draw_gpus(

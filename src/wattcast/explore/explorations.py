@@ -3,7 +3,7 @@ line.
 
     import wattcast
     found = wattcast.explore("llama3-8b", "h200,l40s", ["dtype=bf16,fp8", "batch=1,8,32"],
-    phase="decode", seq=1024) found.rows[0]["energy_j_per_request"] found =
+    phase="decode", seq=1024) found.rows[0]["energy_j_per_token"] found =
     wattcast.explore.explore_designs("llama3-8b", "h200", ["sm_count=64:192:4",
     "clock=1GHz,1.5GHz"], seq=64) found.summary.front["latency_s"]
 
@@ -116,7 +116,7 @@ SETTING_COLUMNS = {
 
 
 class ExploreObjective(StrEnum):
-    """Name what the best point has least of, per request."""
+    """Name what the best point has least of; energy and cost per token, picture or run."""
 
     ENERGY = "energy"
     ED = "ed"  # energy x delay
@@ -126,11 +126,11 @@ class ExploreObjective(StrEnum):
 
 
 OBJECTIVE_COLUMNS = {
-    ExploreObjective.ENERGY: "energy_j_per_request",
+    ExploreObjective.ENERGY: "energy_j_per_unit",
     ExploreObjective.ED: "energy_delay_js",
     ExploreObjective.ED2: "energy_delay2_js2",
     ExploreObjective.LATENCY: "latency_s",
-    ExploreObjective.COST: "cost_per_request",
+    ExploreObjective.COST: "cost_per_unit",
 }
 
 
@@ -246,7 +246,7 @@ def explore(
             continue
         for chip in chips:
             by_chip[chip.name] += _try_settings(
-                graph, chosen, own[chip.name], chip, set_to, axes, prices, bundle
+                graph, own[chip.name], chip, set_to, axes, prices, bundle
             )
     tried = [point for of_chip in by_chip.values() for point in of_chip]
     ran = [point.results for point in tried if point.results]
@@ -297,16 +297,11 @@ def _rank_gpu(point: Alternative) -> tuple[bool, bool, float]:
     cannot run it.
     """
     results = point.results
-    return (
-        not results,
-        results.get("fits") is False,
-        float(results.get("energy_j_per_request", 0.0)),
-    )
+    return not results, results.get("fits") is False, float(results.get("energy_j_per_unit", 0.0))
 
 
 def _try_settings(
     graph: Graph,
-    chosen: ModelOptions,
     names: Mapping[str, Any],
     gpu: Gpu,
     set_to: Mapping[str, str],
@@ -333,27 +328,44 @@ def _try_settings(
         columns = tabulate_points(Study(graph, gpu, fitted, space), 0, space.size)
     except WattcastError as error:
         return [Alternative(names, {}, str(error), chip=gpu)]
-    many, requests = chosen.gpu_count, chosen.batch * chosen.dp
+    many = graph.gpu_count
+    unit, units_a_run = graph.unit
     found = []
     for row in table_rows(columns):
         latency_s, energy_j = row["latency_s"], row["energy_j"]
-        each_j, each_s = energy_j * many / requests, latency_s * many / requests
+        total_j = energy_j * many
+        each_j = total_j / units_a_run
+        each_gpu_s = latency_s * many / units_a_run
+        cost, carbon_g = prices.cost(gpu.name, each_j, each_gpu_s), prices.carbon_g(each_j)
+        per_million = 1e6 if unit == "token" else None
         results = {
             "gpus": many,
             **{
                 name: row[name]
                 for name in ("latency_s", "power_w", "energy_j", "clock_hz", "capped", "limit_met")
             },
-            "energy_j": energy_j * many,
-            "requests_per_s": requests / latency_s,
-            "energy_j_per_request": each_j,
-            "requests_per_j": 1.0 / each_j,
+            "total_power_w": row["power_w"] * many,
+            "total_energy_j": total_j,
+            "tokens_per_s": None if graph.tokens is None else graph.tokens / latency_s,
+            "energy_j_per_token": None if graph.tokens is None else total_j / graph.tokens,
+            "items_per_s": None if graph.items is None else graph.items / latency_s,
+            "energy_j_per_item": None if graph.items is None else total_j / graph.items,
+            "unit": unit,
+            "units_per_s": units_a_run / latency_s,
+            "energy_j_per_unit": each_j,
+            "units_per_j": 1.0 / each_j,
             "energy_delay_js": each_j * latency_s,
             "energy_delay2_js2": each_j * latency_s**2,
             "memory_byte": graph.memory_byte,
             "fits": row.get("fits"),
-            "cost_per_request": prices.cost(gpu.name, each_j, each_s),
-            "carbon_g_per_request": prices.carbon_g(each_j),
+            "cost_per_unit": cost,
+            "carbon_g_per_unit": carbon_g,
+            "cost_per_million_tokens": cost * per_million
+            if cost is not None and per_million
+            else None,
+            "carbon_g_per_million_tokens": carbon_g * per_million
+            if carbon_g is not None and per_million
+            else None,
             "coefficients": str(fitted.status),
         }
         at = {column: row[column] for column in axes if column in SETTING_COLUMNS.values()}
@@ -396,8 +408,8 @@ def _compare_with(point: Alternative, first: Mapping[str, Any], fastest_s: float
     """Add slowdown against the fastest point, and speed-up and energy against the first that runs."""
     more = {
         "slowdown": point.results["latency_s"] / fastest_s - 1.0,
-        "speedup": point.results["requests_per_s"] / first["requests_per_s"],
-        "energy_ratio": point.results["energy_j_per_request"] / first["energy_j_per_request"],
+        "speedup": point.results["units_per_s"] / first["units_per_s"],
+        "energy_ratio": point.results["energy_j_per_unit"] / first["energy_j_per_unit"],
     }
     return replace(point, results={**point.results, **more})
 

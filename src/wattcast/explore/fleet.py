@@ -304,10 +304,8 @@ def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_C
         raise BadInput("does not fit in memory")
     if gpus > count:
         raise BadInput(f"{gpus} GPUs a replica, of which there are {count}")
-    idle_w, batch = (
-        gpus * bundle_for(gpu).power.idle_power_w(clock_hz),
-        float(demand.options.get("batch", 1)),
-    )
+    idle_w = gpus * bundle_for(gpu).power.idle_power_w(clock_hz)
+    batch = float(demand.options.get("batch", 1)) * float(demand.options.get("dp", 1))
     columns = []
     for row in pareto_front(np.stack([found["latency_s"], found["power_w"]], axis=-1)):
         latency_s = float(found["latency_s"][row])
@@ -504,8 +502,9 @@ def _make_assignment(
                     "power_w_per_gpu": float(drawn_w / x / c.gpus)
                     if c.option
                     else c.power_w / c.gpus,
-                    "requests_per_s": float(u * c.per_s),
-                    "energy_j_per_request": float(drawn_w / (u * c.per_s))
+                    "unit": _name_unit(c),
+                    "units_per_s": float(u * c.per_s),
+                    "energy_j_per_unit": float(drawn_w / (u * c.per_s))
                     if c.option and u
                     else c.power_w / c.per_s,
                     **more,
@@ -537,6 +536,16 @@ def _make_assignment(
         binds,
         said,
     )
+
+
+def _name_unit(column: _Column) -> str:
+    """Return what the rate of a workload counts: requests, or tokens where a batch is one decode
+    step.
+    """
+    if column.study is None:
+        return "request"
+    phase = column.study.graph.phase
+    return {"decode": "token", "train": "sequence"}.get(phase, "request")
 
 
 def list_settable_clocks(gpu: Gpu) -> Array:

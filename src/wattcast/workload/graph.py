@@ -46,6 +46,18 @@ class Graph:
         if not any(block.ops for block in self.blocks):
             raise bad_value(self.name or "workload", "at least one operator", "none")
 
+    @property
+    def unit(self) -> tuple[str, int]:
+        """What speed and energy are counted in, and how many of them one run makes on all GPUs.
+
+        That is a token, else a picture or another item, else the run itself.
+        """
+        if self.tokens is not None:
+            return "token", self.tokens
+        if self.items is not None:
+            return self.item or "item", self.items
+        return "run", 1
+
     @classmethod
     def from_operators(cls, name: str, ops: Iterable[Operator]) -> Graph:
         """Make a graph of one block."""
