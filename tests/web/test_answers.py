@@ -281,7 +281,7 @@ def test_a_comparison_adds_up() -> None:
     )
     assert len(found["against_first"]) == 2
     for pair in found["against_first"]:
-        for what in ("latency_s", "energy_j", "power_w"):
+        for what in ("latency_s", "total_energy_j", "total_power_w"):
             assert sum(pair["terms"][what].values()) == pytest.approx(
                 pair["difference"][what], abs=1e-9
             )

@@ -1,9 +1,10 @@
 """Split the difference between two runs into contributions that add up exactly.
 
 A run's time is calls x cycles of a call / clock, summed over its parts, plus gaps. Its energy is
-time x power while running, plus the energy of gaps. Its mean power is share of time x power while
-running, plus gaps. Sums split term by term. A product x = Π x_i that goes from a to b splits by the
-logarithmic mean [Ang2005]:
+GPUs x time x power while running, plus the energy of gaps. Its mean power is GPUs x share of time x
+power while running, plus gaps. Energy and power are those of all GPUs of a run: four GPUs and eight
+are compared by what they draw together. Sums split term by term. A product x = Π x_i that goes from
+a to b splits by the logarithmic mean [Ang2005]:
 
     b - a = L(a, b)·Σ ln(b_i / a_i),   L(a, b) = (b - a) / ln(b / a),   L(a, a) = a
 
@@ -40,7 +41,10 @@ class RunPart:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Totals of one iteration of a run, predicted or measured, and the parts they are made of."""
+    """One iteration of a run, predicted or measured, and the parts it is made of.
+
+    ``power_w``, ``energy_j`` and the parts are those of one GPU; all GPUs of a run are taken to do
+    the same."""
 
     name: str
     measured: bool
@@ -49,13 +53,46 @@ class RunSummary:
     clock_hz: float | None  # as NVML reports it
     effective_hz: float | None
     parts: tuple[RunPart, ...]
-    module_j: Mapping[str, float]
+    module_j: Mapping[str, float]  # of one GPU
     notes: tuple[str, ...] = ()
+    gpu_count: int = 1
+    tokens: int | None = None  # of one iteration on all GPUs
+    items: int | None = None
 
     @property
     def energy_j(self) -> float:
-        """Joules of one iteration."""
+        """Joules of one iteration, of one GPU."""
         return self.power_w * self.latency_s
+
+    @property
+    def total_power_w(self) -> float:
+        """Mean power of all GPUs."""
+        return self.gpu_count * self.power_w
+
+    @property
+    def total_energy_j(self) -> float:
+        """Joules of one iteration on all GPUs."""
+        return self.gpu_count * self.energy_j
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second of all GPUs together; None where there are none."""
+        return None if self.tokens is None else self.tokens / self.latency_s
+
+    @property
+    def energy_j_per_token(self) -> float | None:
+        """Joules of all GPUs per token."""
+        return None if self.tokens is None else self.total_energy_j / self.tokens
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Pictures or other items per second of all GPUs together; None where there are none."""
+        return None if self.items is None else self.items / self.latency_s
+
+    @property
+    def energy_j_per_item(self) -> float | None:
+        """Joules of all GPUs per item."""
+        return None if self.items is None else self.total_energy_j / self.items
 
     @property
     def gap_s(self) -> float:
@@ -100,7 +137,11 @@ def summarise_output(p: PredictionOut) -> RunSummary:
     module_j = {module.name: module.power_w * p.latency_s for module in p.modules}
     notes = () if p.support.inside else (f"far from what was measured: {p.support.reason}",)
     totals = (p.latency_s, p.power_w, p.clock_hz, p.effective_clock_hz)
-    return RunSummary(f"{p.name} on {p.gpu}", False, *totals, parts, module_j, notes)
+    count = f"{p.gpu_count} x " if p.gpu_count > 1 else ""
+    counted = (p.gpu_count, p.tokens, p.items)
+    return RunSummary(
+        f"{p.name} on {count}{p.gpu}", False, *totals, parts, module_j, notes, *counted
+    )
 
 
 def group_by_family(side: RunSummary) -> RunSummary:
@@ -145,6 +186,7 @@ SHARE, GAPS, ONLY, ALL = (
     "operators on one side only",
     "all kernels and gaps",
 )
+GPUS = "number of GPUs"
 RULE = (
     "sums term by term; products by the logarithmic mean (LMDI): each factor gets (b - a) / ln(b / a) x ln of its "
     "own ratio, so that contributions add up to the difference with nothing left over"
@@ -153,15 +195,18 @@ RULE = (
 
 @dataclass(frozen=True)
 class PartDifference:
-    """A part of both runs, or of one alone, with its contributions to each difference by term."""
+    """A part of both runs, or of one alone, with its contributions to each difference by term.
+
+    Energy and power are those of all GPUs.
+    """
 
     name: str
     family: str
     a: RunPart | None
     b: RunPart | None
     latency_s: dict[str, float]
-    energy_j: dict[str, float]
-    power_w: dict[str, float]
+    total_energy_j: dict[str, float]
+    total_power_w: dict[str, float]
 
     def total(self, column: str) -> float:
         """Return the sum of one difference, such as that of ``latency_s``."""
@@ -172,14 +217,16 @@ class PartDifference:
 class RunComparison:
     """Contributions to B - A. Those of ``operators`` and of gaps add up to the difference; so do
     those of modules.
+
+    Energy and power are those of all GPUs.
     """
 
     a: RunSummary
     b: RunSummary
     operators: tuple[PartDifference, ...]
     latency_s: dict[str, float]  # by term
-    energy_j: dict[str, float]
-    power_w: dict[str, float]
+    total_energy_j: dict[str, float]
+    total_power_w: dict[str, float]
     module_j: dict[str, float]  # by module; empty where a side does not know its modules
     module_w: dict[str, float]
     notes: tuple[str, ...]
@@ -196,8 +243,10 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     }  # clock and cycles, or cycles alone where a clock is not known
     if pace_a and pace_b:
         whole = {CLOCK: pace_a / pace_b, ALL: b.latency_s * pace_b / (a.latency_s * pace_a)}
-    joules = split_difference(a.energy_j, b.energy_j, {**whole, POWER: b.power_w / a.power_w})
-    watts = {POWER: b.power_w - a.power_w}
+    more = _compare_counts(a, b)
+    running = {**more, POWER: b.power_w / a.power_w}
+    joules = split_difference(a.total_energy_j, b.total_energy_j, {**whole, **running})
+    watts = split_difference(a.total_power_w, b.total_power_w, running)
     if not (
         a.parts and b.parts
     ):  # clock, cycles and power, where a run knows nothing below its totals
@@ -218,12 +267,18 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     )
     latency = sum_terms([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
     if energy:
-        joules = sum_terms([pair.energy_j for pair in pairs]) | {GAPS: b.gap_j - a.gap_j}
-        gaps_w = b.gap_j / b.latency_s - a.gap_j / a.latency_s
-        watts = sum_terms([pair.power_w for pair in pairs]) | {GAPS: gaps_w}
+        from_j, to_j = a.gpu_count * a.gap_j, b.gpu_count * b.gap_j
+        joules = sum_terms([pair.total_energy_j for pair in pairs]) | {GAPS: to_j - from_j}
+        gaps_w = to_j / b.latency_s - from_j / a.latency_s
+        watts = sum_terms([pair.total_power_w for pair in pairs]) | {GAPS: gaps_w}
     else:
         notes.append("no energy of kernels was measured: energy and power are split as a whole")
     return RunComparison(a, b, pairs, latency, joules, watts, *_compare_modules(a, b), tuple(notes))
+
+
+def _compare_counts(a: RunSummary, b: RunSummary) -> dict[str, float]:
+    """Return the factor of the number of GPUs, where it differs."""
+    return {} if a.gpu_count == b.gpu_count else {GPUS: b.gpu_count / a.gpu_count}
 
 
 def sum_terms(terms: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -282,9 +337,8 @@ def _compare_parts(
     ):  # all of it is the difference
         part = left or right
         assert part is not None
-        (from_s, from_j), (to_s, to_j) = (
-            (p.seconds, p.joules or 0.0) if p else (0.0, 0.0) for p in (left, right)
-        )
+        from_s, from_j = (left.seconds, a.gpu_count * (left.joules or 0.0)) if left else (0.0, 0.0)
+        to_s, to_j = (right.seconds, b.gpu_count * (right.joules or 0.0)) if right else (0.0, 0.0)
         lone_j = {ONLY: to_j - from_j} if energy else {}
         lone_w = {ONLY: to_j / b.latency_s - from_j / a.latency_s} if energy else {}
         name = f"{part.name} ({'only in A' if right is None else 'only in B'})"
@@ -298,21 +352,24 @@ def _compare_parts(
     latency = split_difference(left.seconds, right.seconds, ratios)
     if not (energy and left.joules and right.joules):
         return PartDifference(name, left.family, left, right, latency, {}, {})
-    running = (right.joules / right.seconds) / (left.joules / left.seconds)
-    joules = split_difference(left.joules, right.joules, {**ratios, POWER: running})
+    running = {
+        **_compare_counts(a, b),
+        POWER: (right.joules / right.seconds) / (left.joules / left.seconds),
+    }
+    from_j, to_j = a.gpu_count * left.joules, b.gpu_count * right.joules
+    joules = split_difference(from_j, to_j, {**ratios, **running})
     share = (right.seconds / b.latency_s) / (left.seconds / a.latency_s)
-    watts = split_difference(
-        left.joules / a.latency_s, right.joules / b.latency_s, {SHARE: share, POWER: running}
-    )
+    watts = split_difference(from_j / a.latency_s, to_j / b.latency_s, {SHARE: share, **running})
     return PartDifference(name, left.family, left, right, latency, joules, watts)
 
 
 def _compare_modules(a: RunSummary, b: RunSummary) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the difference of each module in joules and in mean watts."""
+    """Return the difference of each module in joules and in mean watts, of all GPUs."""
     if not (a.module_j and b.module_j):
         return {}, {}
-    pairs = {
-        n: (a.module_j.get(n, 0.0), b.module_j.get(n, 0.0)) for n in [*a.module_j, *b.module_j]
-    }
+    pairs = {}
+    for name in dict.fromkeys([*a.module_j, *b.module_j]):
+        from_j, to_j = (side.gpu_count * side.module_j.get(name, 0.0) for side in (a, b))
+        pairs[name] = (from_j, to_j)
     watts = {n: to_j / b.latency_s - from_j / a.latency_s for n, (from_j, to_j) in pairs.items()}
     return {n: to_j - from_j for n, (from_j, to_j) in pairs.items()}, watts

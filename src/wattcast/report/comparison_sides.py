@@ -17,6 +17,7 @@ from typing import Any, Unpack
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from wattcast import __version__
 from wattcast.calibrate import whole_models
@@ -34,7 +35,7 @@ from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.core.units import show
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import PredictionOut, PredictOut, take_fields
+from wattcast.predictor.prediction_json import PredictionOut, PredictOut, round_number, take_fields
 from wattcast.report import comparison
 from wattcast.report.comparison import (
     PartDifference,
@@ -361,9 +362,19 @@ def _find_profile(row: ModelRow, database: str) -> dict[str, Any] | None:
 MOST_LISTED = 12
 _QUANTITIES = (
     ("latency", "latency_s", "s"),
-    ("power", "power_w", "W"),
-    ("energy", "energy_j", "J"),
+    ("power", "total_power_w", "W"),
+    ("energy", "total_energy_j", "J"),
 )
+# what a user decides by comes first, then what it is made of, then one GPU of several
+_ANSWERS = (
+    ("tokens/s", "tokens_per_s", ""),
+    ("energy per token", "energy_j_per_token", "J"),
+    ("items/s", "items_per_s", ""),
+    ("energy per item", "energy_j_per_item", "J"),
+)
+_TOTALS = (("total power", "total_power_w", "W"), ("total energy", "total_energy_j", "J"))
+_ONE_GPU = (("power of one GPU", "power_w", "W"), ("energy of one GPU", "energy_j", "J"))
+_CLOCKS = (("clock", "clock_hz", "Hz"), ("effective clock", "effective_hz", "Hz"))
 
 
 def print_comparison(console: Console, found: RunComparison) -> None:
@@ -372,19 +383,10 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     """
     console.print(f"A: {escape(found.a.name)}\nB: {escape(found.b.name)}")
     console.print(f"B against A: {write_sentence(found)}", style="bold")
-    rows = new_table("", "A", "B", "B - A", "")
-    for name, column, unit in (
-        *_QUANTITIES,
-        ("clock", "clock_hz", "Hz"),
-        ("effective clock", "effective_hz", "Hz"),
-    ):
-        left, right = getattr(found.a, column), getattr(found.b, column)
-        if left and right:
-            change = _format_signed(right - left, unit), f"{right / left - 1:+.1%}"
-            rows.add_row(name, show(left, unit), show(right, unit), *change)
-    console.print(rows)
+    console.print(_table_totals(found))
     terms = [(getattr(found, column), unit) for _, column, unit in _QUANTITIES]
-    causes = new_table("caused by", *(name for name, _, _ in _QUANTITIES))
+    titles = [name for name, _, _ in _name_quantities(found)]
+    causes = new_table("caused by", *titles)
     for name in dict.fromkeys(name for of, _ in terms for name in of):
         causes.add_row(
             name, *(_format_signed(of[name], unit) if name in of else "" for of, unit in terms)
@@ -394,7 +396,7 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     )
     console.print(causes)
     if found.operators:
-        rows = new_table("operator", "calls", *(name for name, _, _ in _QUANTITIES))
+        rows = new_table("operator", "calls", *titles)
         columns = [column for _, column, _ in _QUANTITIES]
         sizes = {name: getattr(found.a, name) for name in columns}
         ranked = sorted(
@@ -419,15 +421,71 @@ def print_comparison(console: Console, found: RunComparison) -> None:
             (n, _format_signed(found.module_w[n], "W"), _format_signed(found.module_j[n], "J"))
             for n in names
         )
-        console.print(new_table("module", "power", "energy", rows=cells))
+        console.print(new_table("module", *titles[1:], rows=cells))
     print_notes(console, found.notes, "")
     console.print(f"Rule: {found.rule}.", style="dim")
 
 
-def write_sentence(found: RunComparison) -> str:
-    """Say in one line what contributed most."""
+def _table_totals(found: RunComparison) -> Table:
+    """Return both runs: tokens and joules per token, all GPUs, the time, and one GPU where there
+    are several.
+    """
+    a, b = found.a, found.b
+    rows = new_table("", "A", "B", "B - A", "")
+    one_gpu = _ONE_GPU if has_several_gpus(found) else ()
+    if one_gpu:
+        change = f"{b.gpu_count - a.gpu_count:+d}", f"{b.gpu_count / a.gpu_count - 1:+.1%}"
+        rows.add_row("GPUs", str(a.gpu_count), str(b.gpu_count), *change)
+    for name, column, unit in (
+        *_ANSWERS,
+        *_name_quantities(found)[1:],
+        _QUANTITIES[0],
+        *one_gpu,
+        *_CLOCKS,
+    ):
+        left, right = getattr(a, column), getattr(b, column)
+        if left and right:
+            shown = [
+                show(value, unit) if unit else round_number(value, 4) for value in (left, right)
+            ]
+            gained = _format_signed(right - left, unit) if unit else f"{right - left:+,.4g}"
+            rows.add_row(name, *shown, gained, f"{right / left - 1:+.1%}")
+    return rows
+
+
+def has_several_gpus(found: RunComparison) -> bool:
+    """Tell whether a side of a comparison has more than one GPU."""
+    return found.a.gpu_count > 1 or found.b.gpu_count > 1
+
+
+def _name_quantities(found: RunComparison) -> tuple[tuple[str, str, str], ...]:
+    """Return time, power and energy with their names: totals are called so where a side has several
+    GPUs.
+    """
+    return (_QUANTITIES[0], *_TOTALS) if has_several_gpus(found) else _QUANTITIES
+
+
+def _write_answers(found: RunComparison) -> str:
+    """Say how speed and energy per token or item change, which decide; empty where nothing is
+    counted.
+    """
     parts = []
-    for name, column, unit in _QUANTITIES:
+    for name, column, _ in _ANSWERS:
+        a, b = getattr(found.a, column), getattr(found.b, column)
+        if a and b and a != b:
+            parts.append(f"{name} {b / a - 1:+.1%}")
+    return ", ".join(parts)
+
+
+def write_sentence(found: RunComparison) -> str:
+    """Say in one line how speed and energy per token change, and what contributed most to time,
+    power and energy.
+
+    Power and energy are those of all GPUs.
+    """
+    answers = _write_answers(found)
+    parts = [answers] if answers else []
+    for name, column, unit in _name_quantities(found):
         a, b = getattr(found.a, column), getattr(found.b, column)
         terms = getattr(found, column)
         if not terms or b == a:
@@ -439,7 +497,7 @@ def write_sentence(found: RunComparison) -> str:
 
 
 def _format_sums(pairs: Sequence[PartDifference]) -> list[str]:
-    shown = _QUANTITIES if any(pair.energy_j for pair in pairs) else _QUANTITIES[:1]
+    shown = _QUANTITIES if any(pair.total_energy_j for pair in pairs) else _QUANTITIES[:1]
     return [
         _format_signed(sum(pair.total(column) for pair in pairs), unit) for _, column, unit in shown
     ]
@@ -454,16 +512,16 @@ def _format_signed(value: float, unit: str) -> str:
 
 
 def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
-    """Return SI numbers for JSON; each list of contributions adds up to its difference B - A."""
+    """Return SI numbers for JSON; each list of contributions adds up to its difference B - A.
+
+    ``total_power_w`` and ``total_energy_j`` are of all GPUs, ``power_w`` and ``energy_j`` of one.
+    """
     return {
         "wattcast": __version__,
         "rule": found.rule,
         "a": _side_to_plain(found.a),
         "b": _side_to_plain(found.b),
-        "difference": {
-            column: getattr(found.b, column) - getattr(found.a, column)
-            for _, column, _ in _QUANTITIES
-        },
+        "difference": _subtract_sides(found),
         "terms": {column: getattr(found, column) for _, column, _ in _QUANTITIES},
         "operators": [
             {
@@ -471,24 +529,47 @@ def comparison_to_plain(found: RunComparison) -> dict[str, Any]:
                 "calls": [part.calls if part else 0.0 for part in (pair.a, pair.b)],
                 "seconds": [part.seconds if part else 0.0 for part in (pair.a, pair.b)],
                 "latency_s": pair.total("latency_s"),
-                "energy_j": pair.total("energy_j") if pair.energy_j else None,
-                "power_w": pair.total("power_w") if pair.power_w else None,
-                "terms": take_fields(pair, "latency_s", "energy_j", "power_w"),
+                "total_energy_j": pair.total("total_energy_j") if pair.total_energy_j else None,
+                "total_power_w": pair.total("total_power_w") if pair.total_power_w else None,
+                "terms": take_fields(pair, "latency_s", "total_energy_j", "total_power_w"),
             }
             for pair in found.operators
         ],
         "idle_gaps": {"latency_s": found.b.gap_s - found.a.gap_s} if found.operators else None,
         "modules": [
-            {"name": n, "power_w": found.module_w[n], "energy_j": found.module_j[n]}
+            {"name": n, "total_power_w": found.module_w[n], "total_energy_j": found.module_j[n]}
             for n in found.module_w
         ],
         "notes": list(dict.fromkeys(found.notes)),
     }
 
 
+_COUNTED = tuple(column for _, column, _ in _ANSWERS)
+
+
+def _subtract_sides(found: RunComparison) -> dict[str, float]:
+    """Return B - A of all that both sides know."""
+    difference = {}
+    for column in (
+        "latency_s",
+        *_COUNTED,
+        "total_power_w",
+        "total_energy_j",
+        "power_w",
+        "energy_j",
+    ):
+        a, b = getattr(found.a, column), getattr(found.b, column)
+        if a is not None and b is not None:
+            difference[column] = b - a
+    return difference
+
+
 def _side_to_plain(side: RunSummary) -> dict[str, Any]:
     return {
-        **take_fields(side, "name", "measured", "latency_s", "power_w", "energy_j", "clock_hz"),
+        **take_fields(
+            side, "name", "measured", "gpu_count", "tokens", "items", "latency_s", *_COUNTED
+        ),
+        **take_fields(side, "total_power_w", "total_energy_j", "power_w", "energy_j", "clock_hz"),
         "effective_clock_hz": side.effective_hz,
         "idle_gaps_s": side.gap_s if side.parts else None,
     }
@@ -536,15 +617,22 @@ def draw_difference(found: RunComparison) -> Figure:
     if seen:
         left.legend(frameon=False, loc="best")
     left.set_xlabel("Time, B - A (ms)")
-    values = found.module_w or found.power_w
+    values = found.module_w or found.total_power_w
     names = sorted(values, key=lambda name: -abs(values[name]))
     colours = [MODULE_COLOURS.get(name, _TERM.get(name, _OTHER)) for name in names]
     right.barh(range(len(names)), [values[name] for name in names], color=colours)
     right.set_yticks(range(len(names)), names)
     right.invert_yaxis()
     right.axvline(0.0, color="#000000", lw=0.6)
-    right.set_xlabel("Mean power, B - A (W)")
+    right.set_xlabel(
+        "Mean power of all GPUs, B - A (W)" if has_several_gpus(found) else "Mean power, B - A (W)"
+    )
     a, b = found.a, found.b
-    change = f"{b.latency_s / a.latency_s - 1:+.1%} time, {b.power_w / a.power_w - 1:+.1%} power"
+    change = f"{b.latency_s / a.latency_s - 1:+.1%} time, {b.total_power_w / a.total_power_w - 1:+.1%} power"
+    change += f", {b.total_energy_j / a.total_energy_j - 1:+.1%} energy"
+    if has_several_gpus(found):
+        change += f" of all GPUs ({a.gpu_count} and {b.gpu_count})"
+    answers = _write_answers(found)
+    change = f"{answers}; {change}" if answers else change
     figure.suptitle(f"{a.name}  →  {b.name}\n{change}", fontsize=10)
     return add_caption(figure, f"Contributions to B - A. {found.rule}.")

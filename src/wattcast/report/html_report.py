@@ -26,7 +26,12 @@ from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor import prediction_json
 from wattcast.predictor.api import SettingKeywords
-from wattcast.predictor.prediction_json import AnswerLine, judge_confidence, list_answers
+from wattcast.predictor.prediction_json import (
+    AnswerLine,
+    judge_confidence,
+    list_answers,
+    round_number,
+)
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import Figure, encode_figure
 from wattcast.report.prediction_figures import (
@@ -98,7 +103,8 @@ def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 MOST_REPORT_OPS = 20
-_FIGURES = {"latency_s": "s", "power_w": "W", "energy_j": "J"}
+_FIGURES = {"latency_s": "s", "power_w": "W", "energy_j": "J"}  # of operators
+_COMPARED = {"total_power_w": "W", "total_energy_j": "J", "latency_s": "s", "clock_hz": "Hz"}
 
 
 def build_report(
@@ -274,8 +280,16 @@ def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
     rest = f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed."
     by_module = make_html_table(("module", "power", "share", "utilisation"), modules)
     by_operator = make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops)
+    whose = (
+        make_element("p", f"Of one of {p.gpu_count} GPUs, which are taken to do the same.")
+        if p.gpu_count > 1
+        else ""
+    )
     return join_markup(
-        by_module, by_operator, make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else ""
+        whose,
+        by_module,
+        by_operator,
+        make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else "",
     )
 
 
@@ -288,26 +302,35 @@ def _write_others(
     named = {label: look.prediction for label, look in zip(label_views(seen), seen, strict=True)}
     rows = []
     for label, p in named.items():
-        figures = (
-            show(float(getattr(p, name)), unit)
-            for name, unit in (_FIGURES | {"clock_hz": "Hz"}).items()
-        )
+        unit, units_a_run = p.basis.graph.unit
+        speed = f"{round_number(units_a_run / float(p.latency_s), 4)} {unit}s/s"
+        each = f"{show(float(p.total_energy_j) / units_a_run, 'J')}/{unit}"
+        figures = (show(float(getattr(p, name)), shown) for name, shown in _COMPARED.items())
         fits = {True: "fits", False: "does not fit", None: "unknown"}[p.fits]
-        rows.append((label, *figures, fits, p.status))
-    pieces = [
-        make_html_table(("", "latency", "power", "energy", "clock", "memory", "coefficients"), rows)
-    ]
+        rows.append((label, str(p.gpu_count), speed, each, *figures, fits, p.status))
+    titles = (
+        "",
+        "GPUs",
+        "speed",
+        "energy each",
+        "total power",
+        "total energy",
+        "latency",
+        "clock",
+        "memory",
+    )
+    pieces = [make_html_table((*titles, "coefficients"), rows)]
     if refused := [
         make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)
     ]:
         pieces.append(make_element("ul", *refused))
     if len(seen) > 1:
         points = {
-            label: (1e3 * float(p.latency_s), float(p.energy_j)) for label, p in named.items()
+            label: (1e3 * float(p.latency_s), float(p.total_energy_j)) for label, p in named.items()
         }
-        figure = draw_pareto(
-            points, "Latency (ms)", "Energy (J)", main.prediction.name, "predicted"
-        )
+        many = any(p.gpu_count > 1 for p in named.values())
+        energy = "Energy of all GPUs (J)" if many else "Energy (J)"
+        figure = draw_pareto(points, "Latency (ms)", energy, main.prediction.name, "predicted")
         pieces.append(embed_figure(figure, "by latency and energy"))
     return join_markup(*pieces)
 

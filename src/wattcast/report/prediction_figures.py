@@ -49,7 +49,7 @@ def draw_breakdown(p: Prediction) -> Figure:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(stacks)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("Power (W)")
+    axes.set_xlabel("Power of one GPU (W)" if p.gpu_count > 1 else "Power (W)")
     shown = [
         line.value
         for line in list_answers(p)
@@ -89,7 +89,10 @@ def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
         panels[1].set_xlim(part.start_s[0] * scale, part.end_s[-1] * scale)
     for axes in panels:
         axes.set_ylim(bottom=0.0)
-        axes.set(xlabel=f"Time ({unit})", ylabel="Power (W)")
+        axes.set(
+            xlabel=f"Time ({unit})",
+            ylabel="Power of one GPU (W)" if p.gpu_count > 1 else "Power (W)",
+        )
     how = "" if trace.whole else "; each stretch of the issue order at its mean"
     return add_caption(figure, figure_style.describe_origin(p) + how)
 
@@ -239,14 +242,16 @@ def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
     settles.
     """
     figure = new_figure(10.5, 3.8)
+    whose = " of all GPUs" if any(look.prediction.gpu_count > 1 for look in seen) else ""
     wanted = (
-        ("latency_s", "Latency (ms)", 1e3),
-        ("power_w", "Power (W)", 1.0),
-        ("energy_j", "Energy (J)", 1.0),
+        ("latency_s", "Latency (ms)"),
+        ("power_w", f"Power{whose} (W)"),
+        ("energy_j", f"Energy{whose} (J)"),
     )
-    for axes, (column, said, scale) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
+    for axes, (column, said) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
         for index, (label, look) in enumerate(zip(label_views(seen), seen, strict=True)):
             colour, here = SERIES_COLOURS[index % 8], look.prediction
+            scale = 1e3 if column == "latency_s" else float(here.gpu_count)
             axes.plot(
                 look.clocks["asked_hz"] / 1e6,
                 look.clocks[column] * scale,

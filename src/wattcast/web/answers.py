@@ -338,7 +338,7 @@ def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
     for other in others:
         found = compare_runs(first, other)
         plain = comparison_to_plain(found) | {"sentence": write_sentence(found)}
-        plain["operators"].sort(key=lambda pair: -abs(pair["energy_j"] or 0.0))
+        plain["operators"].sort(key=lambda pair: -abs(pair["total_energy_j"] or 0.0))
         del plain["operators"][MOST_CAUSES:]
         pairs.append(plain)
     return {"against_first": pairs}

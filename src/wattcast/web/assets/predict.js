@@ -222,9 +222,9 @@ function words(a, b, ca, cb, letter, pair) {
 
 export function drawWhy() {
   if (!why) return;
-  const what = $("why-what").value, unit = { energy_j: "J", latency_s: "s", power_w: "W" }[what];
+  const what = $("why-what").value, unit = { total_energy_j: "J", latency_s: "s", total_power_w: "W" }[what];
   const signed = (x) => `${x < 0 ? "\u2212" : "+"}${show(Math.abs(x), unit)}`;
-  $("why-said").textContent = "Contributions to the difference from A, for one run on one GPU; they add up to it.";
+  $("why-said").textContent = "Contributions to the difference from A, for one run on all GPUs; they add up to it.";
   $("why").replaceChildren(...why.against_first.flatMap((pair, i) => {
     const k = i + 1, into = element("div");
     const terms = Object.entries(pair.terms[what]).map(([name, value]) => ({ name: causeName(name), value, text: signed(value), css: `f${k}` }));
@@ -234,7 +234,7 @@ export function drawWhy() {
     queueMicrotask(() => {
       bars(into, largest(terms), `${"ABCD"[k]} minus A by cause: ${signed(pair.difference[what])}`);
       if (modules.length) bars(parts, largest(modules), `${"ABCD"[k]} minus A by module: ${signed(pair.difference[what])}`);
-      numbers(table, ["Operator", "Calls", "Time", "Energy"], pair.operators.map((o) => [o.name, o.calls.map((n) => number(n, 6)).join(" \u2192 "), `${o.latency_s < 0 ? "\u2212" : "+"}${show(Math.abs(o.latency_s), "s")}`, o.energy_j === null ? "" : `${o.energy_j < 0 ? "\u2212" : "+"}${show(Math.abs(o.energy_j), "J")}`]), `Operators that differ between A and ${"ABCD"[k]}`);
+      numbers(table, ["Operator", "Calls", "Time", "Energy"], pair.operators.map((o) => [o.name, o.calls.map((n) => number(n, 6)).join(" \u2192 "), `${o.latency_s < 0 ? "\u2212" : "+"}${show(Math.abs(o.latency_s), "s")}`, o.total_energy_j === null ? "" : `${o.total_energy_j < 0 ? "\u2212" : "+"}${show(Math.abs(o.total_energy_j), "J")}`]), `Operators that differ between A and ${"ABCD"[k]}`);
     });
     return [element("h3", {}, `${"ABCD"[k]} \u2212 A: ${signed(pair.difference[what])}`), into, modules.length ? element("h3", {}, "By module") : "", parts, table];
   }));
