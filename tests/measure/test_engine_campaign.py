@@ -22,6 +22,7 @@ from fake_engine import LAUNCH_S, REST_S, SCHEDULE_S, FakeEngine, FakeSampler
 
 from wattcast.core.errors import BadInput, CannotWrite, UnknownName, WattcastError
 from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.lab.__main__ import main
 from wattcast.lab.campaigns import engine_campaign
 from wattcast.lab.campaigns.engine_campaign import (
     MAX_BATCHED_TOKENS,
@@ -41,7 +42,6 @@ from wattcast.lab.campaigns.engine_session import (
     compute_percentiles,
     draw_arrivals,
     estimate_capacity,
-    fill_weights,
     measure_traffic,
     summarise_requests,
 )
@@ -52,7 +52,12 @@ from wattcast.lab.campaigns.engine_steps import (
     measure_point,
     warm_engine,
 )
-from wattcast.measure.__main__ import main
+from wattcast.lab.campaigns.engine_weights import (
+    WeightReport,
+    fill_weights,
+    find_zero_weights,
+    has_finite_outputs,
+)
 from wattcast.serving.host_times import pack_engine_folders
 
 MODEL = EngineModel(
@@ -71,7 +76,7 @@ def bench_of(engine: FakeEngine, **sampler: Any) -> EngineBench:
     return EngineBench(
         recorder,
         FakeSampler(engine.clock, **sampler),
-        lambda max_tokens, temperature=0.0: SimpleNamespace(max_tokens=max_tokens),
+        lambda max_tokens, **_: SimpleNamespace(max_tokens=max_tokens),
         vocab_size=1000,
         max_model_len=4096,
         synchronize=lambda: None,
@@ -384,9 +389,70 @@ def test_an_engine_gets_weights_that_tell_tokens_apart(tmp_path: Path) -> None:
         session = session_of(
             EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3)
         )
-        session.fill_weights = lambda filled=filled: filled
+        report = WeightReport(filled, zero=(), is_finite=True)
+        session.fill_weights = lambda report=report: report
         session.measure_all()
         assert {row["normal_weights"] for row in read_lines(out / "rows.jsonl")} == {bool(filled)}
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        (WeightReport(9, ("experts.w13",), True), "weights stayed zero: experts.w13"),
+        (WeightReport(9, (), False), "hidden states became NaN"),
+    ],
+)
+def test_an_engine_that_computes_nothing_is_refused(
+    tmp_path: Path, report: WeightReport, reason: str
+) -> None:
+    """Rows of gpt-oss were once measured with experts of zeros: 20 to 30 % too little power."""
+    request = EngineRequest(tmp_path, 600.0, (MODEL,), smoke=True)
+    session = session_of(request, FakeEngine(step_s=2e-3))
+    session.fill_weights = lambda: report
+    assert session.measure_all() == {"models refused": 1}
+    (row,) = read_lines(tmp_path / "rows.jsonl")
+    assert (row["kind"], row["error"]) == ("refused", reason)
+
+
+def make_engine_of(model: torch.nn.Module) -> SimpleNamespace:
+    worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
+    return SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+
+
+def test_large_weights_of_zeros_are_found() -> None:
+    model = torch.nn.ModuleDict({"kept": torch.nn.Linear(1024, 512, bias=False)})
+    model["empty"] = torch.nn.Linear(1024, 512, bias=False)
+    model["small"] = torch.nn.Linear(8, 8, bias=False)
+    torch.nn.init.zeros_(model["empty"].weight)
+    torch.nn.init.zeros_(model["small"].weight)
+    assert find_zero_weights(make_engine_of(model), torch) == ("empty.weight",)
+
+
+@pytest.mark.parametrize(("value", "is_finite"), [(-1.5, True), (float("nan"), False)])
+def test_outputs_that_are_no_numbers_are_found(value: float, is_finite: bool) -> None:
+    position = {7: SimpleNamespace(logprob=value)}
+    output = SimpleNamespace(outputs=[SimpleNamespace(logprobs=[position])])
+    left = [[output], []]
+    engine = SimpleNamespace(
+        add_request=lambda *_: None,
+        has_unfinished_requests=lambda: bool(left),
+        step=lambda: left.pop(0),
+    )
+    assert has_finite_outputs(engine, None, [1, 2]) is is_finite
+
+
+def test_a_point_says_how_its_tokens_are_chosen() -> None:
+    greedy = StepPoint(batch=8, context=64)
+    drawn = StepPoint(batch=8, context=64, temperature=0.8, top_k=50, top_p=0.9, repetition=1.1)
+    assert greedy.sampling == {"temperature": 0.0}
+    assert drawn.sampling == {
+        "temperature": 0.8,
+        "top_k": 50,
+        "top_p": 0.9,
+        "repetition_penalty": 1.1,
+    }
+    assert greedy.id == "decode-b8-c64"
+    assert drawn.id == "decode-b8-c64-t0.8-k50-n0.9-r1.1"
 
 
 def test_weights_are_filled_by_what_they_are() -> None:
@@ -404,6 +470,10 @@ def test_weights_are_filled_by_what_they_are() -> None:
     model.register_parameter("packed_weight_scale", torch.nn.Parameter(scales, requires_grad=False))
     blocks = torch.ones(4, 4).to(torch.float8_e4m3fn)  # nvfp4 has scales in fp8: no exponents
     model.register_parameter("block_weight_scale", torch.nn.Parameter(blocks, requires_grad=False))
+    int4 = torch.ones(4, 8)
+    model.register_parameter("scales", torch.nn.Parameter(int4, requires_grad=False))
+    order = torch.arange(64, dtype=torch.int32).reshape(8, 8)
+    model.register_parameter("g_idx", torch.nn.Parameter(order, requires_grad=False))
     kinds = {
         name: type(name, (), {"__module__": "triton_kernels.tensor"})
         for name in ("Tensor", "MXScaleLayout")
@@ -415,7 +485,6 @@ def test_weights_are_filled_by_what_they_are() -> None:
             data=torch.zeros(64, 4, dtype=torch.uint8), layout=kinds["MXScaleLayout"]()
         )
     their_scales.storage = told
-    worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
     libraries = SimpleNamespace(
         no_grad=torch.no_grad,
         cuda=SimpleNamespace(synchronize=lambda: None),
@@ -425,7 +494,7 @@ def test_weights_are_filled_by_what_they_are() -> None:
         uint8=torch.uint8,
         randn=torch.randn,
     )
-    engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+    engine = make_engine_of(model)
     assert fill_weights(engine, libraries) == 64 * 64 + 256 * 128 + 32 * 16 + 64 * 64 + 64 * 4
     assert model.packed_weight.unique().numel() > 500
     assert set(model.packed_weight_scale.float().flatten().tolist()) == {2.0**-7}
@@ -435,6 +504,8 @@ def test_weights_are_filled_by_what_they_are() -> None:
     assert 0.015 < model[0].weight.detach().std().item() < 0.025
     assert 0.015 < (model.weight.float() * model.weight_scale).std().item() < 0.025
     assert model.input_scale == 1.0
+    assert model.scales.unique().tolist() == pytest.approx([0.02 / 6.5])  # of int4 codes
+    assert (model.g_idx == torch.arange(64).reshape(8, 8)).all()  # places, not numbers
     assert not model[0].bias.any()
     assert fill_weights(SimpleNamespace(), libraries) == 0
 

@@ -11,7 +11,8 @@ only itself. The process of the next model loads its libraries while the current
 waits for its turn.
 
 Files in the output folder: ``rows.jsonl`` (an engine, idle, step or traffic row a line),
-``requests.jsonl`` (a request a line), ``steps.jsonl`` and ``power.jsonl`` (a serving run a line, as
+``kernels.jsonl`` (names of the kernels of
+a step), ``requests.jsonl`` (a request a line), ``steps.jsonl`` and ``power.jsonl`` (a serving run a line, as
 columns), ``runs.jsonl`` (card and libraries) and ``engine.log`` (the engine's own output)."""
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from wattcast.core.regular_files import open_regular
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 
-PARTS = ("steps", "traffic")
+PARTS = ("steps", "traffic", "sampling")
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition")  # of a step point
 ENVIRONMENT = {  # before vllm is imported
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine steps in this process
@@ -82,6 +84,9 @@ class StepPoint:
     prompts: int = 0
     prompt_tokens: int = 0  # of each new prompt; a prompt longer than a step is computed in chunks
     temperature: float = 0.0
+    top_k: int = 0  # of so many words; 0: of all
+    top_p: float = 0.0  # of words that make up so much of the probability; 0: of all
+    repetition: float = 0.0  # penalty of words that were there; 0: none
     why: str = ""
 
     def __post_init__(self) -> None:
@@ -105,7 +110,23 @@ class StepPoint:
         decode = f"b{self.batch}-c{self.context}" if self.batch else ""
         prompt = f"p{self.prompts}x{self.prompt_tokens}" if self.prompts else ""
         warm = f"t{self.temperature:g}" if self.temperature else ""
-        return "-".join(part for part in (self.kind, decode, prompt, warm) if part)
+        top_k = f"k{self.top_k}" if self.top_k else ""
+        top_p = f"n{self.top_p:g}" if self.top_p else ""
+        repetition = f"r{self.repetition:g}" if self.repetition else ""
+        parts = (self.kind, decode, prompt, warm, top_k, top_p, repetition)
+        return "-".join(part for part in parts if part)
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Return how tokens are chosen, as the engine takes it."""
+        chosen: dict[str, float] = {"temperature": self.temperature}
+        if self.top_k:
+            chosen["top_k"] = self.top_k
+        if self.top_p:
+            chosen["top_p"] = self.top_p
+        if self.repetition:
+            chosen["repetition_penalty"] = self.repetition
+        return chosen
 
     def fits(self, cache_tokens: int, max_seqs: int, max_model_len: int) -> bool:
         """Tell whether an engine has room for this point with some hundred more tokens for each
@@ -169,6 +190,10 @@ def read_points(plan: str) -> list[dict[str, Any]]:
     ]
 
 
+PROFILED_POINTS = (  # whose kernels are named, once a model
+    StepPoint(batch=16, context=1024),
+    StepPoint(prompts=1, prompt_tokens=2048),
+)
 STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
 
 
@@ -201,7 +226,7 @@ class EngineRequest:
     out: Path
     budget_s: float
     models: tuple[EngineModel, ...]
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = ("steps", "traffic")
     done: Path | None = None  # folder of an earlier call whose rows are not measured again
     traffic_s: float = 12.0
     loads: tuple[float, ...] = (0.8, 0.5, 1.1)
@@ -229,8 +254,10 @@ class EngineRequest:
                 for load in self.loads
             ]
             steps = list(STEP_POINTS)
+        samplers = [StepPoint(**point) for point in read_points("sampling")]
         return (
             *(steps if "steps" in self.parts else ()),
+            *(samplers if "sampling" in self.parts else ()),
             *(serves if "traffic" in self.parts else ()),
         )
 
@@ -372,7 +399,7 @@ def _end_child(child: Any) -> None:
 
 
 def request_campaign(
-    out: Path, seconds: float = 540.0, models: str = "", parts: str = ",".join(PARTS), loads: str = "0.8,0.5,1.1",
+    out: Path, seconds: float = 540.0, models: str = "", parts: str = "steps,traffic", loads: str = "0.8,0.5,1.1",
     traffic_seconds: float = 12.0, done: Path | None = None, own: Path | None = None, quantization: str = "",
     kv_dtype: str = "auto", smoke: bool = False,
 ) -> EngineRequest:  # fmt: skip

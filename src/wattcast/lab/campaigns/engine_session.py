@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from wattcast.core.errors import CannotWrite, WattcastError, bad_value
 from wattcast.core.measured_rows import Journal, append_rows, read_lines
 from wattcast.core.records import asdict, dataclass, field
-from wattcast.lab.campaigns import engine_campaign, engine_steps
+from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights
 from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import summarise_window
@@ -311,8 +311,10 @@ class EngineSession:
     run: str
     cache_tokens: int
     max_seqs: int = engine_campaign.MAX_SEQS
-    fill_weights: Callable[[], int] | None = None  # gives the engine normally distributed weights
+    # gives the engine normally distributed weights and says whether it computes with them
+    fill_weights: Callable[[], engine_weights.WeightReport] | None = None
     normal_weights: bool = False
+    list_kernels: Callable[[StepPoint], list[dict[str, Any]]] | None = None
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -331,7 +333,15 @@ class EngineSession:
         Under dummy weights tokens look alike to a router, and under some norms to every product,
         which then draws less power. So the engine first gets weights like those of a model before
         training."""
-        self.normal_weights = self.fill_weights is not None and self.fill_weights() > 0
+        if self.fill_weights is not None:
+            report = self.fill_weights()
+            self.normal_weights = report.filled > 0
+            if report.fault:
+                name = f"{self.model.name}/refused-{self.run}"
+                self.append(name, "refused", error=report.fault)
+                say(f"{self.model.name}: no row is measured: {report.fault}")
+                self.counts["models refused"] += 1
+                return self.counts
         for point in self.request.points:
             name = engine_campaign.engine_row_id(self.model, point)
             needs_s = ROW_S if isinstance(point, StepPoint) else point.duration_s + DRAIN_S + 3.0
@@ -341,7 +351,22 @@ class EngineSession:
                 self.counts["left for another call"] += 1
             else:
                 self._measure(name, point)
+        self._list_kernels()
         return self.counts
+
+    def _list_kernels(self) -> None:
+        """Save the names of the kernels of a decode step and of a prompt, where there is time."""
+        for point in engine_campaign.PROFILED_POINTS:
+            if self.list_kernels is None or self.left_s < ROW_S:
+                return
+            name = f"{self.model.name}/kernels-{point.id}"
+            try:
+                kernels = self.list_kernels(point)
+            except Exception as error:
+                say(f"  {name}: {type(error).__name__}: {error}"[:300])
+                continue
+            line = {"id": name, "model": self.model.name, "run": self.run, "kernels": kernels}
+            append_rows(self.request.out / "kernels.jsonl", [line])
 
     def append(self, name: str, kind: str, **values: Any) -> dict[str, Any]:
         """Save one row with what all rows say, and return it."""
@@ -366,7 +391,9 @@ class EngineSession:
         """
         began_s, serves, lost = self.clock(), isinstance(point, TrafficPoint), None
         planned = {
-            key: value for key, value in asdict(point).items() if key != "temperature" or value
+            key: value
+            for key, value in asdict(point).items()
+            if value or key not in engine_campaign.SAMPLING_FIELDS
         }
         try:
             gc.collect()
@@ -474,7 +501,7 @@ def run_model(order: dict[str, Any]) -> int:
             "start_s": start_s,
             "vllm": str(vllm.__version__),
         }
-        facts["filled_byte"] = fill_cache(llm.llm_engine, torch)
+        facts["filled_byte"] = engine_weights.fill_cache(llm.llm_engine, torch)
         with Sampler("nvml", period_s=0.005) as sampler:
             run = make_run_name()
             Journal(request.out / "runs.jsonl", key="run").append(
@@ -488,11 +515,12 @@ def run_model(order: dict[str, Any]) -> int:
                 max_model_len=model.max_model_len,
                 synchronize=torch.cuda.synchronize,
             )
-            fill = partial(fill_weights, llm.llm_engine, torch)
+            fill = partial(_fill_and_check, llm.llm_engine, vllm, torch, bench)
             room = facts["cache_tokens"], facts["max_seqs"]
             session = EngineSession(
                 request, model, bench, deadline_s, run, *room, fill_weights=fill
             )
+            session.list_kernels = partial(engine_steps.list_step_kernels, bench, torch=torch)
             session.append(
                 f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts
             )
@@ -511,6 +539,17 @@ def run_model(order: dict[str, Any]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # an engine can take many seconds to be torn down, and everything is on file
+
+
+def _fill_and_check(
+    engine: Any, vllm: Any, torch: Any, bench: engine_steps.EngineBench
+) -> engine_weights.WeightReport:
+    """Fill the weights of an engine, and look whether they are there and its outputs numbers."""
+    filled = engine_weights.fill_weights(engine, torch)
+    zero = engine_weights.find_zero_weights(engine, torch)
+    sampling = vllm.SamplingParams(max_tokens=4, temperature=0.0, logprobs=1, detokenize=False)
+    is_finite = engine_weights.has_finite_outputs(engine, sampling, bench.prompt(64))
+    return engine_weights.WeightReport(filled, zero, is_finite)
 
 
 def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, smoke: bool) -> Any:
@@ -572,95 +611,6 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
         with suppress(Exception):
             facts[name] = ask()
     return facts
-
-
-def fill_cache(engine: Any, torch: Any) -> int:
-    """Fill the key-value cache with normally distributed numbers; the bytes filled, 0 where it
-    cannot be reached.
-
-    A fresh cache holds zeros, and reading zeros takes less power than reading numbers.
-    """
-    try:
-        tensors = engine.model_executor.driver_worker.model_runner.kv_caches
-        first = {
-            tensor.untyped_storage().data_ptr(): tensor for tensor in reversed(tensors)
-        }  # of each storage
-        filled = 0
-        for tensor in first.values():
-            dtype = torch.float8_e4m3fn if tensor.element_size() == 1 else tensor.dtype
-            pattern = torch.randn(2**24, device=tensor.device).to(dtype).view(torch.uint8)
-            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
-                tensor.untyped_storage()
-            )
-            for part in raw.split(pattern.numel()):
-                part.copy_(pattern[: part.numel()])
-            filled += raw.numel()
-        torch.cuda.synchronize()
-        return filled
-    except Exception as error:
-        say(f"the cache keeps its zeros: {type(error).__name__}: {error}")
-        return 0
-
-
-WEIGHT_SPREAD, FP8_SPREAD = 0.02, 64.0
-# the byte of an e8m0 scale of 2^-7, which makes N(0, 0.02) of fp4 codes that are equally likely
-FP4_SCALE = 120
-
-
-def fill_weights(engine: Any, torch: Any) -> int:
-    """Fill matrices with N(0, 0.02), norms with 1 and biases with 0; the parameters filled, 0 where
-    none is reached.
-
-    A matrix in fp8 gets N(0, 64), and its scales what makes N(0, 0.02) of that. Packed codes become
-    random bits."""
-    filled = 0
-    try:
-        with torch.no_grad():
-            model = engine.model_executor.driver_worker.model_runner.get_model()
-            for name, parameter in model.named_parameters():
-                if "scale" in name:
-                    if "weight_scale" in name and parameter.dtype in (
-                        torch.uint8,
-                        torch.float8_e8m0fnu,
-                    ):
-                        parameter.view(torch.uint8).fill_(FP4_SCALE)
-                    elif "weight_scale" in name:
-                        parameter.fill_(WEIGHT_SPREAD / FP8_SPREAD)
-                elif parameter.ndim <= 1:
-                    parameter.fill_(1.0 if "norm" in name else 0.0)
-                elif not parameter.is_floating_point():
-                    parameter.view(torch.uint8).random_(0, 256)
-                    filled += parameter.numel()
-                elif parameter.element_size() > 1:
-                    parameter.normal_(0.0, WEIGHT_SPREAD)
-                    filled += parameter.numel()
-                elif parameter.dtype is torch.float8_e4m3fn:
-                    for part in parameter.split(max(2**26 // parameter[0].numel(), 1)):
-                        part.copy_(
-                            torch.randn(part.shape, device=part.device)
-                            .mul_(FP8_SPREAD)
-                            .to(part.dtype)
-                        )
-                    filled += parameter.numel()
-        with torch.inference_mode():
-            for codes, are_scales in list_packed_weights():
-                low, high = (FP4_SCALE, FP4_SCALE + 1) if are_scales else (0, 256)
-                filled += codes.random_(low, high).numel()
-        torch.cuda.synchronize()
-    except Exception as error:
-        say(f"the weights stay dummies: {type(error).__name__}: {error}")
-        return 0
-    return filled
-
-
-def list_packed_weights() -> Iterator[tuple[Any, bool]]:
-    """Yield the bytes of experts in mxfp4 and whether they are scales: Triton's own tensors, no
-    parameters.
-    """
-    for item in gc.get_objects():
-        wrapped = type(item).__name__ == "Tensor" and "triton_kernels" in type(item).__module__
-        if wrapped and item.storage.data.element_size() == 1:
-            yield item.storage.data, "Scale" in type(item.storage.layout).__name__
 
 
 if __name__ == "__main__":

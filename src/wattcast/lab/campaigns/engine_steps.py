@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -262,10 +262,16 @@ class EngineBench:
         ids: list[int] = self.random.integers(3, self.vocab_size - 1, tokens).tolist()
         return ids
 
-    def add(self, ids: list[int], max_tokens: int, temperature: float = 0.0, name: str = "") -> str:
-        """Give the engine one request; its name."""
+    def add(
+        self,
+        ids: list[int],
+        max_tokens: int,
+        sampling: Mapping[str, float] | None = None,
+        name: str = "",
+    ) -> str:
+        """Give the engine one request and return its name."""
         name = name or f"r{next(_NUMBERS)}"
-        parameters = self.sampling(max_tokens=max_tokens, temperature=temperature)
+        parameters = self.sampling(max_tokens=max_tokens, **(sampling or {"temperature": 0.0}))
         self.recorder.engine.add_request(name, {"prompt_token_ids": ids}, parameters)
         return name
 
@@ -354,6 +360,42 @@ def summarise_steps(
 _MEANS = ("device_s", "device_gap_s", "host_s", "schedule_s", "launch_s", "wait_s", "tokens")
 
 
+PROFILED_STEPS = 8
+
+
+def list_step_kernels(bench: EngineBench, point: StepPoint, torch: Any) -> list[dict[str, Any]]:
+    """Return the kernels of one kind of step: name, calls and seconds of each in a step.
+
+    Which kernels an engine chooses depends on its version, the card and the format of the weights,
+    so rows are worth little without their names.
+    """
+    recorder = bench.recorder
+    recorder.clear()
+    names: list[str] = []
+    feeder = _Feeder(bench, point)
+    try:
+        recorder.skip_prompts = True
+        _fill_batch(bench, point, names)
+        recorder.skip_prompts = False
+        feeder.run_steps(PROFILED_STEPS)
+        bench.synchronize()
+        recorder.clear()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            feeder.run_steps(PROFILED_STEPS)
+            bench.synchronize()
+        steps = max(len(recorder.records), 1)
+    finally:
+        recorder.skip_prompts = False
+        bench.drain(names + feeder.names)
+    found = []
+    for event in profile.key_averages():
+        if event.self_device_time_total > 0.0:
+            seconds = 1e-6 * event.self_device_time_total / steps
+            entry = {"name": str(event.key)[:160], "calls": event.count / steps, "time_s": seconds}
+            found.append(entry)
+    return sorted(found, key=lambda entry: -entry["time_s"])
+
+
 def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str, Any]:
     """Measure the power of an engine that is loaded and has nothing to do."""
     mark, started_s = bench.sampler.head, bench.recorder.clock()
@@ -394,19 +436,27 @@ class _Feeder:
 
     def run_until(self, until_s: float) -> None:
         """Step the engine, fed before each step where no prompt waits."""
+        while self._bench.recorder.clock() < until_s:
+            self._run_step()
+
+    def run_steps(self, count: int) -> None:
+        """Step the engine so many times."""
+        for _ in range(count):
+            self._run_step()
+
+    def _run_step(self) -> None:
         recorder, point = self._bench.recorder, self._point
-        while recorder.clock() < until_s:
-            if point.prompts and self._backlog <= 0:
-                began_s = recorder.clock()
-                for _ in range(point.prompts):
-                    ids = self._pool[len(self.names) % len(self._pool)]
-                    self.names.append(self._bench.add(ids, 1, point.temperature))
-                    self._backlog += len(ids)
-                self._spent_s += recorder.clock() - began_s
-            number = len(recorder.records)
-            recorder.step()
-            if len(recorder.records) > number:
-                self._backlog -= max(recorder.records[-1].tokens - point.batch, 0)
+        if point.prompts and self._backlog <= 0:
+            began_s = recorder.clock()
+            for _ in range(point.prompts):
+                ids = self._pool[len(self.names) % len(self._pool)]
+                self.names.append(self._bench.add(ids, 1, point.sampling))
+                self._backlog += len(ids)
+            self._spent_s += recorder.clock() - began_s
+        number = len(recorder.records)
+        recorder.step()
+        if len(recorder.records) > number:
+            self._backlog -= max(recorder.records[-1].tokens - point.batch, 0)
 
 
 def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
@@ -418,7 +468,7 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
         bench.prompt(point.batch),
     )  # requests differ in their last token
     most_tokens = bench.max_model_len - point.context
-    names.extend(bench.add([*ids, token], most_tokens, point.temperature) for token in last)
+    names.extend(bench.add([*ids, token], most_tokens, point.sampling) for token in last)
     recorder, deadline_s = bench.recorder, bench.recorder.clock() + MOST_SETUP_S
     while True:
         latest = recorder.records[-1] if recorder.records else None
