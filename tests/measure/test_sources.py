@@ -42,6 +42,16 @@ def test_rapl_adds_packages_and_unwraps_each(tmp_path: Path) -> None:
         source.energy_j()
 
 
+def test_a_rapl_counter_that_restarts_has_not_wrapped(tmp_path: Path) -> None:
+    """Every fall was taken for a wrap: a restart at 30 kJ added 35 kJ."""
+    path = package(tmp_path, "intel-rapl:0", 30_000_000_000)
+    source = RaplSource(root=tmp_path)
+    source.open()
+    assert source.energy_j() == pytest.approx(30_000.0)
+    path.write_text("5000000\n")
+    assert source.energy_j() == pytest.approx(5.0)
+
+
 def test_rapl_is_one_device(tmp_path: Path) -> None:
     package(tmp_path, "intel-rapl:0", 5_000_000)
     assert "1 package" in RaplSource(0, tmp_path).open().name

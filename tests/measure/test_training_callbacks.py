@@ -13,6 +13,7 @@ import pytest
 
 from wattcast.core.errors import BadInput, MissingTool
 from wattcast.measure import training_callbacks
+from wattcast.measure.energy_sources import DeviceIdentity, SlowReadings
 from wattcast.measure.training_callbacks import (
     StepMeter,
     log_to_mlflow,
@@ -37,6 +38,9 @@ class CountingSource:
         self.joules = (self.joules + 100.0) % (self.energy_range_j or math.inf)
         return self.joules
 
+    def slow(self) -> SlowReadings:
+        return SlowReadings()
+
     def close(self) -> None:
         self.closed = True
 
@@ -45,9 +49,9 @@ class CountingSource:
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[CountingSource]:
     made: list[CountingSource] = []
 
-    def open_source(name: str, index: int) -> tuple[CountingSource, None]:
+    def open_source(name: str, index: int | None) -> tuple[CountingSource, DeviceIdentity]:
         made.append(CountingSource())
-        return made[-1], None
+        return made[-1], DeviceIdentity("card")
 
     monkeypatch.setattr(training_callbacks, "open_source", open_source)
     return made
@@ -77,6 +81,56 @@ def test_energy_of_steps_beside_its_prediction(sources: list[CountingSource]) ->
 def read_once(meter: StepMeter) -> dict[str, float] | None:
     with meter:
         return meter.read(1)
+
+
+class LyingSource:
+    """A card that draws 300 W, whose counter says what the test wants; ten seconds a reading."""
+
+    energy_range_j = 2.0**32 / 1e3
+
+    def __init__(self, counter_j: list[float], power_w: float = 300.0) -> None:
+        self._counter_j = iter(counter_j)
+        self._power_w = power_w
+
+    def energy_j(self) -> float:
+        return next(self._counter_j)
+
+    def slow(self) -> SlowReadings:
+        return SlowReadings(average_w=self._power_w)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("counter_j", "is_doubtful"),
+    [
+        ([0.0, 3000.0], False),
+        ([4.2949e6, 2932.7], False),  # wrapped
+        ([4.0e6, 10.0], True),
+        ([0.0, 0.0], True),
+        ([0.0, 6000.0], True),
+        ([0.0, 1500.0], True),
+        ([0.0, 430e3], True),
+        ([0.0, math.nan], True),
+    ],
+    ids=["good", "wrap", "restart", "frozen", "doubled", "halved", "above the limit", "unread"],
+)
+def test_a_doubtful_counter_is_not_logged_as_energy(
+    counter_j: list[float], is_doubtful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter that restarted was taken for one that had wrapped; the rest was logged as it was."""
+    now_s = iter([0.0, 10.0])
+    monkeypatch.setattr(training_callbacks, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    opened = (LyingSource(counter_j), DeviceIdentity("card", power_limit_w=700.0))
+    monkeypatch.setattr(training_callbacks, "open_source", lambda *_: opened)
+    with StepMeter(every=10) as meter:
+        numbers = meter.read(10)
+    assert numbers is not None
+    assert ("wattcast/doubtful" in numbers) == is_doubtful
+    assert ("wattcast/energy_j_per_step" in numbers) != is_doubtful
+    if not is_doubtful:
+        assert numbers["wattcast/total_energy_j"] == pytest.approx(3000.0, rel=1e-3)
 
 
 def test_what_cannot_be_measured_is_refused(

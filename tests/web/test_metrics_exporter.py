@@ -126,6 +126,22 @@ def test_the_energy_counter_never_falls_when_the_driver_wraps_it() -> None:
     assert seen[-1] == pytest.approx(4294967.296 + 90.0)
 
 
+def test_a_counter_that_restarts_stands_still_or_leaps_is_doubtful() -> None:
+    """A counter at 4.0 MJ that began anew was exported as one that had wrapped."""
+    source, clock = FakeSource(), Clock()
+    mine = card(source, clock)
+    doubts = []
+    for joules in (3.9e6, 3.903e6, 4.0e6, 5.0, 5.0, 3005.0):
+        source.joules = joules
+        doubts.append(mine.look().doubtful)
+        clock.now_s += 10.0
+    assert doubts == [False, False, True, True, True, False]
+    assert mine.look().energy_j < 1e4
+    assert value(write_metrics([mine], []), "wattcast_energy_doubtful") == 1.0, (
+        "it stood still again"
+    )
+
+
 def test_a_lost_card_is_said_and_does_not_end_the_exporter() -> None:
     source, clock = FakeSource(), Clock()
     mine = card(source, clock)

@@ -15,8 +15,10 @@ from pathlib import Path
 from wattcast import __version__
 from wattcast.cli.shared_options import CommandOutput, Environment, command
 from wattcast.core import bad_value, dataclass
+from wattcast.core.errors import clip_text
 from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
+from wattcast.measure.visible_devices import CUDA_LIST, HIP_LISTS, ROCR_LIST
 from wattcast.report.text_tables import print_rows
 
 
@@ -147,6 +149,13 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
         "no NVIDIA driver on this machine; predictions need none",
     )
     checks.append(ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice))
+    lists = [
+        name for name in dict.fromkeys((CUDA_LIST, *HIP_LISTS, ROCR_LIST)) if name in variables
+    ]
+    shown = ", ".join(f"{name}={clip_text(variables[name], 40)!r}" for name in lists)
+    if shown:
+        purpose = "measure and manage take the first card it shows; --device N overrides it"
+        checks.append(ToolCheck("visible GPUs", True, shown, purpose, ""))
     checks.append(
         _check_tool(
             ("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"

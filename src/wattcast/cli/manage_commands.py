@@ -118,7 +118,7 @@ def replay(
 @command("manage watch", WATCHED)
 def watch(
     env: Environment,
-    device: int = 0,
+    device: int | None = None,
     period: str = "1s",
     count: int = 5,
     gpu: str | None = None,
@@ -140,7 +140,7 @@ def run(
     env: Environment,
     command: list[str] | None = None,
     apply: bool = False,
-    device: int = 0,
+    device: int | None = None,
     period: str = "1s",
     progress: Path | None = None,
     metrics: str | None = None,
@@ -227,7 +227,7 @@ def plane(
     env: Environment,
     command: list[str],
     apply: bool = False,
-    device: int = 0,
+    device: int | None = None,
     cores: int = 6,
     memories: int = 1,
     socket: Path | None = None,

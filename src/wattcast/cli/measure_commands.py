@@ -27,7 +27,7 @@ def run(
     counters: Path | None = None,
     launches: Path | None = None,
     source: str = "auto",
-    device: int = 0,
+    device: int | None = None,
     json: bool = False,
     plot: Path | None = None,
     save: Path | None = None,
@@ -89,9 +89,10 @@ def run(
         plain["model"] = from_launches.plain()
         lines.append(from_launches.sentence)
     took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
-    return CommandOutput(
-        plain, "\n".join(lines), notes=[] if json else [took], exit_code=code, fault=trouble
-    )
+    notes = [] if json else [took]
+    if done.identity.note:
+        notes.append(done.identity.note)
+    return CommandOutput(plain, "\n".join(lines), notes=notes, exit_code=code, fault=trouble)
 
 
 def _load_prediction(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def serve(
     limit: str = "15s",
     live: str = "auto",
     replay: Path | None = None,
-    device: int = 0,
+    device: int | None = None,
 ) -> None:
     """Choose a model and a GPU, move clock and power limit, and see time, power and energy change.
 

@@ -43,6 +43,7 @@ from wattcast.manage.search_problem import Objective
 from wattcast.manage.serving_control import READING_INTERVAL_S, EngineReading, LatencyKeeper
 from wattcast.measure.device_control import BUSY
 from wattcast.measure.measured_run import PassedSignals
+from wattcast.measure.source_check import AVERAGE_S, MOST_W, is_plausible_power
 
 PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
 MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
@@ -202,6 +203,9 @@ class LivePlant:
         joules, span_s = end.energy_j - begin.energy_j, end.energy_s - begin.energy_s
         is_counted = math.isfinite(joules) and joules > 0 and span_s > 0
         stale = math.isfinite(joules) and joules <= 0  # the counter stood still, or was reset
+        if is_counted and span_s >= AVERAGE_S:  # power readings are means over a second
+            ends_w = (begin.reading.power_w, end.reading.power_w)
+            stale = stale or not is_plausible_power(joules / span_s, ends_w, MOST_W)
         seconds, work = end.work_s - begin.work_s, end.work - begin.work
         self._reported = self._reported or work > 0
         if not self._reported:

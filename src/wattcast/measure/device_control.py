@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from wattcast.core.errors import MissingTool, Refused, import_extra
 from wattcast.core.records import dataclass
-from wattcast.measure.energy_sources import decode_text
+from wattcast.measure.energy_sources import choose_nvml_index, decode_text
 
 T = TypeVar("T")
 
@@ -89,8 +90,10 @@ class ClockReading:
 class NvmlCard:
     """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs nobody."""
 
-    def __init__(self, index: int = 0, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self.index, self._timeout_s = index, timeout_s
+    def __init__(self, index: int | None = None, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self.index = index or 0
+        self._is_chosen = index is not None  # else the card that CUDA programs of this process use
+        self._timeout_s = timeout_s
         self._nvml: Any = None
         self._handle: Any = None
         self._gpm: _Gpm | None = None
@@ -103,6 +106,8 @@ class NvmlCard:
         self._nvml = pynvml
         self._caller = _Caller(self._timeout_s)
         self._call(pynvml.nvmlInit)
+        if not self._is_chosen:
+            self.index = self._call(choose_nvml_index, pynvml, os.environ).index
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
         self.name = decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
         self.uuid = decode_text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))

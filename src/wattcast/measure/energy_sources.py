@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from wattcast.core import MissingTool, dataclass, unknown_name
+from wattcast.measure.energy_samples import UnwrappedCounter
+from wattcast.measure.visible_devices import (
+    DeviceChoice,
+    ListedCard,
+    choose_amd_card,
+    choose_nvidia_card,
+)
 
 T = TypeVar("T")
 
@@ -43,6 +53,9 @@ class DeviceIdentity:
     library: str = ""
     power_limit_w: float | None = None
     top_clock_hz: float | None = None
+    index: int = 0  # as its driver numbers it
+    note: str = ""  # what a user should know about the choice of this device
+    flag: str = ""  # why its energy is not that of the program alone
 
 
 class ReadError(Exception):
@@ -76,11 +89,11 @@ class EnergySource(Protocol):
         """Disconnect."""
 
 
-def find_source_makers(name: str) -> dict[str, Callable[[int], EnergySource]]:
+def find_source_makers(name: str) -> dict[str, Callable[[int | None], EnergySource]]:
     """Return what makes the source called ``name``, or with ``auto`` all of them in the order they
     are tried.
     """
-    makers: dict[str, Callable[[int], EnergySource]] = {
+    makers: dict[str, Callable[[int | None], EnergySource]] = {
         "nvml": NvmlSource,
         "amd": AmdSource,
         "rapl": RaplSource,
@@ -90,9 +103,14 @@ def find_source_makers(name: str) -> dict[str, Callable[[int], EnergySource]]:
     return makers if name == "auto" else {name: makers[name]}
 
 
-def open_source(name: str = "auto", index: int = 0) -> tuple[EnergySource, DeviceIdentity]:
+def open_source(
+    name: str = "auto", index: int | None = None
+) -> tuple[EnergySource, DeviceIdentity]:
     """Open the source called ``name`` (``nvml``, ``amd``, ``rapl``), or with ``auto`` the first
     that answers.
+
+    Without an ``index``, the card is the first that ``CUDA_VISIBLE_DEVICES`` and its relatives
+    show.
     """
     said: list[str] = []
     for label, make in find_source_makers(name).items():
@@ -112,14 +130,37 @@ GPU, MEMORY = 0, 2  # NVML_POWER_SCOPE_*
 POWER_FIELDS = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
 
 
+def choose_nvml_index(nvml: Any, environ: Mapping[str, str]) -> DeviceChoice:
+    """Return the card that a CUDA program with this environment uses; NVML is open."""
+    cards = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = decode_text(nvml.nvmlDeviceGetUUID(handle))
+            name = decode_text(nvml.nvmlDeviceGetName(handle))
+        except nvml.NVMLError:  # a lost card keeps its number
+            uuid, name = "", "lost"
+        cards.append(ListedCard(index, name, uuid))
+
+    def find_mig_parent(uuid: str) -> str | None:
+        try:
+            instance = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)
+            return decode_text(nvml.nvmlDeviceGetUUID(parent))
+        except nvml.NVMLError:
+            return None
+
+    return choose_nvidia_card(cards, environ, find_mig_parent)
+
+
 class NvmlSource(EnergySource):
-    """One GPU, by NVML index."""
+    """One GPU, by NVML index, or the one that this process's CUDA programs use."""
 
     energy_range_j: float | None = (
         2.0**32 / 1e3
     )  # the counter is 64 bits of mJ; some firmware keeps 32
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int | None = None) -> None:
         self._index = index
         self._nvml: Any = None
         self._handle: Any = None
@@ -134,7 +175,10 @@ class NvmlSource(EnergySource):
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(self._index)
+            chosen = DeviceChoice(self._index or 0)
+            if self._index is None:
+                chosen = choose_nvml_index(pynvml, os.environ)
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(chosen.index)
             name = decode_text(pynvml.nvmlDeviceGetName(self._handle))
         except pynvml.NVMLError as error:
             raise MissingTool(f"NVML answers {error}.") from None
@@ -151,6 +195,9 @@ class NvmlSource(EnergySource):
             top_clock_hz=self._or(
                 None, lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, 1) * 1e6
             ),
+            index=chosen.index,
+            note=chosen.note,
+            flag=chosen.flag,
         )
 
     def energy_j(self) -> float:
@@ -215,9 +262,9 @@ def decode_text(value: str | bytes) -> str:
 
 
 class AmdSource(EnergySource):
-    """One GPU, by its place in amdsmi's list."""
+    """One GPU, by its place in amdsmi's list, or the one that this process's HIP programs use."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int | None = None) -> None:
         self._index = index
         self._smi: Any = None
         self._handle: Any = None
@@ -231,11 +278,14 @@ class AmdSource(EnergySource):
         try:
             amdsmi.amdsmi_init()
             handles = amdsmi.amdsmi_get_processor_handles()
-            if self._index >= len(handles):
+            chosen = DeviceChoice(self._index or 0)
+            if self._index is None:
+                chosen = choose_amd_card(self._list_cards(handles), os.environ)
+            if chosen.index >= len(handles):
                 raise MissingTool(
-                    f"amdsmi sees {len(handles)} GPUs; there is no number {self._index}."
+                    f"amdsmi sees {len(handles)} GPUs; there is no number {chosen.index}."
                 )
-            self._handle = handles[self._index]
+            self._handle = handles[chosen.index]
             asic = amdsmi.amdsmi_get_gpu_asic_info(self._handle)
         except amdsmi.AmdSmiException as error:
             raise MissingTool(f"amdsmi answers {error}.") from None
@@ -247,7 +297,17 @@ class AmdSource(EnergySource):
             uuid=str(self._or("", lambda: amdsmi.amdsmi_get_gpu_device_uuid(self._handle))),
             serial=str(asic.get("asic_serial", "")),
             driver=str(driver.get("driver_version", "")),
+            index=chosen.index,
+            note=chosen.note,
         )
+
+    def _list_cards(self, handles: list[Any]) -> list[ListedCard]:
+        cards = []
+        for index, handle in enumerate(handles):
+            read_uuid = partial(self._smi.amdsmi_get_gpu_device_uuid, handle)
+            uuid = str(self._or("", read_uuid))
+            cards.append(ListedCard(index, "AMD GPU", uuid))
+        return cards
 
     def energy_j(self) -> float:
         """Return the counter's value times its resolution (in microjoules per count)."""
@@ -295,16 +355,18 @@ class AmdSource(EnergySource):
 
 
 ROOT = Path("/sys/class/powercap")
+PACKAGE_W = 2000.0  # no package of a processor draws as much
 
 
 class RaplSource(EnergySource):
-    """All packages together. Each package's counter wraps on its own and is unwrapped here."""
+    """All packages together. Each package's counter wraps on its own and is unwrapped here.
 
-    def __init__(self, index: int = 0, root: Path = ROOT) -> None:
-        self._index, self._root = index, root
-        self._packages: list[tuple[Path, float]] = []
-        self._last_j: list[float] = []
-        self._offset_j = 0.0  # of all packages
+    A package that falls further than it could have drawn has restarted: the sum then falls too.
+    """
+
+    def __init__(self, index: int | None = None, root: Path = ROOT) -> None:
+        self._index, self._root = index or 0, root
+        self._packages: list[tuple[Path, UnwrappedCounter]] = []
 
     def open(self) -> DeviceIdentity:
         if self._index > 0:
@@ -314,29 +376,29 @@ class RaplSource(EnergySource):
                 continue
             try:
                 range_j = float((folder / "max_energy_range_uj").read_text()) * 1e-6
-                last_j = float((folder / "energy_uj").read_text()) * 1e-6
+                now_j = float((folder / "energy_uj").read_text()) * 1e-6
             except PermissionError:
                 raise MissingTool(
                     f"{folder}/energy_uj may not be read; run as root or ask for read access."
                 ) from None
             except (OSError, ValueError):
                 continue
-            self._packages.append((folder / "energy_uj", range_j))
-            self._last_j.append(last_j)
+            counter = UnwrappedCounter(range_j, PACKAGE_W)
+            counter.follow(now_j, time.monotonic())
+            self._packages.append((folder / "energy_uj", counter))
         if not self._packages:
             raise MissingTool("there is no RAPL counter under /sys/class/powercap.")
         return DeviceIdentity(f"CPU, {len(self._packages)} package(s)", library="RAPL")
 
     def energy_j(self) -> float:
-        for place, (path, range_j) in enumerate(self._packages):
+        total_j = 0.0
+        for path, counter in self._packages:
             try:
                 now_j = float(path.read_text()) * 1e-6
             except (OSError, ValueError) as error:
                 raise ReadError(f"RAPL counter cannot be read: {error}") from None
-            if now_j < self._last_j[place]:
-                self._offset_j += range_j
-            self._last_j[place] = now_j
-        return sum(self._last_j) + self._offset_j
+            total_j += counter.follow(now_j, time.monotonic())
+        return total_j
 
     def close(self) -> None:
         self._packages = []

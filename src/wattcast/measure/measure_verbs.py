@@ -42,7 +42,10 @@ class VerbResult:
 
 Verb = Callable[..., VerbResult]
 Source = Annotated[str, Option("auto|nvml|amd|rapl: where readings come from.")]
-Device = Annotated[int, Option("Which device, counted from 0.")]
+Device = Annotated[
+    int | None,
+    Option("Which device, counted from 0; default: the first that CUDA_VISIBLE_DEVICES shows."),
+]
 
 
 def list_options(verb: Verb) -> Iterator[tuple[inspect.Parameter, Any, Option]]:
@@ -55,7 +58,7 @@ def list_options(verb: Verb) -> Iterator[tuple[inspect.Parameter, Any, Option]]:
 def run(
     command: Annotated[list[str], Option("The command, after --.")],
     source: Source = "auto",
-    device: Device = 0,
+    device: Device = None,
     plot: Annotated[Path | None, Option("Save power over time (.png, .svg, .pdf).")] = None,
     json: Annotated[bool, Option("Print JSON; the command's output goes to stderr.")] = False,
 ) -> VerbResult:
@@ -80,6 +83,8 @@ def run(
             save_run_figure(draw_run_power(done), plot)
         except CannotWrite as error:
             code, note = code or error.exit_code, f"{error}\n"
+    if done.identity.note:
+        note += f"{done.identity.note}\n"
     took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
     return VerbResult(
         done.plain(), "", note + ("" if json else f"{done.measurement.sentence}\n{took}"), code
@@ -89,7 +94,7 @@ def run(
 def idle(
     seconds: Annotated[str, Option("How long to watch, such as 3 or 1min.")] = "3",
     source: Source = "auto",
-    device: Device = 0,
+    device: Device = None,
 ) -> VerbResult:
     """Measure power with nothing to do, at the clock the device rests at."""
     from wattcast.measure.measured_run import measure_idle
@@ -101,7 +106,7 @@ def idle(
 def sensor(
     out: Annotated[Path | None, Option("Folder for what was found and its samples.")] = None,
     source: Source = "auto",
-    device: Device = 0,
+    device: Device = None,
 ) -> VerbResult:
     """Find update period and averaging window of the power sensor, and what they imply."""
     import json

@@ -378,7 +378,7 @@ _open: list[
 
 @contextmanager
 def measure(
-    name: str = "block", source: str = "auto", device: int = 0, period_s: float = 0.05
+    name: str = "block", source: str = "auto", device: int | None = None, period_s: float = 0.05
 ) -> Iterator[OpenWindow]:
     """Measure time, energy, mean power and clock of a block; blocks may be nested.
 
@@ -386,7 +386,8 @@ def measure(
             ...  # synchronise the GPU before the block ends
         run.energy_j, run.power_w, run.duration_s
 
-    ``source`` is ``auto``, ``nvml``, ``amd`` or ``rapl``; ``device`` counts from 0. Raises
+    ``source`` is ``auto``, ``nvml``, ``amd`` or ``rapl``; ``device`` counts as
+    the driver does, from 0; without it, the first card that ``CUDA_VISIBLE_DEVICES`` shows. Raises
     ``MissingTool`` when nothing here can be measured. The first block waits 1.1 s to learn the
     counter's period. A block with too few steps of the counter carries a flag in
     ``run.result.flags``; energy or power is None where it is unknown."""
@@ -459,7 +460,9 @@ class MeasuredRun:
 
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
-        device = {name: getattr(self.identity, name) for name in ("name", "uuid", "driver")}
+        device = {
+            name: getattr(self.identity, name) for name in ("index", "name", "uuid", "driver")
+        }
         told = {"command": list(self.command), "exit_code": self.exit_code, "device": device}
         return told | self.measurement.plain()
 
@@ -467,7 +470,7 @@ class MeasuredRun:
 def run_command(
     command: list[str],
     source: str = "auto",
-    index: int = 0,
+    index: int | None = None,
     period_s: float = 0.05,
     pass_output: bool = True,
 ) -> MeasuredRun:
@@ -505,6 +508,8 @@ def run_command(
         code if code >= 0 else 128 - code,
     )  # as a shell gives it
     result = summarise_window(label, samples, started_s, ended_s, overhead, identity.power_limit_w)
+    if identity.flag:
+        result = replace(result, flags=(*result.flags, identity.flag))
     if lost:
         unmeasured_s = result.unmeasured_s or (
             result.duration_s if result.energy_j is None else None
@@ -549,7 +554,7 @@ class PassedSignals:
 
 
 def measure_idle(
-    length_s: float = 3.0, source: str = "auto", index: int = 0
+    length_s: float = 3.0, source: str = "auto", index: int | None = None
 ) -> tuple[Measurement, DeviceIdentity]:
     """Measure mean power over ``length_s``; refuse when someone else's work made it drift."""
     with Sampler(source, index, period_s=0.02) as sampler:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from wattcast.core.errors import MissingTool
+from wattcast.core.errors import BadInput, MissingTool
 from wattcast.measure import energy_samples as layout
 from wattcast.measure.energy_samples import SampleRing, UnwrappedCounter
 from wattcast.measure.energy_sources import EnergySource, ReadError, SlowReadings, open_source
@@ -183,8 +183,9 @@ def main(order: dict[str, Any]) -> int:
     parent, ring = os.getppid(), SampleRing.attach(Path(order["ring"]))
     try:
         source, identity = open_source(order["source"], order["index"])
-    except MissingTool as error:
-        print(json.dumps({"missing": str(error)}), flush=True)
+    except (MissingTool, BadInput) as error:
+        told = {"missing": str(error), "is_users": isinstance(error, BadInput)}
+        print(json.dumps(told), flush=True)
         return int(error.exit_code)
     print(json.dumps(asdict(identity)), flush=True)
     try:

@@ -21,11 +21,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from wattcast.core import MissingTool, Refused, asdict, dataclass
+from wattcast.core import BadInput, MissingTool, Refused, asdict, dataclass
 from wattcast.measure import energy_samples as layout
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples, SampleRing, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity, find_source_makers
@@ -45,7 +45,11 @@ class Sampler:
     """The reading side. Use as a context manager; starting and stopping are explicit."""
 
     def __init__(
-        self, source: str = "auto", index: int = 0, period_s: float = 0.0015, relaxed: bool = False
+        self,
+        source: str = "auto",
+        index: int | None = None,
+        period_s: float = 0.0015,
+        relaxed: bool = False,
     ) -> None:
         self._order: dict[str, Any] = {
             "source": source,
@@ -89,13 +93,24 @@ class Sampler:
         while self.head == 0:
             ended = self._process.poll() is not None
             if ended or time.monotonic() > deadline:
-                said, why = self._process.stdout.readline() if ended else "", ""
+                answer = self._process.stdout.readline() if ended else ""
                 self.stop()
-                with contextlib.suppress(ValueError):
-                    why = str(json.loads(said).get("missing", ""))
-                raise MissingTool(why or f"the sampler gave no reading within {timeout_s:.0f} s.")
+                self._raise_refusal(answer, timeout_s)
             time.sleep(0.005)
         self.identity = DeviceIdentity(**json.loads(self._process.stdout.readline()))
+
+    @staticmethod
+    def _raise_refusal(answer: str, timeout_s: float) -> NoReturn:
+        """Raise the error that the polling process ended with, or that it did not answer."""
+        why = ""
+        is_users = False
+        with contextlib.suppress(ValueError):
+            refusal = json.loads(answer)
+            why = str(refusal.get("missing", ""))
+            is_users = bool(refusal.get("is_users"))
+        if is_users:
+            raise BadInput(why)
+        raise MissingTool(why or f"the sampler gave no reading within {timeout_s:.0f} s.")
 
     def stop(self) -> None:
         """End the polling process; kills it when it does not listen."""
@@ -273,7 +288,9 @@ def _median_or_none(values: np.ndarray) -> float | None:
 IDLE_S, LOAD_S = 2.5, 3.0
 
 
-def probe_sensor(source: str = "auto", index: int = 0) -> tuple[PowerSensor, EnergySamples]:
+def probe_sensor(
+    source: str = "auto", index: int | None = None
+) -> tuple[PowerSensor, EnergySamples]:
     """Idle, then copy random data steadily; return what the sensor showed and all samples."""
     with Sampler(source, index) as sampler:
         torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None

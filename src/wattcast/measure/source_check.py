@@ -14,6 +14,7 @@ against the limit and for standing still.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -33,6 +34,9 @@ PEAK_ABOVE_LIMIT = 3.0  # over one step of the counter
 MOST_W = 5000.0  # where a card tells no limit
 STILL_STEPS = 1.6  # a counter that keeps its value for longer stands still
 STILL_S = 0.3  # the same where its steps are not regular
+APART = (
+    1.5  # a counter's mean over seconds and readings at both ends differ by less in a steady load
+)
 LEAST_READINGS = 3
 POWER_COLUMNS = ("instant_w", "average_w", "memory_w")
 SHIFTS = 7  # moments of a step at which a reading may have been updated
@@ -103,6 +107,25 @@ def check_sources(
         believed = _choose_source(bool(reason), average, instant, ticks, window_s)
     doubt = _describe_doubt(counter_j, readings_j, reason, believed)
     return SourceCheck(believed, readings_j, (doubt,))
+
+
+def is_plausible_power(mean_w: float, ends_w: Sequence[float], most_w: float) -> bool:
+    """Tell whether a counter's mean power can be true, given readings at both ends of its time.
+
+    A counter that stood still, fell, or rose above ``most_w`` cannot. Nor can one that is far from
+    readings of a load that is steady enough for them to count; NaN readings do not.
+
+    >>> is_plausible_power(300.0, (290.0, 310.0), 700.0)
+    True
+    >>> is_plausible_power(600.0, (290.0, 310.0), 700.0), is_plausible_power(0.0, (), 700.0)
+    (False, False)
+    """
+    if not 0.0 < mean_w <= ABOVE_LIMIT * most_w:
+        return False
+    readings_w = [watts for watts in ends_w if 0.0 < watts <= PEAK_ABOVE_LIMIT * most_w]
+    if not readings_w:
+        return True
+    return min(readings_w) / APART <= mean_w <= APART * max(readings_w)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,58 @@ from importlib import import_module
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value
-from wattcast.measure.energy_sources import EnergySource, open_source
+from wattcast.measure.energy_samples import UnwrappedCounter
+from wattcast.measure.energy_sources import EnergySource, ReadError, open_source
+from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
 
 StepLog = Callable[
     [dict[str, float], int], object
 ]  # takes the numbers, and the step they belong to
+
+
+LEAST_CHECKED_S = 1.0  # a counter steps every 100 ms: a shorter time says little about its rate
+
+
+class _MeteredDevice:
+    """The counter of one card, with what is needed to doubt it."""
+
+    def __init__(self, source: EnergySource, limit_w: float | None) -> None:
+        self.source = source
+        self._most_w = limit_w or MOST_W
+        self._counter = UnwrappedCounter(source.energy_range_j, ABOVE_LIMIT * self._most_w)
+        self._energy_j = math.nan
+        self._power_w = math.nan
+
+    def begin(self, now_s: float) -> bool:
+        """Take the first reading; false where the device has no counter."""
+        self._energy_j = self._counter.follow(self.source.energy_j(), now_s)
+        self._power_w = self._read_power_w()
+        return math.isfinite(self._energy_j)
+
+    def count_joules(self, now_s: float, passed_s: float) -> float | None:
+        """Return the joules since the last reading; None where they are doubtful."""
+        before_j = self._energy_j
+        before_w = self._power_w
+        try:
+            self._energy_j = self._counter.follow(self.source.energy_j(), now_s)
+            self._power_w = self._read_power_w()
+        except ReadError:
+            self._energy_j = math.nan
+        spent_j = self._energy_j - before_j
+        if not math.isfinite(spent_j) or spent_j < 0.0:
+            return None
+        if passed_s < LEAST_CHECKED_S:
+            return spent_j
+        ends_w = (before_w, self._power_w)
+        return spent_j if is_plausible_power(spent_j / passed_s, ends_w, self._most_w) else None
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.source.close()
+
+    def _read_power_w(self) -> float:
+        readings = self.source.slow()
+        return readings.average_w if math.isfinite(readings.average_w) else readings.instant_w
 
 
 class StepMeter:
@@ -32,74 +79,79 @@ class StepMeter:
     Every ``every`` steps it reads the energy counters of ``devices``, which takes microseconds and
     waits for no GPU. The host runs a few steps ahead of the GPU: read over many steps, so that
     these do not count. ``predicted`` has ``energy_j`` and ``latency_s`` of one GPU and one step, as
-    ``wattcast.predict(..., phase="train")`` gives them."""
+    ``wattcast.predict(..., phase="train")`` gives them.
+
+    ``devices`` are numbers as nvidia-smi counts; without them, the first card that
+    ``CUDA_VISIBLE_DEVICES`` shows this process. A reading is doubtful, and says so by
+    ``wattcast/doubtful``, where a counter stood still, restarted or rose above the card's limit, or
+    where it differs by half from the card's own power readings; its joules do not enter the total.
+    """
 
     def __init__(
         self,
         predicted: Any = None,
         every: int = 50,
         source: str = "auto",
-        devices: Sequence[int] = (0,),
+        devices: Sequence[int] | None = None,
     ) -> None:
-        if every < 1 or not devices:
+        if every < 1 or (devices is not None and not devices):
             raise bad_value(
                 "every, devices", "one step or more, and one device or more", f"{every}, {devices}"
             )
-        self._predicted, self._every, self._source, self._devices = (
-            predicted,
-            every,
-            source,
-            tuple(devices),
-        )
-        self._open: list[EnergySource] = []
-        self._last: tuple[int, float, list[float]] = (
-            0,
-            0.0,
-            [],
-        )  # step, moment and counters of the last reading
+        self._predicted = predicted
+        self._every = every
+        self._source = source
+        self._devices: tuple[int | None, ...] = (None,) if devices is None else tuple(devices)
+        self._open: list[_MeteredDevice] = []
+        self._last_step = 0
+        self._last_s = 0.0
         self._total_j = 0.0
 
     def start(self, step: int = 0) -> None:
         """Open the devices and begin to count after ``step``; MissingTool where a device counts no
         energy.
         """
-        self._open = [open_source(self._source, index)[0] for index in self._devices]
-        counters = [device.energy_j() for device in self._open]
-        if not all(map(math.isfinite, counters)):
+        self._last_step = step
+        self._last_s = time.monotonic()
+        self._total_j = 0.0
+        self._open = []
+        for index in self._devices:
+            source, identity = open_source(self._source, index)
+            self._open.append(_MeteredDevice(source, identity.power_limit_w))
+        if not all(device.begin(self._last_s) for device in self._open):
             self.stop()
             raise MissingTool(
                 "this device has no energy counter. Measure the run as a whole: wattcast measure run."
             )
-        self._last, self._total_j = (step, time.monotonic(), counters), 0.0
 
     def read(self, step: int) -> dict[str, float] | None:
         """Return the numbers since the last reading; None while fewer than ``every`` steps have
         passed.
         """
-        last_step, last_s, last_j = self._last
-        steps = step - last_step
+        steps = step - self._last_step
         if steps < self._every or not self._open:
             return None
-        now_s, counters = time.monotonic(), [device.energy_j() for device in self._open]
-        pairs = zip(self._open, last_j, counters, strict=True)
-        spent_j = sum(
-            now - before + (device.energy_range_j or 0.0) * (now < before)
-            for device, before, now in pairs
-        )
-        self._last = step, now_s, counters
+        now_s = time.monotonic()
+        passed_s = max(now_s - self._last_s, 1e-9)
+        spent = [device.count_joules(now_s, passed_s) for device in self._open]
+        self._last_step = step
+        self._last_s = now_s
+        numbers = {"wattcast/step_s": passed_s / steps}
+        if any(joules is None for joules in spent):
+            return numbers | {"wattcast/doubtful": 1.0}
+        spent_j = sum(joules for joules in spent if joules is not None)
         self._total_j += spent_j
-        found = {
+        numbers |= {
             "wattcast/total_energy_j": self._total_j,
             "wattcast/energy_j_per_step": spent_j / steps,
-            "wattcast/power_w": spent_j / max(now_s - last_s, 1e-9),
-            "wattcast/step_s": (now_s - last_s) / steps,
+            "wattcast/power_w": spent_j / passed_s,
         }
         if self._predicted is not None and spent_j > 0:
             joules = float(self._predicted.energy_j) * len(self._devices)
-            found["wattcast/predicted_energy_j_per_step"] = joules
-            found["wattcast/predicted_step_s"] = float(self._predicted.latency_s)
-            found["wattcast/predicted_over_measured_energy"] = joules * steps / spent_j
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+            numbers["wattcast/predicted_energy_j_per_step"] = joules
+            numbers["wattcast/predicted_step_s"] = float(self._predicted.latency_s)
+            numbers["wattcast/predicted_over_measured_energy"] = joules * steps / spent_j
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
     def stop(self) -> None:
         """Close the devices."""

@@ -98,7 +98,7 @@ class ReplayFeed:
 class CardFeed:
     """Samples the GPU of this machine in a process of its own while there are watchers."""
 
-    def __init__(self, index: int, title: str) -> None:
+    def __init__(self, index: int | None, title: str) -> None:
         self.about = FeedInfo(title, recorded=False)
         self._index = index
         self._sampler: Sampler | None = None
@@ -168,7 +168,7 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
     return ReplayFeed(about, found)
 
 
-def choose_feed(live: str, replay: Path | None, index: int = 0) -> Feed:
+def choose_feed(live: str, replay: Path | None, index: int | None = None) -> Feed:
     """Choose a feed: ``gpu`` this machine's card, ``replay`` a recording, ``auto`` the card where
     there is one.
     """

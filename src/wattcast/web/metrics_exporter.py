@@ -25,6 +25,7 @@ from wattcast.hardware import Gpu
 from wattcast.measure import energy_sources
 from wattcast.measure.energy_samples import UnwrappedCounter, name_throttle_reasons
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings
+from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
 from wattcast.predictor.prediction import Prediction
 from wattcast.web.worker_pool import HEADER_S, is_known_host, known_hosts, open_socket
 
@@ -46,6 +47,7 @@ class MetricsReading:
     idle: bool
     lost: bool = False
     hung: bool = False
+    doubtful: bool = False  # the counter stood still, fell, or rose above the card's limit
 
     @property
     def power_w(self) -> float:
@@ -79,7 +81,8 @@ class WatchedCard:
     _starting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
-        self._counter = UnwrappedCounter(self.source.energy_range_j)
+        most_w = self.identity.power_limit_w or MOST_W
+        self._counter = UnwrappedCounter(self.source.energy_range_j, ABOVE_LIMIT * most_w)
 
     def look(self, until_s: float | None = None) -> MetricsReading:
         """Return the latest reading, or a fresh one when that is due, and none where the driver
@@ -124,7 +127,7 @@ class WatchedCard:
         now_s = self.now()
         self.readings += 1
         try:
-            energy_j = self._counter.follow(self.source.energy_j())
+            energy_j = self._counter.follow(self.source.energy_j(), now_s)
             clock_hz, slow = self.source.sm_clock_hz(), self.source.slow()
         except ReadError as error:
             self.errors += 1
@@ -133,7 +136,19 @@ class WatchedCard:
             )
             return
         reading = MetricsReading(now_s, energy_j, clock_hz, slow, idle=False)
+        reading = replace(reading, doubtful=self._is_doubtful(reading))
         self._last = replace(reading, idle=IDLE_REASON in reading.reasons)
+
+    def _is_doubtful(self, reading: MetricsReading) -> bool:
+        """Tell whether the counter cannot have risen as it did since the last reading."""
+        last = self._last
+        if last is None or not math.isfinite(last.energy_j) or not math.isfinite(reading.energy_j):
+            return False
+        passed_s = reading.at_s - last.at_s
+        if passed_s < 1.0:
+            return False
+        mean_w = (reading.energy_j - last.energy_j) / passed_s
+        return not is_plausible_power(mean_w, (), self.identity.power_limit_w or MOST_W)
 
 
 def find_cards(
@@ -217,6 +232,11 @@ MEASURED: dict[str, tuple[str, str, Callable[[WatchedCard, MetricsReading], floa
         "gauge",
         "Age of what is shown; idle cards are left alone",
         lambda c, r: c.now() - r.at_s,
+    ),
+    "energy_doubtful": (
+        "gauge",
+        "1 where the energy counter stood still, restarted or rose above the limit",
+        lambda c, r: r.doubtful,
     ),
     "readings": ("counter", "Times the card was read", lambda c, r: c.readings),
     "reading_errors": ("counter", "Readings that failed", lambda c, r: c.errors),
