@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from wattcast.cli.shared_options import (
     Environment,
     command,
 )
-from wattcast.core.errors import bad_value, is_interrupt, resolve_name
+from wattcast.core.errors import ExitCode, bad_value, is_interrupt, resolve_name
 
 if TYPE_CHECKING:
     from wattcast.explore.sweep import Runner
@@ -150,14 +151,18 @@ PLANNED = ("dtype", "quantization", "weights", "kv_dtype")
 
 
 @command("plan", *PLANNED, PRICES, PLOT, library="wattcast.serving.capacity_plan:plan")
-def plan(model: str, gpu: str, **asked: Any) -> CommandOutput:
-    """Find how many GPUs, how shared, at which clock or power limit. For several models: explore
-    fleet.
+def plan(env: Environment, model: str, gpu: str, **asked: Any) -> CommandOutput:
+    """Find how many GPUs, how shared, at which clock or power limit. For several models: explore fleet.
 
-    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms --tpot
-    p90:40ms --gpu h100-sxm,h200"""
+    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms
+    --tpot p90:40ms --gpu h100-sxm,h200 --minimise cost --price h100-sxm=2.5,h200=3.5
+    """
     from wattcast.explore import exploration_report as report
     from wattcast.serving import capacity_plan
 
-    found = capacity_plan.plan(model, gpu, **asked)
-    return CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)
+    try:
+        found = capacity_plan.plan(model, gpu, progress=env.tell_progress, **asked)
+    except capacity_plan.PlanInterrupted as error:
+        found = error.result
+    output = CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)
+    return replace(output, exit_code=0 if found.is_complete else ExitCode.INTERRUPTED)

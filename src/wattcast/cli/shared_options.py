@@ -69,6 +69,14 @@ class Environment:
         """Write progress and warnings to stderr."""
         self.stderr.write(text + "\n")
 
+    def tell_progress(self, text: str) -> None:
+        """Write a line of progress to stderr; on a terminal it replaces the one before."""
+        if self.stderr.isatty():
+            self.stderr.write(f"\r\x1b[2K{text}\r")
+            self.stderr.flush()
+        else:
+            self.say(text)
+
     def save_plot(self, figure: Figure, path: Path) -> None:
         """Write a figure and say so."""
         figure_style.save_figure(figure, path)

@@ -39,7 +39,8 @@ from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, ne
 from wattcast.report.prediction_figures import draw_pareto
 from wattcast.report.text_tables import format_cell, print_notes, print_rows
 from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
-from wattcast.serving.plan_options import MOST_TOKENS
+from wattcast.serving.plan_options import MOST_TOKENS, ServiceDemand
+from wattcast.serving.plan_search import ServingPlan
 
 
 def sweep_json(done: SweepResult) -> dict[str, Any]:
@@ -270,35 +271,13 @@ def print_assignment(console: Console, found: FleetAssignment) -> None:
 
 
 def print_plan(console: Console, result: PlanResult) -> None:
-    """Print the best plan in a sentence, then what it gives, the runners-up, and what binds."""
-    best, demand = result.best.make_row(), result.demand
-    risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
-    step = f" and {best['max_batched_tokens']} tokens a step" * (
-        best["max_batched_tokens"] < MOST_TOKENS[0]
-    )
-    kind = (
-        "power limit"
-        if best["setting"].endswith("W") and "Hz" not in best["setting"]
-        else "at most"
-    )
-    console.print(
-        f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
-        f"{demand.prompt} + {demand.output} tokens: [bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
-        f"({best['replicas']} x {best['layout']}), {kind} {best['setting']}{risk}, "
-        f"at most {best['max_seqs']} sequences{step}"
-    )
+    """Print the best plan in a sentence, then what it gives, and the best of each kind of GPU."""
+    best = result.best.make_row()
+    demand = result.demand
     money = demand.prices.currency or "cost"
-    cost = best["cost_per_million_tokens"]
-    console.print(
-        f"{best['output_tokens_per_s']:.4g} output tokens/s, {show(best['power_w'], 'W')} in all, "
-        f"{best['energy_j_per_token']:.3g} J/token"
-        + (f", {cost:.3g} {money} a million output tokens" if cost is not None else "")
-        + f"; {best['load_share']:.0%} of what they carry; binds: {best['binds']}"
-    )
-    more = ", ".join(
-        f"{step['times']} times the rate {step['gpus']} GPUs" for step in best["growth"]
-    )
-    console.print(f"growth takes: {more}")
+    if not result.is_complete:
+        console.print("[yellow]Interrupted: these are the plans so far.[/yellow]")
+    _print_best_plan(console, demand, best, money)
     columns = {
         "gpu": "gpu", "gpus": "GPUs", "layout": "replica", "setting": "at most", "max_seqs": "most seqs",
         "load_share": "load", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "p99", "tpot_p50_s": "TPOT p50",
@@ -306,15 +285,73 @@ def print_plan(console: Console, result: PlanResult) -> None:
         "cost_per_million_tokens": f"{money}/M tokens", "carbon_g_per_million_tokens": "g CO2e/M tokens",
         "binds": "binds",
     }  # fmt: skip
-    rows = [made.make_row() for made in dict.fromkeys([*result.plans[:6], *result.front])]
-    late = [
-        (f"{name}_{key}_s", f"{name}_s", key) for name in ("ttft", "tpot") for key in ("p50", "p99")
-    ]
-    rows = [row | {column: row[name][key] for column, name, key in late} for row in rows]
-    print_rows(console, rows, columns, "Plans, best first, and the Pareto front of GPUs and energy")
-    for sentence in result.refused[:6]:
+    bests = [kind.best for kind in result.ranked_kinds if kind.best is not None]
+    if len(result.kinds) > 1:
+        title = "The best of each kind of GPU, best first"
+        print_rows(console, _list_plan_rows(bests), columns, title)
+        for kind in result.ranked_kinds:
+            if kind.reason is not None:
+                console.print(f"[bold]{escape(kind.gpu)}[/bold]: none. {escape(kind.reason)}")
+    others = [made for made in result.plans if made not in bests or len(result.kinds) == 1]
+    shown = list(dict.fromkeys([*others[:6], *(set(others) & set(result.front))]))
+    if shown:
+        title = "Plans, best first" if len(result.kinds) == 1 else "Other plans, best first"
+        print_rows(
+            console, _list_plan_rows(sorted(shown, key=lambda made: made.rank)), columns, title
+        )
+    served = {kind.gpu for kind in result.kinds if kind.best is not None}
+    refused = [text for kind in result.kinds if kind.gpu in served for text in kind.refused]
+    for sentence in refused[:6]:
         console.print(escape(sentence))
     print_notes(console, list_plan_notes(result))
+
+
+def _print_best_plan(
+    console: Console, demand: ServiceDemand, best: dict[str, Any], money: str
+) -> None:
+    """Print the best plan, what it gives, and what more traffic would take."""
+    risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
+    has_short_steps = best["max_batched_tokens"] < MOST_TOKENS[0]
+    step = f" and {best['max_batched_tokens']} tokens a step" if has_short_steps else ""
+    is_limit = best["setting"].endswith("W") and "Hz" not in best["setting"]
+    kind = "power limit" if is_limit else "at most"
+    console.print(
+        f"[bold]{escape(demand.model.name)}[/bold] at {demand.rate_per_s:g} requests/s, "
+        f"{demand.prompt} + {demand.output} tokens: "
+        f"[bold]{best['gpus']} x {escape(best['gpu'])}[/bold] "
+        f"({best['replicas']} x {best['layout']}), {kind} {best['setting']}{risk}, "
+        f"at most {best['max_seqs']} sequences{step}"
+    )
+    cost = best["cost_per_million_tokens"]
+    spent = f", {cost:.3g} {money} a million output tokens" if cost is not None else ""
+    console.print(
+        f"{best['output_tokens_per_s']:.4g} output tokens/s, {show(best['power_w'], 'W')} in all, "
+        f"{best['energy_j_per_token']:.3g} J/token{spent}; "
+        f"running at {best['load_share']:.0%} of capacity; {describe_limit(best['binds'])}"
+    )
+    more = "; ".join(f"at {step['times']} times, {step['gpus']}" for step in best["growth"])
+    console.print(f"GPUs if the traffic grows: {more}")
+
+
+def describe_limit(binds: str) -> str:
+    """Say what breaks first if the rate grows.
+
+    >>> describe_limit("TPOT p99")
+    'TPOT p99 is the limit'
+    """
+    return binds if binds.startswith("nothing") else f"{binds} is the limit"
+
+
+def _list_plan_rows(plans: Sequence[ServingPlan]) -> list[dict[str, Any]]:
+    """Return plans as rows of a table, with percentiles of latencies as columns."""
+    rows = []
+    for made in plans:
+        row = made.make_row()
+        for name in ("ttft", "tpot"):
+            for percentile in ("p50", "p99"):
+                row[f"{name}_{percentile}_s"] = row[f"{name}_s"][percentile]
+        rows.append(row)
+    return rows
 
 
 def draw_pareto_front(done: SweepResult) -> Figure:

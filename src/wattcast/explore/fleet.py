@@ -328,7 +328,7 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
     options, refused = plan_options.list_options(
         served, gpu, plan_options.SearchRange(tp=demand.tp, clocks_hz=clocks_hz)
     )
-    tables: plan_options.StepTables = {}
+    tables = plan_options.StepTables()
     columns: list[_Column] = []
     notes: list[str] = []
     for option in sorted(options, key=lambda one: (one.gpus, -one.clock_hz)):

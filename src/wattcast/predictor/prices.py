@@ -81,9 +81,10 @@ def parse_prices(
 ) -> Prices:
     """Prices as people write them.
 
-    ``price`` is the rent of a GPU, ``2.50/h`` or ``h200=3.50USD/h`` for one kind, or a list of
-    them; ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a
-    region, ``us``; ``pue`` the energy at the meter per energy of the GPU."""
+    ``price`` is the rent of a GPU, ``2.50/h`` or ``h200=3.50USD/h`` for one kind, or several of
+    them, in a list or with commas between; an amount without a time is for an hour;
+    ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a region,
+    ``us``; ``pue`` the energy at the meter per energy of the GPU."""
     known = (
         PriceKeywords.__annotations__
     )  # ``unknown`` are of whichever function takes prices beside its own options
@@ -96,20 +97,35 @@ def parse_prices(
         else _read_money(electricity, "J", "electricity", "0.12USD/kWh")
     )
     rents = {}
-    for text in [price] if isinstance(price, str) else price or ():
+    for text in _split_prices(price):
         name, equals, amount = text.rpartition("=")
-        gpu = resolve_gpu_name(name) if equals else ANY_GPU
-        where, example = (
-            (f"price {gpu}", "3.50USD/h") if equals else ("price", "3.50USD/h, or h200=3.50USD/h")
-        )
-        each, found = _read_money(amount, "s", where, example)
+        gpu = resolve_gpu_name(name.strip()) if equals else ANY_GPU
+        where = f"price {gpu}" if equals else "price"
+        example = "3.50USD/h" if equals else "3.50USD/h, or h200=3.50USD/h"
+        each, found = _read_money(_add_hour(amount), "s", where, example)
         if currency and found and found != currency:
             raise bad_value("price", f"one currency, {currency}", text)
-        currency, rents[gpu] = currency or found, each
+        currency = currency or found
+        rents[gpu] = each
     carbon_g_per_j, notes = (None, []) if carbon is None else _read_carbon(carbon)
     if pue == 1.0 and (rents or electricity or carbon):
         notes.append("energy at the GPU's board: PUE 1, no host")
     return Prices(per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
+
+
+def _split_prices(price: str | Sequence[str] | None) -> list[str]:
+    """Return rents one by one, of a list or of text with commas between."""
+    texts = [price] if isinstance(price, str) else price or ()
+    return [part.strip() for text in texts for part in text.split(",")]
+
+
+def _add_hour(amount: str) -> str:
+    """Return a rent with its time: an hour, where none is written.
+
+    >>> _add_hour("2.50 USD")
+    '2.50 USD/h'
+    """
+    return amount if "/" in amount or not amount.strip() else f"{amount}/h"
 
 
 @cache

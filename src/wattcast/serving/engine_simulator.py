@@ -86,6 +86,20 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class Patience:
+    """When a run may be given up, since so many requests are late that a bound is broken for sure."""
+
+    first_token_s: float = math.inf  # from arrival
+    late_firsts: int = 1 << 62  # so many requests later than that end the run
+    token_s: float = math.inf  # from token to token
+    late_tokens: int = 1 << 62
+
+
+class BoundsBroken(Exception):
+    """A run was given up, since it was sure to break a latency bound."""
+
+
+@dataclass(frozen=True)
 class RequestPlan:
     """How each request of a trace goes through an engine, worked out before the simulation."""
 
@@ -249,7 +263,13 @@ def limit_events(most: int) -> Iterator[None]:
 class EngineReplica:
     """One engine on its GPUs. ``submit`` gives it requests, ``run_until`` lets time pass."""
 
-    def __init__(self, costs: StepCosts, settings: EngineSettings, plan: RequestPlan) -> None:
+    def __init__(
+        self,
+        costs: StepCosts,
+        settings: EngineSettings,
+        plan: RequestPlan,
+        patience: Patience | None = None,
+    ) -> None:
         longest = max(plan.prompt_tokens) + 1
         if longest + costs.block_tokens > costs.cache_tokens:
             raise BadInput(
@@ -283,6 +303,9 @@ class EngineReplica:
             int
         ] = []  # requests whose first or last token the device has not handed out yet
         self._last: list[int] = []
+        self._patience = patience
+        self._late_firsts = 0
+        self._late_tokens = 0
         self._after_prompts = False  # the last step held prompts
         self._mean_w = costs.idle_w
         self._segments = array("d")  # rows of SEGMENT_COLUMNS, one after another
@@ -585,6 +608,8 @@ class EngineReplica:
 
     def _hand_out(self, moment_s: float) -> None:
         """Note the moment at which tokens of the step before reach their requests."""
+        if self._patience is not None and (self._first or self._last):
+            self._count_late(moment_s, self._patience)
         for requests, moments_s in (
             (self._first, self.first_token_s),
             (self._last, self.last_token_s),
@@ -592,6 +617,18 @@ class EngineReplica:
             for request in requests:
                 moments_s[request] = moment_s
             requests.clear()
+
+    def _count_late(self, moment_s: float, patience: Patience) -> None:
+        """Give the run up if too many requests were late by now."""
+        plan = self.plan
+        for request in self._first:
+            waited_s = moment_s - plan.arrival_s[request]
+            self._late_firsts += waited_s > patience.first_token_s
+        for request in self._last:
+            decoding_s = moment_s - self.first_token_s[request]
+            self._late_tokens += decoding_s > patience.token_s * plan.decode_steps[request] > 0.0
+        if self._late_firsts >= patience.late_firsts or self._late_tokens >= patience.late_tokens:
+            raise BoundsBroken
 
     def _record(
         self,

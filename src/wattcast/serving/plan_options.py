@@ -31,10 +31,17 @@ from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.predictor.uncertainty import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace
-from wattcast.serving.engine_simulator import EngineSettings
+from wattcast.serving.engine_simulator import BoundsBroken, EngineSettings, Patience
 from wattcast.serving.serving_result import LatencyBound, ServingResult
-from wattcast.serving.simulate_serving import ROUTERS, TRANSFER_BYTE_PER_S, serve_trace
-from wattcast.serving.step_costs import StepCosts, predict_token_cost, tabulate_step_costs
+from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
+from wattcast.serving.step_costs import (
+    LoneRequest,
+    StepCosts,
+    TokenCost,
+    predict_lone_request,
+    predict_token_cost,
+    tabulate_step_costs,
+)
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
@@ -58,6 +65,10 @@ BUSY_MOST = (
     0.97  # of what a replica serves that never lacks requests: beyond, queues grow without a bound
 )
 WAVES = 4  # requests of a run over those that fill a step
+LONE_LOAD = 1e-3  # of what a replica serves: requests that never meet
+LONE_SLACK = (
+    0.95  # of the predicted time of a lone request: interpolated step costs are lower by less
+)
 # a simulated replica may be this much better than the bound of its steps, by padding and rounding
 BOUND_SLACK = 0.98
 
@@ -102,6 +113,27 @@ class ServiceDemand:
         return any(bound.quantity == "tpot" for bound in self.bounds)
 
     @property
+    def longest_token_s(self) -> float:
+        """Mean time from token to token that no plan exceeds in a steady state; infinite: any.
+
+        A bound on what 9 in 10 requests take, or more of them, bounds their mean as well where
+        arrivals do not come in bursts.
+        """
+        if self.arrivals not in ("poisson", "fixed"):
+            return math.inf
+        times_s = [
+            bound.seconds
+            for bound in self.bounds
+            if bound.quantity == "tpot" and (bound.percentile or PERCENTILE) >= PERCENTILE
+        ]
+        return min(times_s, default=math.inf)
+
+    @property
+    def peak_per_s(self) -> float:
+        """Requests a second that all replicas must serve, headroom included."""
+        return self.rate_per_s * (1.0 + self.headroom)
+
+    @cached_property
     def mean_lengths(self) -> tuple[float, float]:
         """Mean tokens of a prompt and of an output."""
         trace = self.draw_requests()
@@ -109,9 +141,16 @@ class ServiceDemand:
 
     def draw_requests(self, requests: int = 0) -> Trace:
         """Draw requests at one a second; another rate stretches the same arrivals."""
-        return draw_trace(
-            1.0, self.prompt, self.output, self.arrivals, 0.0, requests or self.requests, self.seed
-        )
+        count = requests or self.requests
+        if count not in self._traces:
+            lengths = self.prompt, self.output
+            self._traces[count] = draw_trace(1.0, *lengths, self.arrivals, 0.0, count, self.seed)
+        return self._traces[count]
+
+    @cached_property
+    def _traces(self) -> dict[int, Trace]:
+        """Draws by their number of requests."""
+        return {}
 
     def count_replicas(self, capacity_per_s: float, growth: float = 1.0) -> int:
         """Return the replicas of a capacity that serve ``growth`` times the rate, headroom and
@@ -247,46 +286,122 @@ class PlanOption:
 
 
 def list_options(
-    demand: ServiceDemand, chip: Gpu, tried: SearchRange
+    demand: ServiceDemand, chip: Gpu, tried: SearchRange, tables: StepTables | None = None
 ) -> tuple[list[PlanOption], list[str]]:
-    """Return every option of a GPU with its first bounds, and a sentence for each replica that
-    cannot be.
+    """Return every option of a GPU with its first bounds, and a sentence for each refused replica.
+
+    A replica is refused if the model does not fit or a request that is alone takes too long.
     """
-    tokens = sum(demand.mean_lengths) - 1.0
-    batches = MOST_SEQUENCES if demand.bounds_tokens else MOST_SEQUENCES[:1]
-    pools, steps = tried.pools or (ONE_POOL,), tried.most_tokens or MOST_TOKENS
+    tables = tables or StepTables()
     settings = tried.list_settings(demand, chip)
-    found: list[PlanOption] = []
+    options: list[PlanOption] = []
     refused: list[str] = []
-    for shared in _list_layouts(demand, chip, tried, found):
+    slow: list[tuple[float, str]] = []
+    fitting: list[ModelOptions] = []
+    for shared in _list_layouts(demand, chip, tried, fitting):
+        layout = PlanOption(chip, shared, 0.0, 0.0, 0, 0, ONE_POOL).layout
         try:
-            cost = predict_token_cost(demand.model, chip, shared)
+            cost, alone = _predict_layout(demand, chip, shared, tables)
         except WattcastError as error:
-            if (
-                shared.pp == 1 or tried.pp or not isinstance(error, BadInput)
-            ):  # stages would not mend it
-                layout = PlanOption(chip, shared, 0.0, 0.0, 0, 0, ONE_POOL).layout
+            # stages mend a lack of memory, so a pipeline is refused only if it was asked for
+            if shared.pp == 1 or tried.pp or not isinstance(error, BadInput):
                 refused.append(f"{chip.name}, {layout}: {str(error).rstrip('.')}.")
             continue
-        lanes = shared.pp * shared.dp
-        for (watts, clock_hz), most, step, engines in itertools.product(
-            settings, batches, steps, pools
-        ):
+        fitting.append(shared)
+        late = alone.explain_delay(max(clock_hz for _, clock_hz in settings))
+        if late is not None:
+            slow.append((late[0], f"{chip.name}, {layout}: {late[1]}"))
+            continue
+        options += _combine_settings(demand, chip, shared, tried, cost, alone)
+    closest_first = [sentence for _, sentence in sorted(slow)]
+    return options, [*closest_first, *refused]
+
+
+def _combine_settings(
+    demand: ServiceDemand,
+    chip: Gpu,
+    shared: ModelOptions,
+    tried: SearchRange,
+    cost: TokenCost,
+    alone: AloneTimes,
+) -> Iterator[PlanOption]:
+    """Yield a layout at every setting, batch limit, step size and number of pools."""
+    tokens = sum(demand.mean_lengths) - 1.0
+    batches = MOST_SEQUENCES if demand.bounds_tokens else MOST_SEQUENCES[:1]
+    steps = tried.most_tokens or MOST_TOKENS
+    pools = tried.pools or (ONE_POOL,)
+    lanes = shared.pp * shared.dp
+    for watts, clock_hz in tried.list_settings(demand, chip):
+        if alone.explain_delay(clock_hz) is not None:
+            continue
+        second, joule = cost.least_cost(clock_hz)
+        least_j = BOUND_SLACK * joule * tokens * shared.tp
+        for most, step, engines in itertools.product(batches, steps, pools):
             if not engines[0] or lanes == 1:
-                second, joule = cost.least_cost(clock_hz)
                 per_s = lanes * sum(engines) / (BOUND_SLACK * second * tokens)
-                least_j = BOUND_SLACK * joule * tokens * shared.tp
-                found.append(
-                    PlanOption(chip, shared, watts, clock_hz, most, step, engines, per_s, least_j)
-                )
-    return found, refused
+                yield PlanOption(chip, shared, watts, clock_hz, most, step, engines, per_s, least_j)
+
+
+def _predict_layout(
+    demand: ServiceDemand, chip: Gpu, shared: ModelOptions, tables: StepTables
+) -> tuple[TokenCost, AloneTimes]:
+    """Predict a token of the largest step and a lone request, if they were not predicted before."""
+    key = (chip.name, shared)
+    if key not in tables.layouts:
+        cost = predict_token_cost(demand.model, chip, shared)
+        tables.layouts[key] = cost, _predict_alone(demand, chip, shared)
+    return tables.layouts[key]
+
+
+@dataclass(frozen=True)
+class AloneTimes:
+    """What requests that are alone in an engine take, for each latency bound of a demand."""
+
+    by_bound: tuple[tuple[LatencyBound, int, LoneRequest], ...]  # bound, prompt tokens, times
+
+    def explain_delay(self, clock_hz: float) -> tuple[float, str] | None:
+        """Say which bound no request meets at a clock, and by what factor; None if all are met."""
+        worst: tuple[float, str] | None = None
+        for bound, prompt, times in self.by_bound:
+            first_s, later_s = times.least_s(clock_hz)
+            least_s = LONE_SLACK * (first_s if bound.quantity == "ttft" else later_s)
+            if least_s <= bound.seconds or (worst and worst[0] >= least_s / bound.seconds):
+                continue
+            taken, asked = units.show(least_s, "s"), units.show(bound.seconds, "s")
+            work = f"a prompt of {prompt} tokens" if bound.quantity == "ttft" else "a further token"
+            sentence = f"{work} takes at least {taken} even for a single request, and {bound} within {asked} was asked."
+            worst = least_s / bound.seconds, sentence
+        return worst
+
+
+def _predict_alone(demand: ServiceDemand, chip: Gpu, shared: ModelOptions) -> AloneTimes:
+    """Predict a request alone at the percentile of lengths that each latency bound names.
+
+    Time to first token grows with the prompt, and time per token with the context, so that their
+    percentiles are those of the lengths.
+    """
+    trace = demand.draw_requests()
+    contexts = trace.prompt_tokens + trace.output_tokens // 2
+    times: dict[tuple[int, int], LoneRequest] = {}
+    by_bound = []
+    for bound in demand.bounds:
+        share = bound.percentile or PERCENTILE
+        prompt = int(np.percentile(trace.prompt_tokens, share, method="lower"))
+        context = int(np.percentile(contexts, share, method="lower"))
+        sizes = max(prompt, 1), max(context, 1)
+        if sizes not in times:
+            times[sizes] = predict_lone_request(demand.model, chip, shared, *sizes)
+        by_bound.append((bound, sizes[0], times[sizes]))
+    return AloneTimes(tuple(by_bound))
 
 
 def _list_layouts(
-    demand: ServiceDemand, chip: Gpu, tried: SearchRange, found: Sequence[PlanOption]
+    demand: ServiceDemand, chip: Gpu, tried: SearchRange, fitting: Sequence[ModelOptions]
 ) -> Iterator[ModelOptions]:
-    """Yield how GPUs may share the model; what crosses nodes only while ``found`` has nothing that
-    stays inside.
+    """Yield how GPUs may share the model.
+
+    Layouts that cross nodes come only while ``fitting``, to which the caller adds the layouts that
+    fit into memory, is empty.
     """
     tp, pp, ep = tried.tp, tried.pp, tried.ep
     node = chip.node or node_of_gpu(chip.name)
@@ -295,9 +410,9 @@ def _list_layouts(
     loose = node.fabric in (Fabric.PCIE, Fabric.BRIDGE)
     for stages in pp or (1, *PIPELINE_STAGES):
         if stages > 1 and not pp:
-            if found and not loose:
+            if fitting and not loose:
                 return
-            most = node.gpu_count * (1 if found else MOST_NODES)
+            most = node.gpu_count * (1 if fitting else MOST_NODES)
         for count in tp:
             groups = {1, count, *(tp if count == 1 and stages == 1 else ())}
             if count == 1 and most > node.gpu_count:  # engines in several nodes share the experts
@@ -305,75 +420,138 @@ def _list_layouts(
             for share in ep or (sorted(groups) if experts else (1,)):
                 dp = max(share // count, 1)
                 deep = 1 if dp > 1 and not pp else stages
-                if count <= node.gpu_count and count * deep * dp <= most and experts % share == 0:
+                in_node = count <= node.gpu_count
+                if in_node and count * deep * dp <= most and experts % share == 0:
                     yield replace(demand.options, tp=count, pp=deep, dp=dp, ep=share)
 
 
-StepTables = dict[
-    tuple[str, ModelOptions], "StepCosts | BadInput"
-]  # of a GPU and how several share the model
+@dataclass(frozen=True)
+class StepTables:
+    """Step costs that were tabulated, so that options which differ in little else share them."""
+
+    layouts: dict[Hashable, tuple[TokenCost, AloneTimes]] = field(default_factory=dict)
+    # of a GPU and how several share the model
+    predicted: dict[Hashable, StepCosts | BadInput] = field(default_factory=dict)
+    # at a clock and a power limit besides
+    set_to: dict[Hashable, StepCosts] = field(default_factory=dict)
 
 
 def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> PlanOption:
-    """Return an option with its step costs and the bounds that follow, or raise a sentence why
-    there are none.
+    """Return an option with its step costs and the bounds that follow.
+
+    Raises a sentence that says why there are none.
     """
-    key, chip = (option.gpu.name, option.shared), option.gpu
-    if key not in tables:
-        trace = demand.draw_requests()
-        longest = int((trace.prompt_tokens + trace.output_tokens).max())
-        most = max(MOST_SEQUENCES[0] // option.shared.pp, 1)
-        size: dict[str, Any] = {
-            "longest_context": longest,
-            "context_spread": trace.context_spread,
-            "max_seqs": most,
-        }
-        try:
-            made = tabulate_step_costs(demand.model, chip, option.shared, **size)
-            if made.cache_tokens < longest:
-                raise BadInput(f"the cache holds {made.cache_tokens} tokens, a request {longest}.")
-            tables[key] = made
-        except WattcastError as error:
-            tables[key] = BadInput(f"{chip.name}, {option.layout}: {str(error).rstrip('.')}.")
-    table = tables[key]
+    costs = _tabulate_setting(demand, option, tables)
+    seqs = max(option.max_seqs // costs.stages, 1)
+    per_s, joules = _bound_steps(demand, costs, seqs, option)
+    return replace(
+        option,
+        costs=costs,
+        most_per_s=per_s * costs.lanes,
+        least_j=joules * costs.gpu_count,
+        idle_w=costs.idle_w,
+    )
+
+
+def _tabulate_setting(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> StepCosts:
+    """Return the step costs of an option's GPUs at its clock and power limit."""
+    chip = option.gpu
+    whole_key = (chip.name, option.shared)
+    key = (*whole_key, option.clock_hz, option.power_limit_w)
+    if key in tables.set_to:
+        return tables.set_to[key]
+    if whole_key not in tables.predicted:
+        tables.predicted[whole_key] = _predict_table(demand, option)
+    table = tables.predicted[whole_key]
     if isinstance(table, BadInput):
         raise table
-    governor = table.limit_w / float(
-        np.mean(chip.power.limit_w)
-    )  # the governor holds a share of the limit
-    costs = replace(table.cap_clock(option.clock_hz, chip), limit_w=option.power_limit_w * governor)
-    seqs = max(option.max_seqs // costs.stages, 1)
-    per_s, joules = _bound_steps(costs, seqs, option.pools, *demand.mean_lengths)
-    most_per_s, least_j = per_s * costs.lanes, joules * costs.gpu_count
-    return replace(option, costs=costs, most_per_s=most_per_s, least_j=least_j, idle_w=costs.idle_w)
+    governor = table.limit_w / float(np.mean(chip.power.limit_w))  # holds a share of the limit
+    costs = table.cap_clock(option.clock_hz, chip)
+    tables.set_to[key] = replace(costs, limit_w=option.power_limit_w * governor)
+    return tables.set_to[key]
+
+
+def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | BadInput:
+    """Predict the step costs of an option at the card's own clock, or say why it cannot serve."""
+    trace = demand.draw_requests()
+    longest = int((trace.prompt_tokens + trace.output_tokens).max())
+    try:
+        table = tabulate_step_costs(
+            demand.model,
+            option.gpu,
+            option.shared,
+            longest_context=longest,
+            context_spread=trace.context_spread,
+            max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
+        )
+        if table.cache_tokens < longest:
+            raise BadInput(f"the cache holds {table.cache_tokens} tokens, a request {longest}.")
+    except WattcastError as error:
+        return BadInput(f"{option.gpu.name}, {option.layout}: {str(error).rstrip('.')}.")
+    return table
 
 
 def _bound_steps(
-    costs: StepCosts, seqs: int, pools: tuple[int, int], prompt: float, output: float
+    demand: ServiceDemand, costs: StepCosts, seqs: int, option: PlanOption
 ) -> tuple[float, float]:
-    """Return the most requests a second of a lane, or of pools, and the least joules of a request
-    on one of its GPUs.
+    """Return the most requests a second of a lane, or of pools, and a request's least joules.
 
-    The joules are those beyond idle power.
+    The joules are those of one of the lane's GPUs beyond idle power.
 
-    A step over T tokens costs at least a + b·T, where b is a token's cost in the largest step. A
-    request has P prompt tokens, which cost b·P and their own attention, and takes part in O - 1
-    decode steps, each shared by B sequences at most, which cost at least (O - 1)·(a/B + b) and its
-    own attention."""
-    sizes = np.arange(1, len(costs.tokens))[:, np.newaxis]
-    per_token = costs.tokens[-1] / sizes[-1]
-    per_step = np.maximum((costs.tokens[1:] - per_token * sizes).min(axis=0), 0.0)
+    Time per token bounds how many sequences decode at once: with λ requests a second of O tokens
+    each, and T at most from token to token, N = λ·(O - 1)·T by Little's law. Fewer sequences share
+    a step, so the rate falls with N and N with the rate; four rounds come close to where they meet.
+    """
+    per_s = math.inf
+    batch = float(seqs)
+    tokens = max(demand.mean_lengths[1] - 1.0, 0.0)
+    limit_s = demand.longest_token_s
+    for _ in range(4):
+        per_s, joules = _bound_batch(demand, costs, max(batch, 1.0), seqs, option)
+        decoding = per_s / max(option.pools[1], 1) * tokens * limit_s
+        if decoding >= batch:
+            break
+        batch = decoding
+    return per_s, joules
+
+
+def _bound_batch(
+    demand: ServiceDemand, costs: StepCosts, batch: float, seqs: int, option: PlanOption
+) -> tuple[float, float]:
+    """Bound rate and joules where ``batch`` sequences decode at once, as ``_bound_steps`` does.
+
+    A step over T tokens costs at least a + b·T. A request has P prompt tokens, which cost b·P and
+    their own attention, and takes part in O - 1 decode steps. Two bounds hold for these, and the
+    larger counts. Each is shared by B sequences at most, so they cost (O - 1)·(a/B + b) and its own
+    attention. And prompts are in 1 + P/(C - B) steps of C tokens for each request at most: a step
+    either ends a prompt or is full. All other steps only decode, which costs d(B)/B a token at
+    least."""
+    prompt, output = demand.mean_lengths
+    per_step, per_token = costs.token_line
     context = prompt + output / 2.0
     most = max(min(seqs, int(costs.cache_tokens / max(prompt, 1.0))), 1)
     alone = [costs.decode_cost(b, b, context) - costs.tokens[costs.padded[b]] for b in (1, most)]
     attention = np.maximum(np.minimum(alone[0], alone[1] / most), 0.0)
-    first = costs.prompt[min(max(round(prompt), 1), len(costs.prompt) - 1)] + per_token * prompt
-    later = (output - 1.0) * (per_token + per_step / most + attention)
+    own_place = min(max(round(prompt), 1), len(costs.prompt) - 1)
+    first = costs.prompt[own_place] + per_token * prompt
+    shared = (output - 1.0) * (per_token + per_step / most + attention)
+
+    # steps that only decode
+    full = min(max(math.ceil(batch), 1), most)
+    mixed_steps = 0.0 if option.pools[0] else 1.0 + prompt / max(option.max_tokens - seqs, 1)
+    apart = max(output - 1.0 - mixed_steps * full, 0.0)
+    sizes = sorted({1, max(full // 4, 1), max(full // 2, 1), full})
+    each = np.min([costs.decode_cost(n, n, context) / n for n in sizes], axis=0)
+    later = np.maximum(shared, apart * each)
+
     seconds, joules = np.split(first + later, 2)
-    beyond_j = float((joules - costs.idle_w * seconds)[: costs.count_governed_clocks()].min())
-    prompt_s, decode_s = (float(taken[: costs.clocks].min()) for taken in (first, later))
-    engines = (max(pools[0] / prompt_s, 1e-9), pools[1] / max(decode_s, 1e-12)) if pools[0] else ()
-    per_s = min(engines) if engines else 1.0 / float(seconds.min())
+    governed = costs.count_governed_clocks()
+    beyond_j = float((joules - costs.idle_w * seconds)[:governed].min())
+    per_s = 1.0 / float(seconds.min())
+    if option.pools[0]:
+        prompt_s = float(first[: costs.clocks].min())
+        decode_s = max(float(later[: costs.clocks].min()), 1e-12)
+        per_s = min(max(option.pools[0] / prompt_s, 1e-9), option.pools[1] / decode_s)
     return per_s / BOUND_SLACK, BOUND_SLACK * max(beyond_j, 0.0)
 
 
@@ -405,30 +583,60 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
 
 
 def serve_rate(
-    demand: ServiceDemand, option: PlanOption, rate_per_s: float
+    demand: ServiceDemand, option: PlanOption, rate_per_s: float, *, is_brief: bool = False
 ) -> tuple[ServingResult | None, str]:
     """Simulate one replica at a rate; return what it did and which bounds it broke.
 
     The run has so many requests that the first have ended long before the last arrive, or fill all
-    steps."""
+    steps; one that breaks a bound is made no longer. A brief run that is sure to break one ends
+    there, without a result."""
     costs, (prefill, decode) = option.costs, option.pools
     assert costs is not None
     if rate_per_s > option.most_per_s * (1.0 + 1e-9):
         return None, "throughput"
-    requests, enough = demand.requests, WAVES * option.max_seqs * costs.lanes * decode
+    requests = demand.requests
+    enough = WAVES * option.max_seqs * costs.lanes * decode
     settings = replace(option.settings, seed=demand.seed)
     sending_s = costs.count_transfer_s(TRANSFER_BYTE_PER_S) if prefill else 0.0
     while True:
         unit = demand.draw_requests(requests)
         trace = replace(unit, arrival_s=unit.arrival_s / rate_per_s)
-        result = serve_trace(
-            trace, costs, settings, decode, ROUTERS[0], prefill, sending_s, prices=demand.prices
-        )
-        if requests >= enough or trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean()):
-            break
+        layout: dict[str, Any] = {"replicas": decode, "prefill_replicas": prefill}
+        patience = _measure_patience(demand.bounds, requests) if is_brief else None
+        try:
+            result = serve_trace(
+                trace,
+                costs,
+                settings,
+                **layout,
+                transfer_s_per_token=sending_s,
+                prices=demand.prices,
+                patience=patience,
+            )
+        except BoundsBroken:
+            return None, "a latency"
+        late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
+        is_long = trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean())
+        if late or requests >= enough or is_long:
+            return result, ", ".join(map(str, late))
         requests = min(2 * requests, enough)
-    late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
-    return result, ", ".join(map(str, late))
+
+
+def _measure_patience(bounds: Sequence[LatencyBound], requests: int) -> Patience:
+    """Return how many late requests break a bound for sure, of the strictest bound of each kind.
+
+    The percentile X of n sorted values lies at the place (n - 1)·X or just above it, so it is late
+    once all values from there on are.
+    """
+    limits: dict[str, tuple[float, int]] = {}
+    for bound in bounds:
+        place = math.floor((requests - 1) * (bound.percentile or PERCENTILE) / 100.0)
+        limit = bound.seconds, requests - place
+        limits[bound.quantity] = limits.get(bound.quantity, limit)
+    never = math.inf, requests + 1
+    first_token_s, late_firsts = limits.get("ttft", never)
+    token_s, late_tokens = limits.get("tpot", never)
+    return Patience(first_token_s, late_firsts, token_s, late_tokens)
 
 
 def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResult) -> str | None:

@@ -20,6 +20,7 @@ from wattcast.serving.arrivals import Trace, draw_trace, make_trace, read_trace
 from wattcast.serving.engine_simulator import (
     EngineReplica,
     EngineSettings,
+    Patience,
     ReplicaRun,
     RequestPlan,
     plan_requests,
@@ -183,10 +184,12 @@ def serve_trace(
     bounds: tuple[LatencyBound, ...] = (),
     prices: Prices | None = None,
     carried: bool = False,
+    patience: Patience | None = None,
 ) -> ServingResult:
     """Serve one trace with step costs that are known, and return what came of it.
 
-    ``carried`` prompts were computed on another engine and come with their cache.
+    ``carried`` prompts were computed on another engine and come with their cache. A run that
+    breaks the limits of ``patience`` raises ``BoundsBroken`` before its end.
     """
     notes = [*costs.assumptions, f"router: {router}"]
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
@@ -198,7 +201,7 @@ def serve_trace(
     )
     plan = plan_requests(prompts, settings, carried and not prefill_replicas)
     runs, first_s, last_s = _share_requests(
-        plan, costs, settings, prefill_replicas or replicas, router
+        plan, costs, settings, prefill_replicas or replicas, router, patience
     )
     if prefill_replicas:  # their cache is sent, and other engines decode
         notes.append(
@@ -230,10 +233,15 @@ def serve_trace(
 
 
 def _share_requests(
-    plan: RequestPlan, costs: StepCosts, settings: EngineSettings, replicas: int, router: str
+    plan: RequestPlan,
+    costs: StepCosts,
+    settings: EngineSettings,
+    replicas: int,
+    router: str,
+    patience: Patience | None = None,
 ) -> tuple[list[ReplicaRun], Array, Array]:
     """Share the requests among replicas and run each; first and last token of every request."""
-    engines = [EngineReplica(costs, settings, plan) for _ in range(replicas)]
+    engines = [EngineReplica(costs, settings, plan, patience) for _ in range(replicas)]
     if replicas == 1 or router == "round-robin":
         for place, engine in enumerate(engines):
             engine.submit(range(place, len(plan.arrival_s), replicas))

@@ -186,19 +186,34 @@ class StepCosts:
         return replace(self, **capped, idle_w=idle_w, waiting_w=idle_w * self.host.waiting_power)
 
     def count_governed_clocks(self) -> int:
-        """Count the clocks, from the highest, to which the power limit can drive a step: the rest
-        are never needed.
+        """Count the clocks, from the highest, to which the power limit can drive a step.
 
-        A step draws no more than the part of it that draws most, and the mean power before is
-        within the limit."""
+        The rest are never needed: a step draws no more than the part of it that draws most, and
+        the mean power before is within the limit.
+        """
+        return int(np.argmax(np.append(self.part_power_w, 0.0) <= self.limit_w)) + 1
+
+    @cached_property
+    def part_power_w(self) -> Array:
+        """The most power that a part of a step draws at each clock, ``(clock,)``."""
         most_w = np.zeros(self.clocks)
         for table in self._tables.values():
             seconds, joules = np.split(table.reshape(-1, 2 * self.clocks), 2, axis=-1)
-            power_w = np.divide(
-                joules, seconds, out=np.where(joules > 0.0, np.inf, 0.0), where=seconds > 0.0
-            )
+            idle_w = np.where(joules > 0.0, np.inf, 0.0)
+            power_w = np.divide(joules, seconds, out=idle_w, where=seconds > 0.0)
             most_w = np.maximum(most_w, power_w.max(axis=0))
-        return int(np.argmax(np.append(most_w, 0.0) <= self.limit_w)) + 1
+        return most_w
+
+    @cached_property
+    def token_line(self) -> tuple[Array, Array]:
+        """Cost of a step and of a token in it, such that no step costs less than their sum.
+
+        A step over T tokens costs at least a + b T, where b is a token's cost in the largest step.
+        """
+        sizes = np.arange(1, len(self.tokens))[:, np.newaxis]
+        per_token = self.tokens[-1] / sizes[-1]
+        per_step = np.maximum((self.tokens[1:] - per_token * sizes).min(axis=0), 0.0)
+        return per_step, per_token
 
     def count_transfer_s(self, byte_per_s: float) -> float:
         """Return the seconds that the cache of a token takes to another engine."""
@@ -294,6 +309,39 @@ def predict_token_cost(
     clocks_hz = _list_clocks(gpu)
     (row,) = _predict_rows(gpu, clocks_hz, [_without_attention(build_graph(model, largest))])[0]
     return TokenCost(clocks_hz, options.pp * row / max_tokens)
+
+
+@dataclass(frozen=True)
+class LoneRequest:
+    """Time of a request that is alone in its engine, by clock: no plan can do better."""
+
+    clock_hz: Array  # (clock,), falling
+    first_token_s: Array  # (clock,) kernels of the prompt
+    next_token_s: Array  # (clock,) kernels of a decode step
+
+    def least_s(self, clock_hz: float) -> tuple[float, float]:
+        """Return the least seconds of the first and of a further token at ``clock_hz`` at most."""
+        both = np.stack([self.first_token_s, self.next_token_s])
+        doubled = np.concatenate([both, both], axis=-1)  # ``_cap_columns`` wants pairs of halves
+        first, later = np.split(_cap_columns(doubled, self.clock_hz, clock_hz), 2, axis=-1)[0]
+        return float(first.min()), float(later.min())
+
+
+def predict_lone_request(
+    model: ModelSpec, gpu: Gpu, options: ModelOptions, prompt: int, context: int
+) -> LoneRequest:
+    """Predict a prompt of so many tokens, and a decode step of one sequence behind a context.
+
+    Only kernels are counted, without the head, the host and the sampling of a token. The stages
+    of a pipeline work one after the other on a request that is alone.
+    """
+    alone = replace(options, batch=1, head=OutputHead.NONE)
+    first = build_graph(model, replace(alone, phase=WorkloadPhase.PREFILL, seq=prompt))
+    later = build_graph(model, replace(alone, phase=WorkloadPhase.DECODE, seq=context))
+    clocks_hz = _list_clocks(gpu)
+    (rows,) = _predict_rows(gpu, clocks_hz, [first, later])
+    first_s, later_s = options.pp * rows[:, : len(clocks_hz)]
+    return LoneRequest(clocks_hz, first_s, later_s)
 
 
 def _cap_columns(table: Array, clocks_hz: Array, clock_hz: float) -> Array:
