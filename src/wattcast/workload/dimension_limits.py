@@ -32,6 +32,15 @@ _SHARES = ("dropout", "rotary_share")
 # Sizes that are there and may still be zero: T5 encoders have no decoder, some DeepSeek models
 # full-rank queries, and some scans no convolution before them.
 _MAY_BE_ZERO = ("decoder_layers", "q_rank", "kernel")
+# Dimensions with a number for each stage, and how many stages the template has where that is fixed.
+_STAGES: dict[str, tuple[tuple[tuple[str, ...], int | None], ...]] = {
+    "resnet": ((("blocks", "widths"), None),),
+    "convnext": ((("depths", "widths"), None),),
+    "swin": ((("depths", "heads"), None),),
+    "unet": ((("widths", "depths"), None),),
+    "mobilevit": ((("hidden", "depths"), 3), (("widths",), 5)),
+}
+_GROUPS = 32  # of a U-Net's norms
 # Heads, and the width that they share evenly; each head of the others has a size of its own.
 _HEAD_WIDTHS = (
     ("heads", "hidden"),
@@ -51,8 +60,8 @@ def check_dimensions(architecture: str, dims: Any, where: str) -> None:
             most = _find_limit(architecture, name)
             if not least <= value <= most:
                 raise bad_value(f"{where}: {path}", f"a whole number from {least} to {most}", value)
-    _check_stages(dims, where)
-    _check_heads(dims, where)
+    _check_stages(architecture, dims, where)
+    _check_heads(architecture, dims, where)
 
 
 def check_layer_count(count: int, where: str) -> None:
@@ -108,24 +117,26 @@ def _check_ratio(name: str, value: float, where: str) -> None:
         raise bad_value(where, f"a number from 0 to {most:g}", value)
 
 
-def _check_stages(dims: Any, where: str) -> None:
-    """Check the tuples with one number for each stage of a network of pictures: few, and all of one
+def _check_stages(architecture: str, dims: Any, where: str) -> None:
+    """Check the tuples with one number for each stage of a network of pictures: few, and of one
     length.
     """
-    stages = {
-        item.name: getattr(dims, item.name)
-        for item in fields(dims)
-        if item.name in ("blocks", "depths", "widths", "heads", "hidden")
-    }
-    lengths = {name: len(values) for name, values in stages.items() if isinstance(values, tuple)}
-    for name, length in lengths.items():
-        if not 1 <= length <= MOST_STAGES:
-            raise bad_value(f"{where}: {name}", f"from 1 to {MOST_STAGES} stages", length)
+    for names, wanted in _STAGES.get(architecture, ()):
+        lengths = {name: len(getattr(dims, name)) for name in names}
+        first = next(iter(lengths.values()))
+        for name, length in lengths.items():
+            if not 1 <= length <= MOST_STAGES:
+                raise bad_value(f"{where}: {name}", f"from 1 to {MOST_STAGES} stages", length)
+            if length != (wanted or first):
+                stages = wanted or f"as many as {names[0]} has"
+                raise bad_value(f"{where}: {name}", f"a number for each stage ({stages})", length)
 
 
-def _check_heads(dims: Any, where: str) -> None:
+def _check_heads(architecture: str, dims: Any, where: str) -> None:
     """Check that heads share a width evenly, and that rotary embeddings find pairs of elements."""
-    if not hasattr(dims, "head_dim"):
+    if architecture == "unet":
+        _check_unet_heads(dims, where)
+    elif not hasattr(dims, "head_dim"):
         for name, width_name in _HEAD_WIDTHS:
             heads = getattr(dims, name, None)
             width = getattr(dims, width_name, None)
@@ -145,19 +156,27 @@ def _check_staged_heads(dims: Any, where: str) -> None:
     hidden = getattr(dims, "hidden", None)
     if isinstance(heads, tuple) and isinstance(hidden, int):
         pairs = [(count, hidden << stage) for stage, count in enumerate(heads)]
-        if len(heads) != len(dims.depths):
-            raise bad_value(
-                f"{where}: heads", f"one number for each of {len(dims.depths)} stages", len(heads)
-            )
     elif isinstance(heads, int) and isinstance(hidden, tuple):
         pairs = [(heads, width) for width in hidden]
     else:
         return
     for count, width in pairs:
         if width % count:
-            raise bad_value(
-                f"{where}: heads", f"a divisor of the stage's width, which is {width}", count
-            )
+            wanted = f"a divisor of the stage's width, which is {width}"
+            raise bad_value(f"{where}: heads", wanted, count)
+
+
+def _check_unet_heads(dims: Any, where: str) -> None:
+    """Check a U-Net, which has a number of heads, or heads of one size; groups of norms have 32
+    members.
+    """
+    for width in dims.widths:
+        if width % _GROUPS:
+            raise bad_value(f"{where}: widths", f"multiples of {_GROUPS}", width)
+        if width % (dims.heads or dims.head_dim or 1):
+            name = "heads" if dims.heads else "head_dim"
+            wanted = f"a divisor of the stage's width, which is {width}"
+            raise bad_value(f"{where}: {name}", wanted, dims.heads or dims.head_dim)
 
 
 def _check_decoder_heads(dims: Any, where: str) -> None:
