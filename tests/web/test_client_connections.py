@@ -12,7 +12,7 @@ import pytest
 uvicorn = pytest.importorskip("uvicorn", reason="no uvicorn: pip install 'wattcast[serve]'")
 
 from wattcast.core.errors import BadInput
-from wattcast.web.worker_pool import (
+from wattcast.web.client_limits import (
     ClientBusy,
     ClientSlots,
     ConnectionTable,
@@ -112,8 +112,8 @@ def test_a_client_with_too_many_connections_loses_the_oldest_and_is_still_answer
 class Waiting:
     """A connection that owes its headers, or none."""
 
-    def __init__(self, awaits_headers: bool = True) -> None:
-        self.awaits_headers, self.closed = awaits_headers, False
+    def __init__(self, awaits_client: bool = True) -> None:
+        self.awaits_client, self.closed = awaits_client, False
 
     def give_up(self) -> None:
         self.closed = True
@@ -128,7 +128,7 @@ def test_a_full_server_closes_a_connection_of_the_greediest_client() -> None:
     assert [one.closed for one in greedy] == [True, False, False]
     assert not modest.closed
     busy = ConnectionTable(each=1)
-    assert busy.add("10.0.0.1", Waiting(awaits_headers=False))
+    assert busy.add("10.0.0.1", Waiting(awaits_client=False))
     assert not busy.add("10.0.0.1", Waiting())
     assert busy.add("10.0.0.2", Waiting())
 

@@ -21,10 +21,11 @@ from starlette.requests import Request
 from serving import Server
 from wattcast.core.errors import BadInput, ExitCode, Refused
 from wattcast.web.answers import Answer
+from wattcast.web.client_limits import open_socket
 from wattcast.web.http_app import HEADERS, make_app, read_body, serve_page
 from wattcast.web.live_stream import recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
-from wattcast.web.worker_pool import WorkerPool, open_socket
+from wattcast.web.worker_pool import WorkerPool
 
 CASE = {"gpu": "h200", "model": "gpt2", "seq": 128}
 JSON = {"content-type": "application/json"}

@@ -106,9 +106,11 @@ def test_only_so_many_may_watch_and_each_leaves_its_place() -> None:
         watchers = FeedWatchers(recorded_feed(), most=1)
         stream = watchers.events(100.0)
         assert b"event: about" in await anext(stream)
-        assert watchers.full
+        assert watchers.now == 1
+        with pytest.raises(live_stream.TooManyStreams):
+            watchers.begin("10.0.0.1")
         await stream.aclose()
-        assert not watchers.full
+        assert watchers.now == 0
         short = FeedWatchers(recorded_feed(), longest_s=0.3)
         events = [event async for event in short.events(0.1)]
         assert events[-1].startswith(b"event: end")

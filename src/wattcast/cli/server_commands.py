@@ -22,6 +22,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     allow_host: list[str] | None = None,
+    trust_proxy: list[str] | None = None,
     workers: int = 2,
     limit: str = "15s",
     live: str = "auto",
@@ -42,7 +43,8 @@ def serve(
 
     check_names("live view", live, ("auto", "gpu", "replay"))
     feed = choose_feed(live, replay, index=device)
-    serve_page(host, port, feed, allow_host or [], workers, parse(limit, "s", "--limit"), env.say)
+    limit_s = parse(limit, "s", "--limit")
+    serve_page(host, port, feed, allow_host or [], workers, limit_s, env.say, trust_proxy or [])
 
 
 @command("export prometheus", "batch", "seq", "tokens", "phase", "dtype", "attention", "stack")

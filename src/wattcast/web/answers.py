@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import count
 from pathlib import PurePath
 from typing import Any
 
@@ -314,8 +315,20 @@ def answer_request(kind: str, body: bytes) -> Answer:
     except (RecursionError, MemoryError):
         return make_refusal(422, "the request asks for more than this server gives one request.")
     except Exception:
-        traceback.print_exc(file=sys.stderr)
+        _print_traceback()
         return make_refusal(500, "internal error; the server's log says more.")
+
+
+MOST_TRACEBACKS = 20  # that one worker writes: who finds one request that fails can send it all day
+_tracebacks = count()
+
+
+def _print_traceback() -> None:
+    written = next(_tracebacks)
+    if written < MOST_TRACEBACKS:
+        traceback.print_exc(file=sys.stderr)
+    elif written == MOST_TRACEBACKS:
+        print("wattcast: further internal errors of this worker are not written.", file=sys.stderr)
 
 
 def make_refusal(status: int, text: str) -> Answer:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -25,11 +26,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from wattcast import __version__
 from wattcast.core import files
 from wattcast.predictor.prediction_json import PredictOut
-from wattcast.web import answers, worker_pool
-from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, recorded_feed
+from wattcast.web import answers, client_limits, worker_pool
+from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, TooManyStreams, recorded_feed
 from wattcast.web.request_schema import MOST_BYTE
 
-ARRIVE_S = 30.0  # for a body
+ARRIVE_S = 20.0  # for a body of at most 2 MiB: that is 840 kbit/s
 MOST_ENTRIES = 40_000  # objects of a request; a distinct operator takes a worker some 0.25 ms
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -52,8 +53,15 @@ class RequestGuard:
     response.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str] = worker_pool.LOOPBACK) -> None:
-        self._app, self._hosts = app, frozenset(hosts)
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Iterable[str] = client_limits.LOOPBACK,
+        proxies: client_limits.TrustedProxies | None = None,
+    ) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+        self._proxies = proxies or client_limits.TrustedProxies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -66,23 +74,62 @@ class RequestGuard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            why = self._find_refusal(Headers(scope=scope))
-            answer = self._app if why is None else JSONResponse({"error": why[1]}, why[0], CLOSING)
-            await answer(scope, receive, send_with_headers)
+            headers = Headers(scope=scope)
+            scope = self._name_client(scope, headers)
+            why = self._find_refusal(headers)
+            if why is not None:
+                await JSONResponse({"error": why[1]}, why[0], CLOSING)(
+                    scope, receive, send_with_headers
+                )
+            elif scope["method"] == "HEAD":
+                await answer_head(self._app, scope, receive, send_with_headers)
+            else:
+                await self._app(scope, receive, send_with_headers)
+
+    def _name_client(self, scope: Scope, headers: Headers) -> Scope:
+        """Put the client in the place of a proxy that we trust."""
+        peer = scope.get("client")
+        if not peer or not self._proxies.trusts(peer[0]):
+            return scope
+        host = self._proxies.find_client(peer[0], headers.getlist("x-forwarded-for"))
+        return {**scope, "client": (host, peer[1])}
 
     def _find_refusal(self, headers: Headers) -> tuple[int, str] | None:
-        if not worker_pool.is_known_host(headers.getlist("host"), self._hosts):
-            return (
-                421,
-                "this server does not answer to that Host. Start it with --allow-host NAME to allow one.",
-            )
+        if not client_limits.is_known_host(headers.getlist("host"), self._hosts):
+            do = "Start it with --allow-host NAME to allow one."
+            return 421, f"this server does not answer to that Host. {do}"
         for origin in headers.getlist("origin"):
-            if worker_pool.host_name(origin.partition("://")[2]) not in self._hosts:
+            if client_limits.host_name(origin.partition("://")[2]) not in self._hosts:
                 return 403, "requests from other sites are not answered."
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # two servers in a row may each believe another one of them (RFC 9112, section 6.1)
+            return 400, "request: expected Content-Length or Transfer-Encoding, got both."
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > MOST_BYTE:
             return 413, f"request: expected at most {MOST_BYTE} bytes, got {int(length)}."
         return None
+
+
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer HEAD with the headers that GET would have, and end the work there."""
+    begun = asyncio.Event()
+
+    async def send_start(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            begun.set()
+
+    working = asyncio.ensure_future(app({**scope, "method": "GET"}, receive, send_start))
+    starting = asyncio.ensure_future(begun.wait())
+    try:
+        await asyncio.wait({working, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, starting):
+            task.cancel()
+        await asyncio.gather(working, starting, return_exceptions=True)
 
 
 async def read_body(request: Request, arrive_s: float = ARRIVE_S) -> bytes:
@@ -95,16 +142,37 @@ async def read_body(request: Request, arrive_s: float = ARRIVE_S) -> bytes:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BYTE:
-                    raise HTTPException(
-                        413, f"request: expected at most {MOST_BYTE} bytes, got more.", CLOSING
-                    )
+                    why = f"request: expected at most {MOST_BYTE} bytes, got more."
+                    raise HTTPException(413, why, CLOSING)
     except TimeoutError:
-        raise HTTPException(
-            408, f"the request's body did not arrive within {arrive_s:g} s.", CLOSING
-        ) from None
+        why = f"the request's body did not arrive within {arrive_s:g} s."
+        raise HTTPException(408, why, CLOSING) from None
     except ClientDisconnect:
         raise HTTPException(400, "the request ended before its body did.", CLOSING) from None
     return bytes(body)
+
+
+async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Return the response that ``work`` makes, or cancel it when the client leaves before that."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_wait_until_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(400, "the client left before the answer was ready.", CLOSING)
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _wait_until_left(request: Request) -> None:
+    """Wait for the message that the client is gone; after the body there is no other, but a proxy
+    may repeat it.
+    """
+    while (await request.receive())["type"] != "http.disconnect":
+        await asyncio.sleep(0.05)
 
 
 ASSET_TYPES = {
@@ -148,7 +216,10 @@ _REFUSED = {
 
 
 def make_app(
-    pool: worker_pool.WorkerPool, feed: Feed, hosts: Iterable[str] = worker_pool.LOOPBACK
+    pool: worker_pool.WorkerPool,
+    feed: Feed,
+    hosts: Iterable[str] = client_limits.LOOPBACK,
+    proxies: client_limits.TrustedProxies | None = None,
 ) -> RequestGuard:
     """Make the whole application behind its guard; the pool starts and stops with it."""
 
@@ -167,8 +238,8 @@ def make_app(
     async def refused(request: Request, error: HTTPException) -> Response:
         return _plain_response(error.status_code, str(error.detail), dict(error.headers or {}))
 
-    @app.exception_handler(worker_pool.ClientBusy)
-    async def busy(request: Request, error: worker_pool.ClientBusy) -> Response:
+    @app.exception_handler(client_limits.ClientBusy)
+    async def busy(request: Request, error: client_limits.ClientBusy) -> Response:
         return _plain_response(429, str(error), CLOSING)
 
     @app.exception_handler(Exception)
@@ -188,7 +259,7 @@ def make_app(
     _add_questions(app, pool)
     _add_live_feed(app, FeedWatchers(feed))
     app.openapi = lambda: _make_schema(app)  # type: ignore[method-assign]
-    return RequestGuard(app, hosts)
+    return RequestGuard(app, hosts, proxies)
 
 
 def openapi_schema() -> dict[str, Any]:
@@ -229,30 +300,24 @@ def _add_pages(app: FastAPI) -> None:
 
 
 def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
-    slots = worker_pool.ClientSlots()
+    slots = client_limits.ClientSlots()
 
     def endpoint(kind: str) -> Any:
         async def post(request: Request) -> Response:
-            said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if said != "application/json":
+            media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if media != "application/json":
                 return _plain_response(415, "request: expected content-type application/json.")
-            length, host = (
-                request.headers.get("content-length", ""),
-                request.client.host if request.client else "",
-            )
-            large = (
-                kind in worker_pool.LARGE_KINDS
-                or not length.isdecimal()
-                or int(length) > worker_pool.LARGE_BYTE
-            )
+            length = request.headers.get("content-length", "")
+            is_long = not length.isdecimal() or int(length) > worker_pool.LARGE_BYTE
+            large = kind in worker_pool.LARGE_KINDS or is_long
             async with slots.running(
-                host, large
+                _client_host(request), large
             ):  # a body is read once the client has few enough others running
                 body = await read_body(request)
                 if (entries := body.count(b"{")) > MOST_ENTRIES:
                     wanted = f"request: expected at most {MOST_ENTRIES:,} operators or events, got {entries:,}."
                     return _plain_response(413, f"{wanted} Use the command line.")
-                return await _asked(pool, kind, body)
+                return await answer_while_connected(request, _asked(pool, kind, body))
 
         return post
 
@@ -324,13 +389,30 @@ def _add_live_feed(app: FastAPI, watchers: FeedWatchers) -> None:
     async def live(
         request: Request, speed: Annotated[float, Query(ge=0.1, le=100.0)] = 1.0
     ) -> Response:
-        if watchers.full:
-            return _plain_response(503, "as many are watching as may; try again later.")
-        return StreamingResponse(
-            watchers.events(speed, request.is_disconnected),
+        client = client_limits.client_key(_client_host(request))
+        try:
+            place = watchers.begin(client)
+        except TooManyStreams as error:
+            return _plain_response(503, str(error))
+
+        class Streaming(StreamingResponse):
+            """Gives the place back even where the client left before the first event."""
+
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                try:
+                    await super().__call__(scope, receive, send)
+                finally:
+                    watchers.finish(place)
+
+        return Streaming(
+            watchers.events(speed, request.is_disconnected, place),
             media_type="text/event-stream",
             headers={"cache-control": "no-store"},
         )
+
+
+def _client_host(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _refer_to_schema(kind: type) -> dict[str, Any]:
@@ -391,15 +473,23 @@ def serve_page(
     workers: int = 2,
     limit_s: float = worker_pool.LIMIT_S,
     say: Callable[[str], None] = lambda text: None,
+    trusted_proxies: Sequence[str] = (),
 ) -> None:
-    """Serve until interrupted. ``hosts`` are names, besides loopback's, that the server answers to."""
-    names = worker_pool.known_hosts(host, hosts)
-    listening = worker_pool.open_socket(host, port)
+    """Serve until interrupted.
+
+    ``hosts`` are names, besides loopback's, that the server answers to. ``trusted_proxies`` are
+    addresses and networks whose ``X-Forwarded-For`` names the client."""
+    proxies = client_limits.TrustedProxies(trusted_proxies)
+    names = client_limits.known_hosts(host, hosts)
+    listening = client_limits.open_socket(host, port)
     name = f"[{host}]" if ":" in host else host
-    app = make_app(worker_pool.WorkerPool(workers, limit_s), feed, names)
+    app = make_app(worker_pool.WorkerPool(workers, limit_s), feed, names, proxies)
+    logging.getLogger("uvicorn.error").addFilter(client_limits.LogLimit())
+    table = client_limits.ConnectionTable(most=client_limits.raise_file_limit(), proxies=proxies)
     config = uvicorn.Config(
         app,
-        http=worker_pool.make_protocol(worker_pool.ConnectionTable()),
+        http=client_limits.make_protocol(table),
+        proxy_headers=False,  # whom to believe is ours to say
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -408,7 +498,7 @@ def serve_page(
         ws="none",
     )
     say(f"wattcast serves http://{name}:{listening.getsockname()[1]}/ (stop it with Ctrl-C)")
-    if not worker_pool.is_loopback(host):
+    if not client_limits.is_loopback(host):
         say(
             "note: everyone who reaches this address may use it; there is no password and no encryption."
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -24,7 +25,9 @@ from wattcast.measure.sampler import Sampler
 
 MOST_RECORDING_BYTE = 64 << 20
 MOST_WATCHERS = 8
+CLIENT_WATCHERS = 2  # streams of one client
 LONGEST_S = 3600.0  # of one stream
+SECURE_S = 60.0  # after which a stream may have to make room for somebody who waits
 PERIOD_S = 0.2
 CLOCK_EVERY_S = 0.05
 WINDOW_S = 20.0  # of samples from which the counter's steps are told
@@ -188,39 +191,86 @@ def choose_feed(live: str, replay: Path | None, index: int | None = None) -> Fee
     return CardFeed(index, identity.name)
 
 
-class FeedWatchers:
-    """Sends streams as server-sent events, to a limited number of watchers for a limited time."""
+class TooManyStreams(Exception):
+    """No stream may begin now; the text says why."""
 
-    def __init__(self, feed: Feed, most: int = MOST_WATCHERS, longest_s: float = LONGEST_S) -> None:
-        self.feed, self._most, self._longest_s = feed, most, longest_s
-        self.now = 0
+
+@dataclass(eq=False)
+class _Stream:
+    """One stream that runs: whose it is, since when, and whether it has to make room."""
+
+    client: str
+    began_s: float
+    must_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FeedWatchers:
+    """Sends streams as server-sent events, to a limited number of watchers for a limited time.
+
+    One client has two streams at most. Where all places are taken, the oldest stream that had its
+    minute makes room for a newcomer, so that nobody holds them all for an hour."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        most: int = MOST_WATCHERS,
+        longest_s: float = LONGEST_S,
+        secure_s: float = SECURE_S,
+    ) -> None:
+        self.feed = feed
+        self._most = most
+        self._longest_s = longest_s
+        self._secure_s = secure_s
+        self._streams: list[_Stream] = []  # the oldest first
 
     @property
-    def full(self) -> bool:
-        """Whether no more may watch."""
-        return self.now >= self._most
+    def now(self) -> int:
+        """Number of streams that run."""
+        return len(self._streams)
+
+    def begin(self, client: str = "") -> _Stream:
+        """Take a place for a client; TooManyStreams where it has enough, or nobody can make room."""
+        if sum(stream.client == client for stream in self._streams) >= CLIENT_WATCHERS:
+            raise TooManyStreams(f"this client watches {CLIENT_WATCHERS} streams already.")
+        staying = [stream for stream in self._streams if not stream.must_end.is_set()]
+        if len(staying) >= self._most:
+            oldest = staying[0]
+            if time.monotonic() - oldest.began_s < self._secure_s:
+                raise TooManyStreams("as many are watching as may; try again later.")
+            oldest.must_end.set()
+        stream = _Stream(client, time.monotonic())
+        self._streams.append(stream)
+        return stream
 
     async def events(
-        self, speed: float, gone: Callable[[], Awaitable[bool]] | None = None
+        self,
+        speed: float,
+        gone: Callable[[], Awaitable[bool]] | None = None,
+        place: _Stream | None = None,
     ) -> AsyncIterator[bytes]:
         """Yield what a browser's EventSource reads, until ``gone`` says that nobody reads any more."""
-        self.now += 1
+        place = self.begin() if place is None else place
         stream = self.feed.stream(speed)
         try:
             yield _encode_event("about", self.feed.about)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._longest_s):
                     async for batch in stream:
-                        if gone is not None and await gone():
-                            return
+                        if place.must_end.is_set() or (gone is not None and await gone()):
+                            break
                         if batch:
                             yield _encode_event("points", batch)
             yield _encode_event("end", {})
         except MissingTool as error:
             yield _encode_event("end", {"error": str(error)})
         finally:
-            self.now -= 1
+            self.finish(place)
             await stream.aclose()
+
+    def finish(self, place: _Stream) -> None:
+        """Give a place back; one that was given back already stays so."""
+        with contextlib.suppress(ValueError):
+            self._streams.remove(place)
 
 
 def _encode_event(name: str, data: object) -> bytes:

@@ -27,7 +27,7 @@ from wattcast.measure.energy_samples import UnwrappedCounter, name_throttle_reas
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings
 from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
 from wattcast.predictor.prediction import Prediction
-from wattcast.web.worker_pool import HEADER_S, is_known_host, known_hosts, open_socket
+from wattcast.web.client_limits import HEADER_S, is_known_host, known_hosts, open_socket
 
 BUSY_S, IDLE_S = 5.0, 60.0
 SCRAPE_S = 1.0  # that a scrape waits for a driver
