@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from wattcast.serving.host_times import HostTimes, load_host_times
+from wattcast.predictor.engine_host import HostTimes, load_host_times
 from wattcast.serving.step_costs import StepCosts
 
 NO_HOST = HostTimes(
@@ -24,6 +24,7 @@ NO_HOST = HostTimes(
             *(
                 "launch_same_layer",
                 "launch_loose_layer",
+                "launch_same_loose_layer",
                 "launch_scan",
                 "output",
                 "output_per_sequence",

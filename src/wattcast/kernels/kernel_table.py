@@ -17,6 +17,7 @@ import numpy.typing as npt
 from wattcast.core import dataclass, field, fields
 from wattcast.core.arrays import Array, CodedColumn, Mask, Sweepable, index_distinct, map_distinct
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
+from wattcast.workload.engine_schedule import EngineStep
 from wattcast.workload.operator_base import Operator, OperatorColumns, select_operators
 
 Columns = dict[str, Array]  # each ``(row,)``
@@ -250,6 +251,7 @@ class IssueSegment:
     counts: Array  # (position,) how often in a row each is issued
     repeat: int
     label: str = ""  # of the block that it was made from
+    step: EngineStep | None = None  # of an inference engine, that the stretch belongs to
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSe
             np.split(place, ends), np.split(columns.sizes[0], ends), graph.blocks, strict=True
         )
         segments = [
-            IssueSegment(rows, counts, block.repeat, block.label) for rows, counts, block in cut
+            IssueSegment(rows, counts, block.repeat, block.label, block.step) for rows, counts, block in cut
         ]
         return ops, tuple(segments)
     row_of: dict[Operator, int] = {}
@@ -143,7 +143,7 @@ def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSe
     for block in graph.blocks:
         rows = np.array([row_of.setdefault(op, len(row_of)) for op in block.ops], np.int64)
         counts = np.array([op.count for op in block.ops], np.float64)
-        segments.append(IssueSegment(rows, counts, block.repeat, block.label))
+        segments.append(IssueSegment(rows, counts, block.repeat, block.label, block.step))
     return tuple(row_of), tuple(segments)
 
 

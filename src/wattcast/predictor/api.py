@@ -27,6 +27,7 @@ from wattcast.hardware.catalogue_reader import load_node, load_node_file
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S
+from wattcast.predictor.kernel_phases import LaunchCosts
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.predictor.prices import PriceKeywords, parse_prices
 from wattcast.workload.build_model import compute_footprint, find_largest_batch
@@ -164,8 +165,8 @@ def predict_many(
 def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chip: Gpu) -> Graph:
     """Return a graph with the settings' notes and the place of its operands.
 
-    An engine, unless a host time is given, replays its kernels. Where operands lie matters, and is
-    noted, where an operator that is not part of a model reads little enough to stay in L2."""
+    An engine replays its kernels, and its host counts step by step. Where operands lie matters, and
+    is noted, where an operator that is not part of a model reads little enough to stay in L2."""
     l2_byte = np.max(chip.l2.capacity_byte or 0.0)
     if operands is not None:
         check_names(
@@ -188,7 +189,9 @@ def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, chi
     return replace(graph, assumptions=(*graph.assumptions, *said), operands=operands or "")
 
 
-_REPLAYED = "host: the engine replays CUDA graphs; scheduling between steps is not counted (`simulate` counts it)"
+_REPLAYED = (
+    "host: as measured of vLLM 0.25.1, which prepares a step while the GPU computes the one before"
+)
 
 
 def resolve_settings(
@@ -229,10 +232,7 @@ def resolve_settings(
         each_s = _read_amount(host_launch, "s", "host_launch")
         if (np.asarray(each_s) < 0).any():
             raise bad_value("host_launch", "zero or more", f"{np.min(each_s)} s")
-        launch = replace(
-            fitted.launch, host_s_per_operator=each_s, engine_replays=False, measured=True
-        )
-        fitted = replace(fitted, launch=launch)
+        fitted = replace(fitted, launch=tell_host(fitted.launch, each_s))
     duration_s = None
     if duration in (None, SUSTAINED):
         notes.append("duration: sustained, with the governor settled")
@@ -261,6 +261,17 @@ def resolve_settings(
         duration_s=duration_s,
     )
     return notes, at, fitted
+
+
+def tell_host(launch: LaunchCosts, host_s_per_operator: Sweepable) -> LaunchCosts:
+    """Return the launch costs of a host that takes so long for an operator; an engine takes as much
+    longer.
+    """
+    usual_s = float(np.mean(launch.host_s_per_operator))
+    factor = host_s_per_operator / usual_s if usual_s > 0.0 else 1.0
+    return replace(
+        launch, host_s_per_operator=host_s_per_operator, engine_factor=factor, measured=True
+    )
 
 
 def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> None:

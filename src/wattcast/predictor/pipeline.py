@@ -10,19 +10,21 @@ Power models see ``priced`` activities: each kernel's events times its learned e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import dataclass, replace
-from wattcast.core.arrays import Array, Mask, append_axes, map_distinct
+from wattcast.core.arrays import Array, Mask, append_axes, map_distinct, sweep_values
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
-from wattcast.kernels.kernel_table import RunCondition
+from wattcast.kernels.kernel_table import LibraryStyle, RunCondition
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import interval_energy_j, mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
+from wattcast.predictor.engine_host import EngineHost, load_host_times
 from wattcast.predictor.kernel_phases import blend_corrections, build_timeline
 from wattcast.predictor.learned_factors import compute_ideal_terms
 from wattcast.predictor.timeline import (
@@ -33,6 +35,7 @@ from wattcast.predictor.timeline import (
     compute_latency_s,
     compute_waiting_s,
 )
+from wattcast.workload.engine_operators import Sampling
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_base import Operator, index_words
@@ -206,14 +209,9 @@ def _more_rows(m: int) -> list[int]:
 def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Return a workload's timeline with what operators take more or less than alone: cold caches,
     overlap.
-
-    Where an engine replays its kernels, issuing them costs nothing.
     """
     if graph.stack == SoftwareStack.ENGINE:
-        host_s = np.zeros_like(timeline.host_s) if bundle.launch.engine_replays else timeline.host_s
-        timeline = replace(
-            timeline, host_s=host_s, energy_factor=bundle.step_energy * timeline.energy_factor
-        )
+        timeline = _run_by_engine(timeline, bundle)
     if bundle.cold is not None and not graph.operands:
         timeline = timeline.delay_kernels(
             bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte)
@@ -226,6 +224,23 @@ def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) ->
 
         timeline = timeline.delay_kernels(-hidden_s(timeline, gpu))
     return timeline
+
+
+def _run_by_engine(timeline: Timeline, bundle: Bundle) -> Timeline:
+    """Return the timeline of an inference engine's steps.
+
+    Kernels take less energy in a step than alone, and a step that yields tokens takes a little time
+    outside of them, which goes to the kernel that chooses tokens. The engine replays its kernels:
+    issuing one costs nothing, and the host counts step by step."""
+    times = load_host_times()
+    timeline = replace(timeline, energy_factor=bundle.step_energy * timeline.energy_factor)
+    samples = map_distinct(
+        Sampling.kind.__eq__, index_words(timeline.kernels.ops, attrgetter("kind"))
+    )
+    timeline = timeline.delay_kernels(np.where(samples, times.sample_s, 0.0))
+    by_openai = bundle.reference.style is LibraryStyle.HOPPER
+    engine = EngineHost(times, by_openai, sweep_values(bundle.launch.engine_factor))
+    return replace(timeline, host_s=np.zeros_like(timeline.host_s), engine=engine)
 
 
 @dataclass(frozen=True)
@@ -267,7 +282,13 @@ class TimelineRunner:
         kernel_s = compute_kernel_s(timeline.phases, running_hz)
         latency_s = compute_latency_s(timeline, kernel_s, self._ahead_s)
         busy = count_busy_cycles(timeline, kernel_s, running_hz) @ self._weight
-        power_w = self._mean_power(busy, latency_s, replace(self._at, clock_hz=clock_hz))
+        at = replace(self._at, clock_hz=clock_hz)
+        power_w = self._mean_power(busy, latency_s, at)
+        if timeline.engine is not None:
+            gap_s = np.maximum(latency_s - compute_busy_s(timeline, kernel_s), 0.0)
+            power_w = power_w + _waiting_w(timeline.engine, at, self._bundle) * mean_power_w(
+                gap_s, latency_s
+            )
         return ClockedTimeline(clock_hz, running_hz, kernel_s, latency_s, power_w)
 
     def sum_up(self, ran: ClockedTimeline) -> WorkloadTotals:
@@ -275,6 +296,14 @@ class TimelineRunner:
         busy_s = compute_busy_s(self._timeline, ran.kernel_s)
         cycles = (ran.kernel_s * ran.effective_hz) @ self._timeline.calls
         return WorkloadTotals(ran.latency_s, busy_s, ran.power_w, mean_power_w(cycles, busy_s))
+
+
+def _waiting_w(engine: EngineHost, at: OperatingPoint, bundle: Bundle) -> Array:
+    """Return the watts by which a GPU that waits for an engine's host draws more than an idle one,
+    ``(*sweep,)``.
+    """
+    idle_w = bundle.power.idle_power_w(sweep_values(_set_clock(at)), sweep_values(at.temperature_c))
+    return np.asarray((engine.times.waiting_power - 1.0) * idle_w)
 
 
 def total_at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> WorkloadTotals:
@@ -294,10 +323,13 @@ def detail_at_clock(
     activity = kernel_activity(timeline, ran.kernel_s, ran.effective_hz, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = interval_energy_j(power, activity.duration_s)
-    part_j, calls = (
-        power.part_w * activity.duration_s[..., np.newaxis],
-        np.append(timeline.calls, 1.0),
-    )
+    part_j = power.part_w * activity.duration_s[..., np.newaxis]
+    if (
+        timeline.engine is not None
+    ):  # while it waits for the engine's host, a GPU draws more than an idle one
+        part_j[..., -1, :] *= timeline.engine.times.waiting_power
+        joules[..., -1] *= timeline.engine.times.waiting_power
+    calls = np.append(timeline.calls, 1.0)
     return KernelDetail(
         kernel_s=ran.kernel_s,
         effective_hz=ran.effective_hz,

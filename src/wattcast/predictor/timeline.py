@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from wattcast.core import bad_value, dataclass, replace
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import IssueSegment
+from wattcast.predictor.engine_host import EngineHost
 from wattcast.workload.operator_base import Operator
 
 
@@ -84,6 +86,21 @@ class Timeline:
     # nothing was
     near: Array | None = None
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
+    engine: EngineHost | None = (
+        None  # the host of an engine that replays its kernels, whose ``host_s`` are zero
+    )
+
+    @property
+    def has_host(self) -> bool:
+        """Whether a host could hold this workload up."""
+        return self.engine is not None or bool(np.any(self.host_s))
+
+    def scale_host(self, factor: float) -> Timeline:
+        """Return the timeline with a host that takes ``factor`` times as long for everything."""
+        engine = self.engine
+        if engine is not None:
+            engine = replace(engine, factor=factor * engine.factor)
+        return replace(self, host_s=factor * self.host_s, engine=engine)
 
     @property
     def total(self) -> Array:
@@ -234,7 +251,12 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | floa
     lag + (R-1)·max(C, D)).
 
     A sweep goes kernel by kernel, ten times as fast as with one array of all; a single design takes
-    all kernels at once, which is three times as fast for it."""
+    all kernels at once, which is three times as fast for it.
+
+    The host of an engine prepares a step while the GPU computes the one before: each step takes the
+    longer of both."""
+    if timeline.engine is not None:
+        return _run_engine_steps(timeline, timeline.engine, kernel_s)
     if kernel_s.ndim == 1 and np.ndim(ahead_s) == 0 and timeline.order is not None:
         return _run_at_once(timeline.order, kernel_s, float(ahead_s))
     host = np.zeros(())
@@ -247,6 +269,21 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | floa
         end = np.maximum(end + segment.repeat * d_sum, host + many)
         host = host + segment.repeat * c_sum
     return np.asarray(end - ahead_s)
+
+
+def _run_engine_steps(timeline: Timeline, engine: EngineHost, kernel_s: Array) -> Array:
+    """Return the time of an engine's steps, each of which takes as long as its kernels or as its
+    host.
+    """
+    total_s: Array = np.zeros(())
+    for step, segments in groupby(timeline.kernels.segments, key=attrgetter("step")):
+        device_s: Array = np.zeros(())
+        for segment in segments:
+            device_s = device_s + segment.repeat * (kernel_s[..., segment.rows] @ segment.counts)
+        if step is not None:
+            device_s = np.maximum(device_s, step.count * engine.step_s(step))
+        total_s = total_s + device_s
+    return np.asarray(total_s)
 
 
 def _run_segment(

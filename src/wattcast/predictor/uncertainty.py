@@ -35,6 +35,7 @@ from wattcast.predictor.bundle.support_widening import (
     NORMAL_P90,
     OUTWARD,
     ForecastEnds,
+    HostSpread,
     LearnedPair,
     OutsideReason,
     learned_distances,
@@ -199,7 +200,7 @@ def _hide_behind_host(basis: PredictionBasis, ends: Array) -> Array:
     """Return log-ends of the latency from those of the time in kernels: where the host holds a run
     up, they hide.
     """
-    if not np.any(basis.timeline.host_s):
+    if not basis.timeline.has_host:
         return ends
     kernel_s, scale = basis.detail.kernel_s, np.exp(ends)[..., np.newaxis]
     each = [compute_latency_s(basis.timeline, kernel_s * scale[..., end, :]) for end in (0, 1)]
@@ -612,66 +613,52 @@ def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
 
 
 def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
-    """Latency and power if the host issues operators as much faster or slower as hosts and networks
-    differ.
+    """Latency and power if the host is as much faster or slower as hosts differ.
 
-    Where the host decides nothing even if slow, this adds nothing. The host of an engine works
-    while the GPU computes the step before, and a step takes the longer of both times."""
-    timeline, totals = basis.timeline, basis.totals
-    step_s = _engine_host_s(basis)
-    if basis.bundle.launch.measured or not (step_s or np.any(timeline.host_s)):
+    Where the host decides nothing even if slow, this adds nothing.
+    """
+    timeline = basis.timeline
+    if basis.bundle.launch.measured or not timeline.has_host:
         return
-    kernel_s, idle_w = basis.detail.kernel_s, basis.bundle.power.idle_power_w
-    spread = learned_distances().host
-    still_w = idle_w(
-        sweep_values(np.asarray(basis.at.clock_hz)), sweep_values(basis.at.temperature_c)
+    totals = basis.totals
+    spread = (
+        learned_distances().host if timeline.engine is None else learned_distances().engine_host
     )
-    working_j = totals.energy_j - basis.detail.gap_j
-    ends = []
-    for factor in (spread.low, spread.high):
-        slower_s = compute_latency_s(replace(timeline, host_s=factor * timeline.host_s), kernel_s)
-        slower_s = np.maximum(slower_s, factor * step_s)
-        power_w = mean_power_w(
-            working_j + still_w * np.maximum(slower_s - totals.busy_s, 0.0), slower_s
-        )
-        ends.append((np.log(slower_s / totals.latency_s), np.log(power_w / totals.power_w)))
-    (fast, hot), (slow, cool) = ends
-    found = np.abs(
-        np.stack(
-            np.broadcast_arrays(np.minimum(fast, 0.0), slow, np.minimum(cool, 0.0), hot), axis=-1
-        )
-    )
-    if np.max(found) < 1e-3:
+    ends = _host_ends(basis, spread)
+    if np.max(ends) < 1e-3:
         return
-    waits = 1.0 - totals.busy_s / np.maximum(totals.latency_s, step_s)
+    waits = 1.0 - totals.busy_s / totals.latency_s
     reason = (
         f"the GPU waits for the host {float(np.max(waits)):.0%} of the time, whose speed differs by machine and model"
         if np.max(waits) > NEAR_SHARE
         else "a slow host would hold the GPU up"
     )
     yield SupportDistance(
-        "host", np.maximum(waits, found[..., 1]), np.zeros_like(waits), reason, found
+        "host", np.maximum(waits, ends[..., 1]), np.zeros_like(waits), reason, ends
     )
 
 
-def _engine_host_s(basis: PredictionBasis) -> float:
-    """Return what the host of an engine that replays its kernels takes for a step; 0 for other
-    workloads.
+def _host_ends(basis: PredictionBasis, spread: HostSpread) -> Array:
+    """Return how far logs of latency and power move with a host at either end of a spread,
+    ``(*sweep, 4)``.
     """
-    graph, known = basis.graph, learned_distances().engine_host
-    replays = graph.stack == SoftwareStack.ENGINE and basis.bundle.launch.engine_replays
-    if not replays or graph.tokens is None or graph.phase not in ("decode", "prefill"):
-        return 0.0
-    if graph.phase == "decode":
-        return known.step_s + known.sequence_s * graph.tokens
-    launched = ("engine_attention", "engine_latent", "engine_experts")
-    if graph.tokens <= known.graph_tokens:
-        return known.step_s + known.layer_s * sum(
-            n for op, n in graph.calls() if op.kind in launched[:2]
-        )
-    return known.step_s + known.loose_layer_s * sum(
-        n for op, n in graph.calls() if op.kind in launched
+    timeline, totals = basis.timeline, basis.totals
+    clock_hz = sweep_values(np.asarray(basis.at.clock_hz))
+    gap_w = basis.bundle.power.idle_power_w(clock_hz, sweep_values(basis.at.temperature_c))
+    if timeline.engine is not None:
+        gap_w = timeline.engine.times.waiting_power * gap_w
+    working_j = totals.energy_j - basis.detail.gap_j
+    moves = []
+    for factor in (spread.low, spread.high):
+        latency_s = compute_latency_s(timeline.scale_host(factor), basis.detail.kernel_s)
+        gap_s = np.maximum(latency_s - totals.busy_s, 0.0)
+        power_w = mean_power_w(working_j + gap_w * gap_s, latency_s)
+        moves.append((np.log(latency_s / totals.latency_s), np.log(power_w / totals.power_w)))
+    (fast, hot), (slow, cool) = moves
+    ends = np.stack(
+        np.broadcast_arrays(np.minimum(fast, 0.0), slow, np.minimum(cool, 0.0), hot), axis=-1
     )
+    return np.asarray(np.abs(ends))
 
 
 def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredKernel]:

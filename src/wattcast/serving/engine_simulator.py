@@ -37,6 +37,7 @@ from wattcast.core import BadInput, bad_value, dataclass
 from wattcast.core.arrays import Array
 from wattcast.serving.arrivals import NO_PREFIX, Trace
 from wattcast.serving.step_costs import StepCosts, StepShape
+from wattcast.workload.engine_schedule import STEP_TOKENS
 
 SEGMENT_COLUMNS = (
     *(
@@ -60,7 +61,7 @@ _UNFILLED = 0.46875
 class EngineSettings:
     """Limits and features of one engine, named as vLLM names them."""
 
-    max_batched_tokens: int = 8192
+    max_batched_tokens: int = STEP_TOKENS
     max_seqs: int = 256
     prefix_hit_rate: float = 0.0  # share of every prompt found in the cache
     speculative_tokens: int = 0  # drafted per step
@@ -194,14 +195,11 @@ def predict_steady_step(
 
     ``chunks`` are prompt tokens and the tokens computed before them; ``admitted`` requests come in
     with each step."""
-    host, sequences = costs.host, decodes + len(chunks)
+    prompts = len(chunks)
     tokens = decodes + sum(tokens for tokens, _ in chunks)
-    launch_s = costs.launch_s(tokens, decodes, host.launch_same_layer_s if chunks else 0.0)
-    other_s = host.schedule_s + host.schedule_per_sequence_s * sequences + host.admit_s * admitted
-    host_s = launch_s + other_s + host.output_s + host.output_per_sequence_s * sequences
-    return govern_steps(
-        costs, costs.mixed_cost(tokens, decodes, context, chunks, sequences), 1, host_s
-    )
+    host_s = costs.host.repeated_step_s(costs.launches, tokens, decodes, prompts, admitted)
+    cost = costs.mixed_cost(tokens, decodes, context, chunks, decodes + prompts)
+    return govern_steps(costs, cost, 1, host_s)
 
 
 @dataclass(frozen=True)

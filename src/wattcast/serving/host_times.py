@@ -1,22 +1,17 @@
-"""Give the time a serving engine spends on its host: scheduling, launching kernels, handing out
-tokens.
+"""Read and write measurements of serving engines: rows of steps and runs, requests, and steps of
+traffic.
 
-The host works while the GPU computes the step before (asynchronous scheduling), so its time counts
-only where it is longer than the GPU's. Steps that only decode replay one CUDA graph; a step with
-prompts of up to 512 tokens replays one graph a layer; a larger step launches every operator by
-itself."""
+Host times are fitted to these tables (``predictor.engine_host``), and `lab validate` compares with
+them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from wattcast.core import BadInput, bad_value, dataclass, units
+from wattcast.core import BadInput, bad_value, dataclass
 from wattcast.core.measured_rows import (
     STEPS_FILE,
     Plain,
@@ -25,7 +20,6 @@ from wattcast.core.measured_rows import (
     read_table,
     write_table,
 )
-from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.core.whole_files import hold_folder
 
 REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run
@@ -177,66 +171,3 @@ def _with_same_keys(rows: list[Plain]) -> list[Plain]:
         {n: float(v) if n in broken and type(v := row.get(n)) is int else row.get(n) for n in names}
         for row in rows
     ]
-
-
-@dataclass(frozen=True)
-class HostTimes:
-    """Host times of one engine. Launches of layers come on top of ``launch_graph_s``."""
-
-    engine: str
-    schedule_s: float
-    schedule_per_sequence_s: float
-    launch_graph_s: float
-    launch_graph_per_sequence_s: float
-    launch_layer_s: float  # of a step with prompts whose layers are graphs
-    launch_same_layer_s: float  # of such a step, when the one before replayed the same graphs
-    launch_loose_layer_s: float  # of a step without graphs
-    launch_scan_s: (
-        float  # of a step with prompts, on top: the scan of a layer, which no graph holds
-    )
-    output_s: float
-    output_per_sequence_s: float
-    admit_s: float  # to take in one request
-    # GPU time that the first decode-only step after one with prompts takes more than later ones
-    switch_s: float
-    sample_s: float  # GPU time of a step outside the model: sampling, bookkeeping
-    governor_s: float  # time over which the power limit averages
-    waiting_power: float  # power between kernels, as a multiple of idle power
-    expert_layers: (
-        float  # layers that launching the fused experts of a layer is worth, without graphs
-    )
-    packed_expert_layers: float  # the same of experts in mxfp4 (OpenAI's Triton kernels)
-    latent_layers: (
-        float  # layers that latent attention of a layer is worth beside a plain one, without graphs
-    )
-    shared_layers: float  # layers that a shared expert of a layer is worth, without graphs
-    scan_layers: float  # layers that a layer with a scan is worth, without graphs
-    launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
-    launch_memory: float  # correlation of that logarithm with the one of the step before
-    visible_memory: float  # memory an engine sees, as a multiple of the nominal one
-    capture_sizes: tuple[int, ...]
-
-
-class _Sourced(msgspec.Struct, forbid_unknown_fields=True):
-    value: str | float
-    source: str
-
-
-class _HostFile(msgspec.Struct, forbid_unknown_fields=True):
-    engine: str
-    values: dict[str, _Sourced]
-    ratios: dict[str, _Sourced]
-    capture_sizes: tuple[int, ...]
-
-
-@cache
-def load_host_times() -> HostTimes:
-    """Read the host times that ship with Wattcast."""
-    where = "engine_host.yaml"
-    found = read_shipped_yaml(_HostFile, "wattcast.serving", where)
-    times = {
-        f"{n}_s": units.parse(str(item.value), "s", f"{where}: {n}")
-        for n, item in found.values.items()
-    }
-    ratios = {name: float(item.value) for name, item in found.ratios.items()}
-    return HostTimes(found.engine, **times, **ratios, capture_sizes=found.capture_sizes)

@@ -39,11 +39,12 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import LibraryStyle
 from wattcast.predictor.api import check_formats, resolve_settings
 from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.engine_host import HostTimes, LaunchCounts, load_host_times
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
-from wattcast.serving.host_times import HostTimes, load_host_times
 from wattcast.workload import engine_operators as engine
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import LatentAttention, PagedAttention
+from wattcast.workload.engine_schedule import ATTENTION
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
@@ -222,16 +223,19 @@ class StepCosts:
     def launch_s(
         self, tokens: int, decodes: int, layer_s: float = 0.0, factor: float = 1.0
     ) -> float:
-        """Return the host's time to launch a step: a graph, and layers by themselves at ``layer_s``
+        """Return the host's time to launch a step of traffic: a graph, and layers at ``layer_s``
         each.
 
-        A step of more tokens than any graph holds launches every operator; ``factor`` is how long
-        layers take now."""
-        host = self.host
-        loose = tokens > host.capture_sizes[-1]
-        layers_s = host.launch_loose_layer_s * self.loose_layers if loose else layer_s * self.layers
-        layers_s += host.launch_scan_s * self.scans * (loose or layer_s > 0.0)
-        return host.launch_graph_s + host.launch_graph_per_sequence_s * decodes + layers_s * factor
+        ``factor`` is how long layers take now.
+        """
+        return self.host.launch_s(
+            self.launches, tokens, decodes, layer_s, self.host.launch_loose_layer_s, factor
+        )
+
+    @cached_property
+    def launches(self) -> LaunchCounts:
+        """What the host launches in a step."""
+        return LaunchCounts(self.layers, self.loose_layers, self.scans)
 
     def mixed_cost(self, *step: *StepShape) -> Array:
         """Return the cost of a step, padded to a captured size.
@@ -391,10 +395,15 @@ def tabulate_step_costs(
     contexts in a batch over their mean: attention takes longer over uneven contexts. A set
     ``clock_hz`` is the highest clock; the power limit may still lower it."""
     host, bundle = load_host_times(), bundle_for(gpu)
-    if getattr(
-        model.dims, "sink", False
-    ):  # of gpt-oss vLLM captures larger steps (``GptOssForCausalLMConfig``)
-        host = replace(host, capture_sizes=(*host.capture_sizes, *range(528, 1025, 16)))
+    step = (
+        build_graph(model, replace(options, phase=WorkloadPhase.DECODE, batch=1, seq=16))
+        .blocks[0]
+        .step
+    )
+    assert step is not None, "costs are those of an inference engine"
+    launches = step.launches
+    if launches.large_graphs:
+        host = host.capture_large_graphs()
     clocks_hz = _list_clocks(gpu, clock_hz)
     limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
     cache_tokens, cache_byte_per_token, cache_note = _cache_tokens(
@@ -452,8 +461,6 @@ def tabulate_step_costs(
     sampled = max_seqs * (tokens_a_step + 1)
     head_dense = _interpolate_rows(batch_knots, whole_steps - headless, sampled)
     resting_w = bundle.power.idle_power_w(clocks_hz)
-    head_dense[1:, : len(clocks_hz)] += host.sample_s
-    head_dense[1:, len(clocks_hz) :] += host.sample_s * resting_w * host.waiting_power
     idle_w = float(resting_w[0])
     stages, watts = options.pp, idle_w * host.waiting_power
     if stages > 1:  # while the last stage has its head, the others wait
@@ -461,18 +468,8 @@ def tabulate_step_costs(
         head_dense = np.concatenate(
             [alone_s, (alone_j + (stages - 1) * watts * alone_s) / stages], axis=-1
         )
-    kinds_of_layers = (*_ATTENTION, engine.FusedExperts, engine.StateScan)
-    calls = [(op, count) for op, count in whole.calls() if isinstance(op, kinds_of_layers)]
-    experts, latent, scans = (
-        sum(count for op, count in calls if isinstance(op, kind))
-        for kind in (engine.FusedExperts, LatentAttention, engine.StateScan)
-    )
-    layers = sum(count for _, count in calls) - experts
-    by_openai = bundle.reference.style is LibraryStyle.HOPPER and getattr(
-        options.recipe, "experts_alone", False
-    )
-    expert_layers = host.packed_expert_layers if by_openai else host.expert_layers
-    expert_layers += host.shared_layers * bool(getattr(model.dims, "shared_intermediate", 0))
+    by_openai = bundle.reference.style is LibraryStyle.HOPPER
+    counts = host.count_launches(launches, by_openai)
     alone = re.compile("no padding|one of .* stages|one of .* replicas")
     notes = [note for note in whole.assumptions if not alone.match(note)]
     notes.append(f"host times: {host.engine}, one process, asynchronous scheduling")
@@ -498,14 +495,8 @@ def tabulate_step_costs(
         limit_w=limit_w * bundle.governor_share,
         idle_w=idle_w,
         waiting_w=watts,
-        layers=stages * layers,
-        loose_layers=stages
-        * (
-            layers
-            + expert_layers * experts
-            + host.latent_layers * latent
-            + (host.scan_layers - 1.0) * scans
-        ),
+        layers=stages * launches.layers,
+        loose_layers=stages * counts.loose_layers,
         cache_tokens=cache_tokens // stages,
         cache_byte_per_token=stages * cache_byte_per_token,
         block_tokens=block_tokens,
@@ -516,7 +507,7 @@ def tabulate_step_costs(
         assumptions=(*notes, cache_note, *shared, *bundle.assumptions),
         stages=stages,
         lanes=stages * options.dp,
-        scans=stages * scans,
+        scans=stages * launches.scans,
     )
 
 
@@ -549,15 +540,13 @@ def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
     return np.asarray(dense)
 
 
-_ATTENTION = (Attention, PagedAttention, LatentAttention)
-
-
 def _without_attention(graph: Graph) -> Graph:
     kept = [
-        (block, tuple(op for op in block.ops if not isinstance(op, _ATTENTION)))
+        (block, tuple(op for op in block.ops if not isinstance(op, ATTENTION)))
         for block in graph.blocks
     ]
-    return Graph(graph.name, tuple(replace(block, ops=ops) for block, ops in kept if ops))
+    blocks = tuple(replace(block, ops=ops) for block, ops in kept if ops)
+    return Graph(graph.name, blocks, stack=graph.stack)
 
 
 def _context_shares(spread: float) -> tuple[float, ...]:
@@ -582,14 +571,14 @@ def _only_attention(
     """
     blocks = []
     for block in graph.blocks:
-        ops = (op for op in block.ops if isinstance(op, _ATTENTION))
+        ops = (op for op in block.ops if isinstance(op, ATTENTION))
         if kept := tuple(_change_attention(op, batch, before, shares) for op in ops):
             blocks.append(Block(kept, block.repeat, block.label))
     if not blocks:
         raise bad_value(
             graph.name, "a model with fused attention", "none", "Use --attention flash."
         )
-    return Graph(f"{graph.name} attention", tuple(blocks))
+    return Graph(f"{graph.name} attention", tuple(blocks), stack=graph.stack)
 
 
 def _change_attention(op: Operator, batch: int, before: int, shares: Sequence[float]) -> Operator:

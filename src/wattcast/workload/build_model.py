@@ -11,6 +11,12 @@ from functools import lru_cache
 
 from wattcast.core import Dtype, bad_value, dataclass, fields, replace
 from wattcast.workload import model_options
+from wattcast.workload.engine_schedule import (
+    EngineLaunches,
+    count_launches,
+    schedule_decodes,
+    schedule_pass,
+)
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import (
@@ -27,6 +33,11 @@ from wattcast.workload.program import PassSettings, Program, optimiser_block, tr
 # PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20
 _LARGEST_BATCH = 1 << 20
+_SERVED = (
+    WorkloadPhase.PREFILL,
+    WorkloadPhase.DECODE,
+    WorkloadPhase.GENERATE,
+)  # by an engine, in steps
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,12 @@ def build_graph(model: str | ModelSpec, options: ModelOptions = ModelOptions()) 
 def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     options, assumptions = resolve_options(model, options)
     first = trace_pass(model, options)
-    passes, blocks = [first], first.blocks(options.recompute)
+    passes = [first]
+    blocks = first.blocks(options.recompute)
+    by_engine = options.stack is SoftwareStack.ENGINE and options.phase in _SERVED
+    if by_engine:
+        prompt_step = schedule_pass(_count_launches(blocks, model, options), options)
+        blocks = [replace(block, step=prompt_step) for block in blocks]
     # Decode steps of a generation come in groups that share their mean context. A group holds an
     # odd number of steps, so that this is a whole number and sums over a group that are linear in
     # the context are exact.
@@ -67,9 +83,15 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     while done < steps:
         here = min(model_options.decode_group_size(steps), steps - done)
         step = trace_pass(model, options, done + here // 2)
-        blocks += [
-            replace(b, repeat=b.repeat * here, label=f"decode.{b.label}") for b in step.blocks()
-        ]
+        of_step = step.blocks()
+        decodes = None
+        if by_engine:
+            decodes = schedule_decodes(
+                _count_launches(of_step, model, options), options, here, place=len(blocks)
+            )
+        for block in of_step:
+            label = f"decode.{block.label}"
+            blocks.append(replace(block, repeat=block.repeat * here, label=label, step=decodes))
         step.release()
         done += here
     if steps:
@@ -83,7 +105,7 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         op = Collective(
             "send", byte, 2, stride=stride, dtype=dtype, count=1 + training, label="pipeline"
         )
-        blocks.append(Block((op,), 1, "pipeline"))
+        blocks.append(Block((op,), 1, "pipeline", blocks[-1].step))
     if options.dp > 1 and training:  # replicas sum their gradients, once a step
         byte, stride = first.parameter_count * dtype.byte, options.tp * options.cp
         op = Collective(
@@ -108,6 +130,13 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     return Graph(
         name, tuple(blocks), memory_byte, tuple(assumptions), *how, tokens, items, item, count
     )
+
+
+def _count_launches(
+    blocks: Sequence[Block], model: ModelSpec, options: ModelOptions
+) -> EngineLaunches:
+    calls = ((op, op.count * block.repeat) for block in blocks for op in block.ops)
+    return count_launches(calls, model.dims, options)
 
 
 def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None) -> Program:

@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from wattcast.core import bad_value, dataclass
+from wattcast.workload.engine_schedule import EngineStep
 from wattcast.workload.operator_base import MOST_CALLS, Operator, OperatorColumns
 
 
 @dataclass(frozen=True)
 class Block:
-    """Operators issued in order; the whole sequence runs ``repeat`` times."""
+    """Operators issued in order; the whole sequence runs ``repeat`` times.
+
+    Neighbouring blocks with the same ``step`` are one step of an inference engine.
+    """
 
     ops: Sequence[Operator]  # a tuple; many lie in columns
     repeat: int = 1
     label: str = ""
+    step: EngineStep | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.repeat <= MOST_CALLS:

@@ -1,4 +1,4 @@
-"""Fit the host times of ``serving/engine_host.yaml`` on the fitting models of a database of
+"""Fit the host times of ``predictor/engine_host.yaml`` on the fitting models of a database of
 engines.
 
     python -m wattcast.lab.fit.engine_host_times
@@ -13,7 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.records import replace
+from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.predictor.engine_host import load_host_times
 from wattcast.serving.host_times import COMPILING_S, EngineRecords, load_engine_records
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.model_options import WorkloadPhase
 
 FITTING = {  # layers
     "llama-3.1-8b": 32,
@@ -38,7 +43,8 @@ def fit_host_times(
     held out.
 
     Hosts differ, so steps count on hosts that ran traffic of these models too.
-    ``launch_same_layer``, which no traffic tells, is the mean over all hosts.
+    ``launch_same_layer``, which no traffic tells, is the mean over all hosts, and so is
+    ``launch_same_loose_layer``: under traffic hosts are slower.
 
     ``layers`` gives the layers of each fitting model, ``experts`` names those with fused experts.
     Times that grow with the batch are straight lines by least squares, the mean of two: over all
@@ -134,6 +140,9 @@ def fit_host_times(
         for name in layers
         if name in experts
     ]
+    found["launch_same_loose_layer"] = float(
+        np.mean(list_loose_layers(records, found["launch_graph"]))
+    )
     varied = {
         "launch_spread": float(np.median(spreads)),
         "launch_memory": float(np.median(memories)),
@@ -166,6 +175,30 @@ def list_loose_layers(records: EngineRecords, launch_graph_s: float) -> list[flo
             each_s = (row["launch_s"] - launch_graph_s) / FITTING[row["model"]]
             by_host.setdefault(row["card_uuid"], []).append(each_s)
     return sorted(float(np.mean(launches)) for launches in by_host.values())
+
+
+def list_host_ratios(records: EngineRecords) -> tuple[list[float], list[str]]:
+    """List what hosts took for repeated steps of fitting models over what the law gives, with the
+    host of each.
+
+    Steps count that no full queue held up. Those that only decode are left out: one graph is soon
+    launched."""
+    times = load_host_times()
+    ratios: list[float] = []
+    hosts: list[str] = []
+    for row in records.select_kind("prefill", "mixed"):
+        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
+        if row["held_out"] or held_up or row["launch_s"] > COMPILING_S:
+            continue
+        options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, batch=1, seq=16)
+        step = build_graph(load_measured_model(row["model"]), options).blocks[0].step
+        counts = times.count_launches(step.launches, by_openai=True)
+        tokens, decodes, prompts = (int(row[name] or 0) for name in ("tokens", "batch", "prompts"))
+        ratios.append(
+            row["host_s"] / times.repeated_step_s(counts, tokens, decodes, prompts, admitted=0.0)
+        )
+        hosts.append(row["card_uuid"])
+    return ratios, hosts
 
 
 if __name__ == "__main__":

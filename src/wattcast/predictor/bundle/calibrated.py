@@ -245,8 +245,11 @@ def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str
             on_chip *= factors.get("products", 1.0)
         scaled = {name: getattr(c, name) * on_chip for name in ("compute", "l2", "serial_cycle")}
         corrections[group] = replace(c, **scaled, memory=c.memory * factors.get("memory", 1.0))
+    slower = factors.get("launch", 1.0)
     launch = replace(
-        launch, host_s_per_operator=launch.host_s_per_operator * factors.get("launch", 1.0)
+        launch,
+        host_s_per_operator=launch.host_s_per_operator * slower,
+        engine_factor=launch.engine_factor * slower,
     )
     if any(name == IDLE_OFFSET or name.endswith("energy") for name in factors):
         on_all = factors.get("energy", 1.0)

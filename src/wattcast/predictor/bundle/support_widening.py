@@ -187,24 +187,11 @@ class LearnedPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The host's cost of an operator over the default: low and high ends of 90 % of runs that it
-    holds up.
-    """
+    """The time of a host over the one assumed: low and high ends of 90 % of runs that it holds up."""
 
     low: float
     high: float
     rows: int
-    source: str
-
-
-class EngineHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds that an engine's host takes for a step, which count only where the GPU takes less."""
-
-    step_s: float
-    sequence_s: float  # of a step that only decodes
-    layer_s: float  # of a step with prompts of at most ``graph_tokens``
-    loose_layer_s: float  # of a longer one, in which experts count as layers
-    graph_tokens: int
     source: str
 
 
@@ -231,7 +218,7 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # ends under the limit over those of bursts: a slower kernel draws less, is clocked higher
     capped: LearnedPair
     host: HostSpread
-    engine_host: EngineHost
+    engine_host: HostSpread  # the same of the host of an engine
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
     forecast_source: str

@@ -16,7 +16,6 @@ import argparse
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from wattcast.core.measured_rows import read_table
 from wattcast.core.strict_files import reference_folder
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.database_fit import HELD_OUT_FILE
+from wattcast.lab.fit.engine_host_times import list_host_ratios
 from wattcast.lab.fit.held_out import weighted_quantile
 from wattcast.lab.validate.public_checks import coverage_checks as coverage
 from wattcast.lab.validate.public_checks.published_checks import predict_epochs, read_epochs
@@ -43,7 +43,7 @@ from wattcast.predictor.uncertainty import (
     kernel_shares,
     widen_log_ends,
 )
-from wattcast.serving.host_times import load_host_times
+from wattcast.serving.host_times import load_engine_records
 
 MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
 TITANX_FILE = Path("titanx") / "micro_time_power_by_clock.csv"
@@ -93,7 +93,7 @@ def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
     line, kernel_s = p.basis.timeline, p.basis.detail.kernel_s
 
     def latency(factor: float) -> float:
-        return float(compute_latency_s(replace(line, host_s=factor * line.host_s), kernel_s))
+        return float(compute_latency_s(line.scale_host(factor), kernel_s))
 
     low, high = 0.05, 20.0
     if latency(0.5) > 0.9 * latency(1.0) or not latency(low) < latency_s < latency(high):
@@ -160,22 +160,15 @@ def learn_capped(gpu: str) -> distances.LearnedPair:
     )
 
 
-def engine_host() -> distances.EngineHost:
-    """Sum up the host times of the engine that was measured, as ``serving`` has them."""
-    times = load_host_times()
-    per_sequence_s = (
-        times.schedule_per_sequence_s
-        + times.launch_graph_per_sequence_s
-        + times.output_per_sequence_s
-    )
-    return distances.EngineHost(
-        step_s=round(times.schedule_s + times.launch_graph_s + times.output_s, 6),
-        sequence_s=round(per_sequence_s, 8),
-        layer_s=round(times.launch_same_layer_s, 6),
-        loose_layer_s=round(times.launch_loose_layer_s, 6),
-        graph_tokens=max(times.capture_sizes),
-        source=f"{times.engine}: sums of serving/engine_host.yaml",
-    )
+def learn_engine_host(gpu: str) -> distances.HostSpread:
+    """Learn how far the host of an engine is from the one assumed, in steps of fitting models;
+    hosts count alike.
+    """
+    ratios, hosts = list_host_ratios(load_engine_records(gpu))
+    weight = np.array([1.0 / hosts.count(name) for name in hosts])
+    low, high = (weighted_quantile(np.array(ratios), weight, level) for level in (0.05, 0.95))
+    source = f"host times of {len(ratios)} repeated steps with prompts over the law; {len(set(hosts))} hosts"
+    return distances.HostSpread(round(low, 2), round(high, 2), len(ratios), source)
 
 
 def least_slope(distance: Array, off: Array, noise: float) -> float:
@@ -349,7 +342,7 @@ def learn(reference: Path) -> str:
         steps=learn_steps("h200"),
         capped=capped,
         host=learn_host([*models, launched]),
-        engine_host=engine_host(),
+        engine_host=learn_engine_host("h200"),
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
         forecast=coverage.learn_forecast_ends(kernels, models),
         engines=coverage.learn_engine_ends(kernels),

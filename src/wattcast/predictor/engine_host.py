@@ -1,0 +1,165 @@
+"""Give the time that an inference engine spends on its host: scheduling, launching kernels, handing
+out tokens.
+
+The host works while the GPU computes the step before (asynchronous scheduling), so a step takes the
+longer of both times:
+
+    t = max(t_GPU, schedule + launch + output + admit),   E = E_GPU + w·P_idle·(t - t_GPU)
+
+Steps that only decode replay one CUDA graph; a step with prompts of up to 512 tokens replays one
+graph a layer; a larger step launches every operator by itself. ``predict`` and
+``serving.engine_simulator`` both ask here, so that a step costs the same in both. Traffic launches
+slower than a step that is repeated, and has host times of its own."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+from wattcast.core import dataclass, replace, units
+from wattcast.core.arrays import Array
+from wattcast.core.strict_files import read_shipped_yaml
+from wattcast.workload.engine_schedule import EngineLaunches, EngineStep
+
+LARGE_GRAPHS = tuple(
+    range(528, 1025, 16)
+)  # that vLLM captures for gpt-oss besides (``GptOssForCausalLMConfig``)
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """What the host launches in a step: layers, and layers that launching one by one is worth,
+    without graphs.
+    """
+
+    layers: float
+    loose_layers: float
+    scans: float = 0.0  # layers whose scan no graph holds where there are prompts
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Host times of one engine. Launches of layers come on top of ``launch_graph_s``."""
+
+    engine: str
+    schedule_s: float
+    schedule_per_sequence_s: float
+    launch_graph_s: float
+    launch_graph_per_sequence_s: float
+    launch_layer_s: float  # of a step with prompts whose layers are graphs
+    launch_same_layer_s: float  # of such a step, when the one before replayed the same graphs
+    launch_loose_layer_s: float  # of a step without graphs
+    launch_same_loose_layer_s: float  # of such a step, when the one before was alike
+    launch_scan_s: (
+        float  # of a step with prompts, on top: the scan of a layer, which no graph holds
+    )
+    output_s: float
+    output_per_sequence_s: float
+    admit_s: float  # to take in one request
+    # GPU time that the first decode-only step after one with prompts takes more than later ones
+    switch_s: float
+    sample_s: float  # GPU time of a step outside the model: sampling, bookkeeping
+    governor_s: float  # time over which the power limit averages
+    waiting_power: float  # power between kernels, as a multiple of idle power
+    expert_layers: (
+        float  # layers that launching the fused experts of a layer is worth, without graphs
+    )
+    packed_expert_layers: float  # the same of experts in mxfp4 (OpenAI's Triton kernels)
+    latent_layers: (
+        float  # layers that latent attention of a layer is worth beside a plain one, without graphs
+    )
+    shared_layers: float  # layers that a shared expert of a layer is worth, without graphs
+    scan_layers: float  # layers that a layer with a scan is worth, without graphs
+    launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
+    launch_memory: float  # correlation of that logarithm with the one of the step before
+    visible_memory: float  # memory an engine sees, as a multiple of the nominal one
+    capture_sizes: tuple[int, ...]
+
+    def launch_s(
+        self,
+        counts: LaunchCounts,
+        tokens: int,
+        decodes: int,
+        layer_s: float,
+        loose_layer_s: float,
+        factor: float = 1.0,
+    ) -> float:
+        """Return the time to launch a step: a graph, and layers by themselves at ``layer_s`` each.
+
+        A step of more tokens than any graph holds launches every operator, at ``loose_layer_s`` a
+        layer; ``factor`` is how long layers take now."""
+        loose = tokens > self.capture_sizes[-1]
+        layers_s = loose_layer_s * counts.loose_layers if loose else layer_s * counts.layers
+        layers_s += self.launch_scan_s * counts.scans * (loose or layer_s > 0.0)
+        return self.launch_graph_s + self.launch_graph_per_sequence_s * decodes + layers_s * factor
+
+    def repeated_step_s(
+        self, counts: LaunchCounts, tokens: int, decodes: int, prompts: int, admitted: float
+    ) -> float:
+        """Return the time for a step like the one before it, which counts where the GPU takes less."""
+        layer_s = self.launch_same_layer_s if prompts else 0.0
+        launch_s = self.launch_s(counts, tokens, decodes, layer_s, self.launch_same_loose_layer_s)
+        sequences = decodes + prompts
+        schedule_s = (
+            self.schedule_s + self.schedule_per_sequence_s * sequences + self.admit_s * admitted
+        )
+        return schedule_s + launch_s + self.output_s + self.output_per_sequence_s * sequences
+
+    def count_launches(self, launches: EngineLaunches, by_openai: bool) -> LaunchCounts:
+        """Weigh what a step launches; ``by_openai``: packed experts run as OpenAI's kernels."""
+        packed = launches.packed_experts and by_openai
+        each_expert = self.packed_expert_layers if packed else self.expert_layers
+        if launches.shared_expert:
+            each_expert += self.shared_layers
+        loose_layers = launches.layers + each_expert * launches.experts
+        loose_layers += self.latent_layers * launches.latent
+        loose_layers += (self.scan_layers - 1.0) * launches.scans
+        return LaunchCounts(launches.layers, loose_layers, launches.scans)
+
+    def capture_large_graphs(self) -> HostTimes:
+        """Return the times of an engine that captures steps of up to 1024 tokens."""
+        return replace(self, capture_sizes=(*self.capture_sizes, *LARGE_GRAPHS))
+
+
+@dataclass(frozen=True)
+class EngineHost:
+    """The host of an engine on one kind of GPU, as a timeline needs it."""
+
+    times: HostTimes
+    by_openai: bool  # experts in mxfp4 run as OpenAI's kernels, as on Hopper
+    factor: Array | float = 1.0  # (*sweep,) of this host's times over those that ship
+
+    def step_s(self, step: EngineStep) -> Array | float:
+        """Return what the host takes for one step of a run of equal steps."""
+        launches = step.launches
+        times = self.times.capture_large_graphs() if launches.large_graphs else self.times
+        counts = times.count_launches(launches, self.by_openai)
+        return self.factor * times.repeated_step_s(
+            counts, step.tokens, step.decodes, step.prompts, step.admitted
+        )
+
+
+class _Sourced(msgspec.Struct, forbid_unknown_fields=True):
+    value: str | float
+    source: str
+
+
+class _HostFile(msgspec.Struct, forbid_unknown_fields=True):
+    engine: str
+    values: dict[str, _Sourced]
+    ratios: dict[str, _Sourced]
+    capture_sizes: tuple[int, ...]
+
+
+@cache
+def load_host_times() -> HostTimes:
+    """Read the host times that ship with Wattcast."""
+    where = "engine_host.yaml"
+    file = read_shipped_yaml(_HostFile, "wattcast.predictor", where)
+    times = {
+        f"{n}_s": units.parse(str(item.value), "s", f"{where}: {n}")
+        for n, item in file.values.items()
+    }
+    ratios = {name: float(item.value) for name, item in file.ratios.items()}
+    return HostTimes(file.engine, **times, **ratios, capture_sizes=file.capture_sizes)
