@@ -14,5 +14,11 @@ AXES = ["clock=600MHz:1980MHz:60MHz", "sm_count=64:192:32", "memory.bandwidth=2T
 def study() -> Study:
     """A sweep in which the governor steps in for some points and not for others."""
     return explorations.build_study(
-        "gpt2", "h200", [*AXES, "voltage=0.9,1.1"], batch=64, seq=512, power_limit="300W"
+        "gpt2",
+        "h200",
+        [*AXES, "voltage=0.9,1.1"],
+        stack="eager",
+        batch=64,
+        seq=512,
+        power_limit="300W",
     )

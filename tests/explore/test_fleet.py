@@ -143,7 +143,7 @@ def test_a_smaller_budget_serves_less_and_binds(tmp_path: Path) -> None:
 
 
 def test_pue_counts_against_the_budget(tmp_path: Path) -> None:
-    fleet = fleets.read_fleet(site(tmp_path, "800 W"))
+    fleet = fleets.read_fleet(site(tmp_path, "600 W"))
     assert (
         fleets.assign_fleet(replace(fleet, pue=1.4), "throughput").factor
         < fleets.assign_fleet(fleet, "throughput").factor
@@ -154,7 +154,7 @@ def test_pue_counts_against_the_budget(tmp_path: Path) -> None:
     ("power", "chat", "says"),
     [
         ("50 W", "1/s", "idle, more than the budget"),
-        ("300 W", "2000/s", "power: 300 W is too little"),
+        ("300 W", "1000/s", "power: 300 W is too little"),
         ("3 MW", "9000000/s", "GPUs: there are too few"),
     ],
 )

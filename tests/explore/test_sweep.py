@@ -71,12 +71,12 @@ def test_a_limit_below_idle_power_is_said_not_hidden() -> None:
 
 def test_scales_do_what_they_say(study: Study) -> None:
     slow = explorations.build_study(
-        "gpt2", "h200", ["tensor=0.25,1,4"], batch=64, seq=512, clock="1200MHz"
+        "gpt2", "h200", ["tensor=0.25,1,4"], stack="eager", batch=64, seq=512, clock="1200MHz"
     )
     latency = whole(slow)["latency_s"]
     assert latency[0] > latency[1] > latency[2]
     dim = explorations.build_study(
-        "gpt2", "h200", ["voltage=0.8,1"], batch=64, seq=512, clock="1200MHz"
+        "gpt2", "h200", ["voltage=0.8,1"], stack="eager", batch=64, seq=512, clock="1200MHz"
     )
     power = whole(dim)["power_w"]
     assert power[0] < power[1]

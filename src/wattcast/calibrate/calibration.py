@@ -102,7 +102,7 @@ def scale_timeline(timeline: Timeline, factors: Mapping[str, float]) -> Timeline
         phase if phase.name in ("fixed", "start") else phase.change(on_chip.__mul__, memory.__mul__)
         for phase in timeline.phases
     )
-    return replace(timeline, phases=phases, host_s=timeline.host_s * factors.get("launch", 1.0))
+    return replace(timeline, phases=phases).scale_host(factors.get("launch", 1.0))
 
 
 TIME_SETS: tuple[tuple[str, ...], ...] = (

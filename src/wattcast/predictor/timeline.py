@@ -256,7 +256,8 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | floa
     The host of an engine prepares a step while the GPU computes the one before: each step takes the
     longer of both."""
     if timeline.engine is not None:
-        return _run_engine_steps(timeline, timeline.engine, kernel_s)
+        stretches = list_engine_steps(timeline, timeline.engine, kernel_s)
+        return np.asarray(sum(stretch.latency_s for stretch in stretches))
     if kernel_s.ndim == 1 and np.ndim(ahead_s) == 0 and timeline.order is not None:
         return _run_at_once(timeline.order, kernel_s, float(ahead_s))
     host = np.zeros(())
@@ -271,19 +272,33 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | floa
     return np.asarray(end - ahead_s)
 
 
-def _run_engine_steps(timeline: Timeline, engine: EngineHost, kernel_s: Array) -> Array:
-    """Return the time of an engine's steps, each of which takes as long as its kernels or as its
+@dataclass(frozen=True)
+class EngineStretch:
+    """Neighbouring segments that are one run of equal steps of an engine, and what it takes."""
+
+    segments: tuple[IssueSegment, ...]
+    device_s: Array  # (*sweep,) in kernels
+    latency_s: Array  # (*sweep,) with the host, where that takes longer
+
+
+def list_engine_steps(
+    timeline: Timeline, engine: EngineHost, kernel_s: Array
+) -> list[EngineStretch]:
+    """List the runs of equal steps of an engine; a step takes as long as its kernels or as its
     host.
     """
-    total_s: Array = np.zeros(())
-    for step, segments in groupby(timeline.kernels.segments, key=attrgetter("step")):
-        device_s: Array = np.zeros(())
-        for segment in segments:
-            device_s = device_s + segment.repeat * (kernel_s[..., segment.rows] @ segment.counts)
+    stretches = []
+    for step, group in groupby(timeline.kernels.segments, key=attrgetter("step")):
+        segments = tuple(group)
+        each_s = [
+            segment.repeat * (kernel_s[..., segment.rows] @ segment.counts) for segment in segments
+        ]
+        device_s = np.asarray(sum(each_s))
+        latency_s = device_s
         if step is not None:
-            device_s = np.maximum(device_s, step.count * engine.step_s(step))
-        total_s = total_s + device_s
-    return np.asarray(total_s)
+            latency_s = np.maximum(device_s, step.count * engine.step_s(step))
+        stretches.append(EngineStretch(segments, device_s, np.asarray(latency_s)))
+    return stretches
 
 
 def _run_segment(

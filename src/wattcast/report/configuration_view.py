@@ -15,12 +15,13 @@ import numpy.typing as npt
 from wattcast.core import bad_value, dataclass, field, replace
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.hardware import Gpu
-from wattcast.kernels.kernel_table import RowIndex
+from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor import api
+from wattcast.predictor.engine_host import EngineHost
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import KernelDetail, total_at_clock
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.timeline import Timeline
+from wattcast.predictor.timeline import Timeline, list_engine_steps
 from wattcast.workload import build_model
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
@@ -120,14 +121,15 @@ def _each_launch(
 
     end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of
     durations, solves the queue recursion in one pass."""
-    segments = timeline.kernels.segments
-    order = np.concatenate(
-        [np.tile(np.repeat(s.rows, s.counts.astype(np.int64)), s.repeat) for s in segments]
-    )
+    launches = [_list_launches(segment) for segment in timeline.kernels.segments]
+    order = np.concatenate(launches)
     run_s = detail.kernel_s[order]
-    issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
-    done_s = np.cumsum(run_s)
-    end_s = done_s + np.maximum.accumulate(issued_s - (done_s - run_s))
+    if timeline.engine is None:
+        issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
+        done_s = np.cumsum(run_s)
+        end_s = done_s + np.maximum.accumulate(issued_s - (done_s - run_s))
+    else:
+        end_s = np.cumsum(run_s + _spread_waiting(timeline, timeline.engine, detail))
     start_s = end_s - run_s
     previous_s = np.concatenate([[0.0], end_s[:-1]])
     waited = start_s - previous_s > 1e-12
@@ -141,13 +143,47 @@ def _each_launch(
     return starts[keep], ends[keep], which[keep], levels[which[keep]]
 
 
+def _list_launches(segment: IssueSegment) -> RowIndex:
+    """Return the rows of a stretch of the issue order, one a launch."""
+    return np.tile(np.repeat(segment.rows, segment.counts.astype(np.int64)), segment.repeat)
+
+
+def _spread_waiting(timeline: Timeline, engine: EngineHost, detail: KernelDetail) -> Array:
+    """Return the wait before each launch: what the host takes longer for a step, in equal parts."""
+    waits = []
+    for stretch in list_engine_steps(timeline, engine, detail.kernel_s):
+        launches = sum(len(_list_launches(segment)) for segment in stretch.segments)
+        waits.append(
+            np.full(launches, float(stretch.latency_s - stretch.device_s) / max(launches, 1))
+        )
+    return np.concatenate(waits)
+
+
+def _engine_stretches(
+    timeline: Timeline, engine: EngineHost, detail: KernelDetail, gap_w: Array
+) -> tuple[list[float], list[Array]]:
+    """Return seconds of each run of equal steps of an engine, and its joules by part."""
+    seconds, joules = [], []
+    for stretch in list_engine_steps(timeline, engine, detail.kernel_s):
+        part_j = float(stretch.latency_s - stretch.device_s) * gap_w
+        for segment in stretch.segments:
+            run_s = segment.repeat * detail.kernel_s[segment.rows] * segment.counts
+            part_j = part_j + run_s @ detail.kernel_part_w[segment.rows]
+        seconds.append(float(stretch.latency_s))
+        joules.append(np.asarray(part_j))
+    return seconds, joules
+
+
 def _each_stretch(
     timeline: Timeline, detail: KernelDetail, gap_w: Array
 ) -> tuple[Array, Array, RowIndex, Array]:
     """Return one interval per stretch at its mean power; repeated R times it takes R·max(C, D)."""
     host_s = np.broadcast_to(timeline.host_s, detail.kernel_s.shape)
-    length, energy = [], []
-    for segment in timeline.kernels.segments:
+    length: list[float] = []
+    energy: list[Array] = []
+    if timeline.engine is not None:
+        length, energy = _engine_stretches(timeline, timeline.engine, detail, gap_w)
+    for segment in timeline.kernels.segments if timeline.engine is None else ():
         rows, counts = segment.rows, segment.counts
         run_s, issue_s = float(detail.kernel_s[rows] @ counts), float(host_s[rows] @ counts)
         once_s = max(run_s, issue_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from wattcast.core import dataclass
+from wattcast.core import bad_value, dataclass
 from wattcast.workload.engine_operators import (
     FusedExperts,
     LatentAttention,
@@ -17,7 +17,7 @@ from wattcast.workload.engine_operators import (
     StateScan,
 )
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import MOST_CALLS, Operator
 from wattcast.workload.operator_types import Attention
 
 STEP_TOKENS = (
@@ -50,6 +50,24 @@ class EngineStep:
     admitted: float  # requests that are taken in, a step
     count: int = 1  # of steps
     place: int = 0  # among the steps of a workload
+
+    def __post_init__(self) -> None:
+        launches = self.launches
+        sizes = {
+            "tokens": self.tokens,
+            "decodes": self.decodes,
+            "prompts": self.prompts,
+            "admitted": self.admitted,
+            "count": self.count,
+            "place": self.place,
+            "layers": launches.layers,
+            "experts": launches.experts,
+            "latent": launches.latent,
+            "scans": launches.scans,
+        }
+        for name, size in sizes.items():
+            if not 0 <= size <= MOST_CALLS:
+                raise bad_value(f"step.{name}", f"a number from 0 to {MOST_CALLS:,}", size)
 
 
 def count_launches(

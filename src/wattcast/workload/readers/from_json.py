@@ -21,6 +21,7 @@ import numpy as np
 from wattcast.core import BadInput, Dtype, bad_value, check_names, unknown_name
 from wattcast.core.arrays import index_distinct, split_rows
 from wattcast.core.strict_files import decode_json
+from wattcast.workload.engine_schedule import EngineStep
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
 from wattcast.workload.operator_base import (
@@ -63,6 +64,7 @@ class _BlockEntry(msgspec.Struct, forbid_unknown_fields=True):
     repeat: int
     ops: list[msgspec.Raw]
     label: str = ""
+    step: EngineStep | None = None  # of an inference engine
 
 
 def parse_workload(data: bytes, where: str) -> Graph:
@@ -87,7 +89,7 @@ def parse_workload(data: bytes, where: str) -> Graph:
             if not isinstance(ops, OperatorColumns) and None in ops:
                 inner = f"{at}.ops[{ops.index(None)}]"
                 raise bad_value(inner, "an operator", "a block", "Blocks hold operators alone.")
-            blocks.append(Block(ops, entry.repeat, entry.label))
+            blocks.append(Block(ops, entry.repeat, entry.label, entry.step))
     for block in blocks:
         _check_calls(block, where)
     if sum(len(block.ops) for block in blocks) > MAX_OPS:
@@ -135,10 +137,13 @@ def graph_to_plain(graph: Graph) -> dict[str, Any]:
     ops: list[dict[str, Any]] = []
     for block in graph.blocks:
         entries = [operator_to_plain(op) for op in block.ops]
-        if block.repeat == 1 and not block.label:
+        if block.repeat == 1 and not block.label and block.step is None:
             ops += entries
-        else:
-            ops.append({"repeat": block.repeat, "label": block.label, "ops": entries})
+            continue
+        plain_block = {"repeat": block.repeat, "label": block.label, "ops": entries}
+        if block.step is not None:
+            plain_block["step"] = msgspec.to_builtins(block.step)
+        ops.append(plain_block)
     plain: dict[str, Any] = {"name": graph.name, "ops": ops}
     for item in _TOLD:
         if (value := getattr(graph, item.name)) != item.default:
