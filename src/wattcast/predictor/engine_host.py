@@ -29,18 +29,21 @@ LARGE_GRAPHS = tuple(
 
 @dataclass(frozen=True)
 class LaunchCounts:
-    """What the host launches in a step: layers, and layers that launching one by one is worth,
-    without graphs.
-    """
+    """What the host launches in a step, and how many dense layers that is worth without graphs."""
 
     layers: float
-    loose_layers: float
+    loose_layers: float  # under traffic
+    same_loose_layers: float  # in a step like the one before
     scans: float = 0.0  # layers whose scan no graph holds where there are prompts
 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Host times of one engine. Launches of layers come on top of ``launch_graph_s``."""
+    """Host times of one engine. Launches of layers come on top of ``launch_graph_s``.
+
+    Without graphs, a layer with experts, latent attention or a scan counts as several dense ones:
+    ``expert_layers`` and the like are layers on top of the one that holds them.
+    """
 
     engine: str
     schedule_s: float
@@ -51,71 +54,74 @@ class HostTimes:
     launch_same_layer_s: float  # of such a step, when the one before replayed the same graphs
     launch_loose_layer_s: float  # of a step without graphs
     launch_same_loose_layer_s: float  # of such a step, when the one before was alike
-    launch_scan_s: (
-        float  # of a step with prompts, on top: the scan of a layer, which no graph holds
-    )
+    launch_scan_s: float  # of a layer that scans a prompt, on top: no graph holds it
     output_s: float
     output_per_sequence_s: float
     admit_s: float  # to take in one request
-    # GPU time that the first decode-only step after one with prompts takes more than later ones
-    switch_s: float
+    switch_s: float  # GPU time that the first decode-only step after prompts takes longer
     sample_s: float  # GPU time of a step outside the model: sampling, bookkeeping
     governor_s: float  # time over which the power limit averages
     waiting_power: float  # power between kernels, as a multiple of idle power
-    expert_layers: (
-        float  # layers that launching the fused experts of a layer is worth, without graphs
-    )
-    packed_expert_layers: float  # the same of experts in mxfp4 (OpenAI's Triton kernels)
-    latent_layers: (
-        float  # layers that latent attention of a layer is worth beside a plain one, without graphs
-    )
-    shared_layers: float  # layers that a shared expert of a layer is worth, without graphs
-    scan_layers: float  # layers that a layer with a scan is worth, without graphs
+    expert_layers: float  # fused experts
+    same_expert_layers: float  # fused experts, in a step like the one before
+    packed_expert_layers: float  # experts in mxfp4 (OpenAI's Triton kernels)
+    latent_layers: float  # latent attention instead of plain attention
+    shared_layers: float  # a shared expert
+    scan_layers: float  # a layer with a scan, in all
     launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
     launch_memory: float  # correlation of that logarithm with the one of the step before
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one
     capture_sizes: tuple[int, ...]
 
     def launch_s(
+        self, counts: LaunchCounts, tokens: int, decodes: int, layer_s: float, factor: float = 1.0
+    ) -> float:
+        """Return the time to launch a step of traffic: a graph, and layers at ``layer_s`` each.
+
+        A step of more tokens than any graph holds launches every operator. ``factor`` is how long
+        layers take now.
+        """
+        loose_s = self.launch_loose_layer_s * counts.loose_layers
+        return self._launch_s(counts, tokens, decodes, layer_s, loose_s, factor)
+
+    def repeated_step_s(
+        self, counts: LaunchCounts, tokens: int, decodes: int, prompts: int, admitted: float
+    ) -> float:
+        """Return the time for a step like the one before, which counts where the GPU takes less."""
+        layer_s = self.launch_same_layer_s if prompts else 0.0
+        loose_s = self.launch_same_loose_layer_s * counts.same_loose_layers
+        launch_s = self._launch_s(counts, tokens, decodes, layer_s, loose_s)
+        sequences = decodes + prompts
+        schedule_s = self.schedule_s + self.schedule_per_sequence_s * sequences
+        output_s = self.output_s + self.output_per_sequence_s * sequences
+        return schedule_s + self.admit_s * admitted + launch_s + output_s
+
+    def _launch_s(
         self,
         counts: LaunchCounts,
         tokens: int,
         decodes: int,
         layer_s: float,
-        loose_layer_s: float,
+        loose_s: float,
         factor: float = 1.0,
     ) -> float:
-        """Return the time to launch a step: a graph, and layers by themselves at ``layer_s`` each.
-
-        A step of more tokens than any graph holds launches every operator, at ``loose_layer_s`` a
-        layer; ``factor`` is how long layers take now."""
+        """Return the time to launch a step whose layers take ``loose_s`` in all without graphs."""
         loose = tokens > self.capture_sizes[-1]
-        layers_s = loose_layer_s * counts.loose_layers if loose else layer_s * counts.layers
+        layers_s = loose_s if loose else layer_s * counts.layers
         layers_s += self.launch_scan_s * counts.scans * (loose or layer_s > 0.0)
         return self.launch_graph_s + self.launch_graph_per_sequence_s * decodes + layers_s * factor
-
-    def repeated_step_s(
-        self, counts: LaunchCounts, tokens: int, decodes: int, prompts: int, admitted: float
-    ) -> float:
-        """Return the time for a step like the one before it, which counts where the GPU takes less."""
-        layer_s = self.launch_same_layer_s if prompts else 0.0
-        launch_s = self.launch_s(counts, tokens, decodes, layer_s, self.launch_same_loose_layer_s)
-        sequences = decodes + prompts
-        schedule_s = (
-            self.schedule_s + self.schedule_per_sequence_s * sequences + self.admit_s * admitted
-        )
-        return schedule_s + launch_s + self.output_s + self.output_per_sequence_s * sequences
 
     def count_launches(self, launches: EngineLaunches, by_openai: bool) -> LaunchCounts:
         """Weigh what a step launches; ``by_openai``: packed experts run as OpenAI's kernels."""
         packed = launches.packed_experts and by_openai
-        each_expert = self.packed_expert_layers if packed else self.expert_layers
-        if launches.shared_expert:
-            each_expert += self.shared_layers
-        loose_layers = launches.layers + each_expert * launches.experts
-        loose_layers += self.latent_layers * launches.latent
-        loose_layers += (self.scan_layers - 1.0) * launches.scans
-        return LaunchCounts(launches.layers, loose_layers, launches.scans)
+        other_layers = launches.layers + (self.scan_layers - 1.0) * launches.scans
+        other_layers += self.latent_layers * launches.latent
+        weights = []
+        for expert_layers in (self.expert_layers, self.same_expert_layers):
+            each = self.packed_expert_layers if packed else expert_layers
+            each += self.shared_layers * launches.shared_expert
+            weights.append(other_layers + each * launches.experts)
+        return LaunchCounts(launches.layers, *weights, scans=launches.scans)
 
     def capture_large_graphs(self) -> HostTimes:
         """Return the times of an engine that captures steps of up to 1024 tokens."""

@@ -229,11 +229,12 @@ def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) ->
 def _run_by_engine(timeline: Timeline, bundle: Bundle) -> Timeline:
     """Return the timeline of an inference engine's steps.
 
-    Kernels take less energy in a step than alone, and a step that yields tokens takes a little time
-    outside of them, which goes to the kernel that chooses tokens. The engine replays its kernels:
-    issuing one costs nothing, and the host counts step by step."""
+    Kernels take less energy in a step that decodes than alone, and a step that yields tokens takes
+    a little time outside of them, which goes to the kernel that chooses tokens. The engine replays
+    its kernels: issuing one costs nothing, and the host counts step by step."""
     times = load_host_times()
-    timeline = replace(timeline, energy_factor=bundle.step_energy * timeline.energy_factor)
+    in_step = np.where(_find_decoding(timeline), bundle.step_energy, 1.0)
+    timeline = replace(timeline, energy_factor=in_step * timeline.energy_factor)
     samples = map_distinct(
         Sampling.kind.__eq__, index_words(timeline.kernels.ops, attrgetter("kind"))
     )
@@ -241,6 +242,20 @@ def _run_by_engine(timeline: Timeline, bundle: Bundle) -> Timeline:
     by_openai = bundle.reference.style is LibraryStyle.HOPPER
     engine = EngineHost(times, by_openai, sweep_values(bundle.launch.engine_factor))
     return replace(timeline, host_s=np.zeros_like(timeline.host_s), engine=engine)
+
+
+def _find_decoding(timeline: Timeline) -> Mask:
+    """Find the kernels of steps that only decode, ``(kernel,)``.
+
+    The energy of steps was fitted to these. With it, traffic of fitting models, most of whose
+    energy goes to prompts, was 3.0 % off in TPOT and 4.0 % in energy, without it 1.7 and 3.2 %."""
+    decodes = np.zeros(len(timeline.calls), dtype=bool)
+    prompts = np.zeros(len(timeline.calls), dtype=bool)
+    for segment in timeline.kernels.segments:
+        if segment.step is not None:
+            of_step = prompts if segment.step.prompts else decodes
+            of_step[segment.rows] = True
+    return decodes & ~prompts
 
 
 @dataclass(frozen=True)
@@ -324,9 +339,7 @@ def detail_at_clock(
     power = bundle.power.power(activity)
     joules = interval_energy_j(power, activity.duration_s)
     part_j = power.part_w * activity.duration_s[..., np.newaxis]
-    if (
-        timeline.engine is not None
-    ):  # while it waits for the engine's host, a GPU draws more than an idle one
+    if timeline.engine is not None:  # a GPU that waits for it draws more than an idle one
         part_j[..., -1, :] *= timeline.engine.times.waiting_power
         joules[..., -1] *= timeline.engine.times.waiting_power
     calls = np.append(timeline.calls, 1.0)

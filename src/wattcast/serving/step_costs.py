@@ -156,6 +156,7 @@ class StepCosts:
     waiting_w: float  # between kernels
     layers: int
     loose_layers: float  # that a step without graphs launches, with what experts add
+    same_loose_layers: float  # the same in a step like the one before
     cache_tokens: int  # room of the paged cache
     cache_byte_per_token: float  # on one GPU, or one of each stage
     block_tokens: int
@@ -228,14 +229,12 @@ class StepCosts:
 
         ``factor`` is how long layers take now.
         """
-        return self.host.launch_s(
-            self.launches, tokens, decodes, layer_s, self.host.launch_loose_layer_s, factor
-        )
+        return self.host.launch_s(self.launches, tokens, decodes, layer_s, factor)
 
     @cached_property
     def launches(self) -> LaunchCounts:
         """What the host launches in a step."""
-        return LaunchCounts(self.layers, self.loose_layers, self.scans)
+        return LaunchCounts(self.layers, self.loose_layers, self.same_loose_layers, self.scans)
 
     def mixed_cost(self, *step: *StepShape) -> Array:
         """Return the cost of a step, padded to a captured size.
@@ -497,6 +496,7 @@ def tabulate_step_costs(
         waiting_w=watts,
         layers=stages * launches.layers,
         loose_layers=stages * counts.loose_layers,
+        same_loose_layers=stages * counts.same_loose_layers,
         cache_tokens=cache_tokens // stages,
         cache_byte_per_token=stages * cache_byte_per_token,
         block_tokens=block_tokens,

@@ -88,7 +88,7 @@ def test_shipped_host_times_are_the_fitted_ones(records) -> None:
         fit_host_times(records, FITTING, experts=("qwen3-30b-a3b", "mixtral-8x7b-fp8")),
         load_host_times(),
     )
-    for name in ("expert_layers", "launch_spread", "launch_memory"):
+    for name in ("expert_layers", "same_expert_layers", "launch_spread", "launch_memory"):
         assert getattr(shipped, name) == pytest.approx(fitted.pop(name), rel=0.02), name
     for name, value in fitted.items():
         assert getattr(shipped, f"{name}_s") == pytest.approx(value, rel=0.02), name

@@ -28,9 +28,10 @@ FITTING = {  # layers
     "mixtral-8x7b-fp8": 32,
 }
 EXPERTS = ("qwen3-30b-a3b", "mixtral-8x7b-fp8")
+DENSE = tuple(name for name in FITTING if name not in EXPERTS)
 LARGEST_GRAPH = 512  # tokens
 FEWEST_LAUNCHES = 20  # of a run, for their spread
-RATIOS = ("expert_layers", "launch_spread", "launch_memory")
+RATIOS = ("expert_layers", "same_expert_layers", "launch_spread", "launch_memory")
 QUEUED_SHARE = (
     0.6  # a launch that takes this share of the GPU's time, and then waits, was held up by it
 )
@@ -140,9 +141,10 @@ def fit_host_times(
         for name in layers
         if name in experts
     ]
-    found["launch_same_loose_layer"] = float(
-        np.mean(list_loose_layers(records, found["launch_graph"]))
-    )
+    dense_s = float(np.mean(list_loose_layers(records, found["launch_graph"])))
+    experts_s = float(np.mean(list_loose_layers(records, found["launch_graph"], experts)))
+    found["launch_same_loose_layer"] = dense_s
+    found["same_expert_layers"] = experts_s / dense_s - 1.0
     varied = {
         "launch_spread": float(np.median(spreads)),
         "launch_memory": float(np.median(memories)),
@@ -161,17 +163,17 @@ def _fit_line(x: Array, y: Array) -> tuple[float, float]:
     return float(intercept), float(slope)
 
 
-def list_loose_layers(records: EngineRecords, launch_graph_s: float) -> list[float]:
-    """List what each host took to launch a layer of a dense fitting model without graphs, in
-    repeated steps.
+def list_loose_layers(
+    records: EngineRecords, launch_graph_s: float, models: Collection[str] = DENSE
+) -> list[float]:
+    """List what each host took to launch a layer of fitting models without graphs, in repeated
+    steps that no full queue held up.
     """
     by_host: dict[str, list[float]] = {}
     for row in records.select_kind("prefill", "mixed"):
-        if row["model"] not in set(FITTING) - set(EXPERTS) or row["tokens"] <= LARGEST_GRAPH:
+        if row["model"] not in models or row["tokens"] <= LARGEST_GRAPH:
             continue
-        if (
-            row["wait_s"] <= 0.001 or row["launch_s"] <= QUEUED_SHARE * row["device_s"]
-        ):  # no full queue holds it up
+        if row["wait_s"] <= 0.001 or row["launch_s"] <= QUEUED_SHARE * row["device_s"]:
             each_s = (row["launch_s"] - launch_graph_s) / FITTING[row["model"]]
             by_host.setdefault(row["card_uuid"], []).append(each_s)
     return sorted(float(np.mean(launches)) for launches in by_host.values())

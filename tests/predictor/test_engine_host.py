@@ -1,0 +1,130 @@
+"""The host of an inference engine inside predictions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import wattcast
+from wattcast.hardware import load_gpu
+from wattcast.predictor.engine_host import EngineHost, LaunchCounts, load_host_times
+from wattcast.report.configuration_view import build_power_trace
+from wattcast.serving.engine_simulator import predict_steady_step
+from wattcast.serving.step_costs import tabulate_step_costs
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.engine_schedule import STEP_TOKENS
+from wattcast.workload.model_catalogue import load_model
+from wattcast.workload.model_options import ModelOptions
+
+SHORT = {"phase": "prefill", "batch": 1, "seq": 1024}
+
+
+def test_a_prompt_of_a_mixture_takes_as_long_as_its_host() -> None:
+    """vLLM takes about 50 ms at 345 W for a prompt of 1024 tokens, which its host launches layer
+    by layer; predictions said 25 ms at 690 W, and that the GPU waits for 65 % of the time.
+    """
+    p = wattcast.predict("qwen3-30b-a3b", "h200", **SHORT)
+    assert 45e-3 < p.latency_s < 80e-3
+    assert 300.0 < p.power_w < 420.0
+    assert not p.capped
+    waits = 1.0 - p.busy_s / p.latency_s
+    assert f"waits for the host {waits:.0%} of the time" in p.support.reason
+    low_s, high_s = p.interval.latency_s
+    assert low_s < 50e-3 < p.latency_s < high_s < 2.0 * p.latency_s
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite"])
+def test_a_step_that_waits_is_as_cheap_as_its_kernels_and_the_wait(model: str) -> None:
+    waiting = wattcast.predict(model, "h200", phase="prefill", batch=1, seq=1100, force=True)
+    alone = wattcast.predict(
+        model, "h200", phase="prefill", batch=1, seq=1100, force=True, host_launch=0.0
+    )
+    times = load_host_times()
+    assert waiting.latency_s >= alone.latency_s
+    if alone.capped or waiting.capped:
+        return
+    idle_w = float(waiting.basis.bundle.power.idle_power_w(waiting.clock_hz))
+    gap_j = times.waiting_power * idle_w * (waiting.latency_s - alone.latency_s)
+    assert waiting.energy_j == pytest.approx(alone.energy_j + gap_j, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("phase", "batch", "seq"),
+    [("prefill", 1, 1024), ("prefill", 1, 256), ("decode", 1, 1024), ("decode", 64, 1024)],
+)
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b"])
+def test_predict_and_simulate_have_one_law_of_a_step(
+    model: str, phase: str, batch: int, seq: int
+) -> None:
+    """Costs of the simulator are tabulated at eight clocks, and linear between them."""
+    options = ModelOptions.from_names(stack="engine")
+    costs = tabulate_step_costs(load_model(model), load_gpu("h200"), options, longest_context=2048)
+    if phase == "prefill":
+        latency_s, energy_j = predict_steady_step(costs, 0, 0.0, [(seq, 0)] * batch, batch)
+    else:
+        latency_s, energy_j = predict_steady_step(costs, batch, seq, [])
+    p = wattcast.predict(model, "h200", phase=phase, batch=batch, seq=seq, stack="engine")
+    assert p.latency_s == pytest.approx(latency_s, rel=0.02)
+    assert p.energy_j == pytest.approx(energy_j, rel=0.03)
+
+
+def test_every_view_of_a_waiting_step_tells_one_story(call) -> None:
+    """``predict gpt2 --seq 512 --details`` said "waits for the host 84 %" and "waiting for the host
+    0.0 %", with an interval of 349 % either way.
+    """
+    words = ("predict", "gpt2", "--gpu", "h200", "--seq", "512")
+    text = call(*words, "--details").out
+    plain = json.loads(call(*words, "--json").out)["predictions"][0]
+    waits = 1.0 - plain["busy_s"] / plain["latency_s"]
+    assert waits > 0.5
+    assert f"waits for the host {waits:.0%}" in text
+    assert f"{waits:.1%}" in text.partition("waiting for the host")[2].splitlines()[0]
+    low_s, high_s = plain["interval"]["latency_s"]
+    assert 0.5 < low_s / plain["latency_s"]
+    assert high_s / plain["latency_s"] < 2.0
+    spent_s = sum(op["latency_s"] for op in plain["ops"])
+    assert spent_s == pytest.approx(plain["busy_s"])
+    watts = sum(module["power_w"] for module in plain["modules"])
+    assert watts == pytest.approx(plain["power_w"])
+
+
+@pytest.mark.parametrize("options", [SHORT, {"phase": "generate", "batch": 4, "tokens": 16}])
+def test_the_course_of_power_over_time_holds_the_wait(options: dict[str, object]) -> None:
+    p = wattcast.predict("gpt2", "h200", **options)
+    trace = build_power_trace(p)
+    assert trace.duration_s == pytest.approx(p.latency_s, rel=1e-9)
+    assert trace.energy_j == pytest.approx(p.energy_j, rel=1e-9)
+    waited_s = float((trace.end_s - trace.start_s)[trace.idle].sum())
+    assert waited_s == pytest.approx(p.latency_s - p.busy_s, rel=1e-6)
+
+
+def test_long_prompts_take_several_steps() -> None:
+    options = ModelOptions.from_names(phase="prefill", stack="engine", batch=2, seq=STEP_TOKENS)
+    step = build_graph("llama3-8b", options).blocks[0].step
+    assert step is not None
+    assert (step.count, step.tokens, step.admitted) == (2, STEP_TOKENS, 1.0)
+    assert build_graph("llama3-8b", ModelOptions(stack="eager")).blocks[0].step is None
+
+
+def test_a_host_that_is_told_scales_the_engine() -> None:
+    usual = wattcast.predict("gpt2", "h200", **SHORT)
+    each_s = float(usual.basis.bundle.launch.host_s_per_operator)
+    slower = wattcast.predict("gpt2", "h200", host_launch=2.0 * each_s, **SHORT)
+    assert slower.latency_s == pytest.approx(2.0 * usual.latency_s)
+    swept = wattcast.predict("gpt2", "h200", host_launch=np.array([0.0, each_s]), **SHORT)
+    assert swept.latency_s[1] == pytest.approx(usual.latency_s)
+    assert swept.latency_s[0] == pytest.approx(swept.busy_s[0])
+
+
+def test_traffic_launches_slower_than_repeated_steps() -> None:
+    times = load_host_times()
+    counts = LaunchCounts(layers=32, loose_layers=32, same_loose_layers=32)
+    traffic_s = times.launch_s(counts, 1024, 0, times.launch_layer_s)
+    repeated_s = times.repeated_step_s(counts, 1024, 0, 1, 0.0)
+    assert repeated_s < traffic_s
+    graph = build_graph("gpt2", ModelOptions.from_names(phase="decode", stack="engine"))
+    decode = graph.blocks[0].step
+    assert decode is not None
+    assert EngineHost(times, by_openai=True).step_s(decode) < 3e-3
