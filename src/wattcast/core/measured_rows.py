@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from wattcast.core import files
+from wattcast.core.column_ranges import check_table, check_values
 from wattcast.core.errors import (
     BadInput,
     bad_value,
@@ -253,10 +254,17 @@ def row_to_plain(row: Record | Plain) -> Plain:
 
 
 def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") -> T:
-    """Return a mapping that was read back as ``kind``; unknown keys are refused by name."""
+    """Return a mapping that was read back as ``kind``.
+
+    Unknown keys, and values of another type or range than their column's, are refused by name.
+    """
     known = {item.name: str(item.type) for item in fields(kind)}
     given = {name: value for name, value in plain.items() if name != "record"}
     check_names("field", given, known, f"Found in {where}.")
+    check_values(given, known, where)
+    if kind is KernelRow and "kind" in given:
+        kinds = [each.value for each in RowKind]
+        check_names(f"kind of row in {where}:", given["kind"], kinds)
     values = {
         name: _to_tuples(v) if known[name].startswith("tuple") else v for name, v in given.items()
     }
@@ -363,7 +371,9 @@ def read_table(path: Path) -> list[Plain]:
                 raise bad_value(
                     clip_text(path, 200), f"at most {_MOST_VALUES} values", f"{count} values"
                 )
-            rows: list[Plain] = lazy.collect().to_dicts()
+            table = lazy.collect()
+            check_table(table, clip_text(path, 200))
+            rows: list[Plain] = table.to_dicts()
         for row in rows:
             for name in _JSON_COLUMNS:
                 if isinstance(row.get(name), str):
@@ -414,7 +424,14 @@ def write_table(path: Path, rows: list[Plain]) -> None:
         }
         for row in rows
     ]
-    table = import_polars().DataFrame(flat, infer_schema_length=None)
+    polars = import_polars()
+    try:
+        table = polars.DataFrame(flat, infer_schema_length=None)
+    except (TypeError, ValueError, OverflowError, polars.exceptions.PolarsError) as error:
+        raise BadInput(
+            f"{clip_text(path, 200)}: a column mixes kinds of values ({clip_text(error, 200)})."
+        ) from None
+    check_table(table, clip_text(path, 200))
     plain, checked = io.BytesIO(), io.BytesIO()
     table.write_parquet(plain, compression="zstd", compression_level=15)
     checksum = {_CHECKSUM: _columns_checksum(plain.getvalue())}
