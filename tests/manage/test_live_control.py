@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import wattcast
 from wattcast.calibrate.calibration_rows import read_calibration_rows
 from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused
 from wattcast.manage import live_control
@@ -33,10 +34,11 @@ from wattcast.manage.live_control import (
 from wattcast.manage.plants import KnobRole, Observation, Settings, build_card_lattice, play_plant
 from wattcast.manage.policies import Harmonia
 from wattcast.manage.search_problem import Goal, Objective
-from wattcast.manage.watch_card import advise_clock, watch_card
+from wattcast.manage.watch_card import advise_clock, follow_clock, watch_card
 from wattcast.measure.device_control import NvmlReading
 from wattcast.measure.measured_run import PassedSignals
 from wattcast.predictor.api import find_gpu
+from wattcast.predictor.timeline import MEMORY_KNEE
 
 CORE = tuple(float(c) for c in range(600_000_000, 1_981_000_000, 60_000_000))
 
@@ -517,6 +519,38 @@ def test_watching_advises_a_lower_clock_when_memory_is_what_holds_the_program() 
     assert found["advice"]["core_hz"] < CORE[-1]
     assert found["advice"]["ed2_gain"] > 0
     assert "nothing was set" in found["advice"]["assumptions"][0]
+
+
+@pytest.mark.parametrize("name", ["h200", "a100-sxm-80gb", "l40s"])
+def test_watching_a_card_and_predicting_it_follow_one_law(name: str) -> None:
+    """Of a program that memory holds back, ``watch`` said "time +0.0 %" at 1,005 MHz of an H200.
+
+    ``predict`` said +21 % of a decode step on the same card.
+    """
+    gpu = find_gpu(name)
+    top_hz = float(gpu.clocks.max_hz)
+    clocks = np.array([0.508 * top_hz, top_hz])
+    goal = Objective(Goal.ENERGY)
+    found = advise_clock(0.7 * float(gpu.power.limit_w), top_hz, 1.0, clocks[:1], goal, gpu)
+    assert found is not None
+    shared: dict[str, Any] = {"clock": clocks, "power_limit": 1e6, "force": True}
+    step = wattcast.predict("llama3-8b", gpu, phase="decode", batch=8, seq=1024, **shared)
+    slower = step.latency_s[0] / step.latency_s[1] - 1.0
+    assert found["slowdown"] == pytest.approx(slower, rel=1e-9)
+    assert slower > 0.02
+    busy = advise_clock(0.7 * float(gpu.power.limit_w), top_hz, 0.0, clocks[:1], goal, gpu)
+    assert busy is not None
+    assert busy["slowdown"] > found["slowdown"]
+    assert "as predicted for the" in found["assumptions"][0]
+
+
+def test_memory_of_an_unknown_card_follows_the_clock_below_a_knee() -> None:
+    clocks_hz = np.array([1.0e9, 1.9e9, 2.0e9])
+    slower, said = follow_clock(clocks_hz, 1.0, 2.0e9, None)
+    assert_allclose(slower, [2.0 * MEMORY_KNEE, 1.0, 1.0])
+    assert "below 86%" in said
+    half, _ = follow_clock(clocks_hz, 0.5, 2.0e9, None)
+    assert_allclose(half, [0.5 * (2.0 * MEMORY_KNEE + 2.0), 0.5 * (1.0 + 2.0 / 1.9), 1.0])
 
 
 def test_advice_keeps_the_clock_of_a_compute_bound_program_and_needs_readings() -> None:

@@ -1,10 +1,11 @@
 """Watch a card and estimate from its readings which clock would save energy. Nothing is set.
 
-Time follows the core clock as far as memory does not hold the program back: its sensitivity is 1 -
-memory utilisation. Power is idle power, which follows the clock, plus switched power, which follows
+How time follows the core clock is the predictor's law for the card: the share of the time in which
+memory is busy goes as a decode step, which memory holds back until L2 slows down with the clock,
+and the rest as a product of large matrices. Power is idle power, which follows the clock, plus switched power, which follows
 V² f and the rate of work. Idle power and V(f) come from the card's bundle: fitted where the card
 was measured, carried over elsewhere. A card the catalogue does not know gets the A100's voltage
-curve and a share of the present power. The result is advice to try, not a forecast, and is labelled
+curve, a share of the present power, and a way to device memory that follows the clock below a knee. The result is advice to try, not a forecast, and is labelled
 so wherever it is shown."""
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from wattcast.manage.plants import KnobRole, Lattice, Settings, build_card_latti
 from wattcast.manage.search_problem import Objective
 from wattcast.power.module_power import ModulePower
 from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.timeline import MEMORY_KNEE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,17 +55,19 @@ def advise_clock(
     """Return the best of ``levels_hz`` by estimate and what to expect there, or None where readings
     do not allow one.
 
-    With s = 1 - memory_busy, time at clock f relative to now is (f_now / f)^s, and power is idle(f)
-    + switched power now · (V / V_now)² / time."""
+    With m = memory_busy and D and C the times of a decode step and of a product on this card, time
+    at clock f relative to now is m·D(f)/D(f_now) + (1 - m)·C(f)/C(f_now), and power is idle(f) +
+    switched power now · (V / V_now)² / time."""
     readings = (power_w, core_hz, memory_busy)
     if not all(math.isfinite(x) for x in readings) or power_w <= 0 or core_hz <= 0:
         return None
     levels = levels_hz[levels_hz <= core_hz * 1.0001]
     if levels.size == 0:
         return None
-    sensitivity = 1.0 - min(max(memory_busy, 0.0), 1.0)
-    notes = [f"time follows the core clock to the power {sensitivity:.2f}: 1 - memory utilisation"]
+    share = min(max(memory_busy, 0.0), 1.0)
     clocks = np.append(levels, core_hz)
+    slower, note = follow_clock(clocks, share, float(levels_hz[-1]), gpu)
+    notes = [note]
     bundle = None if gpu is None else bundle_for(gpu)
     if bundle is not None:
         curve = np.minimum(bundle.power.idle_power_w(clocks), power_w)
@@ -78,7 +82,7 @@ def advise_clock(
     else:
         voltage = np.interp(clocks / float(levels_hz[-1]), [FLAT_TO, 1.0], [1.0, TOP_OVER_FLAT])
         notes.append("voltage by clock as published for the A100-PCIE")
-    duration = (core_hz / levels) ** sensitivity
+    duration = slower[:-1] / slower[-1]
     power = idle + max(power_w - idle_now, 0.0) * (voltage[:-1] / voltage[-1]) ** 2 / duration
     best = int(np.argmin(objective.log_scores(duration, power, np.asarray(1.0))))
     t, p = float(duration[best]), float(power[best] / power_w)
@@ -89,6 +93,34 @@ def advise_clock(
         "ed2_gain": 1 - p * t**3,
     }
     return {"core_hz": float(levels[best]), **gains, "assumptions": notes}
+
+
+_DECODE: dict[str, Any] = {"phase": "decode", "batch": 8, "seq": 1024}  # of llama3-8b
+_PRODUCT = {"name": "product", "ops": [{"op": "linear", "m": 8192, "n": 8192, "k": 8192}]}
+
+
+def follow_clock(
+    clocks_hz: Array, memory_share: float, top_hz: float, gpu: Gpu | None
+) -> tuple[Array, str]:
+    """Return the time at each clock, up to a factor, and a sentence about where it comes from."""
+    if gpu is None:
+        stretch = top_hz / clocks_hz
+        memory = np.maximum(1.0, MEMORY_KNEE * stretch)
+        said = f"time follows the core clock, that of memory below {MEMORY_KNEE:.0%} of the top"
+        return memory_share * memory + (1.0 - memory_share) * stretch, said
+    from wattcast.predictor import api  # a card that is not in the catalogue needs no predictor
+
+    shared: dict[str, Any] = {"clock": clocks_hz, "power_limit": 1e6, "force": True}
+    decode_s = np.asarray(api.predict("llama3-8b", gpu, **_DECODE, **shared).latency_s)
+    product_s = np.asarray(api.predict(_PRODUCT, gpu, **shared).latency_s)
+    mixed = (
+        memory_share * decode_s / decode_s[-1] + (1.0 - memory_share) * product_s / product_s[-1]
+    )
+    said = (
+        f"time as predicted for the {gpu.name}: {memory_share:.0%} (memory utilisation) as a decode "
+        "step, the rest as a large product"
+    )
+    return np.asarray(mixed), said
 
 
 def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice], Settings | None]:
