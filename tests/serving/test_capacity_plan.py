@@ -94,6 +94,7 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
             ),
             "max_batched_tokens": (8192, 512) if random.random() < 0.3 else (8192,),
             "site_power": float(10 ** random.uniform(3, 5)) if random.random() < 0.2 else None,
+            "force": True,  # gpt2 was made for 1,024 tokens
             "requests": 40,
             "electricity": "0.1USD/kWh",
             "carbon": "400g/kWh",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -273,3 +274,85 @@ def test_prompts_of_a_step_share_one_attention_kernel() -> None:
     )
     assert packed < apart
     assert packed - apart == pytest.approx(eight.latency_s - one.latency_s, rel=0.05)
+
+
+SHORT: dict[str, Any] = {"rate": "4/s", "seconds": 10, "prompt": 512, "output": 512}
+
+
+def test_the_steady_rate_leaves_out_the_drain() -> None:
+    """A card that serves all of 3 requests/s with an empty queue was said to serve 2.48 requests/s.
+
+    The 2.5 s after the last arrival, in which nothing arrives, were counted.
+    """
+    found = wattcast.simulate("llama3-8b", "h200", **SHORT).summarise()
+    steady = found["steady"]
+    arriving = found["requests"] / 10.0
+    assert found["requests_per_s"] < 0.85 * arriving
+    assert steady["requests_per_s"] == pytest.approx(arriving, rel=0.2)
+    assert not steady["queue_grows"]
+    assert found["drain_s"] == pytest.approx(found["length_s"] - steady["end_s"], abs=1e-9)
+    assert 0.0 < steady["begin_s"] < steady["end_s"] < found["length_s"]
+
+
+@pytest.mark.parametrize(("rate", "grows"), [(4.0, False), (12.0, False), (60.0, True)])
+def test_a_queue_grows_where_more_arrives_than_is_served(rate: float, grows: bool) -> None:
+    found = wattcast.simulate(
+        "llama3-8b", "h200", rate=rate, seconds=60, prompt=512, output=512
+    ).summarise()
+    steady = found["steady"]
+    assert steady["queue_grows"] is grows
+    if grows:
+        assert steady["requests_per_s"] < 0.7 * steady["arrivals_per_s"]
+    else:
+        assert steady["requests_per_s"] == pytest.approx(rate, rel=0.1)
+        assert steady["output_tokens_per_s"] == pytest.approx(512 * rate, rel=0.1)
+
+
+def test_a_run_that_is_too_short_has_no_steady_state(call: Any) -> None:
+    argv = ("simulate", "llama3-8b", "--gpu", "h200", "--rate", "4/s", "--prompt", "512")
+    assert json.loads(call(*argv, "--seconds", "1", "--json").out)["steady"] is None
+    assert "too short for a steady state" in call(*argv, "--seconds", "1").out
+    text = call(*argv, "--seconds", "20", "--output", "512").out
+    assert "in the steady state" in text
+    assert "with start and drain" in text
+
+
+@pytest.mark.parametrize("verb", ["simulate", "plan", "predict", "train"])
+def test_what_is_too_long_for_a_model_is_refused_in_one_sentence(verb: str, call: Any) -> None:
+    """Prompts of 30,000 tokens were served by llama3-8b, which knows 8,192 places, without a word."""
+    argv = {
+        "simulate": ("--rate", "1/s", "--seconds", "5", "--prompt", "30000", "--output", "4"),
+        "plan": ("--rate", "1/s", "--prompt", "30000", "--output", "4", "--tp", "1"),
+        "predict": ("--seq", "30000"),
+        "train": ("--seq", "30000", "--gpus", "8"),
+    }[verb]
+    refused = call(verb, "llama3-8b", "--gpu", "h200", *argv)
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "at most the 8,192 tokens that it was made for" in refused.err
+    assert "--force" in refused.err
+    assert "Traceback" not in refused.err
+    forced = call(verb, "llama3-8b", "--gpu", "h200", *argv, "--force")
+    assert forced.code == 0, forced.err
+    assert "positions are more than the 8192" in forced.out
+
+
+def test_an_engine_rejects_the_requests_of_a_trace_that_are_too_long(
+    tmp_path: Path, call: Any
+) -> None:
+    path = tmp_path / "mixed.csv"
+    rows = [(i, 9000 if i % 5 == 0 else 200, 20) for i in range(20)]
+    lines = ["arrival_s,prompt_tokens,output_tokens", *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines))
+    argv = ("simulate", "llama3-8b", "--gpu", "h200", "--trace", str(path))
+    found = json.loads(call(*argv, "--json").out)
+    assert (found["requests"], found["rejected"]) == (16, 4)
+    assert "4 of 20 requests have more than the 8,192 tokens" in found["assumptions"][0]
+    assert "4 rejected as too long" in call(*argv).out
+    forced = json.loads(call(*argv, "--force", "--json").out)
+    assert (forced["requests"], forced["rejected"]) == (20, 0)
+
+
+def test_a_plan_says_how_many_requests_are_rejected() -> None:
+    lengths = {"prompt": "lognormal:median=3000,sigma=0.8", "output": 200}
+    found = wattcast.plan("llama3-8b", "h200", rate="2/s", requests=100, tp="1", **lengths)
+    assert any("the engine rejects them" in note for note in found.to_dict()["assumptions"])

@@ -135,7 +135,8 @@ def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSe
             np.split(place, ends), np.split(columns.sizes[0], ends), graph.blocks, strict=True
         )
         segments = [
-            IssueSegment(rows, counts, block.repeat, block.label, block.step) for rows, counts, block in cut
+            IssueSegment(rows, counts, block.repeat, block.label, block.step)
+            for rows, counts, block in cut
         ]
         return ops, tuple(segments)
     row_of: dict[Operator, int] = {}

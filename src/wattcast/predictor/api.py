@@ -32,13 +32,14 @@ from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.predictor.prices import PriceKeywords, parse_prices
 from wattcast.workload.build_model import compute_footprint, find_largest_batch
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_catalogue import ModelSpec
+from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import (
     OPTION_NAMES,
     RUNNABLE_DTYPES,
     ModelKeywords,
     ModelOptions,
     SoftwareStack,
+    count_positions,
     unknown_option_error,
 )
 from wattcast.workload.operator_base import is_any
@@ -296,9 +297,10 @@ def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> N
 
 
 def check_runs(graph: Graph, gpu: Gpu, workload: Workload, options: ModelOptions) -> None:
-    """Raise an error where a GPU has no units for a format of the workload, or too little memory
-    for it.
+    """Raise an error where a model was made for fewer tokens, or where a GPU has no units for a
+    format of the workload, or too little memory for it.
     """
+    _check_positions(graph, workload, options)
     check_formats(graph, gpu, FORCE)
     capacity_byte = float(np.max(gpu.memory.capacity_byte))
     if graph.memory_byte is None or graph.memory_byte <= capacity_byte:
@@ -317,6 +319,24 @@ def check_runs(graph: Graph, gpu: Gpu, workload: Workload, options: ModelOptions
             ]
         ),
     )
+
+
+def _check_positions(graph: Graph, workload: Workload, options: ModelOptions) -> None:
+    """Raise an error where a workload has more tokens in a sequence than its model was made for."""
+    if not graph.phase or options.seq is None:
+        return
+    model = load_workload.find_model(workload)
+    if model is not None and model.kind is not ModelKind.VISION:
+        check_context(model, options.seq + (options.tokens or 1) - 1, FORCE)
+
+
+def check_context(model: ModelSpec, longest: int, do: str) -> None:
+    """Raise an error where a sequence of ``longest`` tokens is more than a model was made for."""
+    most = count_positions(model)
+    if most is not None and longest > most:
+        wanted = f"at most the {most:,} tokens that it was made for"
+        fewer = "Ask for a shorter sequence, or a model with a longer context."
+        raise bad_value(f"{model.name}: context", wanted, f"{longest:,} tokens", f"{fewer} {do}")
 
 
 def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:

@@ -81,6 +81,46 @@ class Trace:
         return math.sqrt(square) / middle
 
 
+def drop_long_requests(
+    trace: Trace, model: str, most: int | None, force: bool
+) -> tuple[Trace, str]:
+    """Return the requests that an engine accepts, and a sentence about those that it rejects.
+
+    An engine answers a request of more tokens, prompt and output together, than its model was made
+    for with an error (vLLM: ``max_model_len``). Where it would reject all, so does this. ``force``
+    serves them.
+    """
+    if most is None:
+        return trace, ""
+    tokens = trace.prompt_tokens + trace.output_tokens
+    is_long = tokens > most
+    if not is_long.any():
+        return trace, ""
+    if force:
+        longest = int(tokens.max())
+        return trace, f"{longest} positions are more than the {most} this model was made for"
+    if is_long.all():
+        wanted = f"at most the {most:,} tokens that it was made for, prompt and output together"
+        do = (
+            "Ask for shorter prompts or outputs, or a model with a longer context. "
+            "Serve them all the same: --force, force=True."
+        )
+        raise bad_value(f"{model}: context", wanted, f"{int(tokens.min()):,} tokens", do)
+    served = ~is_long
+    kept = Trace(
+        trace.arrival_s[served],
+        trace.prompt_tokens[served],
+        trace.output_tokens[served],
+        trace.prefix_id[served],
+        trace.name,
+    )
+    said = (
+        f"{int(is_long.sum()):,} of {len(trace):,} requests have more than the {most:,} tokens that "
+        f"{model} was made for: the engine rejects them (--force serves them)"
+    )
+    return kept, said
+
+
 def make_trace(
     arrival_s: npt.ArrayLike,
     prompt_tokens: npt.ArrayLike,

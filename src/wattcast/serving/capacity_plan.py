@@ -138,6 +138,7 @@ def plan(
     seed: int = 1,
     requests: int = plan_options.REQUESTS,
     progress: Tell | None = None,
+    force: bool = False,
     **prices: Unpack[PriceKeywords],
 ) -> PlanResult:
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as
@@ -153,7 +154,8 @@ def plan(
     ``1:2``; some are tried where ``tpot`` is what binds engines that do both, and so are steps of
     fewer tokens (``max_batched_tokens``). What is tried may be a sequence, or text with commas
     between. A latency without a percentile is that of 9 in 10 requests. ``requests`` are simulated
-    for each answer.
+    for each answer. Requests of more tokens than the model was made for are rejected, as engines
+    do; ``force`` serves them.
 
     ``progress`` is called with a line about the search once a second. Ctrl-C raises
     ``PlanInterrupted``, whose ``result`` has the plans so far, if there are any.
@@ -182,7 +184,9 @@ def plan(
         requests=requests,
         aim=PlanAim(minimise),
         prices=parse_prices(**prices),
+        force=force,
     )
+    demand.draw_requests()  # raises an error where the model takes none of them
     tried = SearchRange(
         tp=_parse_counts(tp, "tp"),
         pp=_parse_counts(pp, "pp"),
@@ -291,5 +295,7 @@ def list_plan_notes(result: PlanResult) -> list[str]:
         own.append(
             f"prompts and decoding on engines of their own; the cache of a prompt is sent at {speed}"
         )
+    if demand.rejection:
+        own.insert(0, demand.rejection)
     notes = [*own, *result.best.result.assumptions, *demand.prices.notes]
     return list(dict.fromkeys(notes))

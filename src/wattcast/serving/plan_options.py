@@ -30,7 +30,7 @@ from wattcast.predictor.api import predict
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.predictor.uncertainty import SupportWord
-from wattcast.serving.arrivals import Trace, draw_trace
+from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests
 from wattcast.serving.engine_simulator import BoundsBroken, EngineSettings, Patience
 from wattcast.serving.serving_result import LatencyBound, ServingResult
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
@@ -44,7 +44,7 @@ from wattcast.serving.step_costs import (
 )
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelSpec
-from wattcast.workload.model_options import ModelOptions, WorkloadPhase
+from wattcast.workload.model_options import ModelOptions, WorkloadPhase, count_positions
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
@@ -100,6 +100,12 @@ class ServiceDemand:
     requests: int = REQUESTS  # simulated for each answer
     aim: PlanAim = PlanAim.GPUS
     prices: Prices = field(default_factory=Prices)
+    force: bool = False  # requests of more tokens than the model was made for are served too
+
+    @property
+    def rejection(self) -> str:
+        """Say how many of the simulated requests the engine rejects as too long; empty: none."""
+        return self._accept_requests(self.requests)[1]
 
     @cached_property
     def seconds_per_request(self) -> float:
@@ -141,15 +147,20 @@ class ServiceDemand:
 
     def draw_requests(self, requests: int = 0) -> Trace:
         """Draw requests at one a second; another rate stretches the same arrivals."""
-        count = requests or self.requests
+        return self._accept_requests(requests or self.requests)[0]
+
+    def _accept_requests(self, count: int) -> tuple[Trace, str]:
+        """Draw requests, and leave out those that the engine rejects as too long."""
         if count not in self._traces:
-            lengths = self.prompt, self.output
-            self._traces[count] = draw_trace(1.0, *lengths, self.arrivals, 0.0, count, self.seed)
+            asked = (1.0, self.prompt, self.output, self.arrivals, 0.0, count, self.seed)
+            most = count_positions(self.model)
+            name = self.model.name
+            self._traces[count] = drop_long_requests(draw_trace(*asked), name, most, self.force)
         return self._traces[count]
 
     @cached_property
-    def _traces(self) -> dict[int, Trace]:
-        """Draws by their number of requests."""
+    def _traces(self) -> dict[int, tuple[Trace, str]]:
+        """Draws by their number of requests, each with a sentence about requests rejected."""
         return {}
 
     def count_replicas(self, capacity_per_s: float, growth: float = 1.0) -> int:

@@ -6,6 +6,7 @@ out when asked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, ne
 from wattcast.report.text_tables import new_table, print_answers, print_notes
 from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import ReplicaRun
+from wattcast.serving.steady_state_window import SteadyState, find_steady_state
 
 QUANTILES = (50, 90, 99)
 PEAK_INTERVAL_S = 0.02  # about what a board's power sensor averages over
@@ -107,6 +109,7 @@ class ServingResult:
         default_factory=dict
     )  # factors on the value
     lanes: int = 1  # runs of one replica
+    rejected: int = 0  # requests of more tokens than the model was made for, which are not served
 
     @property
     def requests(self) -> int:
@@ -160,14 +163,32 @@ class ServingResult:
     @cached_property
     def energy_j(self) -> float:
         """Energy of all GPUs, from the start of the trace to the last token, idle time included."""
-        return float(
-            sum(self._energy_until(run, np.array([self.length_s]))[0] for run in self.runs)
-        )
+        return float(self.energy_until(np.array([self.length_s]))[0])
+
+    def energy_until(self, moments_s: Array) -> Array:
+        """Return the energy of all GPUs from the start of the trace up to each moment."""
+        return np.asarray(sum(self._energy_until(run, moments_s) for run in self.runs))
 
     @property
     def power_w(self) -> float:
-        """Mean power of all GPUs."""
+        """Mean power of all GPUs from the start of the trace to the last token."""
         return self.energy_j / self.length_s
+
+    @property
+    def offered_per_s(self) -> float:
+        """Requests per second that arrive, from the start of the trace to the last of them."""
+        last_s = float(self.trace.arrival_s[-1])
+        return self.requests / last_s if last_s > 0.0 else math.inf
+
+    @property
+    def drain_s(self) -> float:
+        """Time from the last arrival to the last token."""
+        return self.length_s - float(self.trace.arrival_s[-1])
+
+    @cached_property
+    def steady(self) -> SteadyState | None:
+        """Rates and power while traffic lasts, apart from start and drain; None where it is too short."""
+        return find_steady_state(self)
 
     @property
     def energy_j_per_token(self) -> float:
@@ -206,7 +227,7 @@ class ServingResult:
         edges = np.append(np.arange(0.0, self.length_s, interval_s), self.length_s)
         if len(edges) > 2 and edges[-1] - edges[-2] < 0.5 * interval_s:
             edges = np.delete(edges, -2)
-        spent_j = sum(self._energy_until(run, edges) for run in self.runs)
+        spent_j = self.energy_until(edges)
         return edges[:-1], np.diff(spent_j) / np.diff(edges)
 
     def mean_over_time(self, column: str, start_s: Array) -> Array:
@@ -275,7 +296,7 @@ class ServingResult:
         return {
             **take_fields(self, "model", "gpu", "gpu_count"),
             "replicas": len(self.runs) // self.lanes,
-            **take_fields(self, "requests", "length_s"),
+            **take_fields(self, "requests", "rejected", "length_s"),
             "prompt_tokens": int(self.trace.prompt_tokens.sum()),
             "output_tokens": self.output_tokens,
             "ttft_s": percentiles(self.ttft_s),
@@ -283,6 +304,9 @@ class ServingResult:
             "inter_token_s": percentiles(gap_s, weight),
             "latency_s": percentiles(self.latency_s),
             "requests_per_s": self.requests / self.length_s,
+            "offered_per_s": self.offered_per_s if math.isfinite(self.offered_per_s) else None,
+            "drain_s": self.drain_s,
+            "steady": self._summarise_steady(),
             **take_fields(self, "output_tokens_per_s", "goodput_per_s", "good_share"),
             "bounds": [
                 {"bound": str(bound), "most_s": bound.seconds, "found_s": bound.measure(self)}
@@ -313,6 +337,15 @@ class ServingResult:
             },
             "assumptions": list(self.assumptions),
         }
+
+    def _summarise_steady(self) -> dict[str, Any] | None:
+        """Return the steady state as JSON has it; null where the run is too short for one."""
+        steady = self.steady
+        if steady is None:
+            return None
+        rates = ("arrivals_per_s", "requests_per_s", "output_tokens_per_s")
+        names = ("begin_s", "end_s", *rates, "power_w", "energy_j_per_token", "queue_grows")
+        return take_fields(steady, *names) | {"in_engine": list(steady.in_engine)}
 
     def _time_mean(self, column: str) -> dict[str, float]:
         """Return the mean over time and the most of a column, per replica."""
@@ -384,6 +417,8 @@ def print_serving(console: Console, result: ServingResult) -> None:
     found = result.summarise()
     gpus = f"{found['gpu_count']} x {found['gpu']}" if found["gpu_count"] > 1 else found["gpu"]
     title = f"{found['model']} on {gpus}: {found['requests']:,} requests in {units.show(found['length_s'], 's', 3)}"
+    if found["rejected"]:
+        title += f"; {found['rejected']:,} rejected as too long"
     print_answers(console, title, _list_answers(found, result))
     names = {"ttft_s": "time to first token", "tpot_s": "time per output token"}
     names |= {"inter_token_s": "between two tokens", "latency_s": "whole request"}
@@ -403,13 +438,10 @@ def _list_answers(found: dict[str, Any], result: ServingResult) -> list[AnswerLi
     peak = f"{show('peak_power_w')} peak over {units.show(PEAK_INTERVAL_S, 's')}"
     if found["peak_power_w"] > found["held_power_w"]:
         peak += f": until the governor reacts, then {show('held_power_w')} at most"
-    tokens = round_number(found["output_tokens_per_s"], 3)
     spent = f"{show('energy_j_per_request')} a request, {show('energy_j')} in all"
     batch, queue, cache = found["batch"], found["queue"], found["cache_use"]
     lines = [
-        AnswerLine(
-            "throughput", f"{tokens} output tokens/s", f"{found['requests_per_s']:.3g} requests/s"
-        ),
+        *_list_rates(found),
         AnswerLine("energy", f"{show('energy_j_per_token')}/output token", spent),
         AnswerLine("total power", f"{show('power_w')} mean", f"{show('p95_power_w')} p95; {peak}"),
         AnswerLine(
@@ -438,6 +470,30 @@ def _list_answers(found: dict[str, Any], result: ServingResult) -> list[AnswerLi
             shown = [f"{key} {low:.3g} to {high:.3g}" for key, (low, high) in ends.items()]
             lines.append(AnswerLine("spread", kind, ", ".join(shown)))
     return lines
+
+
+def _list_rates(found: dict[str, Any]) -> list[AnswerLine]:
+    """Return the throughput while traffic lasts, and that over the whole time with start and drain."""
+    drain = units.show(found["drain_s"], "s", 2)
+    whole = (
+        f"{round_number(found['output_tokens_per_s'], 3)} output tokens/s, "
+        f"{found['requests_per_s']:.3g} requests/s with start and drain "
+        f"({drain} after the last arrival)"
+    )
+    steady = found["steady"]
+    if steady is None:
+        tokens, _, rest = whole.partition(", ")
+        why = f"{rest}; too short for a steady state: few requests end before the last arrives"
+        return [AnswerLine("throughput", tokens, why)]
+    tokens = f"{round_number(steady['output_tokens_per_s'], 3)} output tokens/s"
+    rate = f"{steady['requests_per_s']:.3g} requests/s in the steady state; {whole}"
+    before, after = steady["in_engine"]
+    arriving = f"{steady['arrivals_per_s']:.3g} requests/s arrive"
+    queue = AnswerLine("queue", "steady", f"{arriving}; {before} to {after} requests in the engine")
+    if steady["queue_grows"]:
+        more = f"{arriving}, more than are served; {before} to {after} requests in the engine"
+        queue = AnswerLine("queue", "GROWS", more)
+    return [AnswerLine("throughput", tokens, rate), queue]
 
 
 def draw_serving(result: ServingResult) -> Figure:

@@ -16,7 +16,13 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import check_power_limit, find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
-from wattcast.serving.arrivals import Trace, draw_trace, make_trace, read_trace
+from wattcast.serving.arrivals import (
+    Trace,
+    draw_trace,
+    drop_long_requests,
+    make_trace,
+    read_trace,
+)
 from wattcast.serving.engine_simulator import (
     EngineReplica,
     EngineSettings,
@@ -29,10 +35,19 @@ from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_b
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
-from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
+from wattcast.workload.model_options import (
+    ModelOptions,
+    SoftwareStack,
+    WorkloadPhase,
+    count_positions,
+)
 from wattcast.workload.readers.load_workload import find_model
 
 ROUTERS = ("round-robin", "least-loaded")
+WHOLE_TIME = (
+    "energy, power and cost are over the whole time, start and drain included; after a pause a step "
+    "runs at the top clock until the governor reacts"
+)
 TRANSFER_BYTE_PER_S = 50e9  # of a cache that is sent to another engine, where nothing else is said
 
 
@@ -73,6 +88,7 @@ def simulate(
     acceptance_rate: str | float = "70%",
     ttft: str | float | None = None,
     tpot: str | float | None = None,
+    force: bool = False,
     **prices: Unpack[PriceKeywords],
 ) -> ServingResult:
     """Serve a trace, or arrivals drawn at ``rate``, and return latencies, throughput, power and
@@ -89,7 +105,8 @@ def simulate(
     (``ep`` GPUs). With ``prefill_replicas`` they only decode, and prompts come from those at
     ``transfer``. ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds``
     repeats it all with other arrivals, lengths and launch times, or a given trace with other launch
-    times."""
+    times. Requests of more tokens than the model was made for are rejected, as engines do;
+    ``force`` serves them."""
     spec = find_language_model(model)
     counts = (
         ("replicas", replicas, 1),
@@ -131,8 +148,13 @@ def simulate(
         per_s, length_s = units.parse_amount(rate, "/s", "rate"), units.parse_seconds(seconds)
         drawn = (per_s, prompt, output, arrivals, length_s, requests)
         traces = [draw_trace(*drawn, seed + i) for i in range(seeds)]
+    asked_requests = len(traces[0])
+    most_positions = count_positions(spec)
+    accepted_traces = [drop_long_requests(one, spec.name, most_positions, force) for one in traces]
+    traces = [one for one, _ in accepted_traces]
     limit_w = None if power_limit is None else units.parse_amount(power_limit, "W", "power_limit")
-    check_power_limit(chip, OperatingPoint(power_limit_w=limit_w), "")
+    if not force:
+        check_power_limit(chip, OperatingPoint(power_limit_w=limit_w))
     longest = max(int((one.prompt_tokens + one.output_tokens).max()) for one in traces)
     costs = tabulate_step_costs(
         spec,
@@ -162,7 +184,14 @@ def simulate(
         for name in figures[0]
     }
     interval = _predictor_interval(spec, chip, options, runs[0])
-    return replace(runs[0], seed_spread=spread if seeds > 1 else {}, model_interval=interval)
+    rejection = accepted_traces[0][1]
+    return replace(
+        runs[0],
+        seed_spread=spread if seeds > 1 else {},
+        model_interval=interval,
+        rejected=asked_requests - len(traces[0]),
+        assumptions=(*((rejection,) if rejection else ()), WHOLE_TIME, *runs[0].assumptions),
+    )
 
 
 def find_language_model(model: str | Path | ModelSpec) -> ModelSpec:

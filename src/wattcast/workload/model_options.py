@@ -325,11 +325,8 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         seq = options.seq or take("seq", min(length, positions) if positions else length)
         generating = phase is WorkloadPhase.GENERATE
         tokens = options.tokens or (take("tokens", DEFAULT_TOKENS) if generating else None)
-        first = (
-            2 if getattr(model.dims, "counted_positions", False) else 0
-        )  # RoBERTa begins after its padding's
-        most, longest = positions - first, seq + (tokens or 1) - 1
-        if most and longest > most:
+        most, longest = count_positions(model), seq + (tokens or 1) - 1
+        if most is not None and longest > most:
             said.append(f"{longest} positions are more than the {most} this model was made for")
         if options.head is None:
             serving = OutputHead.NONE if kind is ModelKind.ENCODER else OutputHead.LAST
@@ -503,6 +500,15 @@ _FP32_NOTE = (
     "fp32 as PyTorch computes it by default: matrix products on CUDA cores, convolutions in TF32 "
     "on cards that have it (torch.backends.cudnn.allow_tf32); --dtype tf32 for both"
 )
+
+
+def count_positions(model: ModelSpec) -> int | None:
+    """Count the tokens that a model can tell the places of; None where it is not known."""
+    positions = getattr(model.dims, "max_positions", 0)
+    if not positions:
+        return None
+    # RoBERTa begins after its padding's
+    return int(positions) - (2 if getattr(model.dims, "counted_positions", False) else 0)
 
 
 def decode_group_size(steps: int) -> int:

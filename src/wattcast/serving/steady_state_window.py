@@ -1,0 +1,95 @@
+"""Find the steady state of a simulated run, apart from its start and its drain.
+
+A run starts with an empty engine and ends with a drain: after the last request has arrived, those
+in the engine are finished by ever smaller batches. Requests over the whole time are therefore fewer
+per second than the engine serves while traffic lasts. The steady state begins when the first
+request has ended, so that requests leave as others arrive, and ends with the last arrival.
+
+Traffic that the engine cannot serve has no steady state in the strict sense: requests pile up. They
+do where more of them arrive than end, by more than chance: the requests in the engine, N, change by
+D over the window, and of Poisson arrivals D is within two standard deviations of sqrt(2·N).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wattcast.core import dataclass
+from wattcast.core.arrays import Array
+
+if TYPE_CHECKING:
+    from wattcast.serving.serving_result import ServingResult
+
+LEAST_ENDS = 5  # requests that end in a window, for a rate to be worth naming
+LEAST_GROWTH = 3  # requests that pile up, to speak of a queue that grows
+LEAST_SHARE = 0.05  # of the arrivals in the window, that must pile up
+CHANCE = 2.0  # standard deviations
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """Rates and power between the end of the first request and the last arrival."""
+
+    begin_s: float
+    end_s: float
+    arrivals_per_s: float
+    requests_per_s: float  # that end
+    output_tokens_per_s: float
+    power_w: float  # mean, of all GPUs
+    in_engine: tuple[int, int]  # requests waiting or running, at the begin and at the end
+    queue_grows: bool
+
+    @property
+    def energy_j_per_token(self) -> float:
+        """Joules of all GPUs per output token."""
+        return self.power_w / self.output_tokens_per_s
+
+
+def find_steady_state(result: ServingResult) -> SteadyState | None:
+    """Find the steady state of a run; None where too few requests end before the last arrives."""
+    arrival_s, ended_s = result.trace.arrival_s, result.last_token_s
+    begin_s, end_s = float(ended_s.min()), float(arrival_s[-1])
+    inside = (ended_s > begin_s) & (ended_s <= end_s)
+    if int(inside.sum()) < LEAST_ENDS:
+        return None
+    length_s = end_s - begin_s
+    arrived = int(((arrival_s > begin_s) & (arrival_s <= end_s)).sum())
+    counts = [int((arrival_s <= at).sum() - (ended_s <= at).sum()) for at in (begin_s, end_s)]
+    tokens = np.diff(_count_tokens(result, np.array([begin_s, end_s])))
+    joules = np.diff(result.energy_until(np.array([begin_s, end_s])))
+    return SteadyState(
+        begin_s=begin_s,
+        end_s=end_s,
+        arrivals_per_s=arrived / length_s,
+        requests_per_s=int(inside.sum()) / length_s,
+        output_tokens_per_s=float(tokens[0]) / length_s,
+        power_w=float(joules[0]) / length_s,
+        in_engine=(counts[0], counts[1]),
+        queue_grows=_grows(counts[0], counts[1], arrived),
+    )
+
+
+def _grows(before: int, after: int, arrived: int) -> bool:
+    """Tell whether requests pile up by more than chance.
+
+    >>> _grows(10, 14, 100), _grows(10, 60, 100)
+    (False, True)
+    """
+    chance = CHANCE * math.sqrt(2.0 * max(before, 1))
+    return after - before > max(LEAST_GROWTH, chance, LEAST_SHARE * arrived)
+
+
+def _count_tokens(result: ServingResult, moments_s: Array) -> Array:
+    """Count the output tokens up to each moment; a request yields its tokens evenly after its first."""
+    first_s, last_s = result.first_token_s, result.last_token_s
+    later = result.trace.output_tokens - 1
+    counted = []
+    for moment_s in moments_s.tolist():
+        spent_s = np.clip(moment_s, first_s, last_s) - first_s
+        length_s = last_s - first_s
+        share = np.divide(spent_s, length_s, out=np.ones(len(spent_s)), where=length_s > 0.0)
+        counted.append(float(np.where(first_s <= moment_s, 1.0 + later * share, 0.0).sum()))
+    return np.array(counted)
