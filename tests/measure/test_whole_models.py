@@ -31,6 +31,7 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
+from wattcast.lab.__main__ import main
 from wattcast.lab.campaigns import database_files as packing
 from wattcast.lab.campaigns import model_campaign as module
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
@@ -47,7 +48,6 @@ from wattcast.lab.campaigns.model_campaign import (
     read_model_plan,
     total_kernels,
 )
-from wattcast.measure.__main__ import main
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule
 from wattcast.workload import model_catalogue as catalogue
