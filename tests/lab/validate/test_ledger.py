@@ -72,8 +72,8 @@ def test_rows_that_a_study_left_are_listed(elsewhere: dict[str, str]) -> None:
 def test_asking_for_published_sets_runs_them(
     every: bool, elsewhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two sets take longer than all others; tests of coverage and of tables look at their parts."""
-    for section in () if every else ("tables", "coverage"):
+    """Three sets take longer than all others; tests of coverage and tables look at their parts."""
+    for section in () if every else ("tables", "newer-tables", "coverage"):
         where, quantity, _ = public_sets.LONG_SETS[section]
         one = [make_ledger_row(where, quantity, 1, 1.25)]
         monkeypatch.setitem(
@@ -81,7 +81,7 @@ def test_asking_for_published_sets_runs_them(
         )
     said: list[str] = []
     build_ledger(tell=said.append, long=True, variables=elsewhere)
-    sections = ["titanx", "v100", "training", "tables", "coverage"]
+    sections = ["titanx", "v100", "training", "tables", "newer-tables", "coverage"]
     assert [text for text in said if "working" in text] == [
         f"{section}: working" for section in sections
     ]

@@ -203,7 +203,9 @@ _LEGEND = (
     "always the top clock for the clock; five fitted numbers, other model families only, for whole models; the full "
     "model itself beside an ablation. All rows of a shape lie in one of five folds; corrections, learned factors, "
     "energies, V(f) and the clock law are fitted inside the other four. Interval ends are checked against folds they "
-    "were not taken from; width is high minus low end over the prediction, in percent."
+    "were not taken from; width is high minus low end over the prediction, in percent. Whole models of an A100 and an "
+    "A10 are judged without the seconds of their polling windows in which nothing ran; the error over the whole window "
+    "stands beside. Public rows that nothing judges stand last, with the reason."
 )
 
 

@@ -35,8 +35,10 @@ from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model
 from wattcast.lab.validate.public_checks.other_gpu_checks import to_calibration_row
 from wattcast.lab.validate.public_checks.published_runs import (
+    PUBLISHED_FILES,
     PUBLISHED_GPU,
     clean_runs,
+    fp32_runs,
     read_other_gpus,
     read_published_runs,
 )
@@ -110,6 +112,13 @@ class ModelSet:
     chip: str
     predictions: tuple[Prediction, ...]
     measured: Mapping[str, Array]  # latency, and power where it was measured
+
+    def select_rows(self, rows: Sequence[int]) -> ModelSet:
+        """Return some of the models."""
+        measured = {quantity: values[list(rows)] for quantity, values in self.measured.items()}
+        return replace(
+            self, predictions=tuple(self.predictions[i] for i in rows), measured=measured
+        )
 
     def log_ratio(self, quantity: str) -> Array:
         """Return logs of measured over predicted."""
@@ -304,7 +313,15 @@ def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
             (name, f"{name} whole models"): some
             for name, some in read_other_gpus(reference).items()
         },
+        (PUBLISHED_GPU, f"A100 whole models, {_FP32}"): [
+            run
+            for which in PUBLISHED_FILES
+            for run in fp32_runs(read_published_runs(reference, which))
+        ],
     }
+    for name, some in read_other_gpus(reference, fp32_runs).items():
+        if some:
+            runs[name, f"{name} whole models, {_FP32}"] = some
     found = []
     for (name, label), some in runs.items():
         gpu = hardware.load_gpu(name)
@@ -493,7 +510,9 @@ def learn_forecast_ends(
     are 91 % inside on average without."""
     stretch = learn_stretch(kernels, without)
     found = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
-    judged = [m for m in models if m.chip != without]
+    others = [m for m in models if m.chip != without]
+    # models in fp32 are judged by these ends, and have no part in learning them
+    judged = [m for m in others if not m.name.endswith(_FP32)]
     if not judged:
         return found | _OTHER_KINDS
     weight = np.concatenate([np.full(len(m.predictions), 1.0 / len(m.predictions)) for m in judged])
@@ -518,7 +537,54 @@ def learn_forecast_ends(
 
     latency = _least_scale(lambda scale: share_inside("latency", make(scale, 1.0)))
     power = _least_scale(lambda scale: share_inside("power", make(latency, scale)))
-    return found | {"other": make(latency, power)}
+    found["other"] = make(latency, power)
+    ends = _learn_convolution_ends(others, found)
+    return found if ends is None else found | {"conv2d": ends}
+
+
+def _learn_convolution_ends(
+    models: Sequence[ModelSet], ends: Mapping[str, ForecastEnds]
+) -> ForecastEnds | None:
+    """Learn the ends of convolutions from models that spend most of their time in them.
+
+    Their forecast stands on one kind of kernel, where transformers have many whose errors cancel.
+    Models that wait for the host say nothing of it. None where no such model was measured.
+    """
+    of_nets = [m.select_rows(_find_convolution_nets(m)) for m in models]
+    of_nets = [m for m in of_nets if m.predictions]
+    if not of_nets:
+        return None
+    ratio = np.concatenate([m.log_ratio("latency") for m in of_nets])
+    power = ends["other"].power
+
+    def share_inside(scale: float) -> float:
+        own = ForecastEnds(_pair(scale * _HALF_OTHER), 0, 0, power)
+        parts = []
+        for m in of_nets:
+            parent = m.predictions[0].basis.bundle.residuals
+            parts.append(m.ends("latency", forecast_residuals(parent, {**ends, "conv2d": own})))
+        low, high = np.concatenate(parts).T
+        return float(np.mean((low <= ratio) & (ratio <= high)))
+
+    half = _least_scale(share_inside) * _HALF_OTHER
+    return ForecastEnds(_pair(half), len(ratio), len({m.chip for m in of_nets}), power)
+
+
+def _find_convolution_nets(models: ModelSet) -> list[int]:
+    """Find the models that spend most of their time in convolutions and wait for no host."""
+    found = []
+    for i, p in enumerate(models.predictions):
+        timeline = p.basis.timeline
+        seconds = timeline.calls * p.basis.detail.kernel_s
+        mine = np.array([name == "conv2d" for name in timeline.kernels.family])
+        busy_s = float(seconds.sum())
+        if seconds[mine].sum() > 0.5 * busy_s and busy_s > _BUSY * float(p.latency_s):
+            found.append(i)
+    return found
+
+
+_FP32 = "fp32"
+_BUSY = 0.95  # of the latency: the host is ahead of the GPU
 
 
 def learn_stretch(kernels: Sequence[KernelSet], without: str = "") -> float:

@@ -192,7 +192,11 @@ def other_gpu_rows(folder: Path) -> list[LedgerRow]:
     found += _score_asked([ask_by_name(r, gpu.name, f"{A100_CLOCKS}, {AS_BUILT}") for r in clocks])
     for name, some in read_other_gpus(folder).items():
         musts = _OTHER_MUSTS.get(name, (None,) * 3)
-        found += _score_asked([ask_by_operators(r, name, f"{name} {OTHER}") for r in some], musts)
+        listed = _score_asked([ask_by_operators(r, name, f"{name} {OTHER}") for r in some], musts)
+        chip = hardware.load_gpu(name)
+        window = _window_errors(some, chip, bundle_for(chip))
+        for row, error in zip(listed, window, strict=True):
+            found.append(row | {"over_the_whole_window": _rounded(error)})
         found += _score_asked([ask_by_name(r, name, f"{name} {OTHER}, {AS_BUILT}") for r in some])
     return found
 
@@ -252,7 +256,7 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
         table = _read_bursts(folder, chip)
         away = held_out(table.rows.ops)
         bundle = bundle_for(chip)
-        judged = _kernel_rows(
+        judged = judge_kernels(
             f"{name} kernel tables, held out, {bundle.status}",
             table.select_rows(away),
             chip,
@@ -265,7 +269,7 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
         )
         if bundle.status is not FitStatus.MEASURED:
             products = np.array([op.kind == "linear" for op in table.rows.ops], dtype=bool)
-            rule = _kernel_rows(
+            rule = judge_kernels(
                 f"{name} kernel tables, all rows, forecast rule",
                 table.select_rows(products),
                 chip,
@@ -285,7 +289,7 @@ def calibrated_table_rows(folder: Path | None, tell: Callable[[str], None]) -> l
     chip = hardware.load_gpu("h200")
     table = _read_bursts(folder, chip)
     bundle = calibrate_rows(table, chip, tell).bundle
-    return _kernel_rows(where, table.select_rows(held_out(table.rows.ops)), chip, bundle)
+    return judge_kernels(where, table.select_rows(held_out(table.rows.ops)), chip, bundle)
 
 
 def _read_bursts(folder: Path, chip: Gpu) -> TableRows:
@@ -293,7 +297,8 @@ def _read_bursts(folder: Path, chip: Gpu) -> TableRows:
     return table.select_rows(table.rows.is_kind("burst"))
 
 
-def _kernel_rows(where: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+def judge_kernels(where: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+    """Return the errors of products, attention and experts of a table, with their goals."""
     true_s, said_s = table.rows.column("latency_s"), predict_tables_s(table, gpu, bundle)
     what = np.array([describe_work(op) for op in table.rows.ops])
     plain = what == "products bf16"
@@ -333,6 +338,17 @@ def _errors(
     return _row_errors(analyse_models(measured, gpu, bundle), factors, gpu, bundle)
 
 
+def _window_errors(
+    runs: Sequence[PublishedRun], gpu: Gpu, bundle: Bundle
+) -> tuple[float | None, ...]:
+    """Return errors against time and power as published, over the whole polling window."""
+    rows = [
+        replace(to_calibration_row(r, gpu), latency_s=r.published_s, power_w=r.published_w)
+        for r in runs
+    ]
+    return _errors(rows, {}, gpu, bundle)
+
+
 def _row_errors(
     some: Sequence[AnalysedRow], factors: Mapping[str, float], gpu: Gpu, bundle: Bundle
 ) -> tuple[float | None, ...]:
@@ -363,6 +379,7 @@ def _zero_shot(
     floor = _against(mine, *transfer_floor(mine, gpu))
     young = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=12e-6))
     faster = _errors(mine, {}, gpu, young)
+    window = _window_errors(kept, gpu, bundle)
     where = ZERO_SHOT
     wanted = (("11.7", 8.0, 7.0), ("8.3", 8.0, 7.0))
     return [
@@ -377,6 +394,7 @@ def _zero_shot(
             aim,
             with_resnet=_rounded(whole[i]),
             host_12_us=_rounded(faster[i]),
+            over_the_whole_window=_rounded(window[i]),
         )
         for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, wanted, strict=False))
     ]

@@ -14,6 +14,8 @@ from wattcast.lab.validate.public_checks.collective_checks import collective_row
 from wattcast.lab.validate.public_checks.coverage_checks import coverage_rows
 from wattcast.lab.validate.public_checks.dumped_energies import make_dumped_rows
 from wattcast.lab.validate.public_checks.engine_tables import table_rows
+from wattcast.lab.validate.public_checks.newer_tables import WHERE as NEWER_TABLES
+from wattcast.lab.validate.public_checks.newer_tables import newer_table_rows
 from wattcast.lab.validate.public_checks.other_gpu_checks import (
     calibrated_table_rows,
     kernel_table_rows,
@@ -29,7 +31,14 @@ from wattcast.lab.validate.public_checks.published_checks import (
     v100_rows,
 )
 from wattcast.lab.validate.public_checks.published_commands import ask_amd_rows
+from wattcast.lab.validate.public_checks.reference_list import unjudged_rows
 from wattcast.lab.validate.public_checks.training_checks import ask_training_rows, training_rows
+from wattcast.lab.validate.public_checks.wide_format_checks import (
+    ask_fp32_rows,
+    ask_speed_rows,
+    fp32_rows,
+    training_speed_rows,
+)
 from wattcast.lab.validate.typed_commands import JudgedRow
 
 # section of the kept results -> set and quantity of its row while it was not made, and what makes
@@ -43,6 +52,7 @@ LONG_SETS = {
         "latency",
         calibrated_table_rows,
     ),
+    "newer-tables": (NEWER_TABLES, "latency", newer_table_rows),
     "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),
 }
 
@@ -54,6 +64,9 @@ def list_public_rows(reference: Path | None) -> list[JudgedRow]:
     rows: list[JudgedRow] = []
     if reference is not None and (reference / "energaizer").is_dir():
         rows += list_published_rows(reference)
+        rows += ask_fp32_rows(reference)
+    if reference is not None and (reference / "lambda").is_dir():
+        rows += ask_speed_rows(reference)
     if reference is not None and (reference / "training").is_dir():
         rows += ask_training_rows(reference)
     return rows + ask_amd_rows()
@@ -64,10 +77,12 @@ def make_quick_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     rows = component_rows(reference, tell)
     for folder, makers in (
         ("accelwattch", (make_dumped_rows,)),
-        ("energaizer", (other_gpu_rows,)),
+        ("energaizer", (other_gpu_rows, fp32_rows)),
+        ("lambda", (training_speed_rows,)),
         ("aiconfigurator", (kernel_table_rows, collective_rows, table_rows)),
         ("zeus", (power_limit_rows,)),
     ):
         if reference is not None and (reference / folder).is_dir():
             rows += [row for make in makers for row in make(reference)]
-    return rows + public_rows()
+    rows += public_rows()
+    return rows if reference is None else rows + unjudged_rows(reference)

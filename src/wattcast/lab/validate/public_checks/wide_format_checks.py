@@ -1,0 +1,155 @@
+"""Ledger rows of single cards in fp32, TF32 and fp16, through ``wattcast predict`` with options a
+user can type.
+
+Whole models in fp32 were measured on an A100 at 900 MHz and at ten other clocks, and on an A10
+[Lee2026, artifact]. They have no operator lists, so they are judged as ``predict`` builds the
+models. The training speeds of one V100, A10, A100 or RTX A6000 (Lambda's benchmark) are runs of
+minutes at the card's own clock and limit: nothing of Wattcast was fitted to them.
+Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the measurements).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wattcast.calibrate.scoring import LedgerRow, make_ledger_row, mean_percent_error
+from wattcast.core.arrays import Array
+from wattcast.lab.validate.public_checks.published_commands import AS_BUILT, ask_by_name
+from wattcast.lab.validate.public_checks.published_runs import (
+    PUBLISHED_GPU,
+    PublishedRun,
+    fp32_runs,
+    read_other_gpus,
+    read_published_runs,
+)
+from wattcast.lab.validate.typed_commands import (
+    JudgedRow,
+    TypedCommand,
+    answer_commands,
+    judge_rows,
+)
+from wattcast.predictor.prediction import Prediction
+
+INSIDE = (82.0, 97.0)  # percent of the rows inside the interval
+MUST = {"latency": 12.0, "power": 8.0}
+SPEED = f"training time of one card, {AS_BUILT}"
+_MUST_LONG = 8.0  # of the time of long runs
+
+
+def fp32_rows(folder: Path) -> list[LedgerRow]:
+    """Return errors and coverage of fp32 models on an A100 and an A10."""
+    found = []
+    for (where, gpu), runs in _list_sets(folder).items():
+        asked = [ask_by_name(run, gpu, where) for run in runs]
+        found += _judge_runs(where, runs, answer_commands([row.command for row in asked]))
+    return found
+
+
+def ask_fp32_rows(folder: Path) -> list[JudgedRow]:
+    """Return every published run in fp32 with the command that predicts it."""
+    sets = _list_sets(folder)
+    return [ask_by_name(run, gpu, where) for (where, gpu), runs in sets.items() for run in runs]
+
+
+def _list_sets(folder: Path) -> dict[tuple[str, str], list[PublishedRun]]:
+    """Return the runs of each set of the ledger, by its name and the GPU."""
+    a100 = {
+        where: fp32_runs(read_published_runs(folder, which))
+        for where, which in (("A100 900 MHz", "900"), ("A100 other clocks", "clocks"))
+    }
+    sets = {(f"{where}, fp32, {AS_BUILT}", PUBLISHED_GPU): runs for where, runs in a100.items()}
+    for gpu, runs in read_other_gpus(folder, fp32_runs).items():
+        if runs:
+            sets[f"{gpu}, fp32, {AS_BUILT}", gpu] = runs
+    return sets
+
+
+def _judge_runs(
+    where: str, runs: Sequence[PublishedRun], predictions: Sequence[Prediction]
+) -> list[LedgerRow]:
+    found = []
+    for quantity, name, published in (
+        ("latency", "latency_s", "published_s"),
+        ("power", "power_w", "published_w"),
+    ):
+        predicted = np.array([float(getattr(p, name)) for p in predictions])
+        low, high = np.array([getattr(p.interval, name) for p in predictions]).T
+        true = np.array([getattr(run, name) for run in runs])
+        inside = 100.0 * float(np.mean((low <= true) & (true <= high)))
+        raw = mean_percent_error(predicted, np.array([getattr(run, published) for run in runs]))
+        found.append(
+            make_ledger_row(
+                where,
+                quantity,
+                len(runs),
+                mean_percent_error(predicted, true),
+                must=MUST[quantity],
+                inside=round(inside, 1),
+                wanted=list(INSIDE),
+                over_the_whole_window=None if raw is None else round(raw, 2),
+            )
+        )
+    return found
+
+
+_TASKS = {
+    "resnet50": ("resnet50", None),
+    "bert_base_squad": ("bert-base", 384),
+    "bert_large_squad": ("bert-large", 384),
+}
+_LONG_CARDS = ("v100-sxm", "a100-pcie-40gb")
+
+
+def training_speed_rows(folder: Path) -> list[LedgerRow]:
+    """Return errors of the time of a training step on one card, by card and by network."""
+    rows = ask_speed_rows(folder)
+    predicted = np.array([answer["latency"] for answer in judge_rows(rows)])
+    true = np.array([row.measured["latency"] for row in rows])
+    gpus = np.array([row.command.options["gpu"] for row in rows])
+    bert = np.array([row.command.subject.startswith("bert") for row in rows])
+    long = np.isin(gpus, _LONG_CARDS)
+    sets = {gpu: gpus == gpu for gpu in dict.fromkeys(gpus.tolist())}
+    sets |= {"BERT on V100 and A100": bert & long, "ResNet-50 on V100 and A100": ~bert & long}
+    return [
+        _judge_speed(name, predicted[at], true[at], bool(np.all(long[at])))
+        for name, at in sets.items()
+    ]
+
+
+def ask_speed_rows(folder: Path) -> list[JudgedRow]:
+    """Return every published training speed with the command that predicts the time of a step."""
+    with open(folder / "lambda" / "rows.csv", newline="", encoding="utf-8") as file:
+        return [_ask_speed(row) for row in csv.DictReader(file)]
+
+
+def _ask_speed(row: dict[str, str]) -> JudgedRow:
+    """Return a row as PyTorch trains the model, in its format, without a compiler.
+
+    Mixed precision is predicted as training in fp16: ``predict`` knows no copies in fp32.
+    """
+    model, seq = _TASKS[row["task"]]
+    batch = int(row["batch"])
+    options: dict[str, Any] = {"gpu": row["gpu"], "batch": batch, "dtype": row["precision"]}
+    if seq is not None:
+        options |= {"seq": seq, "attention": "eager"}
+    options |= {"phase": "train", "stack": "eager", "force": True}
+    name = f"{row['task']} {row['precision']} on {row['gpu']}"
+    measured = {"latency": batch / float(row["items_per_s"])}
+    command = TypedCommand("predict", model, options)
+    return JudgedRow(SPEED, name, command, measured, {"latency": "latency_s"})
+
+
+def _judge_speed(name: str, predicted_s: Array, true_s: Array, long: bool) -> LedgerRow:
+    return make_ledger_row(
+        SPEED,
+        f"latency, {name}",
+        len(true_s),
+        mean_percent_error(predicted_s, true_s),
+        must=_MUST_LONG if long else None,
+        bias=round(100.0 * float(np.median(predicted_s / true_s - 1.0)), 1),
+    )
