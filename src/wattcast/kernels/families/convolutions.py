@@ -121,6 +121,7 @@ _LIGHT, _LIGHT_TRANSFORM = 0.35, 2.0
 _TAP_BYTE = 64.0
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_KINDS])
 _MANY_PIXELS = 6000.0
+_BLOCKS_OF_SM = 2.0  # that a split of K aims at, as products before Hopper do
 CONVOLUTION_CHOICE_COLUMNS = (
     *(
         "m",
@@ -396,8 +397,13 @@ def _pick_kernels(
     groups, m, n, k = (size[:, np.newaxis] for size in s.product)
     tiles = groups * np.ceil(n / picks.tile_n) * np.ceil(m / picks.tile_m)
     few = (picks.kind == HOPPER_KIND) & (tiles <= reference.sm_count / 2.0)
-    shares = few & (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS)
-    return replace(picks, split=np.where(shares, 0.0, picks.split))
+    many = (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS)
+    split = np.where(few & many, 0.0, picks.split)
+    if reference.choice is None:
+        # so do those of every library: without, a filter of 64 x 64 would keep one SM busy
+        filling = np.maximum(np.floor(_BLOCKS_OF_SM * reference.sm_count / tiles), 1.0)
+        split = np.where(many & (picks.kind != HOPPER_KIND), filling, split)
+    return replace(picks, split=split)
 
 
 def _turn_layouts(
