@@ -520,6 +520,9 @@ def _make_assignment(
     ]
     idle = {gpu.name: round(count) for (gpu, _), count in zip(fleet.gpus, left, strict=True)}
     said = (*notes, "GPUs without work idle at their lowest clock; one GPU holds one workload")
+    if any(demand.served is not None for demand in fleet.demands):
+        drawn = f"engines: {SERVED_REQUESTS} requests are simulated for each answer"
+        said = (*said, drawn, plan_options.INTERPOLATED)
     limits = {"power": peak_w > 0.98 * fleet.power_w, "GPUs": not any(idle.values())}
     binds = (
         " and ".join(name for name, reached in limits.items() if reached)

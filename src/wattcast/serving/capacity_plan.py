@@ -200,7 +200,8 @@ def plan(
     if max(tried.most_tokens, default=1) > largest_step:
         asked = max(tried.most_tokens)
         raise bad_value("max_batched_tokens", f"from 1 to {largest_step}", asked)
-    chips = [find_gpu(name) for name in dict.fromkeys(_list_items(gpu))]
+    named = {chip.name: chip for chip in map(find_gpu, _list_items(gpu))}  # each kind once
+    chips = list(named.values())
     _check_prices(demand, chips)
     result = _search_kinds(demand, chips, tried, progress)
     if not result.plans:
@@ -297,5 +298,7 @@ def list_plan_notes(result: PlanResult) -> list[str]:
         )
     if demand.rejection:
         own.insert(0, demand.rejection)
+    if any(made.option.clock_hz < float(made.option.gpu.clocks.max_hz) for made in result.plans):
+        own.append(plan_options.INTERPOLATED)
     notes = [*own, *result.best.result.assumptions, *demand.prices.notes]
     return list(dict.fromkeys(notes))

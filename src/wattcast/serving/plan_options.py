@@ -49,6 +49,10 @@ from wattcast.workload.model_options import ModelOptions, WorkloadPhase, count_p
 TENSOR_PARALLEL = (1, 2, 4, 8)
 LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
 CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6)  # of the highest clock
+INTERPOLATED = (
+    "steps at clocks below the top are interpolated between tabulated clocks, which `simulate "
+    "--clock` computes: within 2% in time per token and power"
+)
 PERCENTILE = 90.0  # of a latency bound that names none
 MOST_SEQUENCES = (256, 128, 64, 32)
 MOST_TOKENS = (8192,)  # of a step
