@@ -23,6 +23,7 @@ import resource
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -520,51 +521,46 @@ def test_mutations_are_of_every_kind() -> None:
 
 
 USED = 4  # of so many accepted documents of a long run, one is predicted or simulated
+ROUND = 100  # documents of each reader after which the next reader has its turn
 
 
 def attack_quickly(
-    name: str, document: Document, count: int, number: int
-) -> tuple[int, int, list[str]]:
-    """Try ``count`` documents and go on after failures; return how many, how many accepted, and
-    failures.
-    """
-    chance = random.Random(f"{name} {number}")
+    name: str, document: Document, chance: random.Random, failures: dict[str, str]
+) -> int:
+    """Try a round of documents and go on after failures; return how many were accepted."""
     accepted = 0
-    failures: dict[str, str] = {}
-    for _ in range(count):
+    for _ in range(ROUND):
         changes = mutations.draw_edits(chance)
         try:
             accepted += try_document(document, changes, use=chance.randrange(USED) == 0)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            kind = f"{type(error).__name__} at {last.filename}:{last.lineno}"
+            kind = f"{name}: {type(error).__name__} at {last.filename}:{last.lineno}"
             if kind not in failures:
                 failures[kind] = "".join(traceback.format_exception(error, limit=-5))
-    return count, accepted, list(failures.values())
+                print(f"FAILED {kind}\n{failures[kind]}", flush=True)
+    return accepted
 
 
 def main(total: int, number: int) -> int:
-    """Spread ``total`` documents over all readers; print what failed, and how many were tried."""
+    """Spread ``total`` documents over all readers, in rounds; print failures and how many were tried."""
     warnings.simplefilter("error")
-    everything = [(group, name) for group in GROUPS for name in list_documents(group)]
-    each = -(-total // len(everything))
-    sum_tried = sum_accepted = sum_failed = 0
-    for group, name in everything:
-        tried, accepted, failures = attack_quickly(name, list_documents(group)[name], each, number)
-        sum_tried += tried
-        sum_accepted += accepted
-        sum_failed += len(failures)
+    documents = {name: one for group in GROUPS for name, one in list_documents(group).items()}
+    chances = {name: random.Random(f"{name} {number}") for name in documents}
+    failures: dict[str, str] = {}
+    tried = accepted = 0
+    while tried < total:
+        for name, document in documents.items():
+            accepted += attack_quickly(name, document, chances[name], failures)
+            tried += ROUND
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        took = time.process_time()
         print(
-            f"{name}: {tried} tried, {accepted} accepted, {len(failures)} failures; {peak:.0f} MiB",
+            f"{tried} documents of {len(documents)} readers, {accepted} accepted, "
+            f"{len(failures)} kinds of failure; {took:.0f} s of a processor, {peak:.0f} MiB at most",
             flush=True,
         )
-        for failure in failures:
-            print(f"FAILED {name}\n{failure}", flush=True)
-    print(
-        f"{sum_tried} documents of {len(everything)} readers, {sum_accepted} accepted, {sum_failed} kinds of failure"
-    )
-    return sum_failed
+    return len(failures)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def build_power_model(kind: str, plain: Mapping[str, Any], where: str) -> PowerM
         return power_model_kind(kind).from_plain(plain)
     except BadInput as error:
         raise type(error)(f"{where}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise bad_value(
             where, f"coefficients of a {kind} model", f"{type(error).__name__}: {error}"
         ) from None

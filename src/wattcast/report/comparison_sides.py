@@ -261,9 +261,9 @@ def check_prediction(p: PredictionOut, where: str) -> None:
         if not (
             0.0 <= op.latency_s <= LONGEST_S
             and 0.0 <= op.energy_j <= LONGEST_S * MOST_W
-            and op.count >= 0
+            and op.count >= 1
         ):
-            wanted = "a time, an energy and a count of zero or more"
+            wanted = "a time, an energy of zero or more, and a count above zero"
             raise bad_value(label, wanted, f"{op.latency_s} s, {op.energy_j} J, {op.count} calls")
     modules = [*p.modules, *(module for op in p.ops for module in op.modules)]
     for module in modules:

@@ -21,8 +21,9 @@ from wattcast import __version__, hardware
 from wattcast.core import BadInput, Dtype, bad_value, clip_text, dataclass, replace
 from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import decode_json, encode_csv
-from wattcast.hardware import Gpu
+from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import CardUse, list_published_numbers
+from wattcast.predictor.api import check_power_limit
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import OperatorShare, Prediction
@@ -446,6 +447,8 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     work = _load_workload(asked)
     options = ModelOptions() if isinstance(work, Graph) else asked.options()
     gpu, bundle = _load_card(asked.gpu)
+    # ``force`` below lets through what does not fit; no card takes a limit that is not its own
+    check_power_limit(gpu, OperatingPoint(power_limit_w=asked.power_limit_w), "")
     names = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
     given: Any = {name: value for name, value in _library_keywords(asked).items() if name in names}
     # ``force``: the page says what does not fit

@@ -146,6 +146,8 @@ def _check_heads(architecture: str, dims: Any, where: str) -> None:
         _check_staged_heads(dims, where)
     if hasattr(dims, "kv_heads"):
         _check_decoder_heads(dims, where)
+    elif architecture == "modernbert":
+        _check_pairs(dims.hidden // dims.heads, where)
 
 
 def _check_staged_heads(dims: Any, where: str) -> None:
@@ -186,6 +188,10 @@ def _check_decoder_heads(dims: Any, where: str) -> None:
     if not dims.head_dim and dims.heads > dims.hidden:
         wanted = f"at most hidden, which is {dims.hidden}"
         raise bad_value(f"{where}: heads", wanted, dims.heads)
-    if dims.rotated % 2:
+    _check_pairs(dims.rotated, where)
+
+
+def _check_pairs(rotated: int, where: str) -> None:
+    if rotated % 2:
         wanted = "an even number of rotated elements in a head"
-        raise bad_value(f"{where}: head_dim", wanted, dims.rotated, "Rotary embeddings turn pairs.")
+        raise bad_value(f"{where}: head_dim", wanted, rotated, "Rotary embeddings turn pairs.")

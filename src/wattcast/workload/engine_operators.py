@@ -432,6 +432,7 @@ class EngineRmsNorm(RowKernel):
     a token).
     """
 
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"quant": ("", "static", "token")}
     form_words: ClassVar[Mapping[str, str]] = {
         "residual": " of a sum",
         "quant": " to fp8 {op.quant}",
@@ -451,6 +452,7 @@ class EngineGate(RowKernel):
     for 128 values.
     """
 
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"quant": ("", "static", "block")}
     form_words: ClassVar[Mapping[str, str]] = {"quant": " to fp8 {op.quant}"}
     flop_per_element: ClassVar[float] = 5.0
     sfu_per_element: ClassVar[float] = 2.0
@@ -506,6 +508,9 @@ class Quantize(RowKernel):
     128 values.
     """
 
+    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "mode": ("static", "tensor", "token", "block")
+    }
     form_text: ClassVar[str] = "{op.kind} by {op.mode}"
     flop_per_element: ClassVar[float] = 3.0
     mode: str = "static"

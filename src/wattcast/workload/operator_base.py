@@ -156,6 +156,7 @@ def is_any(flag: Any) -> bool:
 
 
 MOST_BYTE = 8.0 * 2**40  # of 2^40 elements of 64 bits
+MOST_SIZE = 2**40
 MOST_CALLS = 10**10  # of one operator in one run: at a microsecond each they take three hours
 
 
@@ -165,6 +166,11 @@ def check_size(op: Operator) -> None:
         byte = np.max(op.read_byte + op.write_byte)
     except OverflowError:  # of sizes that no float holds
         byte = np.inf
+    for name, size in op.__dict__.items():
+        is_size = isinstance(size, (int, np.ndarray)) and not isinstance(size, bool)
+        if is_size and is_any(size > MOST_SIZE):
+            wanted = "a whole number of at most 2^40"
+            raise bad_value(f"{op.name}.{name}", wanted, np.max(size), "Check its sizes.")
     if is_any(op.count > MOST_CALLS):
         raise bad_value(f"{op.name}.count", f"at most {MOST_CALLS:,} calls", np.max(op.count))
     if byte > MOST_BYTE:

@@ -488,7 +488,12 @@ class _ColumnReader(NamedTuple):
         found = units.factor(measured.unit)
         if found is None or found[0] != unit:
             raise bad_unit(f"{self.where}: {path}.unit", f"a unit of {unit}", measured.unit)
-        return self.read_numbers(measured.column) * found[1]
+        with np.errstate(over="ignore"):
+            values = self.read_numbers(measured.column) * found[1]
+        if np.isinf(values).any():
+            wanted = f"finite numbers in {measured.unit}"
+            raise bad_value(f"{self.where}: {measured.column}", wanted, "larger ones")
+        return values
 
     def read_numbers(self, column: str) -> Array:
         import polars as pl

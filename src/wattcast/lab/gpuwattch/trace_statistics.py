@@ -27,6 +27,7 @@ IDLE_COLUMNS = (
     "constant_power",
 )  # may be above zero without work
 _MAX_BYTE = 64 << 20
+_MOST_DIGITS = 18  # of a count of cycles: ten years of them
 _COLUMNS = ("name", "uid", "samples", "cycles", "ipc", "threads")
 _LOG_COLUMNS = {
     "kernel_name": "name",
@@ -254,8 +255,10 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
         launches = list(reader)
         for line, row in enumerate(launches, start=2):
             for key in ("uid", "samples", "cycles"):
-                if row.get(key) and not str(row[key]).strip(" ").isdecimal():
-                    raise bad_value(f"{where}: line {line}: {key}", "a whole number", row[key])
+                text = str(row.get(key) or "").strip(" ")
+                if text and not (text.isdecimal() and len(text) <= _MOST_DIGITS):
+                    wanted = f"a whole number of at most {_MOST_DIGITS} digits"
+                    raise bad_value(f"{where}: line {line}: {key}", wanted, text)
     else:
         launches = [{"name": clip_text(line.strip(), 4096)} for line in lines]
     counted: Iterable[int | None] = [None] * len(launches)
