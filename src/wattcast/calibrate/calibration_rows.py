@@ -41,6 +41,7 @@ from wattcast.core.errors import (
     unknown_name,
 )
 from wattcast.core.records import fields, replace
+from wattcast.core.regular_files import is_regular
 from wattcast.core.strict_files import decode_json, decode_text, parse_csv, read_bytes
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
@@ -265,9 +266,8 @@ def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> Measur
     workload = str(entry["workload"])
     path = folder / workload
     try:
-        graph = load_workload.load_workload(
-            path if path.is_file() else workload, ModelOptions(**options)
-        )
+        beside = path if is_regular(path) else workload
+        graph = load_workload.load_workload(beside, ModelOptions(**options))
     except WattcastError as error:
         raise type(error)(f"{where}: {error}") from None
     latency_s = given["latency"]

@@ -38,6 +38,14 @@ def open_regular(path: Path) -> BinaryIO:
         raise
 
 
+def is_regular(path: Path) -> bool:
+    """Tell whether a name is that of a regular file; one that cannot be a name is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
 def check_regular(path: Path) -> None:
     """Raise ``BadInput`` for what is no regular file, before a library that opens files itself is
     handed its name.

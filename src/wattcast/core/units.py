@@ -97,9 +97,10 @@ def parse(text: object, unit: str, where: str = "quantity") -> float:
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise bad_unit(where, wanted, text)
     if not isinstance(text, str):
-        if unit or not math.isfinite(text):
+        number = _to_float(text)
+        if unit or not math.isfinite(number):
             raise bad_unit(where, wanted, text, "Write the unit beside the number." if unit else "")
-        return float(text)
+        return number
     match = _NUMBER.fullmatch(text) if len(text) <= 80 else None
     if match is None:
         raise bad_unit(where, wanted, text)
@@ -111,6 +112,14 @@ def parse(text: object, unit: str, where: str = "quantity") -> float:
     if not math.isfinite(value):
         raise bad_unit(where, wanted, text)
     return value
+
+
+def _to_float(number: float) -> float:
+    """Return a number as a float; a whole number that no float holds is infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def parse_amount(
@@ -132,7 +141,7 @@ def parse_amount(
     (0.5, 0.5, 0.2)
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    amount = float(value) if is_number else parse(value, unit, where)  # type: ignore[arg-type]
+    amount = _to_float(value) if is_number else parse(value, unit, where)  # type: ignore[arg-type]
     if not unit and not is_number and amount > 1 and "%" not in str(value):
         raise bad_unit(where, "a share such as 20% or 0.2", value)
     if not (

@@ -64,9 +64,16 @@ class UtilisationFile:
     memory_clock_hz: Array = field(default_factory=lambda: np.zeros(0))
 
 
+MOST_MHZ = 1e6
+
+
 def read_utilisations(path: Path) -> UtilisationFile:
     """Read a file of this form and check every cell."""
     file, (power_w, mhz, memory_mhz), _ = _read_file(path, 3)
+    for name, clocks in (("core", mhz), ("memory", memory_mhz)):
+        if clocks.size and clocks.max() > MOST_MHZ:
+            wanted = f"{name} clocks of at most {MOST_MHZ:g} MHz"
+            raise bad_value(path.name, wanted, float(clocks.max()))
     return replace(file, power_w=power_w, clock_hz=mhz * MHZ, memory_clock_hz=memory_mhz * MHZ)
 
 

@@ -98,6 +98,9 @@ def read_accelwattch_hw(path: Path, clock_hz: float) -> tuple[tuple[str, ...], A
     return names, Activity(cycles / clock_hz, value, events, at, ActivitySource.PROFILED)
 
 
+MOST_CLOCK_HZ = 1e11
+
+
 def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[LaunchKey, ...], Activity]:
     """Read an Nsight Compute CSV export: ``--page raw`` (a column per metric) or the default (a row
     per metric).
@@ -130,10 +133,13 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[LaunchKey
         )
     duration_s = metrics[_TIME]
     _check_cycles(np.minimum(duration_s, columns["core_cycle"]), where)
-    at, counted = (
-        OperatingPoint(clock_hz=columns["core_cycle"] / duration_s),
-        np.stack(list(columns.values()), axis=-1),
-    )
+    with np.errstate(over="ignore"):
+        clock_hz = columns["core_cycle"] / duration_s
+    if not (clock_hz <= MOST_CLOCK_HZ).all():
+        wanted = f"at most {MOST_CLOCK_HZ:g} cycles a second"
+        raise bad_value(where, wanted, float(clock_hz.max()))
+    at = OperatingPoint(clock_hz=clock_hz)
+    counted = np.stack(list(columns.values()), axis=-1)
     return launches, Activity(duration_s, counted, tuple(columns), at, ActivitySource.PROFILED)
 
 

@@ -90,6 +90,8 @@ def find_cached(workload: Workload) -> Workload:
     ``meta-llama/Llama-3.1-8B-Instruct`` is in the catalogue; an id that is not is looked up where
     the Hugging Face libraries keep what they downloaded (``HF_HUB_CACHE``, ``HF_HOME/hub`` or
     ``~/.cache/huggingface/hub``)."""
+    if isinstance(workload, str) and len(workload) > LONGEST_NAME:
+        raise bad_value("workload", f"a name of at most {LONGEST_NAME} characters", workload)
     if isinstance(workload, (str, Path)) and Path(workload).is_dir():
         return Path(workload) / "config.json"
     if not (isinstance(workload, str) and _HUB_ID.fullmatch(workload)) or Path(workload).exists():
@@ -106,6 +108,7 @@ def find_cached(workload: Workload) -> Workload:
     raise unknown_name("model", workload, load_aliases(), do)
 
 
+LONGEST_NAME = 4096  # of a path, on any system we know
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.onnx)")
 
 
