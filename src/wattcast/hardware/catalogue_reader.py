@@ -253,6 +253,9 @@ class _Reader:
             rates[Dtype.parse(name)] = self.number(
                 leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True
             )
+        if key == "pipes.cuda" and Dtype.FP32 not in rates:
+            wanted = "the rate of fp32, to which all others are compared"
+            raise bad_value(f"{self.where}: {key}_per_cycle_sm", wanted, "none")
         return rates
 
     def number(self, leaf: _Leaf, key: str, unit: str, field: str, needed: bool = False) -> Any:

@@ -56,7 +56,8 @@ def parse_program_blocks(
             raise bad_value(place, wanted, line)
         if not all(0 < n < math.inf for n in numbers):
             raise bad_value(place, "finite numbers above zero", line)
-        if energy_mj and abs(energy_mj[0] / (time_ms * power_w) - 1.0) > ENERGY_TOLERANCE:
+        expected_mj = time_ms * power_w  # which is zero where both are next to nothing
+        if energy_mj and not abs(energy_mj[0] - expected_mj) <= ENERGY_TOLERANCE * expected_mj:
             raise bad_value(place, "energy equal to power times time", line)
         clocks = memory * MHZ, core * MHZ
         if clocks in blocks[name]:

@@ -64,7 +64,7 @@ class UtilisationFile:
     memory_clock_hz: Array = field(default_factory=lambda: np.zeros(0))
 
 
-MOST_MHZ = 1e6
+MOST_MHZ = 1e12  # clocks in hertz by mistake are told by their spread, in `_read_file`
 
 
 def read_utilisations(path: Path) -> UtilisationFile:
