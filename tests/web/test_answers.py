@@ -304,7 +304,7 @@ def test_a_plan_has_a_front_and_what_binds() -> None:
     never = json.loads(
         asked("plan", SERVED | {"gpus": ["h200"], "rate_per_s": 5, "ttft_s": 1e-6}).body
     )
-    assert "cannot be met" in never["error"]
+    assert "cannot be served as asked" in never["error"]
     pictures = asked("plan", {"model": "resnet50", "gpus": ["h200"], "rate_per_s": 5})
     assert "a language model" in json.loads(pictures.body)["error"]
 
