@@ -352,6 +352,10 @@ class _NodeFile(msgspec.Struct, forbid_unknown_fields=True):
     network: _NodeLeaf
     network_per_gpu: _NodeLeaf
     gpus: list[str] = []
+    switch_gpus: _NodeLeaf | None = None
+    socket_gpus: _NodeLeaf | None = None
+    socket_link: _NodeLeaf | None = None
+    timed: _NodeLeaf | None = None
 
 
 def node_names() -> list[str]:
@@ -397,10 +401,46 @@ def parse_node(data: bytes, name: str, where: str) -> Node:
         )
     if fabric not in list(Fabric):
         raise bad_value(f"{where}: fabric", f"one of {', '.join(Fabric)}", fabric)
-    if rate is not None:
-        rate = units.parse(rate, "byte/s", f"{where}: network_per_gpu")
-        low, high = _RANGES["byte/s"]
-        if not low <= rate <= high:
-            raise bad_value(f"{where}: network_per_gpu", f"from {low:g} to {high:g} byte/s", rate)
-    network, joined = str(read("network") or "none"), (count, Fabric(fabric), multicast is True)
-    return Node(name, file.title, tuple(file.gpus), *joined, network, rate, reader.claims)
+    network = str(read("network") or "none")
+    return Node(
+        name,
+        file.title,
+        tuple(file.gpus),
+        count,
+        Fabric(fabric),
+        multicast is True,
+        network,
+        _parse_node_rate(rate, f"{where}: network_per_gpu"),
+        reader.claims,
+        **_read_pcie_tree(file, reader, count),
+    )
+
+
+def _read_pcie_tree(file: _NodeFile, reader: _Reader, count: int) -> dict[str, Any]:
+    """Return how PCIe joins the cards of a node, as far as its file says so."""
+    tree: dict[str, Any] = {}
+    for key in ("switch_gpus", "socket_gpus"):
+        leaf = getattr(file, key)
+        value = None if leaf is None else reader.published(leaf, key, key)
+        if value is None:
+            continue
+        if type(value) is not int or not 1 <= value <= count:
+            wanted = f"a whole number of cards, 1 to {count}"
+            raise bad_value(f"{reader.where}: {key}", wanted, value)
+        tree[key] = value
+    if file.socket_link is not None:
+        rate = reader.published(file.socket_link, "socket_link", "socket_link")
+        tree["socket_byte_per_s"] = _parse_node_rate(rate, f"{reader.where}: socket_link")
+    if file.timed is not None:
+        tree["is_timed"] = reader.published(file.timed, "timed", "timed") is True
+    return tree
+
+
+def _parse_node_rate(rate: str | None, where: str) -> float | None:
+    if rate is None:
+        return None
+    byte_per_s = units.parse(rate, "byte/s", where)
+    low, high = _RANGES["byte/s"]
+    if not low <= byte_per_s <= high:
+        raise bad_value(where, f"from {low:g} to {high:g} byte/s", byte_per_s)
+    return byte_per_s

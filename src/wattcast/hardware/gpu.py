@@ -43,6 +43,10 @@ class Node:
     network: str  # what the network is
     network_byte_per_s: float | None  # one direction, per GPU; None: no network known
     claims: dict[str, PublishedClaim] = field(default_factory=dict, repr=False, compare=False)
+    switch_gpus: int = 1  # cards below one PCIe switch; 1: none
+    socket_gpus: int | None = None  # cards of one processor socket; None: all
+    socket_byte_per_s: float | None = None  # one direction between sockets; None: by generation
+    is_timed: bool = False  # the public timings of PCIe cards come from this very node
 
 
 @dataclass(frozen=True)

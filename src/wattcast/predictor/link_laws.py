@@ -25,11 +25,12 @@ from functools import cache
 
 import numpy as np
 
-from wattcast.core import Dtype, dataclass, fields
+from wattcast.core import Dtype, dataclass, fields, replace, units
 from wattcast.core.arrays import Array, Mask, Sweepable
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.hardware import Gpu, Node, node_of_gpu
+from wattcast.hardware.catalogue_reader import load_node
 from wattcast.hardware.gpu import Fabric
 from wattcast.kernels.families.collectives import COPYING_SMS
 from wattcast.predictor.timeline import Timeline, compute_kernel_s
@@ -85,14 +86,31 @@ class NetworkLaw:
 
 
 @dataclass(frozen=True)
+class SocketLaw:
+    """Bytes a second between the sockets of a node, one direction."""
+
+    gen3_byte_per_s: float
+    later_byte_per_s: float
+
+    def choose_rate(self, link_byte_per_s: Array) -> Array:
+        """Return the rate beside cards whose PCIe links have a rate; 16 GB/s are Gen3."""
+        is_gen3 = np.asarray(link_byte_per_s) < 20e9
+        return np.where(is_gen3, self.gen3_byte_per_s, self.later_byte_per_s)
+
+
+@dataclass(frozen=True)
 class CollectiveRows:
-    """Collectives as columns, ``(row,)``; ``gpus`` are those within one node."""
+    """Collectives as columns, ``(row,)``; ``gpus`` are those within one node.
+
+    A send is written as an exchange between two GPUs of twice its bytes, of which half go out.
+    """
 
     byte: Array
     gpus: Array
     all_reduce: Mask
     peers: Mask  # all-to-all and send
     multicast: Mask  # the switch could add up this number format
+    sends: Mask | None = None  # to one peer: no share of the buffer stays; None: none are
 
     @property
     def steps(self) -> Array:
@@ -100,34 +118,45 @@ class CollectiveRows:
         return np.where(self.all_reduce, 2.0, 1.0) * (self.gpus - 1.0)
 
 
-def nccl_protocol_s(law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepable) -> Array:
+def nccl_protocol_s(
+    law: LinkLaw,
+    rows: CollectiveRows,
+    link_byte_per_s: Sweepable,
+    crowd: Sweepable | None = None,
+) -> Array:
     """Return the seconds of LL, LL128, Simple and NVLS, or of peers' LL and Simple, ``(protocol,
     *sweep, row)``.
 
-    ``link_byte_per_s`` is one direction of all of a GPU's links. What a collective cannot use is
-    infinite."""
-    n, own_byte, steps = rows.gpus, rows.byte / rows.gpus, rows.steps
-    crowd = (2.0 / np.maximum(n, 2.0)) ** law.crowding
-    rate, sent_byte = link_byte_per_s * crowd, own_byte * steps
+    ``link_byte_per_s`` is one direction of all of a GPU's links, and ``crowd`` the part of it that
+    is left where others use the same way, by the law's own rule if it is not given. What a
+    collective cannot use is infinite.
+    """
+    n = rows.gpus
+    steps = rows.steps
+    own_byte = rows.byte / n
+    sent_byte = own_byte * steps
+    if crowd is None:
+        crowd = (2.0 / np.maximum(n, 2.0)) ** law.crowding
+    rate = link_byte_per_s * crowd
+    # a GPU's own share of the buffer, which passes through the same SMs; a send has none
+    copied_byte = own_byte if rows.sends is None else np.where(rows.sends, 0.0, own_byte)
+
     ll = law.launch_s + steps * law.ll_step_s + sent_byte / (law.ll_byte_per_s * crowd)
     ll128 = law.launch_s + steps * law.ll128_step_s + sent_byte / (law.ll128_share * rate)
-    ll128 = ll128 + own_byte / (law.ll128_local * link_byte_per_s)
-    simple = (
-        law.launch_s
-        + law.simple_start_s
-        + steps * law.simple_step_s
-        + sent_byte / (law.simple_share * rate)
-    )
-    simple = simple + own_byte / (law.simple_local * link_byte_per_s)
+    ll128 = ll128 + copied_byte / (law.ll128_local * link_byte_per_s)
+    simple = law.launch_s + law.simple_start_s + steps * law.simple_step_s
+    simple = simple + sent_byte / (law.simple_share * rate)
+    simple = simple + copied_byte / (law.simple_local * link_byte_per_s)
+
     peer_s = law.launch_s + (n - 1.0) * law.peer_step_s
     peer_ll = peer_s + law.peer_ll_start_s + own_byte / (law.peer_ll_byte_per_s * crowd)
     peer_simple = peer_s + law.peer_simple_start_s + sent_byte / (law.peer_simple_share * rate)
-    peer_simple = peer_simple + own_byte / (law.peer_simple_local * link_byte_per_s)
+    peer_simple = peer_simple + copied_byte / (law.peer_simple_local * link_byte_per_s)
+
     nvls: Array = np.full(n.shape, np.inf)
     if law.nvls_start_s is not None and law.nvls_share is not None:
-        taken = (
-            law.launch_s + law.nvls_start_s + rows.byte * (1.0 + 1.0 / n) / (law.nvls_share * rate)
-        )
+        taken = law.launch_s + law.nvls_start_s
+        taken = taken + rows.byte * (1.0 + 1.0 / n) / (law.nvls_share * rate)
         nvls = np.where(rows.all_reduce & rows.multicast & (n > 2), taken, np.inf)
     never = np.full(n.shape, np.inf)
     ring = (ll, ll128, simple, nvls)
@@ -139,6 +168,35 @@ def nccl_protocol_s(law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepab
             for p, r in zip(peers, ring, strict=True)
         ]
     )
+
+
+def pcie_crowd(
+    rows: CollectiveRows, node: Node, link_byte_per_s: Sweepable, laws: CollectiveLaws
+) -> Array:
+    """Return the part of a card's PCIe rate that a collective has, ``(*sweep, row)``.
+
+    A ring enters and leaves every switch and socket once, so that one stream each way crosses
+    between two sockets: their link bounds it. Of an all-to-all over n cards, each of g cards below a
+    switch sends (n - g)/(n - 1) of its bytes through the switch's one way up, and each of m cards of
+    a socket (n - m)/(n - 1) of them to the other socket.
+    """
+    n = np.maximum(rows.gpus, 2.0)
+    link = np.asarray(link_byte_per_s, dtype=float)[..., np.newaxis]
+    reached = laws.pcie.simple_share * link  # of a link that is not shared
+    crowd = np.ones(np.broadcast_shapes(link.shape, n.shape))
+
+    below = np.minimum(float(node.switch_gpus), n)
+    leaving = below * (n - below) / (n - 1.0)  # cards' worth of bytes on the way up
+    shared = np.where(rows.peers & (below > 1.0), 1.0 / np.maximum(leaving, 1.0), 1.0)
+    crowd = crowd * shared
+
+    if node.socket_gpus is None:
+        return crowd
+    beside = np.minimum(float(node.socket_gpus), n)
+    between = np.asarray(node.socket_byte_per_s or laws.sockets.choose_rate(link))
+    streams = np.where(rows.peers, beside * (n - beside) / (n - 1.0), 1.0)
+    across = np.minimum(1.0, between / (reached * np.maximum(streams, 1e-9)))
+    return np.where(n > beside, np.minimum(crowd, across), crowd)
 
 
 def engine_all_reduce_s(law: EngineLaw, rows: CollectiveRows, link_byte_per_s: Sweepable) -> Array:
@@ -168,7 +226,8 @@ def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
     size, total = np.where(sends, 2.0 * size, size), np.where(sends, 2.0, total)
     together = np.minimum(np.maximum(node.gpu_count // stride, 1.0), total)
     wide = np.array([op.dtype not in (Dtype.INT8, Dtype.FP8) for op in ops])
-    rows = CollectiveRows(size, together, kind == "all_reduce", peers, wide & node.multicast)
+    can_add_up = wide & node.multicast
+    rows = CollectiveRows(size, together, kind == "all_reduce", peers, can_add_up, sends)
     taken_s = _within_node_s(
         rows, gpu, node, laws, np.array([op.software == "engine" for op in ops])
     )
@@ -203,7 +262,9 @@ def _within_node_s(
             raise MissingSpecification(
                 f"{gpu.name}: no link to other GPUs is known. Use one GPU, or give its links."
             )
-        over_pcie_s = nccl_protocol_s(laws.pcie, rows, 0.5 * np.asarray(slow)).min(axis=0)
+        link = 0.5 * np.asarray(slow)
+        crowd = None if node.is_timed else pcie_crowd(rows, node, link, laws)
+        over_pcie_s = nccl_protocol_s(laws.pcie, rows, link[..., np.newaxis], crowd).min(axis=0)
         taken_s = over_pcie_s if fast is None else np.where(rows.gpus > 2, over_pcie_s, taken_s)
     return np.where(rows.gpus > 1, taken_s, 0.0)
 
@@ -238,6 +299,72 @@ def _across_nodes_s(
     within_s = np.maximum(within_s, laws.link_law(gpu.architecture).launch_s)
     soon = depth * law.ll_step_s + np.maximum(within_s, 2.0 * sent_s)  # flags double the bytes
     return np.minimum(soon, depth * law.simple_step_s + np.maximum(within_s, sent_s))
+
+
+TIMED_NODE = "l40s-box"  # the one node with PCIe cards alone whose collectives were published
+
+
+def goes_over_pcie(gpu: Gpu, gpus: int) -> bool:
+    """Whether groups of so many GPUs in a node exchange data over PCIe."""
+    node = gpu.node or node_of_gpu(gpu.name)
+    if node.fabric is Fabric.PCIE or gpu.links.nvlink_byte_per_s is None:
+        return gpus > 1
+    return node.fabric is Fabric.BRIDGE and gpus > 2
+
+
+def timed_node_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
+    """Return the seconds of collectives if the cards stood in the node whose timings are public.
+
+    Groups that leave a node take what they take.
+    """
+    node = gpu.node or node_of_gpu(gpu.name)
+    timed = replace(load_node(TIMED_NODE), gpu_count=node.gpu_count, fabric=node.fabric)
+    timed = replace(timed, network_byte_per_s=node.network_byte_per_s)
+    return collective_s(ops, replace(gpu, node=timed))
+
+
+def describe_links(gpu: Gpu, gpus: int) -> str:
+    """Say which node the cards are taken to stand in, and where the law of its links comes from."""
+    node = gpu.node or node_of_gpu(gpu.name)
+    place = f"{node.gpu_count} GPUs to a node ({node.name})"
+    unmeasured = "their power was never measured"
+    if not goes_over_pcie(gpu, gpus):
+        return f"collectives: laws of public NCCL timings, {place}; {unmeasured}"
+    if node.is_timed:
+        return f"collectives: public NCCL timings of this very node, {place}; {unmeasured}"
+    return (
+        f"collectives over PCIe: a law of PCIe generation, switches and sockets, {place}; in the one "
+        f"node whose timings are public ({TIMED_NODE}) eight cards exchange 1.2 GB/s each, and the "
+        f"interval reaches there; say how yours are joined with --node; {unmeasured}"
+    )
+
+
+def warn_of_slow_links(
+    calls: Sequence[tuple[Collective, float]], collective_spent_s: float, other_s: float, gpu: Gpu
+) -> str | None:
+    """Say that half of the GPUs would be faster, where they would; None where they would not.
+
+    ``calls`` are collectives and how often each runs, ``other_s`` is all other time. Half of the
+    tensor-parallel GPUs take twice the other time, and exchange as many bytes.
+    """
+    largest = max(op.gpus for op, _ in calls)
+    if largest < 2:
+        return None
+    halves = [(replace(op, gpus=op.gpus // 2), count) for op, count in calls if op.gpus == largest]
+    half_s = 2.0 * other_s
+    if largest > 2:
+        each_s = np.max(np.atleast_2d(collective_s([op for op, _ in halves], gpu)), axis=0)
+        half_s += float(each_s @ np.array([count for _, count in halves]))
+    whole_s = collective_spent_s + other_s
+    if whole_s <= 1.02 * half_s:
+        return None
+    node = gpu.node or node_of_gpu(gpu.name)
+    return (
+        f"careful: {largest} GPUs are slower than {largest // 2} would be (about "
+        f"{units.show(half_s, 's')}), since they exchange data for "
+        f"{collective_spent_s / whole_s:.0%} of the time over the links of the {node.name}: "
+        "use fewer, or pipeline stages (--pp)"
+    )
 
 
 def overlapped_s(collective_s: Array, compute_s: Array, sm_share: Sweepable) -> Array:
@@ -285,6 +412,7 @@ class CollectiveLaws:
     pcie: LinkLaw
     engine: EngineLaw
     network: NetworkLaw
+    sockets: SocketLaw
     source: str
 
     def link_law(self, architecture: str) -> LinkLaw:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from wattcast.core import dataclass, field
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.strict_files import FitStatus, Provenance
-from wattcast.hardware import Gpu, OperatingPoint, node_of_gpu
+from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.power.activity import Activity, ActivitySource, module_utilisation
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -47,6 +47,7 @@ from wattcast.predictor.uncertainty import (
 )
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import Collective
 
 # A float for one configuration, an array ``(*sweep,)`` for a sweep. A union would make users tell
 # mypy which it is.
@@ -481,9 +482,22 @@ def _list_assumptions(basis: PredictionBasis, met: Mask, asked: OperatingPoint) 
                 f"{MEMORY_KNEE:.0%} of the top clock, as on a GTX Titan X, latency is up to {slower:.0%} longer"
             )
     if timeline.kernels.link_byte.any():
-        node = gpu.node or node_of_gpu(gpu.name)
-        notes.append(
-            f"collectives: laws of public NCCL timings, {node.gpu_count} GPUs to a node ({node.name}); "
-            "their power was never measured"
-        )
+        notes += _list_link_notes(basis)
     return tuple(dict.fromkeys(notes))
+
+
+def _list_link_notes(basis: PredictionBasis) -> list[str]:
+    """Say how the GPUs are taken to be joined, and warn where fewer of them would be faster."""
+    from wattcast.predictor.link_laws import describe_links, warn_of_slow_links
+
+    timeline = basis.timeline
+    ops = timeline.kernels.ops
+    places = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
+    joined = [(cast(Collective, ops[i]), float(timeline.calls[i])) for i in places]
+    notes = [describe_links(basis.gpu, max(op.gpus for op, _ in joined))]
+    spent_s = (basis.detail.kernel_s * timeline.calls).reshape(-1, len(timeline.calls))
+    if len(spent_s) == 1:  # of a sweep each point may differ
+        linked_s = float(spent_s[0, places].sum())
+        other_s = float(spent_s.sum()) - linked_s
+        notes.append(warn_of_slow_links(joined, linked_s, other_s, basis.gpu) or "")
+    return [note for note in notes if note]

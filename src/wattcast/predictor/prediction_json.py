@@ -481,6 +481,8 @@ def rank_assumptions(p: Prediction) -> list[str]:
     waits = float(p.busy_s) < (1.0 - MUCH_WAITING) * float(p.latency_s)
 
     def weight(note: str) -> int:
+        if note.startswith("careful: "):
+            return -2
         if " has no " in note or "more than the" in note or (waits and note.startswith("host")):
             return -1
         return next(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from wattcast.core.arrays import (
 )
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
+from wattcast.hardware import node_of_gpu
 from wattcast.kernels.kernel_table import Kernels, group_forms, root_family
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange, ResidualEnds
@@ -43,6 +44,7 @@ from wattcast.predictor.bundle.support_widening import (
 from wattcast.predictor.timeline import Timeline, compute_latency_s
 from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_base import OperatorColumns, RowIndex, select_operators
+from wattcast.workload.operator_types import Collective
 
 if TYPE_CHECKING:
     from wattcast.predictor.pipeline import WorkloadTotals
@@ -425,9 +427,8 @@ def measure_distances(basis: PredictionBasis) -> tuple[SupportDistance, ...]:
     if bundle.status is FitStatus.FORECAST:
         everything = np.ones(())
         reason = f"a forecast: nothing was measured on the {bundle.gpu}"
-        return SupportDistance("GPU", everything, everything, reason, _NOTHING), *_host_distance(
-            basis
-        )
+        unmeasured = SupportDistance("GPU", everything, everything, reason, _NOTHING)
+        return unmeasured, *_host_distance(basis), *_link_distance(basis)
     return (
         *_kernel_distances(basis),
         *_clock_distance(basis),
@@ -435,6 +436,7 @@ def measure_distances(basis: PredictionBasis) -> tuple[SupportDistance, ...]:
         *_temperature_distance(basis),
         *_software_distances(basis),
         *_host_distance(basis),
+        *_link_distance(basis),
     )
 
 
@@ -659,6 +661,44 @@ def _host_ends(basis: PredictionBasis, spread: HostSpread) -> Array:
         np.broadcast_arrays(np.minimum(fast, 0.0), slow, np.minimum(cool, 0.0), hot), axis=-1
     )
     return np.asarray(np.abs(ends))
+
+
+def _link_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
+    """Latency and power if PCIe cards stood in the one node whose timings are public.
+
+    Nodes with PCIe cards differ by more than a factor of ten over eight cards, so that the interval
+    of a node that was not timed reaches from its law to that node.
+    """
+    gpu = basis.gpu
+    node = gpu.node or node_of_gpu(gpu.name)
+    timeline = basis.timeline
+    places = [i for i, op in enumerate(timeline.kernels.ops) if isinstance(op, Collective)]
+    if node.is_timed or not places:
+        return
+    from wattcast.predictor.link_laws import collective_s, goes_over_pcie, timed_node_s
+
+    ops = [cast(Collective, timeline.kernels.ops[i]) for i in places]
+    if not goes_over_pcie(gpu, max(op.gpus for op in ops)):
+        return
+    extra_s = timed_node_s(ops, gpu) - collective_s(ops, gpu)
+    extra_s = (extra_s * timeline.calls[places]).sum(axis=-1)
+    totals = basis.totals
+    clock_hz = sweep_values(np.asarray(basis.at.clock_hz))
+    idle_w = basis.bundle.power.idle_power_w(clock_hz, sweep_values(basis.at.temperature_c))
+    slow_s = totals.latency_s + np.maximum(extra_s, 0.0)
+    power_w = mean_power_w(totals.energy_j + idle_w * (slow_s - totals.latency_s), slow_s)
+    slow = np.log(slow_s / totals.latency_s)
+    cool = np.abs(np.minimum(np.log(power_w / totals.power_w), 0.0))
+    if np.max(slow) < 1e-3:
+        return
+    zero = 0.0 * slow
+    reason = (
+        f"links: how the cards of the {node.name} are joined is not known; in the node whose "
+        f"timings are public this would take {float(np.max(np.exp(slow))):.3g} times as long"
+    )
+    ends = np.stack(np.broadcast_arrays(zero, slow, cool, zero), axis=-1)
+    beyond = 1.0 - np.exp(-slow)
+    yield SupportDistance("links", beyond, zero, reason, ends)
 
 
 def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredKernel]:

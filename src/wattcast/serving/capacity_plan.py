@@ -130,6 +130,7 @@ def plan(
     headroom: str | float = "10%",
     spare_replicas: int = 0,
     site_power: str | float | None = None,
+    node: str | None = None,
     arrivals: str = "poisson",
     dtype: str = "bf16",
     quantization: str | None = None,
@@ -157,6 +158,7 @@ def plan(
     for each answer. Requests of more tokens than the model was made for are rejected, as engines
     do; ``force`` serves them.
 
+    ``node`` is where the GPUs of every kind stand, if not in the node they are usually built into.
     ``progress`` is called with a line about the search once a second. Ctrl-C raises
     ``PlanInterrupted``, whose ``result`` has the plans so far, if there are any.
     """
@@ -200,7 +202,8 @@ def plan(
     if max(tried.most_tokens, default=1) > largest_step:
         asked = max(tried.most_tokens)
         raise bad_value("max_batched_tokens", f"from 1 to {largest_step}", asked)
-    named = {chip.name: chip for chip in map(find_gpu, _list_items(gpu))}  # each kind once
+    asked_chips = [find_gpu(item, node) for item in _list_items(gpu)]
+    named = {chip.name: chip for chip in asked_chips}  # each kind once
     chips = list(named.values())
     _check_prices(demand, chips)
     result = _search_kinds(demand, chips, tried, progress)

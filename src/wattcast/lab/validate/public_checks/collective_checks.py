@@ -7,6 +7,7 @@ validate`` in the repository (WATTCAST_REFERENCE names the measurements)."""
 from __future__ import annotations
 
 import csv
+import gzip
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu, load_gpu
@@ -39,6 +41,7 @@ KINDS = {
     "reduce_scatter": "reduce_scatter",
 } | {"alltoall": "all_to_all"}
 _ELEMENT_BYTE = {"half": 2, "int8": 1}
+_NUMBER_FORMATS = {"half": Dtype.FP16, "int8": Dtype.INT8}
 _SMALLEST, _LARGEST = 1024, 2**30
 # what stood here before: 5 us to start, 5 us a message of a ring, bytes over the link's rate
 _RING_START_S = _RING_STEP_S = 5e-6
@@ -72,7 +75,8 @@ class CollectiveTiming:
 def read_collective_table(path: Path) -> list[CollectiveTiming]:
     """Return the rows of a table of collectives."""
     rows = []
-    with path.open(encoding="utf-8", newline="") as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             kind, dtype = KINDS.get(line["op_name"]), line["nccl_dtype"]
             if kind is None or dtype not in _ELEMENT_BYTE:
@@ -139,6 +143,31 @@ def collective_rows(reference: Path) -> list[LedgerRow]:
                 )
             )
     return rows
+
+
+# cards with tables of their own whose laws were fitted to another card of their architecture
+CARRIED = {"h100_sxm": "h100-sxm", "gb200": "gb200"}
+
+
+def judge_carried_laws(reference: Path) -> dict[str, tuple[int, float, float]]:
+    """Return rows, median and 90th percentile of errors on cards that no law was fitted to.
+
+    Every row judges: the H100 takes the law of the H200, the GB200 that of the B200.
+    """
+    found = {}
+    for stem, name in CARRIED.items():
+        paths = sorted((reference / "aiconfigurator").glob(f"{stem}.nccl-*.csv*"))
+        if not paths:
+            continue
+        timings = [row for row in read_collective_table(paths[-1]) if row.judged]
+        ops = [
+            Collective(row.kind, row.byte, row.gpus, dtype=_NUMBER_FORMATS[row.dtype])
+            for row in timings
+        ]
+        true_s = np.array([row.latency_s for row in timings])
+        error = _errors(collective_s(ops, load_gpu(name)), true_s)
+        found[name] = len(timings), float(np.median(error)), float(np.quantile(error, 0.9))
+    return found
 
 
 def public_rows() -> list[LedgerRow]:
