@@ -135,13 +135,13 @@ def nccl_protocol_s(
     steps = rows.steps
     own_byte = rows.byte / n
     sent_byte = own_byte * steps
-    if crowd is None:
-        crowd = (2.0 / np.maximum(n, 2.0)) ** law.crowding
-    rate = link_byte_per_s * crowd
+    own_crowd = (2.0 / np.maximum(n, 2.0)) ** law.crowding
+    left: Array = own_crowd if crowd is None else np.asarray(crowd)
+    rate = link_byte_per_s * left
     # a GPU's own share of the buffer, which passes through the same SMs; a send has none
     copied_byte = own_byte if rows.sends is None else np.where(rows.sends, 0.0, own_byte)
 
-    ll = law.launch_s + steps * law.ll_step_s + sent_byte / (law.ll_byte_per_s * crowd)
+    ll = law.launch_s + steps * law.ll_step_s + sent_byte / (law.ll_byte_per_s * left)
     ll128 = law.launch_s + steps * law.ll128_step_s + sent_byte / (law.ll128_share * rate)
     ll128 = ll128 + copied_byte / (law.ll128_local * link_byte_per_s)
     simple = law.launch_s + law.simple_start_s + steps * law.simple_step_s
@@ -149,7 +149,7 @@ def nccl_protocol_s(
     simple = simple + copied_byte / (law.simple_local * link_byte_per_s)
 
     peer_s = law.launch_s + (n - 1.0) * law.peer_step_s
-    peer_ll = peer_s + law.peer_ll_start_s + own_byte / (law.peer_ll_byte_per_s * crowd)
+    peer_ll = peer_s + law.peer_ll_start_s + own_byte / (law.peer_ll_byte_per_s * left)
     peer_simple = peer_s + law.peer_simple_start_s + sent_byte / (law.peer_simple_share * rate)
     peer_simple = peer_simple + copied_byte / (law.peer_simple_local * link_byte_per_s)
 

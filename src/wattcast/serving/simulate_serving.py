@@ -86,6 +86,7 @@ def simulate(
     prefix_hit_rate: str | float = "0%",
     speculative_tokens: int = 0,
     acceptance_rate: str | float = "70%",
+    node: str | None = None,
     ttft: str | float | None = None,
     tpot: str | float | None = None,
     force: bool = False,
@@ -137,7 +138,10 @@ def simulate(
         "kv_dtype": kv_dtype,
     }
     shared |= {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
-    chip, options = find_gpu(gpu), ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE)
+    chip, options = (
+        find_gpu(gpu, node),
+        ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE),
+    )
     if dp > 1 and ep <= tp:
         raise bad_value(
             "dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas."
