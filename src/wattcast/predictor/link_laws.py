@@ -155,8 +155,8 @@ def nccl_protocol_s(
 
     nvls: Array = np.full(n.shape, np.inf)
     if law.nvls_start_s is not None and law.nvls_share is not None:
-        taken = law.launch_s + law.nvls_start_s
-        taken = taken + rows.byte * (1.0 + 1.0 / n) / (law.nvls_share * rate)
+        added_s = rows.byte * (1.0 + 1.0 / n) / (law.nvls_share * rate)
+        taken = law.launch_s + law.nvls_start_s + added_s
         nvls = np.where(rows.all_reduce & rows.multicast & (n > 2), taken, np.inf)
     never = np.full(n.shape, np.inf)
     ring = (ll, ll128, simple, nvls)
