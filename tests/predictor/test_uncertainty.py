@@ -96,14 +96,13 @@ def test_several_gpus_are_near() -> None:
 
 def test_the_host_is_uncertain_unless_it_was_measured() -> None:
     """An eager run that waits for the host may take as much longer as hosts differ, and draws less
-    then.
+    then. One's own host still differs from model to model: runs lay outside when it did not.
     """
     default = predicted(batch=1, seq=16, stack="eager")
     own = predicted(
         batch=1, seq=16, stack="eager", host_launch=default.basis.bundle.launch.host_s_per_operator
     )
     assert words(default)["host"] == "near"
-    assert "host" not in words(own)
     assert_allclose(default.latency_s, own.latency_s)
     spread = learned_distances().host
     assert default.interval.latency_s[1] / default.latency_s >= 0.9 * spread.high
@@ -117,7 +116,8 @@ def test_errors_of_kernels_hide_behind_the_host() -> None:
     kernels = predicted(batch=1, seq=16, stack="eager", host_launch=0.0)
     held_up = predicted(batch=1, seq=16, stack="eager", host_launch=30e-6)
     assert held_up.latency_s > 2.0 * kernels.latency_s
-    assert width(held_up) < 0.7 * width(kernels)
+    own_host = learned_distances().own_host
+    assert width(held_up) <= 1.05 * (own_host.high - own_host.low)  # of which kernels have no part
     both = predicted(batch=1, seq=16, stack="eager", host_launch=np.array([0.0, 30e-6]))
     assert_allclose(
         both.interval.latency_s, [kernels.interval.latency_s, held_up.interval.latency_s], rtol=1e-9

@@ -620,12 +620,10 @@ def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     Where the host decides nothing even if slow, this adds nothing.
     """
     timeline = basis.timeline
-    if basis.bundle.launch.measured or not timeline.has_host:
+    if not timeline.has_host:
         return
     totals = basis.totals
-    spread = (
-        learned_distances().host if timeline.engine is None else learned_distances().engine_host
-    )
+    spread = _find_host_spread(basis)
     ends = _host_ends(basis, spread)
     if np.max(ends) < 1e-3:
         return
@@ -638,6 +636,14 @@ def _host_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     yield SupportDistance(
         "host", np.maximum(waits, ends[..., 1]), np.zeros_like(waits), reason, ends
     )
+
+
+def _find_host_spread(basis: PredictionBasis) -> HostSpread:
+    """Find how far a host may be from the one assumed; the user's own differs by model alone."""
+    known = learned_distances()
+    if basis.timeline.engine is not None:  # differs as much from one process to another
+        return known.engine_host
+    return known.own_host if basis.bundle.launch.measured else known.host
 
 
 def _host_ends(basis: PredictionBasis, spread: HostSpread) -> Array:

@@ -218,6 +218,7 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # ends under the limit over those of bursts: a slower kernel draws less, is clocked higher
     capped: LearnedPair
     host: HostSpread
+    own_host: HostSpread  # of one machine: how far its cost differs from model to model
     engine_host: HostSpread  # the same of the host of an engine
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest

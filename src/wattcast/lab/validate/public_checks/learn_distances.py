@@ -30,11 +30,20 @@ from wattcast.core.measured_rows import read_table
 from wattcast.core.strict_files import reference_folder
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.database_fit import HELD_OUT_FILE
-from wattcast.lab.fit.engine_host_times import list_host_ratios
+from wattcast.lab.fit.engine_host_times import list_host_ratios, list_loose_layers
 from wattcast.lab.fit.held_out import weighted_quantile
 from wattcast.lab.validate.public_checks import coverage_checks as coverage
 from wattcast.lab.validate.public_checks.published_checks import predict_epochs, read_epochs
+from wattcast.lab.validate.public_checks.published_commands import ask_by_name
+from wattcast.lab.validate.public_checks.published_runs import (
+    PUBLISHED_FILES,
+    PUBLISHED_GPU,
+    read_published_file,
+    read_published_runs,
+)
+from wattcast.predictor.api import predict
 from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.engine_host import load_host_times
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.timeline import compute_latency_s
 from wattcast.predictor.uncertainty import (
@@ -44,6 +53,7 @@ from wattcast.predictor.uncertainty import (
     widen_log_ends,
 )
 from wattcast.serving.host_times import load_engine_records
+from wattcast.workload.model_options import SoftwareStack
 
 MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
 TITANX_FILE = Path("titanx") / "micro_time_power_by_clock.csv"
@@ -105,21 +115,56 @@ def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
 
 
 def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
-    """Learn how far the host's cost of an operator is from the default; every machine counts alike."""
-    factor: list[Any] = []
-    machine: list[Any] = []
+    """Learn how far the cost of an operator on one host differs from run to run."""
+    factors: list[float] = []
     for some in sets:
-        asked = [
-            ask_host_factor(p, s)
-            for p, s in zip(some.predictions, some.measured["latency"], strict=True)
-        ]
-        factor += [value for value in asked if value is not None]
-        machine += [some.chip] * (len(factor) - len(machine))
-    weight = np.array([1.0 / machine.count(name) for name in machine])
-    low, high = (weighted_quantile(np.array(factor), weight, level) for level in (0.05, 0.95))
-    source = f"cost that {len(factor)} runs held up by the host ask for, over the default; {len(set(machine))} machines"
+        pairs = zip(some.predictions, some.measured["latency"], strict=True)
+        asked = [ask_host_factor(p, s) for p, s in pairs if p.stack != SoftwareStack.ENGINE]
+        factors += [value for value in asked if value is not None]
+    low, high = np.quantile(factors, (0.05, 0.95))
+    source = (
+        f"cost that {len(factors)} runs held up by the host ask for, over the default: "
+        "5th and 95th percentile"
+    )
+    return distances.HostSpread(round(float(low), 2), round(float(high), 2), len(factors), source)
+
+
+def load_named_runs(reference: Path) -> tuple[coverage.ModelSet, ...]:
+    """Load all published eager runs that are not corrupt, each predicted by its model's name."""
+    runs = {
+        PUBLISHED_GPU: [
+            run
+            for which in PUBLISHED_FILES
+            for run in read_published_runs(reference, which)
+            if not run.corrupt
+        ],
+        "a10": read_published_file(reference, "a10"),
+    }
+    sets = []
+    for gpu, some in runs.items():
+        options = [dict(ask_by_name(run, gpu, gpu).command.options) for run in some]
+        predictions = tuple(
+            predict(run.model, force=True, **asked)
+            for run, asked in zip(some, options, strict=True)
+        )
+        measured = {
+            "latency": np.array([run.latency_s for run in some], dtype=float),
+            "power": np.array([run.power_w for run in some], dtype=float),
+        }
+        sets.append(coverage.ModelSet(f"{gpu}, by name", gpu, predictions, measured))
+    return tuple(sets)
+
+
+def widen_to_hosts(own: distances.HostSpread, gpu: str) -> distances.HostSpread:
+    """Widen the spread of one host to that of hosts, which launched steps of engines."""
+    records = load_engine_records(gpu)
+    each_s = np.array(list_loose_layers(records, load_host_times().launch_graph_s))
+    low, high = np.quantile(each_s / each_s.mean(), (0.05, 0.95))
+    source = (
+        own.source.partition(":")[0] + f"; fast hosts as among {len(each_s)} that ran engines"
+    )
     return distances.HostSpread(
-        round(min(low, 1.0), 2), round(max(high, 1.0), 2), len(factor), source
+        round(min(own.low, float(low)), 2), round(max(own.high, float(high)), 2), own.rows, source
     )
 
 
@@ -327,6 +372,7 @@ def learn(reference: Path) -> str:
     capped = learn_capped("h200")
     time, rows = learn_together([layers, captured], "latency", capped.latency)
     power, more = learn_together([captured], "power")
+    own_host = learn_host([*load_named_runs(reference), launched])
     conditions = {name: msgspec.to_builtins(c) for name, c in known.conditions.items()}
     by_clock = [m for m in models if m.chip == "A100"]
     conditions["clock"] |= learn_clock(reference, by_clock)
@@ -341,7 +387,8 @@ def learn(reference: Path) -> str:
         ),
         steps=learn_steps("h200"),
         capped=capped,
-        host=learn_host([*models, launched]),
+        host=widen_to_hosts(own_host, "h200"),
+        own_host=own_host,
         engine_host=learn_engine_host("h200"),
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
         forecast=coverage.learn_forecast_ends(kernels, models),

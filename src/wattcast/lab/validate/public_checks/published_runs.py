@@ -150,6 +150,17 @@ def read_other_gpus(
     return found
 
 
+def read_published_file(folder: Path, gpu: str) -> list[PublishedRun]:
+    """Read all rows of another GPU that are not corrupt, with or without an operator list."""
+    lists = _lists(folder)
+    runs: list[PublishedRun] = []
+    for path in sorted((folder / "energaizer" / "measurements").glob(f"{gpu}_*.csv")):
+        lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        runs += [parse_run(line, lists) for line in lines]
+    corrupt = _CORRUPT.get(gpu, ())
+    return [run for run in runs if (run.model, run.batch, run.seq) not in corrupt]
+
+
 def select_reported_runs(folder: Path, clean_rows: list[PublishedRun]) -> list[PublishedRun]:
     """Select the rows over clocks that the artifact's own report covers."""
     path = folder / "energaizer" / "measurements" / "artifact_dvfs_report.csv"
