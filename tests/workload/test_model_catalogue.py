@@ -149,7 +149,10 @@ def test_common_checkpoints_have_names(said: str, name: str, positions: int) -> 
 
 def test_roberta_counts_positions_from_two() -> None:
     """Its table of 514 positions holds 512 tokens; 513 were taken without a word."""
-    said = [wattcast.predict("xlm-roberta", "h200", seq=seq, force=True).assumptions for seq in (512, 513)]
+    said = [
+        wattcast.predict("xlm-roberta", "h200", seq=seq, force=True).assumptions
+        for seq in (512, 513)
+    ]
     assert [
         "513 positions are more than the 512 this model was made for" in words for words in said
     ] == [False, True]
