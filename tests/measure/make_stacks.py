@@ -21,7 +21,7 @@ from wattcast.workload.program import ADAMW_ALIGNMENT, ADAMW_ELEMENTS_PER_LAUNCH
 from wattcast.workload.readers import load_workload
 from wattcast.workload.readers.from_json import operator_to_plain
 
-FILE = Path(__file__).resolve().parents[2] / "studies" / "plans" / "stacks.jsonl"
+FILE = Path(__file__).resolve().parents[2] / "src/wattcast/lab/campaigns/plans/stacks.jsonl"
 SIZES = (
     ("decode", 1, 512),
     ("decode", 8, 1536),

@@ -21,13 +21,13 @@ from wattcast.core.measured_rows import (
     read_table,
     row_from_plain,
 )
+from wattcast.lab.__main__ import main
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.database_files import pack_database
 from wattcast.lab.campaigns.kernel_campaign import STEPS
 from wattcast.lab.campaigns.kernel_chains import FEW, MANY, make_chain_row, read_chains
 from wattcast.lab.campaigns.model_campaign import read_model_plan
 from wattcast.lab.campaigns.operator_rows import KernelCampaign
-from wattcast.measure.__main__ import main
 
 
 def test_the_list_is_what_the_front_end_spells() -> None:

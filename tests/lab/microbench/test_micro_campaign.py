@@ -17,6 +17,7 @@ from stand_in_machine import stand_in_machine
 from wattcast.core.errors import Refused
 from wattcast.core.measured_rows import row_to_plain
 from wattcast.core.strict_files import convert_plain
+from wattcast.lab.__main__ import main
 from wattcast.lab.microbench import benchmark_kernels, unit_work
 from wattcast.lab.microbench.benchmark_kernels import (
     DeviceBench,
@@ -27,7 +28,6 @@ from wattcast.lab.microbench.benchmark_kernels import (
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.microbench.microbench_results import MicroRow
 from wattcast.lab.microbench.microbench_sessions import choose_repeat_bench
-from wattcast.measure.__main__ import main
 
 
 def micro_row(plain: dict[str, Any]) -> MicroRow:

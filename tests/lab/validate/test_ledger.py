@@ -31,7 +31,7 @@ def _no_quick_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_sections_are_named_until_they_are_made(elsewhere: dict[str, str]) -> None:
     rows = {r["set"]: r for r in build_ledger(variables=elsewhere)}
     assert "wattcast.lab.validate.long_checks.ablations" in rows["h200 ablations"]["missing"]
-    assert sum("studies/" in str(r.get("missing")) for r in rows.values()) == len(LONG_CHECKS)
+    assert sum("long_checks." in str(r.get("missing")) for r in rows.values()) == len(LONG_CHECKS)
     assert "--ablations" in rows["Titan X clock plane"]["missing"]
     assert "WATTCAST_REFERENCE" in rows["simulator power traces"]["missing"]
 
@@ -64,7 +64,7 @@ def test_rows_that_a_study_left_are_listed(elsewhere: dict[str, str]) -> None:
         ledger.load_or_make_rows(f"{section}-h200", lambda one=one: [one], elsewhere)
     rows = build_ledger(variables=elsewhere)
     assert {f"h200 {section}, a set" for section in LONG_CHECKS} <= {r["set"] for r in rows}
-    assert not any("studies/" in str(r.get("missing")) for r in rows)
+    assert not any("long_checks." in str(r.get("missing")) for r in rows)
 
 
 @pytest.mark.usefixtures("_no_quick_sets")

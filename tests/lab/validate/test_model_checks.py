@@ -118,7 +118,7 @@ def test_without_rows_the_ledger_says_what_is_missing(tmp_path: Path) -> None:
     for rows in (model_rows("h200", tmp_path), model_rows("h200", tmp_path / "nowhere")):
         assert {row["quantity"] for row in rows} == {"latency", "power"}
         assert all(row["n"] == 0 and row["mape"] is None for row in rows)
-    assert "measure models" in model_rows("h200", tmp_path)[0]["missing"]
+    assert "wattcast.lab models" in model_rows("h200", tmp_path)[0]["missing"]
 
 
 def test_a_packed_table_reads_like_its_journal(database: Path, tmp_path: Path) -> None:
