@@ -432,6 +432,7 @@ _PARTS: dict[str, Callable[..., list[Plain]]] = {
 }
 
 
+FOLDER = Path(__file__).resolve().parents[1] / "src/wattcast/lab/campaigns/plans"
 PLANS: dict[str, Callable[[], list[Plain]]] = {
     "training.jsonl": make_training_plan,
     "chains.jsonl": make_chains,
@@ -445,6 +446,4 @@ def make_lines(name: str) -> str:
 
 if __name__ == "__main__":
     for _name in PLANS:
-        (Path(__file__).resolve().parent / "plans" / _name).write_text(
-            make_lines(_name), encoding="utf-8"
-        )
+        (FOLDER / _name).write_text(make_lines(_name), encoding="utf-8")
