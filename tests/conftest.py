@@ -23,6 +23,7 @@ from wattcast.cli.shared_options import Environment
 from wattcast.core.strict_files import reference_folder
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ["WATTCAST_HOST"] = ""  # no host that was measured on this machine
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(
         threads, "1"

@@ -10,12 +10,14 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from ctypes import CDLL
+from datetime import UTC, datetime
 from pathlib import Path
 
 from wattcast import __version__
 from wattcast.cli.shared_options import CommandOutput, Environment, command
-from wattcast.core import bad_value, dataclass
+from wattcast.core import bad_value, dataclass, units
 from wattcast.core.errors import clip_text
+from wattcast.core.own_host import OwnHost, forget_own_host, read_own_host, write_own_host
 from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
 from wattcast.measure.visible_devices import CUDA_LIST, HIP_LISTS, ROCR_LIST
@@ -88,8 +90,16 @@ def _explain_rows(env: Environment, asked: str, folder: Path | None) -> CommandO
 
 
 @command("doctor")
-def doctor(env: Environment) -> CommandOutput:
+def doctor(env: Environment, host: bool = False, forget_host: bool = False) -> CommandOutput:
     """Look at this machine: libraries, data, devices; say what works and how to get the rest."""
+    if host and forget_host:
+        raise bad_value("doctor", "--host or --forget-host", "both")
+    if host:
+        return _measure_host()
+    if forget_host:
+        gone = forget_own_host()
+        said = "The host of this machine is forgotten." if gone else "No host was remembered."
+        return CommandOutput({"forgotten": gone}, said)
     checks = examine_machine(env.variables)
     rows = [
         vars(check)
@@ -102,6 +112,24 @@ def doctor(env: Environment) -> CommandOutput:
     return CommandOutput(
         plain, lambda console: print_rows(console, rows, columns, left=tuple(columns))
     )
+
+
+def _measure_host() -> CommandOutput:
+    """Time a small model on this machine and remember what issuing an operator costs."""
+    from wattcast.measure.host_timing import TOKENS, time_small_model
+    from wattcast.predictor.api import host_cost_of_run
+
+    latency_s, words = time_small_model()
+    cost_s = host_cost_of_run("gpt2", latency_s, batch=1, seq=TOKENS, head="none")
+    today = datetime.now(UTC).date().isoformat()
+    path = write_own_host(OwnHost(cost_s, words, today))
+    plain = {"host_s_per_operator": cost_s, "latency_s": latency_s, "measured": words}
+    said = (
+        f"{units.show(cost_s, 's', 3)} to issue an operator ({words}, {units.show(latency_s, 's')} "
+        f"a pass). Predictions of eager models take it from {path} from now on; engines keep the "
+        "host that was measured of vLLM. Undo: wattcast doctor --forget-host."
+    )
+    return CommandOutput(plain | {"file": str(path)}, said)
 
 
 @dataclass(frozen=True)
@@ -166,6 +194,10 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     found = "found" if folder is not None else ""
     advice = "set WATTCAST_REFERENCE to its folder"
     checks.append(ToolCheck("reference data", folder is not None, found, "lab validate", advice))
+    own = read_own_host()
+    found = "" if own is None else f"{units.show(own.host_s_per_operator, 's', 3)} an operator"
+    advice = "not measured: wattcast doctor --host (needs PyTorch, transformers and a CUDA device)"
+    checks.append(ToolCheck("own host", own is not None, found, "host-bound predictions", advice))
     # Cards that a dead process left changed; those that a daemon tends to are not left
     left = [describe_leftover(note) for note in list_leftovers() if not is_tended(note.uuid)]
     advice = "; ".join([*left, "run `wattcast manage restore` as root"])

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from wattcast import hardware
 from wattcast.core import BadInput, Dtype, bad_value, check_names, units
 from wattcast.core.arrays import Sweepable, as_sweep
+from wattcast.core.own_host import read_own_host
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, Gpu, Node, OperatingPoint, strip_board
 from wattcast.hardware.catalogue_reader import load_node, load_node_file
 from wattcast.predictor.bundle import bundle_for
@@ -212,10 +213,19 @@ def resolve_settings(
     host_s, limit_w = (
         float(np.mean(value)) for value in (fitted.launch.host_s_per_operator, chip.power.limit_w)
     )
+    host_note = f"host: {units.show(host_s, 's')} to issue an operator"
+    own = read_own_host() if host_launch is None and host_s > 0.0 else None
+    if own is not None:  # of eager models: nothing says how engines fare on it
+        launch = replace(fitted.launch, host_s_per_operator=own.host_s_per_operator, measured=True)
+        fitted = replace(fitted, launch=launch)
+        host_note = (
+            f"host: {units.show(own.host_s_per_operator, 's')} to issue an operator, measured on "
+            "this machine (undo: wattcast doctor --forget-host)"
+        )
     defaults = {
         "clock: left to the governor": clock is None,
         f"power limit: the card's default, {units.show(limit_w, 'W')}": power_limit is None,
-        f"host: {units.show(host_s, 's')} to issue an operator": host_launch is None,
+        host_note: host_launch is None,
         f"temperature: {DEFAULT_TEMPERATURE_C:g} C": temperature is None,
         "data: random-like": data == "random",
     }
@@ -262,6 +272,20 @@ def resolve_settings(
         duration_s=duration_s,
     )
     return notes, at, fitted
+
+
+def host_cost_of_run(model: str, latency_s: float, **options: Any) -> float:
+    """Return what issuing an operator costs a host that took so long for a pass of an eager model.
+
+    The GPU must be the faster of both, as it is for a small model at batch 1.
+    """
+    graph = load_workload.load_workload(
+        model, ModelOptions.from_names(stack=SoftwareStack.EAGER, **options)
+    )
+    launch = bundle_for(hardware.load_gpu("h200")).launch
+    calls = list(graph.calls())
+    usual_s = float(launch.host_s([op.kind for op, _ in calls]) @ [count for _, count in calls])
+    return float(np.mean(launch.host_s_per_operator)) * latency_s / usual_s
 
 
 def tell_host(launch: LaunchCosts, host_s_per_operator: Sweepable) -> LaunchCosts:
