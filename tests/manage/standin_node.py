@@ -51,6 +51,7 @@ class Node:
             "WATTCAST_TEST_NOTES": str(card_notes.FOLDER),
         }
         self.started: list[subprocess.Popen[str]] = []
+        self.clients: list[Client] = []
 
     def argv(self, *arguments: str) -> list[str]:
         return [*self.command, "manage", *arguments]
@@ -136,6 +137,8 @@ class Node:
 
     def end(self) -> None:
         self.stop.touch()
+        for client in self.clients:
+            client.__exit__()
         for process in self.started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -170,6 +173,7 @@ class Client:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        node.clients.append(self)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(PATIENCE_S)
         wait_for(self.is_accepted)
@@ -187,6 +191,7 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the connection, once or again."""
         self.is_over.set()
         if self.beats.ident is not None:
             self.beats.join(PATIENCE_S)

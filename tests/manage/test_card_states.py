@@ -139,10 +139,11 @@ def test_an_idle_card_is_given_back_and_looked_at_again(node: Node) -> None:
 def test_a_call_that_hangs_may_still_set_the_card(node: Node) -> None:
     """A set that hung was given up, the card given back, and then the call came through."""
     node.serve()
+    gate = node.folder / "gate"
     with Client(node) as client:
         assert client.ask("claim")["ok"]
         assert client.ask("set", limit_w=600.0)["ok"]
-        node.standin.follow(USUAL, "hang 0 20")
+        node.standin.follow(USUAL, f"gate {gate}")
         assert not client.ask("set", limit_w=500.0)["ok"]
     node.standin.follow(USUAL)
     wait_for(lambda: node.card == UNTOUCHED)
@@ -150,12 +151,14 @@ def test_a_call_that_hangs_may_still_set_the_card(node: Node) -> None:
     assert node.notes, "the late call has not come yet"
     assert code == ExitCode.REFUSED
     assert card["trouble"]
-    wait_for(lambda: node.notes == [])  # it came, and was undone
+    calls = len(node.calls)
+    gate.touch()
+    wait_for(lambda: any("500000" in line for line in node.calls[calls:]))  # it comes through
+    wait_for(lambda: node.notes == [])  # and is undone
     assert node.card == UNTOUCHED
 
 
-# -- notes that cannot be read
-# ---------------------------------------------------------------------------
+# -- notes that cannot be read --
 
 SECOND_FORMAT = {
     "format": 2,
@@ -265,8 +268,7 @@ def test_a_limit_that_an_earlier_version_did_not_know_is_unknown(node: Node) -> 
     assert node.card == UNTOUCHED
 
 
-# -- many clients
-# ----------------------------------------------------------------------------------------
+# -- many clients --
 
 
 def test_idle_connections_shut_nobody_out(node: Node) -> None:
@@ -328,8 +330,7 @@ def test_a_daemon_that_does_not_answer_is_not_called_free(node: Node) -> None:
     assert "no card is changed" not in restored.stderr
 
 
-# -- what a clock shows
-# ----------------------------------------------------------------------------------
+# -- what a clock shows --
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,7 @@ def test_a_dry_run_sets_nothing_and_starts_nothing(node: Node) -> None:
     assert not mark.exists()
 
 
-# -- without a daemon, root gets one for the time of the program
-# -------------------------------------------
+# -- without a daemon, root gets one for the time of the program --
 
 
 def test_a_program_runs_and_the_card_has_back_what_it_had(node: Node) -> None:
@@ -260,8 +259,7 @@ def test_readings_that_end_give_the_card_back(node: Node, fault: tuple[str, ...]
     assert "Traceback" not in node.said()
 
 
-# -- the daemon
-# ------------------------------------------------------------------------------------------
+# -- the daemon --
 
 
 def test_one_daemon_has_a_card_wherever_its_socket_is(node: Node) -> None:
@@ -466,72 +464,3 @@ def test_no_driver_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == ExitCode.MISSING
     assert done.stderr.count("\n") == 1
-
-
-# -- kills, stops and hangs
-# ------------------------------------------------------------------------------
-
-
-def disturb(node: Node, draw: random.Random, devices: tuple[str, ...]) -> str:
-    """Kill, stop or hang some of controller, parent, child and device; check what became of the
-    card.
-
-    The card must have back what it had within the patience of a busy machine, or somebody must say
-    that it has not: the controller with exit code 5, or ``manage status`` where the controller is
-    dead itself."""
-    daemon = node.serve()
-    controller = node.control()
-    wait_for(lambda: node.is_set)
-    time.sleep(draw.random())
-    targets = {"controller": controller.pid, "parent": daemon.pid, "child": node.worker(daemon)}
-    hit = draw.sample(sorted(targets), draw.choice((1, 1, 1, 2, 3)))
-    device = draw.choice(devices)
-    if device != "well":
-        trouble = {"lost": "lost 0", "hangs": "hang 0 8", "refuses": "error set 3 0 1e9"}[device]
-        node.standin.follow(USUAL, trouble)
-    actions = {name: draw.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)) for name in hit}
-    for name, number in actions.items():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(targets[name], number)
-    story = f"{device}, " + ", ".join(f"{name} {number.name}" for name, number in actions.items())
-    if actions.get("controller") is None:
-        time.sleep(draw.random())
-        node.stop.touch()
-        code = controller.wait(3 * PATIENCE_S)
-        if code == ExitCode.REFUSED:
-            assert "is still set to" in node.said(), story + node.said()
-            assert node.notes, story
-            return f"{story}: told"
-    end_s = time.monotonic() + 20.0
-    wait_for(lambda: not node.is_set or time.monotonic() > end_s or device in ("lost", "refuses"))
-    while (
-        node.is_set
-    ):  # a device that is lost, or refuses, does so for good: who asks is told so before the end
-        told = node.call("status", "--socket", str(node.socket))
-        if told.returncode == ExitCode.REFUSED and node.uuid in told.stdout:
-            return f"{story}: told by status"
-        assert time.monotonic() < end_s, f"{story}: {node.card}, {told.stdout}{told.stderr}"
-        time.sleep(1.0)
-    return f"{story}: given back"
-
-
-def mend(node: Node) -> None:
-    """End all processes, then start anew on a sound device: whatever was left must be given back."""
-    node.end()
-    node.standin.follow(USUAL)
-    done = node.call("restore", node.uuid) if node.notes else None
-    assert not node.is_set, done
-    assert node.notes == []
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_kills_and_stops(node: Node, seed: int) -> None:
-    disturb(node, random.Random(seed), ("well",))
-    mend(node)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 300))
-def test_two_hundred_random_kills_stops_and_hangs(node: Node, seed: int) -> None:
-    print(disturb(node, random.Random(seed), ("well", "well", "lost", "hangs", "refuses")))
-    mend(node)

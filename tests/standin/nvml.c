@@ -11,6 +11,7 @@
  *                               code of "set"; without DEVICE on all devices, as below
  *   lie NAME FROM TO [DEVICE]   setter NAME (set, reset, core_set, memory_set, limit_set) answers OK then and applies
  *                               nothing
+ *   gate PATH                   setters wait until this file exists, and then go on, whatever the script says by then
  *   lost S [DEVICE]             the GPU is lost from then on
  *   hang S SECONDS [DEVICE]     every call sleeps this long from then on
  *   devices N                   how many there are (default 1)
@@ -54,7 +55,7 @@ static State states[MOST];
 static Fault faults[MOST];
 static int state_count, fault_count, device_count = 1;
 static double epoch_s, tick_s = 0.1, start_mj, wrap_mj;
-static char calls_path[512], card_path[480], uuid[64] = "GPU-standin", card_name[64] = "Stand-in H200";
+static char gate_path[512], calls_path[512], card_path[480], uuid[64] = "GPU-standin", card_name[64] = "Stand-in H200";
 static unsigned memory_mhz, tells_utilisation;
 static struct timespec seen;
 typedef struct { char kind; double from, to, value; int field; } Drift;  /* of the counter or a reading */
@@ -114,6 +115,7 @@ static void read_line(const char *line)
     sscanf(line, "wrap_mj %lf", &wrap_mj);
     sscanf(line, "devices %d", &device_count);
     sscanf(line, "calls %511s", calls_path);
+    sscanf(line, "gate %511s", gate_path);
     sscanf(line, "card %479s", card_path);
     sscanf(line, "uuid %63s", uuid);
     sscanf(line, "name %63[^\n]", card_name);
@@ -133,6 +135,7 @@ static void reload(void)
     char line[600];
     seen = info.st_mtim;
     state_count = fault_count = drift_count = 0;
+    gate_path[0] = 0;
     while (fgets(line, sizeof line, stream) != NULL) read_line(line);
     fclose(stream);
 }
@@ -392,7 +395,10 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *d, unsigned long long *bits)
 
 static int record(void *d, const char *kind, Card to, const char *name, unsigned a, unsigned b)
 {
+    char gate[512];
     int code = enter(d, "set");
+    memcpy(gate, gate_path, sizeof gate);
+    while (gate[0] && access(gate, F_OK) != 0) usleep(10000);
     if (code == OK) code = enter(d, kind);
     if (code == OK && (lies(d, "set") || lies(d, kind))) return OK;
     if (code == OK) code = write_card(d, to);
