@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,7 @@ def tear_note(node: Node, kind: str, chance: random.Random) -> None:
     data = path.read_bytes()
     beside = path.with_name("beside")
     if kind == "folder":
-        path.unlink(missing_ok=True)
-        path.mkdir()
+        wait_for(lambda: replaces(path, path.mkdir))
         return
     texts = {
         "torn": data[: chance.randrange(max(len(data), 1))],
@@ -84,10 +84,19 @@ def tear_note(node: Node, kind: str, chance: random.Random) -> None:
     }
     beside.write_bytes(texts[kind])
     if kind == "linked":
-        path.unlink(missing_ok=True)
-        path.symlink_to(beside)
+        wait_for(lambda: replaces(path, lambda: path.symlink_to(beside)))
     else:
         beside.replace(path)
+
+
+def replaces(path: Path, make: Callable[[], None]) -> bool:
+    """Put something else in the place of a note; False where the daemon wrote it anew meanwhile."""
+    path.unlink(missing_ok=True)
+    try:
+        make()
+    except FileExistsError:
+        return False
+    return True
 
 
 class Holder:
