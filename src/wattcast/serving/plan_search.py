@@ -33,7 +33,9 @@ FEWER_TOKENS = (
     512,
 )  # tried too where time per token binds: shorter chunks delay decoding less
 POOLS = ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
-RUNNERS_UP = 1  # replicas of another layout that are wanted besides the best one
+# Layouts that are searched to the end besides the best one. None: one more takes half again as long;
+# what was sized on the way is listed after the best.
+RUNNERS_UP = 0
 GROWTH = (2, 5, 10)  # times the rate for which the GPUs are counted
 PROGRESS_S = 1.0  # between two words about the search
 
