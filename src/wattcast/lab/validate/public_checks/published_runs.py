@@ -156,7 +156,7 @@ def read_published_file(folder: Path, gpu: str) -> list[PublishedRun]:
     runs: list[PublishedRun] = []
     for path in sorted((folder / "energaizer" / "measurements").glob(f"{gpu}_*.csv")):
         lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-        runs += [parse_run(line, lists) for line in lines]
+        runs += [parse_run(line, lists, gpu) for line in lines]
     corrupt = _CORRUPT.get(gpu, ())
     return [run for run in runs if (run.model, run.batch, run.seq) not in corrupt]
 
