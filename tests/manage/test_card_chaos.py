@@ -332,4 +332,4 @@ def test_a_site_of_eight_cards_in_an_hour_of_chaos(node: Node) -> None:
     seconds = float(os.environ.get("WATTCAST_CHAOS_S", "3600"))
     story = run_chaos(node, seconds, seed=time.time_ns())
     print(f"{len(story)} disturbances of a site in {seconds:.0f} s")
-    assert len(story) > 5
+    assert len(story) > seconds / 120.0  # a busy machine needs a minute for one
