@@ -16,7 +16,7 @@ from wattcast.lab.validate.typed_commands import JudgedRow, TypedCommand, make_f
 from wattcast.workload.readers.from_json import graph_to_plain
 
 PLACES = {"latency": "latency_s", "power": "power_w", "energy": "energy_j"}
-AS_BUILT = "as `predict` builds the models"
+AS_BUILT = "as predict builds the models"
 AMD = "AMD, published"
 # seconds of a generation by batch: AMD, "Performance results with ROCm software" (amd.com), vLLM
 # 0.8.5, 27 May 2025
