@@ -248,6 +248,7 @@ def test_what_is_no_file_is_refused_at_once(
         {"op": "engine_rms_norm", "rows": 8, "dim": 64, "quant": "nonsense"},
         {"op": "engine_rotary", "rows": 1, "dim": 10**400},
         {"op": "linear", "m": 8, "n": 8, "k": 2**41},
+        {"op": "engine_latent", "batch": 1, "heads": 8, "q_len": 64, "kv_len": 8},
     ],
 )
 def test_an_operator_of_unknown_words_or_sizes_is_refused(op: dict[str, Any]) -> None:

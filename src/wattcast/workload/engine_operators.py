@@ -154,6 +154,12 @@ class LatentAttention(Operator):
     page: int = 16
     phase: str = "decode"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.q_len > self.kv_len:
+            wanted = f"at least as many keys as new tokens ({self.q_len})"
+            raise bad_value("engine_latent.kv_len", wanted, self.kv_len)
+
     @property
     def math_dtype(self) -> Dtype:
         return Dtype.FP8 if self.kv_dtype is Dtype.FP8 else self.dtype
