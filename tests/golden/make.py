@@ -7,11 +7,7 @@ The answers in the README are the commands' own words, to the digits they print.
 
 from __future__ import annotations
 
-import io
 import json
-import re
-import shlex
-import textwrap
 from pathlib import Path
 
 import msgspec
@@ -52,26 +48,13 @@ def options_of_predict() -> object:
 
 
 def readme() -> str:
-    """The README with the answer of each command in a console block: a prediction's first lines, or
-    a first table.
-    """
-    return re.sub(
-        r"```console\n\$ wattcast (.*)\n(?:.*\n)*?```", _answer, README.read_text(encoding="utf-8")
-    )
-
-
-def _answer(block: re.Match[str]) -> str:
+    """The README with the answer of each command in a console block."""
     from wattcast.cli.main import main
     from wattcast.cli.shared_options import Environment
+    from wattcast.lab.validate.doc_figures import fill_consoles, run_command
 
-    argv, env = shlex.split(block[1]), Environment(io.StringIO(), io.StringIO(), {})
-    if main(argv, env):
-        said = textwrap.wrap(env.stderr.getvalue(), 118)
-    else:
-        lines = [line.rstrip() for line in env.stdout.getvalue().splitlines()]
-        gaps = [at for at, line in enumerate(lines) if not line]
-        said = lines[: gaps[0] if argv[0] == "predict" else gaps[1]]
-    return "\n".join([f"```console\n$ wattcast {block[1]}", *said, "```"])
+    text = README.read_text(encoding="utf-8")
+    return fill_consoles(text, lambda words: run_command(words, main, Environment))
 
 
 MAKERS = {

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from wattcast import __version__
 from wattcast.cli.shared_options import CommandOutput, Environment, command
@@ -37,6 +38,8 @@ def validate(
     format: str = "png",
     explain: str = "",
     files: Path | None = None,
+    write_docs: bool = False,
+    fill_docs: bool = False,
 ) -> CommandOutput:
     """Print held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.lab.paper_figures.validation_figures import save_ledger_figures
@@ -47,9 +50,15 @@ def validate(
         return _explain_rows(env, explain, files)
     if files is not None:
         raise bad_value("--files", "a row or set to write them for (--explain ROW)", "none")
+    if fill_docs:
+        return _fill_docs(env, None)
     if quantity not in ("latency", "power", "clock"):
         raise bad_value("--quantity", "latency, power or clock", quantity)
-    rows = ledger.build_ledger(refit, env.say, long=ablations, again=again, variables=env.variables)
+    long = ablations or write_docs
+    rows = ledger.build_ledger(refit, env.say, long=long, again=again, variables=env.variables)
+    if write_docs:
+        write_whole(Path("docs", "accuracy.md"), ledger.ledger_to_markdown(rows).encode())
+        _fill_docs(env, rows)
     if write:
         write_whole(Path(write), ledger.ledger_to_markdown(rows).encode())
     for path in save_ledger_figures(figures, ending=format) if figures is not None else ():
@@ -57,6 +66,21 @@ def validate(
     if plot is not None:
         env.save_plot(draw_held_out(quantity), plot)
     return CommandOutput({"rows": rows}, ledger.format_ledger(rows))
+
+
+def _fill_docs(env: Environment, rows: Sequence[dict[str, Any]] | None) -> CommandOutput:
+    """Write figures of the ledger into README and docs of the clone that this runs in."""
+    from wattcast.cli.main import main
+    from wattcast.lab.validate import doc_figures
+
+    def run(words: Sequence[str]) -> str:
+        env.say(f"wattcast {' '.join(words)}")
+        return doc_figures.run_command(words, main, Environment)
+
+    pages = [str(page) for page in doc_figures.write_docs(Path(), rows, run)]
+    for page in pages:
+        env.say(f"written: {page}")
+    return CommandOutput({"pages": pages}, "")
 
 
 def _explain_rows(env: Environment, asked: str, folder: Path | None) -> CommandOutput:

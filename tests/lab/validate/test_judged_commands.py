@@ -101,7 +101,5 @@ def test_no_set_with_commands_is_named_as_another(judged_rows: list[JudgedRow]) 
 def test_commands_nearest_to_other_sets_exist(call) -> None:
     commands = {other.command for other in list_other_sets() if other.command}
     for command in commands:
-        words = [
-            word for word in command.split()[1:] if not word.startswith("--") and not word.isdigit()
-        ]
+        words = command.partition(" --")[0].split()[1:]
         assert call(*words, "--help").code == 0, command

@@ -160,9 +160,7 @@ def widen_to_hosts(own: distances.HostSpread, gpu: str) -> distances.HostSpread:
     records = load_engine_records(gpu)
     each_s = np.array(list_loose_layers(records, load_host_times().launch_graph_s))
     low, high = np.quantile(each_s / each_s.mean(), (0.05, 0.95))
-    source = (
-        own.source.partition(":")[0] + f"; fast hosts as among {len(each_s)} that ran engines"
-    )
+    source = own.source.partition(":")[0] + f"; fast hosts as among {len(each_s)} that ran engines"
     return distances.HostSpread(
         round(min(own.low, float(low)), 2), round(max(own.high, float(high)), 2), own.rows, source
     )
