@@ -116,12 +116,18 @@ class HostTimes:
         packed = launches.packed_experts and by_openai
         other_layers = launches.layers + (self.scan_layers - 1.0) * launches.scans
         other_layers += self.latent_layers * launches.latent
-        weights = []
-        for expert_layers in (self.expert_layers, self.same_expert_layers):
-            each = self.packed_expert_layers if packed else expert_layers
-            each += self.shared_layers * launches.shared_expert
-            weights.append(other_layers + each * launches.experts)
-        return LaunchCounts(launches.layers, *weights, scans=launches.scans)
+
+        def count_loose_layers(expert_layers: float) -> float:
+            weight = self.packed_expert_layers if packed else expert_layers
+            weight += self.shared_layers * launches.shared_expert
+            return other_layers + weight * launches.experts
+
+        return LaunchCounts(
+            layers=launches.layers,
+            loose_layers=count_loose_layers(self.expert_layers),
+            same_loose_layers=count_loose_layers(self.same_expert_layers),
+            scans=launches.scans,
+        )
 
     def capture_large_graphs(self) -> HostTimes:
         """Return the times of an engine that captures steps of up to 1024 tokens."""

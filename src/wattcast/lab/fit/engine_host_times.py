@@ -194,6 +194,7 @@ def list_host_ratios(records: EngineRecords) -> tuple[list[float], list[str]]:
             continue
         options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, batch=1, seq=16)
         step = build_graph(load_measured_model(row["model"]), options).blocks[0].step
+        assert step is not None  # graphs of engines have steps
         counts = times.count_launches(step.launches, by_openai=True)
         tokens, decodes, prompts = (int(row[name] or 0) for name in ("tokens", "batch", "prompts"))
         ratios.append(
