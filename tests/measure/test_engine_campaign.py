@@ -57,6 +57,7 @@ from wattcast.lab.campaigns.engine_weights import (
     fill_weights,
     find_zero_weights,
     has_finite_outputs,
+    has_narrow_weights,
 )
 from wattcast.serving.host_times import pack_engine_folders
 
@@ -400,6 +401,10 @@ def test_an_engine_gets_weights_that_tell_tokens_apart(tmp_path: Path) -> None:
     [
         (WeightReport(9, ("experts.w13",), True), "weights stayed zero: experts.w13"),
         (WeightReport(9, (), False), "hidden states became NaN"),
+        (
+            WeightReport(9, (), True, is_narrow=False),
+            "the configuration names a quantization, but all weights are 16 bit or wider",
+        ),
     ],
 )
 def test_an_engine_that_computes_nothing_is_refused(
@@ -426,6 +431,25 @@ def test_large_weights_of_zeros_are_found() -> None:
     torch.nn.init.zeros_(model["empty"].weight)
     torch.nn.init.zeros_(model["small"].weight)
     assert find_zero_weights(make_engine_of(model), torch) == ("empty.weight",)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "is_narrow"),
+    [
+        ("qweight", torch.int32, True),
+        ("weight", torch.float8_e4m3fn, True),
+        ("weight", torch.bfloat16, False),
+        ("g_idx", torch.int32, False),
+    ],
+)
+def test_narrow_weights_are_told_from_wide_ones(
+    name: str, dtype: torch.dtype, is_narrow: bool
+) -> None:
+    """Rows called GPTQ were once measured in bf16: vLLM had quantized none of its layers."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    weight = torch.zeros(2048, 1024).to(dtype)
+    model.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+    assert has_narrow_weights(make_engine_of(model)) is is_narrow
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(-1.5, True), (float("nan"), False)])

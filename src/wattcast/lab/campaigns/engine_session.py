@@ -515,7 +515,8 @@ def run_model(order: dict[str, Any]) -> int:
                 max_model_len=model.max_model_len,
                 synchronize=torch.cuda.synchronize,
             )
-            fill = partial(_fill_and_check, llm.llm_engine, vllm, torch, bench)
+            is_quantized = bool(model.quantization or model.config.get("quantization_config"))
+            fill = partial(_fill_and_check, llm.llm_engine, vllm, torch, bench, is_quantized)
             room = facts["cache_tokens"], facts["max_seqs"]
             session = EngineSession(
                 request, model, bench, deadline_s, run, *room, fill_weights=fill
@@ -542,14 +543,15 @@ def run_model(order: dict[str, Any]) -> int:
 
 
 def _fill_and_check(
-    engine: Any, vllm: Any, torch: Any, bench: engine_steps.EngineBench
+    engine: Any, vllm: Any, torch: Any, bench: engine_steps.EngineBench, is_quantized: bool
 ) -> engine_weights.WeightReport:
     """Fill the weights of an engine, and look whether they are there and its outputs numbers."""
     filled = engine_weights.fill_weights(engine, torch)
     zero = engine_weights.find_zero_weights(engine, torch)
     sampling = vllm.SamplingParams(max_tokens=4, temperature=0.0, logprobs=1, detokenize=False)
     is_finite = engine_weights.has_finite_outputs(engine, sampling, bench.prompt(64))
-    return engine_weights.WeightReport(filled, zero, is_finite)
+    is_narrow = not is_quantized or engine_weights.has_narrow_weights(engine)
+    return engine_weights.WeightReport(filled, zero, is_finite, is_narrow)
 
 
 def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, smoke: bool) -> Any:

@@ -3,7 +3,9 @@
 An engine that starts with dummy weights draws less power than one with a trained model: zeros
 toggle nothing, and under some norms all tokens look alike. So matrices get N(0, 0.02), as a model
 has before training. Two faults stay silent without a check: packed weights that no list of
-parameters shows keep their zeros, and numbers that overflow make every hidden state NaN.
+parameters shows keep their zeros, and numbers that overflow make every hidden state NaN. A third
+one is an engine that quantizes nothing: started on a GPTQ configuration with dummy weights, vLLM
+0.25.1 multiplies in bf16.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ class WeightReport:
     filled: int  # numbers
     zero: tuple[str, ...]  # names of large tensors that still hold nothing but zeros
     is_finite: bool  # whether the engine's own log-probabilities are numbers
+    is_narrow: bool = True  # whether it keeps the narrow weights that its configuration names
 
     @property
     def fault(self) -> str:
         """Why no row of this engine can be believed; empty where none is known."""
         if self.zero:
             return f"weights stayed zero: {', '.join(self.zero[:3])}"
+        if not self.is_narrow:
+            return "the configuration names a quantization, but all weights are 16 bit or wider"
         return "" if self.is_finite else "hidden states became NaN"
 
 
@@ -109,6 +114,17 @@ def list_packed_weights() -> Iterator[tuple[Any, bool]]:
         is_wrapped = type(item).__name__ == "Tensor" and "triton_kernels" in type(item).__module__
         if is_wrapped and item.storage.data.element_size() == 1:
             yield item.storage.data, "Scale" in type(item.storage.layout).__name__
+
+
+def has_narrow_weights(engine: Any) -> bool:
+    """Tell whether any large weight of an engine is packed or has 8 bits."""
+    for name, tensor in _model_of(engine).named_parameters():
+        byte = tensor.numel() * tensor.element_size()
+        is_place = any(word in name for word in _INDEX_NAMES)
+        is_packed = not tensor.is_floating_point() or tensor.element_size() == 1
+        if byte >= LARGE_BYTE and is_packed and not is_place:
+            return True
+    return any(codes.numel() >= LARGE_BYTE for codes, _ in list_packed_weights())
 
 
 def find_zero_weights(engine: Any, torch: Any) -> tuple[str, ...]:
