@@ -51,13 +51,18 @@ def fit_kernels(
 
 @command("lab fit engine")
 def fit_engine(
-    env: Environment, database: str, gpu: str, out: Path = Path(), bundle: Path | None = None
+    env: Environment,
+    database: str,
+    gpu: str,
+    out: Path = Path(),
+    bundle: Path | None = None,
+    family: str = "",
 ) -> None:
     """Add an engine's kernels to a fitted bundle; rows that the database holds out stay unread."""
     from wattcast.lab.fit.database_fit import fit_engine_database
     from wattcast.predictor.bundle.bundle_file import write_bundle
 
-    found = fit_engine_database(database, gpu, bundle, env.say)
+    found = fit_engine_database(database, gpu, bundle, env.say, family)
     write_bundle(found, out / "bundle.json")
     env.say(f"{out / 'bundle.json'} written: {found.provenance.note}")
 

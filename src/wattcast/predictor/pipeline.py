@@ -20,6 +20,7 @@ from wattcast.core.arrays import Array, Mask, append_axes, map_distinct, sweep_v
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
+from wattcast.kernels.families.engine_families import machete_energy
 from wattcast.kernels.kernel_table import LibraryStyle, RunCondition
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import interval_energy_j, mean_power_w
@@ -234,6 +235,7 @@ def _run_by_engine(timeline: Timeline, bundle: Bundle) -> Timeline:
     its kernels: issuing one costs nothing, and the host counts step by step."""
     times = load_host_times()
     in_step = np.where(_find_decoding(timeline), bundle.step_energy, 1.0)
+    in_step = machete_energy(timeline.kernels.work) * in_step
     timeline = replace(timeline, energy_factor=in_step * timeline.energy_factor)
     samples = map_distinct(
         Sampling.kind.__eq__, index_words(timeline.kernels.ops, attrgetter("kind"))

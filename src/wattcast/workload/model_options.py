@@ -82,7 +82,7 @@ RECIPES = {
         "fp8", 8.0 + 32.0 / 128.0**2, "deepgemm", Dtype.FP8, "block", "block"
     ),
     "w8a8": WeightRecipe("int8", 8.0, "cutlass", Dtype.INT8, "token", "tensor"),
-    "awq": WeightRecipe("int4", _AWQ_BIT, "marlin", None, "", "group", 128, True),
+    "awq": WeightRecipe("int4", _AWQ_BIT, "machete", None, "", "group", 128, True),
     "gptq": WeightRecipe("int4", _INT4_BIT, "machete", None, "", "group", 128),
     "gptq-8bit": WeightRecipe("fp8", 8.0 + 16.0 / 128.0, "marlin", None, "", "group", 128),
     "mxfp4": WeightRecipe(
@@ -447,6 +447,7 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         formats = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales), "
         scale = f"{recipe.activations} with a scale for {'128 values' if recipe.mode == 'block' else 'a token'}"
         widened = f"widened on chip and multiplied in bf16 by {recipe.kernel}"
+        widened += " (on other GPUs than Hopper by marlin)" * (recipe.kernel == "machete")
         formats += widened if recipe.activations is None else f"activations quantized to {scale}"
         formats += "; all else in bf16"
     elif o.dtype is Dtype.FP8:

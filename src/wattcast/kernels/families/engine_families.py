@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core import Dtype, replace
+from wattcast.coefficients import load_coefficients
+from wattcast.core import Dtype, dataclass, replace
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families import KernelMapping, register_kernels
@@ -23,6 +24,7 @@ from wattcast.kernels.families.attention import fill_with_parts
 from wattcast.kernels.kernel_table import (
     ConditionColumns,
     FamilyColumns,
+    KernelWork,
     LibraryStyle,
     ReferenceChip,
     as_columns,
@@ -337,12 +339,32 @@ def _count_latent(
 
 _SLICE_STEPS = 6.0
 _LEAST_STEPS = 8.0  # along k that a block of Machete's takes (CUTLASS, stream-K)
+# Machete shares out the steps of all tiles where they fill few waves and leave the last one short.
+# A kernel that does so clears a workspace first, which is a second launch: of the 17 products of
+# the H200's database that are not held out, the rule says of 15 what they did.
+_SHARED_WAVES = 4.0
+_FULL_WAVE = 0.875
+
+
+@dataclass(frozen=True)
+class MacheteCoefficients:
+    """What Machete's kernels do besides multiplying."""
+
+    weights_per_cycle: float  # that an SM widens from int4 to bf16
+    toggling: float  # energy of its arithmetic in a step, over that of the same on random numbers
+    even_tokens: float  # of a product whose arithmetic takes half of its energy
+
+
+MACHETE_FAMILY = "weight_only.machete"
+MACHETE = load_coefficients("machete", MacheteCoefficients)
 
 
 def _count_product(
     op: engine.NarrowProduct, cold: bool, warm: bool, rate: float, reference: ReferenceChip
 ) -> _Row:
     """Return the columns of a product with narrow weights."""
+    if op.kernel == "machete" and not _runs_machete(reference):
+        op = replace(op, kernel="marlin")
     m, n, k, sms, width = (
         float(op.m),
         float(op.n),
@@ -356,12 +378,17 @@ def _count_product(
     )  # tiles along tokens that run as a cluster
     rows = together * ceil(m / (together * tile_m))
     tiles = rows * ceil(n / tile_n)
-    streamed = isinstance(op, engine.WeightOnlyProduct) and (op.kernel == "marlin" or m <= 64)
+    machete = op.kernel == "machete"
+    streamed = op.kernel == "marlin"
     units, steps, launches = float(tiles), k / tile_k, 1.0
     unit_flop = 2.0 * tile_m * tile_n * k
     between = 0.0
+    if machete:
+        # The warps that widen the weights of a tile also issue its products, one after the other.
+        unit_flop += rate * tile_n * k / MACHETE.weights_per_cycle
+        waves = tiles / sms
+        streamed = waves < _SHARED_WAVES and not waves % 1.0 >= _FULL_WAVE
     if streamed:  # blocks share out all steps of all tiles
-        machete = op.kernel == "machete"
         launches += machete and steps > _LEAST_STEPS
         units = min(sms, max(tiles * steps / _LEAST_STEPS, 1.0)) if machete else sms
         steps, unit_flop = steps * tiles / units, unit_flop * tiles / units
@@ -394,6 +421,28 @@ def _count_product(
         plain,
         {"log_m": m, "log_n": n, "log_k": k, "log_units": tiles},
     )
+
+
+def _runs_machete(reference: ReferenceChip) -> bool:
+    """Tell whether vLLM has Machete's kernels for a chip: they are made of Hopper's instructions."""
+    is_blackwell = "tensor_fp4_flop" in reference.per_cycle
+    return reference.style is LibraryStyle.HOPPER and not is_blackwell
+
+
+def machete_energy(work: KernelWork) -> Array:
+    """Return the energy of kernels in an engine's step over that of the same alone, ``(kernel,)``.
+
+    It is 1 of all but Machete's products. With m tokens their arithmetic is a share of m / (m + M)
+    of the energy, and costs τ of what it does on random numbers: an int4 weight has few values, so
+    that fewer bits change from one product to the next. M = ``even_tokens``, τ = ``toggling``.
+    """
+    by_machete = [name.endswith(MACHETE_FAMILY) for name in work.kernel_family.values]
+    if not any(by_machete):
+        return np.ones(len(work.units))
+    tokens = np.exp2(work.features["log_m"])
+    share = tokens / (tokens + MACHETE.even_tokens)
+    is_product = np.array(by_machete).take(work.kernel_family.place)
+    return np.where(is_product, 1.0 - (1.0 - MACHETE.toggling) * share, 1.0)
 
 
 def _fill_slots(units: float, slots: float) -> float:
@@ -429,8 +478,32 @@ def _product_tile(op: engine.NarrowProduct) -> tuple[str, float, float, float]:
     if op.kernel == "marlin":
         side = "int4" if op.weights != "fp8" else "fp8"
         return f"weight_only.marlin.{side}", min(max(16.0 * ceil(m / 16), 16.0), 64.0), 256.0, 64.0
-    side_m = 16.0 if m <= 16 else 32.0 if m <= 32 else 64.0 if m <= 64 else 128.0
-    return "weight_only.machete", side_m, 128.0, 64.0
+    return MACHETE_FAMILY, *_machete_tile(op.m, op.n, op.k), 64.0
+
+
+def _machete_tile(m: int, n: int, k: int) -> tuple[float, float]:
+    """Return the sides of Machete's tile along tokens and outputs.
+
+    vLLM chooses by size (``csrc/quantization/machete/generate.py``). Between 33 and 64 tokens small
+    weights get tiles of 16 tokens, so that each weight is widened three or four times.
+    """
+    if m > 256:
+        return (128.0 if k <= 16384 and n <= 4096 else 256.0), 128.0
+    if m > 128:
+        small = k <= 4096 and n <= 4096
+        medium = k <= 8192 and n <= 8192
+        return (64.0 if small else 128.0 if medium else 256.0), 128.0
+    if m > 64:
+        if k <= 4069 and n <= 8192:
+            return (32.0 if n <= 4069 else 64.0), 128.0
+        return 128.0, (256.0 if k >= 8192 and n >= 12288 else 128.0)
+    if m > 32:
+        if k <= 6144 and n <= 6144:
+            return 16.0, 128.0
+        return 64.0, (256.0 if k >= 16384 and n >= 12288 else 128.0)
+    if m > 16:
+        return 32.0, (128.0 if k <= 12288 and n <= 8192 else 256.0)
+    return 16.0, (256.0 if n >= 26624 else 128.0)
 
 
 def expert_tile(op: engine.FusedExperts, kernel: str = "triton") -> tuple[int, float]:

@@ -37,7 +37,7 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment
 from wattcast.lab.fit import few_rows_fit
-from wattcast.lab.fit.engine_fit import extend_bundle, load_fitting_steps
+from wattcast.lab.fit.engine_fit import extend_bundle, load_fitting_steps, replace_family
 from wattcast.lab.fit.held_out import (
     HeldOutRows,
     fit_interval_ends,
@@ -220,9 +220,12 @@ def fit_engine_database(
     gpu: str,
     bundle: Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    family: str = "",
 ) -> Bundle:
     """Fit the kernels of an engine into a fitted bundle: one read from a folder, or the one that
     ships.
+
+    With a ``family`` of kernels all others stay as they are.
     """
     chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(database)
     start = bundles.shipped_bundle(gpu) if bundle is None else bundles.read_bundle(bundle)
@@ -233,7 +236,8 @@ def fit_engine_database(
     with one_thread():
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
         others = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
-        return extend_bundle(start, rows, chip, tell, steps, others)
+        fitted = extend_bundle(start, rows, chip, tell, steps, others)
+    return replace_family(start, fitted, family) if family else fitted
 
 
 def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:

@@ -24,7 +24,7 @@ from wattcast.calibrate.row_prediction import (
 )
 from wattcast.core import files
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput
+from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table
 from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
@@ -113,6 +113,34 @@ def without_engine(bundle: Bundle) -> Bundle:
         provenance=msgspec.structs.replace(
             bundle.provenance, note=bundle.provenance.note.partition("; engine kernels")[0]
         ),
+    )
+
+
+def replace_family(bundle: Bundle, fitted: Bundle, family: str) -> Bundle:
+    """Return a bundle in which one engine family is that of another fit, and all else stays.
+
+    Energies of families are learned from one another's rows, so that a new law of one would move
+    the others by a few parts in a thousand.
+    """
+    assert bundle.learned is not None
+    assert fitted.learned is not None
+
+    def merge(table: Mapping[str, _Value], fresh: Mapping[str, _Value]) -> dict[str, _Value]:
+        return {**table, **{k: fresh[k] for k in fresh if root_family(k) == family}}
+
+    if family not in fitted.learned.time or family not in fitted.residuals:
+        raise unknown_name("engine family", family, filter(is_engine_family, fitted.residuals))
+    factors = LearnedFactors(
+        bundle.learned.reference,
+        merge(bundle.learned.time, fitted.learned.time),
+        merge(bundle.learned.energy, fitted.learned.energy),
+    )
+    return replace(
+        bundle,
+        corrections=merge(bundle.corrections, fitted.corrections),
+        residuals=merge(bundle.residuals, fitted.residuals),
+        seen=merge(bundle.seen, fitted.seen),
+        learned=factors,
     )
 
 

@@ -153,8 +153,8 @@ def _find_subject(name: str) -> tuple[str, dict[str, bytes]]:
     """Return how a user names the model of a measured engine, and the file that takes where it has
     no name.
 
-    A catalogue model counts where its sizes are those of the configuration that the engine was
-    started with."""
+    A catalogue model counts where its sizes, and the format that its weights are published in, are
+    those of the configuration that the engine was started with."""
     lines = read_lines(files("wattcast.lab.campaigns").joinpath("engine_models.jsonl"))
     config = {line["name"]: line["config"] for line in lines}[name]
     spec = convert_config(config, f"engine_models.jsonl: {name}", name)
@@ -163,7 +163,8 @@ def _find_subject(name: str) -> tuple[str, dict[str, bytes]]:
             model = load_model(known)
         except BadInput:  # not of the catalogue by that name
             continue
-        if model.architecture == spec.architecture and model.dims == spec.dims:
+        is_same_size = model.architecture == spec.architecture and model.dims == spec.dims
+        if is_same_size and model.quantization == spec.quantization:
             return known, {}
     file = make_file_name(name, "json")
     return file, {file: json.dumps(config, indent=1).encode()}
