@@ -14,7 +14,7 @@ from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import build_kernels, reference_chip
-from wattcast.kernels.families.engine_families import expert_tile
+from wattcast.kernels.families.engine_families import MACHETE, expert_tile, machete_energy
 from wattcast.kernels.kernel_table import USUAL_CONDITION, KernelWork
 from wattcast.predictor.bundle import bundle_for, forecast_bundle, shipped_bundle
 from wattcast.workload.build_model import build_graph, compute_footprint
@@ -490,3 +490,39 @@ def test_fp4_arithmetic_needs_a_gpu_that_has_it() -> None:
     wide = wattcast.predict("llama3-8b", "b200", **options)
     assert narrow.latency_s < wide.latency_s
     assert wattcast.predict("llama3-8b", "h200", weights="fp4", **options).latency_s > 0
+
+
+def test_machete_widens_small_weights_again_for_every_sixteen_tokens() -> None:
+    """vLLM gives 33 to 64 tokens tiles of 16 where the weight is small, of 64 where it is not."""
+    small = lower(*(WeightOnlyProduct(m, 4096, 4096) for m in (16, 64)))
+    large = lower(*(WeightOnlyProduct(m, 8192, 8192) for m in (16, 64)))
+    assert small.features["tile_m"].tolist() == [16.0, 16.0]
+    assert large.features["tile_m"].tolist() == [16.0, 64.0]
+    cycles = [work.units * work.unit_flop for work in (small, large)]
+    assert cycles[0][1] / cycles[0][0] == pytest.approx(4.0)
+    assert cycles[1][1] / cycles[1][0] < 2.0
+
+
+def test_int4_runs_in_machete_on_hopper_and_in_marlin_elsewhere() -> None:
+    """AWQ was once predicted in Marlin on Hopper too, and GPTQ in Machete on an A100."""
+    assert {RECIPES[name].kernel for name in ("awq", "gptq")} == {"machete"}
+    product = WeightOnlyProduct(16, 4096, 4096)
+    families = {
+        gpu: lower_forecast(gpu, product).kernel_family[0]
+        for gpu in ("h100-sxm", "a100-sxm-80gb", "b200")
+    }
+    assert families["h100-sxm"].endswith("machete")
+    assert families["a100-sxm-80gb"].endswith("marlin.int4")
+    assert families["b200"].endswith("marlin.int4")
+
+
+def test_arithmetic_on_widened_weights_draws_less_the_more_tokens_share_them() -> None:
+    work = lower(
+        WeightOnlyProduct(1, 4096, 4096),
+        WeightOnlyProduct(4096, 4096, 4096),
+        WeightOnlyProduct(4096, 4096, 4096, kernel="marlin"),
+    )
+    single, many, other = machete_energy(work).tolist()
+    assert 0.98 < single < 1.0
+    assert many == pytest.approx(MACHETE.toggling, rel=0.01)
+    assert other == 1.0

@@ -30,7 +30,7 @@ from wattcast.calibrate.scoring import (
 from wattcast.calibrate.whole_models import ModelCase, fit_host_cost
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, WattcastError
-from wattcast.core.measured_rows import Plain
+from wattcast.core.measured_rows import Plain, database_folder
 from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
@@ -72,6 +72,18 @@ GOALS: dict[str, dict[str, tuple[float, float]]] = {  # of rows of a kind: must,
         "power": (4.0, 2.5),
         "energy per token": (5.0, 3.0),
     },
+}
+
+# Steps of models in int4 and fp4, measured after the others and judged as a set of their own
+NARROW_FOLDER = "narrow"
+NARROW_SIDES = {
+    False: "vLLM int4 and fp4 steps, fitting models",
+    True: "vLLM int4 and fp4 steps, held-out models",
+}
+NARROW_GOALS: dict[str, dict[str, tuple[float, float]]] = {
+    "decode": {"latency": (6.0, 3.5)},
+    "prefill": {"latency": (6.0, 3.0)},
+    "mixed": {},
 }
 
 
@@ -390,14 +402,31 @@ def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow
     rows = make_serving_rows(
         gpu, found, {False: "fitting models", True: "held-out models and loads"}
     )
-    return rows + make_serving_rows(
+    rows += make_serving_rows(
         gpu, compare_known_boards(records, gpu), {True: "held-out models, board told"}
     )
+    return rows + narrow_rows(gpu, database)
 
 
-def compare_known_boards(records: EngineRecords, gpu: str) -> list[ServingComparison]:
-    """Predict steps of held-out models on cards whose board was read, each with its board as the
-    GPU.
+def narrow_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow]:
+    """Return ledger rows of steps of models in int4 and fp4, each asked of its card's board."""
+    if database is not None:
+        return []
+    found = compare_known_boards(load_narrow_records(gpu), gpu, held_out=None)
+    return make_serving_rows(gpu, found, NARROW_SIDES, NARROW_GOALS)
+
+
+def load_narrow_records(gpu: str) -> EngineRecords:
+    """Read the measured steps of models in int4 and fp4."""
+    return load_engine_records(database_folder(gpu) / NARROW_FOLDER)
+
+
+def compare_known_boards(
+    records: EngineRecords, gpu: str, held_out: bool | None = True
+) -> list[ServingComparison]:
+    """Predict steps on cards whose board was read, each with its board as the GPU.
+
+    Without ``held_out`` both sides of the split are predicted.
     """
     found = []
     for name, part_number in list_boards(gpu).items():
@@ -407,20 +436,23 @@ def compare_known_boards(records: EngineRecords, gpu: str) -> list[ServingCompar
             if row["kind"] != "traffic" and row.get("card_board") == part_number
         ]
         found += compare_serving(
-            replace(records, rows=tuple(kept)), hardware.load_gpu(name), held_out=True
+            replace(records, rows=tuple(kept)), hardware.load_gpu(name), held_out=held_out
         )
     return found
 
 
 def make_serving_rows(
-    gpu: str, found: Sequence[ServingComparison], labels: Mapping[bool, str]
+    gpu: str,
+    found: Sequence[ServingComparison],
+    labels: Mapping[bool, str],
+    goals_by_kind: Mapping[str, Mapping[str, tuple[float, float]]] = GOALS,
 ) -> list[LedgerRow]:
     """Return the mean absolute error of each quantity by kind of row and side of the split, which
     has a label.
     """
     rows: list[LedgerRow] = []
     for side, label in labels.items():
-        for kind, goals in GOALS.items():
+        for kind, goals in goals_by_kind.items():
             same = [one for one in found if one.kind == kind and one.held_out == side]
             for quantity in same[0].values if same else ():
                 mape = float(np.mean([abs(one.error_percent(quantity)) for one in same]))
