@@ -82,7 +82,8 @@ def predict_models(
     )
     found = []
     for row in rows:
-        m, timeline = row.measured, scale_timeline(row.timeline, factors)
+        m = row.measured
+        timeline = scale_timeline(row.timeline, factors)
         at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
         if m.clock_hz is None or m.power_limit_w is not None:
             totals = run_governed(timeline, gpu, at, priced)[1]
@@ -192,7 +193,8 @@ def calibrate_bundle(
     """Adjust a bundle to measured whole models, which ``analyse_models`` has analysed under it."""
     idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
     seconds = np.log([r.measured.latency_s for r in rows])
-    spread, scatter = ROW_SPREAD["latency"], HOST_SCATTER
+    spread = ROW_SPREAD["latency"]
+    scatter = HOST_SCATTER
     on_time = FactorProblem(
         rows,
         seconds,
@@ -211,7 +213,8 @@ def calibrate_bundle(
     powered = [r for r in rows if r.measured.power_w is not None]
     watts = np.log([r.measured.power_w for r in powered if r.measured.power_w is not None])
     joules = watts + np.log([r.measured.latency_s for r in powered])
-    target, noise = np.concatenate([watts, joules]), ROW_SPREAD["power"] * np.sqrt(2.0)
+    target = np.concatenate([watts, joules])
+    noise = ROW_SPREAD["power"] * np.sqrt(2.0)
 
     def on_energy(known: FactorFit) -> FactorProblem:
         def logs(factors: Mapping[str, float]) -> Array:
@@ -220,10 +223,8 @@ def calibrate_bundle(
 
         return FactorProblem(powered, target, noise, idle_w, logs)
 
-    count, has_power = (
-        len(powered),
-        np.array([r.measured.power_w is not None for r in rows], dtype=bool),
-    )
+    count = len(powered)
+    has_power = np.array([r.measured.power_w is not None for r in rows], dtype=bool)
     off_w, off_j = np.split(
         _fit_factors((), on_energy(plain), ()).start, [count]
     )  # of the forecast
@@ -243,10 +244,8 @@ def calibrate_bundle(
 
     energy = fit_energy(time)
     if energy is None and time.chosen:
-        energy, alone = (
-            fit_energy(plain),
-            left_out_joules(time, _fit_factors((), on_energy(time), ())),
-        )
+        energy = fit_energy(plain)
+        alone = left_out_joules(time, _fit_factors((), on_energy(time), ()))
         if energy is not None or percent_errors(alone).mean() > percent_errors(off_j).mean():
             time = plain
     energy = energy or _fit_factors((), on_energy(time), ())
@@ -363,7 +362,8 @@ def _best_set(
 def _fit_factors(
     chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]
 ) -> FactorFit:
-    rows, target = problem.rows, problem.target
+    rows = problem.rows
+    target = problem.target
     # the deviation of each entry: its own, and what factors outside the set may add
     apart = dict(problem.scatter) | {
         name: PRIOR_SPREAD[name] for name in others if name not in chosen
@@ -384,7 +384,8 @@ def _fit_factors(
         return problem.value(chosen, at)
 
     start = target - value(theta)
-    here, weight = start, np.ones(len(target))
+    here = start
+    weight = np.ones(len(target))
     jacobian = np.zeros((len(target), len(chosen)))
     for _ in range(STEPS if chosen and len(rows) else 0):
         jacobian = _differentiate_factors(value, theta, target - here)

@@ -68,7 +68,8 @@ def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Grap
         given |= {"seq": seq, "head": "none"}
     if model in DECODERS:
         given["phase"] = "forward"  # no copies into a cache
-    graph, tokens = load_workload.load_workload(model, ModelOptions(**given)), batch * (seq or 1)
+    graph = load_workload.load_workload(model, ModelOptions(**given))
+    tokens = batch * (seq or 1)
     blocks = []
     for block in graph.blocks:
         kept = [op for op in block.ops if not op.label.endswith(_PACKING)]
@@ -129,11 +130,9 @@ def parse_published_run(line: Mapping[str, str]) -> MeasuredModel:
         ) from None
     if not (time_ms > 0 and energy_j > 0 and mhz > 0):
         raise BadInput(f"{line['workload']}: time, energy and avg_freq have to be above zero.")
-    model, dtype, latency_s = (
-        PUBLISHED_MODELS[match["kind"], match["config"]],
-        match["dtype"],
-        time_ms / 1e3,
-    )
+    model = PUBLISHED_MODELS[match["kind"], match["config"]]
+    dtype = match["dtype"]
+    latency_s = time_ms / 1e3
     graph = build_run_graph(
         model, int(match["batch"]), int(match["seq"]) if match["seq"] else None, dtype
     )
@@ -246,10 +245,12 @@ def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
 
 
 def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
-    given, options = dict[str, float](), dict[str, Any]()
+    given = dict[str, float]()
+    options = dict[str, Any]()
     known = {item.name for item in fields(ModelOptions)}
     for column, cell in entry.items():
-        name, place = column.strip(), f"{where}: {column}"
+        name = column.strip()
+        place = f"{where}: {column}"
         if (quantity := _split_quantity(name)) is not None:
             if quantity[0] in given:
                 raise bad_value(where, f"one {quantity[0]}", "two columns of it")
@@ -352,7 +353,8 @@ def check_calibration_rows(
     ratio = np.array([m.latency_s for m in measured]) / seconds
     far = np.flatnonzero((ratio > FAR_FACTOR) | (ratio < 1.0 / FAR_FACTOR))
     if far.size:
-        m, times = measured[far[0]], float(ratio[far[0]])
+        m = measured[far[0]]
+        times = float(ratio[far[0]])
         said = f"measured {units.show(m.latency_s, 's')}, forecast {units.show(float(seconds[far[0]]), 's')}"
         prefix = abs(abs(np.log10(times)) - 3) < 0.7
         guess = " A factor of a thousand is a unit's prefix (s, ms, us)." if prefix else ""

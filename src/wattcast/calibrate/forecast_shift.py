@@ -60,9 +60,11 @@ def shrink_towards_forecast(
     ``residual(θ)`` is log(measured / model) ``(row,)``, ``slopes(θ)`` is J ``(row, coefficient)``,
     ``scale`` the families' own deviations ``(row,)``."""
     count = 1 + max(j for columns, _ in levels for j in columns)
-    theta, weight = np.zeros(count), np.ones(len(scale))
+    theta = np.zeros(count)
+    weight = np.ones(len(scale))
     hyper = np.log([*(spread for _, spread in levels), 1.0])
-    start, here = hyper.copy(), residual(theta)
+    start = hyper.copy()
+    here = residual(theta)
     for _ in range(NEWTON_STEPS):
         jacobian = slopes(theta)
         target = here + jacobian @ theta  # residual of the linearised model at θ = 0
@@ -280,7 +282,8 @@ def shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str,
         return np.log(predict_bursts_s(kernels, gpu, moved(theta)))
 
     def slopes(theta: Array) -> Array:
-        here, step = log_s(theta), 0.02
+        here = log_s(theta)
+        step = 0.02
         aside = theta + step * np.eye(len(theta))[:_WIDTH]
         by_phase = np.stack(
             [(log_s(other) - here) / step for other in aside], axis=-1
@@ -345,16 +348,17 @@ def shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, .
     found = []
     for i in range(len(rows)):
         timeline = analyse_row(rows, i, gpu, bundle)
-        each_s, set_hz = latency_s[i : i + 1], clock_hz[i : i + 1]
-        running_hz, at = (
-            compute_effective_hz(timeline, set_hz, bundle.clock_law),
-            OperatingPoint(clock_hz=set_hz),
-        )
+        each_s = latency_s[i : i + 1]
+        set_hz = clock_hz[i : i + 1]
+        running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
+        at = OperatingPoint(clock_hz=set_hz)
         activity = kernel_activity(timeline, each_s, running_hz, np.zeros(()), at, priced=True)
         found.append(power.power(activity).part_w[0])
-    parts_w, modules = np.array(found), [p for p in power.parts if p in power.scalable_parts]
+    parts_w = np.array(found)
+    modules = [p for p in power.parts if p in power.scalable_parts]
     still = ~np.isin(power.parts, modules)
-    still_w, dynamic_w = parts_w[:, still].sum(axis=-1), parts_w[:, ~still]
+    still_w = parts_w[:, still].sum(axis=-1)
+    dynamic_w = parts_w[:, ~still]
     own = 1 if "module" in wanted else 0
 
     def scaled(theta: Array) -> Array:

@@ -58,7 +58,8 @@ def fit_trees(
 def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
     grown = []
     for (stage,) in model._predictors:
-        nodes, leaf = stage.nodes, stage.nodes["is_leaf"] != 0
+        nodes = stage.nodes
+        leaf = stage.nodes["is_leaf"] != 0
         inner = [nodes[name] for name in ("feature_idx", "num_threshold", "left", "right")]
         grown.append((leaf, *inner, np.where(leaf, nodes["value"], 0.0)))
     return TreeEnsemble(names, float(np.ravel(model._baseline_prediction)[0]), *pack_trees(grown))
@@ -72,8 +73,11 @@ def pack_trees(grown: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     child."""
     shape = len(grown), max((len(leaf) for leaf, *_ in grown), default=1)
     itself = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-    feature, threshold, value = np.zeros(shape, np.int32), np.zeros(shape), np.zeros(shape)
-    left, right = itself.copy(), itself.copy()
+    feature = np.zeros(shape, np.int32)
+    threshold = np.zeros(shape)
+    value = np.zeros(shape)
+    left = itself.copy()
+    right = itself.copy()
     for i, (leaf, *inner, values) in enumerate(grown):
         at = np.flatnonzero(~leaf)
         feature[i, at], threshold[i, at], left[i, at], right[i, at] = (
@@ -106,7 +110,8 @@ def fit_gaussian_process(
     if not kept.any():  # rows all alike: one column stands for them
         kept[0], spread[0] = True, 1.0
     names = tuple(name for name, keep in zip(names, kept, strict=True) if keep)
-    raw, spread = raw[:, kept], spread[kept]
+    raw = raw[:, kept]
+    spread = spread[kept]
     mean = float(np.median(target))
     rows = raw / spread
     picked = np.random.default_rng(0).permutation(len(target))[:length_rows]
@@ -133,11 +138,9 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
     spread = max(float(target.var()), 1e-6)
 
     def worse(value: Array) -> tuple[float, Array]:
-        weight, variance, noise = (
-            np.exp(2.0 * value[:width]),
-            np.exp(value[width]),
-            np.exp(value[width + 1]),
-        )
+        weight = np.exp(2.0 * value[:width])
+        variance = np.exp(value[width])
+        noise = np.exp(value[width + 1])
         squared = (weight.astype(np.float32) @ flat).reshape(count, count).astype(np.float64)
         radius = np.sqrt(np.maximum(squared, 1e-12))
         signal = variance * np.exp(-radius)
@@ -324,7 +327,8 @@ def fit_residuals(
             if loss == "squared_error"
             else np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
         )
-        ensemble, drawn_in = None, target
+        ensemble = None
+        drawn_in = target
         if grown:
             least = LEAST_LEAF_ROWS * (2 if again else 1)
             ensemble = fit_trees(names, rows, target, tilt * sure, trees, leaves, least, loss)

@@ -29,7 +29,8 @@ def predict_with_bundle(
     """
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     result = np.full((len(rows), 4), np.nan)
-    burst, data = rows.is_kind("burst"), np.array(rows.data)
+    burst = rows.is_kind("burst")
+    data = np.array(rows.data)
     for name in dict.fromkeys(data[burst].tolist()):
         at = burst & (data == name)
         some = rows.select_rows(at)
@@ -63,7 +64,8 @@ def predict_bursts_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
     """Predict the seconds of kernels that run for some milliseconds at the top clock,
     ``(kernel,)``.
     """
-    timeline, law = analyse_kernels(kernels, gpu, bundle), bundle.for_bursts().clock_law
+    timeline = analyse_kernels(kernels, gpu, bundle)
+    law = bundle.for_bursts().clock_law
     return compute_kernel_s(
         timeline.phases, compute_effective_hz(timeline, float(np.mean(gpu.clocks.max_hz)), law)
     )
@@ -87,7 +89,8 @@ def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, 
     """
     if ratio.size == 0:
         return (0.5, 2.0)
-    ordered, tail = np.sort(ratio), (1.0 - level) / 2.0
+    ordered = np.sort(ratio)
+    tail = (1.0 - level) / 2.0
     low = int(np.clip(np.floor(tail * (ratio.size + 1)) - 1, 0, ratio.size - 1))
     high = int(np.clip(np.ceil((1.0 - tail) * (ratio.size + 1)) - 1, 0, ratio.size - 1))
     return float(ordered[low]), float(ordered[high])
@@ -126,7 +129,8 @@ def find_ends(values: Array, step: float) -> tuple[float, float] | None:
 
 def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRange]:
     """Collect formats, kinds of kernels, sizes and forms that were measured, by family."""
-    found, learners = {}, np.array(kernels.work.root_family)
+    found = {}
+    learners = np.array(kernels.work.root_family)
     clock_hz = np.where(rows.is_kind("burst", "sustained"), settled_figures(rows)[1], np.nan)
     for family in dict.fromkeys(kernels.work.root_family):
         at = np.flatnonzero(learners == family)

@@ -95,7 +95,8 @@ def suggest_rows(
     taken = np.isin(np.arange(len(share)), [i for i, _ in first])
     # the plan's rows are judged by one another, with what was just picked as measured
     rest = pick_candidates(kernels, known, (~real).astype(float), ~real & ~taken, from_plan, taken)
-    distance, width = distances_to_known(kernels, known), interval_widths(kernels, bundle)
+    distance = distances_to_known(kernels, known)
+    width = interval_widths(kernels, bundle)
     return [
         RowSuggestion(candidates[i], worth, float(distance[i]), float(width[i]))
         for i, worth in (*first, *rest)
@@ -122,7 +123,8 @@ def pick_candidates(
 
     ``measured`` are candidates to take as measured already. Families do not tell about one another,
     so each is a problem of its own; the best of any is picked next."""
-    learners, others = np.array(kernels.work.root_family), np.array(known.work.root_family)
+    learners = np.array(kernels.work.root_family)
+    others = np.array(known.work.root_family)
     share = weight / max(float(weight.sum()), 1e-30)
     problems = []
     for name in dict.fromkeys(learners[allowed].tolist()):
@@ -171,14 +173,13 @@ class _FamilyProblem:
         sizes, groups = _place_rows(kernels, here, names)
         near = _correlate_residuals(sizes, groups, sizes, groups)
         before = [_place_rows(known, there, names), _place_rows(kernels, extra, names)]
-        points, kinds = (
-            np.concatenate([p for p, _ in before]),
-            np.concatenate([g for _, g in before]),
-        )
+        points = np.concatenate([p for p, _ in before])
+        kinds = np.concatenate([g for _, g in before])
         if len(points) > MOST_KNOWN:
             nearest = _correlate_residuals(points, kinds, sizes, groups).max(axis=1)
             kept = np.argsort(-nearest, kind="stable")[:MOST_KNOWN]
-            points, kinds = points[kept], kinds[kept]
+            points = points[kept]
+            kinds = kinds[kept]
         if len(points):
             cross = _correlate_residuals(points, kinds, sizes, groups)
             inner = _correlate_residuals(points, kinds, points, kinds) + ROW_NOISE * np.eye(
@@ -229,7 +230,8 @@ def distances_to_known(kernels: Kernels, known: Kernels) -> Array:
     theirs, kinds = _place_rows(known, other, names)
     found = np.full(len(group), np.inf)
     for name in set(group.tolist()):
-        here, there = np.flatnonzero(group == name), np.flatnonzero(kinds == name)
+        here = np.flatnonzero(group == name)
+        there = np.flatnonzero(kinds == name)
         if len(there):
             apart = np.linalg.norm(mine[here][:, None, :] - theirs[there][None, :, :], axis=-1)
             found[here] = apart.min(axis=1)

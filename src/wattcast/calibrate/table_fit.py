@@ -134,7 +134,8 @@ def calibrate_rows(
             "needed. Give more tables, or calibrate on whole models: `wattcast calibrate FILE`."
         )
     judged = table.select_rows(usable & away & is_timed)
-    bundle, note = start, "times: as before"
+    bundle = start
+    note = "times: as before"
     if is_timed:
         tell(f"{fitted} rows to fit, {len(judged.rows)} held out")
         with one_thread():
@@ -183,7 +184,8 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
     )  # without the predicted time of what ran beside each row's own kernel
     own_s = np.maximum(latency_s - beside_s(table, gpu, start), LEAST_OWN_SHARE * latency_s)
     top_hz = float(sweep_values(gpu.clocks.max_hz))
-    clock_hz, law = np.full(len(rows), top_hz), start.for_bursts().clock_law
+    clock_hz = np.full(len(rows), top_hz)
+    law = start.for_bursts().clock_law
     if law is not None:
         clock_hz = loaded_clock_hz(law, kernels, own_s, top_hz, reference.sm_count)
     terms = compute_ideal_terms(kernels, reference)

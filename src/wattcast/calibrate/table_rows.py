@@ -91,7 +91,8 @@ class TableRows:
     def select_rows(self, mask: Mask) -> TableRows:
         """Return the rows of a mask."""
         at = np.flatnonzero(mask).tolist()
-        beside, engine = tuple(self.beside[i] for i in at), tuple(self.engine[i] for i in at)
+        beside = tuple(self.beside[i] for i in at)
+        engine = tuple(self.engine[i] for i in at)
         return TableRows(self.rows.select_rows(mask), beside, engine, self.notes)
 
 
@@ -263,7 +264,9 @@ def _identify_table(path: Path, given: Path) -> TableFile | None:
         r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$", path.stem
     )
     if dotted:
-        system, engine, version = dotted["system"], dotted["engine"], dotted["version"]
+        system = dotted["system"]
+        engine = dotted["engine"]
+        version = dotted["version"]
     else:
         folders = path.parts[:-1]
         place = next((i for i, part in enumerate(folders) if part.lower() in _ENGINES), None)
@@ -408,10 +411,12 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
             return "fp8_block bound by the host"
         kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
         op = engine_operators.BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
-        beside, copies = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),), 1
+        beside = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
+        copies = 1
     elif word == "nvfp4" and Dtype.FP4 in tensor:
         op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
-        beside, copies = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),), 1
+        beside = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
+        copies = 1
     elif word in ("int8_wo", "int4_wo"):
         weights = word.partition("_")[0]
         group = 128 if weights == "int4" else -1
@@ -440,8 +445,11 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     able = cache in _HALF.values() or cache in gpu.pipes.tensor_flop_per_cycle
     if row["attn_dtype"] not in _HALF or cache is None or not able:
         return f"attention in {row['attn_dtype']} over a cache in {row['kv_cache_dtype']}"
-    heads, dim, batch = int(row["num_heads"]), int(row["head_dim"]), int(row["batch_size"])
-    length, window = int(row["isl"]) + int(row["step"] or 0), int(row.get("window_size") or 0)
+    heads = int(row["num_heads"])
+    dim = int(row["head_dim"])
+    batch = int(row["batch_size"])
+    length = int(row["isl"]) + int(row["step"] or 0)
+    window = int(row.get("window_size") or 0)
     new = 1 if "generation" in file.path.stem else int(row["isl"])
     kv_heads = int(row.get("num_key_value_heads") or 0) or heads
     if heads % kv_heads:
@@ -479,11 +487,13 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     weights, scales, dtype = _EXPERTS.get(row["moe_dtype"], ("", "", Dtype.BF16))
     if not weights or dtype not in gpu.pipes.tensor_flop_per_cycle:
         return f"experts in {row['moe_dtype']}"
-    parallel, cut = int(row.get("moe_ep_size") or 1), int(row.get("moe_tp_size") or 1)
+    parallel = int(row.get("moe_ep_size") or 1)
+    cut = int(row.get("moe_tp_size") or 1)
     source = str(row.get("kernel_source"))
     if "nongated" in source:
         return "experts without a gate"
-    experts, visits = max(int(row["num_experts"]) // parallel, 1), int(row["topk"]) / parallel
+    experts = max(int(row["num_experts"]) // parallel, 1)
+    visits = int(row["topk"]) / parallel
     distribution = str(row.get("distribution") or "balanced")
     law = re.fullmatch(r"power_law_(\d+\.?\d*)", distribution)
     if (
@@ -532,7 +542,8 @@ def busiest_load(experts: int, top_k: int, gpus: int, exponent: float) -> float:
     """
     weight = np.arange(1.0, experts + 1.0) ** -exponent
     weight /= weight.mean()
-    held, others = max(experts // gpus, 1), max(experts - 1, 1)
+    held = max(experts // gpus, 1)
+    others = max(experts - 1, 1)
     popular = weight[0] + (held - 1) * (experts - weight[0]) / others
     spread = weight.std() * (held * (experts - held) / others) ** 0.5
     most = max(popular, held + spread * (2.0 * np.log(gpus)) ** 0.5) / held

@@ -116,10 +116,8 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
     return rows
 
 
-_WHOLE, _UNIT = (
-    ("batch", "seq"),
-    {"latency_s": "s", "power_w": "W", "energy_j": "J", "sm_clock_hz": "Hz"},
-)
+_WHOLE = ("batch", "seq")
+_UNIT = {"latency_s": "s", "power_w": "W", "energy_j": "J", "sm_clock_hz": "Hz"}
 _USUAL = {
     "phase": "prefill",
     "dtype": "bf16",
@@ -158,7 +156,9 @@ def _read_line(row: dict[str, str], where: str) -> Plain:
     return typed
 
 
-LOW_S, HIGH_S = 1e-7, 1e-3  # no host issues an operator faster or slower
+# no host issues an operator faster or slower
+LOW_S = 1e-7
+HIGH_S = 1e-3
 _GRID = 64
 _BOUND = 0.10  # a row counts as host-bound when its latency changes by this much when h halves
 
@@ -245,7 +245,8 @@ def _best_cost(table: Array, measured: Array, grid: Array) -> float:
     """Find the cost of least mean absolute log error: on the grid, then between its neighbours."""
     off = np.abs(np.log(table / measured[:, None])).mean(axis=0)
     best = int(off.argmin())
-    low, high = max(best - 1, 0), min(best + 1, len(grid) - 1)
+    low = max(best - 1, 0)
+    high = min(best + 1, len(grid) - 1)
     fine = np.geomspace(grid[low], grid[high], 101)
     between = np.array([np.interp(np.log(fine), np.log(grid), np.log(row)) for row in table])
     return float(fine[np.abs(between - np.log(measured)[:, None]).mean(axis=0).argmin()])

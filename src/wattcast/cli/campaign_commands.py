@@ -68,15 +68,14 @@ def _write_suggestions(
     from wattcast.lab.campaigns.kernel_campaign import write_listed
 
     found, specs = suggest_rows(count, gpu, database, env.say)
-    path, reasons = (
-        out / "plan.jsonl",
-        [{"why": f.candidate.source, "score": f.score} for f in found],
-    )
+    path = out / "plan.jsonl"
+    reasons = [{"why": f.candidate.source, "score": f.score} for f in found]
     write_listed(path, list(zip(specs, reasons, strict=True)))
     env.say(
         f"saved: {path}; measure it with `python -m wattcast.lab kernels --plan {path} --out DIR`"
     )
-    pairs, entries = list(zip(found, specs, strict=True)), []
+    pairs = list(zip(found, specs, strict=True))
+    entries = []
     for (f, s), reason in zip(pairs, reasons, strict=True):
         distance = f.distance if f.distance < 1e9 else None
         entries.append({"operator": s.operator, "family": s.family, **reason, "distance": distance})

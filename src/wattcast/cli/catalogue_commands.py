@@ -115,7 +115,8 @@ def show_gpu(
             "none",
         )
     gpu = find_gpu(name)
-    known, boards = list_published_numbers(gpu), list_boards(gpu.name)
+    known = list_published_numbers(gpu)
+    boards = list_boards(gpu.name)
     plain = _gpu_summary(gpu) | {"numbers": known, "unknown": dict(gpu.unknown), "boards": boards}
     return CommandOutput(plain, lambda console: _print_gpu(console, gpu, known, boards))
 
@@ -195,7 +196,8 @@ def show_model(workload: str, capacity: str | None = None, **options: Any) -> Co
     from wattcast.workload.readers import load_workload
 
     chosen = ModelOptions.from_names(**options)
-    graph, model = load_workload.load_workload(workload, chosen), load_workload.find_model(workload)
+    graph = load_workload.load_workload(workload, chosen)
+    model = load_workload.find_model(workload)
     held = _describe_memory(model, chosen, capacity)
     about = None if model is None else _model_summary(model) | {"dims": asdict(model.dims)}
     return CommandOutput(

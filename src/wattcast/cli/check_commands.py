@@ -196,10 +196,8 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
         driver = CDLL("libnvidia-ml.so.1")._name
     except OSError:
         driver = ""
-    purpose, advice = (
-        "measuring and managing NVIDIA GPUs",
-        "no NVIDIA driver on this machine; predictions need none",
-    )
+    purpose = "measuring and managing NVIDIA GPUs"
+    advice = "no NVIDIA driver on this machine; predictions need none"
     checks.append(ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice))
     lists = [
         name for name in dict.fromkeys((CUDA_LIST, *HIP_LISTS, ROCR_LIST)) if name in variables

@@ -47,7 +47,8 @@ def power_trace(
     request = trace_request.TraceRequest(**asked)
     request, trace = replace(request, figure=request.figure or plot is not None), request.trace
     if save_config is not None:
-        chip, file = trace_request.find_measured_chip(request.architecture), request.architecture
+        chip = trace_request.find_measured_chip(request.architecture)
+        file = request.architecture
         made = (
             measured_energies.measured_architecture(chip)
             if chip
@@ -70,10 +71,8 @@ def power_trace(
         ]
         notes = [f"note: {note}." for note in kernels_found.notes]
         if kernels_found.lost or kernels_found.partial:
-            gone, some = (
-                ", ".join(kernels_found.lost) or "none",
-                ", ".join(kernels_found.partial) or "none",
-            )
+            gone = ", ".join(kernels_found.lost) or "none"
+            some = ", ".join(kernels_found.partial) or "none"
             notes.append(f"note: components no counter shows: {gone}; shown in part: {some}.")
         return CommandOutput(kernels_found.to_plain, "\n".join(lines), notes=notes)
 
@@ -124,7 +123,8 @@ def power_meter(
         return
     hertz = parse(clock, "Hz", "--clock") if clock else None
     found = read_chip(TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz))
-    chip, count = found.architecture, found.config.sm_count
+    chip = found.architecture
+    count = found.config.sm_count
     built = build_component_model(
         chip, found.table, found.components, sm_count=count, voltage=found.voltage
     )
@@ -214,10 +214,8 @@ def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None)
 
     if kernels < 3:
         raise bad_value("--kernels", "three or more", kernels)
-    mark, text = (
-        f"<!-- wattcast lab side-by-side {gpu} -->".encode(),
-        b"" if page is None else read_bytes(page),
-    )
+    mark = f"<!-- wattcast lab side-by-side {gpu} -->".encode()
+    text = b"" if page is None else read_bytes(page)
     if page is not None and mark not in text:
         raise bad_value(
             str(page), "a page with the command's name in a comment before its tables", "none"
@@ -307,7 +305,8 @@ def fit_component(
             else " (not driven)"
         )
         lines.append(f"{name:16s} {value:12.5g}{' J' if energies else ''}{mark}")
-    score, dropped = found.score, ", ".join(found.dropped[:5])
+    score = found.score
+    dropped = ", ".join(found.dropped[:5])
     lines.append(
         f"MAPE over {found.kernels} kernels: {score.start:.2f} % before, {score.in_sample:.2f} % in sample, "
         f"{score.leave_one_out:.2f} % leave one out, {score.leave_application_out:.2f} % leave one application out; "
@@ -357,13 +356,12 @@ def show_bottom_up(
     }
     known = ", ".join(event_energies.SIZE_KNOBS)
     factors = parse_pairs(changes, "--change", f"PART=FACTOR with a part of {known}", float)
-    gpu, dialect = None, SimulatorDialect.GPUWATTCH
+    gpu = None
+    dialect = SimulatorDialect.GPUWATTCH
     if _is_architecture(Path(name)):
         architecture = read_architecture(Path(name))
-        found, dialect = (
-            event_energies.build_architecture_chip(architecture, **settings),
-            architecture.dialect,
-        )
+        found = event_energies.build_architecture_chip(architecture, **settings)
+        dialect = architecture.dialect
     else:
         gpu = find_gpu(name)
         found = chip_design.build_chip(chip_design.design_from_gpu(gpu, **settings))

@@ -296,7 +296,8 @@ def fit_counters_command(
             "--measured", "--predict FILE beside it, with the programs' utilisations", "none"
         )
     tables = counter_fit.read_counter_tables(table, form, columns)
-    first, name = next(iter(tables.values())), name or table.stem
+    first = next(iter(tables.values()))
+    name = name or table.stem
     if first.rail_w:
         if {"estimator", "models", "folds", "clusters", "offset_hz"} & env.given:
             raise bad_value(

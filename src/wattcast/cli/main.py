@@ -40,7 +40,8 @@ def _list_verbs(head: str = "") -> dict[str, str]:
     }
 
 
-COMMANDS, LAB = _list_verbs(), _list_verbs("lab ")
+COMMANDS = _list_verbs()
+LAB = _list_verbs("lab ")
 
 
 class _CatalogueGroup(TyperGroup):
@@ -76,7 +77,8 @@ def build_command(words: str) -> Any:
 class _LazyGroup(TyperGroup):
     """A group that imports the module of a verb when it is asked for."""
 
-    table, words = COMMANDS, ""
+    table = COMMANDS
+    words = ""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.table)
@@ -107,7 +109,8 @@ class _LazyGroup(TyperGroup):
 
 
 class _LabGroup(_LazyGroup):
-    table, words = LAB, "lab "
+    table = LAB
+    words = "lab "
 
 
 app = typer.Typer(
@@ -125,7 +128,8 @@ def walk_commands(group: Any = None, words: str = "") -> Iterator[tuple[str, Any
     """
     group = typer.main.get_command(app) if group is None else group
     for name in group.list_commands(None):
-        command, path = group.get_command(None, name), f"{words} {name}".strip()
+        command = group.get_command(None, name)
+        path = f"{words} {name}".strip()
         if isinstance(command, TyperGroup):
             yield from walk_commands(command, path)
         elif not command.hidden:
@@ -182,7 +186,8 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
     own = ["--help" if arg == "--help-all" else arg for arg in args[:end] if arg != "--traceback"]
     with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
         try:
-            command, asked = typer.main.get_command(app), [*own, *args[end:]] or ["--help"]
+            command = typer.main.get_command(app)
+            asked = [*own, *args[end:]] or ["--help"]
             code = command.main(asked, prog_name="wattcast", standalone_mode=False, obj=env)
             return code if isinstance(code, int) else ExitCode.OK
         except typer.TyperException as error:

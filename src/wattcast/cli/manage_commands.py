@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from wattcast.manage.serving_control import ServingLimits
     from wattcast.report.figure_style import FigureMaker
 
-SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.02, 3600.0
+SHORTEST_PERIOD_S = 0.02
+LONGEST_PERIOD_S = 3600.0
 GOAL: Options = {  # what a policy seeks; _read_objective reads them
     "minimise": (str, "ed2"),
     **dict.fromkeys(("slowdown", "latency", "cap"), (str | None, None)),
@@ -128,7 +129,8 @@ def watch(
     from wattcast.manage import watch_card
     from wattcast.measure.device_control import NvmlCard
 
-    seconds, goal = _period_s(period), _read_objective(**options)
+    seconds = _period_s(period)
+    goal = _read_objective(**options)
     with closing(NvmlCard(device)) as card:
         card.open()
         found = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
@@ -290,7 +292,8 @@ def daemon(
     scope = card_daemon.DaemonScope(
         *ranges, None if locked is None else units.parse(locked, "Hz", "--locked")
     )
-    path, members = socket or card_daemon.SOCKET, daemon_client.find_group(group)
+    path = socket or card_daemon.SOCKET
+    members = daemon_client.find_group(group)
     if not lifeline:
         env.say(f"clients connect to {path} as {f'members of {group}' if group else 'root'}")
 
@@ -354,7 +357,8 @@ def rehearse(
 
     per_s = units.parse_amount(rate, "/s", "--rate", inclusive=False)
     length_s = units.parse_seconds(seconds, "--seconds")
-    chip, limits = find_gpu(gpu), _serving_limits(ttft, tpot)
+    chip = find_gpu(gpu)
+    limits = _serving_limits(ttft, tpot)
     most_w = (
         units.parse_amount(site_power, "W", "--site-power", inclusive=False) if site_power else None
     )

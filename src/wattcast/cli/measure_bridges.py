@@ -51,7 +51,8 @@ class LaunchEstimate:
         """Return plain data for JSON."""
         found = self.estimate
         each_s = found.activity.duration_s * found.known
-        whole_s, known_s = float(found.activity.duration_s.sum()), float(each_s.sum())
+        whole_s = float(found.activity.duration_s.sum())
+        known_s = float(each_s.sum())
         part_j = (found.power.part_w.T * each_s).sum(axis=-1)
         plain: dict[str, Any] = {
             "power_w": found.mean_w,
@@ -228,7 +229,8 @@ def suggest_rows(
 ) -> tuple[list[RowSuggestion], list[OperatorSpec]]:
     """Return the rows worth most that are not in the database yet, and how the campaign runs each."""
     chip = load_gpu(gpu)
-    rows, bundle = _load_measured_rows(gpu, database, tell), bundle_for(chip)
+    rows = _load_measured_rows(gpu, database, tell)
+    bundle = bundle_for(chip)
     measured = set(rows.spec)
     known: dict[str, OperatorSpec] = {}
     candidates: list[RowCandidate] = []

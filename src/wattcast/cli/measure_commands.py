@@ -60,7 +60,8 @@ def run(
 
         prepared = prepare_estimate(model, counters, launches, gpu, command)
     done = run_command(command, source, device, pass_output=not json)
-    code, trouble = done.shell_code, None
+    code = done.shell_code
+    trouble = None
     verdict = from_launches = None
     try:  # whatever goes wrong from here on, the measurement is printed
         if save is not None:
@@ -81,7 +82,8 @@ def run(
             save_figure(from_launches.figure(done) if from_launches else drawn, plot)
     except WattcastError as error:
         trouble = error
-    plain, lines = done.plain(), [done.measurement.sentence]
+    plain = done.plain()
+    lines = [done.measurement.sentence]
     if verdict:
         plain["against"] = verdict.plain()
         lines.append(verdict.sentence)

@@ -255,7 +255,9 @@ class CommandDeclaration:
         told = read_help()[self.words] if isinstance(self.takes_from, str) else known
         found = {}
         for name in (name for name in told if name in known and name not in own):
-            kind, default, convert = known[name].annotation, known[name].default, None
+            kind = known[name].annotation
+            default = known[name].default
+            convert = None
             if get_origin(kind) is not Annotated:
                 kind, convert = _choose_type(name, kind)
                 if default is not inspect.Parameter.empty:
@@ -267,7 +269,8 @@ class CommandDeclaration:
 
     def _describe(self, parameter: inspect.Parameter) -> inspect.Parameter:
         """Return a parameter with its help, names and limits, for typer."""
-        name, kind = parameter.name, parameter.annotation
+        name = parameter.name
+        kind = parameter.annotation
         if get_origin(kind) is Annotated:
             kind, told = get_args(kind)
             if isinstance(told, typer.models.ParameterInfo):

@@ -90,7 +90,8 @@ class CodedColumn(Sequence[_Value]):
         cls, parts: Iterable[tuple[Any, Iterable[_Value]]], count: int
     ) -> CodedColumn[_Value]:
         """Return the column of all rows from the values of some rows each."""
-        values, place = list[_Value](), np.empty(count, np.intp)
+        values = list[_Value]()
+        place = np.empty(count, np.intp)
         for rows, some in parts:
             distinct, own = index_distinct(some)
             place[rows] = own + len(values)
@@ -132,7 +133,8 @@ def find_equal(table: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     """Return the first row that is equal to each row in all columns of whole numbers, ``(column,
     row)``.
     """
-    key, first = np.zeros(table.shape[1], np.uint64), np.arange(table.shape[1])
+    key = np.zeros(table.shape[1], np.uint64)
+    first = np.arange(table.shape[1])
     for column in table.astype(np.uint64):
         key = (key ^ (key >> np.uint64(32))) * _MIX + column
     for words in (key, table) if (np.diff(np.sort(key)) == 0).any() else ():
@@ -204,7 +206,8 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
     if ranked.shape[1] == 2:
         best_before = np.minimum.accumulate(np.concatenate([[np.inf], ranked[:-1, 1]]))
         return order[ranked[:, 1] < best_before].astype(np.int64)
-    left, kept = np.arange(len(ranked)), []
+    left = np.arange(len(ranked))
+    kept = []
     while left.size:  # only a row that is earlier in lexicographic order can dominate another
         kept.append(left[0])
         left = left[1:][(ranked[left[1:]] < ranked[left[0]]).any(axis=-1)]

@@ -126,7 +126,8 @@ def check_table(table: Any, where: str) -> None:
         values = column.drop_nulls().cast(polars.Float64)
         if len(values) == 0:
             continue
-        low, high = values.min(), values.max()
+        low = values.min()
+        high = values.max()
         if values.is_nan().any() or not limits.low <= low or not high <= limits.high:
             wrong = values.filter(~values.is_between(limits.low, limits.high))
             raise bad_value(f"{where}: {name}", limits.words, wrong[0] if len(wrong) else low)

@@ -215,7 +215,8 @@ class Journal:
     """An append-only JSON Lines file; knows the ids it already holds."""
 
     def __init__(self, path: Path, key: str = "id") -> None:
-        self.path, self.key = path, key
+        self.path = path
+        self.key = key
         self._ids: set[str] | None = None
 
     @property
@@ -230,7 +231,8 @@ class Journal:
 
     def append(self, row: Record | Plain) -> None:
         """Write one row; it is on the disk when this returns."""
-        plain, ids = row_to_plain(row), self.ids
+        plain = row_to_plain(row)
+        ids = self.ids
         append_rows(self.path, [plain])
         if plain.get(self.key) and not plain.get("error"):
             ids.add(str(plain[self.key]))
@@ -337,8 +339,10 @@ def database_folder(gpu: str) -> Path:
     return folder
 
 
-ROWS_FILE, COUNTERS_FILE = "rows.parquet", "counters.parquet"
-MODELS_FILE, MODEL_KERNELS_FILE = "models.parquet", "model_kernels.parquet"
+ROWS_FILE = "rows.parquet"
+COUNTERS_FILE = "counters.parquet"
+MODELS_FILE = "models.parquet"
+MODEL_KERNELS_FILE = "model_kernels.parquet"
 STEPS_FILE = (
     "engine_steps.parquet"  # one row a step point, a traffic run, an idle period, an engine
 )
@@ -346,10 +350,9 @@ CHAINS_FILE = "chains.parquet"
 _JSON_COLUMNS = ("operator", "detail")
 _CHECKSUM = "wattcast.sha256"
 _STDERR = threading.RLock()  # of the process: one at a time puts another file in its place
-_MOST_BYTE, _MOST_VALUES = (
-    2**28,
-    2**25,
-)  # of a table: a few bytes may claim billions of equal values
+# of a table: a few bytes may claim billions of equal values
+_MOST_BYTE = 2**28
+_MOST_VALUES = 2**25
 
 
 def read_table(path: Path) -> list[Plain]:
@@ -391,12 +394,12 @@ def catch_panics() -> Iterator[None]:
     threads print then.
     """
     with _STDERR:
-        said, kept = (
+        said = (
             os.memfd_create("said")
             if hasattr(os, "memfd_create")
-            else os.open(os.devnull, os.O_RDWR),
-            -1,
+            else os.open(os.devnull, os.O_RDWR)
         )
+        kept = -1
         try:
             kept = os.dup(2)
             os.dup2(said, 2)
@@ -432,7 +435,8 @@ def write_table(path: Path, rows: list[Plain]) -> None:
             f"{clip_text(path, 200)}: a column mixes kinds of values ({clip_text(error, 200)})."
         ) from None
     check_table(table, clip_text(path, 200))
-    plain, checked = io.BytesIO(), io.BytesIO()
+    plain = io.BytesIO()
+    checked = io.BytesIO()
     table.write_parquet(plain, compression="zstd", compression_level=15)
     checksum = {_CHECKSUM: _columns_checksum(plain.getvalue())}
     table.write_parquet(checked, compression="zstd", compression_level=15, metadata=checksum)

@@ -16,7 +16,9 @@ from wattcast.core.strict_files import decode_json
 from wattcast.core.whole_files import write_whole
 
 VARIABLE = "WATTCAST_HOST"
-LEAST_S, MOST_S = 1e-7, 1e-3  # no host issues an operator faster or slower
+# no host issues an operator faster or slower
+LEAST_S = 1e-7
+MOST_S = 1e-3
 
 
 class OwnHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -133,7 +133,8 @@ def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
     text = io.StringIO(data.decode("utf-8-sig", "replace"), newline=None)
     reader = csv.DictReader(text, skipinitialspace=True)
     try:
-        rows, names = list(reader), reader.fieldnames or ()
+        rows = list(reader)
+        names = reader.fieldnames or ()
     except csv.Error as error:  # a field without an end
         raise bad_value(where, "a table with a header and commas", str(error)) from None
     if len(set(names)) != len(names):
@@ -173,7 +174,8 @@ def _build_plain(text: str, where: str) -> object:
     import yaml
 
     kind: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    events, words = yaml.parse(text, Loader=kind), kind("")
+    events = yaml.parse(text, Loader=kind)
+    words = kind("")
     known: dict[str, object] = {}  # what unquoted words say: keys and numbers come again and again
 
     def read_word(word: str) -> object:
@@ -210,7 +212,8 @@ def _build_plain(text: str, where: str) -> object:
             return items
         mapping: dict[object, object] = {}
         while not isinstance(item := next(events), yaml.MappingEndEvent):
-            key, line = build(item, depth + 1), item.start_mark.line + 1
+            key = build(item, depth + 1)
+            line = item.start_mark.line + 1
             if isinstance(key, (list, dict)):
                 raise yaml.YAMLError(f"a key that is no word at line {line}")
             if key in mapping:

@@ -53,13 +53,17 @@ class TreeEnsemble:
         ``features``.
         """
         finder: LeafMasks | TreeWalk = self._walk
-        value, most, place = self.value.ravel(), _BLOCK, np.arange(len(rows))
+        value = self.value.ravel()
+        most = _BLOCK
+        place = np.arange(len(rows))
         if len(rows) >= _MANY_ROWS and self._masks is not None:
             finder, rows = self._masks.answer_questions(rows)
             first = find_equal(rows.T)  # many give the same answers
             alike = np.flatnonzero(first == place)
-            rows, place = rows[alike], alike.searchsorted(first)
-            value, most = value.take(finder.leaf), 4 * _BLOCK
+            rows = rows[alike]
+            place = alike.searchsorted(first)
+            value = value.take(finder.leaf)
+            most = 4 * _BLOCK
         starts = range(0, max(len(rows), 1), most)
         # "clip": places are known to exist, and a check of each takes as long again
         blocks = [
@@ -103,7 +107,8 @@ class TreeEnsemble:
 def tree_depth(left: NodeIndex, right: NodeIndex) -> int:
     """Return the steps after which every path has reached a leaf."""
     trees, nodes = left.shape
-    depth, level = 0, np.zeros((trees, nodes), dtype=bool)
+    depth = 0
+    level = np.zeros((trees, nodes), dtype=bool)
     level[:, :1] = True
     while depth <= nodes:
         rows, columns = np.nonzero(level)
@@ -113,7 +118,8 @@ def tree_depth(left: NodeIndex, right: NodeIndex) -> int:
         following = np.zeros_like(level)
         following[rows[inner], left[rows[inner], columns[inner]]] = True
         following[rows[inner], right[rows[inner], columns[inner]]] = True
-        level, depth = following, depth + 1
+        level = following
+        depth = depth + 1
     raise bad_value("forest", "trees", "a cycle")
 
 
@@ -141,7 +147,8 @@ class LeafMasks:
     ) -> LeafMasks | None:
         """Number the leaves of arrays ``(tree, node)``; None where a tree has too many."""
         trees, nodes = feature.shape
-        is_leaf, each = left == np.arange(nodes), np.arange(trees)[:, np.newaxis]
+        is_leaf = left == np.arange(nodes)
+        each = np.arange(trees)[:, np.newaxis]
         below = np.ones((trees, nodes), np.int64)  # leaves below a node
         for _ in range(tree_depth(left, right)):
             below = np.where(
@@ -157,7 +164,8 @@ class LeafMasks:
             tree, node = level[:, is_leaf[*level]]
             leaf[tree, first[tree, node]] = tree * nodes + node
             tree, node = inner = level[:, ~is_leaf[*level]]
-            lower, upper = left[tree, node], right[tree, node]
+            lower = left[tree, node]
+            upper = right[tree, node]
             first[tree, lower] = first[tree, node]
             first[tree, upper] = first[tree, node] + below[tree, lower]
             asked.append(inner)
@@ -246,11 +254,13 @@ class TreeWalk:
         """Return the leaf of each row in each tree, ``(row, tree)``, as positions in the arrays
         laid end to end.
         """
-        flat, column = rows.ravel(), np.arange(0, rows.size, max(rows.shape[1], 1))[:, np.newaxis]
+        flat = rows.ravel()
+        column = np.arange(0, rows.size, max(rows.shape[1], 1))[:, np.newaxis]
         node: npt.NDArray[np.intp] = np.broadcast_to(self.root, (len(rows), len(self.root)))
         for level in range(self.depth):
             goes_left = flat.take(column + self.feature.take(node)) <= self.threshold.take(node)
-            before, node = node, self.child.take(node + goes_left)
+            before = node
+            node = self.child.take(node + goes_left)
             if level % _LOOK == _LOOK - 1 and (node == before).all():
                 break
         return node // 2

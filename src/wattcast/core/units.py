@@ -198,7 +198,8 @@ def show(value: float, unit: str, digits: int = 4) -> str:
     fitting = [item for item in prefixes.items() if item[1] <= rounded]
     name, by = fitting[-1] if fitting else next(iter(prefixes.items()))
     if rounded == 0.0:
-        name, by = "", 1.0
+        name = ""
+        by = 1.0
     number = f"{value / by:.{digits}g}"
     number = f"{float(number):.0f}" if "e+" in number and float(number) < 1e7 else number
     symbol = {"byte": "B", "flop": "FLOP"}.get(head, head)
@@ -236,7 +237,8 @@ class Dtype(StrEnum):
 
     def __new__(cls, word: str, byte: int) -> Dtype:
         member = str.__new__(cls, word)
-        member._value_, member.byte = word, byte
+        member._value_ = word
+        member.byte = byte
         return member
 
     @classmethod

@@ -118,7 +118,8 @@ def take_lock(path: Path, wait_s: float, held: str) -> int:
     """
     import fcntl
 
-    deadline, owner = time.monotonic() + wait_s, ""
+    deadline = time.monotonic() + wait_s
+    owner = ""
     while True:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -135,10 +136,8 @@ def take_lock(path: Path, wait_s: float, held: str) -> int:
                     os.pwrite(lock, owner.encode(), 0)
                 return lock
         except OSError:
-            before, owner = (
-                owner,
-                clip_text(os.pread(lock, 200, 0).decode(errors="replace")) or "unknown",
-            )
+            before = owner
+            owner = clip_text(os.pread(lock, 200, 0).decode(errors="replace")) or "unknown"
             if before not in ("", owner):  # a hundred may wait: each owner has its time
                 deadline = time.monotonic() + wait_s
             if time.monotonic() >= deadline:

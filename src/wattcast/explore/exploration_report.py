@@ -45,7 +45,8 @@ from wattcast.serving.plan_search import ServingPlan
 
 def sweep_json(done: SweepResult) -> dict[str, Any]:
     """Return the front, the best points and what was asked."""
-    study, summary = done.study, done.summary
+    study = done.study
+    summary = done.summary
     sampled = study.space.method is not SamplingMethod.GRID
     return {
         "wattcast": __version__,
@@ -118,7 +119,8 @@ MOST_ROWS = 15
 
 def print_sweep(console: Console, done: SweepResult) -> None:
     """Print the best points and the front of a sweep, and what was assumed."""
-    study, summary = done.study, done.summary
+    study = done.study
+    summary = done.summary
     mark = (
         ""
         if study.bundle.status is FitStatus.MEASURED
@@ -176,7 +178,8 @@ def print_exploration(console: Console, found: Exploration, least: ExploreObject
 
     answer = f"no point fits the memory {found.bound}"
     if least in found.best:
-        chosen, bold = found.best[least], found.bolder.get(least)
+        chosen = found.best[least]
+        bold = found.bolder.get(least)
         risk = (bold or chosen).describe_risk()
         if bold is not None:
             column = OBJECTIVE_COLUMNS[least]
@@ -472,7 +475,8 @@ def draw_gpus(
     """
     tables: dict[str, Columns] = {}
     for chip in [choice.chip for choice in found if choice.results and choice.chip is not None][:8]:
-        low, high = float(chip.clocks.min_hz or 0.3 * chip.clocks.max_hz), float(chip.clocks.max_hz)
+        low = float(chip.clocks.min_hz or 0.3 * chip.clocks.max_hz)
+        high = float(chip.clocks.max_hz)
         step = max((high - low) / 60.0, 1.0)
         asked = build_study(workload, chip, [f"clock={low!r}Hz:{high!r}Hz:{step!r}Hz"], **options)
         tables[chip.name] = tabulate_points(asked, 0, asked.space.size)

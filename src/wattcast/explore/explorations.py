@@ -264,7 +264,8 @@ def explore(
     if axes == ("gpu",):
         points.sort(key=_rank_gpu)
     within, bound = _find_within(points, slowdown, latency)
-    best, bolder = {}, {}
+    best = {}
+    bolder = {}
     for objective, column in OBJECTIVE_COLUMNS.items():
         known = [point for point in within if point.results[column] is not None]
         if known:
@@ -332,11 +333,13 @@ def _try_settings(
     unit, units_a_run = graph.unit
     found = []
     for row in table_rows(columns):
-        latency_s, energy_j = row["latency_s"], row["energy_j"]
+        latency_s = row["latency_s"]
+        energy_j = row["energy_j"]
         total_j = energy_j * many
         each_j = total_j / units_a_run
         each_gpu_s = latency_s * many / units_a_run
-        cost, carbon_g = prices.cost(gpu.name, each_j, each_gpu_s), prices.carbon_g(each_j)
+        cost = prices.cost(gpu.name, each_j, each_gpu_s)
+        carbon_g = prices.carbon_g(each_j)
         per_million = 1e6 if unit == "token" else None
         results = {
             "gpus": many,
@@ -395,7 +398,9 @@ def describe_point_risk(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bund
 
 
 def _all_clocks(gpu: Gpu) -> str:
-    low, high, step = gpu.clocks.min_hz, gpu.clocks.max_hz, gpu.clocks.step_hz
+    low = gpu.clocks.min_hz
+    high = gpu.clocks.max_hz
+    step = gpu.clocks.step_hz
     if low is None or step is None:
         raise MissingSpecification(
             f"{gpu.name}: its lowest clock or the step between clocks is not published. "

@@ -196,10 +196,8 @@ def _read_served(item: _Workload, where: str, headroom: float) -> plan_options.S
             "no batch, seq, phase or latency, which follow from traffic (tp beside prompt)",
             "some",
         )
-    model, per_s = (
-        find_language_model(item.workload),
-        units.parse_amount(item.rate, "/s", "rate", inclusive=False),
-    )
+    model = find_language_model(item.workload)
+    per_s = units.parse_amount(item.rate, "/s", "rate", inclusive=False)
     asked = (
         model,
         per_s,
@@ -297,7 +295,8 @@ def _list_columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
 
 def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Column], list[str]]:
     """Return batches of a workload on a GPU at the clocks on the front of speed and power."""
-    clock_hz, gpus = list_settable_clocks(gpu), ModelOptions(**demand.options).gpu_count
+    clock_hz = list_settable_clocks(gpu)
+    gpus = ModelOptions(**demand.options).gpu_count
     asked = build_study(demand.workload, gpu, [f"clock={float(clock_hz[0])!r}Hz"], **demand.options)
     found = evaluate_points(asked, {"asked_clock_hz": clock_hz})
     if not found.get("fits", np.array([True])).all():
@@ -384,12 +383,15 @@ def _solve_assignment(
     solution.
     """
     why = "fleets need SciPy", "explore"
-    optimize, sparse = import_extra("scipy.optimize", *why), import_extra("scipy.sparse", *why)
+    optimize = import_extra("scipy.optimize", *why)
+    sparse = import_extra("scipy.sparse", *why)
     size = len(columns)
     demand = np.array([c.demand for c in columns])
     kind = np.array([c.kind for c in columns])
-    busy_w, rest_w = np.array([c.power_w for c in columns]), np.array([c.idle_w for c in columns])
-    per_s, gpus = np.array([c.per_s for c in columns]), np.array([float(c.gpus) for c in columns])
+    busy_w = np.array([c.power_w for c in columns])
+    rest_w = np.array([c.idle_w for c in columns])
+    per_s = np.array([c.per_s for c in columns])
+    gpus = np.array([float(c.gpus) for c in columns])
     rate = np.array([d.rate_per_s for d in fleet.demands])
     counts = np.array([count for _, count in fleet.gpus], dtype=float)
     every = np.arange(size)
@@ -428,10 +430,12 @@ def _solve_assignment(
         cost = np.append(gpus, np.zeros(size + 1)) + 1e-3 * cost / max(
             float(np.abs(cost).max()), 1.0
         )
-    low, high = np.zeros(2 * size + 1), np.full(2 * size + 1, np.inf)
+    low = np.zeros(2 * size + 1)
+    high = np.full(2 * size + 1, np.inf)
     if fixed:
         low[-1] = high[-1] = 1.0
-    bounds, whole = optimize.Bounds(low, high), np.append(np.ones(size), np.zeros(size + 1))
+    bounds = optimize.Bounds(low, high)
+    whole = np.append(np.ones(size), np.zeros(size + 1))
     done = optimize.milp(
         cost, constraints=limits, bounds=bounds, integrality=whole, options={"time_limit": LIMIT_S}
     )
@@ -461,7 +465,8 @@ def _make_assignment(
 ) -> FleetAssignment:
     """Return what was solved as rows, with engines simulated again at their share of the rate."""
     counts = np.array([count for _, count in fleet.gpus])
-    rows, served = [], _served_per_s(fleet, columns, busy)
+    rows = []
+    served = _served_per_s(fleet, columns, busy)
     mean_w = peak_w = 0.0
     left = counts.astype(float)
     for x, u, c in zip(given, busy, columns, strict=True):
@@ -470,7 +475,8 @@ def _make_assignment(
         peak_w += x * c.power_w
         if x > 0:
             more: dict[str, Any] = {}
-            demand, gpu = fleet.demands[c.demand].served, fleet.gpus[c.kind][0]
+            demand = fleet.demands[c.demand].served
+            gpu = fleet.gpus[c.kind][0]
             if demand is not None and c.option is not None:
                 result = plan_options.serve_rate(
                     demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s
@@ -553,7 +559,8 @@ def _name_unit(column: _Column) -> str:
 
 def list_settable_clocks(gpu: Gpu) -> Array:
     """List clocks the card can be set to, evenly over its range."""
-    low, high = float(np.min(gpu.clocks.lowest_hz)), float(np.max(gpu.clocks.max_hz))
+    low = float(np.min(gpu.clocks.lowest_hz))
+    high = float(np.max(gpu.clocks.max_hz))
     return np.unique(
         np.clip(gpu.clocks.snap_to_steps(np.linspace(low, high, CLOCK_COUNT)), low, high)
     )

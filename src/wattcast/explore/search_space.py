@@ -55,10 +55,8 @@ def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     found = {row["name"]: msgspec.convert(row, VariedField, strict=False) for row in rows}
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
     for head, dtype in ((head, dtype) for head, rates in pipes.items() for dtype in rates):
-        name, unit = (
-            f"pipes.{head}_per_cycle_sm.{dtype}",
-            "op" if dtype.startswith("int") else "flop",
-        )
+        name = f"pipes.{head}_per_cycle_sm.{dtype}"
+        unit = "op" if dtype.startswith("int") else "flop"
         column = f"pipes.{head}_flop_per_cycle.{dtype}"
         found[name] = VariedField(name, f"{unit}/cycle", FieldKind.CHIP, column)
     return found
@@ -138,7 +136,8 @@ def parse_constraints(
 
     A bare number is taken where the name typed carries the unit: ``power_w<=400``.
     """
-    varied, found = tuple(axes), []
+    varied = tuple(axes)
+    found = []
     for text in texts:
         match = _FORM.fullmatch(text) if len(text) <= 200 else None
         if match is None:
@@ -252,7 +251,8 @@ class SearchSpace:
         if (
             self.method is SamplingMethod.RANDOM
         ):  # in numbered blocks, so that any range of points can be drawn alone
-            first, shape = start // _BLOCK, (_BLOCK, len(self.axes))
+            first = start // _BLOCK
+            shape = (_BLOCK, len(self.axes))
             blocks = range(first, -(-stop // _BLOCK))
             drawn = np.concatenate(
                 [np.random.default_rng([self.seed, block]).random(shape) for block in blocks]
@@ -299,7 +299,8 @@ def parse_space(
     """
     if seed < 0:
         raise bad_value("seed", "zero or more", seed)
-    method, samples = SamplingMethod.GRID, 0
+    method = SamplingMethod.GRID
+    samples = 0
     if sample is not None:
         word, _, count = sample.partition(":")
         samples = int(count) if count.isascii() and count.isdigit() else 0
@@ -350,7 +351,8 @@ def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array
             raise bad_value(where, "each value once", text)
         return listed, False
     pieces = [piece.strip() for piece in text.split(":")]
-    low, high = units.parse(pieces[0], unit, where), units.parse(pieces[1], unit, where)
+    low = units.parse(pieces[0], unit, where)
+    high = units.parse(pieces[1], unit, where)
     if not low <= high:
         raise bad_value(
             where,

@@ -214,7 +214,8 @@ def configure_points(
     chip = study.gpu.with_fields(
         {name: values for name, values in columns.items() if kind[name] is FieldKind.CHIP}
     )
-    at, bundle = study.settings, study.bundle
+    at = study.settings
+    bundle = study.bundle
     if "tensor_scale" in columns:
         rates = {
             f"pipes.tensor_flop_per_cycle.{dtype}": rate * columns["tensor_scale"]

@@ -220,7 +220,8 @@ class SweepWork:
         columns = tabulate_points(self.study, *self.part_range(index))
         if self.compression is None:
             return index, self.summarise(columns), None
-        buffer, level = io.BytesIO(), 1 if self.compression == "zstd" else None
+        buffer = io.BytesIO()
+        level = 1 if self.compression == "zstd" else None
         frame = import_polars().DataFrame(columns)
         frame.write_parquet(buffer, compression=self.compression, compression_level=level)
         return index, self.summarise(columns), buffer.getvalue()
@@ -269,7 +270,8 @@ def run_sweep(
     check_names("column", objectives, known, f"Known here: {', '.join(known)}.")
     if len(objectives) < 2 or len(set(objectives)) != len(objectives):
         raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
-    wanted, notes = tuple(objectives), _list_notes(study)
+    wanted = tuple(objectives)
+    notes = _list_notes(study)
     axes = ", ".join(f"{axis.field.name} ({axis.values.size} values)" for axis in study.space.axes)
     how = (
         study.space.method
@@ -277,7 +279,9 @@ def run_sweep(
         else f"{study.space.method}:{study.space.samples}"
     )
     about = f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
-    store, compression, parts = None, None, -(-size // part_points)
+    store = None
+    compression = None
+    parts = -(-size // part_points)
     if out is not None:  # parts are small where they stay, and fast where they are read once and go
         store = open_store(
             out, StoreManifest(_FORMAT, __version__, study.digest(), about, size, part_points)

@@ -168,7 +168,8 @@ def resolve_gpu_name(name: str) -> str:
 @cache
 def _load_by_name(name: str) -> Gpu:
     if name in _BOARDS:
-        gpu, part = _load_by_name(_BOARDS[name]["gpu"]), _BOARDS[name]["part_number"]
+        gpu = _load_by_name(_BOARDS[name]["gpu"])
+        part = _BOARDS[name]["part_number"]
         return replace(gpu, name=name, title=f"{gpu.title}, board {part}", board=part)
     return load_gpu_file(files("wattcast.hardware").joinpath("catalogue", f"{name}.yaml"))
 
@@ -189,12 +190,14 @@ class _Reader:
     """Walks one file, turning leaves into SI numbers and remembering who published each."""
 
     def __init__(self, file: Any, where: str) -> None:
-        self.file, self.where = file, where
+        self.file = file
+        self.where = where
         self.claims: dict[str, PublishedClaim] = {}
         self.unknown: dict[str, str] = {}
 
     def read_gpu(self, name: str) -> Gpu:
-        file, groups = self.file, defaultdict[str, dict[str, Any]](dict)
+        file = self.file
+        groups = defaultdict[str, dict[str, Any]](dict)
         for key, row in _NUMBERS.items():
             group, _, last = row["field"].rpartition(".")
             place = (key, row["unit"], row["field"])
@@ -246,10 +249,8 @@ class _Reader:
                 raise bad_value(
                     f"{self.where}: {key}_per_cycle_sm", f"formats among {', '.join(Dtype)}", name
                 )
-            unit, field = (
-                "op/cycle" if name.startswith("int") else "flop/cycle",
-                f"{key}_flop_per_cycle.{name}",
-            )
+            unit = "op/cycle" if name.startswith("int") else "flop/cycle"
+            field = f"{key}_flop_per_cycle.{name}"
             rates[Dtype.parse(name)] = self.number(
                 leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True
             )
@@ -316,7 +317,8 @@ class _Reader:
 
         It is None where the leaf gives the reason why nobody published it.
         """
-        has_value, where = leaf.value not in (None, []), f"{self.where}: {key}"
+        has_value = leaf.value not in (None, [])
+        where = f"{self.where}: {key}"
         if bool(leaf.unknown) == has_value:
             raise bad_value(
                 where, "either a value or `unknown: why`", "both" if leaf.unknown else "neither"

@@ -121,7 +121,8 @@ class ClockRange:
         """
         if self.step_hz is None:
             return clock_hz
-        high, step = float(np.max(self.max_hz)), float(np.min(self.step_hz))
+        high = float(np.max(self.max_hz))
+        step = float(np.min(self.step_hz))
         return high - step * np.round((high - clock_hz) / step)
 
 
@@ -221,7 +222,8 @@ class Gpu:
 
 
 def _replace_field(node: Any, parts: list[str], value: Sweepable, path: str) -> Any:
-    head, rest = parts[0], parts[1:]
+    head = parts[0]
+    rest = parts[1:]
     names = [f.name for f in fields(node)]
     if head not in names or head in ("claims", "unknown", "node"):
         known = [p for p, _ in number_fields(node)]
@@ -242,7 +244,8 @@ def number_fields(node: Any, prefix: str = "") -> list[tuple[str, Sweepable]]:
     """Return the dotted path and value of every known number below ``node``."""
     found: list[tuple[str, Sweepable]] = []
     for item in fields(node):
-        value, path = getattr(node, item.name), f"{prefix}{item.name}"
+        value = getattr(node, item.name)
+        path = f"{prefix}{item.name}"
         if isinstance(value, ClockCurve) or item.name in ("claims", "unknown", "memory_hz", "node"):
             continue
         if is_dataclass(value):

@@ -22,7 +22,8 @@ from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
 
 KERNEL_KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain", "vector")
-HOPPER_KIND, VECTOR_KIND = KERNEL_KINDS.index("hopper"), KERNEL_KINDS.index("vector")
+HOPPER_KIND = KERNEL_KINDS.index("hopper")
+VECTOR_KIND = KERNEL_KINDS.index("vector")
 _Rows = npt.NDArray[np.intp]
 STANDARD_SIDE = 128.0  # of a tile that feeds the tensor cores of an SM
 _BY_KIND = np.array(
@@ -45,7 +46,8 @@ _BY_KIND = np.array(
 )
 # Blocks of kernels before Hopper that registers and shared memory of an SM hold, by elements of
 # their tile.
-_AREAS, _HELD = np.array([2048.0, 4096.0, 8192.0, 32768.0]), np.array([12.0, 9.0, 4.0, 2.0, 1.0])
+_AREAS = np.array([2048.0, 4096.0, 8192.0, 32768.0])
+_HELD = np.array([12.0, 9.0, 4.0, 2.0, 1.0])
 _HELD_VECTORS = 16.0
 _TILE_CONSTANTS = 7
 
@@ -146,7 +148,8 @@ def find_label(names: Sequence[str]) -> KernelLabel | None:
         sides = _PLAIN_SIDES.search(main.name)
         m, n = (2 ** int(sides[1]), 2 ** int(sides[2])) if sides else (32, 32)
         return KernelLabel("plain", n, m, False)
-    first, second = int(main.tile_m or 0), int(main.tile_n or 0)
+    first = int(main.tile_m or 0)
+    second = int(main.tile_n or 0)
     tokens_first = "xmma" in main.name or main.family == "convolution"
     n, m = (second, first) if tokens_first else (first, second)
     split = any(
@@ -211,19 +214,23 @@ def candidate_terms(
     The first term is the log of a rough cost: cycles of compute or loads, whichever is more. Others
     are padding, waves and how full they are, shapes alike, and what a split of K would be worth.
     Terms may be off by what all candidates of a product share, which changes no choice."""
-    area, both = tile_n * tile_m, tile_n + tile_m
+    area = tile_n * tile_m
+    both = tile_n + tile_m
     feed = np.minimum(1.0, 0.12 + 0.88 * np.sqrt(area / STANDARD_SIDE**2))
     held = _tiles_per_sm(kind == "hopper", area)
     step_cycles = np.maximum(2.0 * area * STEP_K / (4096.0 * feed), 60.0)
     b, m, n, k = (size[:, np.newaxis] for size in (b, m, n, k))
-    across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
+    across = np.ceil(n / tile_n)
+    down = np.ceil(m / tile_m)
     tiles = b * across * down
     parts = np.maximum(np.floor(split * sms * held / tiles), 1.0 + split)
     full = tiles * parts / (sms * held)
     waves = np.ceil(full)
     compute = waves * np.ceil(k / STEP_K / parts) * (held * step_cycles)
     loads = tiles * (both / _LOADS) * k
-    log_full, log_tiles, longest = np.log(full), np.log(tiles), np.log(_LONGEST)
+    log_full = np.log(full)
+    log_tiles = np.log(tiles)
+    longest = np.log(_LONGEST)
     sides = np.minimum(np.log(n), longest) - np.minimum(np.log(m), longest)
     found = np.empty((17, *tiles.shape))
     np.log(np.maximum(compute, loads) + split * _SPLIT_CYCLES, out=found[0])
@@ -319,7 +326,8 @@ class KernelChooser:
     votes: TreeVotes | None = None
 
     def __post_init__(self) -> None:
-        count, width = len(self.kind), 1 + len(self.names)
+        count = len(self.kind)
+        width = 1 + len(self.names)
         shapes = {self.tile_n.shape, self.tile_m.shape, self.split.shape}
         unknown = sorted(set(self.kind.tolist()) - set(KERNEL_KINDS))
         if unknown:
@@ -376,17 +384,15 @@ class KernelChooser:
 KernelChoice = Mapping[str, KernelChooser]  # by the name of the chooser, such as "half-unaligned"
 # rows for which a kernel without a tile is taken: 61 of the 62 in the H200 database have fewer
 _MOST_VECTORS = 32.0
-_FEW_VECTORS, _VECTOR_WORK = (
-    8.0,
-    4e7,
-)  # rows beyond which it is taken for little work alone, in multiplications
+# rows beyond which it is taken for little work alone, in multiplications
+_FEW_VECTORS = 8.0
+_VECTOR_WORK = 4e7
 TF32_CODE = 3.0  # of the format, among the columns that choosers see
 _LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
 _VOTES = 0.6  # of the trees against the score, where there are any: chosen on held-out folds
-_TOGETHER, _MOST_TOGETHER = (
-    128,
-    8192,
-)  # products whose candidates' terms stay in a cache, and in memory
+# products whose candidates' terms stay in a cache, and in memory
+_TOGETHER = 128
+_MOST_TOGETHER = 8192
 _MOST_PICKS = 8
 _SHARPEN = (
     2.0  # how much more than its likelihood says the likeliest kernel counts, where kinds differ
@@ -505,7 +511,8 @@ def _join_picks(parts: Sequence[tuple[_Rows, KernelPicks]], count: int) -> Kerne
     pick is left.
     """
     width = max([1 if picks.sure.all() else picks.share.shape[1] for _, picks in parts], default=1)
-    kind, rest = np.zeros((count, width), np.int64), np.ones((4 + _TILE_CONSTANTS, count, width))
+    kind = np.zeros((count, width), np.int64)
+    rest = np.ones((4 + _TILE_CONSTANTS, count, width))
     rest[3] = 0.0
     for rows, picks in parts:
         at = slice(0, min(picks.share.shape[1], width))

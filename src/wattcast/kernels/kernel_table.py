@@ -140,7 +140,8 @@ class ConditionColumns:
 
 @lru_cache(maxsize=1024)
 def _usual_columns(count: int) -> ConditionColumns:
-    no, zero = np.zeros(count, dtype=bool), np.zeros(count)
+    no = np.zeros(count, dtype=bool)
+    zero = np.zeros(count)
     no.flags.writeable = zero.flags.writeable = False
     return ConditionColumns(True, no, no, no, no, no, no, no, zero, zero, (NOT_RUN,) * count)
 
@@ -211,7 +212,8 @@ def join_work(parts: list[KernelWork]) -> KernelWork:
     }
     columns = {name: np.empty(ends[-1]) for name in WORK_COLUMNS}
     while parts:
-        part, place = parts.pop(), places.pop()
+        part = parts.pop()
+        place = places.pop()
         for name, values in part.features.items():
             features[name][place] = values
         for name, column in columns.items():
@@ -367,7 +369,8 @@ def merge_families(
     for rows, part in parts:
         for name, values in chain(*(some.items() for some in part[1:])):
             table[place[name], rows] = values
-    work, features = table[: len(WORK_COLUMNS)], table[len(WORK_COLUMNS) :]
+    work = table[: len(WORK_COLUMNS)]
+    features = table[len(WORK_COLUMNS) :]
     features[: len(logs)] = log2_size(features[: len(logs)])
     by_alignment = features[len(logs) : len(logs) + len(aligned)]
     by_alignment[:] = log2_alignment(by_alignment)
@@ -491,7 +494,9 @@ def streamed_share(byte: Array | float, l2_byte: float) -> Array:
     )
 
 
-_ALL_KEPT, _NONE_KEPT = 0.1, 0.77  # of the capacity
+# of the capacity
+_ALL_KEPT = 0.1
+_NONE_KEPT = 0.77
 
 
 def log2_size(values: npt.ArrayLike) -> Array:

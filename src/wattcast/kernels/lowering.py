@@ -157,14 +157,16 @@ def build_kernels(
 ) -> Kernels:
     """Return the kernels of distinct operators, each run under its condition."""
     ops = OperatorColumns.from_operators(ops) if len(ops) >= MANY_OPS else tuple(ops)
-    mappings, link_byte = index_words(ops, kernel_mapping), np.zeros(len(ops))
+    mappings = index_words(ops, kernel_mapping)
+    link_byte = np.zeros(len(ops))
     for link_traffic, rows in _rows_by(mappings, "link_traffic"):
         link_byte[rows] = [link_traffic(ops[i]) for i in rows.tolist()]
     asked = index_words(ops, lambda op: (kernel_mapping(op).tensor_cores, op.math_dtype))
     event_names, rates, said = zip(
         *(_choose_pipe(*pipe, gpu) for pipe in asked.values), strict=True
     )
-    events, notes = CodedColumn(event_names, asked.place), CodedColumn(said, asked.place)
+    events = CodedColumn(event_names, asked.place)
+    notes = CodedColumn(said, asked.place)
     rate_of = np.stack(
         [sweep_values(rate) for rate in np.broadcast_arrays(*rates)], axis=-1
     )  # (*sweep, pipe)
@@ -201,7 +203,9 @@ def build_kernels(
 _operator_work: Callable[[Operator], tuple[Any, ...]] = attrgetter(
     "flop", "sfu_op", "read_byte", "write_byte"
 )
-_MOST_KEPT, _MOST_OPS = 256, 1024  # workloads kept, and distinct operators of one worth keeping
+# workloads kept, and distinct operators of one worth keeping
+_MOST_KEPT = 256
+_MOST_OPS = 1024
 
 
 def compute_work(
@@ -284,7 +288,8 @@ def kernel_choice_inputs(
 
     The name of the chooser is empty where a library has nothing to choose.
     """
-    choosers, told = np.full(len(ops), "", object), ConditionColumns.from_conditions(conditions)
+    choosers = np.full(len(ops), "", object)
+    told = ConditionColumns.from_conditions(conditions)
     sizes = tuple(np.ones(len(ops)) for _ in range(4))
     shape: Columns = {}
     for ask, rows in _rows_by(index_words(ops, kernel_mapping), "choice_inputs"):

@@ -150,7 +150,8 @@ def forecast_workload(
     options: Mapping[str, object] | None = None,
 ) -> ClockCurves:
     """Predict one workload over the range of a card's clocks."""
-    grid, idle = np.linspace(clocks_hz[0], clocks_hz[-1], POINTS), gpu.power.idle_w
+    grid = np.linspace(clocks_hz[0], clocks_hz[-1], POINTS)
+    idle = gpu.power.idle_w
     more: dict[str, Any] = dict(options or {})
     free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, force=True, **more)
     return ClockCurves(
@@ -234,10 +235,8 @@ class SlowdownErrors:
         others = [row for name, row in self.by_application.items() if name.split("_")[0] != family]
         if len(others) < FEWEST_FORECASTS:
             return None
-        n, each = (
-            len(others),
-            np.stack([np.interp(clock_share, self.clock_share, row) for row in others]),
-        )
+        n = len(others)
+        each = np.stack([np.interp(clock_share, self.clock_share, row) for row in others])
         spread = student_t(n - 1, ONE_SIDED_Z) * each.std(axis=0, ddof=1) * np.sqrt(1 + 1 / n)
         return np.asarray(np.where(clock_share < 1.0, each.mean(axis=0) + spread, 0.0))
 
@@ -275,7 +274,8 @@ def choose_forecast_settings(
     With ``errors``, a bound on the slowdown is kept with a chance of 95 %, by how forecasts of
     other applications missed; without, it is kept by the forecast at its word."""
     (which, levels), default = _find_core_clocks(tables), tables.default
-    worth, chosen = ControllerTuning().worth, {}
+    worth = ControllerTuning().worth
+    chosen = {}
     for name, curves in found.items():
         if name in tables.applications:
             margins = (
@@ -324,7 +324,8 @@ def estimate_card_behaviour(curves: ClockCurves, levels_hz: Array) -> tuple[Arra
     )
     time_s = curves.time_s * slower
     power_w = curves.idle_w + (curves.power_w - curves.idle_w) / slower
-    limit_w, held_hz = HELD * curves.limit_w, float(curves.clock_hz[-1])
+    limit_w = HELD * curves.limit_w
+    held_hz = float(curves.clock_hz[-1])
     over = np.nonzero(power_w > limit_w)[0]
     if over.size:
         first = int(over[0])

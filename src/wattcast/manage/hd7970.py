@@ -99,9 +99,11 @@ def duration_s(
     t = (t_valu^p + t_dram^p)^(1/p) + t_serial + t_fixed, with p rising with occupancy. Valid
     between the card's lowest and highest settings, for one kernel at a time."""
     col = {name: values[:, np.newaxis] for name, values in work.items()}
-    top_hz, units_top = at["core_hz"].max(), at["unit_count"].max()
+    top_hz = at["core_hz"].max()
+    units_top = at["unit_count"].max()
     per_unit = (units_top / at["unit_count"]) * (top_hz / at["core_hz"])
-    valu, fetch = col["valu_s"] * per_unit, col["fetch_s"] * per_unit
+    valu = col["valu_s"] * per_unit
+    fetch = col["fetch_s"] * per_unit
     crowd = np.clip(
         (at["unit_count"] - col["fits"]) / np.maximum(units_top - col["fits"], 1.0), 0.0, 1.0
     )
@@ -143,7 +145,8 @@ def power_w(
 
     Leakage scales with V², switching with V² f; memory power is a floor, a part that follows the
     bus clock, and energy per byte that grows as the bus slows down."""
-    v2, f = at["relative_v"] ** 2, at["core_hz"] / at["core_hz"].max()
+    v2 = at["relative_v"] ** 2
+    f = at["core_hz"] / at["core_hz"].max()
     rate = dram_byte_per_s / at["bus_byte_per_s"].max()
     leakage = (card["uncore_leakage_w"] + at["unit_count"] * card["unit_leakage_w"]) * v2
     alu = card["unit_alu_w"] * np.minimum(valu_duty, 1.0)
@@ -246,7 +249,8 @@ def _phase_demand(
     ``valu`` and ``dram`` say how the phase differs from the kernel's mean, ``work`` how long it
     takes."""
     exponent = card["overlap_base"] + card["overlap_per_occupancy"] * kernel["occupancy"]
-    valu_part, dram_part = kernel["valu"] * valu, kernel["dram"] * dram
+    valu_part = kernel["valu"] * valu
+    dram_part = kernel["dram"] * dram
     overlapped = (valu_part**exponent + dram_part**exponent) ** (1.0 / exponent)
     relative = overlapped + kernel["serial"] + kernel["fixed"]
     scale = units.parse(kernel["time"], "s", kernel["name"]) * work / relative

@@ -45,8 +45,10 @@ from wattcast.measure.device_control import BUSY
 from wattcast.measure.measured_run import PassedSignals
 from wattcast.measure.source_check import AVERAGE_S, MOST_W, is_plausible_power
 
-PROGRESS_VARIABLE, SM_COUNT_VARIABLE = "WATTCAST_PROGRESS", "WATTCAST_UNITS"
-MPS_SHARE, MPS_PIPE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"
+PROGRESS_VARIABLE = "WATTCAST_PROGRESS"
+SM_COUNT_VARIABLE = "WATTCAST_UNITS"
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 SATURATED = 0.95  # share of time with a kernel running, below which a card waits for work
 # of its memory, or of an issue slot, from which a card without a program's own signal counts as
 # busy
@@ -54,11 +56,10 @@ IN_USE = 0.5
 BLIND_PERIODS = 5  # without visible work, after which the user is told
 WARM_UP = 2  # periods with work that are not looked at: programs start slowly
 SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
-POLL_S, SETTLE_S, MARK_S = (
-    0.01,
-    0.2,
-    0.3,
-)  # step of waiting, time a new setting is given, wait for a counter's step
+# step of waiting, time a new setting is given, wait for a counter's step
+POLL_S = 0.01
+SETTLE_S = 0.2
+MARK_S = 0.3
 PROGRAM_KERNEL = "program"
 GRACE_S = 5.0  # for the program to end after a signal was passed on
 ROLES = {
@@ -115,7 +116,10 @@ class ProgressFile:
     such as "+4096"."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._read, self._sum, self._rest = path, 0, 0.0, b""
+        self._path = path
+        self._read = 0
+        self._sum = 0.0
+        self._rest = b""
 
     def count(self) -> float:
         """Return the units done so far; 0 before the program made the file."""
@@ -200,13 +204,15 @@ class LivePlant:
         if begin is None or end is None:
             return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
         self.reading = end.reading
-        joules, span_s = end.energy_j - begin.energy_j, end.energy_s - begin.energy_s
+        joules = end.energy_j - begin.energy_j
+        span_s = end.energy_s - begin.energy_s
         is_counted = math.isfinite(joules) and joules > 0 and span_s > 0
         stale = math.isfinite(joules) and joules <= 0  # the counter stood still, or was reset
         if is_counted and span_s >= AVERAGE_S:  # power readings are means over a second
             ends_w = (begin.reading.power_w, end.reading.power_w)
             stale = stale or not is_plausible_power(joules / span_s, ends_w, MOST_W)
-        seconds, work = end.work_s - begin.work_s, end.work - begin.work
+        seconds = end.work_s - begin.work_s
+        work = end.work - begin.work
         self._reported = self._reported or work > 0
         if not self._reported:
             seconds = end.reading.at_s - begin.reading.at_s
@@ -216,7 +222,8 @@ class LivePlant:
             self.say(
                 "no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)"
             )
-        reading, busy = end.reading, float(end.reading.busy)
+        reading = end.reading
+        busy = float(end.reading.busy)
         if (
             not self._reported
             and math.isfinite(reading.work_per_s)
@@ -281,7 +288,8 @@ class LivePlant:
         """Leave refused levels out: those outside the range that is allowed, or the whole knob if
         it never worked.
         """
-        role, knobs = ROLES[error.knob], []
+        role = ROLES[error.knob]
+        knobs = []
         for knob, level in zip(self.lattice.knobs, settings, strict=True):
             levels = knob.levels
             if knob.role is role and error.allowed is not None:
@@ -337,13 +345,16 @@ class LivePlant:
 
         Both counters move in steps; read at any other moment, a step more or less would be noise.
         Return also how long that took."""
-        waited, most_s = 0.0, min(MARK_S, 0.3 * self.period_s)
+        waited = 0.0
+        most_s = min(MARK_S, 0.3 * self.period_s)
         energy = work = None
         with self.ending_control():
-            first, done = self.card.read(), self.progress.count() if self.progress else 0.0
+            first = self.card.read()
+            done = self.progress.count() if self.progress else 0.0
             while True:
                 waited += self.pause_heard(POLL_S)
-                reading, count = self.card.read(), self.progress.count() if self.progress else 0.0
+                reading = self.card.read()
+                count = self.progress.count() if self.progress else 0.0
                 now_s = reading.at_s
                 if energy is None and reading.energy_j != first.energy_j:
                     energy = now_s, reading.energy_j
@@ -378,18 +389,24 @@ def control_plant(
 
     ``advise`` gives a first guess from a reading, which the controller tries before its own steps.
     """
-    lattice, controller, warm_up = None, Harmonia(plant.lattice, plant.default, objective), WARM_UP
-    pairs, state = ReferencePairs(seed), controller.start()
-    searched, held = 0, None  # periods of search so far; settings whose saving is being measured
+    lattice = None
+    controller = Harmonia(plant.lattice, plant.default, objective)
+    warm_up = WARM_UP
+    pairs = ReferencePairs(seed)
+    state = controller.start()
+    # periods of search so far; settings whose saving is being measured
+    searched = 0
+    held = None
     while plant.next_kernel() is not None:
         if plant.lattice is not lattice:  # the first time, or some knobs were refused
-            lattice, pairs, searched, held = plant.lattice, ReferencePairs(seed), 0, None
+            lattice = plant.lattice
+            pairs = ReferencePairs(seed)
+            searched = 0
+            held = None
             controller = Harmonia(lattice, plant.default, objective)
             state = controller.start()
-        wanted, settled = (
-            controller.settings(state, PROGRAM_KERNEL),
-            controller.is_settled(state, PROGRAM_KERNEL),
-        )
+        wanted = controller.settings(state, PROGRAM_KERNEL)
+        settled = controller.is_settled(state, PROGRAM_KERNEL)
         if settled:
             held = wanted
         elif (
@@ -397,7 +414,8 @@ def control_plant(
         ):  # a long search is interrupted to see what it brought
             held = controller.best_so_far(state, PROGRAM_KERNEL)
         elif held is not None and pairs.is_enough(held):
-            held, searched = None, 0
+            held = None
+            searched = 0
         if held is not None:
             wanted = pairs.choose(held, plant.default)
         seen = plant.run(wanted)
@@ -412,7 +430,8 @@ def control_plant(
             ):
                 controller = replace(controller, hint={PROGRAM_KERNEL: hint})
         elif not plant.saturated:
-            state, held = controller.start(), None
+            state = controller.start()
+            held = None
         else:
             searched += held is None
             pairs.record(seen)
@@ -431,13 +450,17 @@ def control_serving(
     """Control a card that serves requests until its program ends; while its engine is silent, it
     runs as before.
     """
-    level, blind, top = keeper.level, 0, len(keeper.levels_hz) - 1
+    level = keeper.level
+    blind = 0
+    top = len(keeper.levels_hz) - 1
     while plant.alive() and plant.controlled:
         plant.pause_heard(READING_INTERVAL_S)
         with plant.ending_control():
             try:
-                reading, seen = read_engine(), plant.card.read()
-                wanted, blind = keeper.decide(seen.at_s, reading, seen.energy_j), 0
+                reading = read_engine()
+                seen = plant.card.read()
+                wanted = keeper.decide(seen.at_s, reading, seen.energy_j)
+                blind = 0
             except MissingTool as error:
                 blind += 1
                 if blind == 2:
@@ -485,7 +508,8 @@ def run_controlled_program(
 
     ``Refused`` when the card did not get back what it had.
     """
-    units, limits_w = task.units, card.limits_w() if task.power_limit else None
+    units = task.units
+    limits_w = card.limits_w() if task.power_limit else None
     lattice = plants.build_card_lattice(*card.clocks_hz(), units.levels if units else (), limits_w)
     with ExitStack() as stack:
         signals = stack.enter_context(PassedSignals())

@@ -53,10 +53,12 @@ def draw_gains(
     """
     outcomes = {p: found for p in wanted if (found := comparison.for_policy(p))}
     applications = [o.application for o in next(iter(outcomes.values()))]
-    without, means = STRESS_APPLICATIONS, dict[str, tuple[str, ...]]({"geo. mean": ()})
+    without = STRESS_APPLICATIONS
+    means = dict[str, tuple[str, ...]]({"geo. mean": ()})
     if set(without) & set(applications):
         means["geo. mean 2"] = without
-    names, width = [*applications, *means], 0.8 / len(outcomes)
+    names = [*applications, *means]
+    width = 0.8 / len(outcomes)
     figure, axes = new_axes(max(7.0, 0.6 * len(names)), 4.2)
     for i, (policy, rows) in enumerate(outcomes.items()):
         values = [o.shares[field] for o in rows]
@@ -147,7 +149,8 @@ def list_management_figures(
             draw_gains, comparison, *next(iter(GAINS.items())), source, added
         )
     for tables in plants:
-        first, objective = next(iter(tables.applications)), setup.objective
+        first = next(iter(tables.applications))
+        objective = setup.objective
         run = comparison.runs[PolicyName.HARMONIA, first]
         made[f"convergence_{first}"] = partial(draw_convergence, tables, run, objective)
         is_predicted = all(

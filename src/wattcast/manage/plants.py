@@ -29,7 +29,8 @@ Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
 # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
 SM_GRAIN = 8
 SM_SHARES = (0.5, 0.625, 0.75, 0.875)
-LEVELS, LIMIT_LEVELS = 16, 8
+LEVELS = 16
+LIMIT_LEVELS = 8
 LOWEST = 0.5  # of the highest core clock of a card; below, no objective here is ever served
 
 
@@ -358,10 +359,8 @@ class TablePlant:
     ) -> None:
         self._tables = tables
         self._order: list[int] = tables.order(application).tolist()
-        noise, drawn = (
-            noise or MeasurementNoise(),
-            np.random.default_rng(seed).standard_normal((2, len(self._order))),
-        )
+        noise = noise or MeasurementNoise()
+        drawn = np.random.default_rng(seed).standard_normal((2, len(self._order)))
         self._time_factor, self._power_factor = (
             np.exp(noise.time * drawn[0]),
             np.exp(noise.power * drawn[1]),
@@ -373,8 +372,10 @@ class TablePlant:
         return None if position >= len(self._order) else self._tables.kernels[self._order[position]]
 
     def run(self, settings: Settings) -> Observation:
-        tables, position = self._tables, len(self.settings)
-        phase, index = self._order[position], tables.lattice.flat_index(settings)
+        tables = self._tables
+        position = len(self.settings)
+        phase = self._order[position]
+        index = tables.lattice.flat_index(settings)
         self.settings.append(index)
         counters = {name: float(table[phase, index]) for name, table in tables.counters.items()}
         return Observation(

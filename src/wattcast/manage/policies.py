@@ -129,7 +129,9 @@ class Harmonia:
         self, state: ControllerState, observation: Observation
     ) -> tuple[ControllerState, Settings]:
         """Return the next state and the settings for this kernel's next run."""
-        kernel, problem, tuning = observation.kernel, self.problem, self.tuning
+        kernel = observation.kernel
+        problem = self.problem
+        tuning = self.tuning
         memory = state.kernels.get(kernel) or PhaseMemory(
             problem.start, target=self.hint.get(kernel)
         )
@@ -152,7 +154,8 @@ class Harmonia:
             observation, self._find_effective(memory.runs, observation), problem.slope_levels
         )
         if memory.settled and memory.rest > 0:
-            move, rest = SearchMove(memory.next_settings, True, memory.why), memory.rest - 1
+            move = SearchMove(memory.next_settings, True, memory.why)
+            rest = memory.rest - 1
         else:
             move = self._choose_move(memory, runs)
             rest = 0 if move.why == TRADING else tuning.rest
@@ -174,7 +177,9 @@ class Harmonia:
 
         A governor (power, heat) that holds the clock between two levels would hold it there for the
         upper one, too. A clock that wavers by one level between runs counts as the same."""
-        settings, which, clock_hz = observation.settings, self.problem.core, observation.core_hz
+        settings = observation.settings
+        which = self.problem.core
+        clock_hz = observation.core_hz
         if which is None:
             return settings
         levels = self.lattice.knobs[which].levels
@@ -192,7 +197,8 @@ class Harmonia:
         """Switch to another phase when bins changed though no knob did (with counters), or time did
         (without).
         """
-        counters, tuning = observation.usable_counters, self.tuning
+        counters = observation.usable_counters
+        tuning = self.tuning
         if self.model is None or counters is None:
             if memory.runs.surprise(observation, tuning.prior_sigma) <= tuning.surprise:
                 return state, memory if memory.odd == 0 else memory._replace(odd=0)
@@ -207,10 +213,8 @@ class Harmonia:
         bins = (bin_sensitivity(compute), bin_sensitivity(bandwidth))
         if bins == memory.bins:
             return state, memory
-        beliefs, target = (
-            SensitivityBeliefs(compute, bandwidth, tuning.margin),
-            self._coarse_targets[bins],
-        )
+        beliefs = SensitivityBeliefs(compute, bandwidth, tuning.margin)
+        target = self._coarse_targets[bins]
         if memory.bins is None:
             return state, memory._replace(beliefs=beliefs, bins=bins, target=target)
         if memory.runs.confirms(observation, tuning.resolution):
@@ -294,23 +298,32 @@ class PrintedHarmonia:
     def step(
         self, state: ControllerState, observation: Observation
     ) -> tuple[ControllerState, Settings]:
-        kernel, counters = observation.kernel, observation.usable_counters
+        kernel = observation.kernel
+        counters = observation.usable_counters
         memory: Any = state.kernels.get(kernel) or PrintedMemory(self.default)
         if counters is None:
             return state, memory.next_settings
         compute, bandwidth = self.model.predict(counters)
         bins = bin_sensitivity(compute), bin_sensitivity(bandwidth)
-        here, busy = observation.settings, counters["VALUBusy"]
-        flat, dithering, settled, to = memory.flat, memory.dithering, False, here
+        here = observation.settings
+        busy = counters["VALUBusy"]
+        flat = memory.flat
+        dithering = memory.dithering
+        settled = False
+        to = here
         if bins != memory.bins:
             if memory.last not in (None, here):
                 to = memory.last  # sensitivities artificially changed due to configuration change
             else:
-                to, flat, dithering = self.tuning.coarse_target(self.lattice, *bins), None, 0
+                to = self.tuning.coarse_target(self.lattice, *bins)
+                flat = None
+                dithering = 0
         elif dithering > self.most_dithering:
-            to, settled = flat or here, True
+            to = flat or here
+            settled = True
         elif busy >= memory.busy:
-            flat, to = here, tuple(max(level - 1, 0) for level in here)
+            flat = here
+            to = tuple(max(level - 1, 0) for level in here)
         else:
             to = tuple(
                 min(level + 1, top) for level, top in zip(here, self.lattice.top, strict=True)
@@ -376,7 +389,8 @@ def find_static_best(tables: PlantTables, application: str, objective: Objective
     counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(
         np.float64
     )
-    time_s, energy_j = counts @ tables.time_s, counts @ tables.energy_j
+    time_s = counts @ tables.time_s
+    energy_j = counts @ tables.energy_j
     each = replace(objective, slowdown=None)  # latency and cap hold for every run
     penalty = (score_tables(tables, each) - score_tables(tables, Objective(objective.goal)))[
         counts > 0
@@ -405,7 +419,8 @@ def make_controller(
         free = tuple(knob.role is KnobRole.CORE_CLOCK for knob in tables.lattice.knobs)
         if not any(free):
             return None
-    model, fine = setup.model if tables.counters else None, policy is not PolicyName.COARSE
+    model = setup.model if tables.counters else None
+    fine = policy is not PolicyName.COARSE
     return Harmonia(
         tables.lattice, tables.default, setup.objective, model, setup.tuning, free, fine
     )
@@ -417,11 +432,9 @@ def run_policy(
     """Run one application under one policy; None where the plant does not give what the policy
     needs.
     """
-    objective, order, usual = (
-        setup.objective,
-        tables.order(application),
-        tables.lattice.flat_index(tables.default),
-    )
+    objective = setup.objective
+    order = tables.order(application)
+    usual = tables.lattice.flat_index(tables.default)
     chosen = np.full(len(tables.kernels), usual, dtype=np.int64)
     idle_s = 0.0
     match policy:

@@ -108,7 +108,8 @@ def compare_policies(
             }
             done = {p: r for p, r in found.items() if r is not None}
             runs |= {(p, application): r for p, r in done.items()}
-            base, best = done[PolicyName.DEFAULT].played, done[PolicyName.ORACLE].played
+            base = done[PolicyName.DEFAULT].played
+            best = done[PolicyName.ORACLE].played
             outcomes += [
                 _judge_run(tables, r, base, best, setup.objective)
                 for p, r in done.items()
@@ -124,7 +125,9 @@ def _judge_run(
     order = tables.order(application)
 
     def judge(played: PlayedRun) -> dict[str, float]:
-        time_s, energy_j, found = played.total_s, played.total_j + run.idle_j, {}
+        time_s = played.total_s
+        energy_j = played.total_j + run.idle_j
+        found = {}
         for name, power in (
             ("ed2", Goal.ED2.delay_power),
             ("objective", objective.goal.delay_power),
@@ -174,7 +177,8 @@ def count_worse_runs(
         rows += compare_policies(
             plants, replace(setup, seed=setup.seed + seed), [PolicyName.HARMONIA]
         ).outcomes
-    gain, over = "objective_gain_over_default", "ed2_over_oracle"
+    gain = "objective_gain_over_default"
+    over = "ed2_over_oracle"
     found = {"runs": float(len(rows))}
     found |= {
         f"share_over_1_percent_worse{e}": fmean(o.shares[gain + e] < -0.01 for o in rows)
@@ -289,7 +293,8 @@ def print_comparison(
     for policy in PolicyName:
         rows = comparison.for_policy(policy)
         if rows:
-            mean, share = comparison.mean(policy), "objective_gain_over_default_with_probing"
+            mean = comparison.mean(policy)
+            share = "objective_gain_over_default_with_probing"
             both = [
                 geometric_mean_gain(rows, left_out, share)
                 for left_out in ([(), without] if without else [()])
@@ -508,7 +513,8 @@ def _parse_runs(text: str, where: str) -> dict[str, Rows]:
         cells = dict(zip(columns, line.strip().split(","), strict=False))
         match = _RUN.fullmatch(cells.get("workload", ""))
         try:
-            energy_j, time_ms = float(cells["energy"]), float(cells["time"])
+            energy_j = float(cells["energy"])
+            time_ms = float(cells["time"])
             ran_mhz = float(cells.get("avg_freq", "nan"))
         except (KeyError, ValueError):
             raise bad_value(

@@ -26,7 +26,8 @@ def parse_program_blocks(
     where known, mJ, which must be power times time. A program that starts over without a name is
     one of its own, called ``name#2``."""
     blocks: dict[str, dict[tuple[float, float], tuple[float, float]]] = {}
-    name, wanted = "", "memory MHz, core MHz, time ms, power W and, if known, energy mJ"
+    name = ""
+    wanted = "memory MHz, core MHz, time ms, power W and, if known, energy mJ"
 
     def begin(program: str) -> str:
         """Begin a block under this name, or under ``name#2`` and on where it is taken."""

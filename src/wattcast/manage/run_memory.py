@@ -65,7 +65,8 @@ class RunMemory(NamedTuple):
         learn how power rises."""
         log_time = log_time_per_work(observation)
         log_power = math.log(observation.power_w)
-        held, settings = self.held, observation.settings
+        held = self.held
+        settings = observation.settings
         if effective is not None and effective != settings:
             held = {**held, settings: effective}
             settings = effective
@@ -73,13 +74,19 @@ class RunMemory(NamedTuple):
             held = {asked: got for asked, got in held.items() if asked != settings}
         old = self.seen.get(settings) if settings not in self.held else None
         if old is None:
-            new, share, off_time, off_power = SettingRecord(1, log_time, log_power), 0.0, 0.0, 0.0
+            new = SettingRecord(1, log_time, log_power)
+            share = 0.0
+            off_time = 0.0
+            off_power = 0.0
         else:
             n = old.runs + 1
-            off_time, off_power = log_time - old.log_time, log_power - old.log_power
+            off_time = log_time - old.log_time
+            off_power = log_power - old.log_power
             new = SettingRecord(n, old.log_time + off_time / n, old.log_power + off_power / n)
             share = (n - 1) / n  # Welford's update of the sum of squares
-        seen, knobs, changed = {**self.seen, settings: new}, self.knobs, [settings]
+        seen = {**self.seen, settings: new}
+        knobs = self.knobs
+        changed = [settings]
         if held:
             changed += [asked for asked, got in held.items() if got == settings]
             seen.update(dict.fromkeys(changed, new))
@@ -144,7 +151,9 @@ def _note_setting(
     found = []
     for i, history in enumerate(knobs or (KnobHistory({}, {}),) * len(settings)):
         levels, pairs, up, down = history
-        ahead, level, behind = settings[:i], settings[i], settings[i + 1 :]
+        ahead = settings[:i]
+        level = settings[i]
+        behind = settings[i + 1 :]
         others = ahead + behind
         line = levels.get(others, ())
         if level not in line:
@@ -153,16 +162,16 @@ def _note_setting(
             if len(line) > 1:
                 pairs = {**pairs, others: line}
         if log_levels is not None and len(line) > 1:
-            logs, power, at = log_levels[i], seen[settings].log_power, line.index(level)
+            logs = log_levels[i]
+            power = seen[settings].log_power
+            at = line.index(level)
             for near in (*line[max(at - 1, 0) : at], *line[at + 1 : at + 2]):
                 slope = (seen[(*ahead, near, *behind)].log_power - power) / (
                     logs[near] - logs[level]
                 )
                 rise = max(slope, 0.0)
-                up, down = (
-                    max(up, STEEPER_RISE * rise + LEAST_EXPONENT),
-                    min(down, FALL_CREDIT * rise),
-                )
+                up = max(up, STEEPER_RISE * rise + LEAST_EXPONENT)
+                down = min(down, FALL_CREDIT * rise)
         found.append(KnobHistory(levels, pairs, up, down))
     return tuple(found)
 
@@ -200,12 +209,12 @@ class SensitivityBeliefs(NamedTuple):
 # going up, and the flattest fall to count on going down. HD 7970, Titan X and A100 tables lie
 # between, but for the A100's top clocks. A power limit is power where it binds and nothing where it
 # does not.
-_RISES, _FALLS = read_knob_facts("power_up"), read_knob_facts("power_down")
+_RISES = read_knob_facts("power_up")
+_FALLS = read_knob_facts("power_down")
 POWER_EXPONENTS = {role: (_RISES[role], _FALLS[role]) for role in KnobRole}
-STEEPER_RISE, LEAST_EXPONENT = (
-    1.1,
-    0.02,
-)  # the next rise may be this much steeper than the steepest seen
+# the next rise may be this much steeper than the steepest seen
+STEEPER_RISE = 1.1
+LEAST_EXPONENT = 0.02
 FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16  # steps from the present setting to the lowest, when looking for one below the cap
@@ -222,7 +231,9 @@ class PowerCapCheck:
     judged by adding one column per knob."""
 
     def __init__(self, lattice: Lattice, memory: RunMemory, log_cap: float) -> None:
-        self._logs, self._seen, self._log_cap = lattice.log_levels, memory.seen, log_cap
+        self._logs = lattice.log_levels
+        self._seen = memory.seen
+        self._log_cap = log_cap
         each = zip(memory.knobs, lattice.knobs, strict=True)
         self._exponents = [
             (h.up, h.down) if h.pairs else POWER_EXPONENTS[knob.role] for h, knob in each
@@ -241,7 +252,8 @@ class PowerCapCheck:
         if not self._levels:
             self._levels = list(zip(*self._seen, strict=True))
             self._log_powers = list(map(itemgetter(2), self._seen.values()))
-        columns, expected = self._columns, iter(self._log_powers)
+        columns = self._columns
+        expected = iter(self._log_powers)
         for key in enumerate(settings):
             column = columns.get(key)
             if column is None:
@@ -259,7 +271,8 @@ class PowerCapCheck:
         """Return the highest level of one knob that is expected to keep to the cap, from a setting
         that was run.
         """
-        logs, room = self._logs[which], self._log_cap - self._seen[settings].log_power
+        logs = self._logs[which]
+        room = self._log_cap - self._seen[settings].log_power
         return bisect_right(logs, logs[settings[which]] + room / self._exponents[which][0]) - 1
 
 

@@ -54,7 +54,8 @@ class MeasuredSavings:
 
     def describe(self, where: str) -> str:
         """Say what was saved, for people."""
-        energy, time = self.energy, self.time
+        energy = self.energy
+        time = self.time
         if energy.pairs < LEAST_PAIRS:
             return f"No change shown: {energy.pairs} of the {LEAST_PAIRS} pairs of periods that it takes."
         if not energy.is_shown:
@@ -84,7 +85,10 @@ class ReferencePairs:
     def choose(self, held: Settings, default: Settings) -> Settings:
         """Return the settings of the next period: one half of a pair, or those that are held."""
         if held != self._held:
-            self._held, self._queue, self._half, self._rest = held, [], {}, 0
+            self._held = held
+            self._queue = []
+            self._half = {}
+            self._rest = 0
         if held == default:
             return held
         if not self._queue:
@@ -100,7 +104,8 @@ class ReferencePairs:
         if not self._queue or observation.settings != self._queue[-1]:
             return
         if not observation.usable:
-            self._queue, self._half = [], {}
+            self._queue = []
+            self._half = {}
             return
         self._half[self._queue.pop()] = observation
         if not self._queue and self._held is not None:
@@ -149,6 +154,7 @@ def student_t(freedom: int, z: float = 1.959964) -> float:
     2.26
     """
     v = max(freedom, 1)
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / v + second / v**2 + third / v**3

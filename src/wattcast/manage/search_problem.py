@@ -79,7 +79,8 @@ class Objective:
 
         ``reference_s`` is the time at the default settings and broadcasts against ``time_s``.
         """
-        log_time, log_power = np.log(time_s), np.log(power_w)
+        log_time = np.log(time_s)
+        log_power = np.log(power_w)
         value = log_power + self.time_weight * log_time
         bounds = []
         if self.slowdown is not None:
@@ -166,7 +167,8 @@ class ControllerTuning:
 
 def _step_levels(knob: Knob, level: int, down: bool, change: float) -> int:
     """Return the fewest levels that change a knob by at least ``change`` of its present value."""
-    here, step = knob.levels[level], -1 if down else 1
+    here = knob.levels[level]
+    step = -1 if down else 1
     to = level + step
     while 0 < to < len(knob.levels) - 1 and abs(knob.levels[to] / here - 1.0) < change:
         to += step
@@ -188,8 +190,12 @@ class SearchProblem:
         """Work the tables out; ``start`` is a kernel's first setting, ``free`` says which knobs may
         turn.
         """
-        self.lattice, self.default, self.start = lattice, default, start
-        self.objective, self.tuning, self.free = objective, tuning, free
+        self.lattice = lattice
+        self.default = default
+        self.start = start
+        self.objective = objective
+        self.tuning = tuning
+        self.free = free
         self.time_weight = objective.time_weight
         self.turns = tuple(
             i for i, may_turn in enumerate(free) if may_turn
@@ -215,7 +221,8 @@ class SearchProblem:
         )
         # A fine step changes a knob by about probe_change; the smallest one by what can be told
         # apart.
-        change, least = 0.75 * tuning.probe_change, tuning.resolution
+        change = 0.75 * tuning.probe_change
+        least = tuning.resolution
         self.stride_down, self.stride_up = (
             self._list_step_levels(change, down) for down in (True, False)
         )
@@ -237,7 +244,8 @@ class SearchProblem:
         which = self.core
         if which is None or not self.free[which] or start[which] == 0:
             return None
-        here, logs = start[which], self.log_levels[which]
+        here = start[which]
+        logs = self.log_levels[which]
         to = here - self.sensing_down[which][here]
         return move_knob(start, which, to), logs[here] - logs[to]
 
@@ -257,9 +265,14 @@ class SearchView:
         """Score all settings seen. ``beliefs`` come from counters; None takes them from the sensing
         step.
         """
-        objective, tuning = problem.objective, problem.tuning
-        self.problem, self.memory, self.seen, self.runs = problem, memory, memory.seen, memory.runs
-        self.knobs, self.held = memory.knobs, memory.held
+        objective = problem.objective
+        tuning = problem.tuning
+        self.problem = problem
+        self.memory = memory
+        self.seen = memory.seen
+        self.runs = memory.runs
+        self.knobs = memory.knobs
+        self.held = memory.held
         capped = check_cap and objective.cap_w is not None
         self._cap = PowerCapCheck(problem.lattice, memory, objective.log_cap) if capped else None
         # Whether a setting may be run: under a cap, only when it is expected to keep to it.
@@ -289,9 +302,12 @@ class SearchView:
         if (
             beliefs is None
         ):  # compute sensitivity from the sensing step, and the rest of 1 for that to memory
-            sensing, compute, memory_bound = problem.sensing_step(self.default), None, None
+            sensing = problem.sensing_step(self.default)
+            compute = None
+            memory_bound = None
             if sensing is not None and sensing[0] in self.seen and self.default in self.seen:
-                low, high = self.seen[sensing[0]], self.seen[self.default]
+                low = self.seen[sensing[0]]
+                high = self.seen[self.default]
                 compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
                 memory_bound = 1.0 - compute
             beliefs = SensitivityBeliefs(compute, memory_bound, tuning.measured_margin)
@@ -301,21 +317,25 @@ class SearchView:
         """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions
         are faster with.
         """
-        objective, weight = self.problem.objective, self.problem.time_weight
-        cap, most = objective.log_cap, objective.log_cap + BOUND_SLACK
+        objective = self.problem.objective
+        weight = self.problem.time_weight
+        cap = objective.log_cap
+        most = objective.log_cap + BOUND_SLACK
         found = {
             s: power + weight * time
             if power <= most
             else power + weight * time + BOUND_PENALTY * (1.0 + power - cap)
             for s, (_, time, power) in self.seen.items()
         }
-        default, tuning = self.problem.default, self.problem.tuning
+        default = self.problem.default
+        tuning = self.problem.tuning
         reference = self.seen.get(default)  # not known before the default settings were run
         limits = [] if objective.latency_s is None else [math.log(objective.latency_s)]
         if objective.slowdown is not None and reference is not None:
             limits.append(reference.log_time + math.log1p(objective.slowdown))
         if limits:
-            sigma, limit = self.memory.time_sigma(tuning.prior_time), min(limits)
+            sigma = self.memory.time_sigma(tuning.prior_time)
+            limit = min(limits)
             repeats = 1.0 / reference.runs if reference and objective.slowdown is not None else 0.0
             for s, (runs, time, _) in self.seen.items():
                 margin = tuning.bound_sigmas * sigma * math.sqrt(1.0 / runs + repeats)
@@ -343,7 +363,9 @@ class SearchView:
         Where the card reports its clock the memory knows which. Elsewhere they are neighbours on
         the core clock's line between which neither time nor power differ, as far as scatter lets
         that be seen."""
-        problem, which, held = self.problem, self.problem.core, self.held
+        problem = self.problem
+        which = self.problem.core
+        held = self.held
         if which is None or settings not in self.seen:
             return [settings]
         if held:
@@ -357,10 +379,12 @@ class SearchView:
         if len(levels) == 1:
             return [settings]
         most = (1.0 + problem.time_weight) * sigma
-        low, high = self.score[settings] - most, self.score[settings] + most
+        low = self.score[settings] - most
+        high = self.score[settings] + most
         if bisect_right(self._ordered, high) - bisect_left(self._ordered, low) == 1:
             return [settings]
-        logs, here = problem.log_levels[which], self.seen[settings]
+        logs = problem.log_levels[which]
+        here = self.seen[settings]
 
         def is_same(level: int) -> bool:
             there = self.seen[line.along[level]]
@@ -405,7 +429,9 @@ class SearchView:
         """Return the settings whose score scatter does not tell from the best, other than the
         best's own plateau.
         """
-        score, confident, floor = self.score, self.problem.tuning.confident, self.score[self.best]
+        score = self.score
+        confident = self.problem.tuning.confident
+        floor = self.score[self.best]
         farthest = (
             floor + 1.5 * confident * self.sigma
         )  # no error of a difference is larger than sqrt(2) sigma

@@ -29,8 +29,11 @@ STRONG_CORRELATION = (
     0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
 )
 MOST_COUNTERS = 7  # as many as the longer of the paper's two models
-RAW_COUNTERS, INTENSITY_COUNTER = ("VALUBusy", "VALUUtilization", "MemUnitBusy"), "CtoMIntensity"
-LOW_EDGE, HIGH_EDGE = 0.30, 0.70  # section 5.2: "<30%, 30%-70%, and >70%"
+RAW_COUNTERS = ("VALUBusy", "VALUUtilization", "MemUnitBusy")
+INTENSITY_COUNTER = "CtoMIntensity"
+# section 5.2: "<30%, 30%-70%, and >70%"
+LOW_EDGE = 0.30
+HIGH_EDGE = 0.70
 
 
 class SensitivityBin(IntEnum):
@@ -222,7 +225,8 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
         for other in knobs:
             if other != knob:
                 rows = rows & (number[other] == number[other][rows].max())
-        values, time_s = number[knob][rows], number["time_s"][rows]
+        values = number[knob][rows]
+        time_s = number["time_s"][rows]
         if len(np.unique(values)) < 2 or len(np.unique(values)) != len(values):
             wanted = f"two or more levels of {knob} with the other knobs at their highest"
             raise bad_value(kernel, wanted, len(values))
@@ -264,7 +268,10 @@ def fit_sensitivity(
     """Fit linear models of compute and bandwidth sensitivity by least squares; ``groups`` are left
     out in turn.
     """
-    models, error, left_out, correlation = {}, {}, {}, {}
+    models = {}
+    error = {}
+    left_out = {}
+    correlation = {}
     for which in ("compute", "bandwidth"):
         target = sensitivity[which]
         names = select_counters(counters, target)

@@ -55,10 +55,9 @@ GAUGES = (  # tokens, requests that wait, requests that are computed, tokens of 
     ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
 )
 FEW_SEQUENCES = 8  # below, the mean of two readings does not tell how many there were between them
-TIED, LOOSELY_TIED = (
-    1.0,
-    0.001,
-)  # how much the scales of a forecast, and without one, are held together
+# how much the scales of a forecast, and without one, are held together
+TIED = 1.0
+LOOSELY_TIED = 0.001
 READ_TIMEOUT_S = 2.0
 LARGEST_ANSWER = 4 * 2**20
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -186,8 +185,11 @@ def forecast_steps(by_level: Sequence[StepCosts], prompt: float, output: float) 
     """Take both times from steps of 4 and 128 sequences without and with a prompt, as the power
     limit holds them.
     """
-    few, many, context = 4, 128, prompt + 0.5 * output
-    empty, request = [], []
+    few = 4
+    many = 128
+    context = prompt + 0.5 * output
+    empty = []
+    request = []
     for costs in by_level:
         chunk = min(max(round(prompt), 1), len(costs.prompt) - 1 - many)
         asked = (many + chunk, many, context, [(chunk, 0)], many + 1)
@@ -280,13 +282,12 @@ class LatencyKeeper:
             )
             is_late = max(late) > 0.01 * lately.ttft.count
             self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
-        output, tpot_s, ttft_s = (
-            long.tokens / long.ttft.count,
-            self._care * self.limits.tpot_s,
-            self.limits.ttft_s,
-        )
+        output = long.tokens / long.ttft.count
+        tpot_s = self._care * self.limits.tpot_s
+        ttft_s = self.limits.ttft_s
         steps = self._scale_forecast(latest, long, output)
-        a, w = steps.empty_s, steps.request_s
+        a = steps.empty_s
+        w = steps.request_s
         load = max(long.load, lately.load - 2 * math.sqrt(lately.load / lately.seconds))
         load += math.sqrt(long.load / long.seconds)  # a standard error of the count
         tau = a / np.maximum(1 - load * w, 1e-6)
@@ -309,7 +310,8 @@ class LatencyKeeper:
                 w <= 1.02 * w.min()
             )  # above, the power limit lets nothing run faster
         if urgent > wanted:
-            wanted, why = urgent, f"{inside:.0f} requests are in the engine"
+            wanted = urgent
+            why = f"{inside:.0f} requests are in the engine"
         if wanted > self.level or (
             wanted < self.level and now_s - self._moved_s >= self.patience_s
         ):
@@ -336,25 +338,24 @@ class LatencyKeeper:
                 self._steps = StepForecast(
                     0.3 * long.tpot.mean_s * slower, 0.7 / long.load * slower
                 )
-        a, w = self._steps.empty_s, self._steps.request_s
-        inside, per_token_s = (
-            0.5 * (latest.begin.running + self._readings[-1][1].running),
-            latest.tpot.mean_s,
-        )
+        a = self._steps.empty_s
+        w = self._steps.request_s
+        inside = 0.5 * (latest.begin.running + self._readings[-1][1].running)
+        per_token_s = latest.tpot.mean_s
         if inside >= FEW_SEQUENCES:
             per_token_s = inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
         if per_token_s > 0:
-            x, y = (
-                a[self.level] / per_token_s,
-                w[self.level] * latest.tokens / latest.seconds / output,
-            )
+            x = a[self.level] / per_token_s
+            y = w[self.level] * latest.tokens / latest.seconds / output
             kept = math.exp(-latest.seconds / self.learning_s)
             self._sums = kept * self._sums + (1 - kept) * np.array([1.0, x * x, x * y, y * y, x, y])
         if not self._sums[0] > 0:
             return self._steps
         xx, xy, yy, x, y = self._sums[1:] / self._sums[0]
         tie = TIED if self.forecast is not None else LOOSELY_TIED
-        xx, xy, yy = xx + tie, xy - tie, yy + tie
+        xx = xx + tie
+        xy = xy - tie
+        yy = yy + tie
         size = xx * yy - xy * xy
         scales = np.maximum([yy * x - xy * y, xx * y - xy * x], 0.05 * size) / size
         return StepForecast(scales[0] * a, scales[1] * w)
@@ -380,11 +381,10 @@ class LatencyKeeper:
             (i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0
         )
         then_s, old, old_j = self._readings[place]
-        tokens, prompts = (
-            max(new.tokens - old.tokens, 0.0),
-            max(new.prompt_tokens - old.prompt_tokens, 0.0),
-        )
-        ttft, tpot = new.ttft.since(old.ttft), new.tpot.since(old.tpot)
+        tokens = max(new.tokens - old.tokens, 0.0)
+        prompts = max(new.prompt_tokens - old.prompt_tokens, 0.0)
+        ttft = new.ttft.since(old.ttft)
+        tpot = new.tpot.since(old.tpot)
         return _ServingWindow(now_s - then_s, ttft, tpot, tokens, prompts, new_j - old_j, old)
 
 
@@ -423,7 +423,8 @@ class ServingPlant:
     """Simulate one engine on a trace, with a clock that may change at any moment."""
 
     def __init__(self, by_level: Sequence[StepCosts], trace: Trace) -> None:
-        self._by_level, settings = by_level, EngineSettings()
+        self._by_level = by_level
+        settings = EngineSettings()
         self.engine = EngineReplica(by_level[-1], settings, plan_requests(trace, settings))
         self.engine.submit(range(len(trace)))
         self._arrival_s, self._output = trace.arrival_s.tolist(), trace.output_tokens.tolist()
@@ -431,7 +432,8 @@ class ServingPlant:
         self._open: list[int] = []  # requests that have not got all their tokens
         self._next = 0
         self._counts = [np.zeros(len(edges)) for edges in (TTFT_EDGES, TPOT_EDGES)]
-        self._sums, self._prompt_tokens = [0.0, 0.0], 0
+        self._sums = [0.0, 0.0]
+        self._prompt_tokens = 0
         self._begun: set[int] = set()
 
     def advance(self, until_s: float, level: int) -> None:
@@ -441,13 +443,15 @@ class ServingPlant:
 
     def read(self) -> EngineReading:
         """Return what the engine's metrics endpoint would tell now."""
-        engine, now_s = self.engine, self.engine.now_s
+        engine = self.engine
+        now_s = self.engine.now_s
         while self._next < len(self._arrival_s) and self._arrival_s[self._next] <= now_s:
             self._open.append(self._next)
             self._next += 1
         still = []
         for request in self._open:
-            first_s, last_s = engine.first_token_s[request], engine.last_token_s[request]
+            first_s = engine.first_token_s[request]
+            last_s = engine.last_token_s[request]
             if first_s <= now_s and request not in self._begun:  # False for NaN
                 self._begun.add(request)
                 self._note_latency(0, first_s - self._arrival_s[request])
@@ -500,9 +504,12 @@ def serve_at_levels(
 ) -> ServedTrace:
     """Serve a trace under a policy, or at a fixed level, to its end."""
     plant = ServingPlant(by_level, trace)
-    engine, end_s = plant.engine, float(trace.arrival_s[-1])
+    engine = plant.engine
+    end_s = float(trace.arrival_s[-1])
     level = keeper if isinstance(keeper, int) else keeper.level
-    clocks, joules, now_s = [], [0.0], 0.0
+    clocks = []
+    joules = [0.0]
+    now_s = 0.0
     while now_s < end_s:
         now_s += READING_INTERVAL_S
         plant.advance(now_s, level)
@@ -537,17 +544,21 @@ def rehearse_load(
     """
     top = serve_at_levels(by_level, trace, limits, len(by_level) - 1)
     ours = serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits))
-    low, at, best = 0, len(by_level) - 1, top
+    low = 0
+    at = len(by_level) - 1
+    best = top
     while (
         low < at
     ):  # energy falls with the clock, so that the oracle is the lowest level that keeps the limits
         level = (low + at) // 2
         found = serve_at_levels(by_level, trace, limits, level)
         if found.minutes_kept >= min(KEPT, top.minutes_kept) and found.energy_j <= best.energy_j:
-            at, best = level, found
+            at = level
+            best = found
         else:
             low = level + 1
-    saving, possible = 1 - ours.energy_j / top.energy_j, 1 - best.energy_j / top.energy_j
+    saving = 1 - ours.energy_j / top.energy_j
+    possible = 1 - best.energy_j / top.energy_j
     return {
         "requests_per_s": len(trace) / float(trace.arrival_s[-1]),
         "saving": saving,

@@ -88,7 +88,10 @@ def choose_next_move(
         return SearchMove(found, False, "again")
     # Settle on the best setting once it is surely better than the default; until then, run both in
     # turn
-    default, best, score, tuning = view.default, view.best, view.score, problem.tuning
+    default = view.default
+    best = view.best
+    score = view.score
+    tuning = problem.tuning
     if best != default:
         if default not in score or score[default] - score[best] > tuning.verified * view.error(
             default, best
@@ -108,7 +111,10 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
     open."""
     if not view.measured:
         return None
-    problem, tuning, seen, high = view.problem, view.problem.tuning, view.seen, view.default
+    problem = view.problem
+    tuning = view.problem.tuning
+    seen = view.seen
+    high = view.default
     sensing = problem.sensing_step(high)
     if sensing is None or high not in seen:
         return None
@@ -118,7 +124,8 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
     which = problem.memory
     if view.beliefs.bandwidth is None or which is None:
         return None
-    here, levels = view.best[which], problem.lattice.knobs[which].levels
+    here = view.best[which]
+    levels = problem.lattice.knobs[which].levels
     if here == 0 or view.neighbours(which)[0] is not None:
         return None
     if levels[here] / levels[here - problem.stride_down[which][here]] <= tuning.risky_ratio:
@@ -134,7 +141,8 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
 
 def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
     """Choose the least tried setting that scatter does not tell from the best, or the best itself."""
-    seen, score = view.seen, view.score
+    seen = view.seen
+    score = view.score
     close = [s for s in view.close_rivals if seen[s].runs < most_runs]
     if not close:
         return None
@@ -147,7 +155,9 @@ def _choose_doubtful(view: SearchView) -> Settings | None:
     """
     if not view.open_bounds:
         return None
-    seen, tuning, default = view.seen, view.problem.tuning, view.problem.default
+    seen = view.seen
+    tuning = view.problem.tuning
+    default = view.problem.default
     best = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values()))
     open_bounds = [
         s
@@ -164,14 +174,17 @@ def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]
     """List the fine steps worth a try, best first, and the smallest steps as (knob, level), of
     every free knob.
     """
-    problem, least = view.problem, -view.problem.tuning.worth
+    problem = view.problem
+    least = -view.problem.tuning.worth
     steps: list[FineStep] = []
     smallest: list[tuple[int, int]] = []
     for which in problem.turns:
         below, above = view.neighbours(which)
-        here, top = view.best[which], view.tops[which]
+        here = view.best[which]
+        top = view.tops[which]
         if below is None and here > 0:
-            stride, finest = problem.stride_down[which][here], problem.finest_down[which][here]
+            stride = problem.stride_down[which][here]
+            finest = problem.finest_down[which][here]
             if _is_step_allowed(view, which, here - stride):
                 promise = _estimate_change(view, which, here - stride)
                 if promise < least:
@@ -179,7 +192,8 @@ def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]
             if finest < stride and here - finest >= 0:
                 smallest.append((which, here - finest))
         if above is None and here < top:
-            stride, finest = problem.stride_up[which][here], problem.finest_up[which][here]
+            stride = problem.stride_up[which][here]
+            finest = problem.finest_up[which][here]
             to = min(here + stride, top)
             promise = _estimate_change(view, which, to)
             if promise < least:
@@ -203,8 +217,10 @@ def _step_between(
     """Find a level between known neighbours: the vertex of the parabola through them, or part of
     the way to one.
     """
-    problem, here = view.problem, view.best[which]
-    down, up = problem.finest_down[which][here], problem.finest_up[which][here]
+    problem = view.problem
+    here = view.best[which]
+    down = problem.finest_down[which][here]
+    up = problem.finest_up[which][here]
     room_below = below is not None and here - below > down
     room_above = above is not None and above - here > up
     if not (room_below or room_above):
@@ -232,9 +248,11 @@ def _find_vertex(view: SearchView, which: int, below: int, above: int) -> FineSt
     """Find the lowest point of the parabola through the scores of the best and its two neighbours
     on a line.
     """
-    problem, here = view.problem, view.best[which]
+    problem = view.problem
+    here = view.best[which]
     logs = problem.log_levels[which]
-    x0, x1 = logs[below] - logs[here], logs[above] - logs[here]
+    x0 = logs[below] - logs[here]
+    x1 = logs[above] - logs[here]
     floor = view.score[view.best]
     y0 = (view.score[view.lines[which].along[below]] - floor) / x0
     y1 = (view.score[view.lines[which].along[above]] - floor) / x1
@@ -294,8 +312,12 @@ def _trade_knob(view: SearchView, which: int) -> Settings | None:
     It is lowered by as little as makes room, when fall and rise together promise a gain. A knob
     whose fall was never measured is lowered alone first, because its power says how much room there
     is."""
-    best, seen, least = view.best, view.seen, -view.problem.tuning.worth
-    here, logs, along = best[which], view.problem.log_levels[which], view.lines[which].along
+    best = view.best
+    seen = view.seen
+    least = -view.problem.tuning.worth
+    here = best[which]
+    logs = view.problem.log_levels[which]
+    along = view.lines[which].along
     raised = [up for up in view.problem.turns if best[up] < view.tops[up]]
     rises = sorted([(_estimate_change(view, up, best[up] + 1), up) for up in raised])
     offers = [(rise, along[here + 1]) for rise, up in rises if up == which and rise < least]
@@ -316,7 +338,8 @@ def _estimate_change(view: SearchView, which: int, to: int) -> float:
     """Estimate the best change of score that moving a knob from the best setting to a level could
     bring.
     """
-    problem, here = view.problem, view.best[which]
+    problem = view.problem
+    here = view.best[which]
     logs = problem.log_levels[which]
     s, e = _measured_elasticities(view, which, to, logs)
     if (
@@ -331,7 +354,8 @@ def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
     """Tell whether lowering a knob this far may be tried: not where it could cost more than it can
     save.
     """
-    problem, here = view.problem, view.best[which]
+    problem = view.problem
+    here = view.best[which]
     if to >= problem.safe[which][here]:
         return True
     belief = view.beliefs.sensitivity_to(problem.roles[which])
@@ -350,9 +374,12 @@ def _measured_elasticities(
 
     The same step on the nearest parallel line is like it, else the step before it on the same line.
     """
-    here, mine, seen = view.best[which], view.lines[which].others, view.seen
+    here = view.best[which]
+    mine = view.lines[which].others
+    seen = view.seen
     low, high = (to, here) if to < here else (here, to)
-    others, nearest = None, 0
+    others = None
+    nearest = 0
     pairs = view.knobs[which].pairs
     if not pairs:
         return 0.0, 0.0
@@ -364,7 +391,8 @@ def _measured_elasticities(
             if low in levels and high in levels:
                 apart = sum(map(abs, map(sub, rest, mine)))
                 if others is None or apart < nearest:
-                    others, nearest = rest, apart
+                    others = rest
+                    nearest = apart
                     if apart == 1:
                         break
     if others is None:
@@ -372,13 +400,16 @@ def _measured_elasticities(
             return 0.0, 0.0
         below, above = view.neighbours(which)
         if to < here:
-            low, high = here, -1 if above is None else above
+            low = here
+            high = -1 if above is None else above
         else:
-            low, high = -1 if below is None else below, here
+            low = -1 if below is None else below
+            high = here
         if low < 0 or high < 0:
             return 0.0, 0.0
         others = mine
-    ahead, behind = others[:which], others[which:]
+    ahead = others[:which]
+    behind = others[which:]
     _, low_time, low_power = seen[(*ahead, low, *behind)]
     _, high_time, high_power = seen[(*ahead, high, *behind)]
     ratio = logs[high] - logs[low]

@@ -23,10 +23,9 @@ from wattcast.manage.card_daemon import DaemonRequest
 from wattcast.manage.daemon_client import DaemonLink
 
 HELD_DOWN = 0.95  # of its limit, from which a card would draw more if it might
-MORE, ROOM = (
-    1.3,
-    1.1,
-)  # a card that is held down is offered this much more, another one this much above its draw
+# a card that is held down is offered this much more, another one this much above its draw
+MORE = 1.3
+ROOM = 1.1
 PERIOD_S = 1.0
 ROUNDED_DOWN = 1 - 1e-9  # no sum of shares exceeds a budget by rounding
 
@@ -89,14 +88,16 @@ class SiteCoordinator:
 
     def __init__(self, plan: SitePlan, set_limit: Callable[[int, float], bool]) -> None:
         """``set_limit(gpu, watts)`` tells whether the node has confirmed."""
-        self._plan, self._set = plan, set_limit
+        self._plan = plan
+        self._set = set_limit
         self.promised_w = [gpu.safe_w for gpu in plan.gpus]  # the most that each may be at
 
     def step(self, drawn_w: Mapping[int, float]) -> list[float]:
         """Take one second's readings (a GPU that does not answer is left out) and return the limits
         promised.
         """
-        plan, before = self._plan, list(self.promised_w)
+        plan = self._plan
+        before = list(self.promised_w)
         aims = plan.share([drawn_w.get(i, 0.0) for i in range(len(before))], before)
         for i, aim in enumerate(aims):
             if i in drawn_w and aim < before[i] and self._set(i, aim):
@@ -116,7 +117,8 @@ class SiteNode:
     """Reach the GPUs of one node through its daemon, and connect anew when it was lost."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.link = path, DaemonLink(path)
+        self._path = path
+        self.link = DaemonLink(path)
         self.uuids = [card.uuid for card in self.link.status()]
         self._claim_cards()
 
@@ -171,7 +173,8 @@ def coordinate_site(
                 say(f"{uuid}: {error}")
                 return False
 
-        coordinator, last = SiteCoordinator(plan, set_limit), ""
+        coordinator = SiteCoordinator(plan, set_limit)
+        last = ""
         while alive():
             time.sleep(PERIOD_S)
             drawn: dict[int, float] = {}
@@ -207,7 +210,8 @@ def rehearse_site(plan: SitePlan, demand_w: Array) -> tuple[Array, Array]:
         limits_w[i] = watts
         return True
 
-    coordinator, drawn_w = SiteCoordinator(plan, set_limit), np.zeros_like(demand_w)
+    coordinator = SiteCoordinator(plan, set_limit)
+    drawn_w = np.zeros_like(demand_w)
     for now, wanted_w in enumerate(demand_w.T):
         drawn_w[:, now] = np.minimum(wanted_w, limits_w)
         coordinator.step(dict(enumerate(drawn_w[:, now].tolist())))

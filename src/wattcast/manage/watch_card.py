@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Of the top clock; the A100-PCIE's published V(f): 0.694 V to 1020 MHz, 0.894 V at 1410 MHz.
-FLAT_TO, TOP_OVER_FLAT = 0.72, 1.29
+FLAT_TO = 0.72
+TOP_OVER_FLAT = 1.29
 IDLE_SHARE = 0.2  # of present power, where the catalogue gives no idle power
 LABEL = "an estimate from readings; nothing was set"
 SHOWN = {  # quantities shown of a card: name and unit, % for shares
@@ -71,10 +72,12 @@ def advise_clock(
     bundle = None if gpu is None else bundle_for(gpu)
     if bundle is not None:
         curve = np.minimum(bundle.power.idle_power_w(clocks), power_w)
-        idle, idle_now = curve[:-1], float(curve[-1])
+        idle = curve[:-1]
+        idle_now = float(curve[-1])
         notes.append(f"idle power by clock from the {bundle.status} bundle of {bundle.gpu}")
     else:
-        idle, idle_now = np.full(levels.shape, IDLE_SHARE * power_w), IDLE_SHARE * power_w
+        idle = np.full(levels.shape, IDLE_SHARE * power_w)
+        idle_now = IDLE_SHARE * power_w
         notes.append(f"idle power taken as {IDLE_SHARE:.0%} of the power now")
     if bundle is not None and isinstance(bundle.power, ModulePower):
         voltage = bundle.power.voltage.level_at(clocks)
@@ -85,7 +88,8 @@ def advise_clock(
     duration = slower[:-1] / slower[-1]
     power = idle + max(power_w - idle_now, 0.0) * (voltage[:-1] / voltage[-1]) ** 2 / duration
     best = int(np.argmin(objective.log_scores(duration, power, np.asarray(1.0))))
-    t, p = float(duration[best]), float(power[best] / power_w)
+    t = float(duration[best])
+    p = float(power[best] / power_w)
     gains = {
         "slowdown": t - 1,
         "power_saving": 1 - p,
@@ -179,10 +183,8 @@ def watch_card(
     mean = {
         name: sum(known) / len(known) if known else math.nan for name, known in read_values.items()
     }
-    joules, seconds = (
-        readings[-1].energy_j - readings[0].energy_j,
-        readings[-1].at_s - readings[0].at_s,
-    )
+    joules = readings[-1].energy_j - readings[0].energy_j
+    seconds = readings[-1].at_s - readings[0].at_s
     if math.isfinite(joules) and joules > 0 and seconds > 0:
         mean["power_w"] = float(joules / seconds)
     read = mean["power_w"], mean["core_hz"], mean["memory_busy"]

@@ -28,7 +28,8 @@ def run_command_line(
         added.set_defaults(verb=verb)
         added.add_argument("--json", action="store_true", help="print JSON")
         for parameter, kind, option in list_options(verb):
-            name, required = parameter.name, parameter.default is parameter.empty
+            name = parameter.name
+            required = parameter.default is parameter.empty
             said = argparse.SUPPRESS if option.hidden else option.help.replace("%", "%%")
             if kind == list[str]:
                 added.add_argument(name, nargs=argparse.REMAINDER, help=said)
@@ -46,7 +47,8 @@ def run_command_line(
                 default = {} if kind is bool or required else {"default": parameter.default}
                 added.add_argument(flag, dest=name, required=required, help=said, **default, **how)
     given = vars(parser.parse_args(arguments))
-    called, as_json = given.pop("verb"), given["json"]
+    called = given.pop("verb")
+    as_json = given["json"]
     if "json" not in inspect.signature(called).parameters:
         del given["json"]
     try:

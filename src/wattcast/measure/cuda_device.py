@@ -164,7 +164,8 @@ class CudaDevice:
             .decode(errors="replace")
         )
         device.capability = read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")
-        device.sm_count, device.l2_byte = read("MULTIPROCESSOR_COUNT"), read("L2_CACHE_SIZE")
+        device.sm_count = read("MULTIPROCESSOR_COUNT")
+        device.l2_byte = read("L2_CACHE_SIZE")
         device.shared_byte = read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         device.stream = device.call("cuStreamCreate", 1)  # not blocked by the default stream
         return device

@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0  # a driver that does not answer for this long is as good as gone
 MOST_LATE_CALLS = 32  # calls that hang, after which a driver is not asked again
-SM_CLOCK, MEMORY_CLOCK = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+# NVML_CLOCK_SM, NVML_CLOCK_MEM
+SM_CLOCK = 1
+MEMORY_CLOCK = 2
 IDLE_BIT = 0x1  # event reason: the card has nothing to do
 BUSY = 0.5  # share of time with a kernel running, from which a clock says what the card is allowed
 LIMITED_BITS = (
@@ -35,12 +37,12 @@ LIMITED_BITS = (
 # Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy
 # in paper 004
 GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
-GPM_SM, GPM_DRAM = 2, 10
-IDLE_BUSY, MEMORY_PHASE, COMPUTE_PHASE = (
-    0.1,
-    0.6,
-    0.3,
-)  # busy below, DRAM and pipe use above which kinds begin
+GPM_SM = 2
+GPM_DRAM = 10
+# busy below, DRAM and pipe use above which kinds begin
+IDLE_BUSY = 0.1
+MEMORY_PHASE = 0.6
+COMPUTE_PHASE = 0.3
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,8 @@ class _Gpm:
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
+        self._nvml = nvml
+        self._handle = handle
         self._old, self._new = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
         nvml.nvmlGpmSampleGet(handle, self._old)
 
@@ -348,7 +351,8 @@ class _Gpm:
         request.version = nvml.NVML_GPM_METRICS_GET_VERSION
         wanted = (GPM_SM, GPM_DRAM, *GPM_PIPES)
         request.numMetrics = len(wanted)
-        request.sample1, request.sample2 = self._old, self._new
+        request.sample1 = self._old
+        request.sample2 = self._new
         for i, metric in enumerate(wanted):
             request.metrics[i].metricId = metric
         nvml.nvmlGpmMetricsGet(request)

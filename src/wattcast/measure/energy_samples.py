@@ -36,7 +36,8 @@ class SampleRing:
     """The mapped file. ``create`` makes one, ``attach`` opens what another process made."""
 
     def __init__(self, path: Path, capacity: int) -> None:
-        self.path, self.capacity = path, capacity
+        self.path = path
+        self.capacity = capacity
         self.header = np.asarray(np.memmap(path, np.int64, "r+", shape=(HEADER,)))
         self._rows = np.asarray(
             np.memmap(path, np.float64, "r+", HEADER * 8, (capacity, len(COLUMNS)))
@@ -244,7 +245,8 @@ class TickSightings:
 def find_sightings(samples: EnergySamples) -> TickSightings:
     """Find every change of the energy counter, as polling met it."""
     read = np.isfinite(samples["energy_j"])
-    time_s, energy_j = samples["time_s"][read], samples["energy_j"][read]
+    time_s = samples["time_s"][read]
+    energy_j = samples["energy_j"][read]
     step = np.flatnonzero(np.diff(energy_j) != 0.0)
     return TickSightings(time_s[step], time_s[step + 1], energy_j[step + 1])
 
@@ -273,7 +275,8 @@ def _on_grid(seen: TickSightings, guess_s: float) -> CounterTicks | None:
     fit one.
     """
     sharp = _find_sharp_sightings(seen)
-    sharp_s, gap_s = seen.middle_s[sharp], (seen.after_s - seen.before_s)[sharp]
+    sharp_s = seen.middle_s[sharp]
+    gap_s = (seen.after_s - seen.before_s)[sharp]
     if guess_s < 4.0 * float(np.median(gap_s)):
         return None
     number = _step_numbers(sharp_s, guess_s)
@@ -304,7 +307,10 @@ def _step_numbers(seen_s: Array, step_s: float) -> Array:
 
     Sightings may be seconds apart, so the period is learnt on the way: it is known ever better from
     the first sighting to the latest, and a percent of error in the first guess would miscount."""
-    number, phase_s, numbers, period_s = 0.0, float(seen_s[0]), [0.0], step_s
+    number = 0.0
+    phase_s = float(seen_s[0])
+    numbers = [0.0]
+    period_s = step_s
     for at_s in seen_s[1:]:
         passed = max(round((float(at_s) - phase_s) / period_s), 1)
         number += passed

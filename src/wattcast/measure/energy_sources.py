@@ -125,8 +125,12 @@ def open_source(
     )
 
 
-AVERAGE, INSTANT = 185, 186  # NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT
-GPU, MEMORY = 0, 2  # NVML_POWER_SCOPE_*
+# NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT
+AVERAGE = 185
+INSTANT = 186
+# NVML_POWER_SCOPE_*
+GPU = 0
+MEMORY = 2
 POWER_FIELDS = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
 
 
@@ -139,7 +143,8 @@ def choose_nvml_index(nvml: Any, environ: Mapping[str, str]) -> DeviceChoice:
             uuid = decode_text(nvml.nvmlDeviceGetUUID(handle))
             name = decode_text(nvml.nvmlDeviceGetName(handle))
         except nvml.NVMLError:  # a lost card keeps its number
-            uuid, name = "", "lost"
+            uuid = ""
+            name = "lost"
         cards.append(ListedCard(index, name, uuid))
 
     def find_mig_parent(uuid: str) -> str | None:

@@ -77,12 +77,14 @@ def run(
     done = run_command(
         command[1:] if command[:1] == ["--"] else command, source, device, pass_output=not json
     )
-    code, note = done.shell_code, ""
+    code = done.shell_code
+    note = ""
     if plot:
         try:
             save_run_figure(draw_run_power(done), plot)
         except CannotWrite as error:
-            code, note = code or error.exit_code, f"{error}\n"
+            code = code or error.exit_code
+            note = f"{error}\n"
     if done.identity.note:
         note += f"{done.identity.note}\n"
     took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
@@ -113,7 +115,8 @@ def sensor(
 
     from wattcast.measure.sampler import probe_sensor
 
-    code, note = 0, ""
+    code = 0
+    note = ""
     if out:
         check_writable(out / "sensor.json")
     found, samples = probe_sensor(source, device)
@@ -122,7 +125,8 @@ def sensor(
             samples.save(out / "sensor_samples.npz")
             write_whole(out / "sensor.json", json.dumps(found.plain(), indent=1).encode())
     except CannotWrite as error:
-        code, note = error.exit_code, str(error)
+        code = error.exit_code
+        note = str(error)
     return VerbResult(found.plain(), "\n".join(found.implies), note, code)
 
 

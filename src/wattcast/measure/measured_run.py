@@ -219,10 +219,8 @@ def bound_energy_j(
     stepped: CounterTicks, samples: EnergySamples, start_s: float, end_s: float
 ) -> tuple[float, float]:
     """Return the joules between two moments, and by how many they may be off."""
-    begun, ended = (
-        _locate_energy(stepped, samples, start_s, False),
-        _locate_energy(stepped, samples, end_s, True),
-    )
+    begun = _locate_energy(stepped, samples, start_s, False)
+    ended = _locate_energy(stepped, samples, end_s, True)
     best_j, least_j, most_j = ended - begun[[0, 2, 1]]
     return float(best_j), float(max(best_j - least_j, most_j - best_j))
 
@@ -238,29 +236,40 @@ def _locate_energy(
     there. Its bounds are the lowest and the highest level of two steps on either side and of the
     readings there, or of all where one of these was missed. A level was seen twice, because a pulse
     may lie across two steps. Beyond the steps power goes on as it was."""
-    time_s, energy_j, watts = stepped.time_s, stepped.energy_j, stepped.interval_w
+    time_s = stepped.time_s
+    energy_j = stepped.energy_j
+    watts = stepped.interval_w
     place = int(np.clip(np.searchsorted(time_s, moment_s) - 1, 0, len(watts) - 1))
-    passed_s, left_s, own_w = moment_s - time_s[place], time_s[place + 1] - moment_s, watts[place]
+    passed_s = moment_s - time_s[place]
+    left_s = time_s[place + 1] - moment_s
+    own_w = watts[place]
     if passed_s < 0.0 or left_s < 0.0:
         return np.full(3, energy_j[place] + own_w * passed_s)
-    first, last = max(place - 2, 0), min(place + 3, len(watts))
+    first = max(place - 2, 0)
+    last = min(place + 3, len(watts))
     if time_s[last] - time_s[first] > 1.2 * (last - first) * (
         stepped.step_s or np.median(np.diff(time_s))
     ):
-        first, last = 0, len(watts)
+        first = 0
+        last = len(watts)
     read_w = samples.between(time_s[first], time_s[last]).known("instant_w")
     around_w = np.sort(np.concatenate([watts[first:place], watts[place + 1 : last], read_w]))
-    lowest_w, highest_w = 0.0, 1e9  # without a limit
+    # without a limit
+    lowest_w = 0.0
+    highest_w = 1e9
     for seen_w in (np.sort(np.delete(watts, place)), around_w):
         if len(seen_w) > 1 and ONE_LEVEL * own_w >= seen_w[0] >= seen_w[1] / ONE_LEVEL:
             lowest_w = min(own_w, seen_w[0])
     if len(around_w) > 1 and own_w / ONE_LEVEL <= around_w[-1] <= ONE_LEVEL * around_w[-2]:
         highest_w = max(own_w, around_w[-1])
-    counted_j, blur_j = own_w * (passed_s + left_s), BLUR_S * (max([own_w, *around_w]) - lowest_w)
+    counted_j = own_w * (passed_s + left_s)
+    blur_j = BLUR_S * (max([own_w, *around_w]) - lowest_w)
     least_j = max(lowest_w * passed_s, counted_j - highest_w * left_s) - blur_j
     most_j = min(highest_w * passed_s, counted_j - lowest_w * left_s) + blur_j
-    before_w, after_w = watts[max(place - 1, 0)], watts[min(place + 1, len(watts) - 1)]
-    by_before_j, by_after_j = before_w * passed_s, counted_j - after_w * left_s
+    before_w = watts[max(place - 1, 0)]
+    after_w = watts[min(place + 1, len(watts) - 1)]
+    by_before_j = before_w * passed_s
+    by_after_j = counted_j - after_w * left_s
     best_j = by_after_j if ends else by_before_j
     if min(before_w, after_w) <= own_w <= max(before_w, after_w):
         best_j = (max if before_w < after_w else min)(by_before_j, by_after_j)
@@ -281,7 +290,8 @@ def find_stretches(inside: CounterTicks, origin_s: float) -> tuple[SteadyStretch
         if not ended and abs(watts[place] - np.median(stretch)) <= 0.04 * np.median(stretch):
             continue
         if place - first >= 8:
-            begin, end = first + 1, place - 1
+            begin = first + 1
+            end = place - 1
             length_s = inside.time_s[end] - inside.time_s[begin]
             power_w = (inside.energy_j[end] - inside.energy_j[begin]) / length_s
             found.append(
@@ -299,7 +309,8 @@ def _find_flags(
     """Return the reasons to doubt a window, and how long the counter had stopped in it: 0 where it
     had not.
     """
-    flags, stopped_s = [], 0.0
+    flags = []
+    stopped_s = 0.0
     if inside.intervals < LEAST_TICKS:
         flags.append(f"{inside.intervals} counter steps, {LEAST_TICKS} needed")
     step_s = stepped.step_s or BUSY_S
@@ -316,10 +327,8 @@ def _find_flags(
         flags.append(f"no samples for {gap_s:.1f} s")
     flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
     if stepped.intervals:
-        late_s, early_s = (
-            max(float(stepped.time_s[0]) - start_s, 0.0),
-            max(end_s - float(stepped.time_s[-1]), 0.0),
-        )
+        late_s = max(float(stepped.time_s[0]) - start_s, 0.0)
+        early_s = max(end_s - float(stepped.time_s[-1]), 0.0)
         allowed_s = max(2.0 * stepped.step_s, BUSY_S) if stepped.step_s else STOPPED_S
         for apart_s, what in (
             (late_s, "started {:.2f} s late"),
@@ -431,7 +440,8 @@ def measure(
 
 def _await_step(sampler: Sampler, least_s: float = TAIL_S) -> None:
     """Poll quickly for ``least_s`` and until the counter has stepped, or cannot be expected to."""
-    mark, began_s = sampler.head, time.monotonic()
+    mark = sampler.head
+    began_s = time.monotonic()
     sampler.quick(True)
     time.sleep(least_s)
     while time.monotonic() - began_s < LONGEST_TAIL_S and not sampler.lost:
@@ -484,7 +494,8 @@ def run_command(
     with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(LEAD_S)
         _await_step(sampler, 0.0)  # so that next to nothing of the step before belongs to the run
-        spent_s, started_s = sampler.processor_s, time.monotonic()
+        spent_s = sampler.processor_s
+        started_s = time.monotonic()
         with PassedSignals() as signals:
             try:
                 started = signals.start_program(command, stdout=None if pass_output else 2)
@@ -502,11 +513,12 @@ def run_command(
             )
             overhead = (sampler.processor_s - spent_s) / (ended_s - started_s) / processors
             _await_step(sampler)
-            samples, identity, lost = sampler.since(0), sampler.identity, sampler.lost
-    label, exit_code = (
-        command[0].rsplit("/", 1)[-1],
-        code if code >= 0 else 128 - code,
-    )  # as a shell gives it
+            samples = sampler.since(0)
+            identity = sampler.identity
+            lost = sampler.lost
+    # as a shell gives it
+    label = command[0].rsplit("/", 1)[-1]
+    exit_code = code if code >= 0 else 128 - code
     result = summarise_window(label, samples, started_s, ended_s, overhead, identity.power_limit_w)
     if identity.flag:
         result = replace(result, flags=(*result.flags, identity.flag))
@@ -641,11 +653,10 @@ def compare_with_prediction(
             f"{measurement.name}: {', '.join(measurement.flags) or 'no power'}; nothing to compare."
         )
     latency = measurement.duration_s / iterations / figures["latency_s"]
-    power, seen_hz = measurement.power_w / figures["power_w"], measurement.sm_clock_hz
-    clock, host_share = (
-        seen_hz / figures["clock_hz"] if seen_hz else None,
-        1.0 - busy_s / figures["latency_s"],
-    )
+    power = measurement.power_w / figures["power_w"]
+    seen_hz = measurement.sm_clock_hz
+    clock = seen_hz / figures["clock_hz"] if seen_hz else None
+    host_share = 1.0 - busy_s / figures["latency_s"]
     cycles = latency * (clock or 1.0)
     if abs(latency - 1.0) <= TOLERANCE:
         term = ModelTerm.ENERGY if abs(power - 1.0) > TOLERANCE else ModelTerm.NONE
@@ -717,8 +728,10 @@ def draw_run_power(run: MeasuredRun, predicted: Mapping[str, Any] | None = None)
         ) from None
     figure = Figure(figsize=(9.0, 6.0), layout="constrained")
     power, clock = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    stepped, samples = find_ticks(run.samples), run.samples
-    time_s, edge_s = samples["time_s"] - run.started_s, stepped.time_s - run.started_s
+    stepped = find_ticks(run.samples)
+    samples = run.samples
+    time_s = samples["time_s"] - run.started_s
+    edge_s = stepped.time_s - run.started_s
     if stepped.intervals:
         label = "measured, steps of the energy counter"
         power.plot(

@@ -31,10 +31,9 @@ QUICK_S = (
     0.002  # between polls while the counter's period is being learnt, or when asked to be quick
 )
 LEARNT = 8  # steps seen before the counter is taken as known
-CLOCK_S, OTHER_S = (
-    0.0045,
-    0.018,
-)  # between readings of the clock, and of everything else; longer beside a program
+# between readings of the clock, and of everything else; longer beside a program
+CLOCK_S = 0.0045
+OTHER_S = 0.018
 SLOWEST_S = 0.5
 WAKE_S = 0.01  # between looks whether to stop or to be quick
 TOO_LONG_S = (
@@ -43,10 +42,9 @@ TOO_LONG_S = (
 )  # a call that took longer does not say when the counter was read; longest on a slow driver
 BACK_OFF_S = 0.05, 1.0  # between attempts to read a lost device: at first, and at most
 GOLDEN = 0.618033988749895  # its multiples spread evenly over a turn
-ABOVE_LIMIT, MOST_W = (
-    3.0,
-    5000.0,
-)  # a counter that rises faster has not wrapped; where a card tells no limit
+# a counter that rises faster has not wrapped; where a card tells no limit
+ABOVE_LIMIT = 3.0
+MOST_W = 5000.0
 AGE_SHARE = 0.02  # a relaxed sampler waits this share of its age
 
 
@@ -54,7 +52,8 @@ class PollingPace:
     """When to read the counter next."""
 
     def __init__(self, period_s: float, relaxed: bool = False) -> None:
-        self._period_s, self._relaxed = period_s, relaxed
+        self._period_s = period_s
+        self._relaxed = relaxed
         self._steps: list[float] = []
         self._begun_s = math.nan
         self._step_s = math.inf
@@ -91,7 +90,9 @@ class PollingPace:
             self._phase_s - now_s
         ) % self._step_s  # the next step, wherever the last one was seen
         if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
-            self._watching, self._tried_s, self._lost = False, now_s, True
+            self._watching = False
+            self._tried_s = now_s
+            self._lost = True
             return QUICK_S
         if due_s <= EARLY_S or (self._watching and due_s >= self._step_s - EARLY_S):
             self._watching = True
@@ -138,19 +139,23 @@ def poll_source(
     born_ns = time.process_time_ns()
     while not ring.header[layout.STOP] and os.getppid() == parent:
         began_s = read_s = time.monotonic()
-        energy_j, clock_hz, slow = math.nan, math.nan, SlowReadings()
+        energy_j = math.nan
+        clock_hz = math.nan
+        slow = SlowReadings()
         try:
             if began_s >= energy_due_s or ring.header[layout.QUICK]:
                 energy_j = counter.follow(source.energy_j(), began_s)
                 took_s = time.monotonic() - began_s
-                read_s, quickest_s = began_s + 0.5 * took_s, min(quickest_s, took_s)
+                read_s = began_s + 0.5 * took_s
+                quickest_s = min(quickest_s, took_s)
                 if took_s > min(max(TOO_LONG_S[0], 5.0 * quickest_s), TOO_LONG_S[1]):
                     energy_j = math.nan  # a call that hung leaves open to which moment it belongs
                 energy_due_s = read_s + pace.wait_s(
                     read_s, energy_j, bool(ring.header[layout.QUICK])
                 )
             if began_s >= clock_due_s:
-                clock_hz, clock_due_s = source.sm_clock_hz(), began_s + clock_s
+                clock_hz = source.sm_clock_hz()
+                clock_due_s = began_s + clock_s
             if began_s >= other_due_s:
                 slow = source.slow()
                 readings += 1
@@ -170,7 +175,8 @@ def poll_source(
             failed += 1
         ring.write((read_s, energy_j, clock_hz, *astuple(slow)))
         ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
-        quick, due_s = ring.header[layout.QUICK], min(energy_due_s, clock_due_s, other_due_s)
+        quick = ring.header[layout.QUICK]
+        due_s = min(energy_due_s, clock_due_s, other_due_s)
         while (left_s := due_s - time.monotonic()) > 0.0:
             if ring.header[layout.STOP] or ring.header[layout.QUICK] != quick:
                 break
@@ -180,7 +186,8 @@ def poll_source(
 
 def main(order: dict[str, Any]) -> int:
     """Run the process as ``Sampler.start`` orders it."""
-    parent, ring = os.getppid(), SampleRing.attach(Path(order["ring"]))
+    parent = os.getppid()
+    ring = SampleRing.attach(Path(order["ring"]))
     try:
         source, identity = open_source(order["source"], order["index"])
     except (MissingTool, BadInput) as error:

@@ -426,7 +426,8 @@ def _read_table(form: str, head: list[str], cells: Cells, name: str) -> tuple[li
 def _pair_volts_and_amperes(
     by_quantity: Mapping[str, list[int]], head: list[str], name: str
 ) -> list[tuple[int, int]]:
-    volts, amperes = by_quantity["voltage"], by_quantity["current"]
+    volts = by_quantity["voltage"]
+    amperes = by_quantity["current"]
     if len(volts) != len(amperes):
         raise bad_value(name, "a current for every voltage", clip_text(", ".join(head), 200))
     return list(zip(volts, amperes, strict=True))

@@ -254,7 +254,8 @@ def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> Powe
 def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
     """Return the median time between changes of a column."""
     read = np.isfinite(samples[column])
-    time_s, value = samples["time_s"][read], samples[column][read]
+    time_s = samples["time_s"][read]
+    value = samples[column][read]
     return _median_or_none(np.diff(time_s[np.flatnonzero(np.diff(value) != 0.0) + 1]))
 
 
@@ -268,11 +269,10 @@ def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> fl
     if step_s is None:
         return None
     read = np.isfinite(samples[column])
-    time_s, value = samples["time_s"][read], samples[column][read]
-    before, after = (
-        value[(time_s > step_s - 0.4) & (time_s < step_s)],
-        value[time_s > time_s[-1] - 0.3],
-    )
+    time_s = samples["time_s"][read]
+    value = samples[column][read]
+    before = value[(time_s > step_s - 0.4) & (time_s < step_s)]
+    after = value[time_s > time_s[-1] - 0.3]
     if not len(before) or not len(after) or after.mean() < 1.1 * before.mean():
         return None
     share = (value - before.mean()) / (after.mean() - before.mean())
@@ -285,7 +285,8 @@ def _median_or_none(values: np.ndarray) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-IDLE_S, LOAD_S = 2.5, 3.0
+IDLE_S = 2.5
+LOAD_S = 3.0
 
 
 def probe_sensor(

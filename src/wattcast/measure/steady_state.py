@@ -145,7 +145,8 @@ def _relative_drift(values: np.ndarray) -> float:
     if len(values) < 2:
         return 0.0
     half = len(values) // 2
-    first, second = float(values[:half].mean()), float(values[-half:].mean())
+    first = float(values[:half].mean())
+    second = float(values[-half:].mean())
     return abs(second - first) / max(abs(first), 1e-12)
 
 
@@ -179,7 +180,8 @@ class HeldLoad:
 
     def describe(self, calls: int) -> dict[str, Any]:
         """Return the row's fields where a chunk holds ``calls`` calls."""
-        call_s, clock_hz = self.chunk_s / calls, self.window.samples.known("sm_clock_hz")
+        call_s = self.chunk_s / calls
+        clock_hz = self.window.samples.known("sm_clock_hz")
         return {
             **describe_window(self.window),
             "latency_s": float(call_s.mean()),
@@ -203,11 +205,14 @@ def hold_load(
     ``gpu`` has ``mark`` and ``synchronize``. After the window has closed, the spin kernel reads the
     effective clock while the load goes on. A load that has not settled after ``rule.longest_s`` is
     flagged ``unsettled``."""
-    first, zero = sampler.head, gpu.mark()
+    first = sampler.head
+    zero = gpu.mark()
     zero.synchronize()
     started_s = time.monotonic()
-    marks, waiting = [zero], deque([zero])
-    held, looked_s = None, started_s
+    marks = [zero]
+    waiting = deque([zero])
+    held = None
+    looked_s = started_s
     while held is None and time.monotonic() - started_s < rule.longest_s:
         while len(waiting) < ahead:
             queue_chunk()
@@ -217,7 +222,8 @@ def hold_load(
         sampler.check()
         now_s = time.monotonic()
         if now_s - started_s >= rule.least_s and now_s - looked_s >= rule.look_s:
-            seen, looked_s = sampler.since(first), now_s
+            seen = sampler.since(first)
+            looked_s = now_s
             recent = seen.between(started_s + rule.linger_s, np.inf) if rule.linger_s else seen
             held = find_settled_window(recent, started_s, rule)
     clock_hz = None
@@ -294,7 +300,8 @@ def _cublas_version() -> str:
 
     for name in ("libcublas.so.13", "libcublas.so.12", "libcublas.so"):
         with contextlib.suppress(OSError, AttributeError):
-            library, parts = ctypes.CDLL(name), [ctypes.c_int() for _ in range(3)]
+            library = ctypes.CDLL(name)
+            parts = [ctypes.c_int() for _ in range(3)]
             for item, number in enumerate(parts):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
                 library.cublasGetProperty(item, ctypes.byref(number))
             return ".".join(str(number.value) for number in parts)

@@ -141,7 +141,8 @@ def place_whole_seconds(time_s: Array) -> tuple[Array, float]:
     begins = np.flatnonzero(np.diff(time_s, prepend=-np.inf) > 0.0)  # first line of its second
     ends = np.flatnonzero(np.diff(time_s, append=np.inf) > 0.0)  # last line of its second
     step = max(len(begins) // 500, 1)  # bounds of many thousand seconds add nothing
-    begins, ends = begins[::step], ends[::step]
+    begins = begins[::step]
+    ends = ends[::step]
     apart = begins[None, :] - ends[:, None]  # from the end of a second to the begin of another
     least = _slopes(time_s[begins][None, :] - time_s[ends][:, None] - 1.0, apart, apart > 0)
     most = _slopes(time_s[ends][:, None] + 1.0 - time_s[begins][None, :], -apart, apart < 0)

@@ -61,7 +61,8 @@ _WITH_BOTH = {
 
 def _name_mix(kinds: set[str]) -> str:
     """Return AccelWattch's name for a mix of units; light where none works."""
-    integer, others = kinds & {"add", "mul"}, kinds - {"add", "mul", "fp"}
+    integer = kinds & {"add", "mul"}
+    others = kinds - {"add", "mul", "fp"}
     if integer and "fp" in kinds and len(others) <= 1:
         return _WITH_BOTH["".join(others)]
     if integer == kinds:
@@ -109,7 +110,8 @@ class LaneStatic:
         alone_w = np.select(list(used.values()), memory_w, self.power_w["static_light_flane"])
         if self.compat:  # the energy of an L1 access is never zero
             alone_w = np.full(alone_w.shape, self.power_w["static_l1_flane"])
-        asleep, no_unit = lanes <= 0, np.equal(code, 0)
+        asleep = lanes <= 0
+        no_unit = np.equal(code, 0)
         first = np.where(asleep | no_unit, alone_w, first)
         more = np.where(asleep | (no_unit & np.any(list(used.values()), axis=0)), 0.0, more)
         active = (
@@ -172,7 +174,8 @@ def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -
     ``sm_count`` overrides McPAT's number of cores, which is the architecture file's and not always
     the simulator's."""
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    watts, count = [], sm_count or 0.0
+    watts = []
+    count = sm_count or 0.0
     for heading in (r"Processor:()", r"Total Cores:\s*(\d+)\s*cores"):
         start = re.search(heading, text)
         block = text[start.end() : start.end() + 2000].split("\n\n")[0] if start else ""
@@ -274,7 +277,8 @@ class ComponentPower(PowerModel):
     def power(self, activity: Activity) -> Power:
         """Return the watts of each component in every interval."""
         activity.require(self.required_events, "component power")
-        clock, voltage = np.ones(()), self._relative_voltage(activity)
+        clock = np.ones(())
+        voltage = self._relative_voltage(activity)
         if activity.at.clock_hz is not None:
             clock = np.asarray(activity.at.clock_hz, dtype=np.float64) / self.reference_clock_hz
         elif any(t.drive is Drive.DUTY for t in self.terms) or any(
@@ -327,11 +331,9 @@ class ComponentPower(PowerModel):
         """Return the total that AccelWattch prints: voltage scaling has reached only the parts it
         adds last.
         """
-        voltage, last, total = (
-            self._relative_voltage(activity),
-            set(left_out),
-            np.zeros(power.part_w.shape[:-1]),
-        )
+        voltage = self._relative_voltage(activity)
+        last = set(left_out)
+        total = np.zeros(power.part_w.shape[:-1])
         for column, part in enumerate(self.part_list):
             total += power.part_w[..., column] / voltage ** (
                 0 if part.name in last else part.voltage_exponent

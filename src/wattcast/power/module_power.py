@@ -33,7 +33,8 @@ from wattcast.power.power_model import (
     mean_power_w,
 )
 
-STATIC, CLOCK = "static", "clock"
+STATIC = "static"
+CLOCK = "clock"
 OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
 MOST_EVENT_J = 1e-3  # of one event; the costliest that ships, a cycle of an SM, takes 3e-9 J
 STEADY = ("sm", "clock")  # modules whose energy does not depend on the data
@@ -81,7 +82,8 @@ class ModulePower(PowerModel):
     def power(self, activity: Activity) -> Power:
         """Return the watts of static power, clock power and each module in every interval."""
         activity.require(self.required_events, "module power")
-        clock_hz, at = _set_clock(activity.at), activity.at
+        clock_hz = _set_clock(activity.at)
+        at = activity.at
         idle_w = self.idle.power_at(clock_hz, at.temperature_c)
         static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
         core, rest = self._event_rail_j(activity.events)
@@ -107,16 +109,16 @@ class ModulePower(PowerModel):
         if not set(self.required_events) <= set(events):
             return super().prepare_mean_power(events, counts)
         core, rest = (matrix.sum(axis=-1) for matrix in self._event_rail_j(events))
-        fixed_core_j, fixed_rest_j = float(core[:-1] @ counts), float(rest[:-1] @ counts)
-        core_j_each, rest_j_each = float(core[-1]), float(rest[-1])
+        fixed_core_j = float(core[:-1] @ counts)
+        fixed_rest_j = float(rest[:-1] @ counts)
+        core_j_each = float(core[-1])
+        rest_j_each = float(rest[-1])
 
         def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
             clock_hz = _set_clock(at)
             volts_squared = sweep_values(self.voltage.level_at(clock_hz)) ** 2
-            core_j, rest_j = (
-                fixed_core_j + core_j_each * last_count,
-                fixed_rest_j + rest_j_each * last_count,
-            )
+            core_j = fixed_core_j + core_j_each * last_count
+            rest_j = fixed_rest_j + rest_j_each * last_count
             dynamic_w = mean_power_w(volts_squared * core_j + rest_j, duration_s)
             return np.asarray(
                 sweep_values(self.idle.power_at(clock_hz, at.temperature_c)) + dynamic_w
@@ -168,7 +170,8 @@ class ModulePower(PowerModel):
 
         First those on the core rail at relative voltage 1, then those on others. Events without an
         energy are free."""
-        known, modules = known_events(), self.modules
+        known = known_events()
+        modules = self.modules
         found = np.zeros((2, len(names), len(modules)))
         for event in self.required_events:
             module = known[event].module

@@ -252,7 +252,8 @@ def coefficients_to_plain(value: Any) -> Any:
         return value
     plain = {}
     for item in fields(value):
-        part, rule = getattr(value, item.name), item.metadata.get("saved", True)
+        part = getattr(value, item.name)
+        rule = item.metadata.get("saved", True)
         if rule and (rule is True or part) and not (isinstance(part, np.ndarray) and not part.size):
             plain[item.name] = coefficients_to_plain(part)
     return plain
@@ -262,7 +263,8 @@ def build_coefficients(kind: Any, plain: Any) -> Any:
     """Build a value of a type from what ``coefficients_to_plain`` returned; what it does not hold
     has its default.
     """
-    origin, inside = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inside = get_args(kind)
     if kind == Array:
         return np.array(plain, dtype=np.float64)
     if origin in (UnionType, Union):  # of a type and None
@@ -273,7 +275,8 @@ def build_coefficients(kind: Any, plain: Any) -> Any:
         return {name: build_coefficients(inside[1], item) for name, item in plain.items()}
     if not is_dataclass(kind):
         return kind(plain)
-    hints, make = get_type_hints(kind), cast("Callable[..., Any]", kind)
+    hints = get_type_hints(kind)
+    make = cast("Callable[..., Any]", kind)
     given = [item.name for item in fields(kind) if item.name in plain]
     return make(**{name: build_coefficients(hints[name], plain[name]) for name in given})
 

@@ -151,7 +151,8 @@ def predict_many(
         from wattcast.predictor.bundle.calibrated import apply_factors  # few predictions have any
 
         fitted = apply_factors(fitted, factors)
-    operands, force = given.pop("operands", None), given.pop("force", False)
+    operands = given.pop("operands", None)
+    force = given.pop("force", False)
     notes, at, fitted = resolve_settings(chip, fitted, **given)
     if not force:
         check_power_limit(chip, at)
@@ -389,7 +390,8 @@ def list_ways_to_fit(
     """Return what would hold a workload: more of the same GPU, the smallest other GPU of its use, a
     smaller batch.
     """
-    capacity_byte, ways = float(np.max(gpu.memory.capacity_byte)), []
+    capacity_byte = float(np.max(gpu.memory.capacity_byte))
+    ways = []
     if model is not None:
         for tp in (2, 4, 8, 16, 32, 64):
             try:
@@ -453,7 +455,8 @@ def _read_clock(gpu: Gpu, clock: Quantity | None) -> Sweepable | None:
     if clock is None:
         return None
     asked = _read_amount(clock, "Hz", "clock")
-    low, high = gpu.clocks.min_hz or 1.0, gpu.clocks.max_hz
+    low = gpu.clocks.min_hz or 1.0
+    high = gpu.clocks.max_hz
     if (np.asarray(asked) > np.asarray(high) * (1 + 1e-9)).any() or (
         np.asarray(asked) < np.asarray(low)
     ).any():
@@ -479,7 +482,8 @@ def _read_amount(value: Quantity, unit: str, where: str) -> Sweepable:
 
 def _read_temperature(value: Quantity) -> Sweepable:
     celsius = _read_amount(value, "C", "temperature")
-    low, high = float(np.min(celsius)), float(np.max(celsius))
+    low = float(np.min(celsius))
+    high = float(np.max(celsius))
     if low < 0 or high > 110:
         raise bad_value(
             "temperature", "die temperatures between 0 and 110 C", f"{low:g} to {high:g} C"

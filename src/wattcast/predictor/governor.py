@@ -151,7 +151,8 @@ def _hold_limit(
     if at.duration_s is not None:
         before = min(REACTION_S / at.duration_s, 1.0)
         ran = runner.run_at(before * high[..., np.newaxis] + (1.0 - before) * ran.clock_hz)
-        capped, met = capped & (before < 1.0), met | (before == 1.0)
+        capped = capped & (before < 1.0)
+        met = met | (before == 1.0)
     return ran, capped, met, asked_w
 
 
@@ -246,7 +247,9 @@ def _join_stretches(
     latency_s, busy_s, energy_j, busy_cycles, clocked = np.zeros((5, *shape))
     kernel_s, cycles = np.zeros((2, *shape, len(timeline.calls)))
     for part in stretches:
-        totals, rows, calls = part.totals, part.stretch.rows, part.stretch.timeline.calls
+        totals = part.totals
+        rows = part.stretch.rows
+        calls = part.stretch.timeline.calls
         latency_s += totals.latency_s
         busy_s += totals.busy_s
         energy_j += totals.energy_j
@@ -276,7 +279,9 @@ def _search_clock(
     points [Press2007, 9.2] gives the next. Where that lies outside the known ends, the next point
     is the lowest clock if nothing below the limit is known, else their middle. Points that have
     converged stay, so that a batch does what each of its members would alone."""
-    low, before, at_before = least, high, at_high
+    low = least
+    before = high
+    at_before = at_high
     point = np.minimum(np.maximum(high * (limit_w / (limit_w + at_high)), least), high)
     uncapped = at_high <= 0
     for step in range(1, _MOST_STEPS + 1):
@@ -287,7 +292,8 @@ def _search_clock(
         done = uncapped | (np.abs(value) <= close) | (over & (point <= least))
         if done.all() or step == _MOST_STEPS:
             break
-        low, high = np.where(over, low, point), np.where(over, point, high)
+        low = np.where(over, low, point)
+        high = np.where(over, point, high)
         rise = value - at_before
         back = np.divide(
             value * (point - before), rise, out=np.full(rise.shape, np.inf), where=rise != 0
@@ -295,6 +301,7 @@ def _search_clock(
         following = point - back
         inside = (low <= following) & (following <= high)
         other = np.where((following < low) & (low == least), least, 0.5 * (low + high))
-        before, at_before = point, value
+        before = point
+        at_before = value
         point = np.where(done, point, np.where(inside, following, other))
     return ran, uncapped | (value <= _CLOSE * limit_w) | (point > least)

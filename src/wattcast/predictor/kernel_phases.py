@@ -234,15 +234,14 @@ def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
 
     Every pipe has a column: that a kernel leaves a pipe alone is something the prediction knows.
     """
-    work, pipes = kernels.work, len(PIPE_EVENTS)
+    work = kernels.work
+    pipes = len(PIPE_EVENTS)
     value = np.zeros((len(kernels.ops), len(_EVENTS)))
     value[np.arange(len(value)), map_distinct(_PIPE_PLACE.get, kernels.pipe_event)] = (
         kernels.flop + work.padded_flop
     )
-    l2_byte, half_byte = (
-        work.l2_byte + work.store_byte + work.between_byte,
-        0.5 * work.between_dram_byte,
-    )
+    l2_byte = work.l2_byte + work.store_byte + work.between_byte
+    half_byte = 0.5 * work.between_dram_byte
     dram = work.dram_read_byte + half_byte, work.dram_write_byte + half_byte
     value[:, pipes:] = np.array(
         [kernels.sfu_op, work.shared_byte, l2_byte, *dram, kernels.link_byte]

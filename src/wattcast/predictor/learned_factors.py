@@ -120,11 +120,14 @@ def _sum_decays(table: Array, points: Array, weights: Array) -> tuple[Array, Arr
     wide = len(weights) // (points.size * few // _PRODUCT + 1) + 1  # points in parts of one size
     most = few * max(_PAIRS // (few * wide), 1)
     space = np.empty(min(most, len(table)) * min(wide, len(weights)))
-    found, nearest = np.zeros(len(table)), np.full(len(table), np.inf)
+    found = np.zeros(len(table))
+    nearest = np.full(len(table), np.inf)
     for j in range(0, len(weights), wide):  # points stay in the cache for all rows
-        some, weight = points[:, j : j + wide], weights[j : j + wide]
+        some = points[:, j : j + wide]
+        weight = weights[j : j + wide]
         for i in range(0, len(table), most):
-            rows, low = table[i : i + most], nearest[i : i + most]
+            rows = table[i : i + most]
+            low = nearest[i : i + most]
             square = space[: len(rows) * len(weight)].reshape(len(rows), -1)
             for k in range(0, len(rows), few):
                 np.matmul(rows[k : k + few], some, out=square[k : k + few])
@@ -187,7 +190,8 @@ class IdealTerms:
 
 def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerms:
     """Compute the ideal terms of every kernel on the reference chip."""
-    work, sms = kernels.work, reference.sm_count
+    work = kernels.work
+    sms = reference.sm_count
     in_waves = count_waves(kernels, sms)
     cycles = in_waves * work.unit_flop / _take_rate(kernels, reference)
     if reference.sfu_per_cycle > 0:
@@ -264,7 +268,8 @@ def busy_rates(kernels: Kernels, reference: ReferenceChip, seconds: Array, fixed
     """Return the log of the time and shares of the reference chip's peak rates, ``(RATE_FEATURES,
     kernel)``.
     """
-    work, sms = kernels.work, reference.sm_count
+    work = kernels.work
+    sms = reference.sm_count
     cycles = np.maximum(seconds * reference.top_hz, 1.0)
     dram_byte = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
     l2_byte = work.l2_byte + work.store_byte + work.between_byte
@@ -287,7 +292,9 @@ def _take_rate(kernels: Kernels, reference: ReferenceChip) -> Array:
 
 PROCESS_SHARE = 0.6  # of the process in the average with the trees: chosen on held-out folds
 _TREE_DIGITS = 9  # of a feature that trees see: a share of 1 less rounding goes the way of 1
-_MOST_KEPT, _MOST_ROWS = 256, 1024  # workloads kept, and kernels of one worth keeping
+# workloads kept, and kernels of one worth keeping
+_MOST_KEPT = 256
+_MOST_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -342,12 +349,14 @@ def evaluate_factors(
     ``features`` are columns ``(kernel,)``. A kind of kernel that a model knows and the features
     lack counts as zero. A kind that a model never met counts as the nearest kind above it, as
     ``cat.append`` counts as ``cat``."""
-    factor, near = np.ones(len(families)), np.full(len(families), np.nan)
+    factor = np.ones(len(families))
+    near = np.full(len(families), np.nan)
     names, family = index_distinct(families)
     for which, name in enumerate(names):
         if name not in models:
             continue
-        model, rows = models[name], np.flatnonzero(family == which)
+        model = models[name]
+        rows = np.flatnonzero(family == which)
         place = {each: i for i, each in enumerate(model.features)}
         columns = [
             (place[known], values)
@@ -384,7 +393,8 @@ def _evaluate_rows(
     Nearness is exp(-r) of the nearest point: 1 at a measured row, towards 0 far from all of them.
     """
     some = rows[block]
-    table, squares = np.zeros((len(model.features), len(some))), np.full(len(some), np.nan)
+    table = np.zeros((len(model.features), len(some)))
+    squares = np.full(len(some), np.nan)
     for place, values in columns:
         table[place] += values.take(some)
     factor_out[some] = np.exp(model.predict_logs(table.T, squares))
@@ -416,7 +426,8 @@ class LearnedFactors:
         energy were learned from, 1 to 0; NaN where nothing was. The model of energy sees, besides
         the shape, how busy the reference chip would be at its top clock; without ``energy`` it is
         not asked."""
-        work, count = kernels.work, len(kernels.ops)
+        work = kernels.work
+        count = len(kernels.ops)
         kept = self._kept.get(kernels.key) if count <= _MOST_ROWS else None
         if kept is not None:
             return kept
@@ -462,7 +473,8 @@ class CarriedFactors(LearnedFactors):
         rows = np.flatnonzero(
             known & map_distinct(self.reference.per_cycle.__contains__, kernels.pipe_event)
         )
-        time, cost = np.ones(len(kernels.ops)), np.ones(len(kernels.ops))
+        time = np.ones(len(kernels.ops))
+        cost = np.ones(len(kernels.ops))
         near = np.full((2, len(kernels.ops)), np.nan)
         if not rows.size:
             return time, cost, near
@@ -503,7 +515,8 @@ class LayeredFactors(LearnedFactors):
         if self.carried is not None:
             below = self.carried.factors(kernels, corrections, energy)
             mine = self._is_own(kernels)
-            time, cost = np.where(mine, time, below[0]), below[1]
+            time = np.where(mine, time, below[0])
+            cost = below[1]
             near = np.array([np.where(mine, near[0], below[2][0]), below[2][1]])
         return time, cost, near
 
@@ -556,7 +569,8 @@ def cold_cache_terms(kernels: Kernels, l2_byte: float) -> Array:
 
     M is a mean over the runs of a kernel: repeated blocks see their own bytes pass, others all
     bytes."""
-    work, segments = kernels.work, kernels.segments
+    work = kernels.work
+    segments = kernels.segments
     passed = work.dram_read_byte + work.dram_write_byte + work.between_dram_byte
     each = np.array([passed.take(segment.rows) @ segment.counts for segment in segments])
     repeats = np.array([segment.repeat for segment in segments], np.float64)

@@ -203,7 +203,8 @@ def engine_all_reduce_s(law: EngineLaw, rows: CollectiveRows, link_byte_per_s: S
     """Return the seconds of an engine's own all-reduce, ``(*sweep, row)``, the faster of one-shot
     and two-shot.
     """
-    n, rate = rows.gpus, law.share * np.asarray(link_byte_per_s)
+    n = rows.gpus
+    rate = law.share * np.asarray(link_byte_per_s)
     one = law.one_shot_start_s + (n - 1.0) * (law.one_shot_step_s + rows.byte / rate)
     two = law.two_shot_start_s + (n - 1.0) * (law.two_shot_step_s + 2.0 * rows.byte / n / rate)
     fits = rows.all_reduce & (rows.byte <= law.largest_byte)
@@ -223,7 +224,8 @@ def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
     peers = (kind == "all_to_all") | (kind == "send")
     # a send is a peer's part of an all-to-all between two: S bytes go out, none stay
     sends = kind == "send"
-    size, total = np.where(sends, 2.0 * size, size), np.where(sends, 2.0, total)
+    size = np.where(sends, 2.0 * size, size)
+    total = np.where(sends, 2.0, total)
     together = np.minimum(np.maximum(node.gpu_count // stride, 1.0), total)
     wide = np.array([op.dtype not in (Dtype.INT8, Dtype.FP8) for op in ops])
     can_add_up = wide & node.multicast
@@ -251,7 +253,8 @@ def _within_node_s(
     slow = links.pcie_byte_per_s
     taken_s: Array = np.zeros(())
     if fast is not None:
-        law, rate = laws.link_law(gpu.architecture), 0.5 * np.asarray(fast)
+        law = laws.link_law(gpu.architecture)
+        rate = 0.5 * np.asarray(fast)
         if node.fabric is Fabric.MESH:
             rate = rate * (rows.gpus - 1.0) / (node.gpu_count - 1.0)
         taken_s = nccl_protocol_s(law, rows, np.maximum(rate, 1.0)).min(axis=0)
@@ -288,7 +291,8 @@ def _across_nodes_s(
             f"{node.name}: no network is known, and {int(total.max())} GPUs need more than one node of "
             f"{node.gpu_count}. Give a node with a network (--node hgx-h100, or your own file)."
         )
-    law, card = laws.network, laws.network.share * node.network_byte_per_s
+    law = laws.network
+    card = laws.network.share * node.network_byte_per_s
     ring_byte = np.where(rows.all_reduce, 2.0, 1.0) * rows.byte * (total - 1.0) / total
     peer_byte = rows.byte * (total - rows.gpus) / total
     sent_s = np.where(rows.peers, peer_byte / card, ring_byte / (card * rows.gpus))
@@ -389,7 +393,8 @@ def hidden_s(timeline: Timeline, gpu: Gpu) -> Array:
     each_s = each_s.reshape(-1, each_s.shape[-1]).min(
         axis=0
     )  # of a sweep, what the fastest design hides
-    ops, sm_share = timeline.kernels.ops, float(np.max(COPYING_SMS / np.asarray(gpu.sm_count)))
+    ops = timeline.kernels.ops
+    sm_share = float(np.max(COPYING_SMS / np.asarray(gpu.sm_count)))
     hidden = np.full(len(ops), np.inf)
     for segment in timeline.kernels.segments:
         spent_s = each_s[segment.rows] * segment.counts

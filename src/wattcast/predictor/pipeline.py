@@ -176,7 +176,8 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
         padded, blend_corrections(padded.work, bundle.corrections), energy=False
     )[0]
     padded_s = _reference_s(padded, bundle, learned)[places].reshape(-1, 4).min(axis=1)
-    own_s, factor = _reference_s(kernels, bundle, timeline.time_factor), np.ones(len(kernels.ops))
+    own_s = _reference_s(kernels, bundle, timeline.time_factor)
+    factor = np.ones(len(kernels.ops))
     slack = _TABLE_SLACK if by_table else 1.0
     factor[list(tokens)] = np.minimum(slack * padded_s / own_s[list(tokens)], 1.0)
     return replace(
@@ -411,7 +412,8 @@ def choose_details(points: Mask, detail: KernelDetail, other: KernelDetail) -> K
         "part_j",
         "peak_w",
     ):
-        here, there = getattr(detail, name), getattr(other, name)
+        here = getattr(detail, name)
+        there = getattr(other, name)
         chosen[name] = np.where(append_axes(points, here.ndim), here, there)
     return replace(detail, **chosen)
 

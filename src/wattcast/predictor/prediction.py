@@ -79,7 +79,8 @@ class OperatorShare:
     @property
     def modules(self) -> tuple[ModuleShare, ...]:
         """The power of the operator by module."""
-        detail, busy = self.basis.detail, self.basis.kernel_utilisation
+        detail = self.basis.detail
+        busy = self.basis.kernel_utilisation
         watts = np.moveaxis(detail.kernel_part_w[..., self.row, :], -1, 0)
         return tuple(
             ModuleShare(
@@ -315,7 +316,8 @@ class Prediction:
     def modules(self) -> tuple[ModuleShare, ...]:
         """The power by module."""
         basis = self.basis
-        totals, detail = basis.totals, basis.detail
+        totals = basis.totals
+        detail = basis.detail
         whole = (
             totals.latency_s[..., np.newaxis],
             basis.timeline.total[..., np.newaxis, :],
@@ -362,13 +364,16 @@ class Prediction:
         return self._share_operators(rows[np.argsort(-spent_j, kind="stable")[:most]])
 
     def _share_operators(self, rows: npt.NDArray[np.intp]) -> tuple[OperatorShare, ...]:
-        timeline, detail = self.basis.timeline, self.basis.detail
-        calls, watts = timeline.calls[rows], detail.kernel_part_w[..., rows, :].sum(axis=-1)
+        timeline = self.basis.timeline
+        detail = self.basis.detail
+        calls = timeline.calls[rows]
+        watts = detail.kernel_part_w[..., rows, :].sum(axis=-1)
         columns = detail.kernel_s[..., rows] * calls, watts, detail.kernel_j[..., rows] * calls
         spent_s, power_w, spent_j = (
             of.tolist() if of.ndim == 1 else np.moveaxis(of, -1, 0) for of in columns
         )
-        ops, some = timeline.kernels.ops, rows.tolist()
+        ops = timeline.kernels.ops
+        some = rows.tolist()
         each = zip(some, calls.tolist(), spent_s, power_w, spent_j, strict=True)
         return tuple(
             [OperatorShare(ops[i], int(n), s, w, j, self.basis, i) for i, n, s, w, j in each]
@@ -427,7 +432,8 @@ def predict_timeline(
 ) -> Prediction:
     """Predict a workload whose timeline is known."""
     settled, totals, ran = run_governed(timeline, gpu, at, bundle)
-    power_w, memory_byte = totals.power_w, graph.memory_byte
+    power_w = totals.power_w
+    memory_byte = graph.memory_byte
     kept = ran if power_w.ndim == 0 else None
     basis = PredictionBasis(
         graph, timeline, totals, gpu, settled.at, bundle, settled.asked_w, kept, settled.divisions
@@ -467,7 +473,9 @@ _NEGLIGIBLE_SLOWDOWN = 0.05
 
 
 def _list_assumptions(basis: PredictionBasis, met: Mask, asked: OperatingPoint) -> tuple[str, ...]:
-    timeline, gpu, bundle = basis.timeline, basis.gpu, basis.bundle
+    timeline = basis.timeline
+    gpu = basis.gpu
+    bundle = basis.bundle
     notes = [*basis.graph.assumptions, *timeline.kernels.assumptions, *bundle.assumptions]
     if not met.all():
         notes.append("the power limit cannot be met even at the lowest clock; that clock is given")

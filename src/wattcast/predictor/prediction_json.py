@@ -32,10 +32,9 @@ if TYPE_CHECKING:
         Values,
     )
 
-GOOD, FAIR = (
-    0.15,
-    0.35,
-)  # largest half-width of an interval, over the value, that is called good and fair
+# largest half-width of an interval, over the value, that is called good and fair
+GOOD = 0.15
+FAIR = 0.35
 MUCH_WAITING = 0.1  # share of the time beyond which the host, which differs by machine, decides
 
 
@@ -223,10 +222,8 @@ def _write_prediction(p: Prediction, most_ops: int | None = None) -> PredictionO
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")
     ops = p.ops if most_ops is None else p.rank_ops(most_ops)
-    pairs, sure = (
-        (p.interval.latency_s, p.interval.power_w, p.interval.energy_j),
-        judge_confidence(p),
-    )
+    pairs = (p.interval.latency_s, p.interval.power_w, p.interval.energy_j)
+    sure = judge_confidence(p)
     distances = [
         DistanceOut(d.dimension, d.word, _check_finite(np.max(d.beyond)), d.reason)
         for d in p.support.distances
@@ -364,10 +361,14 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
     """Return the answer of one configuration, most wanted first: speed, joules, watts, latency,
     memory, money.
     """
-    speeds, joules, many = [], [], p.gpu_count > 1
-    latency, energy = p.interval.latency_s, p.interval.energy_j * p.gpu_count
+    speeds = []
+    joules = []
+    many = p.gpu_count > 1
+    latency = p.interval.latency_s
+    energy = p.interval.energy_j * p.gpu_count
     all_w = show_between(p.total_power_w, p.interval.power_w * p.gpu_count, "W")
-    phase, item = p.basis.graph.phase, p.basis.graph.item
+    phase = p.basis.graph.phase
+    item = p.basis.graph.item
     token = {"prefill": "prompt token", "train": "trained token"}.get(phase, "token")
     for count, word, what in ((p.tokens, "token", token), (p.items, item, item)):
         if count is not None:
@@ -399,10 +400,8 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
         "prefill": " a prefill",
     }
     lines.append(AnswerLine("latency", f"{value}{run.get(phase, '')}", span))
-    capacity, each = (
-        show(float(np.min(p.basis.gpu.memory.capacity_byte)), "byte", 3),
-        " on each GPU" if many else "",
-    )
+    capacity = show(float(np.min(p.basis.gpu.memory.capacity_byte)), "byte", 3)
+    each = " on each GPU" if many else ""
     if p.memory_byte is None:
         lines.append(
             AnswerLine("memory", "unknown", f"the workload does not say; the GPU has {capacity}")
@@ -411,7 +410,8 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
         held = f"{show(p.memory_byte, 'byte', 3)} of {capacity}{each}"
         lines.append(AnswerLine("memory", "fits" if p.fits else "DOES NOT FIT", held))
     if p.cost is not None:
-        money, per = p.cost_per_million_tokens, "million tokens"
+        money = p.cost_per_million_tokens
+        per = "million tokens"
         if money is None:
             money, per = (
                 (p.cost / (p.items / 1e3), f"thousand {item}s") if p.items else (p.cost, "run")
@@ -428,7 +428,8 @@ def list_answers(p: Prediction) -> list[AnswerLine]:
 
 def show_between(value: Values, ends: Array, unit: str) -> tuple[str, str]:
     """Return a value with the digits it deserves, and its interval."""
-    low, high = float(ends[..., 0]), float(ends[..., 1])
+    low = float(ends[..., 0])
+    high = float(ends[..., 1])
     digits = count_digits(float(value), low, high)
     return show(
         float(value), unit, digits

@@ -309,7 +309,8 @@ def _run_segment(
     d_sum, lag, now = np.zeros((3, *np.broadcast_shapes(host_s.shape[:-1], kernel_s.shape[:-1])))
     lag -= np.inf
     for row, count in zip(segment.rows.tolist(), segment.counts.tolist(), strict=True):
-        c, d = host_s[..., row], kernel_s[..., row]
+        c = host_s[..., row]
+        d = kernel_s[..., row]
         np.subtract(c_sum + c, d_sum, out=now)
         if count > 1:  # the last of several equal kernels in a row may lag furthest
             now += (count - 1.0) * np.maximum(c - d, 0.0)
@@ -326,12 +327,14 @@ def _run_at_once(order: IssueOrder, kernel_s: Array, ahead_s: float) -> Array:
     furthest = d  # each kernel's lag, less what is added up to and with it: host - ahead
     if order.many:
         furthest = order.host_s + (order.counts - 1.0) * np.maximum(ahead, 0.0)
-        ahead, d = ahead * order.counts, d * order.counts
+        ahead = ahead * order.counts
+        d = d * order.counts
         furthest -= ahead
     lag = np.add.accumulate(ahead)
     before = lag.take(order.starts) - ahead.take(order.starts)
     lags = (np.maximum.reduceat(lag + furthest, order.starts) - before).tolist()
-    host, end = 0.0, ahead_s
+    host = 0.0
+    end = ahead_s
     segments = zip(
         order.repeats,
         order.segment_host_s,

@@ -50,10 +50,9 @@ if TYPE_CHECKING:
     from wattcast.predictor.pipeline import WorkloadTotals
     from wattcast.predictor.prediction import PredictionBasis
 
-NEAR_SHARE, FAR_SHARE = (
-    0.05,
-    0.10,
-)  # of time or energy beyond what was measured, to be called near and far
+# of time or energy beyond what was measured, to be called near and far
+NEAR_SHARE = 0.05
+FAR_SHARE = 0.10
 GOVERNED = (
     0.98,
     1.02,
@@ -172,7 +171,8 @@ def compute_interval(
 
     Steps of the very engine that was measured were measured as a whole: their own spread stands for
     that of their kernels, of which only those that were never measured add to it."""
-    bundle, totals = basis.bundle, basis.totals
+    bundle = basis.bundle
+    totals = basis.totals
     bundle = bundle if residuals is None else replace(bundle, residuals=residuals)
     together, time, energy = learned_distances().together, *kernel_shares(basis)
     is_step = is_measured_engine(basis)
@@ -204,7 +204,8 @@ def _hide_behind_host(basis: PredictionBasis, ends: Array) -> Array:
     """
     if not basis.timeline.has_host:
         return ends
-    kernel_s, scale = basis.detail.kernel_s, np.exp(ends)[..., np.newaxis]
+    kernel_s = basis.detail.kernel_s
+    scale = np.exp(ends)[..., np.newaxis]
     each = [compute_latency_s(basis.timeline, kernel_s * scale[..., end, :]) for end in (0, 1)]
     return np.asarray(np.log(np.stack(each, axis=-1) / basis.totals.latency_s[..., np.newaxis]))
 
@@ -321,7 +322,8 @@ def kernel_log_ends(
     (``engines``, else those learned). In a step of the very engine that was measured (``is_step``)
     only kernels outside what was measured have any."""
     work = timeline.kernels.work
-    groups, families = work.kernel_family, timeline.kernels.family
+    groups = work.kernel_family
+    families = timeline.kernels.family
     place = groups.place * len(families.values) + families.place
     kinds = CodedColumn(list(product(groups.values, families.values)), place)
     found = [
@@ -352,10 +354,8 @@ def kernel_log_ends(
         own = {name for name in groups.values if ".engine." in name and name in bundle.residuals}
         tabled = np.flatnonzero(map_distinct(own.__contains__, groups)).tolist()
     if reasons:
-        rows, apart = (
-            list(reasons),
-            {why: (of.latency, of.power) for why, of in bundle.widening.apart.items()},
-        )
+        rows = list(reasons)
+        apart = {why: (of.latency, of.power) for why, of in bundle.widening.apart.items()}
         by = np.array([apart[outside.reason] for outside in reasons.values()]).take(
             _ENDS_OF, axis=1
         )
@@ -488,12 +488,14 @@ def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
         ]
         if not known:
             continue
-        rows, kinds = np.array([i for i, _ in known]), len({r.description for _, r in known})
+        rows = np.array([i for i, _ in known])
+        kinds = len({r.description for _, r in known})
         longest = int(rows[spent_s[rows] == spent_s[rows].max()].min())
         outside, far_outside = np.zeros((2, len(spent_s)))
         outside[rows] = 1.0
         far_outside[[i for i, r in known if r.far]] = 1.0
-        beyond, far = _larger_share(basis, outside), _larger_share(basis, far_outside)
+        beyond = _larger_share(basis, outside)
+        far = _larger_share(basis, far_outside)
         more = (
             f" (and {kinds - 1} more kinds, {float(np.max(beyond)):.0%} of the time in all)"
             if kinds > 1
@@ -506,7 +508,8 @@ def _kernel_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
 
 def _clock_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Clocks at which kernels of a family never ran, in octaves beyond those at which they did."""
-    seen, learners = basis.bundle.seen, basis.timeline.kernels.work.root_family
+    seen = basis.bundle.seen
+    learners = basis.timeline.kernels.work.root_family
     names, place = index_distinct(learners)
     ranges = [
         s.clock_hz if (s := seen.get(name)) and s.clock_hz else _ANY_CLOCK_HZ for name in names
@@ -567,7 +570,8 @@ def _temperature_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
     measured_c = basis.bundle.temperature_c
     if measured_c is None:
         return
-    given_c, power_w = sweep_values(basis.at.temperature_c), basis.totals.power_w
+    given_c = sweep_values(basis.at.temperature_c)
+    power_w = basis.totals.power_w
     edge_c = np.clip(given_c, *measured_c)
     if np.all(edge_c == given_c):
         return
@@ -585,7 +589,9 @@ def _temperature_distance(basis: PredictionBasis) -> Iterator[SupportDistance]:
 
 def _software_distances(basis: PredictionBasis) -> Iterator[SupportDistance]:
     """Stacks, several GPUs and companies of operators that were not measured as a whole."""
-    bundle, graph, one = basis.bundle, basis.graph, np.ones(())
+    bundle = basis.bundle
+    graph = basis.graph
+    one = np.ones(())
     if bundle.status is FitStatus.CALIBRATED:
         reason = (
             f"the {bundle.gpu} is calibrated on rows of others; what they do not hold is forecast"
@@ -650,7 +656,8 @@ def _host_ends(basis: PredictionBasis, spread: HostSpread) -> Array:
     """Return how far logs of latency and power move with a host at either end of a spread,
     ``(*sweep, 4)``.
     """
-    timeline, totals = basis.timeline, basis.totals
+    timeline = basis.timeline
+    totals = basis.totals
     clock_hz = sweep_values(np.asarray(basis.at.clock_hz))
     gap_w = basis.bundle.power.idle_power_w(clock_hz, sweep_values(basis.at.temperature_c))
     if timeline.engine is not None:
@@ -713,14 +720,17 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredK
     reasons: dict[int, UnmeasuredKernel] = {}
     to_size: dict[str, list[RowIndex]] = {}
     unheld = {family for family, residual in bundle.residuals.items() if residual.rows == 0}
-    form, groups = np.empty(len(kernels.ops), np.intp), kernels.work.kernel_family
+    form = np.empty(len(kernels.ops), np.intp)
+    groups = kernels.work.kernel_family
     for which, rows in enumerate(group_forms(kernels.ops)):
         form[rows] = which
     alike, place = np.unique(form * len(groups.values) + groups.place, return_inverse=True)
     for code, rows in zip(alike.tolist(), split_rows(place, len(alike)), strict=True):
-        op, group = kernels.ops[int(rows[0])], groups.values[code % len(groups.values)]
+        op = kernels.ops[int(rows[0])]
+        group = groups.values[code % len(groups.values)]
         learner = root_family(group)
-        seen, why = bundle.seen.get(learner), OutsideReason.KIND
+        seen = bundle.seen.get(learner)
+        why = OutsideReason.KIND
         if op.family in unheld:
             if op.family == "collective":  # its ends are those of public timings
                 continue
@@ -773,7 +783,8 @@ def _sizes_outside(
     if not kept:
         return {}
     if len(kept) < len(known):
-        low, high = low[kept], high[kept]
+        low = low[kept]
+        high = high[kept]
     values = np.array([features[known[i]] for i in kept]).take(rows, axis=1)
     octaves = np.maximum(low - values, values - high)
     at = np.flatnonzero(octaves.max(axis=0) > _MARGIN)

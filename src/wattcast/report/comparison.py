@@ -148,9 +148,11 @@ def group_by_family(side: RunSummary) -> RunSummary:
     """Add up the parts of a run by family, so that it compares with a run that knows only families."""
     joined = []
     for members in _group_parts(side.parts, lambda part: part.family).values():
-        name, known = members[0].family, all(part.joules is not None for part in members)
+        name = members[0].family
+        known = all(part.joules is not None for part in members)
         joules = sum(part.joules or 0.0 for part in members) if known else None
-        calls, seconds = sum(part.calls for part in members), sum(part.seconds for part in members)
+        calls = sum(part.calls for part in members)
+        seconds = sum(part.seconds for part in members)
         module_j = sum_terms([part.module_j for part in members])
         joined.append(RunPart(name, (name,), (name,), (), name, calls, seconds, joules, module_j))
     return replace(side, parts=tuple(joined))
@@ -179,13 +181,14 @@ def split_difference(a: float, b: float, ratios: Mapping[str, float]) -> dict[st
     return found
 
 
-CALLS, WORK, CLOCK, POWER = "calls", "cycles of a call", "clock", "power while running"
-SHARE, GAPS, ONLY, ALL = (
-    "share of time",
-    "idle gaps",
-    "operators on one side only",
-    "all kernels and gaps",
-)
+CALLS = "calls"
+WORK = "cycles of a call"
+CLOCK = "clock"
+POWER = "power while running"
+SHARE = "share of time"
+GAPS = "idle gaps"
+ONLY = "operators on one side only"
+ALL = "all kernels and gaps"
 GPUS = "number of GPUs"
 RULE = (
     "sums term by term; products by the logarithmic mean (LMDI): each factor gets (b - a) / ln(b / a) x ln of its "
@@ -257,7 +260,8 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
             a, b, (), latency, joules, watts, *_compare_modules(a, b), tuple(notes)
         )
     if a.measured or b.measured:
-        a, b = group_by_family(a), group_by_family(b)
+        a = group_by_family(a)
+        b = group_by_family(b)
         notes.append(
             "a measured side knows families of kernels, not operators: both are added up by family"
         )
@@ -267,7 +271,8 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     )
     latency = sum_terms([pair.latency_s for pair in pairs]) | {GAPS: b.gap_s - a.gap_s}
     if energy:
-        from_j, to_j = a.gpu_count * a.gap_j, b.gpu_count * b.gap_j
+        from_j = a.gpu_count * a.gap_j
+        to_j = b.gpu_count * b.gap_j
         joules = sum_terms([pair.total_energy_j for pair in pairs]) | {GAPS: to_j - from_j}
         gaps_w = to_j / b.latency_s - from_j / a.latency_s
         watts = sum_terms([pair.total_power_w for pair in pairs]) | {GAPS: gaps_w}
@@ -296,9 +301,11 @@ def _match_parts(
     then, of the rest, equal work, and whatever is most alike at the same place. Parts without a
     partner stand alone."""
     pairs: list[tuple[RunPart | None, RunPart | None]] = []
-    left, right = list(a), list(b)
+    left = list(a)
+    right = list(b)
     for whole, likeness in _LIKENESS:
-        mine, theirs = _group_parts(left, likeness), _group_parts(right, likeness)
+        mine = _group_parts(left, likeness)
+        theirs = _group_parts(right, likeness)
         for name, members in mine.items():
             others = theirs.get(name, [])
             if not whole or len(members) == len(others):
@@ -356,7 +363,8 @@ def _compare_parts(
         **_compare_counts(a, b),
         POWER: (right.joules / right.seconds) / (left.joules / left.seconds),
     }
-    from_j, to_j = a.gpu_count * left.joules, b.gpu_count * right.joules
+    from_j = a.gpu_count * left.joules
+    to_j = b.gpu_count * right.joules
     joules = split_difference(from_j, to_j, {**ratios, **running})
     share = (right.seconds / b.latency_s) / (left.seconds / a.latency_s)
     watts = split_difference(from_j / a.latency_s, to_j / b.latency_s, {SHARE: share, **running})

@@ -124,7 +124,8 @@ def read_pair(
         found = _find_row(other, gpu)
         if found is None:
             raise bad_value("compare", f"a whole-model row beside {PREDICTED!r}", other)
-        row, host = found[0], "0us" if found[0].graph else None
+        row = found[0]
+        host = "0us" if found[0].graph else None
         predicted = api.predict(
             whole_models.build_row_graph(row), gpu, host_launch=host, force=True
         )
@@ -315,7 +316,8 @@ def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]
     taken: dict[str, list[float]] = {}
     for place, kernel_s in zip(profile["order"], profile["kernel_s"], strict=True):
         taken.setdefault(find_kernel_family(profile["names"][place])["family"], []).append(kernel_s)
-    total, latency_s = sum(map(sum, taken.values())), float(row.latency_s or 0.0)
+    total = sum(map(sum, taken.values()))
+    latency_s = float(row.latency_s or 0.0)
     scale = latency_s / total if row.graph or total > latency_s else 1.0
     return tuple(
         RunPart(f, (f,), (f,), (), f, float(len(each)), scale * sum(each))
@@ -327,7 +329,8 @@ def _find_row(name: str, gpu: str) -> tuple[ModelRow, str] | None:
     """Find the whole-model row that ``name`` means, and its database; None where it means something
     else.
     """
-    database, row_id = gpu, name.removeprefix("row:")
+    database = gpu
+    row_id = name.removeprefix("row:")
     if not name.startswith("row:"):
         path, sharp, row_id = name.partition("#")
         held = Path(path)
@@ -430,7 +433,8 @@ def _table_totals(found: RunComparison) -> Table:
     """Return both runs: tokens and joules per token, all GPUs, the time, and one GPU where there
     are several.
     """
-    a, b = found.a, found.b
+    a = found.a
+    b = found.b
     rows = new_table("", "A", "B", "B - A", "")
     one_gpu = _ONE_GPU if has_several_gpus(found) else ()
     if one_gpu:
@@ -443,7 +447,8 @@ def _table_totals(found: RunComparison) -> Table:
         *one_gpu,
         *_CLOCKS,
     ):
-        left, right = getattr(a, column), getattr(b, column)
+        left = getattr(a, column)
+        right = getattr(b, column)
         if left and right:
             shown = [
                 show(value, unit) if unit else round_number(value, 4) for value in (left, right)
@@ -471,7 +476,8 @@ def _write_answers(found: RunComparison) -> str:
     """
     parts = []
     for name, column, _ in _ANSWERS:
-        a, b = getattr(found.a, column), getattr(found.b, column)
+        a = getattr(found.a, column)
+        b = getattr(found.b, column)
         if a and b and a != b:
             parts.append(f"{name} {b / a - 1:+.1%}")
     return ", ".join(parts)
@@ -486,12 +492,14 @@ def write_sentence(found: RunComparison) -> str:
     answers = _write_answers(found)
     parts = [answers] if answers else []
     for name, column, unit in _name_quantities(found):
-        a, b = getattr(found.a, column), getattr(found.b, column)
+        a = getattr(found.a, column)
+        b = getattr(found.b, column)
         terms = getattr(found, column)
         if not terms or b == a:
             continue
         largest = max(terms, key=lambda term: abs(terms[term]))
-        whole, most = _format_signed(b - a, unit), _format_signed(terms[largest], unit)
+        whole = _format_signed(b - a, unit)
+        most = _format_signed(terms[largest], unit)
         parts.append(f"{name} {whole} ({b / a - 1:+.1%}), most by {largest} {most}")
     return "; ".join(parts) + "." if parts else "Both sides are equal."
 
@@ -558,7 +566,8 @@ def _subtract_sides(found: RunComparison) -> dict[str, float]:
         "power_w",
         "energy_j",
     ):
-        a, b = getattr(found.a, column), getattr(found.b, column)
+        a = getattr(found.a, column)
+        b = getattr(found.b, column)
         if a is not None and b is not None:
             difference[column] = b - a
     return difference
@@ -627,7 +636,8 @@ def draw_difference(found: RunComparison) -> Figure:
     right.set_xlabel(
         "Mean power of all GPUs, B - A (W)" if has_several_gpus(found) else "Mean power, B - A (W)"
     )
-    a, b = found.a, found.b
+    a = found.a
+    b = found.b
     change = f"{b.latency_s / a.latency_s - 1:+.1%} time, {b.total_power_w / a.total_power_w - 1:+.1%} power"
     change += f", {b.total_energy_j / a.total_energy_j - 1:+.1%} energy"
     if has_several_gpus(found):

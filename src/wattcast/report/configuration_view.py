@@ -89,11 +89,9 @@ class PowerTrace:
 
 def build_power_trace(prediction: Prediction) -> PowerTrace:
     """Build the power trace of a prediction of one configuration."""
-    timeline, detail, totals = (
-        prediction.basis.timeline,
-        prediction.basis.detail,
-        prediction.basis.totals,
-    )
+    timeline = prediction.basis.timeline
+    detail = prediction.basis.detail
+    totals = prediction.basis.totals
     if detail.kernel_s.ndim != 1:
         raise bad_value(
             "power over time",
@@ -101,7 +99,8 @@ def build_power_trace(prediction: Prediction) -> PowerTrace:
             f"a sweep of {detail.kernel_s.shape[:-1]}",
         )
     launches = float(timeline.calls.sum())
-    gap_s, gap_w = float(totals.latency_s - totals.busy_s), np.zeros(len(detail.parts))
+    gap_s = float(totals.latency_s - totals.busy_s)
+    gap_w = np.zeros(len(detail.parts))
     if gap_s > 1e-12:  # what the kernels do not take, by part
         gap_w = np.asarray(
             (detail.part_j - (detail.kernel_s * timeline.calls) @ detail.kernel_part_w) / gap_s
@@ -163,7 +162,8 @@ def _engine_stretches(
     timeline: Timeline, engine: EngineHost, detail: KernelDetail, gap_w: Array
 ) -> tuple[list[float], list[Array]]:
     """Return seconds of each run of equal steps of an engine, and its joules by part."""
-    seconds, joules = [], []
+    seconds = []
+    joules = []
     for stretch in list_engine_steps(timeline, engine, detail.kernel_s):
         part_j = float(stretch.latency_s - stretch.device_s) * gap_w
         for segment in stretch.segments:
@@ -184,8 +184,10 @@ def _each_stretch(
     if timeline.engine is not None:
         length, energy = _engine_stretches(timeline, timeline.engine, detail, gap_w)
     for segment in timeline.kernels.segments if timeline.engine is None else ():
-        rows, counts = segment.rows, segment.counts
-        run_s, issue_s = float(detail.kernel_s[rows] @ counts), float(host_s[rows] @ counts)
+        rows = segment.rows
+        counts = segment.counts
+        run_s = float(detail.kernel_s[rows] @ counts)
+        issue_s = float(host_s[rows] @ counts)
         once_s = max(run_s, issue_s)
         part_j = (detail.kernel_s[rows] * counts) @ detail.kernel_part_w[rows] + (
             once_s - run_s
@@ -242,7 +244,8 @@ class ConfigurationView:
         every clock."""
         basis, (low_hz, high_hz) = self.prediction.basis, find_clock_span(self.gpu)
         asked_hz = np.linspace(low_hz, high_hz, CLOCK_POINTS)
-        timeline, bundle = basis.timeline, basis.bundle
+        timeline = basis.timeline
+        bundle = basis.bundle
         top = run_governed(timeline, basis.gpu, replace(basis.at, clock_hz=high_hz), bundle)[0]
         if top.divisions:
             settled, totals, _ = run_governed(

@@ -41,7 +41,8 @@ SERIES_COLOURS = (
     "#44AA99",
     "#999933",
 )
-MEASURED, PREDICTED = "#000000", "#332288"
+MEASURED = "#000000"
+PREDICTED = "#332288"
 ENDINGS = ("png", "svg", "pdf")
 NO_MATPLOTLIB = "figures need matplotlib. Install it: pip install 'wattcast[plot]'."
 

@@ -193,7 +193,8 @@ def conclude_view(seen: ConfigurationView) -> str:
     """Return the conclusion in three sentences: the answer, what decides it, and what a clock would
     change.
     """
-    p, said = seen.prediction, {line.label: line for line in list_answers(seen.prediction)}
+    p = seen.prediction
+    said = {line.label: line for line in list_answers(seen.prediction)}
     speed = (
         f"runs at {said['throughput'].value}"
         if "throughput" in said
@@ -239,7 +240,8 @@ def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
 
 
 def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
-    room, p = seen.room, seen.prediction
+    room = seen.room
+    p = seen.prediction
     capacity = show(room.capacity_byte, "byte")
     if room.footprint is None:
         said = "A list of operators does not say what it holds;"
@@ -365,7 +367,8 @@ def print_report(page: str, paper: str = "A4") -> bytes:
             "a PDF needs Chromium or Chrome, and neither is here. Write .html and print it elsewhere."
         )
     with tempfile.TemporaryDirectory() as folder:
-        source, printed = Path(folder, "report.html"), Path(folder, "report.pdf")
+        source = Path(folder, "report.html")
+        printed = Path(folder, "report.pdf")
         source.write_text(page.replace("@page {", f"@page {{ size: {paper};", 1), encoding="utf-8")
         options = [
             "--headless",

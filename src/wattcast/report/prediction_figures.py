@@ -250,7 +250,8 @@ def draw_clock_curves(seen: Sequence[ConfigurationView]) -> Figure:
     )
     for axes, (column, said) in zip(np.ravel(figure.subplots(1, 3)), wanted, strict=True):
         for index, (label, look) in enumerate(zip(label_views(seen), seen, strict=True)):
-            colour, here = SERIES_COLOURS[index % 8], look.prediction
+            colour = SERIES_COLOURS[index % 8]
+            here = look.prediction
             scale = 1e3 if column == "latency_s" else float(here.gpu_count)
             axes.plot(
                 look.clocks["asked_hz"] / 1e6,

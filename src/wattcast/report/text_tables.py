@@ -17,7 +17,9 @@ if TYPE_CHECKING:  # commands import this file before they know whether they pre
     from wattcast.predictor.prediction import Prediction
     from wattcast.predictor.prediction_json import AnswerLine
 
-FEW_OPS, FEW_NOTES = 5, 3  # of a first screen
+# of a first screen
+FEW_OPS = 5
+FEW_NOTES = 3
 _UNIT_BY_ENDING = (
     ("byte_per_s", "byte/s"),
     ("byte_per_cycle", "byte/cycle"),
@@ -112,10 +114,8 @@ def print_predictions(
     from wattcast.predictor.prediction_json import judge_confidence, list_answers
 
     if len(predictions) > 1:
-        first, names = (
-            predictions[0],
-            ("per second", "energy", "total power", "latency", "memory", "sure", "support"),
-        )
+        first = predictions[0]
+        names = ("per second", "energy", "total power", "latency", "memory", "sure", "support")
         title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
         rows = new_table("workload", "GPUs", *names, title=title)
         for p in predictions:
@@ -186,7 +186,9 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         console.print(_table_phases(p))
     rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
     for share in p.rank_ops(None if details else FEW_OPS):
-        seconds, watts, joules = float(share.latency_s), float(share.power_w), float(share.energy_j)
+        seconds = float(share.latency_s)
+        watts = float(share.power_w)
+        joules = float(share.energy_j)
         time = show(seconds, "s", 2), f"{seconds / float(p.latency_s):.0%}"
         energy = show(joules, "J", 2), f"{joules / float(p.energy_j):.0%}"
         rows.add_row(escape(str(share.op)), str(share.count), *time, show(watts, "W", 2), *energy)
@@ -214,6 +216,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
     shown = notes if details else notes[:FEW_NOTES]
     print_notes(console, shown)
     if not details:
-        rest, ops = len(notes) - len(shown), len(p.basis.timeline.calls)
+        rest = len(notes) - len(shown)
+        ops = len(p.basis.timeline.calls)
         more = f"{rest} more assumptions, all {ops} operators, intervals and clocks: --details"
         console.print(f"  {more}", style="dim")

@@ -73,7 +73,8 @@ class Trace:
     @property
     def context_spread(self) -> float:
         """Standard deviation of the contexts behind generated tokens, over their mean."""
-        mean, weight = self.prompt_tokens + 0.5 * self.output_tokens, self.output_tokens
+        mean = self.prompt_tokens + 0.5 * self.output_tokens
+        weight = self.output_tokens
         middle = float(np.average(mean, weights=weight))
         square = float(
             np.average((mean - middle) ** 2 + self.output_tokens**2 / 12.0, weights=weight)
@@ -177,7 +178,8 @@ def draw_trace(
         arrival_s = draw_arrivals(arrivals, random, count, rate_per_s)
         if requests is not None or arrival_s[-1] >= seconds or count > MOST_REQUESTS:
             break
-        random, count = np.random.default_rng(seed), 2 * count
+        random = np.random.default_rng(seed)
+        count = 2 * count
     if requests is None:
         arrival_s = arrival_s[arrival_s < seconds]
     if not len(arrival_s):
@@ -211,7 +213,8 @@ def draw_arrivals(spec: str, random: np.random.Generator, count: int, rate: floa
             )
         # λ(t) = r (1 - a cos ωt) starts at its lowest, so Λ(t) = r (t - a/ω sin ωt), whose inverse
         # maps unit arrivals
-        unit, omega = np.cumsum(random.standard_exponential(count)), 2 * np.pi / period_s
+        unit = np.cumsum(random.standard_exponential(count))
+        omega = 2 * np.pi / period_s
         last_s = unit[-1] / rate + period_s
         grid_s = np.linspace(0.0, last_s, max(int(64 * last_s / period_s), 64) + 1)
         return np.interp(
@@ -307,7 +310,9 @@ def _read_table(rows: Iterable[Sequence[str]], places: list[int], where: str, fo
         answered = (prompts >= 1) & (outputs >= 1)
         if not answered.any():
             raise bad_value(where, "at least one request with an answer", "none")
-        arrival_s, prompts, outputs = arrival_s[answered], prompts[answered], outputs[answered]
+        arrival_s = arrival_s[answered]
+        prompts = prompts[answered]
+        outputs = outputs[answered]
         arrival_s = arrival_s - arrival_s.min()
     return make_trace(
         arrival_s, prompts, outputs, _number_prefixes(texts[3]) if len(texts) > 3 else None, where
@@ -359,7 +364,8 @@ class _TraceLine(msgspec.Struct):
 
 
 def _read_json_lines(data: bytes, where: str) -> Trace:
-    decoder, lines = msgspec.json.Decoder(_TraceLine), []
+    decoder = msgspec.json.Decoder(_TraceLine)
+    lines = []
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue

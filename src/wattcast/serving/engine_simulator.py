@@ -162,11 +162,13 @@ def govern_steps(
     ``mean_w`` is the mean power before; None stands for steady load. The steps take no less than
     ``floor_s``, the time of the host. Where even the lowest clock draws too much, that clock is
     taken."""
-    clocks, limit_w = costs.clocks, costs.limit_w
+    clocks = costs.clocks
+    limit_w = costs.limit_w
     values: list[float] = cost.tolist()
     before_s = before_w = 0.0
     for place in range(clocks):
-        span_s, energy_j = values[place] * steps, values[clocks + place] * steps
+        span_s = values[place] * steps
+        energy_j = values[clocks + place] * steps
         if floor_s > span_s:
             energy_j += costs.waiting_w * (floor_s - span_s)
             span_s = floor_s
@@ -179,7 +181,8 @@ def govern_steps(
             allowed_w = min(max((limit_w - earlier_w) / (1.0 - kept), power_w), before_w)
             span_s = before_s + (before_w - allowed_w) / (before_w - power_w) * (span_s - before_s)
             return span_s, allowed_w * span_s
-        before_s, before_w = span_s, power_w
+        before_s = span_s
+        before_w = power_w
     return before_s, before_s * before_w
 
 
@@ -234,7 +237,8 @@ class _ActiveRequest:
 @cache
 def _draw_launches(seed: int, spread: float, memory: float) -> tuple[float, ...]:
     """Draw launch times as multiples of their mean: lognormal, each correlated with the one before."""
-    logs, last = [], 0.0
+    logs = []
+    last = 0.0
     for drawn in np.random.default_rng(seed).standard_normal(_LAUNCHES).tolist():
         last = memory * last + math.sqrt(1.0 - memory**2) * drawn
         logs.append(math.exp(spread * last - 0.5 * spread**2))
@@ -274,7 +278,9 @@ class EngineReplica:
                 f"the cache of {costs.cache_tokens} tokens cannot hold a prompt of {longest - 1}. "
                 "Use more GPUs (tp), more of the memory or shorter prompts."
             )
-        self.costs, self.settings, self.plan = costs, settings, plan
+        self.costs = costs
+        self.settings = settings
+        self.plan = plan
         self.now_s = self.device_s = 0.0
         self.first_token_s = [math.nan] * len(plan.arrival_s)
         self.last_token_s = [math.nan] * len(plan.arrival_s)
@@ -320,7 +326,8 @@ class EngineReplica:
 
     def run_until(self, until_s: float) -> None:
         """Simulate up to the first moment at or after ``until_s`` at which the host is free."""
-        arrival_s, left = self.plan.arrival_s, _EVENTS_LEFT.get()
+        arrival_s = self.plan.arrival_s
+        left = _EVENTS_LEFT.get()
         while self.now_s < until_s:
             if left is not None:
                 left[0] -= 1
@@ -340,7 +347,8 @@ class EngineReplica:
                     self.now_s = max(self.now_s, self.device_s)
                     return
                 if (next_s := arrival_s[arriving[0]]) > self.now_s:  # the engine idles until then
-                    idle_s, begin_s = max(next_s - self.device_s, 0.0), self.device_s
+                    idle_s = max(next_s - self.device_s, 0.0)
+                    begin_s = self.device_s
                     self.device_s += idle_s
                     idle_j = self.costs.idle_w * idle_s
                     self._record((next_s, drained_s, drained_s), begin_s, (0, 0, 0, 0), idle_j)
@@ -358,7 +366,8 @@ class EngineReplica:
             self.run_until(math.inf)
         table = np.array(self._segments).reshape(-1, len(SEGMENT_COLUMNS))
         columns = {name: table[:, place] for place, name in enumerate(SEGMENT_COLUMNS)}
-        costs, moments = self.costs, (np.array(self.first_token_s), np.array(self.last_token_s))
+        costs = self.costs
+        moments = (np.array(self.first_token_s), np.array(self.last_token_s))
         return ReplicaRun(
             *moments, columns, self.preemptions, costs.gpu_count, costs.idle_w, costs.limit_w
         )
@@ -390,7 +399,9 @@ class EngineReplica:
         """Choose prompt chunks for the next step: first those begun, then requests in order of
         arrival.
         """
-        settings, plan, block = self.settings, self.plan, self.costs.block_tokens
+        settings = self.settings
+        plan = self.plan
+        block = self.costs.block_tokens
         budget = settings.max_batched_tokens - len(self._running) * self._tokens_a_step
         room = self.costs.cache_tokens - self._cache_used() - self._growth
         if room < 0 and self._running:
@@ -407,10 +418,8 @@ class EngineReplica:
             and len(self._running) + len(self._prompts) < settings.max_seqs
         ):
             request = self._waiting[0]
-            total, shared = (
-                self._again.get(request, plan.prompt_tokens[request]),
-                plan.shared_tokens[request],
-            )
+            total = self._again.get(request, plan.prompt_tokens[request])
+            shared = plan.shared_tokens[request]
             prefix = plan.prefix_id[request]
             if prefix != NO_PREFIX and prefix not in self._prefixes:
                 shared = 0
@@ -435,7 +444,8 @@ class EngineReplica:
         return chunks
 
     def _begin_decoding(self, prompt: _ActiveRequest) -> None:
-        request, steps = prompt.request, self._left[prompt.request]
+        request = prompt.request
+        steps = self._left[prompt.request]
         if steps <= 0:
             self._last.append(request)
             self.outstanding -= 1
@@ -449,9 +459,12 @@ class EngineReplica:
 
     def _advance_prompts(self, chunks: list[tuple[_ActiveRequest, int]]) -> None:
         """Simulate one step that holds prompt chunks beside the decodes."""
-        costs, host = self.costs, self.costs.host
+        costs = self.costs
+        host = self.costs.host
         decodes = len(self._running)
-        sizes, prompt_tokens, ended = [], 0, 0
+        sizes = []
+        prompt_tokens = 0
+        ended = 0
         for prompt, tokens in chunks:
             sizes.append((tokens, prompt.context))
             prompt_tokens += tokens
@@ -462,7 +475,8 @@ class EngineReplica:
         sampled = decodes * self._tokens_a_step + ended
         asked = (total, decodes, self._context / decodes if decodes else 0.0, sizes, sampled)
         launch_s = costs.launch_s(total, decodes, host.launch_layer_s, next(self._factors))
-        begin_s, device_begin_s = self.now_s, self.device_s
+        begin_s = self.now_s
+        device_begin_s = self.device_s
         launch_begin_s = (
             begin_s + host.schedule_s + host.schedule_per_sequence_s * (decodes + len(chunks))
         )
@@ -492,7 +506,8 @@ class EngineReplica:
 
     def _advance_decodes(self, until_s: float) -> None:
         """Simulate a run of decode-only steps up to the next event, as one."""
-        costs, host = self.costs, self.costs.host
+        costs = self.costs
+        host = self.costs.host
         decodes = len(self._running)
         if not decodes:  # prompts wait for cache that nobody will free
             raise BadInput(
@@ -506,7 +521,8 @@ class EngineReplica:
         most = self._ends[0][0] - self._step
         if self._growth > 0:
             most = max(min(most, int(room / self._growth)), 1)
-        context, tokens = self._context / decodes, decodes * self._tokens_a_step
+        context = self._context / decodes
+        tokens = decodes * self._tokens_a_step
         cost = costs.cost_at_top(tokens, decodes, context, (), tokens)
         step_s = cost.real
         launch_s = (
@@ -516,7 +532,8 @@ class EngineReplica:
         )
         handing_s = host.output_s + host.output_per_sequence_s * decodes
         host_s = launch_s + handing_s
-        begin_s, device_begin_s = self.now_s, self.device_s
+        begin_s = self.now_s
+        device_begin_s = self.device_s
         start_s = max(begin_s + launch_s, device_begin_s) + host.switch_s * self._after_prompts
         self._after_prompts = False
         first_output_s = start_s + handing_s
@@ -578,7 +595,8 @@ class EngineReplica:
     def _preempt(self) -> None:
         """Throw out the request that was admitted last; it computes its prompt and its tokens anew."""
         running = self._running[next(reversed(self._running))]
-        request, done = running.request, self._step - running.begun
+        request = running.request
+        done = self._step - running.begun
         tokens = int(running.context + self.plan.growth[request] * done)
         self._drop(running)
         self._left[request] -= done
@@ -592,11 +610,14 @@ class EngineReplica:
         """Return time and energy of ``steps`` steps: ``at_top`` clock where the governor lets them
         run so.
         """
-        costs, span_s, energy_j = self.costs, at_top.real * steps, at_top.imag * steps
+        costs = self.costs
+        span_s = at_top.real * steps
+        energy_j = at_top.imag * steps
         if floor_s > span_s:
             energy_j += costs.waiting_w * (floor_s - span_s)
             span_s = floor_s
-        limit_w, power_w = costs.limit_w, energy_j / span_s
+        limit_w = costs.limit_w
+        power_w = energy_j / span_s
         if power_w <= limit_w and self._mean_w <= limit_w:
             return span_s, energy_j
         kept = math.exp(-span_s / costs.host.governor_s)

@@ -208,7 +208,8 @@ class SearchRange:
 
         Where energy counts, power limits are tried at the highest clock and clocks at the default
         limit."""
-        top_w, top_hz = float(np.mean(chip.power.limit_w)), float(np.max(chip.clocks.max_hz))
+        top_w = float(np.mean(chip.power.limit_w))
+        top_hz = float(np.max(chip.clocks.max_hz))
         low_w = 0.0 if chip.power.min_limit_w is None else float(np.min(chip.power.min_limit_w))
         high_w = top_w if chip.power.max_limit_w is None else float(np.max(chip.power.max_limit_w))
         low_hz = float(np.min(chip.clocks.lowest_hz))
@@ -382,7 +383,8 @@ class AloneTimes:
             least_s = LONE_SLACK * (first_s if bound.quantity == "ttft" else later_s)
             if least_s <= bound.seconds or (worst and worst[0] >= least_s / bound.seconds):
                 continue
-            taken, asked = units.show(least_s, "s"), units.show(bound.seconds, "s")
+            taken = units.show(least_s, "s")
+            asked = units.show(bound.seconds, "s")
             work = f"a prompt of {prompt} tokens" if bound.quantity == "ttft" else "a further token"
             sentence = f"{work} takes at least {taken} even for a single request, and {bound} within {asked} was asked."
             worst = least_s / bound.seconds, sentence
@@ -418,7 +420,9 @@ def _list_layouts(
     Layouts that cross nodes come only while ``fitting``, to which the caller adds the layouts that
     fit into memory, is empty.
     """
-    tp, pp, ep = tried.tp, tried.pp, tried.ep
+    tp = tried.tp
+    pp = tried.pp
+    ep = tried.ep
     node = chip.node or node_of_gpu(chip.name)
     experts = getattr(demand.model.dims, "experts", 0)
     most = node.gpu_count

@@ -428,7 +428,9 @@ def count_useful_replicas(demand: ServiceDemand, option: PlanOption, most: Rank)
         most_count *= 2
         if most_count > 1 << 24:
             return None
-    low, high = most_count, 2 * most_count  # behind at ``high``
+    # behind at ``high``
+    low = most_count
+    high = 2 * most_count
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_behind(middle) else (middle, high)
@@ -482,14 +484,16 @@ def _find_fewest_replicas(
                 continue
             if not broken and useful is None:
                 _check_alone(option, trials)
-            low, broken = needed, fault
+            low = needed
+            broken = fault
             needed = max(needed + 1, math.ceil(1.4 * needed))
         made = _serve_share(demand, option, enough, trials)
         if isinstance(made, ServingPlan):
             failed_per_s = demand.peak_per_s / low if broken else math.inf
             return replace(made, failed_per_s=failed_per_s, failed=broken)
         # more requests in a second were served, so this is luck of a draw: one replica more
-        low, broken = enough, made
+        low = enough
+        broken = made
         needed = low + 1
         enough = None
 

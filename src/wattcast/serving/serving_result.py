@@ -236,9 +236,11 @@ class ServingResult:
 
         ``waiting`` is requests in the queue, ``decodes`` requests in a step, ``cache_use`` a share.
         """
-        edges, total = np.append(start_s, self.length_s), np.zeros(len(start_s))
+        edges = np.append(start_s, self.length_s)
+        total = np.zeros(len(start_s))
         for run in self.runs:
-            begin_s, end_s = run.segments["device_begin_s"], run.segments["device_end_s"]
+            begin_s = run.segments["device_begin_s"]
+            end_s = run.segments["device_end_s"]
             if not len(end_s):
                 continue
             area = np.concatenate([[0.0], np.cumsum((end_s - begin_s) * run.segments[column])])
@@ -248,7 +250,8 @@ class ServingResult:
 
     def _energy_until(self, run: ReplicaRun, moments_s: Array) -> Array:
         """Return the energy of one replica up to each moment; outside its segments it idles."""
-        ends_s, spent_j = run.segments["device_end_s"], np.cumsum(run.segments["energy_j"])
+        ends_s = run.segments["device_end_s"]
+        spent_j = np.cumsum(run.segments["energy_j"])
         if not len(ends_s):
             return run.gpu_count * run.idle_w * moments_s
         begin_s = float(run.segments["device_begin_s"][0])
@@ -262,17 +265,21 @@ class ServingResult:
     @cached_property
     def token_gaps(self) -> tuple[Array, Array]:
         """Pauses between tokens of a request, and how many tokens had each: (seconds, weight)."""
-        gaps, weights = [np.empty(0)], [np.empty(0)]
+        gaps = [np.empty(0)]
+        weights = [np.empty(0)]
         for run in self.runs:
             columns = run.segments
-            first_s, last_s = columns["first_output_s"], columns["last_output_s"]
-            steps, decodes = columns["steps"], columns["decodes"]
+            first_s = columns["first_output_s"]
+            last_s = columns["last_output_s"]
+            steps = columns["steps"]
+            decodes = columns["decodes"]
             inside = np.divide(
                 last_s - first_s, steps - 1, out=np.zeros(len(steps)), where=steps > 1
             )
             gaps += [inside, first_s[1:] - last_s[:-1]]
             weights += [(steps - 1) * decodes, decodes[:-1]]
-        gap_s, weight = np.concatenate(gaps), np.concatenate(weights)
+        gap_s = np.concatenate(gaps)
+        weight = np.concatenate(weights)
         return gap_s[weight > 0], weight[weight > 0]
 
     @property
@@ -290,8 +297,10 @@ class ServingResult:
     def summarise(self) -> dict[str, Any]:
         """Return the names and numbers of ``simulate --json``."""
         gap_s, weight = self.token_gaps
-        joules, hours = self.energy_j, self.gpu_count * self.length_s
-        cost, carbon_g = self.prices.cost(self.gpu, joules, hours), self.prices.carbon_g(joules)
+        joules = self.energy_j
+        hours = self.gpu_count * self.length_s
+        cost = self.prices.cost(self.gpu, joules, hours)
+        carbon_g = self.prices.carbon_g(joules)
         total_tokens = self.output_tokens + int(self.trace.prompt_tokens.sum())
         return {
             **take_fields(self, "model", "gpu", "gpu_count"),
@@ -391,19 +400,19 @@ def percentiles(values: npt.ArrayLike, weights: Array | None = None) -> dict[str
     (2.0, 1.0)
     """
     known = np.asarray(values, dtype=np.float64)
-    mean, found = 0.0, np.zeros(len(QUANTILES))
+    mean = 0.0
+    found = np.zeros(len(QUANTILES))
     if weights is None:
         known = known[np.isfinite(known)]
     if len(known) and weights is None:
-        mean, found = float(known.mean()), np.percentile(known, QUANTILES)
+        mean = float(known.mean())
+        found = np.percentile(known, QUANTILES)
     elif len(known) and weights is not None:
         order = np.argsort(known)
         sums = np.cumsum(weights[order])
         places = np.searchsorted(sums, np.array(QUANTILES) / 100 * sums[-1])
-        mean, found = (
-            float(known @ weights / weights.sum()),
-            known[order][np.minimum(places, len(known) - 1)],
-        )
+        mean = float(known @ weights / weights.sum())
+        found = known[order][np.minimum(places, len(known) - 1)]
     return {"mean": mean, **{f"p{q}": float(v) for q, v in zip(QUANTILES, found, strict=True)}}
 
 
@@ -439,7 +448,9 @@ def _list_answers(found: dict[str, Any], result: ServingResult) -> list[AnswerLi
     if found["peak_power_w"] > found["held_power_w"]:
         peak += f": until the governor reacts, then {show('held_power_w')} at most"
     spent = f"{show('energy_j_per_request')} a request, {show('energy_j')} in all"
-    batch, queue, cache = found["batch"], found["queue"], found["cache_use"]
+    batch = found["batch"]
+    queue = found["queue"]
+    cache = found["cache_use"]
     lines = [
         *_list_rates(found),
         AnswerLine("energy", f"{show('energy_j_per_token')}/output token", spent),
@@ -523,7 +534,8 @@ def draw_serving(result: ServingResult) -> Figure:
     busiest = max(result.runs, key=lambda run: len(run.segments["steps"]))
     stride = max(len(busiest.segments["steps"]) // _MOST_POINTS, 1)
     for place, (name, column) in enumerate((("decoding", "decodes"), ("waiting", "waiting"))):
-        times, counts = busiest.segments["begin_s"][::stride], busiest.segments[column][::stride]
+        times = busiest.segments["begin_s"][::stride]
+        counts = busiest.segments[column][::stride]
         bottom_right.step(
             times, counts, where="post", color=SERIES_COLOURS[place], lw=0.8, label=name
         )

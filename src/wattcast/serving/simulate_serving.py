@@ -124,7 +124,8 @@ def simulate(
     cached = units.parse_amount(prefix_hit_rate, "", "prefix_hit_rate", most=1.0)
     accepted = units.parse_amount(acceptance_rate, "", "acceptance_rate", most=1.0)
     speed = units.parse_amount(transfer, "byte/s", "transfer", inclusive=False)
-    bounds, money = parse_both_bounds(ttft, tpot), parse_prices(**prices)
+    bounds = parse_both_bounds(ttft, tpot)
+    money = parse_prices(**prices)
     if (trace is None) == (rate is None):
         found = "both" if rate is not None else "neither"
         raise bad_value("simulate", "either a rate or a trace (--rate, --trace)", found)
@@ -138,10 +139,8 @@ def simulate(
         "kv_dtype": kv_dtype,
     }
     shared |= {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
-    chip, options = (
-        find_gpu(gpu, node),
-        ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE),
-    )
+    chip = find_gpu(gpu, node)
+    options = ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE)
     if dp > 1 and ep <= tp:
         raise bad_value(
             "dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas."
@@ -149,7 +148,8 @@ def simulate(
     if trace is not None:
         traces = [trace if isinstance(trace, Trace) else read_trace(trace)] * seeds
     else:
-        per_s, length_s = units.parse_amount(rate, "/s", "rate"), units.parse_seconds(seconds)
+        per_s = units.parse_amount(rate, "/s", "rate")
+        length_s = units.parse_seconds(seconds)
         drawn = (per_s, prompt, output, arrivals, length_s, requests)
         traces = [draw_trace(*drawn, seed + i) for i in range(seeds)]
     asked_requests = len(traces[0])
@@ -226,7 +226,8 @@ def serve_trace(
     """
     notes = [*costs.assumptions, f"router: {router}"]
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
-    replicas, prefill_replicas = replicas * costs.lanes, prefill_replicas * costs.lanes
+    replicas = replicas * costs.lanes
+    prefill_replicas = prefill_replicas * costs.lanes
     prompts = (
         replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
         if prefill_replicas

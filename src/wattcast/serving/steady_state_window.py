@@ -50,8 +50,10 @@ class SteadyState:
 
 def find_steady_state(result: ServingResult) -> SteadyState | None:
     """Find the steady state of a run; None where too few requests end before the last arrives."""
-    arrival_s, ended_s = result.trace.arrival_s, result.last_token_s
-    begin_s, end_s = float(ended_s.min()), float(arrival_s[-1])
+    arrival_s = result.trace.arrival_s
+    ended_s = result.last_token_s
+    begin_s = float(ended_s.min())
+    end_s = float(arrival_s[-1])
     inside = (ended_s > begin_s) & (ended_s <= end_s)
     if int(inside.sum()) < LEAST_ENDS:
         return None
@@ -84,7 +86,8 @@ def _grows(before: int, after: int, arrived: int) -> bool:
 
 def _count_tokens(result: ServingResult, moments_s: Array) -> Array:
     """Count the output tokens up to each moment; a request yields its tokens evenly after its first."""
-    first_s, last_s = result.first_token_s, result.last_token_s
+    first_s = result.first_token_s
+    last_s = result.last_token_s
     later = result.trace.output_tokens - 1
     counted = []
     for moment_s in moments_s.tolist():

@@ -263,8 +263,10 @@ class StepCosts:
         cost = by_tokens[self.padded[tokens]] + head[sampled]
         if decodes:
             place = min(max(bisect_left(self.contexts, context), 1), len(self.contexts) - 1)
-            low, high = self.contexts[place - 1], self.contexts[place]
-            share, attention = (context - low) / (high - low), decode[decodes]
+            low = self.contexts[place - 1]
+            high = self.contexts[place]
+            share = (context - low) / (high - low)
+            attention = decode[decodes]
             cost = cost + ((1.0 - share) * attention[place - 1] + share * attention[place])
         for place, (chunk, before) in enumerate(chunks):
             cost = cost + ((more if place else prompt)[chunk] + before * slope[chunk])
@@ -393,7 +395,8 @@ def tabulate_step_costs(
     the activations of the largest step. ``context_spread`` is the standard deviation of the
     contexts in a batch over their mean: attention takes longer over uneven contexts. A set
     ``clock_hz`` is the highest clock; the power limit may still lower it."""
-    host, bundle = load_host_times(), bundle_for(gpu)
+    host = load_host_times()
+    bundle = bundle_for(gpu)
     step = (
         build_graph(model, replace(options, phase=WorkloadPhase.DECODE, batch=1, seq=16))
         .blocks[0]
@@ -412,16 +415,15 @@ def tabulate_step_costs(
     def graph(phase: WorkloadPhase, batch: int, seq: int, head: OutputHead) -> Graph:
         return build_graph(model, replace(options, phase=phase, batch=batch, seq=seq, head=head))
 
-    largest, captured = max(max_tokens, max_seqs), host.capture_sizes
+    largest = max(max_tokens, max_seqs)
+    captured = host.capture_sizes
     padded = (
         captured[bisect_left(captured, n)] if n <= captured[-1] else n
         for n in range(1, largest + 1)
     )
     token_knots = _place_knots((*captured, *TOKEN_KNOTS), largest)
-    batch_knots, decode_knots = (
-        _place_knots(BATCH_KNOTS, max_seqs),
-        _place_knots(DECODE_KNOTS, max_seqs),
-    )
+    batch_knots = _place_knots(BATCH_KNOTS, max_seqs)
+    decode_knots = _place_knots(DECODE_KNOTS, max_seqs)
     prompt_knots = _place_knots(PROMPT_KNOTS, max_tokens)
     contexts = np.array(_place_knots(CONTEXT_KNOTS, max(longest_context, 32)))
     prefills = {
@@ -430,7 +432,8 @@ def tabulate_step_costs(
     }
     whole = prefills[token_knots[-1]]
     steps = [graph(WorkloadPhase.DECODE, 1, int(c), OutputHead.NONE) for c in contexts]
-    kinds, shares = (OutputHead.LAST, OutputHead.NONE), _context_shares(context_spread)
+    kinds = (OutputHead.LAST, OutputHead.NONE)
+    shares = _context_shares(context_spread)
     tokens, whole_steps, headless, decode, attention, packed, later = _predict_rows(
         gpu,
         clocks_hz,
@@ -461,7 +464,8 @@ def tabulate_step_costs(
     head_dense = _interpolate_rows(batch_knots, whole_steps - headless, sampled)
     resting_w = bundle.power.idle_power_w(clocks_hz)
     idle_w = float(resting_w[0])
-    stages, watts = options.pp, idle_w * host.waiting_power
+    stages = options.pp
+    watts = idle_w * host.waiting_power
     if stages > 1:  # while the last stage has its head, the others wait
         alone_s, alone_j = np.split(head_dense, 2, axis=-1)
         head_dense = np.concatenate(
@@ -530,10 +534,12 @@ def _place_knots(known: Sequence[int], most: int) -> tuple[int, ...]:
 
 def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
     """Interpolate rows at ``knots`` to every size from 0 to ``most``; nothing costs nothing."""
-    sizes, dense = np.arange(most + 1), np.repeat(rows[:1], most + 1, axis=0)
+    sizes = np.arange(most + 1)
+    dense = np.repeat(rows[:1], most + 1, axis=0)
     if len(knots) > 1:
         place = np.clip(np.searchsorted(knots, sizes), 1, len(knots) - 1)
-        low, high = np.array(knots)[place - 1], np.array(knots)[place]
+        low = np.array(knots)[place - 1]
+        high = np.array(knots)[place]
         share = ((sizes - low) / (high - low)).reshape(-1, *[1] * (rows.ndim - 1))
         dense = rows[place - 1] + share * (rows[place] - rows[place - 1])
     dense[0] = 0.0
@@ -555,7 +561,8 @@ def _context_shares(spread: float) -> tuple[float, ...]:
 
     The part of a lognormal's mean that lies below its quantile z is Φ(z - σ), with σ² = ln(1 +
     spread²)."""
-    sigma, normal = math.sqrt(math.log1p(spread**2)), NormalDist()
+    sigma = math.sqrt(math.log1p(spread**2))
+    normal = NormalDist()
     inner = (
         normal.cdf(normal.inv_cdf(part / CONTEXT_PARTS) - sigma) for part in range(1, CONTEXT_PARTS)
     )
@@ -593,7 +600,8 @@ def _change_attention(op: Operator, batch: int, before: int, shares: Sequence[fl
         ((_, q, kv),), parts = op.groups, len(shares)
         counts = [batch * (i + 1) // parts - batch * i // parts for i in range(parts)]
         if kv <= SHORT_CONTEXT or batch < parts:
-            counts, shares = [batch], (1.0,)
+            counts = [batch]
+            shares = (1.0,)
         groups = tuple(
             (count, q, max(round(kv * share), 1))
             for count, share in zip(counts, shares, strict=True)

@@ -193,9 +193,14 @@ def _join_experts(
     bias b is added expert by expert to rows of weight p: b·p and the sum are fp32 [Megatron-LM,
     ``core/transformer/moe/experts.py`` and ``core/fusions/fused_bias_geglu.py``]. Fused experts
     clamp, activate and add biases inside the grouped products."""
-    picks, byte, fp8 = tokens * dims.experts_chosen, recipe.dtype.byte, recipe.narrow
-    rows, inner = picks * dims.hidden, picks * dims.expert_intermediate
-    forward, backward, clamps = [], [], []
+    picks = tokens * dims.experts_chosen
+    byte = recipe.dtype.byte
+    fp8 = recipe.narrow
+    rows = picks * dims.hidden
+    inner = picks * dims.expert_intermediate
+    forward = []
+    backward = []
+    clamps = []
 
     def walk(
         function: str, n: int, read: float, write: float, times: int = 1, layout: str = "contiguous"
@@ -208,7 +213,8 @@ def _join_experts(
 
     if ep > 1 and (fp8 or recipe.expert_copies):
         moves = walk("copy", rows, byte, byte, fp8 + (2 + 2 * fp8) * recipe.expert_copies)
-        forward, backward = [moves], [moves]
+        forward = [moves]
+        backward = [moves]
     fused = recipe.expert_kernels is ExpertKernels.FUSED
     if getattr(dims, "expert_clamp", False) and not fused:
         clamps = [
@@ -311,13 +317,14 @@ def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> dict[str,
         for key, s in section.tape.saved.items()
         if not s.resident and (key in operands or not compiled)
     }
-    everything, product_byte = (
-        sum(saved.values()),
-        sum(byte for key, byte in saved.items() if key in written),
-    )
-    input_byte, peak = section.input_byte, section.peak_byte
+    everything = sum(saved.values())
+    product_byte = sum(byte for key, byte in saved.items() if key in written)
+    input_byte = section.input_byte
+    peak = section.peak_byte
     if recipe.fused_loss and section.label == "head":
-        everything, product_byte, peak = input_byte, 0, peak // FUSED_LOSS_CHUNKS
+        everything = input_byte
+        product_byte = 0
+        peak = peak // FUSED_LOSS_CHUNKS
     return {
         "input_byte": input_byte,
         "saved_byte": everything,
@@ -362,7 +369,9 @@ def _section_work(
                 "scale", narrow, dtype=recipe.dtype, read=narrow * recipe.base_bits // 8, write=narrow * byte,
                 label="dequantize",
             )  # fmt: skip
-            forward, backward, again = (widen, *forward), (widen, *backward), (widen, *again)
+            forward = (widen, *forward)
+            backward = (widen, *backward)
+            again = (widen, *again)
     return SectionWork(
         label=section.label,
         repeat=section.repeat,
@@ -411,7 +420,8 @@ def _fuse_loss(op: Softmax) -> Operator:
     """Return the loss and its gradient as one kernel: it reads the logits twice and writes over
     them.
     """
-    n, byte = op.rows * op.dim, Dtype.BF16.byte
+    n = op.rows * op.dim
+    byte = Dtype.BF16.byte
     return Elementwise(
         "exp", n, dtype=Dtype.BF16, read=2 * n * byte, write=n * byte, label=op.label
     )
@@ -423,7 +433,8 @@ def _split_exchanges(
     """Return the operators without collectives, and the collectives; attention sees the keys of all
     ``cp`` GPUs.
     """
-    ops, exchanges = [], []
+    ops = []
+    exchanges = []
     for entry in entries:
         op = entry.op
         if isinstance(op, Collective):
@@ -448,7 +459,9 @@ def copy_operators(
     Gradients are added to those of the micro-batch before, or into a buffer of ``gradient_byte``.
     Weights that are gathered for use are copied out of the gathered buffer twice, forward and
     backward, and their gradients into the buffer that is scattered."""
-    byte, weights, trained = recipe.dtype.byte, section.weights, section.trained
+    byte = recipe.dtype.byte
+    weights = section.weights
+    trained = section.trained
     copies = []
     if gathered and weights:
         copies.append(
@@ -494,7 +507,8 @@ def measure_memory(
     when stages are interleaved: p·(1 + (p-1)/(p·v)). Sharded bytes are divided by the data-parallel
     GPUs; weights that are gathered for use (ZeRO-3) are there for two repetitions at a time, the
     one that computes and the next."""
-    zero, shards = strategy.sharding, strategy.dp * strategy.cp
+    zero = strategy.sharding
+    shards = strategy.dp * strategy.cp
 
     def share(weights: float, experts: float, *stages: Sharding) -> float:
         if zero not in stages:

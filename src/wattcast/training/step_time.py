@@ -281,7 +281,8 @@ def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> tuple[Operat
         )
         if op.turned:  # of a weight's gradient, whose operands are cast already
             return (product,)
-        n, dtype = op.m * op.k, recipe.dtype
+        n = op.m * op.k
+        dtype = recipe.dtype
         largest = Elementwise("abs", n, dtype=dtype, write=0, count=times, label="largest value")
         cast = Elementwise(
             "scale", n, dtype=dtype, write=int(n * NVFP4_BIT / 8), count=2 * times, label="cast"
@@ -314,7 +315,8 @@ def time_step(
     waits_s = compute_s * (lost + (recipe.loss_share if strategy.gpus > 1 else 0.0))
     exposed_s = np.zeros(())  # of the exchange of gradients and weights once a step
     if strategy.dp * strategy.cp > 1 and strategy.sharding is not Sharding.ZERO3:
-        work, number = cost.work, range(strategy.pp)
+        work = cost.work
+        number = range(strategy.pp)
         held = [[(s, _layers_here(work, s, i, strategy)) for s in work.sections] for i in number]
         weights = max(
             sum((s.trained - s.expert_trained) * layers for s, layers in each) for each in held
@@ -325,7 +327,8 @@ def time_step(
             return _replica_exchange_s(collective, weights * byte, experts * byte, strategy, links)
 
         if strategy.sharding is Sharding.NONE:
-            sync_s, gather_s = exchange("all_reduce", recipe.gradient_byte), 0.0
+            sync_s = exchange("all_reduce", recipe.gradient_byte)
+            gather_s = 0.0
         else:  # ZeRO-2 has scattered its gradients micro-batch by micro-batch
             scatters = strategy.sharding is Sharding.ZERO1
             sync_s = exchange("reduce_scatter", recipe.gradient_byte) if scatters else 0.0
@@ -412,23 +415,23 @@ def cost_stages(
                 and strategy.dp * strategy.cp > 1
             ):
                 experts = section.expert_trained
-                shared, byte = section.trained - experts, recipe.dtype.byte
+                shared = section.trained - experts
+                byte = recipe.dtype.byte
                 if sharded:
                     stored = shared * byte + section.frozen * recipe.base_bits / 8
                     gather_s = _replica_exchange_s(
                         "all_gather", stored, experts * byte, strategy, links
                     )
-                summed, byte = shared * recipe.gradient_byte, recipe.gradient_byte
+                summed = shared * recipe.gradient_byte
+                byte = recipe.gradient_byte
                 scatter_s = _replica_exchange_s(
                     "reduce_scatter", summed, experts * byte, strategy, links
                 )
                 if (
                     strategy.pp > 1
                 ):  # stages keep gathered weights and gradients for all micro-batches of a step
-                    gather_s, scatter_s = (
-                        gather_s / strategy.accumulation,
-                        scatter_s / strategy.accumulation,
-                    )
+                    gather_s = gather_s / strategy.accumulation
+                    scatter_s = scatter_s / strategy.accumulation
             inner_f, inner_b = _inner_exchange_s(
                 section, recipe, strategy, links, full and repeated
             )
@@ -447,10 +450,8 @@ def cost_stages(
             if (
                 section.chosen and not recipe.graphs
             ):  # the host waits for counts of tokens, so it is never ahead
-                f_s, b_s = (
-                    np.maximum(f_s, EXPERT_HOST_S / 3.0),
-                    np.maximum(b_s, EXPERT_HOST_S * 2.0 / 3.0),
-                )
+                f_s = np.maximum(f_s, EXPERT_HOST_S / 3.0)
+                b_s = np.maximum(b_s, EXPERT_HOST_S * 2.0 / 3.0)
             total_s = total_s + share * (f_s + b_s)
             compute_s = compute_s + share * (forward + backward)
             energy_j = energy_j + share * (forward_j + backward_j)
@@ -530,15 +531,18 @@ def _inner_exchange_s(
     )
     backward += forward if again else 0.0
     overlap = TENSOR_OVERLAP if strategy.sequence_parallel else 0.0  # both came to Megatron in 2022
-    forward, backward = (1.0 - overlap) * forward, (1.0 - overlap) * backward
+    forward = (1.0 - overlap) * forward
+    backward = (1.0 - overlap) * backward
     if strategy.pp > 1 and section.is_layer:
         send = links.exchange_s("send", section.input_byte, 2, strategy.gpus // strategy.pp)
         send /= section.repeat / strategy.pp / strategy.interleave
-        forward, backward = forward + send * 0.5, backward + send * 0.5
+        forward = forward + send * 0.5
+        backward = backward + send * 0.5
     if strategy.cp > 1 and section.is_layer:
         keys = section.key_byte * strategy.cp
         ring = links.exchange_s("all_gather", keys, strategy.cp, strategy.tp)
-        forward, backward = forward + 0.5 * ring, backward + ring
+        forward = forward + 0.5 * ring
+        backward = backward + ring
     return forward, backward
 
 
@@ -567,7 +571,8 @@ def _expert_swap_s(
         n * (1.0 - (1.0 - 1.0 / n) ** section.chosen) for n in (strategy.ep, nodes)
     )
     if recipe.expert_copies:
-        met_gpus, met_nodes = section.chosen / nodes, section.chosen
+        met_gpus = section.chosen / nodes
+        met_nodes = section.chosen
     near_s = links.exchange_s("all_to_all", byte * met_gpus, inside)
     return max(near_s, links.exchange_s("all_to_all", byte * met_nodes, nodes, inside))
 
@@ -602,7 +607,8 @@ def optimiser_graph(
                     replace(op, count=op.count * times) for op in _matrix_update(recipe, *sides)
                 ]
     weights = max(int(sum(fused[of] / copies[of] for of in fused) / strategy.pp), 1)
-    masters, byte = recipe.has_masters, recipe.dtype.byte
+    masters = recipe.has_masters
+    byte = recipe.dtype.byte
     moments = (
         replace(recipe, optimizer=Optimizer.ADAMW) if recipe.optimizer is Optimizer.MUON else recipe
     )
@@ -623,8 +629,12 @@ def _matrix_update(recipe: TrainingRecipe, rows: int, columns: int) -> list[Oper
     the gradient, averages squares by rows and columns, divides the gradient by the root of their
     product, a matrix made of a row and a column, then by its norm, a number that the GPU holds,
     scales, and adds; twelve steps more work on rows, columns and norms alone."""
-    masters, grad, byte = recipe.has_masters, recipe.gradient_byte, recipe.dtype.byte
-    own, m, n = 4 if masters else byte, min(rows, columns), max(rows, columns)
+    masters = recipe.has_masters
+    grad = recipe.gradient_byte
+    byte = recipe.dtype.byte
+    own = 4 if masters else byte
+    m = min(rows, columns)
+    n = max(rows, columns)
     crossed: dict[str, Any] = (
         {"layout": Layout.TRANSPOSED, "rows": n, "run": 1} if rows > columns else {}
     )

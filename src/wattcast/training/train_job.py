@@ -323,7 +323,8 @@ def train(
             "Leave one of the two away.",
         )
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
-    chip, money = find_gpu(gpu), parse_prices(**prices)
+    chip = find_gpu(gpu)
+    money = parse_prices(**prices)
     fitted = find_bundle(bundle, chip)
     wanted = parse_count(tokens, "tokens")
     recipe = TrainingRecipe(
@@ -414,14 +415,17 @@ def train(
     def score(candidate: Candidate) -> float:
         if candidate.step is None:
             return float("inf")
-        energy_j, seconds = float(candidate.step.energy_j), float(candidate.step.latency_s)
+        energy_j = float(candidate.step.energy_j)
+        seconds = float(candidate.step.latency_s)
         spent = {"time": seconds, "energy": energy_j}.get(minimise)
         spent = spent or money.cost(chip.name, energy_j * (1.0 + host_share), seconds) or 0.0
         return spent / candidate.strategy.global_batch
 
     candidates.sort(key=score)
     best = candidates[0]
-    strategy, cost, swept = best.strategy, best.cost, best.swept
+    strategy = best.strategy
+    cost = best.cost
+    swept = best.swept
     assert best.step is not None
     assert cost is not None
     assert swept is not None
@@ -551,7 +555,8 @@ def _say_why(
         return (
             f"the only way that fits, of {len(candidates)}" if len(candidates) > 1 else "as given"
         )
-    more, ways = score(candidates[1]) / score(candidates[0]) - 1.0, sum(c.fits for c in candidates)
+    more = score(candidates[1]) / score(candidates[0]) - 1.0
+    ways = sum(c.fits for c in candidates)
     return f"least {minimise} of {ways} ways that fit; next {candidates[1].strategy} ({more:+.1%})"
 
 
@@ -561,7 +566,8 @@ def _trade_curve(
     """Return clock, hours and kWh of the GPUs at several power limits, the given or default one
     first.
     """
-    limit_w, lowest = job.limit_w, job.gpu.power.min_limit_w
+    limit_w = job.limit_w
+    lowest = job.gpu.power.min_limit_w
     least_w = min(0.0 if lowest is None else float(np.mean(lowest)), limit_w)
     limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
     held_w = limits * job.bundle.governor_share
@@ -637,21 +643,17 @@ def _explain_misfit(
     """Return an error with the memory by purpose of the leanest way, and with changes that make it
     fit.
     """
-    leanest, recipe, length = (
-        min(candidates, key=lambda c: c.memory.total_byte),
-        job.recipe,
-        job.length,
-    )
+    leanest = min(candidates, key=lambda c: c.memory.total_byte)
+    recipe = job.recipe
+    length = job.length
 
     def fits(recipe: TrainingRecipe = recipe, length: int = length, gpus: int = gpus) -> bool:
         try:
             ways = list_ways(gpus)
         except BadInput:  # a batch or a layout that so many GPUs cannot share
             return False
-        changed, smallest = (
-            replace(job, recipe=recipe, length=length),
-            min(way.micro_batch for way in ways),
-        )
+        changed = replace(job, recipe=recipe, length=length)
+        smallest = min(way.micro_batch for way in ways)
         return any(
             measure_memory(changed.trace(way), recipe, way).total_byte <= job.usable_byte
             for way in ways
@@ -685,7 +687,9 @@ def _explain_misfit(
 def _list_assumptions(
     job: JobSetting, best: Candidate, gpus: int, free_batch: bool, host_share: float
 ) -> tuple[str, ...]:
-    recipe, node, batch = job.recipe, job.links.gpu.node, best.strategy.global_batch
+    recipe = job.recipe
+    node = job.links.gpu.node
+    batch = best.strategy.global_batch
     masters = ", fp32 masters" if recipe.master_weights else ""
     notes = [f"{recipe.precision}{masters}, {recipe.optimizer}, {recipe.stack} kernels"]
     positions = count_positions(job.model)

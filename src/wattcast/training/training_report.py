@@ -81,7 +81,8 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
 def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
     """Return the parts of a step in order with their length and the power of all GPUs meanwhile."""
     step = result.step
-    compute_w, waiting_w = float(step.compute_w) * result.gpus, float(step.waiting_w) * result.gpus
+    compute_w = float(step.compute_w) * result.gpus
+    waiting_w = float(step.waiting_w) * result.gpus
     power = {
         "compute": compute_w,
         "exchange": waiting_w,
@@ -111,7 +112,8 @@ def print_training(
     """
     found = summarise_training(result)
     print_answers(console, _write_title(result), _list_answers(result, found))
-    best, title = found["recommended_power_limit_w"], "What a power limit or a clock would trade"
+    best = found["recommended_power_limit_w"]
+    title = "What a power limit or a clock would trade"
     limits = [
         (
             f"{w:.0f} W{' <- recommended' * (w == best)}",
@@ -151,7 +153,8 @@ def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerL
     ends = np.array(result.relative_interval)
     hours, hours_span = span_numbers(result.hours, result.hours * ends)
     digits = count_digits(result.hours, *(result.hours * ends))
-    show, number = partial(units.show, digits=digits), partial(round_number, digits=digits)
+    show = partial(units.show, digits=digits)
+    number = partial(round_number, digits=digits)
     pue = "" if result.prices.pue == 1.0 else f" and a PUE of {result.prices.pue:g}"
     with_hosts = f"{number(result.site_energy_kwh)} kWh with hosts{pue}"
     each_token = f"{number(found['energy_j_per_token'])} J/token"
@@ -200,7 +203,8 @@ def draw_training(result: TrainingResult) -> Figure:
     left, right = figure.subplots(1, 2)
     begin = 0.0
     for part, colour in zip(power_over_step(result), SERIES_COLOURS, strict=False):
-        length, watts = float(part["length_s"]), float(part["power_w"])
+        length = float(part["length_s"])
+        watts = float(part["power_w"])
         left.bar(
             begin, watts / 1e3, width=length, align="edge", color=colour, label=str(part["part"])
         )

@@ -240,7 +240,8 @@ def list_strategies(
 
     ``given`` holds what is never chosen. Of the rest, what is None is open. A ``free_batch`` was
     not given: it may grow to what GPUs can share."""
-    heads, layers = getattr(dims, "heads", 1), getattr(dims, "layers", 1)
+    heads = getattr(dims, "heads", 1)
+    layers = getattr(dims, "layers", 1)
     kv_heads = getattr(dims, "kv_heads", heads)
     tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
     pps = (
@@ -273,9 +274,7 @@ def list_strategies(
     if gpus % (group := (tp or 1) * (pp or 1) * given.cp):
         raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
     if not found:
-        wanted, do = (
-            f"sequences that {gpus} GPUs can share evenly with these options",
-            "--micro-batch, --tp or --pp",
-        )
+        wanted = f"sequences that {gpus} GPUs can share evenly with these options"
+        do = "--micro-batch, --tp or --pp"
         raise bad_value("global_batch", wanted, batch, f"Change --global-batch, {do}.")
     return found

@@ -174,7 +174,9 @@ def list_catalogue() -> CatalogueOut:
 def _gpu_to_output(gpu: Gpu) -> GpuOut:
     low_hz, high_hz = configuration_view.find_clock_span(gpu)
     limit_w = float(np.mean(gpu.power.limit_w))
-    least, most, step = gpu.power.min_limit_w, gpu.power.max_limit_w, gpu.clocks.step_hz
+    least = gpu.power.min_limit_w
+    most = gpu.power.max_limit_w
+    step = gpu.clocks.step_hz
     tensor = gpu.pipes.tensor_flop_per_cycle
     rate = tensor.get(Dtype.BF16, tensor.get(Dtype.FP16))
     cycles = float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.boost_hz))
@@ -234,10 +236,8 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
     for name, shares in members.items():
         flop = sum(float(o.op.flop) * o.count for o in shares)
         byte = sum(float(o.op.read_byte + o.op.write_byte) * o.count for o in shares)
-        seconds, joules = (
-            sum(float(o.latency_s) for o in shares),
-            sum(float(o.energy_j) for o in shares),
-        )
+        seconds = sum(float(o.latency_s) for o in shares)
+        joules = sum(float(o.energy_j) for o in shares)
         parts = (
             np.array([o.latency_s for o in shares])
             @ p.basis.detail.kernel_part_w[[o.row for o in shares]]
@@ -284,7 +284,9 @@ def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> by
     return encode_csv(lines)
 
 
-JSON, CSV, HTML = "application/json", "text/csv; charset=utf-8", "text/html; charset=utf-8"
+JSON = "application/json"
+CSV = "text/csv; charset=utf-8"
+HTML = "text/html; charset=utf-8"
 TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 MOST_OPERATORS = 20_000  # entries of an uploaded list, repeats not counted
 MOST_EVENTS = 100_000  # of all simulations of a request, some five seconds

@@ -29,7 +29,9 @@ SPARE_FILES = 64  # beside connections: pipes of workers, the listening socket, 
 CLIENT_CONNECTIONS = 32  # five browsers open six each
 CLIENT_REQUESTS = 2  # running; others of the client wait
 SLOT_S = 30.0  # that a request waits for those of the same client
-LOG_LINES, LOG_WINDOW_S = 20, 60.0  # warnings of the server that are written in a minute
+# warnings of the server that are written in a minute
+LOG_LINES = 20
+LOG_WINDOW_S = 60.0
 
 
 def host_name(host: str) -> str:

@@ -71,7 +71,8 @@ def read_points(
             for t, w, e in zip(middle_s, stepped.interval_w, energy_j, strict=True)
         ]
     known = np.isfinite(samples["sm_clock_hz"])
-    time_s, clock_hz = samples["time_s"][known] - origin_s, samples["sm_clock_hz"][known]
+    time_s = samples["time_s"][known] - origin_s
+    clock_hz = samples["sm_clock_hz"][known]
     last_s = -np.inf
     for t, hz in zip(time_s, clock_hz, strict=True):
         if t - last_s >= CLOCK_EVERY_S:
@@ -89,7 +90,8 @@ class ReplayFeed:
 
     async def stream(self, speed: float) -> PointStream:
         """The points, each no earlier than its time."""
-        at, now_s = 0, 0.0
+        at = 0
+        now_s = 0.0
         while at < len(self.found):
             now_s += PERIOD_S * speed
             upto = bisect_right(self.found, now_s, key=lambda point: point["time_s"])
@@ -111,7 +113,8 @@ class CardFeed:
     async def stream(self, speed: float) -> PointStream:
         """Points as they are measured; ``speed`` does not matter to what is happening now."""
         sampler = await self._join()
-        mark, sent_s = sampler.head, -np.inf
+        mark = sampler.head
+        sent_s = -np.inf
         origin_s = base_j = None
         try:
             while sampler.healthy:
@@ -130,7 +133,8 @@ class CardFeed:
         finally:  # without waiting, since whoever leaves may be a cancelled task
             self._watchers -= 1
             if self._watchers == 0 and self._sampler is not None:
-                sampler, self._sampler = self._sampler, None
+                sampler = self._sampler
+                self._sampler = None
                 threading.Thread(target=sampler.stop, daemon=True).start()
 
     async def _join(self) -> Sampler:
@@ -163,7 +167,8 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
         samples = EnergySamples.load(folder / "h200-linear.npz")
     else:
         read_bytes(path, MOST_RECORDING_BYTE)  # there, a file, and not too large
-        samples, about = EnergySamples.load(path), FeedInfo(path.stem)
+        samples = EnergySamples.load(path)
+        about = FeedInfo(path.stem)
     if not len(samples):
         raise BadInput(f"{about.title}: the recording is empty.")
     found = read_points(samples, float(samples["time_s"][0]))

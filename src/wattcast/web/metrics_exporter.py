@@ -29,7 +29,8 @@ from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_powe
 from wattcast.predictor.prediction import Prediction
 from wattcast.web.client_limits import HEADER_S, is_known_host, known_hosts, open_socket
 
-BUSY_S, IDLE_S = 5.0, 60.0
+BUSY_S = 5.0
+IDLE_S = 60.0
 SCRAPE_S = 1.0  # that a scrape waits for a driver
 PATIENT_S = 10.0  # that a program which reads once waits for it
 IDLE_REASON = "gpu_idle"
@@ -128,7 +129,8 @@ class WatchedCard:
         self.readings += 1
         try:
             energy_j = self._counter.follow(self.source.energy_j(), now_s)
-            clock_hz, slow = self.source.sm_clock_hz(), self.source.slow()
+            clock_hz = self.source.sm_clock_hz()
+            slow = self.source.slow()
         except ReadError as error:
             self.errors += 1
             self._last = MetricsReading(
@@ -286,7 +288,8 @@ class MetricsCollector:
             return family
 
         names = ["device", "uuid", "name"]
-        cards, until_s = list(self.cards), time.monotonic() + self.wait_s
+        cards = list(self.cards)
+        until_s = time.monotonic() + self.wait_s
         for card in cards:
             card.start_reading()
         seen = [

@@ -70,7 +70,8 @@ class Workload(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def prices(self) -> PriceKeywords:
         """Return the prices as ``parse_prices`` takes them."""
-        rent, tariff = self.price_per_h, self.electricity_per_kwh
+        rent = self.price_per_h
+        tariff = self.electricity_per_kwh
         return {
             "price": None if rent is None else f"{rent}USD/h",
             "electricity": None if tariff is None else f"{tariff}USD/kWh",

@@ -41,7 +41,8 @@ START_S = 300.0  # for a worker, which takes 1 s of a processor that others may 
 STOP_S = 0.5  # for a worker to stop a request whose client left, before it is ended
 MOST_WAITING = 128
 RENEWALS = 30
-REMEMBERED, REMEMBERED_BYTE = 256, 64 << 20
+REMEMBERED = 256
+REMEMBERED_BYTE = 64 << 20
 LARGE_KINDS = (
     "figure",
     "report",
@@ -58,7 +59,8 @@ class AnswerCache:
     """
 
     def __init__(self, most: int = REMEMBERED, most_byte: int = REMEMBERED_BYTE) -> None:
-        self._most, self._most_byte = most, most_byte
+        self._most = most
+        self._most_byte = most_byte
         self._kept: OrderedDict[tuple[str, bytes], Answer] = OrderedDict()
         self._byte = 0
 
@@ -88,7 +90,8 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int = 2, limit_s: float = LIMIT_S) -> None:
-        self._wanted, self._limit_s = workers, limit_s
+        self._wanted = workers
+        self._limit_s = limit_s
         self._free: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
         self._all: set[asyncio.subprocess.Process] = set()
         self._renewing: set[asyncio.Task[None]] = set()
@@ -266,7 +269,8 @@ def run_worker() -> int:
             is_answering = False
             raise RequestStopped
 
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not reach the pipe
     for question in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
         answer_request(*question)

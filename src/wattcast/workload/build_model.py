@@ -79,7 +79,8 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     # Decode steps of a generation come in groups that share their mean context. A group holds an
     # odd number of steps, so that this is a whole number and sums over a group that are linear in
     # the context are exact.
-    steps, done = (options.tokens or 1) - 1, 0
+    steps = (options.tokens or 1) - 1
+    done = 0
     while done < steps:
         here = min(model_options.decode_group_size(steps), steps - done)
         step = trace_pass(model, options, done + here // 2)
@@ -96,7 +97,8 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         done += here
     if steps:
         passes.append(trace_pass(model, options, steps - 1))
-    training, dtype = options.phase is WorkloadPhase.TRAIN, model_options.activation_dtype(options)
+    training = options.phase is WorkloadPhase.TRAIN
+    dtype = model_options.activation_dtype(options)
     if options.pp > 1:  # activations go forward to the next stage, gradients backward
         layers = next(s for s in first.sections if s.repeat > 1 or "layers" in s.label)
         # between neighbouring stages: replicas stand outermost in serving, stages in training
@@ -107,7 +109,8 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         )
         blocks.append(Block((op,), 1, "pipeline", blocks[-1].step))
     if options.dp > 1 and training:  # replicas sum their gradients, once a step
-        byte, stride = first.parameter_count * dtype.byte, options.tp * options.cp
+        byte = first.parameter_count * dtype.byte
+        stride = options.tp * options.cp
         op = Collective(
             "all_reduce", byte, options.dp, stride=stride, dtype=dtype, label="gradients"
         )
@@ -124,9 +127,11 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     memory_byte = float(sum_footprint(options, passes).total_byte)
     for program in passes:
         program.release()
-    name, how = model_options.name_graph(model, options), (str(options.stack), str(options.phase))
+    name = model_options.name_graph(model, options)
+    how = (str(options.stack), str(options.phase))
     tokens, items = model_options.count_output(model, options)
-    item, count = model.template.item, options.gpu_count
+    item = model.template.item
+    count = options.gpu_count
     return Graph(
         name, tuple(blocks), memory_byte, tuple(assumptions), *how, tokens, items, item, count
     )
@@ -146,13 +151,13 @@ def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None)
     training = options.phase is WorkloadPhase.TRAIN
     past, length = (0, options.seq or 1) if step is None else ((options.seq or 0) + step, 1)
     if options.phase is WorkloadPhase.DECODE:
-        past, length = options.seq or 0, 1
+        past = options.seq or 0
+        length = 1
     source = (options.seq or 1) if model.template.source else 0
     if source and options.phase in (WorkloadPhase.PREFILL, WorkloadPhase.GENERATE):
-        past, length = (
-            (past - source + 1 if past else 0),
-            1,
-        )  # the decoder begins with a start token, then its answer
+        # the decoder begins with a start token, then its answer
+        past = past - source + 1 if past else 0
+        length = 1
     dtype = model_options.activation_dtype(options)
     served = options.stack is SoftwareStack.ENGINE and model.template.engine
     run = PassSettings(
@@ -206,7 +211,8 @@ def compute_footprint(
     """
     model = load_model(model) if isinstance(model, str) else model
     options, _ = resolve_options(model, options)
-    passes, steps = [trace_pass(model, options)], (options.tokens or 1) - 1
+    passes = [trace_pass(model, options)]
+    steps = (options.tokens or 1) - 1
     if steps:
         passes.append(trace_pass(model, options, steps - 1))
     return sum_footprint(options, passes)
@@ -254,14 +260,19 @@ def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_b
     the guesses where it bends."""
     if not capacity_byte > 0:
         raise bad_value("capacity", "bytes above zero", capacity_byte)
-    low, high = 0, _LARGEST_BATCH + 1
-    last, last_byte, guess, tries = 0, 0, 1, 0
+    low = 0
+    high = _LARGEST_BATCH + 1
+    last = 0
+    last_byte = 0
+    guess = 1
+    tries = 0
     while high - low > 1:
         tries += 1
         byte = compute_footprint(model, replace(options, batch=guess)).total_byte
         low, high = (guess, high) if byte <= capacity_byte else (low, guess)
         slope = max((byte - last_byte) / (guess - last), 1.0)
-        last, last_byte = guess, byte
+        last = guess
+        last_byte = byte
         guess = (
             (low + high) // 2 if tries % 3 == 0 else guess + int((capacity_byte - byte) // slope)
         )

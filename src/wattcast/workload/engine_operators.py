@@ -116,7 +116,8 @@ class PagedAttention(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         queries = float(self.tokens) * self.heads * self.head_dim
-        read, write = self.cache_byte + queries * self.math_dtype.byte, queries * self.dtype.byte
+        read = self.cache_byte + queries * self.math_dtype.byte
+        write = queries * self.dtype.byte
         return OperatorWork(
             4.0 * self.scores * self.heads * self.head_dim, read, write, self.scores * self.heads
         )
@@ -183,10 +184,8 @@ class LatentAttention(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         (key, value), queries = self.dims, float(self.batch) * self.q_len * self.heads
-        read, write = (
-            self.cache_byte + queries * key * self.math_dtype.byte,
-            queries * value * self.dtype.byte,
-        )
+        read = self.cache_byte + queries * key * self.math_dtype.byte
+        write = queries * value * self.dtype.byte
         return OperatorWork(
             2.0 * self.scores * self.heads * (key + value), read, write, self.scores * self.heads
         )
@@ -352,7 +351,8 @@ class FusedExperts(Operator):
         if self.routing not in RANK_EXPONENTS:
             return ((float(self.experts), share),)
         exponent = RANK_EXPONENTS[self.routing]
-        low, high = 0.0, 1e9
+        low = 0.0
+        high = 1e9
         for _ in range(60):
             factor = 0.5 * (low + high) if high < 1e8 else max(2.0 * low, 1.0)
             chance = [-expm1(-factor * rank**-exponent) for rank in range(1, self.experts + 1)]
@@ -598,7 +598,8 @@ class CompiledRows(RowKernel):
 
     @cached_property
     def work(self) -> OperatorWork:
-        n, name = self.elements, self.function
+        n = self.elements
+        name = self.function
         read = 2.0 if name.startswith("rms_norm") else 4.0
         write = (1.0 if name.endswith("quant") else 2.0) + 2.0 * name.startswith("add")
         return OperatorWork(
@@ -655,7 +656,9 @@ class StateScan(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        k, v, chunk = float(self.key_dim), float(self.value_dim), float(self.chunk)
+        k = float(self.key_dim)
+        v = float(self.value_dim)
+        chunk = float(self.chunk)
         delta = self.rule == "delta"
         if self.rule == "mamba":
             each = 7.0 * k * v

@@ -33,7 +33,8 @@ def contiguous_strides(shape: Shape) -> Shape:
     >>> contiguous_strides((2, 3, 4))
     (12, 4, 1)
     """
-    strides, step = [1], 1
+    strides = [1]
+    step = 1
     for size in shape[:0:-1]:
         step *= size or 1
         strides.append(step)
@@ -65,7 +66,8 @@ def view_strides(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
         return contiguous_strides(wanted)
     result: list[int] = []
     axis = len(wanted) - 1
-    run, base = 1, strides[-1] if strides else 1
+    run = 1
+    base = strides[-1] if strides else 1
     for d in range(len(shape) - 1, -1, -1):
         run *= shape[d]
         if d and (shape[d - 1] == 1 or strides[d - 1] == run * base):
@@ -78,7 +80,8 @@ def view_strides(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
         if covered != run:
             return None
         if d > 0:
-            run, base = 1, strides[d - 1]
+            run = 1
+            base = strides[d - 1]
     return tuple(reversed(result)) if axis == -1 else None
 
 
@@ -185,7 +188,8 @@ def _innermost_first(shape: Shape, operands: Sequence[Shape]) -> list[int]:
         if unknown.
         """
         for strides in operands:
-            inner, outer = strides[a], strides[b]
+            inner = strides[a]
+            outer = strides[b]
             if inner and outer and inner != outer:
                 return 1 if inner > outer else -1
             if inner and outer and shape[a] > shape[b]:
@@ -274,7 +278,8 @@ def measure_extent(
     run = min([_inner_neighbours(sizes, walk) for walk in walks])
     if layout is Layout.STRIDED:
         return prod(shape) // run, None
-    next_size, covered = 1, 1
+    next_size = 1
+    covered = 1
     for size in reversed(sizes):
         if covered >= run:
             next_size = size

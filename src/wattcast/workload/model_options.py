@@ -72,10 +72,9 @@ class WeightRecipe:
     )
 
 
-_INT4_BIT, _AWQ_BIT = (
-    4.0 + 16.0 / 128.0,
-    4.0 + (16.0 + 4.0) / 128.0,
-)  # a scale of 16 bit, a zero of 4, for 128
+# a scale of 16 bit, a zero of 4, for 128
+_INT4_BIT = 4.0 + 16.0 / 128.0
+_AWQ_BIT = 4.0 + (16.0 + 4.0) / 128.0
 RECIPES = {
     "fp8": WeightRecipe("fp8", 8.0, "cutlass", Dtype.FP8, "token", "tensor"),
     "fp8-block": WeightRecipe(
@@ -155,13 +154,15 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            value, may_lack = getattr(self, name), getattr(ModelOptions, name) is None
+            value = getattr(self, name)
+            may_lack = getattr(ModelOptions, name) is None
             if not (type(value) is int and 0 < value < SIZE_LIMIT) and not (
                 value is None and may_lack
             ):
                 raise bad_value(name, f"a whole number from 1 to {SIZE_LIMIT - 1}", value)
         for name, kind in _ENUMS.items():
-            value, may_lack = getattr(self, name), getattr(ModelOptions, name) is None
+            value = getattr(self, name)
+            may_lack = getattr(ModelOptions, name) is None
             if type(value) is not kind and not (value is None and may_lack):
                 object.__setattr__(self, name, parse_word(kind, name, value))
         if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
@@ -318,14 +319,13 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     else:
         if options.image is not None:
             raise bad_value(f"{model.name}: image", f"no picture for a {kind} model", options.image)
-        positions, length = (
-            getattr(model.dims, "max_positions", 0),
-            512 if kind is ModelKind.ENCODER else 1024,
-        )
+        positions = getattr(model.dims, "max_positions", 0)
+        length = 512 if kind is ModelKind.ENCODER else 1024
         seq = options.seq or take("seq", min(length, positions) if positions else length)
         generating = phase is WorkloadPhase.GENERATE
         tokens = options.tokens or (take("tokens", DEFAULT_TOKENS) if generating else None)
-        most, longest = count_positions(model), seq + (tokens or 1) - 1
+        most = count_positions(model)
+        longest = seq + (tokens or 1) - 1
         if most is not None and longest > most:
             said.append(f"{longest} positions are more than the {most} this model was made for")
         if options.head is None:
@@ -388,10 +388,16 @@ def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, i
 def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
     """Check that GPUs share heads, widths and experts evenly, and that each stage has a layer."""
     dims: Any = model.dims
-    tp, pp, dp, ep, cp = options.tp, options.pp, options.dp, options.ep, options.cp
-    kv_heads, experts = getattr(dims, "kv_heads", tp), getattr(dims, "experts", 0)
+    tp = options.tp
+    pp = options.pp
+    dp = options.dp
+    ep = options.ep
+    cp = options.cp
+    kv_heads = getattr(dims, "kv_heads", tp)
+    experts = getattr(dims, "experts", 0)
     layers = getattr(dims, "layers", getattr(dims, "decoder_layers", 1))
-    training, served = options.phase is WorkloadPhase.TRAIN, options.stack is SoftwareStack.ENGINE
+    training = options.phase is WorkloadPhase.TRAIN
+    served = options.stack is SoftwareStack.ENGINE
     by_engine = (
         served and model.kind is ModelKind.LANGUAGE and hasattr(dims, "kv_heads") and not training
     )
@@ -432,15 +438,17 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
 
 def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     """Return a sentence for everything that holds for this run and is not an option."""
-    o, dtype, phase, recipe = options, activation_dtype(options), options.phase, options.recipe
-    by_engine, seq, group = (
-        o.stack is SoftwareStack.ENGINE,
-        o.seq,
-        decode_group_size((o.tokens or 1) - 1),
-    )
+    o = options
+    dtype = activation_dtype(options)
+    phase = options.phase
+    recipe = options.recipe
+    by_engine = o.stack is SoftwareStack.ENGINE
+    seq = o.seq
+    group = decode_group_size((o.tokens or 1) - 1)
     decoding = phase in (WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
     grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
-    formats, experts = "", ""
+    formats = ""
+    experts = ""
     if grouped and dtype is Dtype.FP32 and o.attention is AttentionMode.FLASH:
         formats = "fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32"
     elif recipe is not None:

@@ -203,7 +203,9 @@ class OperatorColumns(Sequence[Operator]):
         """Stack records of all rows; ``make`` returns the operator of one."""
         count = sum(len(records) for _, _, records in parts)
         sizes = np.zeros((max(len(kind.size_names) for _, kind, _ in parts), count))
-        form, examples, labels = np.empty(count, np.intp), list[Operator](), []
+        form = np.empty(count, np.intp)
+        examples = list[Operator]()
+        labels = []
         for rows, kind, records in parts:
             _, place = index_distinct(map(kind.read_words, records))
             form[rows] = place + len(examples)

@@ -58,7 +58,9 @@ class Linear(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        m, n, k = 1.0 * self.m, 1.0 * self.n, self.k
+        m = 1.0 * self.m
+        n = 1.0 * self.n
+        k = self.k
         read = (
             self.dtype.byte * (m * k + n * self.bias)
             + (self.weight_dtype or self.dtype).byte * n * k
@@ -88,7 +90,10 @@ class Bmm(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        b, m, n, k = 1.0 * self.b, self.m, self.n, self.k
+        b = 1.0 * self.b
+        m = self.m
+        n = self.n
+        k = self.k
         read = b * (self.dtype.byte * m + (self.weight_dtype or self.dtype).byte * n) * k
         return OperatorWork(
             2.0 * b * m * n * k, read, (self.out_dtype or self.dtype).byte * b * m * n
@@ -222,7 +227,8 @@ class Attention(Operator):
     @property
     def flop_dense(self) -> float:
         """Arithmetic of the products with no mask: 2 (forward) or 5 (backward) of them."""
-        qk, v = self.head_dim, self.v_head_dim or self.head_dim
+        qk = self.head_dim
+        v = self.v_head_dim or self.head_dim
         products = (3 * qk + 2 * v) if self.backward else (qk + v)
         return 2.0 * self._scores * products
 
@@ -231,7 +237,8 @@ class Attention(Operator):
         """Share of the scores a causal mask keeps, aligned to the last key."""
         if not self.causal:
             return 1.0
-        q, kv = 1.0 * self.q_len, 1.0 * self.kv_len
+        q = 1.0 * self.q_len
+        kv = 1.0 * self.kv_len
         rows = 0.5 * (
             q + kv - abs(q - kv)
         )  # that see any key: the lesser of both, of arrays as well
@@ -239,10 +246,12 @@ class Attention(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        qk, v = self.head_dim, self.v_head_dim or self.head_dim
+        qk = self.head_dim
+        v = self.v_head_dim or self.head_dim
         queries = 1.0 * self.batch * self.heads * self.q_len
         keys = 1.0 * self.batch * self.kv_heads * self.kv_len
-        qkv, out = self.dtype.byte * (queries * qk + keys * (qk + v)), self.dtype.byte * queries * v
+        qkv = self.dtype.byte * (queries * qk + keys * (qk + v))
+        out = self.dtype.byte * queries * v
         read, write = (qkv + 2.0 * out, qkv) if self.backward else (qkv, out)
         return OperatorWork(self.flop_dense * self.kept, read, write, self._scores * self.kept)
 
@@ -361,7 +370,8 @@ class Elementwise(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        function, n = find_function(self.function), self.n
+        function = find_function(self.function)
+        n = self.n
         read = function.inputs * n * self.dtype.byte if self.read is None else self.read
         write = n * (self.out_dtype or self.dtype).byte if self.write is None else self.write
         return OperatorWork(function.flop * n, 1.0 * read, 1.0 * write, function.sfu_op * n)

@@ -194,7 +194,8 @@ class Program:
         waiting: dict[int, Tensor] = {}
         for section in reversed(self.sections):
             tape = section.tape
-            tape.entries, tape.recording = [], False
+            tape.entries = []
+            tape.recording = False
             seeds = {
                 id(t): waiting[id(t.storage)] for t in section.outputs if id(t.storage) in waiting
             }
@@ -226,7 +227,8 @@ class Program:
                 if id(weight) in grads:
                     add_into(grads[id(weight)], grads[id(weight)])
             waiting |= {id(t.storage): grads[id(t)] for t in section.inputs if id(t) in grads}
-            section.backward, tape.entries = tape.entries, section.forward
+            section.backward = tape.entries
+            tape.entries = section.forward
 
     def blocks(self, recompute: bool = False) -> list[Block]:
         """Return the forward sections, then the backward ones in reverse, each with its repeat
@@ -295,7 +297,8 @@ def optimiser_block(
     launches = max(ceil(parameters / ADAMW_ELEMENTS_PER_LAUNCH), 1)
     n = ceil(parameters / launches)
     n = ceil(n / ADAMW_ALIGNMENT) * ADAMW_ALIGNMENT if n > _CHUNK else n
-    read, write = int(n * read_byte) or None, int(n * written_byte) or 3 * n * dtype.byte
+    read = int(n * read_byte) or None
+    write = int(n * written_byte) or 3 * n * dtype.byte
     op = Elementwise(
         "adamw", n, dtype=dtype, read=read, write=write, count=launches, label="optimiser"
     )
@@ -448,7 +451,8 @@ def _fits_group(group: _Group, entry: TapeEntry) -> bool:
             joined = sum(t.byte for t in e.reads if id(t.storage) in made)
             if 0 < 2 * joined < sum(t.byte for t in e.reads):
                 return False
-    size, here = _largest_elements(group), _count_elements(entry.op)
+    size = _largest_elements(group)
+    here = _count_elements(entry.op)
     return here == 0 or size % here == 0 or here % size == 0
 
 
@@ -474,7 +478,8 @@ def _merge_group(group: _Group, readers: dict[int, set[int]], wanted: set[int]) 
     fetched: dict[int, float] = {}  # a lookup fetches a few rows of its table
     for entry in group:
         for tensor in entry.reads:
-            key, byte = id(tensor.storage), min(tensor.byte, entry.op.read_byte)
+            key = id(tensor.storage)
+            byte = min(tensor.byte, entry.op.read_byte)
             if key not in made and byte >= fetched.get(key, 0.0):
                 read[key], fetched[key] = tensor, byte
         made |= {id(t.storage): t for t in entry.writes}
@@ -485,8 +490,10 @@ def _merge_group(group: _Group, readers: dict[int, set[int]], wanted: set[int]) 
         return None
     if len(group) == 1:
         return group[0]
-    reads, ops = tuple(read.values()), [entry.op for entry in group]
-    label, moved = ops[0].label, (int(sum(fetched.values())), sum(t.byte for t in writes))
+    reads = tuple(read.values())
+    ops = [entry.op for entry in group]
+    label = ops[0].label
+    moved = (int(sum(fetched.values())), sum(t.byte for t in writes))
     main = max(reads, key=lambda t: t.byte) if reads else writes[0]
     pointwise = [op for op in ops if isinstance(op, Elementwise)]
     rows = next((op for op in ops if isinstance(op, RowReduction)), None)

@@ -83,7 +83,8 @@ class Tensor:
         if (product := prod(shape)) < 0:  # -1 is one of the factors
             shape = tuple([self.numel // -product if size == -1 else size for size in shape])
         assert prod(shape) == self.numel, f"{self.numel} elements as {shape}"
-        strides, before = memory_layout.view_strides(self.shape, self.strides, shape), self.shape
+        strides = memory_layout.view_strides(self.shape, self.strides, shape)
+        before = self.shape
         return (
             None if strides is None else self._view_as(shape, strides, lambda g: g.reshape(*before))
         )
@@ -110,18 +111,18 @@ class Tensor:
         """Put the dimensions into another order."""
         axes = [axis % len(order) for axis in order]
         inverse = sorted(range(len(order)), key=axes.__getitem__)
-        shape, strides = (
-            tuple([self.shape[d] for d in order]),
-            tuple([self.strides[d] for d in order]),
-        )
+        shape = tuple([self.shape[d] for d in order])
+        strides = tuple([self.strides[d] for d in order])
         return self._view_as(shape, strides, lambda g: g.permute(*inverse))
 
     def unsqueeze(self, axis: int) -> Tensor:
         """Insert a dimension of size 1."""
-        before, steps = self.shape, self.strides
+        before = self.shape
+        steps = self.strides
         axis %= len(before) + 1
         step = before[axis] * steps[axis] if axis < len(before) else 1
-        shape, strides = (*before[:axis], 1, *before[axis:]), (*steps[:axis], step, *steps[axis:])
+        shape = (*before[:axis], 1, *before[axis:])
+        strides = (*steps[:axis], step, *steps[axis:])
         return self._view_as(shape, strides, lambda g: g.reshape(*before))
 
     def expand(self, *shape: int) -> Tensor:
@@ -130,7 +131,8 @@ class Tensor:
         if shape == before:
             return self._view_as(shape, self.strides, lambda g: g)
         lead = len(shape) - len(before)
-        have, steps = (1,) * lead + before, (0,) * lead + self.strides
+        have = (1,) * lead + before
+        steps = (0,) * lead + self.strides
         strides = tuple(
             [0 if h != want else step for h, step, want in zip(have, steps, shape, strict=True)]
         )

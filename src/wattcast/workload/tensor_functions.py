@@ -106,7 +106,8 @@ def linear(
     input and gradient are cast to fp8, in both orders since fp8 products take one order alone, and
     all products run in fp8; results come out wide. Weights are cast once a step, by the optimiser,
     so no operator is emitted for that."""
-    flat, tape = x.reshape(-1, x.shape[-1]), x.tape
+    flat = x.reshape(-1, x.shape[-1])
+    tape = x.tape
     (m, k), n = flat.shape, weight.shape[0]
     narrow = None if weight.dtype is x.dtype else weight.dtype
     fused = bias is not None and (len(x.shape) == 2 or x.is_contiguous)
@@ -160,7 +161,8 @@ def _cast_both_orders(x: Tensor) -> Tensor:
     """Cast a matrix to fp8 and write it and its transpose in one kernel, as fast as memory, unlike
     PyTorch's cast.
     """
-    out, turned = x.tape.empty(x.shape, Dtype.FP8), x.tape.empty(x.shape, Dtype.FP8)
+    out = x.tape.empty(x.shape, Dtype.FP8)
+    turned = x.tape.empty(x.shape, Dtype.FP8)
     op = Elementwise("scale", x.numel, dtype=x.dtype, write=2 * x.numel)
     x.tape.emit(op, (x,), (out, turned))
     return out
@@ -172,7 +174,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Folding a strided tensor copies it, which is where the copies of q, k and v in eager attention
     come from."""
     (m, k), n, tape = a.shape[-2:], b.shape[-1], a.tape
-    left, right = a.reshape(-1, m, k), b.reshape(-1, k, n)
+    left = a.reshape(-1, m, k)
+    right = b.reshape(-1, k, n)
     size, (math, result) = left.shape[0], _product_formats(a)
 
     def multiply(a: Tensor, b: Tensor, m: int, n: int, k: int) -> Tensor:
@@ -213,7 +216,8 @@ def grouped_matmul(
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
         g = _cast_both_orders(g) if fp8 else g
-        d_x, d_w = tape.empty(x.shape, x.dtype), tape.empty(weight.shape, x.dtype)
+        d_x = tape.empty(x.shape, x.dtype)
+        d_w = tape.empty(weight.shape, x.dtype)
         for size, rows in groups:
             tape.emit(Bmm(size, rows, k, n, dtype=math, out_dtype=result), (g, weight), (d_x,))
             if weight.needs_grad:
@@ -234,7 +238,9 @@ def attention(
     queries do.
     """
     batch, heads, q_len, dim = q.shape
-    kv_heads, kv_len, v_dim = k.shape[1], k.shape[2], v.shape[-1]
+    kv_heads = k.shape[1]
+    kv_len = k.shape[2]
+    v_dim = v.shape[-1]
     tape = q.tape
     shape = (batch, heads, q_len, v_dim)
     if v_dim == dim and not masked:
@@ -272,7 +278,8 @@ def softmax(x: Tensor, *, wide: bool = False, masked: float = 0.0) -> Tensor:
         x = x.to(Dtype.FP32)
     x = x.contiguous()
     kind = Dtype.FP32 if wide else x.dtype
-    rows, dim = x.numel // x.shape[-1], x.shape[-1]
+    rows = x.numel // x.shape[-1]
+    dim = x.shape[-1]
     op = Softmax(
         rows, dim, dtype=x.dtype, out_dtype=None if kind is x.dtype else kind, masked=masked
     )
@@ -291,12 +298,10 @@ def cross_entropy(logits: Tensor) -> Tensor:
     """Return the mean negative log likelihood of one label per row, in the logits' format (fp32 in
     practice).
     """
-    rows, dim, dtype, tape = (
-        logits.numel // logits.shape[-1],
-        logits.shape[-1],
-        logits.dtype,
-        logits.tape,
-    )
+    rows = logits.numel // logits.shape[-1]
+    dim = logits.shape[-1]
+    dtype = logits.dtype
+    tape = logits.tape
     logp = tape.launch(Softmax(rows, dim, dtype=dtype, log=True), (logits,), logits.shape)
     picked = rows * (dtype.byte + Dtype.INT64.byte)
     loss = tape.launch(
@@ -341,7 +346,8 @@ def _normalise_rows(
     weight: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor:
-    x, weights = x.contiguous(), (weight, bias)
+    x = x.contiguous()
+    weights = (weight, bias)
     dim = x.numel // rows
     out = x.tape.launch(
         kind(rows, dim, dtype=x.dtype), [t for t in (x, *weights) if t is not None], x.shape
@@ -358,7 +364,8 @@ def batch_norm(x: Tensor) -> Tensor:
     """Norm by running statistics when serving; by the batch's own in training, where the input is
     read twice.
     """
-    tape, channels = x.tape, x.shape[1]
+    tape = x.tape
+    channels = x.shape[1]
     weight, bias = (tape.parameter(channels, dtype=x.dtype) for _ in range(2))
 
     def operator(function: str, read: int | None = None) -> Elementwise:
@@ -420,7 +427,8 @@ def sum_picked_rows(x: Tensor, rows: int) -> Tensor:
     """Pick rows in another order and sum those of each result in one kernel, ``[rows·k, dim]`` ->
     ``[rows, dim]``.
     """
-    tape, index_byte = x.tape, x.shape[0] * Dtype.INT64.byte
+    tape = x.tape
+    index_byte = x.shape[0] * Dtype.INT64.byte
 
     def back(g: Tensor) -> Tensor:
         op = Elementwise("gather", x.numel, dtype=g.dtype, read=g.byte + index_byte)

@@ -30,8 +30,13 @@ from wattcast.kernels.kernel_table import (
 )
 from wattcast.workload.operator_types import Attention
 
-_KEYS, _UNCUT_KEYS, _MOST, _FEWEST = 128.0, 512, 64.0, 4.0
-_FLASH_MOST, _FLASH_FULL, _FLASH_NEAR = 128, 0.8, 0.85
+_KEYS = 128.0
+_UNCUT_KEYS = 512
+_MOST = 64.0
+_FEWEST = 4.0
+_FLASH_MOST = 128
+_FLASH_FULL = 0.8
+_FLASH_NEAR = 0.85
 
 
 def cudnn_parts(blocks: float, keys: int, sm_count: float) -> float:
@@ -75,17 +80,20 @@ def fill_with_parts(tiles: float, steps: int, slots: float, any_number: bool = F
 
 
 _DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
-_BLOCK_Q, _BLOCK_KV = 128.0, 128.0
+_BLOCK_Q = 128.0
+_BLOCK_KV = 128.0
 _HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
-_BACKWARD_LAUNCHES, _HEAD_LAUNCHES = (
-    4.0,
-    2.0,
-)  # cuDNN's, and those that add up heads which share keys
+# cuDNN's, and those that add up heads which share keys
+_BACKWARD_LAUNCHES = 4.0
+_HEAD_LAUNCHES = 2.0
 # PyTorch's, where a head's dimension is no multiple of eight: zeros and a copy, of q, k and v
 _PAD_LAUNCHES = 6.0
 # What a score costs on top of its products (its exponential, a random number), in head dimensions
 # of a product: from times of heads of 40, 64 and 128 on an H200
-_SCORE, _DROPPED_SCORE, _BACKWARD_SCORE, _DROPPED_BACKWARD_SCORE = 110.0, 385.0, 166.0, 210.0
+_SCORE = 110.0
+_DROPPED_SCORE = 385.0
+_BACKWARD_SCORE = 166.0
+_DROPPED_BACKWARD_SCORE = 210.0
 
 
 def attention_work(
@@ -109,13 +117,16 @@ def attention_work(
         write,
         kept,
     ) = columns
-    decode, sm_count = q <= _DECODE_QUERIES, reference.sm_count
+    decode = q <= _DECODE_QUERIES
+    sm_count = reference.sm_count
     flash = told.flash | (dim % 8 != 0)  # FlashAttention takes any head once it is padded
     cold = told.cold | (decode & ~told.warm)
     cuts = decode & (backward == 0) & (width <= _HALF_BYTE)
     cut = np.ones(len(ops))
     for i in cuts.nonzero()[0].tolist():
-        blocks, keys, wide = float(batch[i] * kv_heads[i]), int(kv[i]), int(dim[i])
+        blocks = float(batch[i] * kv_heads[i])
+        keys = int(kv[i])
+        wide = int(dim[i])
         cut[i] = (
             flash_parts(blocks, keys, wide, sm_count)
             if flash[i]
@@ -148,7 +159,8 @@ def attention_work(
     )
     between = backward * (8.0 * q + shares * 4.0 * width * kv) * batch * heads * dim
     padded = dim % 8 != 0  # operands with zeros behind each head
-    launches, between = launches + padded * _PAD_LAUNCHES, between + padded * 3.0 * read
+    launches = launches + padded * _PAD_LAUNCHES
+    between = between + padded * 3.0 * read
     slots = np.where(decode, np.where(flash, 2.0, 4.0), 1.0)
     rounds = np.maximum(units / (slots * sm_count), 1.0)
     whole = np.where(decode & flash, np.ceil(rounds) / rounds, 1.0)  # blocks equally long

@@ -46,7 +46,8 @@ def collective_work(
 
     Its time hides behind the links, and its launch is part of theirs.
     """
-    one, byte = np.ones(len(ops)), np.array([sent_byte(op) for op in ops])
+    one = np.ones(len(ops))
+    byte = np.array([sent_byte(op) for op in ops])
     missing = 1.0 - resident_share(np.array([float(op.bytes) for op in ops]), reference.l2_byte)
     work = {
         "units": COPYING_SMS * one,

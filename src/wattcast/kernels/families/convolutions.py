@@ -80,24 +80,35 @@ def _take_depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
     That is blocks, arithmetic of one, blocks an SM holds, dependent steps, bytes through shared
     memory, bytes that pass L2 once more, and further kernels."""
     width, taps, (image, _, out) = op.dtype.byte, op.r * op.s, op.tensors_byte
-    pixels, held, steps, shared, again, launches = out / width, 2.0, taps + 5.0, 1.2, 0.0, 0.0
+    pixels = out / width
+    held = 2.0
+    steps = taps + 5.0
+    shared = 1.2
+    again = 0.0
+    launches = 0.0
     units = pixels / 1024.0
     if kind == "first.tiled":
-        units, held = op.n * ceil(op.q / 40.0) * op.c * ceil(op.p / 10.0) / 8.0, 4.0
+        units = op.n * ceil(op.q / 40.0) * op.c * ceil(op.p / 10.0) / 8.0
+        held = 4.0
     elif kind == "first.back":
         units = image / width / 1024.0
     elif kind == "first.filter":
         # A block for each weight; up to eight warps walk over images, and to begin with one is as
         # long as four steps: eleven launches of the H200 database. It loads all operands for each
         # weight.
-        units, held = op.groups * taps, min(64.0 / min(op.n, 8.0), 32.0)
+        units = op.groups * taps
+        held = min(64.0 / min(op.n, 8.0), 32.0)
         steps = ceil(op.n / 8.0) * (ceil(op.p * op.q / 32.0) + 4.0) + 5.0
         again = (taps - 1.0) * (image + out)
     elif kind in ("last.special", "last.back"):
         units = pixels / 5000.0 if kind == "last.special" else image / width / 4096.0
-        held, shared = 2.0 if taps > 25 else 6.0, 0.6 if kind == "last.special" else 1.2
+        held = 2.0 if taps > 25 else 6.0
+        shared = 0.6 if kind == "last.special" else 1.2
     elif kind in _TAPS:
-        held, shared, again = 12.0, 1.1, taps / 5.0 * out  # a part of the taps of each result
+        # a part of the taps of each result
+        held = 12.0
+        shared = 1.1
+        again = taps / 5.0 * out
     elif kind == "last.direct":
         # elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter
         steps = 40.0
@@ -114,8 +125,10 @@ _TURN = 32.0  # side of what a block of a layout kernel turns
 # it is to pad one, to turn and pad one of a filter at once; and the fixed time of each over that of
 # the kernel of the
 # product.
-_SLOW_PAD, _SLOW_TRANSFORM = 1.6, 7.5
-_LIGHT, _LIGHT_TRANSFORM = 0.35, 2.0
+_SLOW_PAD = 1.6
+_SLOW_TRANSFORM = 7.5
+_LIGHT = 0.35
+_LIGHT_TRANSFORM = 2.0
 # of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many
 # channels
 _TAP_BYTE = 64.0
@@ -184,8 +197,11 @@ def convolution_work(
     convolutions.
     """
     s = _collect_sizes(ops)
-    read, write = s.read - s.image * (1.0 - s.touched) * (s.dgrad == 0), s.write
-    step, product, simt = FAST_BYTE / s.width, s.product, s.simt > 0
+    read = s.read - s.image * (1.0 - s.touched) * (s.dgrad == 0)
+    write = s.write
+    step = FAST_BYTE / s.width
+    product = s.product
+    simt = s.simt > 0
     picks = _pick_kernels(ops, told, s, rate, reference)
     # kernels that walk a tap at a time pad its channels
     tap = np.where(
@@ -202,7 +218,8 @@ def convolution_work(
     dense = 1.0 - s.depthwise
     turned = dense * np.where(simt, s.last, 1.0 - s.last) * plain
     pads = dense * (1.0 - s.simt) * s.last * wide
-    padded_in, padded_out = pads * (s.c % step != 0), pads * (s.n % step != 0)
+    padded_in = pads * (s.c % step != 0)
+    padded_out = pads * (s.n % step != 0)
     moved, turns, launches = _turn_layouts(s, turned, padded_in, padded_out, step)
     kept = resident_share(read + write + moved, reference.l2_byte)
     work = {
@@ -225,7 +242,8 @@ def convolution_work(
         for op, alone in zip(ops, s.depthwise.tolist(), strict=True)
     ]
     if (rows := s.depthwise.nonzero()[0]).size:
-        work, padding = {name: values.copy() for name, values in work.items()}, padding * dense
+        work = {name: values.copy() for name, values in work.items()}
+        padding = padding * dense
         *found, again, launches = as_columns(
             [_take_depthwise(ops[i], names[i]) for i in rows.tolist()]
         )
@@ -308,24 +326,38 @@ def _collect_sizes(ops: Sequence[Conv2d]) -> _Sizes:
 
 def _fill_row(op: Conv2d) -> tuple[float, ...]:
     """Return the columns of one convolution."""
-    images, groups, r, stride, dtype = op.n, op.groups, op.r, op.stride, op.dtype
-    width, taps, side, out_side = dtype.byte, r * op.s, op.h * op.w, op.p * op.q
-    c, n, pixels = op.c // groups, op.k // groups, images * out_side
-    image, weight, out = (
-        images * op.c * side * width,
-        op.k * c * taps * width,
-        op.k * pixels * width,
-    )
-    wgrad, dgrad = op.direction == "wgrad", op.direction == "dgrad"
+    images = op.n
+    groups = op.groups
+    r = op.r
+    stride = op.stride
+    dtype = op.dtype
+    width = dtype.byte
+    taps = r * op.s
+    side = op.h * op.w
+    out_side = op.p * op.q
+    c = op.c // groups
+    n = op.k // groups
+    pixels = images * out_side
+    image = images * op.c * side * width
+    weight = op.k * c * taps * width
+    out = op.k * pixels * width
+    wgrad = op.direction == "wgrad"
+    dgrad = op.direction == "dgrad"
     product: tuple[float, ...]
     if wgrad:
         whole = max(FAST_BYTE // width, 1)  # channels of an image are padded to 16 bytes
-        product, read, write = (n, -(-c // whole) * whole * taps, pixels, 1), image + out, weight
+        product = (n, -(-c // whole) * whole * taps, pixels, 1)
+        read = image + out
+        write = weight
     elif dgrad:
         all_ = images * side
-        product, read, write = (all_, c, n, taps * min(pixels / all_, 1.0)), out + weight, image
+        product = (all_, c, n, taps * min(pixels / all_, 1.0))
+        read = out + weight
+        write = image
     else:
-        product, read, write = (pixels, n, c, taps), image + weight, out
+        product = (pixels, n, c, taps)
+        read = image + weight
+        write = out
     touched = min(r / stride, 1.0) * min(op.s / (op.stride_w or stride), 1.0)
     depthwise = groups > 1 and c == 1
     simt = dtype in CUDA_CORE_FORMATS
@@ -363,7 +395,8 @@ def _fill_row(op: Conv2d) -> tuple[float, ...]:
 def _pick_kernels(
     ops: Sequence[Conv2d], told: ConditionColumns, s: _Sizes, rate: Array, reference: ReferenceChip
 ) -> KernelPicks:
-    sizes, classes = s.product, _name_choosers(ops, s)
+    sizes = s.product
+    classes = _name_choosers(ops, s)
 
     def usual() -> list[KernelLabel]:
         """Return labels of convolutions without a fitted choice; those of others are never looked
@@ -414,7 +447,8 @@ def _turn_layouts(
 
     ``turned``, ``padded_in`` and ``padded_out`` say how likely each is. A layout kernel starts in
     part of the time that the product's takes."""
-    c, n = s.c * s.groups, s.n * s.groups
+    c = s.c * s.groups
+    n = s.n * s.groups
     filters = turned * (s.rs > 1)
     padded = np.maximum(padded_in, padded_out)
     ragged = (s.simt == 0) & (n % step != 0)

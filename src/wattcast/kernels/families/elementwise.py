@@ -50,19 +50,21 @@ ISSUE_PER_CYCLE = 128.0  # instructions of threads that an SM issues: four warps
 # Bytes that an SM stores in a cycle: 3.8 TB/s on 132 SMs at 1.85 GHz, whatever they read, as long
 # as all stays in L2
 _STORE_BYTE_PER_CYCLE = 16.0
-_SUM_ISSUE, _MAX_ISSUE = 8.0, 24.0  # of an element of a reduction: a maximum looks for NaN
+# of an element of a reduction: a maximum looks for NaN
+_SUM_ISSUE = 8.0
+_MAX_ISSUE = 24.0
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
 _REDUCE_BLOCK_CYCLE = 900.0  # of an SM for a block of a reduction, on top of its elements
 _START_STEP = 400.0  # cycles of a function's start that count as a step
-_CAT_BLOCKS, _CAT_THREADS = 528.0, 512.0
+_CAT_BLOCKS = 528.0
+_CAT_THREADS = 512.0
 _ONE_BATCH = (
     64  # rows of a cache measured as of one batch: what is new lies together, however it was sliced
 )
 _FEW_ROWS = 16.0  # up to here a gather loops over its rows
-_USUAL_RUN, _USUAL_COLUMNS = (
-    64.0,
-    4096.0,
-)  # of a turned operand (a head), and of a row, where nothing else is said
+# of a turned operand (a head), and of a row, where nothing else is said
+_USUAL_RUN = 64.0
+_USUAL_COLUMNS = 4096.0
 # that L2 moves for each element of a transposing walk: most of a sector, from profiler counters
 _SECTOR_BYTE = 30.0
 _LAYOUT = {layout: float(i) for i, layout in enumerate(Layout)}
@@ -124,7 +126,9 @@ def elementwise_work(
     """
     ops = ops if told.usual else _as_measured(ops, told)
     s = _read_sizes(ops, told)
-    columns, both, sms = s.n / s.rows, s.read + s.write, reference.sm_count
+    columns = s.n / s.rows
+    both = s.read + s.write
+    sms = reference.sm_count
     operands = both / (s.n * s.form.width)
     missing = 1.0 - streamed_share(both - s.again, reference.l2_byte)
     missing[s.cold] = 1.0
@@ -153,7 +157,8 @@ def elementwise_work(
         sector = _SECTOR_BYTE * np.where(operands[turned] < 3.0, met, 1.0)
         moved = both.copy()
         moved[turned] += (sector - s.form.width[turned]) * s.n[turned]
-    rounds, waves = units / (slots * sms), units / sms
+    rounds = units / (slots * sms)
+    waves = units / sms
     work = {
         "units": units,
         "slots": slots,
@@ -244,16 +249,20 @@ def _describe_form(form: _Form) -> tuple[float, ...]:
     """Return one row of ``_FormColumns``."""
     name, layout, dtype, out_dtype = form
     (issue, start_cycle), reducing = load_function_costs().get(name, _ADDITION), name in _REDUCING
-    whole, is_open = _COPY if name == "copy" else _VECTOR, layout is not Layout.CONTIGUOUS
+    whole = _COPY if name == "copy" else _VECTOR
+    is_open = layout is not Layout.CONTIGUOUS
     if name == "cast" and dtype is not Dtype.FP32:
         whole = _UNROLLED
     kernel = _INDEXED if is_open else whole
     if reducing:
-        kernel, is_open = _REDUCE, False
+        kernel = _REDUCE
+        is_open = False
     elif name == "gather":
-        kernel, is_open = _GATHER, False
+        kernel = _GATHER
+        is_open = False
     elif name == "cat":  # parts without holes are copied sixteen bytes at a time
-        kernel, is_open = _CAT if is_open else _VECTOR, False
+        kernel = _CAT if is_open else _VECTOR
+        is_open = False
     return (
         *(find_function(name).inputs, _TWICE.get(name, 0.0), kernel, whole, is_open),
         *(dtype.byte, (out_dtype or dtype).byte, _LAYOUT[layout]),
@@ -293,20 +302,22 @@ def _read_sizes(ops: Sequence[Elementwise], told: ConditionColumns) -> _Sizes:
     form = _FormColumns(
         *as_columns([_describe_form(form) for form in forms.values]).take(forms.place, axis=1)
     )
-    turned, spread = (
-        form.layout == _LAYOUT[Layout.TRANSPOSED],
-        form.layout == _LAYOUT[Layout.BROADCAST],
-    )
-    width, out_width, is_open = form.width, form.out_width, form.open > 0
+    turned = form.layout == _LAYOUT[Layout.TRANSPOSED]
+    spread = form.layout == _LAYOUT[Layout.BROADCAST]
+    width = form.width
+    out_width = form.out_width
+    is_open = form.open > 0
     n, read, write, rows, run = count_columns(ops, _read_given)
     read = np.where(np.isnan(read), form.inputs * width * n, read)
     write = np.where(np.isnan(write), n * out_width, write)
     run = np.where(turned & (run > 0), run, _USUAL_RUN)
     rows = np.where(rows > 0, rows, n / _USUAL_COLUMNS)
     rows = np.where(form.kernel == _REDUCE, write / out_width, rows)
-    gathers, indices = form.kernel == _GATHER, (read - n * width) / 8.0
+    gathers = form.kernel == _GATHER
+    indices = (read - n * width) / 8.0
     rows = np.where(gathers & (indices >= 1.0), indices, rows)
-    rows, run = np.where(told.rows > 0, told.rows, rows), np.where(told.run > 0, told.run, run)
+    rows = np.where(told.rows > 0, told.rows, rows)
+    run = np.where(told.run > 0, told.run, run)
     rows = np.minimum(np.maximum(rows, 1.0), n)
     # An operand of one row lies whole, as does a turned one whose rows stay together. One that is
     # spread over all rows does only next to another as large.
@@ -350,7 +361,8 @@ def _replace_grids(grid: Array, grids: Mapping[int, LaunchGrid]) -> None:
     are.
     """
     if grids:
-        table, rows = as_columns(list(grids.values())), list(grids)
+        table = as_columns(list(grids.values()))
+        rows = list(grids)
         table[_SM_CYCLE] = np.where(table[_SM_CYCLE] > 0, table[_SM_CYCLE], grid[_SM_CYCLE, rows])
         grid[:, rows] = table
 
@@ -358,8 +370,10 @@ def _replace_grids(grid: Array, grids: Mapping[int, LaunchGrid]) -> None:
 def _row_grid(kernel: int, sizes: Sequence[float], sm_count: float) -> LaunchGrid:
     """Return the grid of a reduction, a gather of many rows or of few, or a concatenation."""
     n, rows, columns, width, issue, write, start_cycle, missing = sizes
-    start, once = start_cycle / _START_STEP, 1.0 + missing
-    issued, stored = n * issue / ISSUE_PER_CYCLE, write / _STORE_BYTE_PER_CYCLE
+    start = start_cycle / _START_STEP
+    once = 1.0 + missing
+    issued = n * issue / ISSUE_PER_CYCLE
+    stored = write / _STORE_BYTE_PER_CYCLE
 
     def cycle(units: float) -> float:
         return max(issued, stored) / min(units, sm_count)
@@ -406,7 +420,9 @@ def _reduction_blocks(
     high = min(power_of_two(rows, 512.0), 512.0 / min(along, 32.0))
     values = columns / min(along, 512.0 / high)
     if values >= 16.0 * high or values >= 256.0:
-        values, held, parts = values / high, sm_count * SM_THREADS / 512.0, 1
+        values = values / high
+        held = sm_count * SM_THREADS / 512.0
+        parts = 1
         if values >= 256.0 and rows <= held:
             parts = max(min(ceil(held / rows), ceil(values / 16.0)), ceil(values / 256.0))
         return rows * parts, ceil(values / parts / 4.0), parts

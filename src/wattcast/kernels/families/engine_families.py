@@ -76,7 +76,9 @@ def _by_row(count: Callable[[Any, bool, bool, float, ReferenceChip], _Row]) -> K
 
 # Cycles of an SM for a score's exponential, as far as products do not hide it, and to turn a value
 # of an fp8 block for the second product (heads above 192 spill registers); from times on an H200
-_SCORE_CYCLE, _TURN_CYCLE, _WIDE_TURN_CYCLE = 0.045, 0.1, 0.25
+_SCORE_CYCLE = 0.045
+_TURN_CYCLE = 0.1
+_WIDE_TURN_CYCLE = 0.25
 _SPLIT_MARGIN = 1.1  # of the scheduler, over an even share of the blocks
 _TILE_STEPS = 4.0  # that starting and ending a tile takes; what one costs is fitted
 NVIDIA_TILE_STEPS = (
@@ -98,7 +100,8 @@ def _attention_tile(
     Before Hopper (``old``) vLLM runs FlashAttention 2 (``run_mha_fwd_splitkv_dispatch``), and
     FlashInfer over caches in fp8 (``FA2DetermineCtaTileQ``). On Blackwell it decodes with
     TensorRT-LLM's kernels, whose names show tiles of 8 or 16 rows."""
-    dim, fp8 = op.head_dim, op.kv_dtype is Dtype.FP8
+    dim = op.head_dim
+    fp8 = op.kv_dtype is Dtype.FP8
     if blackwell and decode:
         return 8.0 if op.heads <= 8 * op.kv_heads else 16.0, 128.0
     if old and fp8:
@@ -130,13 +133,14 @@ def _count_paged(
     (``mha_varlen_fwd``), and copies queries and results where it packs; two of its tiles share an
     SM where shared memory holds both. FlashInfer widens fp8 to 16 bit. Both load no keys behind the
     last one. Blackwell's kernels cut until every SM has a part, and turn no fp8 values."""
-    group, dim, sms = op.heads // op.kv_heads, float(op.head_dim), reference.sm_count
-    kind, fp8, old = (
-        op.kind_of_batch,
-        op.kv_dtype is Dtype.FP8,
-        reference.style is LibraryStyle.AMPERE,
-    )
-    blackwell, second = "tensor_fp4_flop" in reference.per_cycle, old and not fp8
+    group = op.heads // op.kv_heads
+    dim = float(op.head_dim)
+    sms = reference.sm_count
+    kind = op.kind_of_batch
+    fp8 = op.kv_dtype is Dtype.FP8
+    old = reference.style is LibraryStyle.AMPERE
+    blackwell = "tensor_fp4_flop" in reference.per_cycle
+    second = old and not fp8
     tile_m, tile_n = _attention_tile(op, kind == "decode", old, blackwell)
     packed = replace(op, kv_heads=op.heads) if second and (op.window or kind != "decode") else op
     parts = [
@@ -150,27 +154,22 @@ def _count_paged(
     counted = sum(
         times * len(walks) * blocks for times, walks, blocks in zip(many, parts, whole, strict=True)
     )
-    share, most = (
-        ceil(_SPLIT_MARGIN * counted / sms),
-        float(op.splits or _most_splits(op, tile_m, tile_n, sms)),
-    )
-    slots, copies = 1.0, 0.0
+    share = ceil(_SPLIT_MARGIN * counted / sms)
+    most = float(op.splits or _most_splits(op, tile_m, tile_n, sms))
+    slots = 1.0
+    copies = 0.0
     if second:
         cut = packed is op and group > 1
-        share, most = (
-            1,
-            float(_most_splits(op, tile_m, tile_n, 2.0 * sms, batch=op.tokens)) if cut else 1.0,
-        )
+        share = 1
+        most = float(_most_splits(op, tile_m, tile_n, 2.0 * sms, batch=op.tokens)) if cut else 1.0
         copies = 2.0 * (cut and op.tokens > 1 and op.kv_heads > 1)
         held_byte = (tile_m * op.dtype.byte + 2.0 * tile_n * op.kv_dtype.byte) * dim
         slots = min(max(reference.shared_byte // held_byte, 1.0), 2.0) if kind == "decode" else 1.0
     elif blackwell and kind == "decode":
-        share, most = (
-            1,
-            max(
-                sms // sum(times * len(walks) for times, walks in zip(many, parts, strict=True)),
-                1.0,
-            ),
+        share = 1
+        most = max(
+            sms // sum(times * len(walks) for times, walks in zip(many, parts, strict=True)),
+            1.0,
         )
     cuts = [min(max(ceil(blocks / share), 1.0), most) for blocks in whole]
     units = sum(
@@ -192,7 +191,9 @@ def _count_paged(
     slower = rate / reference.per_cycle.get("tensor_fp16_flop", rate) if old and fp8 else 1.0
     tile_flop = slower * 4.0 * tile_m * tile_n * dim
     block_flop = tile_flop + rate * (_SCORE_CYCLE * tile_m * tile_n + turned)
-    read, write, rows = op.read_byte, op.write_byte, float(op.tokens * op.heads)
+    read = op.read_byte
+    write = op.write_byte
+    rows = float(op.tokens * op.heads)
     gone = 1.0 - float(resident_share(read + write, reference.l2_byte))
     if cold or (not warm and kind != "prefill"):
         gone = 1.0
@@ -275,7 +276,8 @@ def _busiest_share(walks: Array, sms: int) -> float:
 
 
 _PREFILL_TILE = 128.0
-_LATENT_TILE, _LATENT_KEYS = 64.0, 64.0
+_LATENT_TILE = 64.0
+_LATENT_KEYS = 64.0
 
 
 def _count_latent(
@@ -290,19 +292,23 @@ def _count_latent(
         tiles = op.batch * ceil(op.heads * op.q_len / _LATENT_TILE)
         walked = ceil(op.kv_len / _LATENT_KEYS)
         cut = min(max(ceil(walked / max(ceil(_SPLIT_MARGIN * tiles * walked / sms), 1)), 1), 32)
-        rows, keys = _LATENT_TILE, _LATENT_KEYS
+        rows = _LATENT_TILE
+        keys = _LATENT_KEYS
     else:
         tiles = op.batch * op.heads * ceil(op.q_len / _PREFILL_TILE)
         walked = max(
             ceil(0.5 * (op.kv_len + op.kv_len / max(op.q_len / _PREFILL_TILE, 1.0)) / 128.0), 1
         )
-        cut, rows, keys = 1, _PREFILL_TILE, 128.0
+        cut = 1
+        rows = _PREFILL_TILE
+        keys = 128.0
     units = float(tiles * cut)
     busiest = max(float(ceil(walked / cut)), tiles * walked / sms)
     waves = max(units / sms, 1.0)
     out_rows = float(op.batch * op.heads * op.q_len)
     between = 8.0 * out_rows * v * cut if cut > 1 else 0.0
-    read, write = op.read_byte, op.write_byte
+    read = op.read_byte
+    write = op.write_byte
     gone = (
         1.0
         if cold or (decode and not warm)
@@ -365,13 +371,11 @@ def _count_product(
     """Return the columns of a product with narrow weights."""
     if op.kernel == "machete" and not _runs_machete(reference):
         op = replace(op, kernel="marlin")
-    m, n, k, sms, width = (
-        float(op.m),
-        float(op.n),
-        float(op.k),
-        reference.sm_count,
-        float(op.dtype.byte),
-    )
+    m = float(op.m)
+    n = float(op.n)
+    k = float(op.k)
+    sms = reference.sm_count
+    width = float(op.dtype.byte)
     group, tile_m, tile_n, tile_k = _product_tile(op)
     together = (
         2 if isinstance(op, engine.ScaledProduct) and m > 64 else 1
@@ -380,7 +384,9 @@ def _count_product(
     tiles = rows * ceil(n / tile_n)
     machete = op.kernel == "machete"
     streamed = op.kernel == "marlin"
-    units, steps, launches = float(tiles), k / tile_k, 1.0
+    units = float(tiles)
+    steps = k / tile_k
+    launches = 1.0
     unit_flop = 2.0 * tile_m * tile_n * k
     between = 0.0
     if machete:
@@ -391,14 +397,17 @@ def _count_product(
     if streamed:  # blocks share out all steps of all tiles
         launches += machete and steps > _LEAST_STEPS
         units = min(sms, max(tiles * steps / _LEAST_STEPS, 1.0)) if machete else sms
-        steps, unit_flop = steps * tiles / units, unit_flop * tiles / units
+        steps = steps * tiles / units
+        unit_flop = unit_flop * tiles / units
         between = 8.0 * m * n * min(sms / tiles, 4.0) if tiles < sms else 0.0
         # slices of a tile add up in turn; a kernel takes 16 tiles of rows, or 128, the rest others
         if not machete:
             steps += _SLICE_STEPS * sms / tiles
             full, rest = divmod(op.m, 1024 if op.n > 4096 else 8192)
             launches = float(full + (rest >= 64) + (rest % 64 > 0))
-    weight, left, out = op.weight_byte, m * k * width, op.write_byte
+    weight = op.weight_byte
+    left = m * k * width
+    out = op.write_byte
     whole, without = (
         float(resident_share(byte, reference.l2_byte)) for byte in (weight + left + out, left + out)
     )
@@ -538,10 +547,13 @@ def expert_tile(op: engine.FusedExperts, kernel: str = "triton") -> tuple[int, f
 # whatever its tensor cores and memory could do (mma.sync, weights widened in between): least error
 # on 537 public rows
 # of an H200
-_MARLIN_FLOP, _MARLIN_BYTE = 1300.0, 14.0
+_MARLIN_FLOP = 1300.0
+_MARLIN_BYTE = 14.0
 # Weights that an SM widens a cycle in OpenAI's Triton kernels, before it multiplies; kernels of a
 # layer, and more of them where experts are shared: least error on 283 public rows of an H200
-_OAI_WEIGHTS, _OAI_LAUNCHES, _OAI_SHARING = 34.0, 10.0, 9.0
+_OAI_WEIGHTS = 34.0
+_OAI_LAUNCHES = 10.0
+_OAI_SHARING = 9.0
 # Bytes of shared memory that widening a weight draws as much as: 12 layers of gpt-oss-20b in vLLM
 # on an H200, random against zero weights, batches of 1 to 256 (9 to 22)
 _OAI_SHARED = 15.0
@@ -569,20 +581,23 @@ def _count_experts(
     """Return the columns of fused experts: padded blocks of tokens of each visited expert, twice
     multiplied.
     """
-    sms, picks, width = reference.sm_count, float(op.picks), float(op.dtype.byte)
-    hidden, inner = float(op.hidden), float(op.intermediate)
-    narrow, kernel = op.weights in ("int4", "fp4"), op.kernel
+    sms = reference.sm_count
+    picks = float(op.picks)
+    width = float(op.dtype.byte)
+    hidden = float(op.hidden)
+    inner = float(op.intermediate)
+    narrow = op.weights in ("int4", "fp4")
+    kernel = op.kernel
     if not kernel:  # as vLLM chooses by chip and weights
-        hopper, blackwell = (
-            reference.style is LibraryStyle.HOPPER,
-            "tensor_fp4_flop" in reference.per_cycle,
-        )
+        hopper = reference.style is LibraryStyle.HOPPER
+        blackwell = "tensor_fp4_flop" in reference.per_cycle
         kernel = "triton" if not narrow else "oai" if hopper and op.weights == "fp4" else "marlin"
         kernel = "trtllm" if blackwell and op.weights != "int4" else kernel
     block, side = expert_tile(op, kernel)
     blocks = max(op.count_blocks(block), 1.0)
     across = ceil(2.0 * inner / side) + ceil(hidden / side)
-    tiles, own = blocks * across, kernel.startswith("triton")
+    tiles = blocks * across
+    own = kernel.startswith("triton")
     padded = blocks * block
     fp8 = op.dtype is Dtype.FP8
     # results of the first product, of the gate and of the second, each written and read again
@@ -591,10 +606,8 @@ def _count_experts(
         + (2.0 + width) * picks * inner
         + 3.0 * fp8 * (picks * inner + op.tokens * hidden)
     )
-    steps, launches = (
-        (hidden + inner) / 128.0,
-        6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0),
-    )
+    steps = (hidden + inner) / 128.0
+    launches = 6.0 + (2.0 if op.scales == "block" else 6.0 if fp8 else 0.0)
     if (
         kernel == "trtllm"
     ):  # gates in the first product but for scales of blocks; a tensor's scales are known before
@@ -623,9 +636,12 @@ def _count_experts(
         * (1.0 - float(streamed_share(4.0 * op.tokens * hidden, reference.l2_byte)))
     )
     unit_flop = 6.0 * padded * hidden * inner / tiles
-    slots, shared_byte = _EXPERT_SLOTS, 3.0 * load_byte
+    slots = _EXPERT_SLOTS
+    shared_byte = 3.0 * load_byte
     if kernel == "oai":  # gates in the first product
-        slots, steps, launches = 1.0, 6.0, _OAI_LAUNCHES + _OAI_SHARING * (op.gpus > 1)
+        slots = 1.0
+        steps = 6.0
+        launches = _OAI_LAUNCHES + _OAI_SHARING * (op.gpus > 1)
         between = 4.0 * picks * (hidden + inner)
         unit_flop += rate * loads * side / (tiles * _OAI_WEIGHTS)
         shared_byte += _OAI_SHARED * loads * side
@@ -698,12 +714,16 @@ def _count_rows(
 
     Its dependent steps are the loads of a thread in each pass; from device memory they take twice
     as long as from L2."""
-    read, write, elements, sms = op.read_byte, op.write_byte, op.elements, reference.sm_count
-    kind, detail = (
-        op.kind.removeprefix("engine_"),
-        getattr(op, "quant", "") or getattr(op, "mode", ""),
-    )
-    units, launches, padded, slots = float(op.rows), 1.0, elements, 16.0
+    read = op.read_byte
+    write = op.write_byte
+    elements = op.elements
+    sms = reference.sm_count
+    kind = op.kind.removeprefix("engine_")
+    detail = getattr(op, "quant", "") or getattr(op, "mode", "")
+    units = float(op.rows)
+    launches = 1.0
+    padded = elements
+    slots = 16.0
     residual = bool(getattr(op, "residual", False))
     if isinstance(op, engine.CompiledRows):
         detail = (
@@ -712,10 +732,8 @@ def _count_rows(
         residual = op.function.startswith("add")
     elif isinstance(op, engine.CacheWrite):
         detail = "fp8" * (op.kv_dtype is Dtype.FP8)
-    drawn, in_place = (
-        kind == "sampling" and detail != "greedy",
-        isinstance(op, engine.EngineRotary) or residual,
-    )
+    drawn = kind == "sampling" and detail != "greedy"
+    in_place = isinstance(op, engine.EngineRotary) or residual
     held = (
         read
         if in_place
@@ -728,14 +746,19 @@ def _count_rows(
         op, engine.Sampling
     ):  # 512 threads find a row's maximum, of 2^17 logits and more several blocks;
         # then softmax is one block's, and one of 128 threads looks for the likeliest
-        each, split, top = op.dim / 512.0, op.dim >= 2**17, detail == "top_p"
-        cycles, slots, launches = 0.0, 2.0, 2.0 + split + 4.0 * drawn + top
+        each = op.dim / 512.0
+        split = op.dim >= 2**17
+        top = detail == "top_p"
+        cycles = 0.0
+        slots = 2.0
+        launches = 2.0 + split + 4.0 * drawn + top
         steps = (
             (56.0 if split else 24.0 + each) + drawn * (24.0 + each) + top * (500.0 + 5.0 * each)
         )
     elif isinstance(op, engine.Route):  # for each pick the threads of a token find their maximum
         whole = not op.experts & (op.experts - 1)
-        cycles, launches = 0.4 * op.top_k, 2.0 - whole
+        cycles = 0.4 * op.top_k
+        launches = 2.0 - whole
         steps = op.top_k * (
             1.0 if detail == "grouped" else log2(op.experts) * (0.5 if whole else 1.0)
         )
@@ -745,7 +768,8 @@ def _count_rows(
     ):  # one block sorts, few choices with a warp or a thread an expert
         few = elements < 1024.0 and op.experts <= 64
         units = launches = 2.0 - few
-        cycles, steps = 0.0, elements / (max(op.experts, 32.0) if few else 1024.0)
+        cycles = 0.0
+        steps = elements / (max(op.experts, 32.0) if few else 1024.0)
     else:
         cycles, threads, values_each, vector, registers, passes = _row_costs()[
             f"{kind} {detail}".strip()
@@ -755,10 +779,8 @@ def _count_rows(
         elif kind == "rms_norm" and detail != "token" and op.rows >= 256:
             threads = 256.0
         threads = min(ceil(elements / units / values_each), threads)
-        loops, slots = (
-            ceil(elements / units / (threads * vector)),
-            min(_REGISTERS // (registers * threads), 32.0),
-        )
+        loops = ceil(elements / units / (threads * vector))
+        slots = min(_REGISTERS // (registers * threads), 32.0)
         steps = passes * (1.0 + loops * (1.0 + residual)) * (1.0 + gone)
         padded = (
             loops * threads * vector * units * ceil(units / sms) / max(units / sms, 1.0)
@@ -817,7 +839,11 @@ def _count_scan(
     kernels (decay, states of the chunks, states passed along, scores, outputs), six by the delta
     rule. States of chunks pass in fp32. Mamba's first rule is one kernel, with a block for each
     channel of each sequence."""
-    units, launches, between, read, write = 1.0, 1.0, 0.0, op.read_byte, op.write_byte
+    units = 1.0
+    launches = 1.0
+    between = 0.0
+    read = op.read_byte
+    write = op.write_byte
     if isinstance(op, engine.StateScan) and op.rule == "mamba":
         units = float(op.batch * op.heads)
     elif isinstance(op, engine.StateScan) and op.length > 1:

@@ -69,14 +69,12 @@ _TF32_REDUCE_CYCLES = (
 )
 _STEP_CYCLES = 60.0  # a step of K costs no less than its latency over the stages in flight
 _LEAST_STEPS = 4.0  # of one part of a split K
-_ROW_OUTPUTS, _ROW_STEP = (
-    8.0,
-    512.0,
-)  # of a block of the kernels without a tile, and elements of K it loads at a time
-_MOST_AGAIN, _TILES_AGAIN = (
-    1.4,
-    9.0,
-)  # of operands read again: times all of them, and tiles of the scale
+# of a block of the kernels without a tile, and elements of K it loads at a time
+_ROW_OUTPUTS = 8.0
+_ROW_STEP = 512.0
+# of operands read again: times all of them, and tiles of the scale
+_MOST_AGAIN = 1.4
+_TILES_AGAIN = 9.0
 _SPLIT_K = 1500.0  # the most of K that a split leaves to a block; from grids
 ProductSizes = tuple[Array, Array, Array, Array]  # b, m, n and k, each ``(row,)``
 
@@ -93,13 +91,16 @@ def tile_columns(
     right for both. ``k`` may be ``(row,)`` or ``(row, pick)``, where kernels pad it each in its own
     way. ``least_feed`` is the least that a tile's arithmetic counts over that of one of 128 x 128.
     """
-    tile_n, tile_m, parts = picks.tile_n, picks.tile_m, picks.split
+    tile_n = picks.tile_n
+    tile_m = picks.tile_m
+    parts = picks.split
     step_byte, blocks, fewest, cuda, slots, feed, crossings = picks.constants
     b, m, n, k, width = (
         size[:, np.newaxis] if size.ndim == 1 else size for size in (*sizes, width)
     )
     tiles = b * np.ceil(n / tile_n) * np.ceil(m / tile_m)
-    step, vector = step_byte / width, None
+    step = step_byte / width
+    vector = None
     if not step_byte.all():  # kernels without a tile: a block takes some outputs of all rows
         vector = picks.kind == VECTOR_KIND
         step = np.where(vector, _ROW_STEP, step)
@@ -112,7 +113,8 @@ def tile_columns(
         parts = np.where(
             parts > 0, parts, np.minimum(np.maximum(filling, np.minimum(2.0, most)), most)
         )
-    units, steps = tiles * parts, np.ceil(k / parts / step)
+    units = tiles * parts
+    steps = np.ceil(k / parts / step)
     load = tiles * (tile_n + tile_m) * k * width
     unit_flop = 2.0 * tile_n * tile_m * steps * step * np.maximum(feed, least_feed)
     if vector is not None:
@@ -174,7 +176,8 @@ def fastest_tile(
     ``large_tiles``. ``cuda`` says which products run on CUDA cores."""
     (b, m, n, k), one = sizes, (slice(None), None)
     split = np.repeat(_SPLIT, len(_SIDE_N))
-    side_n, side_m = np.tile(_SIDE_N, len(_SPLIT)), np.tile(_SIDE_M, len(_SPLIT))
+    side_n = np.tile(_SIDE_N, len(_SPLIT))
+    side_m = np.tile(_SIDE_M, len(_SPLIT))
     tiles = b[one] * np.ceil(n[one] / side_n) * np.ceil(m[one] / side_m)
     steps = np.ceil(k[one] / split / STEP_K)
     area = side_n * side_m / STANDARD_SIDE**2
@@ -324,7 +327,8 @@ def product_work(
     picks = _pick_kernels(ops, told, s, shape, rate, reference)
     least_feed = 1.0 if reference.style is LibraryStyle.AMPERE else 0.0
     tile = tile_columns(s[:4], s.width, s.out_width, rate, picks, reference, least_feed)
-    right, out = s.b * s.n * s.k * s.weight_width, tile["out_byte"]
+    right = s.b * s.n * s.k * s.weight_width
+    out = tile["out_byte"]
     left = (
         np.where(s.shared > 0, 1.0, s.b) * s.m * s.k * s.width
     )  # a filter that all images share counts once
@@ -337,7 +341,9 @@ def product_work(
     kept = np.where(streams, without_weights, whole)
     read = right * (1.0 - np.where(streams, 0.0, whole)) + left * (1.0 - kept)
     read += _reread_byte(s.m, s.n, both, whole, tile) + s.bias_byte
-    split, launches, between = tile["split"], 1.0 + (s.parts_byte > 0), s.parts_byte
+    split = tile["split"]
+    launches = 1.0 + (s.parts_byte > 0)
+    between = s.parts_byte
     if (split > 1.0).any():
         launches = launches + np.minimum(split - 1.0, 1.0)
         between = np.where(split > 1.01, 4.0 * split * s.b * s.m * s.n, 0.0) + between
@@ -473,7 +479,8 @@ _CHOOSER = {
 def choice_columns(b: Array, m: Array, n: Array, k: Array) -> Columns:
     """Return sizes as the kernel choice sees them, in log2."""
     log_b, log_m, log_n, log_k, log_out = np.log2(np.array([b, m, n, k, b * m * n]))
-    small_m, small_out = np.minimum(log_m, 7.0), np.minimum(log_out, 20.0)
+    small_m = np.minimum(log_m, 7.0)
+    small_out = np.minimum(log_out, 20.0)
     return {
         "b": log_b,
         "m": log_m,
@@ -561,7 +568,8 @@ def _fill_row(op: Operator) -> tuple[Any, ...]:
             # the gradient of a weight is a product of activations: nothing of it comes from DRAM as
             # weights do
             found = 1, *sizes, 0, not op.turned, width * op.n * op.bias, op.turned, op.turned, 0
-    n, k = found[2], found[3]
+    n = found[2]
+    k = found[3]
     row = found[1] if found[_TURNED] else k
     # rows of both operands; where operands lie with k outermost, k must be long enough too
     aligned = (row * width % FAST_BYTE + n * width % FAST_BYTE == 0) & (k * width >= FAST_BYTE)
@@ -574,7 +582,8 @@ def _fill_point_row(op: Conv2d) -> tuple[int, ...]:
 
     Channels last: pixels by channels. Channels first: a product for each image, which all share the
     filter; its gradient is a sum over images, each in fp32."""
-    width, side = op.dtype.byte, op.p * op.q
+    width = op.dtype.byte
+    side = op.p * op.q
     if op.direction == "wgrad":
         if op.channels_last:
             return 1, op.k, op.c, op.n * side, width, width, width, 0, 0, 0, 1, 1, 0

@@ -31,25 +31,23 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_base import index_words
 from wattcast.workload.operator_types import LayerNorm, RmsNorm, RowReduction, Softmax
 
-_WARP_ROW, _WARP_ROW_ELSE = (
-    2048,
-    1024,
-)  # longest rows given to one warp; of a gradient or a fused cast
+# longest rows given to one warp; of a gradient or a fused cast
+_WARP_ROW = 2048
+_WARP_ROW_ELSE = 1024
 _REGISTER_ROW = 9216  # longest row kept in registers
 _BLOCK = 1024.0
 _TWO_BLOCKS = 6.0  # elements a thread may hold for an SM to take two blocks
 # SM cycles of a warp's row: each lane's place in it, each element, the row; then those of 2,048
 # places, which take so many registers that fewer warps fit
-_WARP_CYCLES, _WIDEST_CYCLES = (0.25, 0.12, 6.0), (0.2, 0.33, 6.0)
+_WARP_CYCLES = (0.25, 0.12, 6.0)
+_WIDEST_CYCLES = (0.2, 0.33, 6.0)
 # SM cycles: of a thousand elements in registers (two blocks, one), of a row walked thrice, of its
 # elements, of an element cast beforehand
-_HELD_CYCLE, _HELD_ALONE_CYCLE, _WALK_ROW_CYCLE, _WALK_CYCLE, _CAST_CYCLE = (
-    750.0,
-    1000.0,
-    2000.0,
-    0.41,
-    0.7,
-)
+_HELD_CYCLE = 750.0
+_HELD_ALONE_CYCLE = 1000.0
+_WALK_ROW_CYCLE = 2000.0
+_WALK_CYCLE = 0.41
+_CAST_CYCLE = 0.7
 _SOFTMAX_BACKWARD_CYCLE = 0.47  # of an element
 # SM cycles of an element whose exponential is zero: the division by the sum takes its slow way.
 # From rows of 128 to 1,024 elements on an H200, with and without a causal mask, which takes up to
@@ -60,19 +58,21 @@ _MASKED_CYCLE = 0.33
 _BACKWARD_CYCLES = (0.2, 0.11, 0.12)
 # SM cycles of a row of a norm, of its bytes, and of a row more in fp32; four elements at a time
 _NORM_CYCLES = {"layernorm": (215.0, 0.16, 100.0), "rmsnorm": (110.0, 0.075, 25.0)}
-_SCALAR_CYCLE, _SCALAR_SLOTS = (
-    0.03,
-    2.0,
-)  # of an element where each is loaded alone, and blocks an SM holds
+# of an element where each is loaded alone, and blocks an SM holds
+_SCALAR_CYCLE = 0.03
+_SCALAR_SLOTS = 2.0
 _REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _RMS_SHARE = 0.75  # of a step of it without a mean
 # How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200:
 # once filled and once read where a kernel streams; more where a row is walked several times.
-_SOFTMAX_CROSSINGS, _VECTOR_CROSSINGS = 2.7, 3.7
+_SOFTMAX_CROSSINGS = 2.7
+_VECTOR_CROSSINGS = 3.7
 # Bytes that cross shared memory in a norm that loads single elements: of a row, where 512 threads
 # add up moments, of an element, and of a byte of it (eight counted norms of 31 to 38,717 elements)
-_SCALAR_ROW, _SCALAR_ELEMENT, _SCALAR_BYTE = 46.5e3, 5.0, 6.25
+_SCALAR_ROW = 46.5e3
+_SCALAR_ELEMENT = 5.0
+_SCALAR_BYTE = 6.25
 _SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
 
 
@@ -195,8 +195,12 @@ def _count_work(
     of: AlikeRows, cold: Mask, reference: ReferenceChip
 ) -> tuple[Array | Mask | float, ...]:
     """Return the columns of operators that one kernel runs; numbers are those of all of them."""
-    softmax, width, sms = of.kind == "softmax", of.dtype.byte, reference.sm_count
-    read, write, both = of.read_byte, of.write_byte, of.read_byte + of.write_byte
+    softmax = of.kind == "softmax"
+    width = of.dtype.byte
+    sms = reference.sm_count
+    read = of.read_byte
+    write = of.write_byte
+    both = of.read_byte + of.write_byte
     between = (8.0 if of.casts_apart else 0.0) * of.elements  # fp32 written and read again
     multiplied = softmax and of.backward and not of.log
     if multiplied:  # PyTorch multiplies first: a product is written, and read again with the result
@@ -247,7 +251,9 @@ def _cut_norm(of: AlikeRows, byte: Array) -> _Cut:
     """Cut a norm; its gradient reads both operands for the gradient of the input, and again for the
     weights'.
     """
-    width, layer, reads = of.dtype.byte, of.kind == "layernorm", 2.0 if of.backward else 1.0
+    width = of.dtype.byte
+    layer = of.kind == "layernorm"
+    reads = 2.0 if of.backward else 1.0
     if of.kernel == "vector":
         # a long row of a layer norm is no longer in L1 when it is read again
         again = (

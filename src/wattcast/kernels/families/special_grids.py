@@ -23,37 +23,47 @@ from wattcast.workload.operator_types import Elementwise, Layout
 _WARP = 32.0
 # SM cycles of a warp's step, from times of the kernels on an H200: normalising channels first,
 # channels last
-_STEP_CYCLE, _LAST_STEP_CYCLE, _CUDNN_LAST_CYCLE = 12.2, 11.7, 24.0
+_STEP_CYCLE = 12.2
+_LAST_STEP_CYCLE = 11.7
+_CUDNN_LAST_CYCLE = 24.0
 _FROM_MEMORY = 0.33  # more of them where operands come from device memory
 _MOST_BLOCKS = 262144.0  # of a normalisation
-_STATISTICS_THREADS, _STATISTICS_SLOTS = 512.0, 2.0
+_STATISTICS_THREADS = 512.0
+_STATISTICS_SLOTS = 2.0
 _REDUCE_STEPS = 6.0  # a sum over a block takes about as long as six loads
-_PARTS, _LAST_CHANNELS, _LAST_THREADS = (
-    128.0,
-    32.0,
-    16.0,
-)  # channels last: parts, and a block's channels and rows
+# channels last: parts, and a block's channels and rows
+_PARTS = 128.0
+_LAST_CHANNELS = 32.0
+_LAST_THREADS = 16.0
 _FEWEST_PARTS = 8.0  # of sums that meet in memory
 _LAST_LOADS = 4.0  # a thread has in flight
 # cuDNN keeps a channel of up to so many values on its SM and loads it at once; loads against those
 # of single values
-_CUDNN_KEPT, _CUDNN_STEPS, _CUDNN_LAST_STEPS, _CUDNN_REDUCE_STEPS = 32768.0, 0.25, 0.4, 8.0
+_CUDNN_KEPT = 32768.0
+_CUDNN_STEPS = 0.25
+_CUDNN_LAST_STEPS = 0.4
+_CUDNN_REDUCE_STEPS = 8.0
 _CUDNN_LAST_BLOCKS = 2.0  # an SM, channels last
-_CAT_BLOCKS_PER_SM, _CAT_THREADS = 2.0, 512.0  # for each part
+# for each part
+_CAT_BLOCKS_PER_SM = 2.0
+_CAT_THREADS = 512.0
 _SMALL_PART = 0.25  # of a row: below, one part's blocks carry the work
 _COLUMN_CYCLE = 0.08  # of an SM for an element of a sum over rows: ten instructions
-_CHUNK, _CHUNK_THREADS, _CHUNK_VECTOR = 65536.0, 512.0, 4.0  # of a tensor list
+# of a tensor list
+_CHUNK = 65536.0
+_CHUNK_THREADS = 512.0
+_CHUNK_VECTOR = 4.0
 _MOST_CHUNKS = 320.0  # of one kernel
 _TENSORS = 16  # that a list is taken to have
 _PARAMETER_CYCLE = 0.6  # of an SM for a parameter where sizes are even, from times on an H200
 _FEW_INDICES = 3072.0  # up to here the gradient of a table is one kernel
 _SORTED_LAUNCHES = 31.0  # beyond, indices are sorted: eight passes, their set-up, and the sums
 _SORTED_CYCLE = 2.85  # of an SM for an element in those sums: 5.7 ns a block of 1024 threads, twice
-_POOL_THREADS, _MOST_PLANES = 256.0, 65535.0
-_POOL_CYCLE, _POOL_WARP_CYCLE = (
-    3.9,
-    92.0,
-)  # of an SM for a result, and for a warp of pixels in the gradient
+_POOL_THREADS = 256.0
+_MOST_PLANES = 65535.0
+# of an SM for a result, and for a warp of pixels in the gradient
+_POOL_CYCLE = 3.9
+_POOL_WARP_CYCLE = 92.0
 
 
 def special_kernel(op: Elementwise) -> str:
@@ -125,7 +135,8 @@ def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid |
     walk twice."""
     if op.layout not in (Layout.CONTIGUOUS, Layout.TRANSPOSED) or not op.rows or not op.run:
         return None
-    channels, pixels = float(op.rows), float(op.run)
+    channels = float(op.rows)
+    pixels = float(op.run)
     pictures = max(op.n / (channels * pixels), 1.0)
     shape = _ImageShape(
         channels, pixels, pictures, op.layout is Layout.TRANSPOSED, op.dtype is Dtype.FP32

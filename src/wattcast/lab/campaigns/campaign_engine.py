@@ -113,7 +113,8 @@ class OperatorBench:
     def open(cls, gpu: TorchDevice, sampler: Sampler, out: Path, **options: Any) -> OperatorBench:
         """Start a run: describe card and libraries in ``runs.jsonl``, and load the spin kernel."""
         out.mkdir(parents=True, exist_ok=True)
-        run, top_hz = make_run_name(), sampler.identity.top_clock_hz or 0.0
+        run = make_run_name()
+        top_hz = sampler.identity.top_clock_hz or 0.0
         Journal(out / "runs.jsonl", key="run").append(
             make_torch_run_info(run, sampler.identity, gpu.torch)
         )

@@ -54,7 +54,8 @@ def kernels(
     )
     from wattcast.lab.campaigns.kernel_plan import read_kernel_plan
 
-    began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
+    began_s = time.monotonic()
+    budget_s = parse(budget, "s", "--budget")
     listed = read_listed(plan) if plan else None
     read_kernel_plan(round_)  # a round that is not planned is told before anything is started
     wanted = (steps or DEFAULT_STEPS).split(",")
@@ -74,7 +75,8 @@ def models(
     """Measure whole models (random weights): time, power, energy and clock of one iteration each."""
     from wattcast.lab.campaigns.model_campaign import run_models
 
-    began_s, budget_s = time.monotonic(), parse(budget, "s", "--budget")
+    began_s = time.monotonic()
+    budget_s = parse(budget, "s", "--budget")
     return _report_counts(
         run_models(out, budget_s, tuple(steps.split(",")), only, few, tier), began_s
     )
@@ -109,10 +111,8 @@ def engine(
         planned = engine_campaign.choose_models()
         lines = [f"{m.name:26} {'held out' if m.held_out else 'fitted':9} {m.why}" for m in planned]
         return VerbResult(lines, "\n".join(lines))
-    budget_s, traffic_s = (
-        parse(budget, "s", "--budget"),
-        parse_seconds(traffic_seconds, "--traffic-seconds"),
-    )
+    budget_s = parse(budget, "s", "--budget")
+    traffic_s = parse_seconds(traffic_seconds, "--traffic-seconds")
     request = engine_campaign.request_campaign(
         out, budget_s, models, parts, loads, traffic_s, done, own, quantization, kv_dtype, smoke
     )

@@ -218,7 +218,8 @@ def find_chain_extras(chains: Sequence[Plain], rows: Sequence[Plain]) -> list[Ch
     launches = {row["spec"]: len(row["kernel_names"]) for row in rows if row.get("kernel_names")}
     found = []
     for chain in chains:
-        specs, alone = list(chain.get("specs") or ()), list(chain.get("alone_s") or ())
+        specs = list(chain.get("specs") or ())
+        alone = list(chain.get("alone_s") or ())
         if (
             chain.get("error")
             or chain.get("flags")

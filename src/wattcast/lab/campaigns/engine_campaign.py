@@ -243,10 +243,8 @@ class EngineRequest:
         asked for.
         """
         if self.smoke:
-            steps, serves = (
-                [StepPoint(**p) for p in read_points("smoke")],
-                [TrafficPoint(0.5, 3.0, why="smoke")],
-            )
+            steps = [StepPoint(**p) for p in read_points("smoke")]
+            serves = [TrafficPoint(0.5, 3.0, why="smoke")]
         else:
             why = {point["load"]: point["why"] for point in read_points("traffic")}
             serves = [
@@ -302,7 +300,8 @@ def run_engine_campaign(
     request: EngineRequest, launch: Callable[[EngineRequest, EngineModel], Any] | None = None
 ) -> Counter[str]:
     """Measure the models in order within the budget; return counts of what happened."""
-    began_s, counts = time.monotonic(), Counter[str]()
+    began_s = time.monotonic()
+    counts = Counter[str]()
     request.out.mkdir(parents=True, exist_ok=True)
     start = launch or _launch_child
     waiting = [model for model in request.models if request.missing_ids(model)]
@@ -332,8 +331,10 @@ def _run_child(
 ) -> None:
     """Give a waiting process its turn, and end it when the budget is spent."""
     rows = Journal(request.out / "rows.jsonl")
-    before, started_s = len(rows.ids), time.monotonic()
-    code, reason = None, "ended with the budget"
+    before = len(rows.ids)
+    started_s = time.monotonic()
+    code = None
+    reason = "ended with the budget"
     try:
         child.stdin.write(f"{left_s}\n")
         child.stdin.flush()
@@ -422,7 +423,8 @@ def describe_row(row: dict[str, Any]) -> str:
     if row.get("error") or row.get("skipped"):
         return f"{row['id']}: {row.get('error') or row.get('skipped')}"[:300]
     if row["kind"] == "traffic":
-        ttft, tpot = row["ttft_s"].get("p50", 0.0), row["tpot_s"].get("p50", 0.0)
+        ttft = row["ttft_s"].get("p50", 0.0)
+        tpot = row["tpot_s"].get("p50", 0.0)
         said = f"{row['rate_per_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
         return f"{row['id']}: {said}, {row['output_tokens_per_s']:.0f} tokens/s, {row.get('power_w', 0.0):.1f} W"
     if row["kind"] == "engine":

@@ -86,10 +86,8 @@ def draw_arrivals(
     random = np.random.default_rng(point.seed)
     count = int(rate_per_s * point.duration_s * 1.5) + 50
     pauses = random.standard_exponential(count)
-    prompt_tokens, output_tokens = (
-        point.prompt.draw(random, count),
-        point.output.draw(random, count),
-    )
+    prompt_tokens = point.prompt.draw(random, count)
+    output_tokens = point.output.draw(random, count)
     prompt_tokens = np.minimum(prompt_tokens, max_model_len - output_tokens - 1)
     each = zip(
         (np.cumsum(pauses) / rate_per_s).tolist(),
@@ -127,10 +125,13 @@ def serve_arrivals(
     """Run requests, note in them how they went, and return the moment on the clock from which their
     times count.
     """
-    recorder, engine, clock = bench.recorder, bench.recorder.engine, bench.recorder.clock
+    recorder = bench.recorder
+    engine = bench.recorder.engine
+    clock = bench.recorder.clock
     prompts = [bench.prompt(request.prompt_tokens) for request in served]
     by_name: dict[str, ServedRequest] = {}
-    origin_s, place = clock() + 0.02, 0
+    origin_s = clock() + 0.02
+    place = 0
     while True:
         now_s = clock() - origin_s
         while place < len(served) and served[place].arrival_s <= now_s:
@@ -197,7 +198,8 @@ def measure_traffic(
     row |= {"throttle": list(samples.throttle), "flags": list(flags)}
     row |= {"arrivals_power_w": loaded.power_w, "arrivals_energy_j": loaded.energy_j}
     row |= {"rate_per_s": rate_per_s, "preemptions": preemptions, "steps": len(table["begin_s"])}
-    energy_j, made = row.get("energy_j"), row["output_tokens"]
+    energy_j = row.get("energy_j")
+    made = row["output_tokens"]
     row["energy_j_per_token"] = energy_j / made if energy_j and made else None
     requests = [request.plain(run, number) for number, request in enumerate(served)]
     steps = {name: _round_column(values, name) for name, values in table.items()}
@@ -255,9 +257,11 @@ def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[f
         "tick_w": np.round(stepped.interval_w, 3).tolist() if len(stepped.time_s) > 1 else [],
     }
     for column in ("instant_w", "sm_clock_hz", "memory_w", "temperature_c"):
-        values, time_s = samples[column], samples["time_s"]
+        values = samples[column]
+        time_s = samples["time_s"]
         known = np.isfinite(values)
-        values, time_s = values[known], time_s[known] - origin_s
+        values = values[known]
+        time_s = time_s[known] - origin_s
         _, first = np.unique(np.floor(time_s / 0.1), return_index=True)
         found[f"{column}_at_s"] = np.round(time_s[first], 4).tolist()
         found[column] = np.round(values[first], 3).tolist()
@@ -389,7 +393,9 @@ class EngineSession:
         """Measure and save one row; after a failure a broken sampler is started again, a lost GPU
         ends the model.
         """
-        began_s, serves, lost = self.clock(), isinstance(point, TrafficPoint), None
+        began_s = self.clock()
+        serves = isinstance(point, TrafficPoint)
+        lost = None
         planned = {
             key: value
             for key, value in asdict(point).items()
@@ -435,7 +441,8 @@ class EngineSession:
         """Serve arrivals at a share of the capacity that step rows show; keep requests, steps and
         power.
         """
-        out, done = self.request.out, self.request.done
+        out = self.request.out
+        done = self.request.done
         paths = [
             path for folder in (out, done) if folder and (path := folder / "rows.jsonl").exists()
         ]
@@ -581,12 +588,11 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
     says.
     """
     config = engine.vllm_config
-    cache, scheduler, compilation = (
-        config.cache_config,
-        config.scheduler_config,
-        config.compilation_config,
-    )
-    blocks, block = int(cache.num_gpu_blocks), int(cache.block_size)
+    cache = config.cache_config
+    scheduler = config.scheduler_config
+    compilation = config.compilation_config
+    blocks = int(cache.num_gpu_blocks)
+    block = int(cache.block_size)
     facts: dict[str, Any] = {
         "cache_tokens": int(getattr(cache, "kv_cache_size_tokens", None) or blocks * block),
         "cache_blocks": blocks,

@@ -106,7 +106,8 @@ class StepRecorder:
     def __init__(
         self, engine: Any, mark: Callable[[], Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.engine, self.clock = engine, clock
+        self.engine = engine
+        self.clock = clock
         self.records: list[StepRecord] = []
         self.preemptions = 0
         self.skip_prompts = False
@@ -114,7 +115,8 @@ class StepRecorder:
         self._now = StepRecord(0.0)  # of calls outside a step: nobody reads it
         self._prompt_tokens: dict[str, int] = {}
         core = engine.engine_core.engine_core
-        self._scheduler, executor = core.scheduler, core.model_executor
+        self._scheduler = core.scheduler
+        executor = core.model_executor
         self._scheduler.schedule = partial(self._timed_schedule, self._scheduler.schedule)
         executor.execute_model = partial(self._timed_execute, executor.execute_model)
         executor.sample_tokens = partial(self._timed_sample, executor.sample_tokens)
@@ -133,7 +135,8 @@ class StepRecorder:
 
     def clear(self) -> None:
         """Forget the steps so far."""
-        self.records, self.preemptions = [], 0
+        self.records = []
+        self.preemptions = 0
         self._prompt_tokens.clear()
 
     def _timed_schedule(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -145,20 +148,23 @@ class StepRecorder:
         finally:
             if self.skip_prompts:
                 self._scheduler.connector = None
-        record, cached = self._now, output.scheduled_cached_reqs
+        record = self._now
+        cached = output.scheduled_cached_reqs
         record.scheduled = output.num_scheduled_tokens
         record.cached = cached.req_ids, cached.num_computed_tokens
         record.new = [
             (r.req_id, r.num_computed_tokens, len(r.prompt_token_ids or ()))
             for r in output.scheduled_new_reqs
         ]
-        record.running, record.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        record.running = len(self._scheduler.running)
+        record.waiting = len(self._scheduler.waiting)
         record.cache_use = float(self._scheduler.kv_cache_manager.usage)
         record.schedule_s = self.clock() - began_s
         return output
 
     def _timed_execute(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        began_s, record = self.clock(), self._now
+        began_s = self.clock()
+        record = self._now
         if record.scheduled:
             record.begin_mark = self._mark()
         result = original(*arguments, **named)
@@ -166,7 +172,8 @@ class StepRecorder:
         return result
 
     def _timed_sample(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        began_s, record = self.clock(), self._now
+        began_s = self.clock()
+        record = self._now
         future = original(*arguments, **named)
         record.end_mark = self._mark()
         record.launch_s += self.clock() - began_s
@@ -193,7 +200,8 @@ class StepRecorder:
         is the call without waiting for the GPU. ``device_s`` runs from the first launch to the last
         on the GPU's own clock, ``device_gap_s`` from the end of the step before to the first
         launch; both are NaN where there was no mark."""
-        rows, before = [], None
+        rows = []
+        before = None
         for record in self.records:
             prompt_tokens = decodes = prompts = decode_context = prompt_context = 0
             for name, _, length in record.new:
@@ -203,10 +211,12 @@ class StepRecorder:
             for name, count in record.scheduled.items():
                 computed = computed_before.get(name, 0)
                 if count > 1 or computed + 1 < self._prompt_tokens.get(name, 0):
-                    prompts, prompt_tokens = prompts + 1, prompt_tokens + count
+                    prompts = prompts + 1
+                    prompt_tokens = prompt_tokens + count
                     prompt_context += computed
                 else:
-                    decodes, decode_context = decodes + 1, decode_context + computed + 1
+                    decodes = decodes + 1
+                    decode_context = decode_context + computed + 1
             length_s = record.end_s - record.begin_s
             device_s = _between_s(record.begin_mark, record.end_mark)
             gap_s = _between_s(before, record.begin_mark)
@@ -235,11 +245,12 @@ def _between_s(first: Any, second: Any) -> float:
 _NUMBERS = itertools.count()  # request names are never used twice
 
 
-RUN_S, CAPPED_RUN_S = (
-    1.3,
-    2.8,
-)  # 0.3 s to settle and nine ticks; under the power cap the governor hunts for a second
-REST_S, CAPPED_REST_S = 0.2, 0.8  # after a row; under the cap longer, so that the clock climbs back
+# 0.3 s to settle and nine ticks; under the power cap the governor hunts for a second
+RUN_S = 1.3
+CAPPED_RUN_S = 2.8
+# after a row; under the cap longer, so that the clock climbs back
+REST_S = 0.2
+CAPPED_REST_S = 0.8
 MOST_SETUP_S = 25.0
 RULE = SettlingRule()
 
@@ -289,7 +300,8 @@ class EngineBench:
 
 def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     """Measure one row, the mean step of ``point`` once settled, and return it ready for JSON."""
-    recorder, clock = bench.recorder, bench.recorder.clock
+    recorder = bench.recorder
+    clock = bench.recorder.clock
     recorder.clear()
     names: list[str] = []
     feeder = _Feeder(bench, point)
@@ -297,7 +309,8 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
         recorder.skip_prompts = True
         _fill_batch(bench, point, names)
         recorder.skip_prompts = False
-        mark, started_s = bench.sampler.head, clock()
+        mark = bench.sampler.head
+        started_s = clock()
         feeder.run_until(started_s + RUN_S)
         if "sw_power_cap" in bench.sampler.since(mark).throttle:
             feeder.run_until(started_s + CAPPED_RUN_S)
@@ -335,7 +348,8 @@ def summarise_steps(
         flags.append("batch_changed")
     if point.prompts and (steps["prompt_tokens"] == 0).any():
         flags.append("steps_without_prompt")
-    period_s, window = np.diff(steps["end_s"]), describe_window(held)
+    period_s = np.diff(steps["end_s"])
+    window = describe_window(held)
     latency_s = float(period_s.mean())
     decodes = max(float(steps["decodes"].mean()), 1.0)
     return {
@@ -398,7 +412,8 @@ def list_step_kernels(bench: EngineBench, point: StepPoint, torch: Any) -> list[
 
 def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str, Any]:
     """Measure the power of an engine that is loaded and has nothing to do."""
-    mark, started_s = bench.sampler.head, bench.recorder.clock()
+    mark = bench.sampler.head
+    started_s = bench.recorder.clock()
     bench.sleep(duration_s)
     samples: EnergySamples = bench.sampler.since(mark)
     held = take_window(samples, started_s, bench.recorder.clock(), RULE)
@@ -423,7 +438,8 @@ class _Feeder:
     """Keeps prompts coming: new ones as soon as the ones before are scheduled to the last token."""
 
     def __init__(self, bench: EngineBench, point: StepPoint) -> None:
-        self._bench, self._point = bench, point
+        self._bench = bench
+        self._point = point
         self._pool = [bench.prompt(point.prompt_tokens) for _ in range(8 if point.prompts else 0)]
         self._backlog = 0
         self._spent_s = 0.0
@@ -445,7 +461,8 @@ class _Feeder:
             self._run_step()
 
     def _run_step(self) -> None:
-        recorder, point = self._bench.recorder, self._point
+        recorder = self._bench.recorder
+        point = self._point
         if point.prompts and self._backlog <= 0:
             began_s = recorder.clock()
             for _ in range(point.prompts):
@@ -463,13 +480,13 @@ def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
     """Bring all decoding requests into the batch; refused when the engine does not take them."""
     if not point.batch:
         return
-    ids, last = (
-        bench.prompt(point.context - 1),
-        bench.prompt(point.batch),
-    )  # requests differ in their last token
+    # requests differ in their last token
+    ids = bench.prompt(point.context - 1)
+    last = bench.prompt(point.batch)
     most_tokens = bench.max_model_len - point.context
     names.extend(bench.add([*ids, token], most_tokens, point.sampling) for token in last)
-    recorder, deadline_s = bench.recorder, bench.recorder.clock() + MOST_SETUP_S
+    recorder = bench.recorder
+    deadline_s = bench.recorder.clock() + MOST_SETUP_S
     while True:
         latest = recorder.records[-1] if recorder.records else None
         if (

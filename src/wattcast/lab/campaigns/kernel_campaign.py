@@ -100,7 +100,9 @@ def duty_step(campaign: KernelCampaign) -> None:
     """Measure kernels that meet the power cap sustained and at three duties (all listed, or likely
     ones).
     """
-    bench, done, any_ = campaign.bench, 0, campaign.listed is not None
+    bench = campaign.bench
+    done = 0
+    any_ = campaign.listed is not None
     candidates = campaign.specs(
         CAPPED, lambda spec: any_ or (is_likely_capped(spec) and spec.guessed_s < 1.5e-3)
     )
@@ -166,10 +168,9 @@ def idle_step(campaign: KernelCampaign) -> None:
     _warm_idle_w(campaign, "top", specs)
     if campaign.few:
         return
-    began_s, share = (
-        time.monotonic(),
-        1.0,
-    )  # of the top clock, which many cards keep while a context is open
+    # of the top clock, which many cards keep while a context is open
+    began_s = time.monotonic()
+    share = 1.0
     while share >= 0.5 and time.monotonic() - began_s < (25.0 if share < 0.9 else 3.0):
         time.sleep(0.2)
         clock_hz = bench.sampler.since(bench.sampler.head - 12).last("sm_clock_hz")

@@ -35,7 +35,9 @@ from wattcast.lab.campaigns.operator_rows import (
 )
 
 PLANS = Path(__file__).resolve().parent / "plans"
-FEW, MANY = 2, 6  # layers of the two models whose difference is one layer
+# layers of the two models whose difference is one layer
+FEW = 2
+MANY = 6
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def list_chain_members() -> list[OperatorSpec]:
 
 def measure_chains(campaign: KernelCampaign, kind: str, each_s: float) -> None:
     """Measure chains or stacks, each after those of its members that this process has not measured."""
-    bench, chains = campaign.bench, read_chains(kind)[: campaign.few or None]
+    bench = campaign.bench
+    chains = read_chains(kind)[: campaign.few or None]
     every = {chain.spec(MANY).id: chain for chain in chains}
     for spec in campaign.within(
         [chain.spec(MANY) for chain in chains], each_s, kind.removesuffix("s")
@@ -122,7 +125,8 @@ def make_chain_row(
 
     Of a stack, ``rows`` are the two depths, and the row is one layer: their difference.
     """
-    last, known = rows[-1], all(member.id in alone_s for member in chain.members)
+    last = rows[-1]
+    known = all(member.id in alone_s for member in chain.members)
     latency_s, spread_s = (None, None) if chain.dims else (last.latency_s, last.latency_spread_s)
     if len(rows) == 2 and rows[0].latency_s and last.latency_s:
         latency_s = (last.latency_s - rows[0].latency_s) / (MANY - FEW)
@@ -168,7 +172,8 @@ def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """
     from wattcast.lab.campaigns import model_campaign
 
-    given, device = spec.detail, builder.operands.device
+    given = spec.detail
+    device = builder.operands.device
     dims = model_campaign.ModelDims(**given["dims"])
     row = model_campaign.ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
     built = model_campaign.build_model(row, builder.torch, device, dims)

@@ -57,7 +57,8 @@ class OperatorSpec:
     @property
     def byte(self) -> float:
         """Bytes of all operands and outputs, roughly; for planning alone."""
-        o, width = self.operator, self.dtype.byte
+        o = self.operator
+        width = self.dtype.byte
         match o["op"]:
             case "linear":
                 return float(
@@ -247,7 +248,8 @@ def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
     width = Dtype.parse(given["dtype"]).byte
     if name in _OWN:
         return _OWN[name](given, width)
-    layout, drops = given.get("layout", "contiguous"), name in ("dropout", "dropout_grad")
+    layout = given.get("layout", "contiguous")
+    drops = name in ("dropout", "dropout_grad")
     if layout == "broadcast" and not drops:
         return _spec_broadcast(given, width)
     if not drops and (name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(given)):
@@ -290,7 +292,8 @@ def _spec_reduction(given: Plain, width: int) -> OperatorSpec | None:
 
 
 def _spec_concatenation(given: Plain, width: int) -> OperatorSpec | None:
-    rows, last = given.get("rows"), given.get("run")
+    rows = given.get("rows")
+    last = given.get("run")
     if {"read", "write"} & set(given) or not rows or not last or given["n"] % rows:
         return None
     cols = given["n"] // rows
@@ -304,7 +307,9 @@ def _spec_broadcast(given: Plain, width: int) -> OperatorSpec | None:
     """Return a broadcast, whose small operand holds one element a row, or rows that serve several
     each.
     """
-    name, rows, n = given["function"], given.get("rows"), given["n"]
+    name = given["function"]
+    rows = given.get("rows")
+    n = given["n"]
     both = name in BINARY
     if not (both or name in ("copy", "scale")) or not rows or n % rows or "out_dtype" in given:
         return None
@@ -335,7 +340,8 @@ def _spec_picked_rows(given: Plain, width: int) -> OperatorSpec | None:
 
 
 def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
-    channels, pixels = given.get("rows"), given.get("run")
+    channels = given.get("rows")
+    pixels = given.get("run")
     if not channels or not pixels or given["n"] % (channels * pixels):
         return None
     high = next(side for side in range(isqrt(pixels), 0, -1) if pixels % side == 0)
@@ -358,7 +364,8 @@ def _spec_pool(given: Plain, width: int) -> OperatorSpec | None:
     moved = given.get("write" if given["function"] == "pool" else "read")
     if not planes or not moved or moved % (width + 8):
         return None
-    side, out = isqrt(given["n"] // planes), isqrt(moved // (width + 8) // planes)
+    side = isqrt(given["n"] // planes)
+    out = isqrt(moved // (width + 8) // planes)
     if side * side * planes != given["n"] or not out:
         return None
     stride = max(round(side / out), 1)

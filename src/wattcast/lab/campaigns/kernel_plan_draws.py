@@ -199,12 +199,11 @@ def draw_tokens(random: Random, high: int = 16384) -> int:
 def _linear(random: Random) -> OperatorSpec:
     dtype = random.choices(["bf16", "fp16", "fp8", "tf32", "fp32"], [44, 19, 18, 10, 9])[0]
     model = random.choice(read_transformers())
-    hidden, inner, vocabulary = (
-        int(model["hidden"]),
-        int(model["intermediate"]),
-        int(model["vocabulary"]),
-    )
-    head_dim, kv_heads = int(model["head_dim"]), int(model["kv_heads"])
+    hidden = int(model["hidden"])
+    inner = int(model["intermediate"])
+    vocabulary = int(model["vocabulary"])
+    head_dim = int(model["head_dim"])
+    kv_heads = int(model["kv_heads"])
     m = draw_tokens(random, 4096 if dtype == "fp32" else 16384)
     if random.random() < 0.5:
         pairs = [(hidden, hidden), (inner, hidden), (hidden, inner), (kv_heads * head_dim, hidden)]
@@ -216,7 +215,8 @@ def _linear(random: Random) -> OperatorSpec:
         n, k = random.choice(pairs)
     else:
         step = random.choice([1, 8, 16, 64, 128]) if dtype != "fp8" else 16
-        n, k = draw_log_uniform(random, 32, 24576, step), draw_log_uniform(random, 32, 24576, step)
+        n = draw_log_uniform(random, 32, 24576, step)
+        k = draw_log_uniform(random, 32, 24576, step)
     if dtype == "fp8":
         m, n, k = (-(-size // 16) * 16 for size in (m, n, k))
     bias = random.random() < 0.4
@@ -230,7 +230,8 @@ def _linear(random: Random) -> OperatorSpec:
 def _bmm(random: Random) -> OperatorSpec:
     dtype = random.choices(["bf16", "fp16", "tf32", "fp32"], [55, 20, 12, 13])[0]
     model = random.choice(read_transformers())
-    heads, head_dim = int(model["heads"]), int(model["head_dim"])
+    heads = int(model["heads"])
+    head_dim = int(model["head_dim"])
     if random.random() < 0.6:
         batch = random.choice([1, 1, 2, 4, 8, 16])
         length = random.choice([64, 128, 197, 256, 384, 512, 777, 1024, 2048, 4096])
@@ -256,14 +257,13 @@ def _conv2d(random: Random) -> OperatorSpec:
     else:
         filter_ = random.choice([1, 1, 3, 3, 3, 5, 7])
         c, k = (draw_log_uniform(random, 8, 1024, random.choice([1, 8, 32])) for _ in "ck")
-        size, stride, padding = (
-            draw_log_uniform(random, 7, 224),
-            random.choice([1, 1, 1, 2]),
-            filter_ // 2,
-        )
+        size = draw_log_uniform(random, 7, 224)
+        stride = random.choice([1, 1, 1, 2])
+        padding = filter_ // 2
         groups = 1
         if random.random() < 0.2:
-            k, groups = c, c
+            k = c
+            groups = c
     batch = random.choice([1, 2, 4, 8, 16, 32, 64, 128, 256, 5, 24])
     operator = {
         "op": "conv2d",
@@ -284,7 +284,9 @@ def _conv2d(random: Random) -> OperatorSpec:
 
 def _rows(random: Random, kind: str) -> OperatorSpec:
     model = random.choice(read_transformers())
-    hidden, heads, head_dim = int(model["hidden"]), int(model["heads"]), int(model["head_dim"])
+    hidden = int(model["hidden"])
+    heads = int(model["heads"])
+    head_dim = int(model["head_dim"])
     dtype = random.choices(["bf16", "fp32", "fp16"], [50, 32, 18])[0]
     if kind == "softmax":
         dim = random.choice(
@@ -292,10 +294,12 @@ def _rows(random: Random, kind: str) -> OperatorSpec:
         )
         rows = heads * random.choice([1, 64, 128, 512, 1024, 2048]) * random.choice([1, 2, 4])
     else:
-        dim, rows = random.choice([hidden, hidden, head_dim]), draw_tokens(random, 32768)
+        dim = random.choice([hidden, hidden, head_dim])
+        rows = draw_tokens(random, 32768)
         rows *= heads if dim == head_dim else 1
     if random.random() < 0.45:
-        dim, rows = draw_log_uniform(random, 16, 65536), draw_log_uniform(random, 1, 262144)
+        dim = draw_log_uniform(random, 16, 65536)
+        rows = draw_log_uniform(random, 1, 262144)
     operator = {"op": kind, "rows": rows, "dim": dim, "dtype": dtype}
     if kind == "softmax" and dtype != "fp32" and random.random() < 0.3:
         operator["out_dtype"] = "fp32"
@@ -306,7 +310,8 @@ def _attention(random: Random) -> OperatorSpec:
     model = random.choice(read_transformers())
     heads, kv_heads, head_dim = (int(model[name]) for name in ("heads", "kv_heads", "head_dim"))
     if random.random() < 0.4:
-        head_dim, kv_heads = random.choice([64, 96, 128]), random.choice([1, 2, 4, 8, 16])
+        head_dim = random.choice([64, 96, 128])
+        kv_heads = random.choice([1, 2, 4, 8, 16])
         heads = kv_heads * random.choice([1, 2, 4, 7, 8])
     batch = random.choice([1, 1, 2, 4, 8, 16, 32, 64])
     lengths = [64, 128, 197, 256, 333, 512, 777, 1024, 1500, 2048, 4096, 8192, 16384]

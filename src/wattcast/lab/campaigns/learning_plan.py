@@ -52,7 +52,8 @@ def main(to: str, count: int = 1500) -> None:
     specs = {spec.id: spec for spec in some if spec.id not in known}
     wanted: list[tuple[float, str, OperatorSpec]] = []
     for family, share in SHARE.items():
-        most, taken = count * share // 100, list[OperatorSpec]()
+        most = count * share // 100
+        taken = list[OperatorSpec]()
         for _, spec in sorted(specs.items()):
             if len(taken) < most and spec.family == family and choose_sustained(spec):
                 taken += [spec] if predict_power_w(spec, gpu, bundle) < BELOW_W else []

@@ -44,7 +44,8 @@ def run_known_loads(length_s: float, marks: Path | None = None) -> None:
     """Run each chosen operator for ``length_s``, a second of rest after each; ``marks`` gets their
     times.
     """
-    gpu, times = CampaignGpu.open(), []
+    gpu = CampaignGpu.open()
+    times = []
     for spec in choose_known_loads():
         with gpu.prepare(spec) as graph:
             began_s = time.monotonic()
@@ -74,7 +75,8 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
     """
     gpu = CampaignGpu.open()
     both = [_campaign_and_window(gpu, spec, length_s) for spec in choose_known_loads()]
-    found, doubts = [entry for entry, _ in both], [flags for _, flags in both]
+    found = [entry for entry, _ in both]
+    doubts = [flags for _, flags in both]
     del gpu
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder) / "marks.json"

@@ -164,7 +164,8 @@ def build_model(
     """Build the module of a row with random weights, by ``model_classes.jsonl``; ``dims`` makes it
     smaller.
     """
-    dims, transformers = dims or find_dims(spec.model), import_extra("transformers", *_TRANSFORMERS)
+    dims = dims or find_dims(spec.model)
+    transformers = import_extra("transformers", *_TRANSFORMERS)
     lines = read_lines(Path(__file__).with_name("model_classes.jsonl"))
     known = next(line for line in lines if line["architecture"] == dims.architecture)
     sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get(
@@ -199,10 +200,12 @@ def make_iteration(
 
     A decoding step adds one token to a cache of ``seq``, which is as long as before after each
     step."""
-    dims, module = dims or find_dims(spec.model), built.module
+    dims = dims or find_dims(spec.model)
+    module = built.module
     if dims.architecture != "resnet":  # every layer reads this at each call
         module.config._attn_implementation = "sdpa" if spec.attention == "flash" else "eager"
-    given, dtype = _draw_inputs(spec, dims, torch, device), torch_dtype(torch, spec.dtype)
+    given = _draw_inputs(spec, dims, torch, device)
+    dtype = torch_dtype(torch, spec.dtype)
     if spec.phase == "train":
         captured = str(device).startswith("cuda")
         optimiser = torch.optim.AdamW(
@@ -399,7 +402,8 @@ def measure_model(
     bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]
 ) -> ModelRow:
     """Measure time, power and clock of one iteration, captured in a graph where asked and possible."""
-    row, device = replace(make_blank_model_row(bench, spec), parameters=built.parameters), bench.gpu
+    row = replace(make_blank_model_row(bench, spec), parameters=built.parameters)
+    device = bench.gpu
     flags: tuple[str, ...] = ()
     once_s = device.warm(run)
     load = run
@@ -438,7 +442,9 @@ def measure_model(
     return replace(row, **fields, burst_latency_s=burst_s)
 
 
-ROW_S, PROFILE_S = 6.0, 4.0  # time kept back for one more of each
+# time kept back for one more of each
+ROW_S = 6.0
+PROFILE_S = 4.0
 
 
 @dataclass
@@ -450,7 +456,9 @@ class ModelCampaign(campaign_engine.Campaign):
 
     def prepared(self, spec: ModelRunSpec) -> tuple[BuiltModel, Callable[[], Any]]:
         """Return the module of a row, the one at hand where it serves, and one iteration of it."""
-        device, dims, built = self.bench.gpu, self.cut(find_dims(spec.model)), self.built
+        device = self.bench.gpu
+        dims = self.cut(find_dims(spec.model))
+        built = self.built
         if not (built and built.model == spec.model and built.training == (spec.phase == "train")):
             self.recover()
             built = self.built = build_model(spec, device.torch, device.name, dims)
@@ -464,7 +472,8 @@ class ModelCampaign(campaign_engine.Campaign):
 
 def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     """Measure a row of every planned workload that is not on file yet."""
-    bench, done = campaign.bench, campaign.journal("models").ids
+    bench = campaign.bench
+    done = campaign.journal("models").ids
 
     def measure(spec: ModelRunSpec) -> ModelRow:
         return measure_model(bench, spec, *campaign.prepared(spec))
@@ -484,7 +493,8 @@ def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
 
 def profile_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
     """Profile the kernels of each row's iteration, launched eagerly."""
-    bench, done = campaign.bench, campaign.journal("model_kernels").ids
+    bench = campaign.bench
+    done = campaign.journal("model_kernels").ids
 
     def profile(spec: ModelRunSpec) -> ModelKernels:
         return profile_iteration(bench.gpu, spec.id, campaign.prepared(spec)[1], bench.run)

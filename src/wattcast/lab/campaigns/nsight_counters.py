@@ -85,7 +85,8 @@ def collect_counters(out: Path, budget_s: float, few: int = 0, listed: str = "")
     lines, metrics = run_target(
         out / "counters.csv", target, read_wanted_metrics(), budget_s, 25.0, ("--nvtx",)
     )
-    rows, journal = list(read_counter_table(lines)), Journal(out / "counters.jsonl")
+    rows = list(read_counter_table(lines))
+    journal = Journal(out / "counters.jsonl")
     for row in rows:
         if row["id"] not in journal.ids:
             journal.append(row)
@@ -109,7 +110,8 @@ def run_target(
 
     ``write_s`` of the budget is kept back, since ``ncu`` writes its table after the program has
     ended. Where it writes none, there are no lines, and stderr says what went wrong."""
-    began_s, ncu = time.monotonic(), find_ncu()
+    began_s = time.monotonic()
+    ncu = find_ncu()
     raw.parent.mkdir(parents=True, exist_ok=True)
     metrics = keep_known_metrics(wanted, query_metrics(ncu))
     command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off", *options]
@@ -201,7 +203,8 @@ def count_operators(budget_s: float, few: int = 0, listed: str = "") -> int:
 
     deadline = time.monotonic() + budget_s
     gpu = CampaignGpu.open(POOL_BYTE)
-    torch, cudart = gpu.torch, gpu.torch.cuda.cudart()
+    torch = gpu.torch
+    cudart = gpu.torch.cuda.cudart()
     counted = failed = 0
     for spec in choose_counted_specs(few, listed):
         if time.monotonic() > deadline or failed >= FAILURES_BEFORE_STOP:

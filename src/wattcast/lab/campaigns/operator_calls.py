@@ -35,7 +35,8 @@ class OperandPools:
     """Pools of one pattern of values on one device."""
 
     def __init__(self, torch: Any, device: str, pool_byte: dict[str, int]) -> None:
-        self._torch, self.device = torch, device
+        self._torch = torch
+        self.device = device
         self.pattern = ""
         self._next: dict[str, int] = {}
         formats = {name: torch_dtype(torch, name) for name in pool_byte}
@@ -53,7 +54,8 @@ class OperandPools:
         check_names("data pattern", pattern, PATTERNS, "")
         if pattern == self.pattern:
             return
-        torch, wide = self._torch, {"dtype": self._torch.float32, "device": self.device}
+        torch = self._torch
+        wide = {"dtype": self._torch.float32, "device": self.device}
         torch.manual_seed(1)
         draw: Callable[[int], Any] = {
             "zeros": lambda count: torch.zeros(count, dtype=torch.bfloat16, device=self.device),
@@ -74,7 +76,9 @@ class OperandPools:
     def take(self, dtype: str, *shape: int) -> Any:
         """Return a contiguous view of ``shape``."""
         name = "fp32" if dtype == "tf32" else dtype
-        pool, start, size = self._pools[name], self._next[name], math.prod(shape)
+        pool = self._pools[name]
+        start = self._next[name]
+        size = math.prod(shape)
         step = _ALIGN_BYTE // pool.element_size()
         end = start + size
         if end > len(pool):
@@ -146,11 +150,10 @@ class CallBuilder:
         """Return stride, padding and dilation of a convolution's rows and columns, and the sides of
         its output.
         """
-        stride, wide = [o["stride"], o.get("stride_w") or o["stride"]], o.get("padding_w")
-        padding, dilation = (
-            [o["padding"], o["padding"] if wide is None else wide],
-            2 * [o.get("dilation", 1)],
-        )
+        stride = [o["stride"], o.get("stride_w") or o["stride"]]
+        wide = o.get("padding_w")
+        padding = [o["padding"], o["padding"] if wide is None else wide]
+        dilation = 2 * [o.get("dilation", 1)]
         sides = zip((o["h"], o["w"]), (o["r"], o["s"]), stride, padding, dilation, strict=True)
         out = [
             (side + 2 * pad - reach * (taps - 1) - 1) // step + 1
@@ -168,7 +171,8 @@ class CallBuilder:
 
 
 Run = Callable[[], Any]
-_MOST_HEADS, _HEAD = 64, 128
+_MOST_HEADS = 64
+_HEAD = 128
 _TENSORS = 16  # of a list of parameters
 
 
@@ -176,7 +180,8 @@ def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Build the call of an elementwise operator; ``detail["form"]`` names the method that lays its
     operands out.
     """
-    o, n = spec.operator, spec.operator["n"]
+    o = spec.operator
+    n = spec.operator["n"]
     width, out = (
         torch_dtype(builder.torch, o.get(name, o["dtype"])).itemsize
         for name in ("dtype", "out_dtype")
@@ -199,7 +204,9 @@ class ElementwiseOperands:
     """
 
     def __init__(self, builder: CallBuilder, spec: OperatorSpec) -> None:
-        self.torch, self.aten, self.layout = builder.torch, builder.torch.ops.aten, spec.layout
+        self.torch = builder.torch
+        self.aten = builder.torch.ops.aten
+        self.layout = spec.layout
         self.operator, self.detail, self.function = (
             spec.operator,
             spec.detail,
@@ -207,18 +214,17 @@ class ElementwiseOperands:
         )
         self.rows, self.cols = spec.detail.get("rows", 0), spec.detail.get("cols", 0)
         self.inputs, dtype = _count_inputs(self.function), spec.operator["dtype"]
-        self.take, self.image = partial(builder.operands.take, dtype), partial(builder.image, dtype)
+        self.take = partial(builder.operands.take, dtype)
+        self.image = partial(builder.image, dtype)
 
     def find_function(self) -> Callable[..., Any]:
         """Return PyTorch's function; most have our name, and gradients that of ATen's backward
         functions.
         """
-        torch, functional, aten, name = (
-            self.torch,
-            self.torch.nn.functional,
-            self.aten,
-            self.function,
-        )
+        torch = self.torch
+        functional = self.torch.nn.functional
+        aten = self.aten
+        name = self.function
         others: dict[str, Callable[..., Any]] = {
             "scale": lambda x: x * 0.125,
             "shift": lambda x: x + 0.5,
@@ -245,10 +251,8 @@ class ElementwiseOperands:
         return torch_dtype(self.torch, self.operator.get("out_dtype", self.operator["dtype"]))
 
     def contiguous(self) -> Run:
-        views, apply = (
-            [self.take(self.rows, self.cols) for _ in range(self.inputs)],
-            self.find_function(),
-        )
+        views = [self.take(self.rows, self.cols) for _ in range(self.inputs)]
+        apply = self.find_function()
         return lambda: apply(*views)
 
     reduce = contiguous
@@ -257,27 +261,29 @@ class ElementwiseOperands:
         """Take operands that are column slices of tensors twice as wide, as q, k and v in one
         projection are.
         """
-        rows, cols = self.rows, self.cols
+        rows = self.rows
+        cols = self.cols
         if self.function == "cat":
             left = cols - self.detail["last"] if "last" in self.detail else max(cols // 2, 1)
             parts = [self.take(rows, 2 * side)[:, :side] for side in (left, cols - left)]
             return lambda: self.torch.cat(parts, dim=1)
-        views, apply = (
-            [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)],
-            self.find_function(),
-        )
+        views = [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)]
+        apply = self.find_function()
         return lambda: apply(*views)
 
     def broadcast(self) -> Run:
         """Take one operand that is a row (a bias), rows that serve many each, or a column (a scale
         per row).
         """
-        rows, cols, groups = self.rows, self.cols, self.detail.get("groups", 1)
+        rows = self.rows
+        cols = self.cols
+        groups = self.detail.get("groups", 1)
         whole = (groups, rows // groups, cols) if groups > 1 else (rows, cols)
         by_row = (rows, 1) if groups == 1 else (1, rows // groups, 1)
         by_column = (1, cols) if groups == 1 else (groups, 1, cols)
         small = self.take(*(by_row if self.detail["over"] == "cols" else by_column))
-        apply, masked = self.find_function(), self.function in ("masked_fill", "where")
+        apply = self.find_function()
+        masked = self.function in ("masked_fill", "where")
         if self.inputs == 1 and not masked:  # a small tensor spread out
             spread = small.expand(whole)
             return lambda: apply(spread)
@@ -287,13 +293,17 @@ class ElementwiseOperands:
 
     def transposed(self) -> Run:
         """Walk over the first operand across its rows; runs of ``inner`` elements stay together."""
-        rows, cols, inner = self.rows, self.cols, self.detail["inner"]
-        first, apply = self.take(cols, rows // inner, inner).transpose(0, 1), self.find_function()
+        rows = self.rows
+        cols = self.cols
+        inner = self.detail["inner"]
+        first = self.take(cols, rows // inner, inner).transpose(0, 1)
+        apply = self.find_function()
         if self.function in BINARY:
             second = self.take(rows // inner, cols, inner)
             return lambda: apply(first, second)
         if self.function == "cast":
-            contiguous, out = self.torch.contiguous_format, self.find_cast()
+            contiguous = self.torch.contiguous_format
+            out = self.find_cast()
             return lambda: first.to(out, memory_format=contiguous)
         return lambda: apply(first)
 
@@ -315,8 +325,10 @@ class ElementwiseOperands:
         """Put new keys behind a cache (batch, heads, length, dim); strided ones are a slice of a
         projection.
         """
-        heads, last = self.count_heads(), self.detail["last"]
-        batch, width = self.rows // heads, heads * last
+        heads = self.count_heads()
+        last = self.detail["last"]
+        batch = self.rows // heads
+        width = heads * last
         old = self.take(batch, heads, (self.cols - last) // last, last)
         if self.layout == "strided":
             whole = self.take(batch, 1, 3 * width)[..., width : 2 * width]
@@ -329,11 +341,15 @@ class ElementwiseOperands:
         """Join parts of like size; one part alone is what a cache begins with, keys as a projection
         leaves them.
         """
-        torch, rows, cols, last = self.torch, self.rows, self.cols, self.detail["last"]
+        torch = self.torch
+        rows = self.rows
+        cols = self.cols
+        last = self.detail["last"]
         if last < cols:
             parts = [self.take(rows, size) for size in (cols - last, last)]
             return lambda: torch.cat(parts, dim=1)
-        heads, dim = self.count_heads(), min(cols & -cols, _HEAD)
+        heads = self.count_heads()
+        dim = min(cols & -cols, _HEAD)
         new = self.take(rows // heads, cols // dim, heads, dim).transpose(1, 2)
         nothing = new.new_empty(0)  # as a cache begins: with it PyTorch joins, alone it would copy
         return lambda: torch.cat([nothing, new], dim=2)
@@ -344,22 +360,24 @@ class ElementwiseOperands:
 
     def scatter(self) -> Run:
         """Compute the gradient of a table of embeddings that is as tall as the pick."""
-        grad, rows = self.take(self.rows, self.cols), self.rows
-        index, back = (
-            self.torch.randint(0, rows, (rows,), device=grad.device),
-            self.aten.embedding_dense_backward,
-        )
+        grad = self.take(self.rows, self.cols)
+        rows = self.rows
+        index = self.torch.randint(0, rows, (rows,), device=grad.device)
+        back = self.aten.embedding_dense_backward
         return lambda: back(grad, index, rows, -1, False)
 
     def batchnorm(self) -> Run:
         """Run batch norm by running statistics, by the batch's own, or its gradient, as PyTorch
         chooses.
         """
-        torch, d, aten = self.torch, self.detail, self.aten
+        torch = self.torch
+        d = self.detail
+        aten = self.aten
         shape = d["pictures"], d["channels"], d["high"], d["wide"], self.layout == "nhwc"
         x = self.image(*shape)
         weight, bias = (self.take(d["channels"]) for _ in range(2))
-        mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+        mean = torch.zeros_like(weight)
+        variance = torch.ones_like(weight)
         training = self.function != "batchnorm"
         given = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
         if self.function != "batchnorm_grad":
@@ -376,25 +394,29 @@ class ElementwiseOperands:
             [True, True, True],
             reserve,
         )
-        grad, back = self.image(*shape), aten._batch_norm_impl_index_backward
+        grad = self.image(*shape)
+        back = aten._batch_norm_impl_index_backward
         return lambda: back(impl, x, grad, *rest)[0]
 
     def pool(self) -> Run:
         """Take the largest of each window with its place, or compute the gradient."""
-        d, forward = self.detail, self.aten.max_pool2d_with_indices
+        d = self.detail
+        forward = self.aten.max_pool2d_with_indices
         x = self.image(1, d["planes"], d["side"], d["side"], False)
         size, stride, padding = ([d[name]] * 2 for name in ("size", "stride", "padding"))
         if self.function == "pool":
             return lambda: forward(x, size, stride, padding)[0]
         out, places = forward(x, size, stride, padding)
-        grad, back = self.take(*out.shape), self.aten.max_pool2d_with_indices_backward
+        grad = self.take(*out.shape)
+        back = self.aten.max_pool2d_with_indices_backward
         return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
 
     def dropout(self) -> Run:
         """Set random elements to zero and write the mask too, or compute the gradient through that
         mask.
         """
-        x, aten = self.take(self.rows, self.cols), self.aten
+        x = self.take(self.rows, self.cols)
+        aten = self.aten
         if self.function == "dropout":
             return lambda: aten.native_dropout(x, DROPPED, True)
         mask = x > -1.28  # nine in ten of a normal distribution
@@ -404,7 +426,8 @@ class ElementwiseOperands:
         """Run one fused AdamW step over a list of tensors, which are copies, since it writes to
         what it reads.
         """
-        torch, n = self.torch, self.operator["n"]
+        torch = self.torch
+        n = self.operator["n"]
         sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
         values, gradients, first, second = (
             [self.take(size).clone() for size in sizes] for _ in range(4)
@@ -461,11 +484,17 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
 
 
 def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
-    m, n, k, bias = o["m"], o["n"], o["k"], o["bias"]
+    torch = builder.torch
+    o = spec.operator
+    dtype = spec.operator["dtype"]
+    m = o["m"]
+    n = o["n"]
+    k = o["k"]
+    bias = o["bias"]
     width = torch_dtype(torch, dtype).itemsize
     if o.get("turned"):  # the gradient of a weight: both operands have k outermost
-        left, right = builder.operands.take(dtype, k, m), builder.operands.take(dtype, k, n)
+        left = builder.operands.take(dtype, k, m)
+        right = builder.operands.take(dtype, k, n)
         return OperatorCall(
             lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0
         )
@@ -493,12 +522,13 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
-    torch, o, take = (
-        builder.torch,
-        spec.operator,
-        partial(builder.operands.take, spec.operator["dtype"]),
-    )
-    b, m, n, k = o["b"], o["m"], o["n"], o["k"]
+    torch = builder.torch
+    o = spec.operator
+    take = partial(builder.operands.take, spec.operator["dtype"])
+    b = o["b"]
+    m = o["m"]
+    n = o["n"]
+    k = o["k"]
     left = take(b, k, m).transpose(1, 2) if spec.layout == "tn" else take(b, m, k)
     right = take(b, n, k).transpose(1, 2) if spec.layout == "nt" else take(b, k, n)
     footprint = (left.numel() + right.numel() + b * m * n) * left.element_size()
@@ -507,16 +537,16 @@ def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Convolve, or compute the gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
-    torch, o, dtype = builder.torch, spec.operator, spec.operator["dtype"]
+    torch = builder.torch
+    o = spec.operator
+    dtype = spec.operator["dtype"]
     n, c, k, h, w, r, s, groups = (
         o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups")
     )
     stride, padding, dilation, (p, q) = builder.places(o)
-    direction, last, weight = (
-        o.get("direction", "forward"),
-        o["channels_last"],
-        k * (c // groups) * r * s,
-    )
+    direction = o.get("direction", "forward")
+    last = o["channels_last"]
+    weight = k * (c // groups) * r * s
     width = torch_dtype(torch, dtype).itemsize
     byte = (n * c * h * w + n * k * p * q) * width, weight * width
     sets = builder.sets(weight * width, direction != "wgrad" and spec.rotated != "none")
@@ -529,7 +559,8 @@ def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
         return OperatorCall(
             lambda i: convolve(image, filters[i % sets], None, *places, groups), sets, *byte
         )
-    back, of_image = torch.ops.aten.convolution_backward, direction == "dgrad"
+    back = torch.ops.aten.convolution_backward
+    of_image = direction == "dgrad"
     rest = *places, False, [0, 0], groups, [of_image, not of_image, False]
     return OperatorCall(
         lambda i: back(grad, image, filters[i % sets], None, *rest)[not of_image], sets, *byte
@@ -540,12 +571,18 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Run softmax, layer norm or RMS norm over the last dimension, or its gradient, a norm's with
     its weights'.
     """
-    o, torch, take = spec.operator, builder.torch, builder.operands.take
-    rows, dim, kind, dtype = o["rows"], o["dim"], o["op"], torch_dtype(torch, o["dtype"])
+    o = spec.operator
+    torch = builder.torch
+    take = builder.operands.take
+    rows = o["rows"]
+    dim = o["dim"]
+    kind = o["op"]
+    dtype = torch_dtype(torch, o["dtype"])
     out = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
     byte = rows * dim * (3 * dtype.itemsize if o.get("backward") else dtype.itemsize + out.itemsize)
     sets = builder.sets(byte, spec.rotated == "all")
-    aten, functional = torch.ops.aten, torch.nn.functional
+    aten = torch.ops.aten
+    functional = torch.nn.functional
     weight, bias = (None, None) if o.get("backward") else (take(o["dtype"], dim) for _ in range(2))
 
     def apply() -> Callable[[], Any]:
@@ -566,7 +603,8 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
         if kind == "rmsnorm":
             _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
             return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
-        bias, every = take(o["dtype"], dim), [True, True, True]
+        bias = take(o["dtype"], dim)
+        every = [True, True, True]
         _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
         return lambda: aten.native_layer_norm_backward(
             grad, x, [dim], mean, rstd, weight, bias, every
@@ -578,14 +616,16 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Attend, or compute the gradients of queries, keys and values."""
-    o, torch = spec.operator, builder.torch
+    o = spec.operator
+    torch = builder.torch
     names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
     batch, heads, kv_heads, q_len, kv_len, dim = (o[name] for name in names)
     width = torch_dtype(torch, o["dtype"]).itemsize
     query_byte, cache_byte = (
         2 * batch * dim * n * width for n in (heads * q_len, kv_heads * kv_len)
     )
-    chance, backend = DROPPED if o.get("dropout") else 0.0, spec.detail.get("backend", "default")
+    chance = DROPPED if o.get("dropout") else 0.0
+    backend = spec.detail.get("backend", "default")
     q = builder.heads(spec, batch, heads, q_len, dim)
     if o.get("backward"):
         grad = builder.heads(spec, batch, heads, q_len, dim)

@@ -154,7 +154,8 @@ def make_blank_row(
     duty: float | None = None,
 ) -> KernelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
-    data, date = bench.gpu.operands.pattern, steady_state.format_now()
+    data = bench.gpu.operands.pattern
+    date = steady_state.format_now()
     planned = vars(spec) | {"detail": spec.detail | {"spec": spec.id}}
     row_id = make_row_id(kind, spec, data, duty, repeat)
     return KernelRow(row_id, kind, **planned, data=data, repeat=repeat, run=bench.run, date=date)
@@ -168,7 +169,8 @@ def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0)
     with bench.gpu.prepare(spec) as graph:
         for attempt in range(2):
             pause_since(bench.rested_s, bench.tired_s)
-            mark, began_s = bench.sampler.head, time.monotonic()
+            mark = bench.sampler.head
+            began_s = time.monotonic()
             once_s = float(bench.gpu.timed(graph, 1)[0]) * graph.copies
             replays = int(min(max(BURST_S / once_s, 3), 60))
             if replays * once_s > LONGEST_BURST_S:
@@ -226,7 +228,8 @@ def find_top_clock_hz(bench: OperatorBench, spec: OperatorSpec) -> float:
 
 def measure_sustained_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
     """Measure power, clock and latency of a load that fills the GPU until it has settled."""
-    row, gpu = make_blank_row(bench, RowKind.SUSTAINED, spec, repeat), bench.gpu
+    row = make_blank_row(bench, RowKind.SUSTAINED, spec, repeat)
+    gpu = bench.gpu
     with gpu.prepare(spec) as graph:
         once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
         replays = max(int(CHUNK_S / once_s), 1)
@@ -254,13 +257,15 @@ def measure_duty_row(
     On-power = (mean power x period - idle power at the gap's clock x gap) / busy time
     (docs/method/measuring.md). The board samples its power about every 20 ms, so the period is 20
     ms over the golden ratio: samples then fall evenly on all parts of it."""
-    row, gpu = make_blank_row(bench, RowKind.DUTY, spec, duty=duty), bench.gpu
+    row = make_blank_row(bench, RowKind.DUTY, spec, duty=duty)
+    gpu = bench.gpu
     with gpu.prepare(spec, graph_s=0.1 * PERIOD_S) as graph:
         once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
         replays = max(round(duty * PERIOD_S / once_s), 1)
         period_s = max(PERIOD_S, replays * once_s / duty)
         await_top_clock(bench, 1.2)
-        mark, started_s = bench.sampler.head, time.monotonic()
+        mark = bench.sampler.head
+        started_s = time.monotonic()
         busy: list[tuple[float, float]] = []
         needed_s = DUTY_SETTLE_S + 0.1 * (DUTY_TICKS + 1.5)
         while time.monotonic() - started_s < needed_s:
@@ -305,7 +310,8 @@ def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
         await_top_clock(bench, 1.2)
         pause_since(bench.rested_s, 0.05)
         once_s = float(bench.gpu.timed(graph, 2)[-1]) * graph.copies
-        mark, began_s = bench.sampler.head, time.monotonic()
+        mark = bench.sampler.head
+        began_s = time.monotonic()
         bench.gpu.replay(graph, max(int(0.004 / once_s), 1))
         bench.spinner.start(steady_state.SPIN_CYCLES)
         beside_s = bench.gpu.timed(graph, max(int(0.012 / once_s), 2), warm=0)
@@ -326,7 +332,8 @@ def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
 
 def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> KernelRow:
     """Measure power with a context open and no work, at whatever clock the card rests."""
-    mark, began_s = bench.sampler.head, time.monotonic()
+    mark = bench.sampler.head
+    began_s = time.monotonic()
     time.sleep(length_s)
     bench.sampler.check()
     held = steady_state.take_window(

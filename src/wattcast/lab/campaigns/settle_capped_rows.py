@@ -34,7 +34,8 @@ def settle_database(campaign: Path, database: Path) -> int:
     """Add the settled fields to the packed rows of the runs whose samples a campaign kept; return
     to how many.
     """
-    rows, count = read_table(database / ROWS_FILE), 0
+    rows = read_table(database / ROWS_FILE)
+    count = 0
     for path in sorted(campaign.rglob("samples-*.npz")):
         here = [row for row in rows if row["run"] == path.stem.removeprefix("samples-")]
         records: list[Any] = [SimpleNamespace(**row) for row in here]
@@ -59,7 +60,8 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
         if row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle
         if row.power_w and (row.ticks or 0) < CYCLE_TICKS
     ]
-    seen, grid_s = find_sightings(samples), find_ticks(samples).time_s
+    seen = find_sightings(samples)
+    grid_s = find_ticks(samples).time_s
     energy_j = seen.energy_j
     if not capped or len(grid_s) != len(energy_j) or len(grid_s) < CYCLE_TICKS:
         return found

@@ -105,7 +105,8 @@ def draw_launch_power(
     )
     known = np.where(estimate.known > 0, 1.0, np.nan)
     stacked = np.zeros(estimate.start_s.size)
-    parts, part_w = estimate.power.parts, estimate.power.part_w
+    parts = estimate.power.parts
+    part_w = estimate.power.part_w
     energy_j = (part_w * estimate.activity.duration_s[:, np.newaxis]).sum(axis=0)
     order = sorted(
         range(len(parts)), key=lambda i: (parts[i] in known_events(), -energy_j[i])
@@ -150,7 +151,8 @@ def _draw_costs(rows: Sequence[FittedCost], caption: str) -> Figure:
     figure, axes = new_axes(7.5, 0.7 + 0.3 * len(rows))
     scale = np.array([c.largest_w / c.value if c.value else 0.0 for c in rows])
     value = np.array([c.largest_w for c in rows])
-    low, high = value - scale * [c.low for c in rows], scale * [c.high for c in rows] - value
+    low = value - scale * [c.low for c in rows]
+    high = scale * [c.high for c in rows] - value
     axes.barh(range(len(rows)), value, color=PREDICTED, height=0.7)
     axes.errorbar(
         value,
@@ -185,7 +187,8 @@ def draw_rail_voltages(result: CounterFit) -> Figure:
             if rail.rail == "core" and curve.floor_clock_hz.size
             else ()
         ):
-            level, label = curve.level_at(main.how.core.hz, float(hz)), f"memory {hz / 1e6:.0f} MHz"
+            level = curve.level_at(main.how.core.hz, float(hz))
+            label = f"memory {hz / 1e6:.0f} MHz"
             at.plot(
                 main.how.core.hz / 1e6,
                 level,
@@ -233,7 +236,8 @@ def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, FigureMaker
     """Return a maker of every figure that a fit can show, by file name; ``device`` is named in the
     captions.
     """
-    shown, source = [c for c in fit.coefficients if c.value > 0], describe_source(fit, device)
+    shown = [c for c in fit.coefficients if c.value > 0]
+    source = describe_source(fit, device)
     figures: dict[str, FigureMaker] = {
         "counters-rails-errors": partial(draw_rails_errors, fit, device),
         "counters-rails-costs": partial(_draw_costs, shown, f"{source}; bars 95 %"),
@@ -251,7 +255,8 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     axes.fill_between(
         [0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %"
     )
-    held, unseen = (fit.train, PREDICTED), (fit.test, figure_style.SERIES_COLOURS[1])
+    held = (fit.train, PREDICTED)
+    unseen = (fit.test, figure_style.SERIES_COLOURS[1])
     for rows, colour, name in ((*held, "microbenchmarks, held out"), (*unseen, "never trained on")):
         if rows.any():
             label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"

@@ -65,7 +65,8 @@ def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> Powe
         named = tuple(
             (hz, watts) for hz, watts in offsets if name == "memory" and watts is not None
         )
-        leakage_w, clock_f = found.get(f"{name} leakage", 0.0), found.get(f"{name} clock", 0.0)
+        leakage_w = found.get(f"{name} leakage", 0.0)
+        clock_f = found.get(f"{name} clock", 0.0)
         rails[name] = EventRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
     if fit.model is CounterModelKind.ALPHA_C:
         busy = {
@@ -164,10 +165,8 @@ class HeldBackRows:
 
     def summarise(self, model: CounterModelKind) -> list[tuple[str, int, float, float, float]]:
         """Return each benchmark's rows, mean watts, mean absolute and mean signed error in percent."""
-        error, names = (
-            model_selection.percent_error(self.predicted_w[model], self.power_w),
-            np.array(self.names),
-        )
+        error = model_selection.percent_error(self.predicted_w[model], self.power_w)
+        names = np.array(self.names)
         rows = []
         for name in dict.fromkeys(self.names):
             own = names == name
@@ -279,10 +278,8 @@ def _fit_kind(
         )
         for by, label in labels.items()
     }
-    power, diagnosis = (
-        make_power_model(fit, scaled),
-        fit_diagnostics.diagnose_fit(fit, scaled, everyone),
-    )
+    power = make_power_model(fit, scaled)
+    diagnosis = fit_diagnostics.diagnose_fit(fit, scaled, everyone)
     score = model_selection.score_prediction(table, predicted_w)
     return FittedModelKind(
         model, settings, fit, power, scaled.scaling, predicted_w, score, held, diagnosis
@@ -299,13 +296,16 @@ def _report_voltages(
     plain = replace(main.settings, floored=False)
     pooled = bench.fit(main.model, plain, everyone)
     diagnosis = fit_diagnostics.diagnose_fit(pooled, bench.tables[plain.variant], everyone)
-    how, all_errors = pooled.how, diagnosis.voltage_error
+    how = pooled.how
+    all_errors = diagnosis.voltage_error
     out = []
     for index, (rail, axis) in enumerate((("core", how.core), ("memory", how.memory))):
         if rail in bench.table.voltage_v:
             continue
-        clocks, first = axis.hz, np.unique(axis.at, return_index=True)[1]
-        error, reason = all_errors[first, index], ""
+        clocks = axis.hz
+        first = np.unique(axis.at, return_index=True)[1]
+        error = all_errors[first, index]
+        reason = ""
         if not axis.inferred:
             reason = "not identifiable: its clock never changes, or nothing on it is counted; taken as constant."
         elif error.max() > fit_diagnostics.UNCERTAIN_VOLTAGE:
@@ -322,7 +322,9 @@ def _report_voltages(
 
 def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
     """Return the result as plain mappings for JSON; numbers are SI, errors in percent."""
-    table, main, tested = result.table, main_model_kind(result), result.tested
+    table = result.table
+    main = main_model_kind(result)
+    tested = result.tested
     models = []
     for kind in result.kinds.values():
         predicted_w = kind.held_out["benchmark"].predicted_w
@@ -344,7 +346,8 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         plane = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **planes}
         test = {"test_mape": tested.mape(kind.model)} if tested else {}
         models.append({"kind": str(kind.model), **errors, **test, "plane": plane})
-    how, by_memory_clock = main.fit.how, []
+    how = main.fit.how
+    by_memory_clock = []
     if main.model is CounterModelKind.HYBRID and how.core.inferred:
         curve = how.curves(main.fit.inferred.theta)[0]
         for clock_hz in how.memory.hz.tolist():
@@ -418,7 +421,8 @@ def main_model_kind(result: CounterFit) -> FittedModelKind:
 
 def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedModel:
     """Return the main model with its held-out errors, ready to be written."""
-    main, table = main_model_kind(result), result.table
+    main = main_model_kind(result)
+    table = result.table
     errors = {f"held out by {by}": held.score.mape for by, held in main.held_out.items()}
     known = main.held_out["benchmark"].anchored
     if result.tested is not None:
@@ -461,7 +465,8 @@ def predict_applications(result: CounterFit, work: UtilisationFile) -> list[dict
     """Predict applications, known by utilisations at the default clocks, over the measured clock
     plane.
     """
-    core_hz, memory_hz = np.unique(result.table.clock_hz), np.unique(result.table.memory_clock_hz)
+    core_hz = np.unique(result.table.clock_hz)
+    memory_hz = np.unique(result.table.memory_clock_hz)
     core, memory = (axis.ravel() for axis in np.meshgrid(core_hz, memory_hz, indexing="ij"))
     activity = gpmtool_files.application_activity(work, result.table.scaling, core, memory)
     total_w = main_model_kind(result).power.power(activity).total_w[..., 0]

@@ -41,7 +41,8 @@ COUNTER_WIDTHS = (2.0**32, 2.0**31, 2.0**40, 2.0**48)  # widths at which hardwar
 SAME_LENGTH = (
     1.05  # ratio of the longest to the shortest row up to which rows are windows of one length
 )
-LEAST_POWER_W, MOST_POWER_W = 0.1, 5000.0
+LEAST_POWER_W = 0.1
+MOST_POWER_W = 5000.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ class CounterTable:
 
     def __post_init__(self) -> None:
         """Refuse a table that no model should be fitted to, and name the bad rows and columns."""
-        rows, width, where = self.rows, len(self.predictors), self.name
+        rows = self.rows
+        width = len(self.predictors)
+        where = self.name
         if self.occurrence.shape != (rows, width) or self.benchmark.shape != (rows,):
             raise bad_value(where, f"{rows} rows of {width} counters", f"{self.occurrence.shape}")
         if rows < width + 2:
@@ -117,7 +120,8 @@ class CounterTable:
             raise bad_value(
                 f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it."
             )
-        low, high = float(self.power_w.min()), float(self.power_w.max())
+        low = float(self.power_w.min())
+        high = float(self.power_w.max())
         if low < LEAST_POWER_W or high > MOST_POWER_W:
             wanted = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
             do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
@@ -224,7 +228,8 @@ class CounterTable:
         default_hz = (self.default_hz or (1.0, 1.0))[rail == "memory"]
         each = []
         for i in on:
-            predictor, value = self.predictors[i], self.occurrence[:, i]
+            predictor = self.predictors[i]
+            value = self.occurrence[:, i]
             per_cycle = value if known_events()[predictor.event].is_mean else value / clock_hz
             known = predictor.full / default_hz if predictor.full and self.default_hz else None
             each.append(per_cycle / (known or per_cycle.max()))
@@ -234,7 +239,8 @@ class CounterTable:
         """Return the use of each predictor, at the default clocks where measured, ``(benchmark,
         predictor)``.
         """
-        full, at = np.where(self.full() > 0, self.full(), 1.0), self.at_default()
+        full = np.where(self.full() > 0, self.full(), 1.0)
+        at = self.at_default()
         own = [self.benchmark == b for b in range(self.benchmarks)]
         rows = [mine & at if (mine & at).any() else mine for mine in own]
         return np.array([(self.occurrence[r] / full).mean(axis=0) for r in rows])
@@ -256,10 +262,8 @@ def check_wrapped_counter(
     (or 2^31, 2^40, 2^48) show a wrap; so does a negative count. In ``windows`` of fixed length the
     work done follows the clock, so only negative counts are refused there."""
     if (count < 0).any():
-        row, do = (
-            int(np.argmax(count < 0)),
-            "A counter that wrapped or was read twice: measure this row again.",
-        )
+        row = int(np.argmax(count < 0))
+        do = "A counter that wrapped or was read twice: measure this row again."
         raise bad_value(
             f"{where}: column {column!r}, row {row + 1}",
             "counts, zero or more",
@@ -432,7 +436,8 @@ class _ColumnReader(NamedTuple):
         check_names("event", name, known_events(), "")
         sources = [event.column] if isinstance(event.column, str) else event.column
         factors = [*event.times, *(None,) * len(sources)][: len(sources)]
-        total, windows = np.zeros(self.frame.height), False
+        total = np.zeros(self.frame.height)
+        windows = False
         counted = not (known_events()[name].is_mean or event.rate)
         if counted and self.map.duration is not None and len(set(work)) > 1:
             lasted = self.read_numbers(self.map.duration.column)
@@ -502,10 +507,8 @@ class _ColumnReader(NamedTuple):
         value = np.asarray(series.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
         bad = np.flatnonzero(~np.isfinite(value))
         if bad.size:
-            where, found = (
-                f"{self.where}: column {column!r}, row {bad[0] + 1}",
-                clip_text(series[int(bad[0])]),
-            )
+            where = f"{self.where}: column {column!r}, row {bad[0] + 1}"
+            found = clip_text(series[int(bad[0])])
             raise bad_value(where, "a finite number", found, "Remove the row, or measure it again.")
         return np.array(value)
 
@@ -514,7 +517,8 @@ class _ColumnReader(NamedTuple):
 
     def find_column(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
-            close, known = nearest_names(name, self.frame.columns), ", ".join(self.frame.columns)
+            close = nearest_names(name, self.frame.columns)
+            known = ", ".join(self.frame.columns)
             hint = f"Closest: {', '.join(close)}." if close else f"It has {clip_text(known, 200)}."
             raise BadInput(f"{self.where}: missing column {clip_text(name)!r}. {hint}")
         return self.frame[name]

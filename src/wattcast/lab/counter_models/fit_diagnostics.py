@@ -69,7 +69,8 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
         scale, value, own = (
             float(x[j]) for x in (fit.grams.scale, fit.inferred.coefficient, error)
         )
-        low, high = value - factor * own, value + factor * own
+        low = value - factor * own
+        high = value + factor * own
         low = low if fit.signed[j] else max(low, 0.0)
         unscaled = own / scale if free[j] else None
         costs.append(
@@ -221,7 +222,8 @@ def try_training_clocks(
     Benchmarks are held out in a few folds with fixed settings, so that only the clocks differ;
     costs and voltages are fitted at the training clocks, and voltages between them lie on straight
     lines."""
-    table, spread = bench.table, []
+    table = bench.table
+    spread = []
     for clocks_hz, reference_hz in zip(
         (bench.clock_hz, bench.memory_clock_hz), bench.reference_hz, strict=True
     ):
@@ -270,7 +272,9 @@ def rank_next_benchmarks(
     spread = float((np.diag(covariance) / unit**2)[events].sum())
     core_hz, memory_hz = bench.reference_hz
     clock_hz = {"core clock": core_hz, "memory clock": memory_hz, rail_terms.ACTIVE_CYCLE: core_hz}
-    names, members, full = fit.terms.names, fit.terms.members, table.full()
+    names = fit.terms.names
+    members = fit.terms.members
+    full = table.full()
     idle = [
         1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0)
         for name in names

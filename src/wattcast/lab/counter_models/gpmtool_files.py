@@ -87,7 +87,8 @@ def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[s
     """Return a file, and the numbers before its utilisations, or the name where there is one cell
     ``before`` them.
     """
-    where, text = path.name, decode_text(read_bytes(path), path.name)
+    where = path.name
+    text = decode_text(read_bytes(path), path.name)
     lines = [row for row in csv.reader(text.splitlines()) if row]
     if len(lines) < HEADER_LINES + 1:
         raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
@@ -132,7 +133,8 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     work = ["/".join(f"{u:.6g}" for u in row) for row in file.share]
     seen, benchmark = index_distinct(work)
     busy_hz = np.array([file.default_hz[memory] for memory in file.on_memory])
-    core, memory = file.clock_hz / file.default_hz[0], file.memory_clock_hz / file.default_hz[1]
+    core = file.clock_hz / file.default_hz[0]
+    memory = file.memory_clock_hz / file.default_hz[1]
     pace = _scale_rates(
         core[:, np.newaxis], memory[:, np.newaxis], file.share, file.on_memory, saturation
     )
@@ -140,7 +142,8 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     for name, on_memory, full_hz in zip(
         file.components, file.on_memory, busy_hz.tolist(), strict=True
     ):
-        rail, family = "memory" if on_memory else "core", name.upper().split()[0]
+        rail = "memory" if on_memory else "core"
+        family = name.upper().split()[0]
         predictors.append(
             CounterPredictor(COMPONENT_EVENTS[name.upper()], rail, family, name, full_hz)
         )
@@ -201,7 +204,8 @@ def read_dcgm_table(path: Path) -> CounterTable:
         raise bad_value(path.name, "a round with a number in every column", "none")
     body = np.array([row for _, _, row in kept])
     _check_shares(body[:, 3:], needed[3:], path.name)
-    clock_hz, memory_clock_hz = body[:, 1] * MHZ, body[:, 2] * MHZ
+    clock_hz = body[:, 1] * MHZ
+    memory_clock_hz = body[:, 2] * MHZ
     names, benchmark = index_distinct([f"{gpu}, rounds {n * STRETCH + 1} on" for gpu, n, _ in kept])
     clocks = np.stack(
         [memory_clock_hz if row["rail"] == "memory" else clock_hz for row in units], axis=1
@@ -239,7 +243,8 @@ def read_nsys_activity(
     A sample stands for the time since the one before. Shares are those of DCGM (``map_dcgm.csv``),
     so models of ``--form dcgm`` apply. The GPC clock is kept in Hz although its name says MHz."""
     rows = query_nsys(path, NSYS_SAMPLES, "GPU metrics (nsys profile --gpu-metrics-devices 0)")
-    gpus, columns = {gpu for gpu, *_ in rows}, dict[str, dict[int, float]]()
+    gpus = {gpu for gpu, *_ in rows}
+    columns = dict[str, dict[int, float]]()
     for _, time_ns, name, value in rows:
         columns.setdefault(name.split(" [")[0], {}).setdefault(time_ns, float(value))
     if len(gpus) != 1:
@@ -353,7 +358,8 @@ def application_activity(
             "scaling", "a model fitted to utilisations at default clocks", "one that was not"
         )
     default_hz = scaling["default_clock_hz"], scaling["default_memory_clock_hz"]
-    core, memory = clock_hz / default_hz[0], memory_clock_hz / default_hz[1]
+    core = clock_hz / default_hz[0]
+    memory = memory_clock_hz / default_hz[1]
     busy_hz = np.array([default_hz[m] for m in work.on_memory])
     at_default = (work.share * busy_hz)[:, np.newaxis, :]
     share = work.share[:, np.newaxis, :]
@@ -414,7 +420,8 @@ def relative_pace(
     >>> float(relative_pace(np.float64(1.0), np.float64(0.25), np.float64(0.4), 0.8).round(6))
     0.5
     """
-    need, sharpness = memory_share / saturation, CORNER_SHARPNESS
+    need = memory_share / saturation
+    sharpness = CORNER_SHARPNESS
     now = ((1.0 / clock) ** sharpness + (need / memory_clock) ** sharpness) ** (1.0 / sharpness)
     then = (1.0 + need**sharpness) ** (1.0 / sharpness)
     return np.asarray(then / now)

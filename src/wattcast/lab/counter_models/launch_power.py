@@ -63,7 +63,8 @@ class CounterBook:
 
     def with_pass(self, key: LaunchKey, counts: Mapping[str, float]) -> CounterBook:
         """Return the book after one more pass over one launch."""
-        count, passes = dict(self.count.get(key, {})), dict(self.passes.get(key, {}))
+        count = dict(self.count.get(key, {}))
+        passes = dict(self.passes.get(key, {}))
         for event, value in counts.items():
             check_names("event", event, known_events(), "")
             if not (np.isfinite(value) and value >= 0):
@@ -124,7 +125,8 @@ def estimate_launch_power(
     start_s = np.array([launch.start_s for launch in launches])
     duration_s = np.array([_find_duration_s(launch, book, at) for launch in launches])
     edges = np.unique(np.concatenate([start_s, start_s + duration_s]))
-    first, after = np.searchsorted(edges, start_s), np.searchsorted(edges, start_s + duration_s)
+    first = np.searchsorted(edges, start_s)
+    after = np.searchsorted(edges, start_s + duration_s)
     length_s = np.diff(edges)
     running = np.cumsum(
         np.bincount(first, minlength=edges.size) - np.bincount(after, minlength=edges.size)
@@ -326,7 +328,8 @@ def plain_kernel_name(kernel: str) -> str:
     'dct8x8'
     """
     name = re.sub(r"\(anonymous namespace\)::", "", kernel.strip())
-    depth, end = 0, len(name)
+    depth = 0
+    end = len(name)
     for place, letter in enumerate(name):
         depth += (letter == "<") - (letter == ">")
         if letter == "(" and depth == 0:

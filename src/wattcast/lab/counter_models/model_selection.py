@@ -68,7 +68,8 @@ def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     error = percent_error(predicted_w, table.power_w)
     size = np.abs(error)
     each = np.bincount(table.benchmark, size) / np.bincount(table.benchmark)
-    worst, p90 = float(size.max()), float(np.quantile(each, 0.9))
+    worst = float(size.max())
+    p90 = float(np.quantile(each, 0.9))
     return PowerErrors(float(size.mean()), float(error.mean()), worst, p90, table.rows)
 
 
@@ -83,7 +84,8 @@ def average_error_plane(
     error = percent_error(predicted_w, table.power_w)
     point, clock_hz, memory_clock_hz = rail_terms.operating_points(table)
     mean = np.bincount(point, error if signed else np.abs(error)) / np.bincount(point)
-    core, memory = np.unique(clock_hz), np.unique(memory_clock_hz)
+    core = np.unique(clock_hz)
+    memory = np.unique(memory_clock_hz)
     plane = np.full((core.size, memory.size), np.nan)
     plane[np.searchsorted(core, clock_hz), np.searchsorted(memory, memory_clock_hz)] = mean
     return core, memory, plane
@@ -163,7 +165,8 @@ class FitWorkbench:
         estimator: CostEstimator = CostEstimator.NON_NEGATIVE,
         offset_hz: Sequence[float] = (),
     ) -> None:
-        self.tables, self.estimator = dict(tables), estimator
+        self.tables = dict(tables)
+        self.estimator = estimator
         self.table = next(iter(self.tables.values()))
         self.named = bool(offset_hz)
         self.offset_hz = tuple(offset_hz) or (float(self.table.memory_clock_hz.min()),)
@@ -250,7 +253,8 @@ class FitWorkbench:
         ``robust`` False omits the reweighting of outliers, for the many fits that choose settings.
         """
         cells = self.make_cells(model, settings)
-        terms, table = cells.terms, self.tables[settings.variant]
+        terms = cells.terms
+        table = self.tables[settings.variant]
         rows = (
             train[table.benchmark]
             if clocks is None
@@ -292,7 +296,8 @@ class FitWorkbench:
         S₀."""
         assert self.anchor is not None, "every benchmark was measured at the default clocks"
         at = self.anchor[self.table.benchmark]
-        predicted_w, switching = self.predict(fit), np.ones(self.table.rows)
+        predicted_w = self.predict(fit)
+        switching = np.ones(self.table.rows)
         if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
             core = (fit.terms.rail == 0) & ~np.isin(fit.terms.names, NOT_EVENTS)
             counted = self._term_watts(fit)[:, core].sum(axis=1)
@@ -347,7 +352,8 @@ def held_out_errors(
     table = bench.table
     error = np.full(table.rows, np.nan)
     for fold in inner:
-        kept, held = train & ~fold, train & fold
+        kept = train & ~fold
+        held = train & fold
         if held.any() and kept.any():
             fit = bench.fit(model, settings, kept, robust=False)
             predicted_w = bench.anchored(fit) if anchored else bench.predict(fit)

@@ -118,10 +118,8 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[LaunchKey
                 for m in list_ncu_metrics([event])
                 if m in known and np.isnan(known[m][lacking]).any()
             ]
-            wanted, found = (
-                f"a number for {', '.join(needed)}",
-                f"none in {lacking.size} of {value.size} kernels",
-            )
+            wanted = f"a number for {', '.join(needed)}"
+            found = f"none in {lacking.size} of {value.size} kernels"
             do = "Collect these kernels again, or remove their rows."
             raise bad_value(f"{where}: kernel {int(lacking[0]) + 1}", wanted, found, do)
     active = columns.pop("active_sm", None)
@@ -221,7 +219,9 @@ def sum_mapped_events(
     found: dict[str, Array] = {}
     lacking = set()
     for row in mapped:
-        event, times, per = row["event"], row.get("times"), row.get("per")
+        event = row["event"]
+        times = row.get("times")
+        per = row.get("per")
         if any(name and name not in metrics for name in (row["metric"], per, times)):
             if row.get("needed", "yes") == "yes":
                 lacking.add(event)
@@ -271,7 +271,9 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array
             path.name, 'a CSV with a header that starts with "ID" (ncu --csv)', clip_text(text[:60])
         )
     rows = list(csv.reader(io.StringIO("\n".join(text.splitlines()[start:]))))
-    header, body, where = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])], path.name
+    header = rows[0]
+    body = [row for row in rows[1:] if len(row) == len(rows[0])]
+    where = path.name
     kernels: dict[str, LaunchKey] = {}
     values: dict[str, dict[str, float]] = {}
     if "Metric Name" in header:  # one row per metric; the ID identifies kernels
@@ -405,11 +407,9 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
             metrics = _scale_counts(row, counted, names, most)
             if metrics is None:
                 continue
-            name, power_w, memory_w = (
-                str(row["name"]),
-                float(row["power_w"]),
-                float(row.get("memory_power_w") or 0.0),
-            )
+            name = str(row["name"])
+            power_w = float(row["power_w"])
+            memory_w = float(row.get("memory_power_w") or 0.0)
             clock_hz = float(row.get("sm_clock_hz") or 0.0)
             line: CounterLine = {
                 "benchmark": name,
@@ -437,7 +437,8 @@ def _make_plane_lines(folders: list[Path], gpu: str) -> list[CounterLine]:
     launch."""
     highest = {str(line["benchmark"]): line for line in make_table_lines(folders[0], gpu)}
     counts = {name for name, event in known_events().items() if not event.is_mean}
-    done, lines = dict[str, float](), list[CounterLine]()
+    done = dict[str, float]()
+    lines = list[CounterLine]()
     for folder in folders:
         kept = (
             row
@@ -447,7 +448,8 @@ def _make_plane_lines(folders: list[Path], gpu: str) -> list[CounterLine]:
         rows = {str(row["name"]): row for row in kept}
         done = done or {name: float(row.get("operations") or 0.0) for name, row in rows.items()}
         for name, row in rows.items():
-            line, operations = highest.get(name), float(row.get("operations") or 0.0)
+            line = highest.get(name)
+            operations = float(row.get("operations") or 0.0)
             if line is None or not row.get("power_w") or not row.get("sm_clock_hz"):
                 continue
             scale = operations / done[name] if done.get(name) else 1.0

@@ -97,7 +97,8 @@ def build_terms(
         value = np.broadcast_to(value, (table.rows,))
         measured_v = table.voltage_v.get(RAILS[rail]) if rail != NO_RAIL else None
         if measured_v is not None:
-            value, power = value * measured_v**power, 0
+            value = value * measured_v**power
+            power = 0
         rows.append((name, value, 0 if rail >= len(INFERABLE) else power, rail, signed, members))
 
     add("base", np.ones(1))
@@ -352,11 +353,10 @@ class ClockAxis:
         """The matrix from rises between neighbours to the level over the reference, ``(clock,
         rise)``.
         """
-        clock, rise = np.arange(self.hz.size)[:, np.newaxis], np.arange(self.hz.size - 1)
-        above, below = (
-            (rise >= self.reference) & (clock > rise),
-            (rise < self.reference) & (clock <= rise),
-        )
+        clock = np.arange(self.hz.size)[:, np.newaxis]
+        rise = np.arange(self.hz.size - 1)
+        above = (rise >= self.reference) & (clock > rise)
+        below = (rise < self.reference) & (clock <= rise)
         return above * 1.0 - below * 1.0
 
 
@@ -486,7 +486,10 @@ def infer_voltages(
         else:
             break  # no share of the step lowers the sum
         gain = (squares - fallen) / max(squares, 1e-300)
-        theta, voltage, coefficient, squares = trial, level, tried, fallen
+        theta = trial
+        voltage = level
+        coefficient = tried
+        squares = fallen
         if gain < CONVERGED:
             break
     else:

@@ -206,7 +206,8 @@ def thin_voltage(curve: RailVoltage) -> RailVoltage:
     kept = [0]
     last = curve.clock_hz.size - 1
     while kept[-1] < last:
-        start, end = kept[-1], last
+        start = kept[-1]
+        end = last
         while end > start + 1:
             inner = slice(start + 1, end)
             line = np.interp(
@@ -336,7 +337,8 @@ def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
     bench = FitWorkbench(
         {"": replace(_keep_events(table, np.flatnonzero(~repeats).tolist()), rail_w={})}
     )
-    settings, train = replace(bench.start(), tied=False, strength=0.0), table.split_benchmarks()[0]
+    settings = replace(bench.start(), tied=False, strength=0.0)
+    train = table.split_benchmarks()[0]
     return {str(kind): bench.predict(bench.fit(kind, settings, train)) for kind in CounterModelKind}
 
 
@@ -363,8 +365,10 @@ def _diagnose_rail(
     vif = fit_diagnostics.variance_inflation(with_base.T @ with_base)[1:]
     rows = []
     for j, name in enumerate(names):
-        value, own = float(found[j]), float(error[j])
-        low, high = max(value - factor * own, 0.0), value + factor * own
+        value = float(found[j])
+        own = float(error[j])
+        low = max(value - factor * own, 0.0)
+        high = value + factor * own
         largest_w = value * float(columns[:, j].max())
         rows.append(
             FittedCost(name, value, own if value > 0 else None, low, high, largest_w, vif[j])
@@ -382,8 +386,10 @@ def format_event_cost(event: str, cost: float) -> str:
 
 def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
     """Return the fit as plain values for JSON."""
-    table, test = result.table, result.test
-    default, group = table.at_default(), np.array(table.group_names)[table.group][table.benchmark]
+    table = result.table
+    test = result.test
+    default = table.at_default()
+    group = np.array(table.group_names)[table.group][table.benchmark]
     sets = {
         "trained on": (result.train, False),
         "trained on, benchmark held out": (result.train, True),
@@ -495,7 +501,8 @@ def design_counters(table: CounterTable) -> CounterDesign:
         leaning = min(trials, key=lambda lean: trials[lean])
     idle = table.busy() == 0.0  # by all events: a row without those chosen so far is no idle device
     chosen: list[int] = []
-    steps, errors = [], []
+    steps = []
+    errors = []
     while left:
         tried = {
             i: _held_out_errors(_keep_events(table, [*always, *chosen, i]), leaning, idle)

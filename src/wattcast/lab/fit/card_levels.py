@@ -58,7 +58,8 @@ def load_card_levels(database: str) -> dict[str, CardLevel]:
     found = {}
     for card, level in find_card_levels(cards).items():
         told = of_card[uuid[card]]
-        serial, board = int(told["card_serial"]), told["card_board"] or ""
+        serial = int(told["card_serial"])
+        board = told["card_board"] or ""
         found[uuid[card]] = CardLevel(*level, count[card], serial, board, product_s.get(uuid[card]))
     return found
 
@@ -99,7 +100,8 @@ def main(database: str = "h200") -> None:
     """Print a line for each card, the leanest memory first."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write boards.yaml")
-    levels, write = load_card_levels(database), parser.parse_args().write
+    levels = load_card_levels(database)
+    write = parser.parse_args().write
     for card, level in sorted(levels.items(), key=lambda item: item[1].memory):
         found = f"in all {100 * level.whole:+.1f} %, in memory {100 * level.memory:+.1f} %"
         took = f", {1e6 * level.product_s:.1f} us" if level.product_s else ""

@@ -22,7 +22,8 @@ from wattcast.kernels.families.matrix_products import PRODUCT_CHOICE_COLUMNS as 
 from wattcast.kernels.kernel_choice import KernelChooser, KernelLabel, TreeVotes
 from wattcast.kernels.lowering import kernel_choice_inputs
 
-_SHARED_RIDGE, _OWN_RIDGE = 0.02, 1.0
+_SHARED_RIDGE = 0.02
+_OWN_RIDGE = 1.0
 _STEPS = 80
 _SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
 LEAST_CHOICE_ROWS = 8  # of a class, to choose at all
@@ -91,7 +92,8 @@ def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
     classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
     found = []
     for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
-        label, parts = kernel_choice.find_label(names) if name and names else None, 0
+        label = kernel_choice.find_label(names) if name and names else None
+        parts = 0
         tiled = label is not None and label.kind not in ("hopper", "vector")
         at = kernel_choice.find_product_kernel(names) if tiled else None
         if label is not None and at is not None and at < len(blocks):
@@ -144,9 +146,11 @@ def _fit_chooser(
         kernel_choice.candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1
     )
     scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
-    mean, spread = table.mean(axis=0), np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
+    mean = table.mean(axis=0)
+    spread = np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
-    width, count = terms.shape[-1], len(candidates)
+    width = terms.shape[-1]
+    count = len(candidates)
     barred = kernel_choice.impossible_candidates(kind, m, table, names)
     barred[np.arange(len(target)), target] = False  # unless one of them ran
     done = minimize(
@@ -195,7 +199,8 @@ def _compute_misfit(
 ) -> tuple[float, Array]:
     """Return the negative log-likelihood with ridge, and its gradient."""
     rows, count, width = terms.shape
-    weight, own = value[:width], value[width:].reshape(count, -1)
+    weight = value[:width]
+    own = value[width:].reshape(count, -1)
     flat = terms.reshape(-1, width)
     score = (flat @ weight).reshape(rows, count) + shape @ own.T - barred
     score -= score.max(axis=1, keepdims=True)

@@ -176,7 +176,8 @@ def fit_kernel_database(
     fifteen more fits, how far intervals must reach for what was never measured (``fit_widening``),
     instead of taking what ships."""
     chip = hardware.load_gpu(gpu)
-    rows, idle_rows = kernel_rows.load_kernel_rows(database), kernel_rows.load_idle_rows(database)
+    rows = kernel_rows.load_kernel_rows(database)
+    idle_rows = kernel_rows.load_idle_rows(database)
     if inherits is None:
         inherits = int((rows.is_kind("burst") & rows.fit).sum()) < few_rows_fit.FEW_BURSTS
     if inherits and leaves_out:
@@ -203,9 +204,11 @@ def fit_kernel_database(
             if leaves_out
             else _take_widening(gpu, near)
         )
-    shipped, cold = bundles.shipped_bundle(gpu), None
+    shipped = bundles.shipped_bundle(gpu)
+    cold = None
     if shipped is not None:  # ends of collectives come from public timings
-        residuals, cold = {"collective": shipped.residuals["collective"], **residuals}, shipped.cold
+        residuals = {"collective": shipped.residuals["collective"], **residuals}
+        cold = shipped.cold
     if (layers := load_layers(database, chip)) is not None:
         cold = fit_cold_cache(layers)
     burst = sum(kind == "burst" for kind in held.kind)
@@ -227,7 +230,8 @@ def fit_engine_database(
 
     With a ``family`` of kernels all others stay as they are.
     """
-    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(database)
+    chip = hardware.load_gpu(gpu)
+    rows = kernel_rows.load_kernel_rows(database)
     start = bundles.shipped_bundle(gpu) if bundle is None else bundles.read_bundle(bundle)
     if start is None or start.learned is None or start.clock_law is None:
         raise BadInput(
@@ -332,7 +336,9 @@ def compare_cards(
 def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> CardSpread:
     """Combine what was seen of each quantity with the published spread."""
     known = support_widening.published_spread()
-    value, cards, said = {}, 1, []
+    value = {}
+    cards = 1
+    said = []
     for quantity, seen in found.items():
         published_value = getattr(known, quantity)
         if isinstance(seen, CardComponents):
@@ -487,7 +493,8 @@ def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
 
 def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIES) -> Array:
     """Return log-ratios of rows and their repeats in the same run on the same card."""
-    figure, families = settled_figures(rows)[2 if quantity == "latency" else 0], rows.family
+    figure = settled_figures(rows)[2 if quantity == "latency" else 0]
+    families = rows.family
     found = [
         float(np.log(figure[a] / figure[b]))
         for members in _group_repeats(rows, quantity, figure).values()

@@ -164,13 +164,15 @@ def _add_families(
     """Fit corrections, time and energy of the rows' families into a bundle, and what ``steps`` draw
     of it.
     """
-    reference, law = bundle.reference, bundle.clock_law
+    reference = bundle.reference
+    law = bundle.clock_law
     learned = bundle.learned
     assert learned is not None, "engine kernels are added to a bundle that was fitted to kernels"
     assert law is not None, "engine kernels are added to a bundle with a clock law"
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
     burst = rows.is_kind("burst")
-    some, latency_s = kernel_rows.select_kernels(kernels, burst), rows.column("latency_s")[burst]
+    some = kernel_rows.select_kernels(kernels, burst)
+    latency_s = rows.column("latency_s")[burst]
     clock_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
     terms = compute_ideal_terms(some, reference)
     corrections = {
@@ -260,7 +262,9 @@ _HIDDEN_SHARE = 0.9  # of a step's time, up to which the host's work is hidden
 # Spreads of logs of dynamic power: of steps on one card, of cards that ran kernels about their
 # levels, and of others about the mean card (of all that they draw a third goes to memory; see
 # ``find_card_levels``).
-_STEP, _KNOWN_CARD, _OTHER_CARD = 0.02, 0.02, 0.06
+_STEP = 0.02
+_KNOWN_CARD = 0.02
+_OTHER_CARD = 0.06
 
 
 def find_step_energy(

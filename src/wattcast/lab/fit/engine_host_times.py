@@ -68,7 +68,9 @@ def fit_host_times(
     pieces: dict[str, list[float]] = {name: [] for name in layers}
     loose: dict[str, list[float]] = {name: [] for name in layers}
     again: dict[str, list[float]] = {}  # by host
-    admit_s, spreads, memories = [], [], []
+    admit_s = []
+    spreads = []
+    memories = []
     for run in runs:
         rows = [row for row in records.serving_steps if row["run"] == run["id"]]
         step = {
@@ -78,17 +80,16 @@ def fit_host_times(
         }
         pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
         output_s = step["host_s"] - step["schedule_s"] - step["launch_s"]
-        alone, admits = step["prompt_tokens"] == 0, (step["prompts"] > 0) & (pause_s < 0.01)
+        alone = step["prompt_tokens"] == 0
+        admits = (step["prompts"] > 0) & (pause_s < 0.01)
         lines["schedule"].append(np.stack([step["decodes"], step["schedule_s"]]))
         lines["output"].append(
             np.stack([step["decodes"], output_s + np.where(alone, pause_s, 0.0)])
         )
         lines["launch_graph"].append(np.stack([step["decodes"], step["launch_s"]])[:, alone])
         admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
-        small, free = (
-            step["tokens"] <= LARGEST_GRAPH,
-            (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S),
-        )
+        small = step["tokens"] <= LARGEST_GRAPH
+        free = (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S)
         pieces[run["model"]].extend(step["launch_s"][small & ~alone & free])
         for kind in (small & ~alone & free, ~small & free):
             logs = np.log(step["launch_s"][kind])
@@ -97,7 +98,8 @@ def fit_host_times(
                 spreads.append(logs[kept].std())
                 memories.append(np.corrcoef(logs[kept][1:], logs[kept][:-1])[0, 1])
         loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
-    hosts, kinds = {run["card_uuid"] for run in runs}, ("decode", "prefill", "mixed")
+    hosts = {run["card_uuid"] for run in runs}
+    kinds = ("decode", "prefill", "mixed")
     every = [row for row in records.select_kind(*kinds) if row["model"] in layers]
     steps = [row for row in every if row["card_uuid"] in hosts]
     alike = [row for row in steps if row["kind"] == "decode" and row["wait_s"] < 0.003]

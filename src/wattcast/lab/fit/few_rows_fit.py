@@ -69,10 +69,8 @@ def fit_few_rows(
     if not all(one < other for one, other in zip(own, errors, strict=True)):
         return bundle, held
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
-    near, fitted = (
-        held_out.fit_nearness(alone),
-        fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu)),
-    )
+    near = held_out.fit_nearness(alone)
+    fitted = fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
     found_alone = build_bundle(
         fitted, rows, gpu, held_out.fit_interval_ends(alone, near=near), note
     )
@@ -88,9 +86,11 @@ def hold_out_inherited(
     fold = assign_folds(rows, FOLDS)
     wanted = rows.to_judge()
     wanted &= np.array([data in forecast.toggling for data in rows.data])
-    figures, unchosen = np.full((len(rows), 7), np.nan), np.full(len(rows), "", dtype=object)
+    figures = np.full((len(rows), 7), np.nan)
+    unchosen = np.full(len(rows), "", dtype=object)
     for k in np.unique(fold[wanted]):
-        test, known = wanted & (fold == k), rows.select_rows(fold != k)
+        test = wanted & (fold == k)
+        known = rows.select_rows(fold != k)
         moved = shift_latency(
             take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels
         )

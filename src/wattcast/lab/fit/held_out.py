@@ -103,9 +103,11 @@ class HeldOutRows:
         on random data.
         """
         if quantity == "latency":
-            kind, ratio = "burst", self.latency_s / self.predicted_latency_s
+            kind = "burst"
+            ratio = self.latency_s / self.predicted_latency_s
         else:
-            kind, ratio = "sustained", self.power_w / self.predicted_power_w
+            kind = "sustained"
+            ratio = self.power_w / self.predicted_power_w
         return ratio, self.is_random(kind) & np.isfinite(ratio)
 
 
@@ -131,7 +133,8 @@ def predict_held_out(
     """Predict every burst and sustained row from a fit that never saw its shape."""
     fold = assign_folds(rows, folds, seed)
     wanted = rows.to_judge()
-    figures, chosen = np.full((len(rows), 7), np.nan), np.full(len(rows), "", dtype=object)
+    figures = np.full((len(rows), 7), np.nan)
+    chosen = np.full(len(rows), "", dtype=object)
     tests = [wanted & (fold == k) for k in range(folds)]
     work = (
         (rows.select_rows(fold != k), rows.select_rows(test), gpu, idle)
@@ -229,10 +232,8 @@ def fit_interval_ends(
     """
     families = np.array(held.family)
     (latency, timed), (power, powered) = held.ratio("latency"), held.ratio("power")
-    latency, power = (
-        scale_ratios(latency, held.near, near[0]),
-        scale_ratios(power, held.near_power, near[1]),
-    )
+    latency = scale_ratios(latency, held.near, near[0])
+    power = scale_ratios(power, held.near_power, near[1])
     found = {}
     for family in dict.fromkeys(held.family):
         time = latency[(families == family) & timed]
@@ -253,10 +254,13 @@ def power_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[f
     if name not in POOLED_FAMILIES or (family == name).sum() >= FEW_ROWS:
         return conformal_ends(ratio[family == name])
     inside = np.isin(family, POOLED_FAMILIES)
-    logs, of = np.log(ratio[inside]), family[inside]
+    logs = np.log(ratio[inside])
+    of = family[inside]
     if logs.size == 0:
         return conformal_ends(ratio[inside])
-    size, spread = np.abs(logs), {}  # mean size of a family's residuals, drawn to that of all
+    # mean size of a family's residuals, drawn to that of all
+    size = np.abs(logs)
+    spread = {}
     for other in POOLED_FAMILIES:
         mean = (size[of == other].sum() + PRIOR_ROWS * size.mean()) / (
             (of == other).sum() + PRIOR_ROWS
@@ -281,7 +285,9 @@ def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessL
     if known.sum() < LEAST_NEARNESS_ROWS:
         return UNSCALED
     nearest = float(np.quantile(near[known], NEAREST_SHARE))
-    size, away, of = np.abs(log_ratio[known]), 1.0 - np.minimum(near[known], nearest), family[known]
+    size = np.abs(log_ratio[known])
+    away = 1.0 - np.minimum(near[known], nearest)
+    of = family[known]
     for name in np.unique(of):
         size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
 
@@ -374,7 +380,8 @@ def fit_reason_widening(
 ) -> dict[OutsideReason, support_widening.ReasonWidening]:
     """Fit the half-width of each reason with enough things left out, ``without`` one of them."""
     found = {}
-    things, whys = np.array(left.thing), np.array(left.why)
+    things = np.array(left.thing)
+    whys = np.array(left.why)
     for why in OutsideReason:
         at = (whys == str(why)) & (things != without)
         kinds = len(set(things[at].tolist()))
@@ -461,7 +468,8 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
         "kind": list(kernels.work.kernel_family),
         "dtype": [str(op.dtype) for op in rows.ops],
     }
-    found, of_family = [], Counter(np.array(learner)[counted].tolist())
+    found = []
+    of_family = Counter(np.array(learner)[counted].tolist())
     for what, names in named.items():
         thing = np.array([f"{own}: {name}" for own, name in zip(learner, names, strict=True)])
         of_thing = Counter(thing[counted].tolist())
@@ -480,10 +488,12 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
 
 def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
     """Plan rounds without the largest or the smallest of one size of every family."""
-    learner, features = np.array(kernels.work.root_family), kernels.work.features
+    learner = np.array(kernels.work.root_family)
+    features = kernels.work.features
     found = [np.full(len(learner), "", dtype="<U64") for _ in range(ROUNDS["size"])]
     for family in dict.fromkeys(learner.tolist()):
-        own, cuts = learner == family, []
+        own = learner == family
+        cuts = []
         for name, values in features.items():
             here = values[own & counted]
             if name.startswith("log_") and here.size and np.ptp(here) > 0.0:

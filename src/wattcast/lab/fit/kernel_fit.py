@@ -128,7 +128,8 @@ def fit_module_power(
     """Fit the power model on random data, and the dynamic energy of other data relative to it."""
     assert "random" in rows.data, "rows on random data"
     idle_w = idle.power_at(rows.clock_hz, temperature_c)
-    volts, toggling = np.ones(len(VOLTAGE_KNOTS_HZ)), {"random": 1.0}
+    volts = np.ones(len(VOLTAGE_KNOTS_HZ))
+    toggling = {"random": 1.0}
     own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
     for _ in range(_ROUNDS):
         square = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts)[:, None] ** 2
@@ -150,7 +151,8 @@ def _fit_energies(rows: PowerRows, idle_w: Array, scaled: Array, weight: Array |
     from scipy.optimize import nnls
 
     over = 1.0 / rows.power_w if weight is None else weight / rows.power_w
-    matrix, target = scaled * over[:, None], (rows.power_w - idle_w) * over
+    matrix = scaled * over[:, None]
+    target = (rows.power_w - idle_w) * over
     size = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
     # a whisper of ridge: events that always come together share what they cost
     ridge = 1e-3 * np.sqrt(len(target)) * np.eye(matrix.shape[1])
@@ -185,7 +187,8 @@ def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: Mask) -
     """Fit the dynamic energy of each kind of data relative to random data, by least squares on
     relative error.
     """
-    found, data = {"random": 1.0}, np.array(rows.data)
+    found = {"random": 1.0}
+    data = np.array(rows.data)
     for name in dict.fromkeys(d for d in rows.data if d != "random"):
         at = data == name
         part = moving[at][:, ~steady].sum(axis=1) / rows.power_w[at]
@@ -198,10 +201,12 @@ def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: Mask) -
 
 # A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W
 # at 1980 MHz on an H200 (driver 580). The campaign's own idle rows are all at the top clock.
-_REST_SHARE, _REST_HZ = 83.0 / 130.0, 345e6
+_REST_SHARE = 83.0 / 130.0
+_REST_HZ = 345e6
 # Families with some forty sustained rows learn from one another's; passes over data learn from
 # those over rows as well, which do better among themselves.
-_ROWS, _CONVOLUTIONS = ("softmax", "layernorm", "rmsnorm"), ("conv2d", "depthwise")
+_ROWS = ("softmax", "layernorm", "rmsnorm")
+_CONVOLUTIONS = ("conv2d", "depthwise")
 _POOLS = {
     **dict.fromkeys(_ROWS, _ROWS),
     **dict.fromkeys(_CONVOLUTIONS, _CONVOLUTIONS),
@@ -230,7 +235,8 @@ def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
     law = _fit_law(rows, kernels, gpu)
     at = rows.is_kind("burst") & on_random_data(rows) & rows.fit
-    burst, some = rows.select_rows(at), select_kernels(kernels, at)
+    burst = rows.select_rows(at)
+    some = select_kernels(kernels, at)
     latency_s = burst.column("latency_s")
     effective_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
     ran = build_kernels(burst.ops, conditions_as_ran(burst), gpu, reference, ())
@@ -356,7 +362,8 @@ def fit_governor_share(rows: KernelRows, gpu: Gpu) -> float:
     """Fit the share of the limit at which the governor holds the board, from capped rows that
     settled.
     """
-    power_w, top_hz = rows.column("settled_power_w"), float(np.mean(gpu.clocks.max_hz))
+    power_w = rows.column("settled_power_w")
+    top_hz = float(np.mean(gpu.clocks.max_hz))
     capped = np.isfinite(power_w) & (rows.column("settled_clock_hz") < 0.995 * top_hz)
     share = power_w[capped & on_random_data(rows) & rows.fit] / float(np.mean(gpu.power.limit_w))
     share = share[share > _LOW_POWER]
@@ -374,7 +381,8 @@ def fit_idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePowe
     rows do.
     """
     top = float(np.mean(gpu.clocks.max_hz))
-    power, degrees = np.array([p for _, p, _ in rows]), np.array([t for _, _, t in rows])
+    power = np.array([p for _, p, _ in rows])
+    degrees = np.array([t for _, _, t in rows])
     slope, at_zero = (
         np.polyfit(degrees, power, 1) if np.ptp(degrees) > 3.0 else (0.0, float(power.mean()))
     )
@@ -463,8 +471,11 @@ def price_rows(
         power_w < _LOW_POWER * limit_w
     )
     known &= ~climbing
-    at, some = rows.select_rows(known), select_kernels(kernels, known)
-    power_w, clock_hz, latency_s = power_w[known], clock_hz[known], latency_s[known]
+    at = rows.select_rows(known)
+    some = select_kernels(kernels, known)
+    power_w = power_w[known]
+    clock_hz = clock_hz[known]
+    latency_s = latency_s[known]
     effective = at.column("effective_clock_hz") * clock_hz / settled_hz[known]
     effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
     names, counted = count_events(some)
@@ -512,7 +523,11 @@ def _event_watts(rows: PowerRows, power: ModulePower, toggling: Mapping[str, flo
 _LEVELLED = 2  # rounds
 # Spreads of logs of power: of kernel families and their kernels about the model, of cards in all
 # they draw and in what their memory draws (two makes of it differ by a fifth), and of repeats.
-_FAMILY, _KERNEL, _CARD, _CARD_MEMORY, _REPEAT = 0.15, 0.07, 0.03, 0.12, 0.015
+_FAMILY = 0.15
+_KERNEL = 0.07
+_CARD = 0.03
+_CARD_MEMORY = 0.12
+_REPEAT = 0.015
 _FREE = 1e3  # of what is not random
 
 

@@ -71,7 +71,8 @@ class ArchitectureParameter:
 
     def read(self, text: str) -> ParameterValue:
         """Return the value written as ``text``, or raise BadInput that says what is wrong with it."""
-        many, is_whole = self.kind.startswith("integers"), self.kind != "number"
+        many = self.kind.startswith("integers")
+        is_whole = self.kind != "number"
         count = int(self.kind.partition(":")[2]) if many else 1
         numbers = [_parse_number(piece) for piece in (text.split(",") if many else [text])]
         found = [n for n in numbers if n is not None and (not is_whole or n == int(n))]
@@ -243,7 +244,8 @@ def make_architecture(
     for component, key, text in (
         (c, key, text) for c, texts in params.items() for key, text in texts.items()
     ):
-        where, is_static = f"{name}: {component}/{key}", key.startswith("static_")
+        where = f"{name}: {component}/{key}"
+        is_static = key.startswith("static_")
         if key in known and known[key].component == component:
             try:
                 values[key] = known[key].read(text)
@@ -282,10 +284,8 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
     refused.
     """
     why = "reading XML needs defusedxml", "component"
-    etree, common = (
-        import_extra("defusedxml.ElementTree", *why),
-        import_extra("defusedxml.common", *why),
-    )
+    etree = import_extra("defusedxml.ElementTree", *why)
+    common = import_extra("defusedxml.common", *why)
     # some files carry comments before the declaration, which XML does not allow
     head = re.match(rb"\s*(?:<!--(?:(?!-->).){0,65536}-->\s*)+(?=<\?xml)", data, re.DOTALL)
     try:
@@ -318,7 +318,8 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
             component = read_attribute(element, "id")
             titles.setdefault(component, element.get("name", ""))
         elif element.tag in tables and component:
-            key, value = read_attribute(element, "name"), read_attribute(element, "value")
+            key = read_attribute(element, "name")
+            value = read_attribute(element, "value")
             known = tables[element.tag].setdefault(component, {}).setdefault(key, value)
             if known != value:
                 raise bad_value(f"{name}: {component}/{key}", "one value", f"{known} and {value}")
@@ -352,7 +353,8 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
     """Return the architecture as an XML file that a simulator reads; comments of a file that was
     read are lost.
     """
-    params, said = architecture_texts(architecture), architecture.comments
+    params = architecture_texts(architecture)
+    said = architecture.comments
     ids = list(
         dict.fromkeys(["root", "system", *architecture.titles, *params, *architecture.stats])
     )
@@ -412,7 +414,8 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
             raise bad_value(
                 f"{where}: parameters.{name}", f"one of {len(known)} known parameters", name
             )
-        here, of = f"{where}: parameters.{name}", known[name].unit
+        here = f"{where}: parameters.{name}"
+        of = known[name].unit
         if isinstance(value, list):
             read: ParameterValue = tuple(value)
         elif of:
@@ -512,7 +515,8 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
             raise bad_value(f"{where}: -{option}", "a whole number above zero", text)
         return int(text)
 
-    clock_hz, sm_count = None, None
+    clock_hz = None
+    sm_count = None
     if (domains := options.get("gpgpu_clock_domains")) is not None:
         mhz = _parse_number(domains.partition(":")[0])
         if mhz is None or not 0 < mhz <= 1e5:

@@ -242,10 +242,8 @@ class PowerMeter:
         if self.setting.voltage_v is not None:
             values["core_voltage"] = self.setting.voltage_v
         duration_s = cycles / self.setting.clock_hz
-        value, at = (
-            np.array([list(values.values())]),
-            OperatingPoint(clock_hz=self.setting.clock_hz),
-        )
+        value = np.array([list(values.values())])
+        at = OperatingPoint(clock_hz=self.setting.clock_hz)
         activity = Activity(
             np.array([duration_s]), value, tuple(values), at, ActivitySource.SIMULATED
         )

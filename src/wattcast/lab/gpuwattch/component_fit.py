@@ -169,7 +169,8 @@ def fit_components(
         raise bad_value(
             "runs", f"at least two kernels of {shortest_s * 1e3:g} ms or more", int(kept.sum())
         )
-    drive, measured = runs.drive[kept], runs.measured_w[kept]
+    drive = runs.drive[kept]
+    measured = runs.measured_w[kept]
     offset = np.broadcast_to(np.asarray(runs.offset_w, dtype=np.float64), kept.shape)[kept]
     lower, upper = constraints.limits(runs.names)
     orders = constraints.rows(runs.names)
@@ -191,13 +192,15 @@ def fit_components(
 
     def held_out_error(groups: Sequence[str]) -> float:
         """Return the error where each kernel is predicted by a fit that never saw its group."""
-        labels, predicted = np.array(groups), np.full(len(measured), np.nan)
+        labels = np.array(groups)
+        predicted = np.full(len(measured), np.nan)
         for label in dict.fromkeys(groups) if len(set(groups)) > 1 else ():
             out = labels == label
             predicted[out] = drive[out] @ solve(~out) + offset[out]
         return mean_percent(predicted)
 
-    value, before = solve(np.ones(len(measured), dtype=np.bool_)), drive @ start + offset
+    value = solve(np.ones(len(measured), dtype=np.bool_))
+    before = drive @ start + offset
     groups = [str(i) for i in range(len(measured))], list(compress(runs.applications, kept))
     score = ComponentFitErrors(
         start=mean_percent(before) if before.any() else 100.0,
@@ -209,7 +212,8 @@ def fit_components(
     close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (
         lower < upper
     )
-    dropped, at_bound = tuple(compress(runs.kernels, ~kept)), tuple(compress(runs.names, close))
+    dropped = tuple(compress(runs.kernels, ~kept))
+    at_bound = tuple(compress(runs.names, close))
     determined = tuple(
         name for name, column in zip(runs.names, drive.T, strict=True) if column.any()
     )
@@ -232,7 +236,8 @@ def _solve_bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array
     clarabel = import_extra("clarabel", "orderings need clarabel", "fit")
     from scipy import sparse
 
-    finite, identity = np.isfinite(upper), np.eye(a.shape[1])
+    finite = np.isfinite(upper)
+    identity = np.eye(a.shape[1])
     stacked = np.vstack([orders, identity[finite], -identity])
     limits = np.concatenate([np.zeros(len(orders)), upper[finite], -lower])
     settings = clarabel.DefaultSettings()
@@ -272,7 +277,8 @@ def read_measured_kernels(
     the duration.
     """
     rows = parse_csv(read_bytes(path, _MAX_BYTE), path.name)
-    header, where = list(rows[0]), path.name
+    header = list(rows[0])
+    where = path.name
     special = {
         columns.measured,
         columns.kernel,
@@ -348,11 +354,9 @@ def apply_factors(architecture: ChipArchitecture, factors: Mapping[str, float]) 
 
     Memory-controller and coalescer factors share their counters with DRAM and the caches, whose
     factor holds."""
-    scaling, parameters, static = (
-        dict(architecture.scaling),
-        dict(architecture.parameters),
-        dict(architecture.static),
-    )
+    scaling = dict(architecture.scaling)
+    parameters = dict(architecture.parameters)
+    static = dict(architecture.static)
     by_column = {c.column: c.scaling for c in dialect_counters(architecture.dialect)}
     for component in read_component_set(architecture.dialect).components:
         factor = factors.get(component.name, 1.0)

@@ -30,7 +30,8 @@ from wattcast.core.strict_files import (
 from wattcast.lab.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
 from wattcast.power.component_power import Leakage
 
-DUTY, IDLE = "PIPE_A", "IDLE_CORE_N"
+DUTY = "PIPE_A"
+IDLE = "IDLE_CORE_N"
 _MAX_BYTE = 1 << 20
 _NO_ENERGY = ("CONST_DYNAMICN", "constant_power")  # rows that stand for constants
 
@@ -74,7 +75,8 @@ def read_energies(
 
     A CSV gives the time of a sample; its clock is ``sample_cycle`` over that time, or ``clock_hz``
     where the two agree to the digits printed."""
-    data, where = read_bytes(path, _MAX_BYTE), path.name
+    data = read_bytes(path, _MAX_BYTE)
+    where = path.name
     if path.suffix.lower() in (".yaml", ".yml"):
         return _parse_yaml(data, where)
     lines = list(csv.reader(strict_files.decode_text(data, where).splitlines()))
@@ -99,7 +101,8 @@ def read_energies(
             # product over factor, both printed as well, is sometimes finer than the energy itself
             low, high = _rounding_interval(row[1])
             if len(figures) == 3 and figures[1] and figures[2]:
-                factor, product = _rounding_interval(row[2]), _rounding_interval(row[3])
+                factor = _rounding_interval(row[2])
+                product = _rounding_interval(row[3])
                 finer = max(low, product[0] / factor[1]), min(high, product[1] / factor[0])
                 low, high = finer if finer[0] <= finer[1] else (low, high)
             energy[row[0]] = 0.5 * (low + high)
@@ -207,7 +210,8 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
         return units.parse(text.value, unit, f"{where}: {key}")
 
     coalescer_j = {k: parse(v, "J", f"coalescer.{k}") for k, v in file.coalescer.items()}
-    controller, leakage = file.memory_controller, None
+    controller = file.memory_controller
+    leakage = None
     if file.leakage is not None:
         cores_w, rest_w = (
             parse(getattr(file.leakage, key), "W", f"leakage.{key}") for key in ("cores", "rest")
@@ -225,7 +229,8 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
     }
     energies_j = {k: parse(v, "J", f"energies.{k}") for k, v in file.energies.items()}
     figures = energies_j, parse(file.pipelines, "W", "pipelines"), clock_hz, constant_w
-    read_j, write_j = coalescer_j.get("read"), coalescer_j.get("write")
+    read_j = coalescer_j.get("read")
+    write_j = coalescer_j.get("write")
     said = file.scaling, file.source, interval_j
     return EnergyTable(file.name, *figures, read_j, write_j, leakage, *said)
 

@@ -61,7 +61,8 @@ from wattcast.predictor.bundle.forecast import forecast_bundle
 
 PARENT = "h200"
 CARRIED = ("a100-sxm-80gb", "h100-sxm", "b200")
-CONSTANT, ACTIVE = "constant_power", "static_flane"
+CONSTANT = "constant_power"
+ACTIVE = "static_flane"
 
 
 class _Term(NamedTuple):
@@ -80,7 +81,9 @@ TERMS = {
     row["term"]: _Term(tuple(row["counters"].split()), row["module"], int(row["exponent"]))
     for row in read_shipped_table("wattcast.lab.gpuwattch", "measured_terms.csv")
 }
-_WARP, _SECTOR_BYTE, _CYCLE_ACCESS = 32.0, 32.0, 8.0
+_WARP = 32.0
+_SECTOR_BYTE = 32.0
+_CYCLE_ACCESS = 8.0
 _RESULTS = "l1tex__m_l1tex2xbar_write_bytes.sum"
 _RESAMPLES = 200
 _NOT_COUNTED = (
@@ -208,7 +211,8 @@ def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
         elapsed = numbers.get("sm__cycles_elapsed.sum", 0.0)
         active = min(numbers["sm__cycles_active.sum"] / elapsed, 1.0) if elapsed else 0.0
         counts = [float(value) for value in count_accesses(numbers).values()]
-        clock_hz, level = numbers["effective_clock_hz"], numbers["relative_voltage"]
+        clock_hz = numbers["effective_clock_hz"]
+        level = numbers["relative_voltage"]
         rows.append(
             (
                 name,
@@ -262,7 +266,8 @@ def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     for row, kernels in counted_rows(folder, gpu):
         accesses = [count_accesses(metrics) for metrics in kernels]
         counts = [sum(float(found[name]) for found in accesses) for name in TERMS]
-        clock_hz, seconds = row["effective_clock_hz"], row["latency_s"]
+        clock_hz = row["effective_clock_hz"]
+        seconds = row["latency_s"]
         active = min(
             sum(m["sm__cycles_active.sum"] for m in kernels) / (sms * seconds * clock_hz), 1.0
         )
@@ -295,7 +300,8 @@ def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, Measured
         return np.asarray(nnls(relative / scale * root[:, np.newaxis], root)[0] / scale)
 
     best = solve(np.ones(len(names)))
-    random, labels = np.random.default_rng(0), np.unique(names)
+    random = np.random.default_rng(0)
+    labels = np.unique(names)
     drawn = []
     for _ in range(_RESAMPLES):
         chosen, times = np.unique(random.choice(labels, labels.size), return_counts=True)
@@ -344,8 +350,10 @@ def measured_chip(name: str) -> MeasuredChip:
     """Return the coefficients of a GPU: those of the H200 as fitted, of A100, H100 and B200 carried
     over.
     """
-    gpu, file = find_gpu(strip_board(name)), _read_measured_file()
-    parent, design = shipped_bundle(PARENT), design_from_gpu(gpu)
+    gpu = find_gpu(strip_board(name))
+    file = _read_measured_file()
+    parent = shipped_bundle(PARENT)
+    design = design_from_gpu(gpu)
     assert parent is not None
     if gpu.name == PARENT:
         return MeasuredChip(gpu.name, file.values, file.source, parent, design)
@@ -353,7 +361,8 @@ def measured_chip(name: str) -> MeasuredChip:
         do = f"Energies are there for {', '.join((PARENT, *CARRIED))}; an architecture file may describe any GPU."
         raise unknown_name("GPU with energies for AccelWattch", gpu.name, (PARENT, *CARRIED), do)
     bundle = calibrated_bundle(gpu) or forecast_bundle(gpu)
-    theirs, ours = parent.power.as_module_power(), bundle.power.as_module_power()
+    theirs = parent.power.as_module_power()
+    ours = bundle.power.as_module_power()
     watched = _MEASURED_ON.get(gpu.name, ())
     values = {}
     for key, term in TERMS.items():
@@ -409,7 +418,8 @@ def measured_architecture(
     stats, titles = (base.stats, base.titles) if base is not None else ({}, {})
     draft = make_architecture(name, texts, stats, titles)
     table = _unscaled_table(draft, chip)
-    scaling, notes = dict(draft.scaling), {}
+    scaling = dict(draft.scaling)
+    notes = {}
     by_column = {c.column: c.scaling for c in dialect_counters(SimulatorDialect.ACCELWATTCH)}
     for key, term in TERMS.items():
         for counter in term.counters:
@@ -444,7 +454,8 @@ def measured_model(name: str) -> tuple[ChipArchitecture, EnergyTable, BuiltCompo
     chip = measured_chip(name)
     architecture = measured_architecture(chip)
     table = measured_table(chip, architecture)
-    components, sms = read_component_set(SimulatorDialect.ACCELWATTCH), chip.design.sm_count
+    components = read_component_set(SimulatorDialect.ACCELWATTCH)
+    sms = chip.design.sm_count
     built = build_component_model(
         architecture, table, components, sm_count=sms, voltage=chip.voltage, capped=False
     )
@@ -480,7 +491,8 @@ def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, .
         raise BadInput(
             f"{path.name}: metrics {', '.join(lost)} are missing. Collect them with ncu --metrics."
         )
-    seconds, cycles = metrics["gpu__time_duration.sum"], metrics["sm__cycles_elapsed.max"]
+    seconds = metrics["gpu__time_duration.sum"]
+    cycles = metrics["sm__cycles_elapsed.max"]
     counts = np.stack(
         [np.broadcast_to(value, seconds.shape) for value in count_accesses(metrics).values()],
         axis=-1,
@@ -511,14 +523,16 @@ def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
     """Compare the model that ``--config`` builds with the operators that were held out."""
     operators = read_operators(folder, gpu)
     held = np.array([is_held_out(name) for name in operators.names])
-    kept, known = operators.select(held), operators.select(~held)
+    kept = operators.select(held)
+    known = operators.select(~held)
     chip = measured_chip(gpu)
     power_w = (
         measured_model(gpu)[2]
         .model.power(launches_to_activity(kept, float(chip.design.sm_count)))
         .total_w
     )
-    rows, flat = len(kept.names), np.full(len(kept.names), known.power_w.mean())
+    rows = len(kept.names)
+    flat = np.full(len(kept.names), known.power_w.mean())
     by_family = {}
     for name in dict.fromkeys(kept.families):
         own = np.array(kept.families) == name
@@ -555,7 +569,8 @@ def _plain_texts(chip: MeasuredChip) -> dict[str, dict[str, str]]:
         "warp_size": d.warp_size,
         "archi_Regs_IRF_size": d.registers.registers,
     }
-    data, l2 = d.data, d.l2
+    data = d.data
+    l2 = d.l2
     assert l2 is not None
     l1_text = cache_text(data.capacity_byte, data.block_byte, data.ways)
     return {

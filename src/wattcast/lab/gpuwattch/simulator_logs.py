@@ -78,7 +78,10 @@ def read_power_report(
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
     blocks = re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]
     counters = [c for c in dialect_counters(dialect) if c.event]
-    names, rows, static_w, empty = [], [], [], []
+    names = []
+    rows = []
+    static_w = []
+    empty = []
     for block in blocks:
         name = block.split(maxsplit=1)[0] if block.strip() else ""
         figures = dict(

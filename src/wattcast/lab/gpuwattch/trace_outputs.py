@@ -267,10 +267,8 @@ class PowerBins:
         if not count:
             return
         while (self._sample + count - 1) // self.width >= 2 * MOST_BINS:
-            paired_j, paired_s = (
-                self._energy_j[0::2] + self._energy_j[1::2],
-                self._time_s[0::2] + self._time_s[1::2],
-            )
+            paired_j = self._energy_j[0::2] + self._energy_j[1::2]
+            paired_s = self._time_s[0::2] + self._time_s[1::2]
             self._energy_j = np.concatenate([paired_j, np.zeros((MOST_BINS, self.parts))])
             self._time_s = np.concatenate([paired_s, np.zeros(MOST_BINS)])
             self.width *= 2
@@ -305,7 +303,8 @@ def draw_component_power(
     shown = [int(i) for i in order[:MOST_PARTS] if part_w[:, i].any()]
     stack = {}
     for i in shown:
-        base, shade = _COLOURS[i % len(_COLOURS)], _SHADES[i // len(_COLOURS) % len(_SHADES)]
+        base = _COLOURS[i % len(_COLOURS)]
+        shade = _SHADES[i // len(_COLOURS) % len(_SHADES)]
         channels = [int(base[k : k + 2], 16) for k in (1, 3, 5)]
         mixed = [c + (255 - c) * shade if shade > 0 else c * (1.0 + shade) for c in channels]
         stack[parts[i]] = part_w[:, i], "#" + "".join(f"{round(c):02X}" for c in mixed)

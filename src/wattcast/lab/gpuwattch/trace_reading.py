@@ -130,14 +130,19 @@ def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[
         time.sleep(_LOOK_AGAIN_S)  # the simulator has not begun to write
     read = _read_gzip if _is_gzip(path) else _read_plain
     pieces = read(path, block_byte, follow_s)
-    rest, total, header_sent, ended = b"", 0, False, False
+    rest = b""
+    total = 0
+    header_sent = False
+    ended = False
     fault: BadInput | None = None
     while not ended:
         try:
             piece = next(pieces, None)
         except BadInput as error:
-            piece, fault = None, error
-        data, ended = piece or b"", piece is None
+            piece = None
+            fault = error
+        data = piece or b""
+        ended = piece is None
         total += len(data)
         if total > MAX_COUNTER_TRACE_BYTE:
             wanted = f"at most {MAX_COUNTER_TRACE_BYTE} bytes when unpacked"
@@ -145,7 +150,8 @@ def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[
         if not header_sent and b"\n" in data:
             line, _, data = (rest + data).partition(b"\n")
             yield line
-            rest, header_sent = b"", True
+            rest = b""
+            header_sent = True
         cut = data.rfind(b"\n") + 1 if header_sent else 0
         if cut:
             yield rest + data[:cut] if rest else data[:cut]  # a slice of all of it is no copy
@@ -198,7 +204,8 @@ def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
             read += len(data)
             if not data:  # a growing trace stands still: hand on what is there
                 yield b"".join(parts)
-                parts, held = [], 0
+                parts = []
+                held = 0
             while data:
                 try:
                     out = engine.decompress(data, block_byte)
@@ -207,9 +214,11 @@ def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
                     raise BadInput(
                         f"{path.name}: damaged gzip near byte {read - len(data)} ({error})."
                     ) from None
-                data, inside = engine.unconsumed_tail, True
+                data = engine.unconsumed_tail
+                inside = True
                 parts.append(out)
-                written, held = written + len(out), held + len(out)
+                written = written + len(out)
+                held = held + len(out)
                 if written > _RATIO_FROM_BYTE and written > MAX_GZIP_RATIO * read:
                     wanted = f"gzip data of at most {MAX_GZIP_RATIO:.0f}:1"
                     do = "This is no counter trace; unpack it yourself if you trust it."
@@ -218,10 +227,12 @@ def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
                     data = engine.unused_data.lstrip(
                         b"\0"
                     )  # zero padding between members is allowed
-                    engine, inside = zlib.decompressobj(wbits=31), False
+                    engine = zlib.decompressobj(wbits=31)
+                    inside = False
                 if held >= block_byte:
                     yield b"".join(parts)
-                    parts, held = [], 0
+                    parts = []
+                    held = 0
     yield b"".join(parts)
     if inside:
         raise BadInput(
@@ -294,8 +305,11 @@ class SimulatorCounter:
     prescaled: bool  # the simulator has multiplied by that factor already
 
 
-CYCLES, CLOCK, VOLTAGE = "CYCLES", "CORE_CLOCK_MHZ", "CORE_VOLTAGE_V"
-THREADS, INSTRUCTIONS = "THREADS_PER_WARP", "INSTRUCTIONS"
+CYCLES = "CYCLES"
+CLOCK = "CORE_CLOCK_MHZ"
+VOLTAGE = "CORE_VOLTAGE_V"
+THREADS = "THREADS_PER_WARP"
+INSTRUCTIONS = "INSTRUCTIONS"
 OPTIONAL_COLUMNS = (CYCLES, CLOCK, VOLTAGE, THREADS, INSTRUCTIONS)
 CUSTOM_EVENTS = tuple(f"custom_{i}" for i in range(1, 9))
 

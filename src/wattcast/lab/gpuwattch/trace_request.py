@@ -139,7 +139,8 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
         notes.append("leakage is left out, as in the original")
     if leakage is not None and request.gate_idle_sms:
         leakage = replace(leakage, gated=True)
-    sms, threads = config.sm_count, request.threads_per_warp
+    sms = config.sm_count
+    threads = request.threads_per_warp
     built = build_component_model(
         architecture,
         table,
@@ -168,7 +169,8 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
             notes.append(
                 f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written"
             )
-    scaling, custom = found.trace_scaling(request), components.custom
+    scaling = found.trace_scaling(request)
+    custom = components.custom
     run = TraceRun(
         trace=open_metric_trace(request.trace, dialect, scaling, custom, request.follow_s),
         model=built.model,
@@ -410,10 +412,8 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
             launches, activity = read_ncu(request.trace, config.sm_count)
             found = CountedKernels(tuple(launch.kernel for launch in launches), activity)
         case CounterSource.POWER_REPORT:
-            scaling, sampling = (
-                files.trace_scaling(request),
-                TraceSampling(config.sample_cycle, clock_hz),
-            )
+            scaling = files.trace_scaling(request)
+            sampling = TraceSampling(config.sample_cycle, clock_hz)
             found = simulator_logs.read_power_report(
                 request.trace, architecture.dialect, scaling, sampling
             )
@@ -425,7 +425,8 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
             raise bad_value("--clock", "the core clock the kernels ran at, such as 1447MHz", "none")
         case _:
             found = CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
-    names, activity = found.names, found.activity
+    names = found.names
+    activity = found.activity
     notes += found.notes
     model, lost, partial = built.model.seen_by(activity.events)
     power = model.power(activity)
@@ -433,10 +434,8 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         if part in power.parts:
             power.part_w[:, power.parts.index(part)] = watts
     duration_s = np.broadcast_to(activity.duration_s, (len(names),))
-    file, lines = (
-        request.out / "kernel_power.csv",
-        [["kernel", "duration_s", "power_w", *power.parts]],
-    )
+    file = request.out / "kernel_power.csv"
+    lines = [["kernel", "duration_s", "power_w", *power.parts]]
     for name, seconds, watts in zip(names, duration_s, power.part_w, strict=True):
         lines.append(
             [name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)]

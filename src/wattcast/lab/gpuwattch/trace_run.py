@@ -30,10 +30,9 @@ LOGS = {  # files that a pass writes, and what the manual calls them (section 4.
     "steady_state_tracking": "steady_state_tracking_report",
     "power_report": "power_report",
 }
-TABLE, FIGURE = (
-    "samples.parquet",
-    "components.png",
-)  # of the figure only the data are gathered: it is drawn elsewhere
+# of the figure only the data are gathered: it is drawn elsewhere
+TABLE = "samples.parquet"
+FIGURE = "components.png"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ def run_trace(job: TraceRun) -> TraceResult:
                 job.tell(work.result)
         work.writer.drain()
         work.finish()
-    result, notes = work.result, work.result.notes
+    result = work.result
+    notes = work.result.notes
     if work.lanes is not None:
         notes.append(work.lanes.note())
         result.doubtful = work.lanes.doubtful
@@ -170,10 +170,8 @@ class LaneFinder:
     def read_kernels(self) -> None:
         """Go over the trace once to find how far each listed kernel's mean is from the estimates."""
         sums = np.zeros((len(self.job.kernels), 3))  # samples, lanes, samples with work
-        ends, index = (
-            trace_statistics.KernelEndFinder(self.job.trace.file.columns, self.job.kernels),
-            0,
-        )
+        ends = trace_statistics.KernelEndFinder(self.job.trace.file.columns, self.job.kernels)
+        index = 0
         for block, following in _blocks_with_following(self.job.trace, TraceResult()):
             ending = ends.mark(block.value, following)
             lanes, _ = self.estimate(self.job.trace.activity(block, self.job.sampling))
@@ -198,7 +196,8 @@ class LaneFinder:
 
     def estimate(self, activity: Activity) -> tuple[Array, Mask]:
         """Return lanes by the pipeline duty, and which samples it shows to be divergent."""
-        static, config = self.job.model.static, self.job.config
+        static = self.job.model.static
+        config = self.job.config
         assert static is not None
         full = static.lanes(activity)
         if config.commit_width is None or activity.has("active_thread"):
@@ -273,7 +272,8 @@ class _TracePass:
         """
         self.job = job
         self.result = TraceResult()
-        columns, parts = job.trace.file.columns, job.model.parts
+        columns = job.trace.file.columns
+        parts = job.model.parts
         totals = job.components.dialect is trace_reading.SimulatorDialect.ACCELWATTCH
         self.compat = (
             job.components.compat
@@ -318,7 +318,8 @@ class _TracePass:
         job = self.job
         ends = self.ends.mark(block.value, following)
         sample = np.maximum(self.result.samples + np.cumsum(~ends) - 1.0, 0.0)
-        exact, sms = block, job.config.sm_count
+        exact = block
+        sms = job.config.sm_count
         if self.compat and sms is not None and trace_reading.CYCLES not in job.trace.optional:
             idle = job.trace.columns[job.trace.events.index("idle_sm")]
             value = trace_outputs.restore_idle_sms(
@@ -346,12 +347,11 @@ class _TracePass:
             self.tally.running and not self.compat
         ):  # the simulator reports a kernel only when it has ended
             self.tally.end(finished=False)
-        result, job = self.result, self.job
-        result.kernels, result.regions, result.timeline = (
-            self.tally.kernels,
-            self.states.found,
-            self.timeline,
-        )
+        result = self.result
+        job = self.job
+        result.kernels = self.tally.kernels
+        result.regions = self.states.found
+        result.timeline = self.timeline
         if report := self.logs.get("power_report"):
             for kernel in result.kernels:
                 report.write(
@@ -372,7 +372,8 @@ class _TracePass:
     def _write_rows(
         self, block: trace_reading.TraceBlock, power: Power, total_w: Array, ends: Mask
     ) -> None:
-        compat, part_w = self.compat, power.part_w
+        compat = self.compat
+        part_w = power.part_w
         drop = np.zeros_like(ends) if compat else ends
         if compat:
             # of a kernel without a sample the simulator prints zeros behind the total of the sample
@@ -380,7 +381,8 @@ class _TracePass:
             empty = np.flatnonzero(ends)
             empty = empty[(block.value[empty] == 0).all(axis=1)]
             if empty.size:
-                total_w, part_w = total_w.copy(), part_w.copy(order="K")
+                total_w = total_w.copy()
+                part_w = part_w.copy(order="K")
                 for row in empty:
                     total_w[row] = total_w[row - 1] if row else self.last_w
                     part_w[row] = 0.0
@@ -417,10 +419,12 @@ class _TracePass:
 
     def _sum_samples(self, power: Power, columns: Mapping[str, Any], ends: Mask) -> None:
         """Add the samples, without the rows that only end a kernel, to sums, figure and table."""
-        keep, result = ~ends, self.result
+        keep = ~ends
+        result = self.result
         kept = {name: np.broadcast_to(values, ends.shape)[keep] for name, values in columns.items()}
         part_w = power.part_w[keep] if ends.any() else power.part_w
-        duration_s, total_w = kept["duration_s"], kept["power_w"]
+        duration_s = kept["duration_s"]
+        total_w = kept["power_w"]
         if FIGURE in self.job.wanted:
             self.timeline.add(part_w, duration_s)
         if self.parquet and len(total_w):
@@ -438,7 +442,8 @@ class _TracePass:
 
 def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
     """Return the outcome of a pass as plain values for JSON."""
-    names, kernels = [k.name for k in job.kernels], []
+    names = [k.name for k in job.kernels]
+    kernels = []
     for k in result.kernels:
         watts = {"mean_w": k.mean.power_w, "max_w": k.highest.power_w, "min_w": k.lowest.power_w}
         parts = dict(zip(job.model.parts, k.mean.part_w.tolist(), strict=True)) if k.samples else {}

@@ -82,7 +82,9 @@ class KernelTally:
     def _start_kernel(self) -> None:
         self.running = 0  # samples of the kernel that has not ended yet
         nothing = np.zeros(self._edges[-1] + 1)
-        self._sum, self._high, self._low = nothing, nothing, nothing
+        self._sum = nothing
+        self._high = nothing
+        self._low = nothing
 
     def add(self, total_w: Array, part_w: Array, counter: Array, thread: Array | None) -> None:
         """Add consecutive samples of the running kernel."""
@@ -93,7 +95,8 @@ class KernelTally:
             threads = [np.nan] if thread is None else [of(thread)]
             return np.concatenate([[of(total_w)], of(part_w), of(counter), threads])
 
-        high, low = int(np.argmax(total_w)), int(np.argmin(total_w))
+        high = int(np.argmax(total_w))
+        low = int(np.argmin(total_w))
         if not self.running or total_w[high] > self._high[0]:
             self._high = row(itemgetter(high))
         if not self.running or total_w[low] < self._low[0]:
@@ -164,11 +167,16 @@ class SteadyStateFinder:
 
     def add(self, power_w: Array, counter: Array) -> None:
         """Add consecutive samples of the running kernel."""
-        first, deviation_w = self._sample, self.definition.deviation_w
-        start, count, total = self._start, self._count, self._sum
+        first = self._sample
+        deviation_w = self.definition.deviation_w
+        start = self._start
+        count = self._count
+        total = self._sum
         for i, watts in enumerate(power_w.tolist()):
             if not count:
-                start, count, total = first + i, 1, watts
+                start = first + i
+                count = 1
+                total = watts
             elif -deviation_w < watts - total / count < deviation_w:
                 total += watts
                 count += 1
@@ -180,7 +188,9 @@ class SteadyStateFinder:
                         SteadyRegion(start, first + i, self._kernel, total / count, sums / count)
                     )
                 count = 0
-        self._start, self._count, self._sum = start, count, total
+        self._start = start
+        self._count = count
+        self._sum = total
         self._sample = first + len(power_w)
         if not self._count:
             self._held = np.zeros(self.counters)
@@ -226,7 +236,8 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
     (active ones of a warp). A simulator's output or power report is searched for the names in
     ``_LOG_COLUMNS``; instructions of threads and warps add up over kernels there, so that each
     kernel has what the one before had not."""
-    text, where = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace"), path.name
+    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    where = path.name
     launches: list[dict[str, str]] = []
     lines = [line for line in text.splitlines() if line.strip()]
     if re.search(r"^\s*kernel_name\s*=", text, re.MULTILINE):

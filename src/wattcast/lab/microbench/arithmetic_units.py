@@ -36,10 +36,9 @@ ADDENDS = {  # about 1.414 and its negative: what fits into an instruction
     "f64": ("0d3FF6A09E00000000", "0dBFF6A09E00000000"),
     "f32": ("0f3FB504F3", "0fBFB504F3"),
 }
-RING_FACTOR, RING_STEP = (
-    12 * 138707 + 1,
-    1013904223,
-)  # a full period for 2^n and 3·2^n nodes [Knuth, TAOCP 3.2.1.2]
+# a full period for 2^n and 3·2^n nodes [Knuth, TAOCP 3.2.1.2]
+RING_FACTOR = 12 * 138707 + 1
+RING_STEP = 1013904223
 LINE_BYTE = 128
 WARM_HOPS = 1 << 14  # along a ring before the first stamp, and between the stamps
 SHARED_NODES = 512
@@ -78,10 +77,12 @@ def register_unit(
     so values stay bounded, and no operand is held as a constant addend would be. A sine is 7.5 sin
     x + b, which is chaotic; the sine alone goes to zero."""
     p, (type_, letter, first, bits, constants) = name, read_registers(kind)
-    words, paired = operands.split(), "^" in operands.split()
+    words = operands.split()
+    paired = "^" in operands.split()
 
     def step(i: int) -> str:
-        own, odd = i % chains, i // chains % 2
+        own = i % chains
+        odd = i // chains % 2
         if paired:  # x0 + x1, x2 + x3, ..., then x1 - x0, x3 - x2, ...
             odd = i // (chains // 2) % 2
             own = i % (chains // 2) * 2 + odd
@@ -112,11 +113,9 @@ def compare_unit(name: str) -> BenchUnit:
     """Compare into predicates, which go back to a register at once because they cannot leave a
     statement.
     """
-    base, pairs, predicates = (
-        register_unit(name, "u32"),
-        list(permutations(range(CHAINS), 2)),
-        range(6),
-    )
+    base = register_unit(name, "u32")
+    pairs = list(permutations(range(CHAINS), 2))
+    predicates = range(6)
 
     def step(i: int) -> str:
         x, y = pairs[i * 5 % len(pairs)]

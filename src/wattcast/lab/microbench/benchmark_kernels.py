@@ -72,7 +72,8 @@ def sustain_load(
     ``enqueue`` puts one unit of the load on the stream. Units run back to back, or begin every
     ``period_s``."""
     per_chunk = 1 if period_s else max(round(CHUNK_S / time_unit_s(bench.device, enqueue)), 1)
-    queued, began_s = 0, time.monotonic()
+    queued = 0
+    began_s = time.monotonic()
 
     def queue_chunk() -> None:
         nonlocal queued
@@ -85,7 +86,8 @@ def sustain_load(
     ahead = 2 if period_s else CHUNKS_AHEAD
     load = hold_load(bench.sampler, bench.device, queue_chunk, bench.rule, ahead=ahead)
     bench.device.recycle(list(load.marks))
-    fields, unit_s = describe_micro_window(load.window), load.chunk_s / per_chunk
+    fields = describe_micro_window(load.window)
+    unit_s = load.chunk_s / per_chunk
     if load.window.end_s - load.started_s < MEMORY_S:
         fields["memory_power_w"] = None
     return replace(
@@ -133,8 +135,11 @@ def run_self_check(ready: ReadyKernel) -> str:
     """Check a kernel's results; return ``passed``, or nothing where no check applies, and raise
     when wrong.
     """
-    benchmark, held, device = ready.benchmark, ready.buffers, ready.buffers.device
-    name, threads = benchmark.name, ready.blocks * benchmark.threads
+    benchmark = ready.benchmark
+    held = ready.buffers
+    device = ready.buffers.device
+    name = benchmark.name
+    threads = ready.blocks * benchmark.threads
     rounds = 1 if benchmark.whole else CHECK_ROUNDS
     covered = (
         benchmark.unit.chunk * ready.blocks * rounds
@@ -144,7 +149,8 @@ def run_self_check(ready: ReadyKernel) -> str:
     if benchmark.check == "copy":
         device.zero(held.b, covered)
         ready.launch(rounds, size=covered)
-        wrong, compared = 0, min(covered, COMPARED_BYTE)
+        wrong = 0
+        compared = min(covered, COMPARED_BYTE)
         for at in {0, covered - compared}:
             source, copied = (
                 device.download(address + at, compared // 4, np.uint32)
@@ -164,7 +170,8 @@ def run_self_check(ready: ReadyKernel) -> str:
         words = min(threads, ready.size // 4)
         device.zero(held.b, 4 * words)
         ready.launch(rounds)
-        counted, wanted = device.download(held.b, words, np.uint32), rounds * benchmark.operations
+        counted = device.download(held.b, words, np.uint32)
+        wanted = rounds * benchmark.operations
         if not (counted == wanted).all():
             raise SelfCheckFailed(
                 f"{name} counted {int(counted.min())} to {int(counted.max())}, not {wanted}."
@@ -241,10 +248,8 @@ class DeviceBuffers:
                 f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four "
                 f"times the L2 ({4 * device.l2_byte >> 20} MiB). Free some memory first."
             )
-        stamps, sink = (
-            device.allocate(8 * STAMP_WORDS * MOST_BLOCKS),
-            device.allocate(4 * SINK_WORDS),
-        )
+        stamps = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS)
+        sink = device.allocate(4 * SINK_WORDS)
         buffers = cls(device, stamps, sink, device.allocate(size), device.allocate(size), size)
         kernel = device.load(compile_buffer_kernels(device.architecture), "fill")
         for address, seed in ((buffers.a, 11), (buffers.b, 12)):
@@ -279,7 +284,8 @@ class ReadyKernel:
 
     def launch(self, iterations: int, seed: int | None = None, size: int | None = None) -> None:
         """Put one launch on the stream."""
-        held, benchmark = self.buffers, self.benchmark
+        held = self.buffers
+        benchmark = self.benchmark
         wanted = benchmark.seed if seed is None else seed
         values = (
             held.stamps,
@@ -312,7 +318,8 @@ def prepare_benchmark(benchmark: Benchmark, buffers: DeviceBuffers, cubin: bytes
 
     A ring of addresses lies in the second buffer, or in memory of its own where that is too small.
     """
-    device, b = buffers.device, 0
+    device = buffers.device
+    b = 0
     lent: tuple[int, ...] = ()
     kernel = device.load(cubin, benchmark.name, benchmark.shared_byte)
     fits = device.resident(kernel, benchmark.threads)

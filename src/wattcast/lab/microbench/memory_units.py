@@ -133,7 +133,8 @@ def stream_unit(
     """Load ``width`` bytes a thread; groups of ``lanes`` neighbours are contiguous, groups lie 128
     bytes apart.
     """
-    row, place = threads * width, f"threadIdx.x * {width}u"
+    row = threads * width
+    place = f"threadIdx.x * {width}u"
     if lanes < 32:  # a group's place in its own 128-byte line; lines of a warp follow each other
         row = threads // lanes * 128
         place = f"(threadIdx.x / {lanes}u) * 128u + (threadIdx.x % {lanes}u) * {width}u"
@@ -145,7 +146,8 @@ def stream_unit(
 
 def store_unit(name: str, steps: int, width: int = 16, threads: int = 512) -> BenchUnit:
     """Store ``width`` bytes a thread along a walk."""
-    row, chunk = threads * width, steps * threads * width
+    row = threads * width
+    chunk = steps * threads * width
     walk = write_piece(
         "walk.declare", name, buffer="b", chunk=chunk, place=f"threadIdx.x * {width}u"
     )
@@ -209,9 +211,11 @@ def shared_unit(
 
     In a cluster the warps of a block take the memory of all other blocks, by turns.
     """
-    p, space = name, "shared::cluster" if cluster > 1 else "shared"
+    p = name
+    space = "shared::cluster" if cluster > 1 else "shared"
     row, place = (4096, f"{p}_word[lane] * 4u") if width == 4 else (512, "lane * 16u")
-    table, half = ", ".join(map(str, words_of_conflict(conflicts))), steps * row
+    table = ", ".join(map(str, words_of_conflict(conflicts)))
+    half = steps * row
     declare = write_piece(
         "shared.declare", p, table=table, place=place, half=half, all=2 * half // 4
     )
@@ -324,7 +328,8 @@ def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     The halves matter: with one place for all, copies to a place that an earlier copy had yet to
     fill were not all made; 11 of 16 sectors of a request were fetched (H200, ncu), and DRAM seemed
     to deliver 6.5 TB/s."""
-    row, chunk = threads * 16, steps * threads * 16
+    row = threads * 16
+    chunk = steps * threads * 16
     walk = write_piece("walk.declare", name, buffer="a", chunk=chunk, place="threadIdx.x * 16u")
     advance = write_piece("walk.advance", name, chunk=chunk)
     values: Plain = {

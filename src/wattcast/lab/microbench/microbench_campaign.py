@@ -82,11 +82,13 @@ class MicroCampaign:
                 say(f"{self.kind}: budget spent after {place} of {len(tasks)} rows")
                 return
             write_heartbeat(self.out, name, self.kind)
-            row, failed = replace(task.blank, date=format_now()), None
+            row = replace(task.blank, date=format_now())
+            failed = None
             try:
                 row = task.measure(row)
             except Exception as error:
-                row, failed = replace(row, error=f"{type(error).__name__}: {error}"[:400]), error
+                row = replace(row, error=f"{type(error).__name__}: {error}"[:400])
+                failed = error
             self.journal.append(asdict(row))
             now_s = time.monotonic()
             spent = f"({now_s - began_s:.1f} s, {self.deadline_s - now_s:.0f} s left)"
@@ -130,8 +132,10 @@ def supervise_child(
     """Run the child again and again until its work is done or time is up; return counts of rows on
     file.
     """
-    began_s, since = time.monotonic(), format_now()
-    progress, rows = out / ".progress", out / f"{kind}.jsonl"
+    began_s = time.monotonic()
+    since = format_now()
+    progress = out / ".progress"
+    rows = out / f"{kind}.jsonl"
     counts: Counter[str] = Counter()
     with hold_folder(out):
         for _ in range(MOST_STARTS):
@@ -172,12 +176,15 @@ def supervise_child(
 def _await_child(command: list[str], progress: Path, stall_s: float, left_s: float) -> int | None:
     """Return the exit code of the child, or None when it hung and was ended."""
     process = subprocess.Popen(command, env=make_child_environment())
-    heard_s, last, end_s = time.monotonic(), "", time.monotonic() + left_s + stall_s
+    heard_s = time.monotonic()
+    last = ""
+    end_s = time.monotonic() + left_s + stall_s
     try:
         while (code := process.poll()) is None:
             text = _read_text(progress)
             if text != last:
-                heard_s, last = time.monotonic(), text
+                heard_s = time.monotonic()
+                last = text
             if time.monotonic() - heard_s > stall_s or time.monotonic() > end_s:
                 process.kill()
                 process.wait(10.0)

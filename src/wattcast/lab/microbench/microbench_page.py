@@ -103,7 +103,8 @@ def pair_cards(
     results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu
 ) -> list[CardRowPair]:
     """First rounds of every benchmark that both cards measured with the same version of its kernel."""
-    theirs, limit_w = keep_first_rounds(others), float(gpu.power.limit_w)
+    theirs = keep_first_rounds(others)
+    limit_w = float(gpu.power.limit_w)
     pairs = []
     for name, a in keep_first_rounds(results).items():
         b = theirs.get(name)
@@ -392,12 +393,14 @@ def advice_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """What ``lab tune`` says first of kernels whose bottleneck is known, beside what was measured
     without it.
     """
-    path, by_name = results_folder(gpu) / "microbench_counters.jsonl", keep_first_rounds(results)
+    path = results_folder(gpu) / "microbench_counters.jsonl"
+    by_name = keep_first_rounds(results)
     counted = {str(row["id"]): row["metrics"] for row in read_lines(path)}
     rows = [["kernel", "bottleneck", "time", "measured", "energy", "measured"]]
     for name, without in KNOWN.items():
         advice, _ = rank_advice([make_counted_profile(name, counted[name], results)], results)
-        a, b = by_name[name], by_name[without]
+        a = by_name[name]
+        b = by_name[without]
         if not advice or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
             continue
         pairs = (

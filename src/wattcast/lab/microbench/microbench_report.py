@@ -107,7 +107,8 @@ def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
 
 def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
     """Return all tables for a terminal; the last two have no title and are always there."""
-    found, titles = [], [*(f"{group} on {gpu.name}" for group in (*GROUPS, "latency")), None, None]
+    found = []
+    titles = [*(f"{group} on {gpu.name}" for group in (*GROUPS, "latency")), None, None]
     for title, rows in zip(titles, list_tables(results, gpu).values(), strict=True):
         if len(rows) > 1 or title is None:
             found.append(new_table(*rows[0], title=title, rows=rows[1:]))
@@ -126,7 +127,8 @@ def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
         "benchmark",
         *(f"{d} {what}" for d in (*devices, gpu.name) for what in ("/cycle/SM", "nJ")),
     ]
-    by_name, rows = keep_first_rounds(results), [head]
+    by_name = keep_first_rounds(results)
+    rows = [head]
     for ours in dict.fromkeys(
         p.ours for p in microbench_results.read_mipp_values() if p.table in ("I", "II")
     ):
@@ -188,7 +190,8 @@ def compare_results(
     """Set two devices side by side: benchmarks of both, rates of an SM, energies above idle, and
     ratios.
     """
-    theirs, rows = keep_first_rounds(others), []
+    theirs = keep_first_rounds(others)
+    rows = []
     for name, a in keep_first_rounds(results).items():
         b = theirs.get(name)
         if b is None or a.version != b.version:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from wattcast.hardware import Gpu
 
 RESULTS_FILE = "microbench.jsonl"
-SAME_TIME, SAME_ENERGY = 0.02, 0.03  # how far two rounds may be apart
+# how far two rounds may be apart
+SAME_TIME = 0.02
+SAME_ENERGY = 0.03
 # benchmark: how far its rate may be from the vendor's
 RATE_LIMITS = {
     "fp32_fma": 0.03,
@@ -207,8 +209,10 @@ read_published = cache(
 
 def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
     """Return the operations per cycle and SM that the vendor states, or None."""
-    key, pipes = result.specification, gpu.pipes
-    cuda, wide = pipes.cuda_flop_per_cycle, result.byte if result.operations else None
+    key = result.specification
+    pipes = gpu.pipes
+    cuda = pipes.cuda_flop_per_cycle
+    wide = result.byte if result.operations else None
     rates = {  # what an SM does in a cycle, and how much of it an operation takes
         **{
             name: (cuda.get(dtype), 2.0)
@@ -279,7 +283,8 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
     """Check throughput against the specification, the copy against the driver's, curves and two
     rounds.
     """
-    by_name, found = keep_first_rounds(results), []
+    by_name = keep_first_rounds(results)
+    found = []
     for name, must in RATE_LIMITS.items():
         result = by_name.get(name)
         wanted = find_specified_rate(gpu, result) if result is not None else None
@@ -288,7 +293,8 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
             text = f"{name}: {rate:.4g} of {wanted:g} per cycle and SM"
             found.append(ExpectedTruth(text, abs(rate / wanted - 1.0), must))
     most = float(gpu.memory.byte_per_s)
-    copy, driver = find_best_copy(results), by_name.get("dram_memcpy")
+    copy = find_best_copy(results)
+    driver = by_name.get("dram_memcpy")
     if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
         text = f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s ({copy.byte_per_s / most:.0%} of the specification), "
         text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"

@@ -48,8 +48,11 @@ from wattcast.measure.steady_state import (
     take_window,
 )
 
-AGAIN_TICKS, AGAIN_S = 5, 0.85  # least ticks and seconds of a repetition
-WARM_S, MULTIMEDIA_WARM_S = 6.0, 3.0
+# least ticks and seconds of a repetition
+AGAIN_TICKS = 5
+AGAIN_S = 0.85
+WARM_S = 6.0
+MULTIMEDIA_WARM_S = 3.0
 IDLE_S = 1.3
 COPY_VERSION = 2  # of the driver's copy: a whole buffer, as ours
 TRANSFER_BYTE = 256 << 20
@@ -84,7 +87,8 @@ def microbench(
     since: Since = "",
 ) -> VerbResult:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes."""
-    names, budget_s = [name for name in only.split(",") if name], parse(budget, "s", "--budget")
+    names = [name for name in only.split(",") if name]
+    budget_s = parse(budget, "s", "--budget")
     if listed:
         found = find_benchmarks(names)
         told = (f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in found)
@@ -127,7 +131,8 @@ def multimedia(
     """Rotation, diamond motion search, 8x8 DCT and debarreling of an 80-frame full-HD clip, checked
     against NumPy.
     """
-    budget_s, folder = parse(budget, "s", "--budget"), _open_folder(out, repeats, before)
+    budget_s = parse(budget, "s", "--budget")
+    folder = _open_folder(out, repeats, before)
     if frames < 3:
         raise bad_value("--frames", "three frames or more", frames)
     if child:
@@ -182,7 +187,8 @@ def run_child(
     """Measure the suite or the workloads; return 0 when done, ``BROKEN`` when the device context
     was lost.
     """
-    out, kind = campaign.out, campaign.kind
+    out = campaign.out
+    kind = campaign.kind
     with Sampler("nvml") as sampler:
         write_heartbeat(out, "starting", kind)
         run = make_run_name()
@@ -193,7 +199,9 @@ def run_child(
         campaign.bench = bench = DeviceBench(device, sampler, run)
         if campaign.quick:
             bench.rule = replace(bench.rule, least_ticks=5, least_s=0.9)
-        sms, l2_byte, cuda = device.sm_count, device.l2_byte, microbench_campaign.nvrtc_version()
+        sms = device.sm_count
+        l2_byte = device.l2_byte
+        cuda = microbench_campaign.nvrtc_version()
         info = make_run_info(run, sampler.identity, sm_count=sms, l2_byte=l2_byte, cuda=cuda)
         Journal(out / "runs.jsonl", key="run").append(info)
         try:
@@ -219,7 +227,8 @@ def make_idle_task(
     """Measure power with nothing to do on the device, the host asleep or counting."""
 
     def measure(row: MicroRow) -> MicroRow:
-        mark, began_s = sampler.head, time.monotonic()
+        mark = sampler.head
+        began_s = time.monotonic()
         while host_busy and time.monotonic() - began_s < length_s:
             sum(range(1000))
         time.sleep(max(0.0, began_s + length_s - time.monotonic()))
@@ -246,7 +255,8 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
 
 
 def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]) -> None:
-    device, benchmarks = bench.device, find_benchmarks(names)
+    device = bench.device
+    benchmarks = find_benchmarks(names)
     compiled = CompiledKernels(device.architecture)
     if missing := [
         b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in campaign.journal.ids
@@ -297,7 +307,8 @@ def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBe
     if before is None or "sw_power_cap" in before.throttle:
         return bench
     rule = bench.rule  # a repetition gives no memory power
-    ticks, least_s = min(rule.least_ticks, AGAIN_TICKS), min(rule.least_s, AGAIN_S)
+    ticks = min(rule.least_ticks, AGAIN_TICKS)
+    least_s = min(rule.least_s, AGAIN_S)
     return replace(bench, rule=replace(rule, least_ticks=ticks, least_s=least_s))
 
 
@@ -315,10 +326,8 @@ def make_benchmark_task(
         ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
         before = seen.get(benchmark.name)
         try:
-            how, iterations = (
-                choose_repeat_bench(bench, before),
-                (before and before.iterations) or 0,
-            )
+            how = choose_repeat_bench(bench, before)
+            iterations = (before and before.iterations) or 0
             seen[benchmark.name] = benchmark_kernels.measure_benchmark(how, ready, row, iterations)
             return seen[benchmark.name]
         finally:
@@ -340,17 +349,18 @@ def make_transfer_task(
     """
     local = name == "dram_memcpy"
     size = buffers.size if local else min(TRANSFER_BYTE, buffers.size)
-    byte, version = (
-        (2.0 if name in ("dram_memcpy", "pcie_both") else 1.0) * size,
-        COPY_VERSION if local else 1,
-    )
+    byte = (2.0 if name in ("dram_memcpy", "pcie_both") else 1.0) * size
+    version = COPY_VERSION if local else 1
     blank = MicroRow(
         micro_row_id(name, repeat, version), name, "memory" if local else "transfer", "byte"
     )
 
     def measure(row: MicroRow) -> MicroRow:
-        device, both = bench.device, name == "pcie_both"
-        call, stream, host = device.call, device.stream, 0
+        device = bench.device
+        both = name == "pcie_both"
+        call = device.call
+        stream = device.stream
+        host = 0
         if name == "peer_copy":
             home, away = (call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", i)) for i in (0, 1))
             call("cuCtxSetCurrent", away)
@@ -413,8 +423,10 @@ def list_multimedia_tasks(
     bench: DeviceBench, clip: multimedia_clip.MediaClip, repeat: int
 ) -> list[MicroTask]:
     """List all rows of one round."""
-    device, moved = clip.device, min(MOVED_FRAMES, clip.frames)
-    size, host = moved * multimedia_clip.FRAME_BYTE, list[int]()
+    device = clip.device
+    moved = min(MOVED_FRAMES, clip.frames)
+    size = moved * multimedia_clip.FRAME_BYTE
+    host = list[int]()
 
     def move_frames(name: str = "") -> None:
         """Put frames in, a kernel (or none) over them, and as many frames of the result out on the

@@ -19,15 +19,19 @@ from wattcast.measure.cuda_device import CudaDevice, CudaKernel, compile_cubin
 Frame = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-WIDTH, HEIGHT, FRAMES = 1920, 1080, 80
-LUMA, CHROMA = WIDTH * HEIGHT, WIDTH * HEIGHT // 4
+WIDTH = 1920
+HEIGHT = 1080
+FRAMES = 80
+LUMA = WIDTH * HEIGHT
+CHROMA = WIDTH * HEIGHT // 4
 FRAME_BYTE = LUMA + 2 * CHROMA
 # begin, width, height and black of the three planes
 PLANES = (
     (0, WIDTH, HEIGHT, 16),
     *((LUMA + n * CHROMA, WIDTH // 2, HEIGHT // 2, 128) for n in range(2)),
 )
-BLOCKS_X, BLOCKS_Y = WIDTH // 8, HEIGHT // 8
+BLOCKS_X = WIDTH // 8
+BLOCKS_Y = HEIGHT // 8
 LARGE = ((-2, 0), (-1, -1), (0, -2), (1, -1), (2, 0), (1, 1), (0, 2), (-1, 1))
 SMALL = ((-1, 0), (0, -1), (1, 0), (0, 1))
 KEPT = 9  # coefficients with u + v beyond this are dropped
@@ -43,7 +47,10 @@ def _hash_lattice(x: Ints, y: Ints) -> Ints:
 
 def draw_noise(x: Ints, y: Ints) -> Ints:
     """Draw value noise on a lattice of 16 pixels, 0 to 255."""
-    cx, cy, fx, fy = x >> 4, y >> 4, x & 15, y & 15
+    cx = x >> 4
+    cy = y >> 4
+    fx = x & 15
+    fy = y & 15
     top = _hash_lattice(cx, cy) * (16 - fx) + _hash_lattice(cx + 1, cy) * fx
     low = _hash_lattice(cx, cy + 1) * (16 - fx) + _hash_lattice(cx + 1, cy + 1) * fx
     return np.asarray((top * (16 - fy) + low * fy) >> 8)
@@ -81,7 +88,8 @@ def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
     out = np.empty_like(source)
     for begin, width, height, black in PLANES:
         y, x = np.mgrid[0:height, 0:width]
-        x, y = x - width // 2, y - height // 2
+        x = x - width // 2
+        y = y - height // 2
         u = ((cosine * x + sine * y) >> 16) + width // 2
         v = ((cosine * y - sine * x) >> 16) + height // 2
         within = (u >= 0) & (u < width) & (v >= 0) & (v < height)
@@ -98,7 +106,8 @@ def make_barrel_map(strength: float = 0.12) -> npt.NDArray[np.int32]:
     parts = []
     for begin, width, height, _ in PLANES:
         y, x = np.mgrid[0:height, 0:width].astype(np.float64)
-        dx, dy = (x - width / 2) / (width / 2), (y - height / 2) / (width / 2)
+        dx = (x - width / 2) / (width / 2)
+        dy = (y - height / 2) / (width / 2)
         grow = 1.0 + strength * (dx * dx + dy * dy)
         u = np.floor(dx * grow * (width / 2) + width / 2).astype(np.int64)
         v = np.floor(dy * grow * (width / 2) + height / 2).astype(np.int64)
@@ -118,10 +127,13 @@ def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.
     found.
     """
     wanted = np.arange(BLOCKS_X * BLOCKS_Y) if blocks is None else blocks
-    x0, y0 = wanted % BLOCKS_X * 8, wanted // BLOCKS_X * 8
-    current, previous = now[:LUMA].reshape(HEIGHT, WIDTH), before[:LUMA].reshape(HEIGHT, WIDTH)
+    x0 = wanted % BLOCKS_X * 8
+    y0 = wanted // BLOCKS_X * 8
+    current = now[:LUMA].reshape(HEIGHT, WIDTH)
+    previous = before[:LUMA].reshape(HEIGHT, WIDTH)
     inner = np.arange(8)
-    ys, xs = y0[:, None] + inner, x0[:, None] + inner
+    ys = y0[:, None] + inner
+    xs = x0[:, None] + inner
     own = current[ys[:, :, None], xs[:, None, :]].astype(np.int64)
 
     def sad(dx: Ints, dy: Ints) -> Ints:
@@ -130,20 +142,25 @@ def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.
         other = previous[rows[:, :, None], columns[:, None, :]].astype(np.int64)
         return np.asarray(np.abs(own - other).sum(axis=(1, 2)))
 
-    dx, dy = np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=np.int64)
-    best, open_ = sad(dx, dy), np.ones(len(wanted), dtype=bool)
+    dx = np.zeros(len(wanted), dtype=np.int64)
+    dy = np.zeros(len(wanted), dtype=np.int64)
+    best = sad(dx, dy)
+    open_ = np.ones(len(wanted), dtype=bool)
     for pattern in (LARGE, LARGE, LARGE, SMALL):
         open_ = (
             open_ if pattern is LARGE else np.ones_like(open_)
         )  # the last step is taken everywhere
-        to_x, to_y = np.zeros_like(dx), np.zeros_like(dy)
+        to_x = np.zeros_like(dx)
+        to_y = np.zeros_like(dy)
         for step_x, step_y in pattern:
             found = sad(dx + step_x, dy + step_y)
             better = open_ & (found < best)
             best = np.where(better, found, best)
-            to_x, to_y = np.where(better, step_x, to_x), np.where(better, step_y, to_y)
+            to_x = np.where(better, step_x, to_x)
+            to_y = np.where(better, step_y, to_y)
         open_ = open_ & ((to_x != 0) | (to_y != 0))
-        dx, dy = dx + to_x, dy + to_y
+        dx = dx + to_x
+        dy = dy + to_y
     return np.stack([dx, dy, best], axis=1).astype(np.int16)
 
 
@@ -202,7 +219,8 @@ class MediaClip:
     def make(cls, device: CudaDevice, frames: int = FRAMES) -> MediaClip:
         """Compile, allocate and draw the clip; its first and last frame must be NumPy's."""
         cubin = compile_cubin(read_kernel_source(), device.architecture, "multimedia.cu")
-        taken, result = device.allocate(frames * FRAME_BYTE), device.allocate(frames * LUMA * 2)
+        taken = device.allocate(frames * FRAME_BYTE)
+        result = device.allocate(frames * LUMA * 2)
         matrix = make_cosines()
         wanted: dict[str, npt.NDArray[Any]] = {
             "turns": make_turns(frames),

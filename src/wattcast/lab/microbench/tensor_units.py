@@ -44,11 +44,10 @@ BULK_STAGES = 4
 THROUGH_STAGES = 6  # of a copy through shared memory
 LATENCY_STEPS = 16  # copies of an iteration that wait for one another
 SPINS = 1 << 22  # tries of a barrier before a kernel gives up: no wait may last for ever
-TILE_ROWS, TILE_BYTE, ROW_TILES = (
-    64,
-    128,
-    64,
-)  # rows and bytes across of a tile; tiles across the matrix
+# rows and bytes across of a tile; tiles across the matrix
+TILE_ROWS = 64
+TILE_BYTE = 128
+ROW_TILES = 64
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,8 @@ def _read_table(name: str, kind: type[Entry]) -> dict[str, Entry]:
     return {values["name"]: kind(**values) for values in made}
 
 
-PRECISIONS, MMA = (
-    _read_table("tensor_formats.csv", TensorPrecision),
-    _read_table("mma_shapes.csv", MmaShape),
-)
+PRECISIONS = _read_table("tensor_formats.csv", TensorPrecision)
+MMA = _read_table("mma_shapes.csv", MmaShape)
 
 
 def wgmma_unit(
@@ -108,11 +105,16 @@ def wgmma_unit(
 
     ``sparse`` A tiles hold two of every four elements, so K doubles; operations are those of the
     dense product, as vendors count them. ``apart`` products wait for the one before."""
-    form, integer = PRECISIONS[precision], precision == "int8"
+    form = PRECISIONS[precision]
+    integer = precision == "int8"
     registers = columns // 2  # of accumulators in a thread
-    kind, letter, bits = "float", "f", "__float_as_uint(acc[{0}])"
+    kind = "float"
+    letter = "f"
+    bits = "__float_as_uint(acc[{0}])"
     if integer:
-        kind, letter, bits = "int", "r", "(unsigned)acc[{0}]"
+        kind = "int"
+        letter = "r"
+        bits = "(unsigned)acc[{0}]"
     pool = STAGES * (
         groups * A_TILE_BYTE + columns * 128
     )  # an A tile for each warpgroup and a B tile for all
@@ -123,17 +125,13 @@ def wgmma_unit(
         ", 0, 0" if form.k == 16 else ""
     )  # scales, transpositions
     wait = ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
-    product, ends = (
-        f"wgmma.mma_async{'.sp' * sparse}.sync.aligned",
-        f", %{registers + 2}, 0" * sparse,
-    )
+    product = f"wgmma.mma_async{'.sp' * sparse}.sync.aligned"
+    ends = f", %{registers + 2}, 0" * sparse
     lines = ["wgmma.fence.sync.aligned;"]
     for i in range(WGMMA_STEPS):
         stage = i // STEPS_OF_STAGE % STAGES * pool // STAGES
-        at, at_b = (
-            stage + i % STEPS_OF_STAGE * 32,
-            stage + (i % 2 * 64 if sparse else i % STEPS_OF_STAGE * 32),
-        )
+        at = stage + i % STEPS_OF_STAGE * 32
+        at_b = stage + (i % 2 * 64 if sparse else i % STEPS_OF_STAGE * 32)
         lines.append(
             f"add.u64 da, %{registers}, {at >> 4}; add.u64 db, %{registers + 1}, {at_b >> 4};"
         )
@@ -169,8 +167,10 @@ def mma_unit(name: str, precision: str, chains: int = 0) -> BenchUnit:
     """Run ``mma.sync`` with operands in registers; eight accumulators in turn, four of the larger
     fp64 form.
     """
-    p, form = name, MMA[precision]
-    wide, sparse = form.letter == "d", precision.startswith("sparse")
+    p = name
+    form = MMA[precision]
+    wide = form.letter == "d"
+    sparse = precision.startswith("sparse")
     chains = chains or (CHAINS // 2 if wide and form.c > 2 else CHAINS)
     sets = 1 if wide and form.a > 1 else 2  # of operands, in turn
     lines = []
@@ -226,11 +226,13 @@ def divergence_unit(name: str, ways: int) -> BenchUnit:
     Half of a path grows by g, the other half shrinks by r near 1/g and turns the sign last, as
     ``multiply_adds`` does, so that values neither settle nor overflow.
     """
-    p, paths = name, []
+    p = name
+    paths = []
     for way in range(ways):
         lines = []
         for i in range(PATH_STEPS):
-            shrinks, last = i >= PATH_STEPS // 2, i >= PATH_STEPS - 4
+            shrinks = i >= PATH_STEPS // 2
+            last = i >= PATH_STEPS - 4
             constant = (
                 f"0f{(0xBF800000 if shrinks else 0x3F800000) + 4096 * way:08X}"  # tells paths apart
             )
@@ -280,7 +282,8 @@ def bulk_there_and_back_unit(name: str) -> BenchUnit:
 
     Stage by stage: wait for what came in, send it out, and when the one before has been read, load
     into its place."""
-    size, stages = BULK_BYTE, THROUGH_STAGES
+    size = BULK_BYTE
+    stages = THROUGH_STAGES
     waits = [_wait_bulk(name, stage) for stage in range(stages)]
     turns = []
     for stage, wait in enumerate(waits):
@@ -341,19 +344,22 @@ def _issue_bulk(
     """Tell the barrier of a stage how many bytes will come, start their copy, and go on to the next
     chunk.
     """
-    slice_byte, kind = size // cluster, "shared::cluster.global.mbarrier::complete_tx::bytes"
-    to, source = f"{p}_pool + {BULK_BYTE}u * {stage}", f"a + (u64){p}_k * {BULK_BYTE}ull"
-    copy, more = f"{kind} [%1], [%2], {slice_byte}, [%0];", ""
+    slice_byte = size // cluster
+    kind = "shared::cluster.global.mbarrier::complete_tx::bytes"
+    to = f"{p}_pool + {BULK_BYTE}u * {stage}"
+    source = f"a + (u64){p}_k * {BULK_BYTE}ull"
+    copy = f"{kind} [%1], [%2], {slice_byte}, [%0];"
+    more = ""
     if tile:
-        copy, source = f"tensor.2d.{kind} [%1], [%2, {{%3, %4}}], [%0];", "b"
-        across, down = (
-            f"{p}_k % {ROW_TILES}u * {TILE_BYTE // 2}u",
-            f"{p}_k / {ROW_TILES}u * {TILE_ROWS}u",
-        )
+        copy = f"tensor.2d.{kind} [%1], [%2, {{%3, %4}}], [%0];"
+        source = "b"
+        across = f"{p}_k % {ROW_TILES}u * {TILE_BYTE // 2}u"
+        down = f"{p}_k / {ROW_TILES}u * {TILE_ROWS}u"
         more = f', "r"({across}), "r"({down})'
     elif cluster > 1:
         copy = f"{kind}.multicast::cluster [%1], [%2], {slice_byte}, [%0], %3;"
-        to, source = f"{to} + {p}_rank * {slice_byte}u", f"{source} + {p}_rank * {slice_byte}u"
+        to = f"{to} + {p}_rank * {slice_byte}u"
+        source = f"{source} + {p}_rank * {slice_byte}u"
         more = f', "h"((unsigned short){(1 << cluster) - 1})'
     return write_piece(
         "bulk.issue", p, size=size, copy=copy, stage=stage, to=to, source=source, more=more

@@ -38,10 +38,9 @@ LEAST_WAIT = (
 QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 WORTH = 0.005  # a change of time or energy below this is not worth a line
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
-MOST_WARPS, ENOUGH_WARPS = (
-    64.0,
-    14.0,
-)  # of an SM: resident at most, and those that hide arithmetic latency
+# of an SM: resident at most, and those that hide arithmetic latency
+MOST_WARPS = 64.0
+ENOUGH_WARPS = 14.0
 IN_FLIGHT_BYTE = (
     12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
 )
@@ -105,7 +104,8 @@ def predict_time_s(
     T'^p = N'^p + W'^p with W' = W·``wait``·(q·N'/N + 1 - q) and q the share of W that is queueing
     (``queued``, or ``queued_share``). Where the units still explain more than the measured time, T'
     = T·N'/N."""
-    before_s, after_s = combine_units_s(profile.work, exponent), combine_units_s(after, exponent)
+    before_s = combine_units_s(profile.work, exponent)
+    after_s = combine_units_s(after, exponent)
     if before_s <= 0.0:
         return profile.time_s * wait
     ratio = after_s / before_s
@@ -125,8 +125,10 @@ def queued_share(profile: KernelProfile) -> float:
 
     Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE``
     under way."""
-    m, enough = profile.counters, ENOUGH_WARPS
-    sectors, requests = m["loaded_sectors"], m["loads"]
+    m = profile.counters
+    enough = ENOUGH_WARPS
+    sectors = m["loaded_sectors"]
+    requests = m["loads"]
     if (
         requests > 0.0
         and m.far_share > unit_work.FAR_SHARE
@@ -143,7 +145,8 @@ def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> Tuni
     work: dict[str, UnitWork] = dict(profile.work)
     wait = 1.0
     for change in changes:
-        work, wait = change.apply(work), wait * change.wait
+        work = change.apply(work)
+        wait = wait * change.wait
     time = predict_time_s(profile, work, wait) / profile.time_s
     q = queued_share(profile)
     ways = [(exponent, queued) for exponent in EXPONENTS for queued in (0.5 * q, q)]
@@ -237,7 +240,8 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
     single, double, whole = (by_name.get(name) for name in ("fp32_fma", "fp64_fma", "int32_add"))
     if single is None or double is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
         return None
-    single_j, double_j = single.operation_above_idle_j, double.operation_above_idle_j
+    single_j = single.operation_above_idle_j
+    double_j = double.operation_above_idle_j
     if not (single.operation_s and double.operation_s and single_j and double_j):
         return None
     converted = p.counters.converted
@@ -245,7 +249,8 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
     moved = p.work["fp64"].scaled(
         kept * single.operation_s / double.operation_s, kept * single_j / double_j
     )
-    factor, added = {"fp64": (0.0, 0.0)}, {"fp32": moved}
+    factor = {"fp64": (0.0, 0.0)}
+    added = {"fp32": moved}
     gone = p.counters.constants + (1.0 - kept) * p.counters["pipe_fp64"]
     if converted > 0.0:
         factor["special"] = (1.0 - converted / p.counters["pipe_xu"],) * 2
@@ -318,7 +323,8 @@ def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
         return None
     time, energy = unit_work.access_ratio(p.counters, results)
     factor = {"dram": (1.0 / time, 1.0 / energy)}
-    passes, each = p.counters.passes, p.counters.stretch_byte
+    passes = p.counters.passes
+    each = p.counters.stretch_byte
     own = passes - p.counters["shared_passes"]
     if each is not None and own > 0.0:
         # as many threads walk along their stretches, and wider accesses come back to a sector less
@@ -351,7 +357,9 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     it are of one block, L2 gives it once instead of r times; if each is of another block, r times
     as before. Neighbours along a row share a block and those of other rows do not, as a rule, so
     the geometric mean is taken: √r times."""
-    m, factor, wait = p.counters, {}, 1.0
+    m = p.counters
+    factor = {}
+    wait = 1.0
     again = (
         1.0 - (m["dram_read"] / m["l2_read"]) ** 0.5 if 0.0 < m["dram_read"] < m["l2_read"] else 0.0
     )
@@ -447,7 +455,8 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
         moved = sum(p.counters[reads] + p.counters[writes] for p in profiles)
         kept = profiles[0].counters[reads] + profiles[-1].counters[writes]
         for last, p in pairwise(profiles):
-            read, handed = p.counters[reads], last.counters[writes]
+            read = p.counters[reads]
+            handed = last.counters[writes]
             kept += max(read - (handed if handed > 0.3 * read else last.counters[reads]), 0.0)
         if moved > 0.0:
             factor[unit] = (kept / moved,) * 2
@@ -461,7 +470,8 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
         u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws))
         for u, ws in parts.items()
     }
-    name, time_s = " + ".join(p.name for p in profiles), sum(p.time_s for p in profiles)
+    name = " + ".join(p.name for p in profiles)
+    time_s = sum(p.time_s for p in profiles)
     together = KernelProfile(
         name, time_s, work, unit_work.KernelCounters(), profiles[0].idle_power_w
     )

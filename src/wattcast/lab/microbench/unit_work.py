@@ -58,7 +58,8 @@ PIPES = tuple(f"pipe_{name}" for name in "alu fma fp64 xu lsu adu cbu uniform".s
 ACCESSES = {size: f"accesses_{size}" for size in (1, 2, 4, 8, 16)}  # by bytes of a thread
 TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a table
 SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
-FAR_STALLS, NO_STALLS = ("long_scoreboard", "lg_throttle"), ("selected", "not_selected")
+FAR_STALLS = ("long_scoreboard", "lg_throttle")
+NO_STALLS = ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
 # unit: the microbenchmark with its rate and energy, the counters of its operations, operations of
@@ -107,7 +108,8 @@ class KernelCounters(dict[str, float]):
         """Passes of the L1: those through its data, or the lookup of all sectors where that takes
         longer.
         """
-        sectors, shared = self["loaded_sectors"] + self["stored_sectors"], self["shared_passes"]
+        sectors = self["loaded_sectors"] + self["stored_sectors"]
+        shared = self["shared_passes"]
         return max(self.get("wavefronts", shared), shared + sectors / SECTORS_A_PASS)
 
     @property
@@ -120,18 +122,18 @@ class KernelCounters(dict[str, float]):
     @property
     def conflicts(self) -> float | None:
         """Conflicts per access of shared memory."""
-        passes, extra = self["shared_passes"], self["extra_passes"]
+        passes = self["shared_passes"]
+        extra = self["extra_passes"]
         return min(extra / (passes - extra), 31.0) if passes > extra > 0.0 else None
 
     @property
     def active(self) -> float | None:
         """Threads of a warp that take part, without branches, which whole warps execute."""
-        branches, active = self["branches_of_threads"], self["active_threads"]
+        branches = self["branches_of_threads"]
+        active = self["active_threads"]
         if self.has("thread_instructions", "instructions"):
-            threads, warps = (
-                self["thread_instructions"] - branches,
-                self["instructions"] - branches / 32.0,
-            )
+            threads = self["thread_instructions"] - branches
+            warps = self["instructions"] - branches / 32.0
             active = threads / warps if warps > 0.0 and threads > 0.0 else active
         return min(max(active, 1.0), 32.0) if active > 0.0 else None
 
@@ -161,7 +163,8 @@ class KernelCounters(dict[str, float]):
 
         Their sectors come from the L1 again while they walk, so that the warp's accesses reach as
         far as wide ones."""
-        mean, sectors = self.access_byte, self["loaded_sectors"]
+        mean = self.access_byte
+        sectors = self["loaded_sectors"]
         each = sectors / max(self["loads"], 1.0)
         walks = self["hit_sectors"] >= 0.5 * sectors and not self.reads_table
         return each if mean and each > 1.5 * mean and walks else None
@@ -257,7 +260,8 @@ def list_usable_units(
     results: Sequence[MicroRow], counted: Container[str]
 ) -> dict[str, tuple[str, tuple[str, ...], float]]:
     """List units whose counts the profile has and whose rate was measured."""
-    by_name, found = keep_first_rounds(results), {}
+    by_name = keep_first_rounds(results)
+    found = {}
     for unit, (bench, names, each) in UNITS.items():
         fault = find_fault(by_name[bench]) if bench in by_name else None
         if unit in INSTEAD and (
@@ -279,7 +283,9 @@ def make_profile(
     name: str, values: Mapping[str, float], results: Sequence[MicroRow], idle_w: float
 ) -> KernelProfile:
     """Compute a kernel's work by unit, from its metrics as the profiler names them."""
-    by_name, work, m = keep_first_rounds(results), {}, KernelCounters.from_metrics(values)
+    by_name = keep_first_rounds(results)
+    work = {}
+    m = KernelCounters.from_metrics(values)
     time_s = m["time"]
     for unit, (bench, names, each) in list_usable_units(results, m).items():
         result = by_name[bench]
@@ -289,15 +295,19 @@ def make_profile(
             work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
             continue
         amount = sum(m[counter] for counter in names)
-        slower, share = 1.0, 1.0  # seconds and joules of a count over those of the microbenchmark's
+        # seconds and joules of a count over those of the microbenchmark's
+        slower = 1.0
+        share = 1.0
         if unit == "l1":
-            amount, extra = m.passes, m.conflicts
+            amount = m.passes
+            extra = m.conflicts
             if extra is not None:
                 ratio = curve_ratio(results, "conflicts", extra, 0.0)
                 cheaper = 1.0 - 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 0.0
                 share = 1.0 - cheaper * m["shared_passes"] / amount
         elif unit in ELSEWHERE:
-            amount, share = m["grid"] * m["block"] / 32.0 if unit == "launch" else amount, 0.0
+            amount = m["grid"] * m["block"] / 32.0 if unit == "launch" else amount
+            share = 0.0
         elif unit == "dram":
             slower = access_ratio(m, results)[0] * turn_around_ratio(m, by_name)
         elif unit in ARITHMETIC and (active := m.active) is not None:
@@ -358,7 +368,8 @@ def curve_ratio(
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_above_idle_j]
     if len(points) < 2:
         return None
-    x, each = [p.at for p in points], [p.at if by_byte else 1.0 for p in points]
+    x = [p.at for p in points]
+    each = [p.at if by_byte else 1.0 for p in points]
     time = [(p.operation_s or 0.0) / n for p, n in zip(points, each, strict=True)]
     energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, each, strict=True)]
     found = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
@@ -403,7 +414,8 @@ def collect_unit_counters(
         compiled.stop(budget_s / 2)
     verb = ["microbench", *(["--only", ",".join(only)] if only else [])]
     verb += ["--from", str(before)] if before is not None else []
-    left_s, raw = budget_s - (time.monotonic() - began_s), out / "microbench_counters.csv"
+    left_s = budget_s - (time.monotonic() - began_s)
+    raw = out / "microbench_counters.csv"
     lines, metrics = nsight_counters.run_target(raw, verb, read_unit_metrics(), left_s, WRITE_S)
     journal = Journal(out / "microbench_counters.jsonl")
     have = read_counted_ids(out)
@@ -415,7 +427,8 @@ def collect_unit_counters(
 
 def read_counted_ids(out: Path) -> set[str]:
     """Return the kernels whose counters are on file for their present version."""
-    path, now = out / "microbench_counters.jsonl", {b.name: b.version for b in list_benchmarks()}
+    path = out / "microbench_counters.jsonl"
+    now = {b.name: b.version for b in list_benchmarks()}
     rows = read_lines(path, missing_ok=True)
     return {
         str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)
@@ -438,11 +451,13 @@ def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
 def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:
     """Launch every kernel under ``ncu``; return how many were counted."""
     deadline_s = time.monotonic() + budget_s
-    device, have = CudaDevice.open(), read_counted_ids(out)
+    device = CudaDevice.open()
+    have = read_counted_ids(out)
     counted = _count_multimedia(device, have) if not only or "multimedia" in only else 0
     compiled = CompiledKernels(device.architecture)
     buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
-    names, wanted = [name for name in only if name != "multimedia"], list[Benchmark]()
+    names = [name for name in only if name != "multimedia"]
+    wanted = list[Benchmark]()
     if names or not only:
         able = (
             b for b in find_benchmarks(names) if b.supported(device.architecture) and not b.timed

@@ -45,7 +45,10 @@ LEGEND_RIGHT: dict[str, Any] = {
     "bbox_to_anchor": (1.01, 1.0),
     "frameon": False,
 }
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+GREY = "#999999"
 
 
 def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
@@ -85,7 +88,8 @@ def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
     assert tables.memory_w is not None
     assert tables.board_w is not None
     figure, axes = new_axes(5.0, 3.6)
-    order, at = tables.order(application), tables.lattice.flat_index(tables.default)
+    order = tables.order(application)
+    at = tables.lattice.flat_index(tables.default)
     whole, memory = (
         np.average(table[order, at], weights=tables.time_s[order, at])
         for table in (tables.power_w, tables.memory_w)
@@ -114,7 +118,8 @@ def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
         for i, hz in enumerate(np.unique(memory)):
             here = memory == hz
             order = np.argsort(ratio[here], kind="stable")
-            x, y = ratio[here][order], speed[here][order]
+            x = ratio[here][order]
+            y = speed[here][order]
             axes.plot(
                 x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}"
             )
@@ -136,10 +141,8 @@ def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
         tables.power_w[tables.kernels.index(kernel)]
         / tables.power_w[tables.kernels.index(kernel), 0]
     )
-    units, core = (
-        tables.lattice.knob_values(KnobRole.COMPUTE_UNITS),
-        tables.lattice.knob_values(KnobRole.CORE_CLOCK),
-    )
+    units = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS)
+    core = tables.lattice.knob_values(KnobRole.CORE_CLOCK)
     full = (
         tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
         == tables.lattice.knob_values(KnobRole.MEMORY_CLOCK).max()
@@ -185,7 +188,8 @@ def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figur
     figure = new_figure(4.5 * len(kernels), 3.6)
     for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
         k = tables.kernels.index(kernel)
-        time_s, energy = tables.time_s[k], tables.energy_j[k]
+        time_s = tables.time_s[k]
+        energy = tables.energy_j[k]
         fastest = int(time_s.argmin())
         best = {
             "energy": int(energy.argmin()),
@@ -260,7 +264,8 @@ def _shade(i: int, count: int) -> tuple[float, float, float]:
     """Return a colour of an ordered series from dark blue to light orange, which differ in grey as
     well.
     """
-    low, high = np.array([0.0, 0.2, 0.4]), np.array([0.95, 0.75, 0.3])
+    low = np.array([0.0, 0.2, 0.4])
+    high = np.array([0.95, 0.75, 0.3])
     r, g, b = low + (high - low) * i / max(count - 1, 1)
     return float(r), float(g), float(b)
 
@@ -311,7 +316,8 @@ def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, Sensitivit
     7.2).
     """
     figure = new_figure(8.0, 4.0)
-    truth, columns = measure_table_sensitivities(tables), average_counters(tables)
+    truth = measure_table_sensitivities(tables)
+    columns = average_counters(tables)
     for axes, which in zip(figure.subplots(1, 2), ("compute", "bandwidth"), strict=True):
         for (name, model), colour in zip(models.items(), (BLUE, ORANGE, GREEN), strict=False):
             guess = getattr(model, which).predict_columns(columns)
@@ -360,9 +366,11 @@ def draw_residency(
     for i, (role, found) in enumerate(
         (role, by_role[role]) for role in shares for by_role in drawn.values()
     ):
-        levels, bottom = list(shares[role]), 0.0
+        levels = list(shares[role])
+        bottom = 0.0
         for level in sorted(found):
-            share, grey = found[level], 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
+            share = found[level]
+            grey = 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
             axes.bar(i, 100 * share, bottom=100 * bottom, color=str(grey))
             text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
             if share > 0.04:
@@ -408,10 +416,8 @@ def list_figures(
     """Return all figures of the plant, by name."""
     stress = ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")
     cases = ("Sort.BottomScan", "CoMD.AdvanceVelocity", "SRAD.Prepare", "DeviceMemory.ReadGlobal")
-    graph, stepped = (
-        comparison.runs[PolicyName.HARMONIA, "Graph500"].played,
-        "Graph500.BottomStepUp",
-    )
+    graph = comparison.runs[PolicyName.HARMONIA, "Graph500"].played
+    stepped = "Graph500.BottomStepUp"
     return {
         "figure_01_power_breakdown": partial(draw_power_breakdown, tables, "XSBench"),
         "figure_03_balance": partial(draw_balance_curves, tables, stress),
@@ -430,10 +436,8 @@ def list_figures(
 
 
 if __name__ == "__main__":
-    plant, shipped = (
-        hd7970.load_tables(),
-        [load_shipped_model(n) for n in ("hd7970_simulated", "hd7970_table3")],
-    )
+    plant = hd7970.load_tables()
+    shipped = [load_shipped_model(n) for n in ("hd7970_simulated", "hd7970_table3")]
     played = compare_policies(
         [plant], PolicySetup(model=shipped[0]), [PolicyName.DEFAULT, PolicyName.HARMONIA]
     )

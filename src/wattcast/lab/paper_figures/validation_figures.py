@@ -54,7 +54,9 @@ if TYPE_CHECKING:
 NEAR_LATENCY = 0.05  # of latency, between the members of a pair
 NEAR_FLOP = 0.20  # of FLOPs, in the L2 pairs
 MOST_PAIRS = 3
-_THEIRS, _BARE = "#CC6677", "#999933"  # Tol's muted set (2021): not the colours of modules
+# Tol's muted set (2021): not the colours of modules
+_THEIRS = "#CC6677"
+_BARE = "#999933"
 _KIND_COLOUR = {"GEMM-like": "#332288", "reduction": "#CC6677", "elementwise": "#DDCC77"}
 _MOST_SHOWN = 20
 
@@ -98,7 +100,8 @@ class EqualLatencyPairs:
 
 def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
     """Find the pairs in a GPU's database by rule; predictions are the held-out ones."""
-    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
+    chip = hardware.load_gpu(gpu)
+    rows = kernel_rows.load_kernel_rows(gpu)
     rows = rows.select_rows(rows.to_judge())
     if len(rows) != len(held.work) or tuple(str(op) for op in rows.ops) != held.work:
         raise BadInput(
@@ -109,7 +112,8 @@ def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
     at = np.flatnonzero(
         rows.is_kind("sustained") & on_random_data(rows) & top & np.isfinite(power_w)
     )
-    tiles, names = _tiles(rows), [parse_kernel_name(n[0]) if n else None for n in rows.names]
+    tiles = _tiles(rows)
+    names = [parse_kernel_name(n[0]) if n else None for n in rows.names]
     memory_w = rows.column("memory_power_w")
     found = [
         LatencyPairMember(
@@ -123,7 +127,8 @@ def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
         )
         for i in at
     ]
-    families, sms = [rows.family[i] for i in at], float(np.mean(chip.sm_count))
+    families = [rows.family[i] for i in at]
+    sms = float(np.mean(chip.sm_count))
     fast = [(name := names[i]) is not None and _plain(name, rows.ops[i].dtype.byte) for i in at]
     l2 = _l2_byte(rows, chip)[at]
 
@@ -234,7 +239,8 @@ def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
     FLOPs-and-bytes regression.
     """
     at = held.is_random("burst")
-    measured, families = held.latency_s[at], np.array(held.family)[at]
+    measured = held.latency_s[at]
+    families = np.array(held.family)[at]
     bare, regressed = _simpler(gpu, int(at.sum()))
     named = {"Wattcast": held.predicted_latency_s[at], "ideal scaffold, nothing fitted": bare}
     named["FLOPs and bytes, by family"] = regressed
@@ -391,7 +397,8 @@ def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
 
 
 KERNEL_KINDS = ("GEMM-like", "reduction", "elementwise")
-_PRODUCTS, _ROWS = ("linear", "bmm", "conv2d", "attention"), ("softmax", "layernorm", "rmsnorm")
+_PRODUCTS = ("linear", "bmm", "conv2d", "attention")
+_ROWS = ("softmax", "layernorm", "rmsnorm")
 _REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum", "batch_norm", "norm")
 
 

@@ -167,7 +167,8 @@ def run_command(
     words: Sequence[str], main: Callable[..., Any], make_environment: Callable[..., Any]
 ) -> str:
     """Return what a page shows of a command: a prediction's first lines, a first table, an error."""
-    stdout, stderr = io.StringIO(), io.StringIO()
+    stdout = io.StringIO()
+    stderr = io.StringIO()
     if main(list(words), make_environment(stdout, stderr, {})):
         return "\n".join(textwrap.wrap(stderr.getvalue(), 118))
     lines = [line.rstrip() for line in stdout.getvalue().splitlines()]

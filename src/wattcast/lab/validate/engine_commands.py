@@ -105,7 +105,8 @@ def count_steps(row: Plain, engine: Plain) -> int:
     prompt."""
     if not row["prompts"]:
         return 1
-    tokens, room = int(row["prompt_tokens"]), int(engine["max_batched_tokens"])
+    tokens = int(row["prompt_tokens"])
+    room = int(engine["max_batched_tokens"])
     return -(-tokens // room) if int(row["prompts"]) * tokens > room else 1
 
 

@@ -40,10 +40,12 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return errors overall and by family, with capped and uncapped rows apart."""
     where = f"{gpu} kernels, held-out shapes"
     family = np.array(held.family)
-    burst, sustained = held.is_random("burst"), held.is_random("sustained")
+    burst = held.is_random("burst")
+    sustained = held.is_random("sustained")
     top_hz = float(np.mean(hardware.load_gpu(gpu).clocks.max_hz))
     capped = held.clock_hz < 0.995 * top_hz
-    open_, shut = sustained & ~capped, sustained & capped
+    open_ = sustained & ~capped
+    shut = sustained & capped
     names = list(dict.fromkeys(held.family))
     floors = {  # a plain roofline, the mean of the family, and always the top clock
         "latency_s": held.roofline_s,
@@ -52,7 +54,8 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     }
 
     def score(column: str, quantity: str, at: Mask, *goals: Any) -> LedgerRow:
-        found, true = getattr(held, f"predicted_{column}")[at], getattr(held, column)[at]
+        found = getattr(held, f"predicted_{column}")[at]
+        true = getattr(held, column)[at]
         more: dict[str, Any] = {}
         if column == "latency_s":
             more["median"] = (
@@ -83,7 +86,8 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """
     where = f"{gpu} kernels, intervals of {INTERVAL_LEVEL:.0%}"
     family = np.array(held.family)
-    rows, found = [], {}
+    rows = []
+    found = {}
 
     def score_coverage(name: str, at: Mask, inside: Mask, width: Array) -> LedgerRow:
         shares = {
@@ -137,7 +141,8 @@ def _find_covered(
     known: Mask,
 ) -> tuple[Mask, Array]:
     """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
-    inside, width = np.zeros(len(ratio), dtype=bool), np.full(len(ratio), np.nan)
+    inside = np.zeros(len(ratio), dtype=bool)
+    width = np.full(len(ratio), np.nan)
     for k in np.unique(fold[known]):
         others = known & (fold != k)
         line = held_out.fit_nearness_line(np.log(ratio[others]), family[others], near[others])
@@ -156,10 +161,12 @@ def _find_covered(
 
 def _family_mean(held: held_out.HeldOutRows) -> Array:
     """Return the mean power of each row's family over the other folds, which is the floor."""
-    family, found = np.array(held.family), np.full(len(held.kind), np.nan)
+    family = np.array(held.family)
+    found = np.full(len(held.kind), np.nan)
     known = np.isfinite(held.power_w) & (np.array(held.data) == "random")
     for name, fold in set(zip(held.family, held.fold.tolist(), strict=True)):
-        own, here = family == name, held.fold == fold
+        own = family == name
+        here = held.fold == fold
         if (known & own & ~here).any():
             found[own & here] = held.power_w[known & own & ~here].mean()
     return found
@@ -169,8 +176,11 @@ def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return how often the fitted kernel choice is the library's, and the latency error with the
     kernel that ran.
     """
-    where, family, burst = f"{gpu} kernel choice", np.array(held.family), held.is_random("burst")
-    chosen, oracle = [], []
+    where = f"{gpu} kernel choice"
+    family = np.array(held.family)
+    burst = held.is_random("burst")
+    chosen = []
+    oracle = []
 
     def parse(text: str) -> tuple[str, int, int, bool]:
         kind, tile, *split = text.split()
@@ -198,7 +208,8 @@ def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         without = round(
             mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1
         )
-        quantity, measured_s = f"latency of {name}, kernel that ran (oracle)", held.latency_s[at]
+        quantity = f"latency of {name}, kernel that ran (oracle)"
+        measured_s = held.latency_s[at]
         oracle.append(
             score_row(
                 where, quantity, held.oracle_latency_s[at], measured_s, without_oracle=without
@@ -228,7 +239,8 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
         of["shared"] += _BANK_BYTE * (
             kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
         )
-    rows, chip = load_kernel_rows(gpu), hardware.load_gpu(gpu)
+    rows = load_kernel_rows(gpu)
+    chip = hardware.load_gpu(gpu)
     first = {spec: i for i, spec in reversed(list(enumerate(rows.spec)))}
     specs = [spec for spec in measured if spec in first]
     ops = tuple(rows.ops[first[s]] for s in specs)
@@ -337,7 +349,8 @@ def name_of(card: str) -> str:
 
 def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
     """Return latency and power of each case from a fit that never saw its model family."""
-    sms, top_hz = float(np.mean(gpu.sm_count)), float(np.mean(gpu.clocks.max_hz))
+    sms = float(np.mean(gpu.sm_count))
+    top_hz = float(np.mean(gpu.clocks.max_hz))
     lowered = [lower_graph(case.graph, gpu, reference_chip(gpu)) for case in cases]
     compute_s = np.array(
         [(k.flop / (np.asarray(k.pipe_per_cycle) * sms * top_hz)) @ k.calls for k in lowered]
@@ -349,9 +362,11 @@ def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
     family = np.array([model_family(case.row.model) for case in cases])
     limit_w = float(np.mean(gpu.power.limit_w))
     time = np.column_stack([np.maximum(compute_s, memory_s), operators])
-    found_s, found_w = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
+    found_s = np.full(len(cases), np.nan)
+    found_w = np.full(len(cases), np.nan)
     for name in dict.fromkeys(family.tolist()):
-        here, others = family == name, family != name
+        here = family == name
+        others = family != name
         if not others.any():
             continue
         seconds = np.maximum(time @ solve_relative(time[others], latency[others]), 1e-9)

@@ -84,7 +84,8 @@ def build_ledger(
                 else kept
             )
     judged = judge_held_out(database_folder(PARENT))
-    where, quantity = f"{PARENT} components of AccelWattch", "power, operators never used"
+    where = f"{PARENT} components of AccelWattch"
+    quantity = "power, operators never used"
     rows.append(
         make_ledger_row(where, quantity, judged.rows, judged.mape, judged.constant, None, 8.0)
     )

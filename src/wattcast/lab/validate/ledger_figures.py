@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OURS, DOT = "#332288", "#000000"  # Tol's muted set (2021): not the colours of modules
+# Tol's muted set (2021): not the colours of modules
+OURS = "#332288"
+DOT = "#000000"
 # kind of rows, column and its scale, what axes say, share of the band, whether in logarithms
 HELD_OUT_QUANTITIES = {
     "latency": ("burst", "latency_s", 1e6, "latency (µs)", 0.15, True),
@@ -36,7 +38,8 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     check_names("quantity", quantity, HELD_OUT_QUANTITIES)
     kind, column, scale, what, band, logarithmic = HELD_OUT_QUANTITIES[quantity]
     held = load_held_out(gpu)
-    true, said = getattr(held, column) * scale, getattr(held, f"predicted_{column}") * scale
+    true = getattr(held, column) * scale
+    said = getattr(held, f"predicted_{column}") * scale
     at = held.is_random(kind) & np.isfinite(true)
     families = list(dict.fromkeys(held.family))
     figure = new_figure(11.0, 5.8)

@@ -114,7 +114,8 @@ MODEL_PLACES = {
     "energy": "energy_j",
     "clock": "clock_hz",
 }
-BOUND, LAUNCHED = "whole models, GPU-bound", "whole models, launched by the host"
+BOUND = "whole models, GPU-bound"
+LAUNCHED = "whole models, launched by the host"
 
 
 def ask_model_row(case: ModelCase, gpu: str) -> JudgedRow:
@@ -206,7 +207,8 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
     whole = np.full((2, len(at)), np.nan)
     whole[:, at] = floor_s, floor_w
     floor_s, floor_w = whole
-    capped, free = at & found.capped, at & ~found.capped
+    capped = at & found.capped
+    free = at & ~found.capped
 
     def score(
         found_: Array, true: Array, floor: Array, quantity: str, mask: Mask, **more: Any
@@ -242,7 +244,8 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
         name: np.array([r.model == name for r in rows])
         for name in dict.fromkeys(r.model for r in rows)
     }
-    energy_j, floor_j = found.predicted_s * found.predicted_w, floor_s * floor_w
+    energy_j = found.predicted_s * found.predicted_w
+    floor_j = floor_s * floor_w
     return [
         latency("latency", at, must=11.0, aim=7.0),
         *(latency(f"latency, {name}", at & mask) for name, mask in kinds.items() if mask.any()),
@@ -268,7 +271,8 @@ def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) 
         return [make_absent_row(where, "latency", "no row was launched by the host")]
     host = fit_host_cost(cases, gpu, bundle)
     measured = np.array([r.latency_s for r in host.rows])
-    left_out, default = np.array([r.left_out_s for r in host.rows]), found.predicted_s[at]
+    left_out = np.array([r.left_out_s for r in host.rows])
+    default = found.predicted_s[at]
     asked = [f"{r.host_s * 1e6:.1f}" for r in host.rows if r.host_s is not None]
     more: dict[str, Any] = {
         "host_us_per_operator": round(host.host_s * 1e6, 2),
@@ -361,12 +365,11 @@ def _compare_step(
     """Predict a repeated step of prompts and sequences that decode; a longer prompt is the mean
     over its chunks.
     """
-    batch, context, prompts = (
-        int(row["batch"]),
-        float(row["context_mean"]),
-        int(row["prompts"] or 0),
-    )
-    tokens, room = int(row["prompt_tokens"] or 0), settings.max_batched_tokens - batch
+    batch = int(row["batch"])
+    context = float(row["context_mean"])
+    prompts = int(row["prompts"] or 0)
+    tokens = int(row["prompt_tokens"] or 0)
+    room = settings.max_batched_tokens - batch
     if prompts and prompts * tokens > room:
         parts = [[(min(room, tokens - before), before)] for before in range(0, tokens, room)]
     else:

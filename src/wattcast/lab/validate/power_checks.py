@@ -90,7 +90,8 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
     models.
     """
     folder = database_folder(gpu)
-    chip, bundle = find_gpu(gpu), shipped_bundle(gpu)
+    chip = find_gpu(gpu)
+    bundle = shipped_bundle(gpu)
     assert bundle is not None
     forecast_w = _held_out_watts(
         folder.parent.parent / "predictor" / "bundle" / gpu / "out_of_fold.parquet"
@@ -102,10 +103,8 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
     )
     sm_count = float(measured_energies.measured_chip(gpu).design.sm_count)
     activity = measured_energies.launches_to_activity(launches, sm_count)
-    power, place_of = (
-        measured_energies.measured_model(gpu)[2].model.power(activity),
-        _read_places("component"),
-    )
+    power = measured_energies.measured_model(gpu)[2].model.power(activity)
+    place_of = _read_places("component")
     parts = {
         "counters": _counter_parts([entries[i] for i in chosen], launches, gpu),
         "components": [_group_watts(power.parts, watts, place_of, SM) for watts in power.part_w],
@@ -131,7 +130,8 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         place_w = {"forecast": {place: scale * value for place, value in places.items()}}
         place_w |= {model: parts[model][k] for model in parts}
         model_w = {model: sum(place_w[model].values()) for model in MODELS}
-        rail_w, capped = float(row["memory_power_w"]), "sw_power_cap" in (row["throttle"] or [])
+        rail_w = float(row["memory_power_w"])
+        capped = "sw_power_cap" in (row["throttle"] or [])
         name = re.sub(
             r" \w+=(None|False|forward|contiguous|0\.0|1(?= ))(?= |$)", "", shape_name(op)
         )
@@ -281,7 +281,8 @@ def _counter_parts(
     modules = _read_places("module")
     place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()}
     place_of |= _read_places("event")
-    chip, found = find_gpu(gpu), []
+    chip = find_gpu(gpu)
+    found = []
     for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
         events = _sum_events(kernels)
         events["core_cycle"] = seconds * row["sm_clock_hz"]
@@ -323,7 +324,8 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
     """Return the ledger rows of every test of the counter model; floors predict the mean power of
     training.
     """
-    fit, card = shipped_fit(gpu), gpu.upper()
+    fit = shipped_fit(gpu)
+    card = gpu.upper()
     trained_w = fit.table.power_w[fit.train]
 
     def score(
@@ -341,7 +343,8 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
         "at_a_frame_rate": _round_percent(mean_percent_error(said[at_rate], seen[at_rate])),
         "worst": f"{worst.name} {worst.off_percent:+.1f} %",
     }
-    where, goals = "multimedia, trained on microbenchmarks only", (PUBLISHED_ERROR, 3.0, 2.0)
+    where = "multimedia, trained on microbenchmarks only"
+    goals = (PUBLISHED_ERROR, 3.0, 2.0)
     rows = [score(where, "power", said, seen, *goals, **kinds)]
     shape: LedgerRow = {"leaning": fit.leaning, "left_out": len(fit.table.left_out)}
     held_w = fit.held_out_w[fit.train]
@@ -353,32 +356,31 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
             "measured_w": _round_percent(p.measured),
             "predicted_w": _round_percent(p.predicted),
         }
-        where, off = f"{card} DCT at a fixed frame rate", abs(p.off_percent)
+        where = f"{card} DCT at a fixed frame rate"
+        off = abs(p.off_percent)
         rows.append(
             make_ledger_row(where, f"saving, {p.name}", 1, off, must=30.0, aim=10.0, **watts)
         )
     for p in kernel_energies_above_idle(fit):
-        measured_mj, predicted_mj = (
-            _round_percent(1e3 * p.measured),
-            _round_percent(1e3 * p.predicted),
-        )
+        measured_mj = _round_percent(1e3 * p.measured)
+        predicted_mj = _round_percent(1e3 * p.predicted)
         joules: LedgerRow = {"measured_mj": measured_mj, "predicted_mj": predicted_mj}
         where = f"{card} kernel beside moving frames"
         rows.append(make_ledger_row(where, f"energy of {p.name}", 1, abs(p.off_percent), **joules))
     # under the profiler operands come from DRAM; repeated runs of an operator that fits L2 find
     # them in L2
     operators, predicted_w = predict_database_operators(fit, gpu)
-    l2_byte, footprint_byte = (
-        hardware.load_gpu(gpu).l2.capacity_byte,
-        [r["footprint_byte"] or 0.0 for r in operators],
-    )
+    l2_byte = hardware.load_gpu(gpu).l2.capacity_byte
+    footprint_byte = [r["footprint_byte"] or 0.0 for r in operators]
     large = np.array(footprint_byte) > (np.inf if l2_byte is None else float(np.mean(l2_byte)))
     measured_w, card_of, family_of = (
         np.array([r[name] for r in operators]) for name in ("power_w", "card_serial", "family")
     )
     sets: dict[str, Mask] = {"power": np.ones_like(large), "power, operands larger than L2": large}
     for quantity, kept in sets.items():
-        measured, predicted, cards = measured_w[kept], predicted_w[kept], card_of[kept]
+        measured = measured_w[kept]
+        predicted = predicted_w[kept]
+        cards = card_of[kept]
         factor = {
             one: float(np.median((measured / predicted)[cards == one])) for one in np.unique(cards)
         }
@@ -425,7 +427,8 @@ def multimedia_power(fit: RailsFit) -> list[PredictedPair]:
 
 def dct_savings(fit: RailsFit) -> list[PredictedPair]:
     """Return the watts saved at a fixed frame rate by a cheaper DCT."""
-    found, rows = _tested_watts(fit), []
+    found = _tested_watts(fit)
+    rows = []
     for what, before, after in DCT_SAVINGS:
         measured_w, predicted_w = (
             found[before + AT_RATE][i] - found[after + AT_RATE][i] for i in (0, 1)
@@ -441,14 +444,16 @@ def kernel_energies_above_idle(fit: RailsFit) -> list[PredictedPair]:
     duration. Predicted: the events of the kernel's own counters times their costs."""
     table = fit.table
     at = {table.benchmark_names[b]: i for i, b in enumerate(table.benchmark)}
-    bare, idle_w = at[profiler_counters.MOVE_FRAMES], float(table.power_w[at[IDLE_ROW]])
+    bare = at[profiler_counters.MOVE_FRAMES]
+    idle_w = float(table.power_w[at[IDLE_ROW]])
     if table.duration_s is None:
         raise bad_value(table.name, "durations", "none")
     rows = []
     for name, i in at.items():
         if not name.endswith(profiler_counters.MOVED_SUFFIX):
             continue
-        pass_s, bare_s = table.duration_s[i], table.duration_s[bare]
+        pass_s = table.duration_s[i]
+        bare_s = table.duration_s[bare]
         measured_j = (
             table.power_w[i] * pass_s - table.power_w[bare] * bare_s - idle_w * (pass_s - bare_s)
         )
@@ -469,7 +474,8 @@ def predict_database_operators(fit: RailsFit, gpu: str) -> tuple[list[Plain], Ar
 
     The database counts fewer metrics: warps are taken as full, and shared-memory conflicts and
     tensor products of integers or fp64 as absent."""
-    folder, sm_count = database_folder(gpu), float(hardware.load_gpu(gpu).sm_count)
+    folder = database_folder(gpu)
+    sm_count = float(hardware.load_gpu(gpu).sm_count)
     counted = profiler_counters.read_operator_metrics(folder, sm_count)
     events = {spec: _sum_events(kernels) for spec, kernels in counted.items()}
     rows = [

@@ -185,7 +185,8 @@ def _predict_together(commands: Sequence[TypedCommand], folder: Path) -> list[An
 
 def _answer_alone(command: TypedCommand, folder: Path) -> Any:
     options = {name: _find_file(value, command, folder) for name, value in command.options.items()}
-    subject, gpu = _find_file(command.subject, command, folder), options.pop("gpu")
+    subject = _find_file(command.subject, command, folder)
+    gpu = options.pop("gpu")
     if command.verb == "simulate":
         return simulate(subject, gpu, **options)
     if command.verb == "train":

@@ -326,7 +326,8 @@ def read_bundle(path: Path) -> Bundle:
     arrays beside it.
     """
     path = path / "bundle.json" if path.is_dir() else path
-    data, beside = read_bytes(path), path.parent / ARRAYS_FILE
+    data = read_bytes(path)
+    beside = path.parent / ARRAYS_FILE
     decode = (
         decode_json if data.startswith(b"{") else decode_yaml
     )  # a bundle may be written as YAML too
@@ -378,7 +379,8 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
                 "gemm" in learned.time
             ):  # its library is the one that the kernel choice was fitted on
                 reference = replace(reference, choice=learned.reference.choice)
-    law, cold = file.effective_clock, None
+    law = file.effective_clock
+    cold = None
     if file.cold is not None:
         operator_s = _parse_short_time(file.cold.operator, f"{where}: cold.operator")
         cold = ColdCacheDelay(operator_s, file.cold.s_per_byte, file.cold.layers)
@@ -424,8 +426,12 @@ _KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
 
 def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
     """Return a bundle as plain mappings, for a file; ``plain_to_bundle`` reads them back."""
-    launch, law, cold, learned = bundle.launch, bundle.clock_law, bundle.cold, bundle.learned
-    clock, seen = None, {}
+    launch = bundle.launch
+    law = bundle.clock_law
+    cold = bundle.cold
+    learned = bundle.learned
+    clock = None
+    seen = {}
     if law is not None:
         curve = law.without, law.activity.tolist(), law.ratio.tolist()
         clock = ClockLawFile(*curve, law.clock_power, f"{law.top_hz!r} Hz", law.in_bursts)
@@ -508,7 +514,8 @@ def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactor
         choice = kernel_choice.choice_from_arrays(arrays, "choice")
         for prefix in [name.removesuffix(".range") for name in arrays if name.endswith(".range")]:
             kind, _, family = prefix.partition(".")
-            forest, kriging = f"{prefix}.forest", f"{prefix}.kriging"
+            forest = f"{prefix}.forest"
+            kriging = f"{prefix}.kriging"
             low, high = (float(x) for x in arrays[f"{prefix}.range"])
             if not -MOST_LOG_FACTOR <= low <= high <= MOST_LOG_FACTOR:
                 raise ValueError(

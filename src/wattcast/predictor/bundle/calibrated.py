@@ -72,7 +72,8 @@ _FED = (
 
 def _carry_times(kin: str, shipped: Plain, gpu: Gpu) -> Bundle:
     chip = load_gpu(kin)
-    base, other = forecast_bundle(gpu), calibrated_bundle(chip)
+    base = forecast_bundle(gpu)
+    other = calibrated_bundle(chip)
     assert other is not None, "a calibration that ships"
     assert isinstance(other.learned, LayeredFactors), "a calibration has factors of its own"
     as_large = abs(float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count)) - 1.0) < _AS_LARGE
@@ -182,10 +183,9 @@ def _merge_entries(base: Mapping[str, Any], plain: Mapping[str, Any]) -> Plain:
 TIME_FACTORS = ("launch", "compute", "products", "memory")
 PRODUCT_FAMILIES = ("gemm", "conv2d", "attention")
 IDLE_OFFSET = "idle_offset"
-LEAST_FACTOR, MOST_FACTOR = (
-    0.02,
-    50.0,
-)  # beyond these a factor is a slip of the finger, or of a unit
+# beyond these a factor is a slip of the finger, or of a unit
+LEAST_FACTOR = 0.02
+MOST_FACTOR = 50.0
 
 
 def factor_names() -> tuple[str, ...]:
@@ -238,7 +238,9 @@ def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str
     """Scale corrections, the host's time, energies and idle power of a bundle, and add notes to its
     assumptions.
     """
-    corrections, launch, power = {}, bundle.launch, bundle.power
+    corrections = {}
+    launch = bundle.launch
+    power = bundle.power
     for group, c in bundle.corrections.items():
         on_chip = factors.get("compute", 1.0)
         if group.partition(".")[0] in PRODUCT_FAMILIES:

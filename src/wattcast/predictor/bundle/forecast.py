@@ -173,7 +173,8 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
     assumptions.
     """
     the = forecast_rule()
-    parent, chip = shipped_bundle(the.parent), load_gpu(the.parent)
+    parent = shipped_bundle(the.parent)
+    chip = load_gpu(the.parent)
     assert parent is not None, "the bundle that all forecasts inherit from ships"
     kind = the.architecture(gpu.architecture)
     power = parent.power.as_module_power()
@@ -184,7 +185,8 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
         for path, cost in the.missing.items()
         if path in gpu.unknown
     ]
-    process, host = the.process(gpu), the.host.get(gpu.architecture, the.host["default"])
+    process = the.process(gpu)
+    host = the.host.get(gpu.architecture, the.host["default"])
     weights = ", ".join(f"{w:g} {kind}" for kind, w in parent.launch.host_weights.items())
     learned = None
     if (of := parent.learned) is not None:
@@ -249,7 +251,9 @@ def _forecast_power(
         if event != "source" and event not in filled and how["of"] in filled:
             filled[event] = float(how["factor"]) * filled[how["of"]]
     filled.setdefault("link_byte", the.link_energy_j_per_byte)
-    factor, known, memory = module_factors(gpu, the), known_events(), _find_memory_rule(gpu, the)
+    factor = module_factors(gpu, the)
+    known = known_events()
+    memory = _find_memory_rule(gpu, the)
     mean_j = float(
         np.mean([joules for event, joules in parent.energy_j.items() if event.startswith("dram")])
     )
@@ -264,7 +268,8 @@ def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
     """Return the energy per operation of each module relative to the parent's, both at their top
     voltage.
     """
-    process, style = the.process(gpu), the.styles[the.architecture(gpu.architecture).style]
+    process = the.process(gpu)
+    style = the.styles[the.architecture(gpu.architecture).style]
     volts = 1.0
     if process.nominal and gpu.power.voltage_v is not None:
         volts = (
@@ -296,7 +301,8 @@ def _compare_pipes(gpu: Gpu, the: ForecastRule) -> tuple[float, float]:
     """Return the fp32 lanes and the tensor arithmetic of an SM in a cycle, relative to the
     parent's.
     """
-    own, parents = gpu.pipes, load_gpu(the.parent).pipes
+    own = gpu.pipes
+    parents = load_gpu(the.parent).pipes
     lanes = _divide(own.cuda_flop_per_cycle[Dtype.FP32], parents.cuda_flop_per_cycle[Dtype.FP32])
     return lanes, _divide(
         own.tensor_flop_per_cycle.get(Dtype.FP16, 0.0), parents.tensor_flop_per_cycle[Dtype.FP16]
@@ -323,10 +329,9 @@ def _carry_corrections(
     slower = _divide(chip.clocks.max_hz, gpu.clocks.max_hz)
     lanes, tensor = _compare_pipes(gpu, the)
     instructions = 1.0 - the.fp32_instructions + the.fp32_instructions / lanes
-    own, parents = (
-        gpu.pipes.int32_op_per_cycle,
-        chip.pipes.int32_op_per_cycle,
-    )  # unknown ones count as equal
+    # unknown ones count as equal
+    own = gpu.pipes.int32_op_per_cycle
+    parents = chip.pipes.int32_op_per_cycle
     integers = 1.0 if own is None or parents is None else _divide(own, parents)
     found = {}
     for name, c in parent.corrections.items():
@@ -400,7 +405,8 @@ def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockL
         return replace(law, top_hz=_take_scalar(gpu.clocks.max_hz))
     if not kind.tensor_share:
         return None
-    least_load, share = law.activity[:1], law.ratio[:1]
+    least_load = law.activity[:1]
+    share = law.ratio[:1]
     return ClockLaw(1.0, least_load, share, in_bursts=False)
 
 
@@ -433,7 +439,8 @@ def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[Idle
         if gpu.memory.kind.startswith("GDDR")
         else (the.idle.lowest, the.idle.top)
     )
-    low_w, top_w = lowest * limit_w, top * limit_w
+    low_w = lowest * limit_w
+    top_w = top * limit_w
     clock_hz = np.array(
         [min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)]
     )
@@ -455,10 +462,12 @@ def _forecast_voltage(
     if published is not None:
         rising = np.maximum.accumulate(published.value)
         return VoltageCurve(published.clock_hz, rising / rising[-1]), ""
-    share, relative = np.array(the.voltage.clock_share), np.array(the.voltage.relative)
+    share = np.array(the.voltage.clock_share)
+    relative = np.array(the.voltage.relative)
     shape = "of the A100-PCIE's table"
     if kind.whole:
-        share, relative = parent.clock_hz / _take_scalar(chip.clocks.max_hz), parent.relative
+        share = parent.clock_hz / _take_scalar(chip.clocks.max_hz)
+        relative = parent.relative
         shape = f"inferred on the {the.parent}"
     note = f"no V(f) of the {gpu.name} is published: the shape {shape}, over its own top clock"
     return VoltageCurve(share * _take_scalar(gpu.clocks.max_hz), relative), note

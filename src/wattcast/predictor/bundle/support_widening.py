@@ -22,7 +22,9 @@ from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_yaml
 
-NORMAL_MEDIAN, NORMAL_P90 = 0.6745, 1.6449  # of |x|, x standard normal
+# of |x|, x standard normal
+NORMAL_MEDIAN = 0.6745
+NORMAL_P90 = 1.6449
 
 
 class CardSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

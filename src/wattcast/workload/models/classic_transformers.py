@@ -37,12 +37,10 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
 
     An engine merges the products of queries, keys and values, and runs one kernel for each of the
     rest."""
-    heads, dim, p, gpt2 = (
-        dims.heads // run.tp,
-        dims.hidden // dims.heads,
-        dims.dropout,
-        dims.style == "gpt2",
-    )
+    heads = dims.heads // run.tp
+    dim = dims.hidden // dims.heads
+    p = dims.dropout
+    gpt2 = dims.style == "gpt2"
 
     def embed(tape: Tape) -> list[Tensor]:
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
@@ -62,7 +60,8 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
         return [functional.dropout(x, p) if gpt2 else x, *mask]
 
     def attention(x: Tensor, mask: Tensor | None) -> Tensor:
-        x, width = functional.enter_parallel(x, run.tp), heads * dim
+        x = functional.enter_parallel(x, run.tp)
+        width = heads * dim
         if gpt2:  # one product, and strided views of it
             parts = list(
                 layers.project(run, x, 3 * width, bias=True, in_major=True).split(
@@ -73,7 +72,8 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
             parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
             parts[0] = parts[0] * 0.125
         q, k, v = (layers.split_heads(part, dim) for part in parts)
-        k, v = layers.append_cache(run, k), layers.append_cache(run, v)
+        k = layers.append_cache(run, k)
+        v = layers.append_cache(run, v)
         out = layers.attend(
             run, q, k, v, causal=True, mask=mask, wide_softmax=not gpt2, p=p if gpt2 else 0.0
         )
@@ -150,7 +150,8 @@ def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
         )
 
     def layer(tape: Tape, x: Tensor, bias: Tensor, none: Tensor, *given: Tensor) -> Tensor:
-        mask, heard = (given[0] if len(rest) > 1 else None), (given[-1] if source else None)
+        mask = given[0] if len(rest) > 1 else None
+        heard = given[-1] if source else None
         own = partial(_t5_attention, dims, run, bias=bias, mask=mask, causal=True)
         cross = partial(_t5_attention, dims, run, source=heard, bias=none)
         return layers.add_parts(
@@ -189,7 +190,8 @@ def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> 
     x = functional.leave_parallel(functional.embedding(table, (run.batch, run.length)), run.tp)
     x = functional.dropout(x, dims.dropout)
     mask = layers.build_mask(tape, run) if decoder else []
-    heads, shape = dims.heads // run.tp, (run.length, run.context)
+    heads = dims.heads // run.tp
+    shape = (run.length, run.context)
     query = pointwise("shift", fill(tape, shape[:1], Dtype.INT64)).unsqueeze(1)
     far = pointwise("sub", fill(tape, shape[1:], Dtype.INT64), query)
     side = far
@@ -199,7 +201,8 @@ def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> 
         side = pointwise(
             "cast", pointwise("compare", far, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT64
         )
-        side, far = pointwise("shift", pointwise("scale", side)), pointwise("abs", far)
+        side = pointwise("shift", pointwise("scale", side))
+        far = pointwise("abs", far)
     near = pointwise("compare", far, out_dtype=Dtype.BOOL)
     place = pointwise("cast", far, out_dtype=Dtype.FP32)
     for name in ("scale", "log", "scale", "scale"):
@@ -223,7 +226,8 @@ def _t5_attention(
     *, causal: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attend with a bias; keys and values come from ``source``, or from the cache where it is None."""
-    width, tape = dims.heads * dims.head_dim // run.tp, x.tape
+    width = dims.heads * dims.head_dim // run.tp
+    tape = x.tape
     x = functional.enter_parallel(x, run.tp)
     q = layers.split_heads(layers.project(run, x, width), dims.head_dim)
     if source is None:
@@ -235,7 +239,8 @@ def _t5_attention(
             layers.split_heads(layers.project(run, source, width), dims.head_dim) for _ in range(2)
         )
         here = run if causal else replace(run, past=0, cached=run.cached and source is not x)
-        k, v = layers.append_cache(here, k), layers.append_cache(here, v)
+        k = layers.append_cache(here, k)
+        v = layers.append_cache(here, v)
     if run.flash and causal and run.length > 1:  # what the mask hides is written into the bias
         places = (fill(tape, (size,), Dtype.INT64) for size in (run.length, run.context))
         query, key = (place.unsqueeze(axis) for place, axis in zip(places, (1, 0), strict=True))
@@ -299,7 +304,8 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> Non
         )
 
     def decoder_layer(tape: Tape, x: Tensor, *given: Tensor) -> Tensor:
-        shown, heard = (given[0] if mask else None), (given[-1] if sound else None)
+        shown = given[0] if mask else None
+        heard = given[-1] if sound else None
         own = partial(_whisper_attention, dims, run, causal=True, mask=shown, cached=True)
         cross = partial(_whisper_attention, dims, run, source=heard, causal=False, cached=True)
         return layers.add_parts(
@@ -328,7 +334,8 @@ def _whisper_attention(
     """Attend with queries from ``x``; keys (without bias) and values come from ``source``, or the
     cache if None.
     """
-    width, dim = dims.hidden // run.tp, dims.hidden // dims.heads
+    width = dims.hidden // run.tp
+    dim = dims.hidden // dims.heads
     x = functional.enter_parallel(x, run.tp)
     q = layers.split_heads(layers.project(run, x, width, bias=True) * 0.125, dim).contiguous()
     if source is None:
@@ -344,7 +351,8 @@ def _whisper_attention(
         )
         if cached:
             here = run if causal else replace(run, past=0)
-            k, v = layers.append_cache(here, k), layers.append_cache(here, v)
+            k = layers.append_cache(here, k)
+            v = layers.append_cache(here, v)
     out = layers.attend(run, q, k, v, causal=causal, mask=mask)
     return functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
 
@@ -442,7 +450,9 @@ class ModernBertDims:
 
 def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over whole sequences; only the first layer has no norm before its attention."""
-    dim, width, stages = dims.hidden // dims.heads, dims.hidden // run.tp, program.stages
+    dim = dims.hidden // dims.heads
+    width = dims.hidden // run.tp
+    stages = program.stages
 
     def norm(x: Tensor) -> Tensor:
         return layers.layer_norm(run, x, bias=False)
@@ -474,7 +484,8 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) 
         parts = layers.project(run, x, 3 * width, dims.bias).split(width, width, width)
         q, k, v = (layers.split_heads(part, dim) for part in parts)
         q, k = (layers.rotate(part.to(Dtype.FP32), cos, sin, again=part) for part in (q, k))
-        q, k = q.to(v.dtype), k.to(v.dtype)
+        q = q.to(v.dtype)
+        k = k.to(v.dtype)
         out = layers.attend(run, q, k, v, causal=False, mask=mask, wide_softmax=True)
         return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.bias), run.tp)
 
@@ -533,7 +544,8 @@ def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
         )
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
-        sizes, scaled = (dims.heads, dims.intermediate, dims.activation), dims.scaled
+        sizes = (dims.heads, dims.intermediate, dims.activation)
+        scaled = dims.scaled
         return layers.prenorm_layer(
             run, x, *sizes, wide_softmax=not scaled, scaled=scaled, input_first=looked_up
         )

@@ -125,10 +125,8 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, program: Program) -> Non
     )
     shown = [window for window in windows if layers.needs_mask(_keep_window(run, window), window)]
     for group in dims.layer_groups:
-        window, experts = (
-            group.window or group.chunk,
-            0 if group.feed_forward == "dense" else dims.experts,
-        )
+        window = group.window or group.chunk
+        experts = 0 if group.feed_forward == "dense" else dims.experts
         turned = dims.rotary_share * group.rotary
         here = replace(
             dims, layers=group.layers, groups=(group,), window=group.window, experts=experts
@@ -138,11 +136,13 @@ def trace_decoder(dims: DecoderDims, run: PassSettings, program: Program) -> Non
             [masks[shown.index(window)]] if window in shown and "attention" in group.mixer else []
         )
         body = _layer_body(here, group, _keep_window(run, window))
-        label, repeat = _name_group(dims, group), group.layers
+        label = _name_group(dims, group)
+        repeat = group.layers
         (hidden,) = program.section(label, body, hidden, cos, sin, *mask, repeat=repeat)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
-        x, how = _normalise_rows(dims, run, x), {"tied": dims.tied, "bias": dims.head_bias}
+        x = _normalise_rows(dims, run, x)
+        how = {"tied": dims.tied, "bias": dims.head_bias}
         return layers.language_head(run, x, dims.vocab, **how, scales=dims.multipliers)
 
     program.section("head", head, hidden)
@@ -286,16 +286,21 @@ def _self_attention(
     """Project to queries, keys and values; rotate; cache; attend; project back."""
     x = functional.enter_parallel(x, run.tp)
     q, k, v, *gate = _query_key_value(dims, run, x)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    q, k = _rotate_heads(dims, q, cos, sin), _rotate_heads(dims, k, cos, sin)
-    k, v = layers.append_cache(run, k), layers.append_cache(run, v)
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    q = _rotate_heads(dims, q, cos, sin)
+    k = _rotate_heads(dims, k, cos, sin)
+    k = layers.append_cache(run, k)
+    v = layers.append_cache(run, v)
     causal = True
     if run.fused_training:
         mask = None
         if (
             dims.window and 2 * dims.window < k.shape[2]
         ):  # blocks of queries see their own keys and those before
-            k, v, causal = k.slice(2, 0, 2 * dims.window), v.slice(2, 0, 2 * dims.window), False
+            k = k.slice(2, 0, 2 * dims.window)
+            v = v.slice(2, 0, 2 * dims.window)
+            causal = False
     elif dims.alibi or dims.sink:
         run = replace(run, attention=AttentionMode.EAGER)
     if dims.sink:
@@ -313,7 +318,8 @@ def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Te
     """Return three views of ``[batch, heads, length, dim]``, and a gated model's ``[batch, length,
     width]``.
     """
-    heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
+    heads = dims.heads // run.tp
+    kv_heads = max(dims.kv_heads // run.tp, 1)
     widths = [count * dims.dim for count in (heads, kv_heads, kv_heads)]
     if dims.fused_qkv:
         fused = layers.project(run, x, sum(widths), dims.qkv_bias)
@@ -323,7 +329,8 @@ def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Te
             for start, width in zip(starts, widths, strict=True)
         ]
         return [layers.split_heads(part, dims.dim) for part in parts]
-    found, gate = [], []
+    found = []
+    gate = []
     for width, query, keyed in zip(widths, (True, False, False), (True, True, False), strict=True):
         if query and dims.attention_gate:
             both = layers.project(run, x, 2 * width, dims.qkv_bias)
@@ -355,7 +362,9 @@ def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
         from wattcast.workload.models.sparse_layers import mix_experts  # most decoders have none
 
         return mix_experts(dims, run, x, (dims.router_groups, dims.router_groups_chosen))
-    width, function, bias = dims.intermediate, dims.activation, dims.mlp_bias
+    width = dims.intermediate
+    function = dims.activation
+    bias = dims.mlp_bias
     if dims.gated:
         return layers.gated_feed_forward(run, x, width, function, merged=dims.fused_gate, bias=bias)
     if run.engine and function not in ("relu", "relu2"):
@@ -371,7 +380,8 @@ def _engine_attention(
     The rotary embedding turns queries and keys in place in one kernel; new keys and values are
     written into a paged cache that attention reads where it lies."""
     (group,) = dims.layer_groups
-    heads, kv_heads = dims.heads // run.tp, max(dims.kv_heads // run.tp, 1)
+    heads = dims.heads // run.tp
+    kv_heads = max(dims.kv_heads // run.tp, 1)
     counts = (*((heads,) * (1 + dims.attention_gate)), kv_heads, kv_heads)
     fused = layers.project(run, x, sum(counts) * dims.dim, dims.qkv_bias)
     q, *gate, k, v = layers.split_projection(fused, counts, dims.dim)
@@ -500,10 +510,12 @@ def _latent_self_attention(
     latent, k_turn = layers.project(run, x, dims.cached_dim).split(dims.kv_rank, dims.rotary_dim)
     latent = layers.rms_norm(run, latent)
     half = dims.rotary_dim // 2
-    cos, sin = cos.slice(-1, 0, half).unsqueeze(1), sin.slice(-1, 0, half).unsqueeze(1)
+    cos = cos.slice(-1, 0, half).unsqueeze(1)
+    sin = sin.slice(-1, 0, half).unsqueeze(1)
     q_turn = _rotate_pairs(q_turn, cos, sin)
     k_turn = _rotate_pairs(k_turn.unsqueeze(1), cos, sin)
-    latent, k_turn = layers.append_cache(run, latent.unsqueeze(1)), layers.append_cache(run, k_turn)
+    latent = layers.append_cache(run, latent.unsqueeze(1))
+    k_turn = layers.append_cache(run, k_turn)
     q = cat([q_plain, q_turn], -1)
     # keys are the plain part of what short vectors expand to and the shared rotated part, both
     # copied in
@@ -520,7 +532,8 @@ def _latent_self_attention(
         x.tape.emit_pointwise("copy", (part,), replace(part), layout)
 
     def back(g: Tensor) -> tuple[Tensor, Tensor]:
-        plain, turned = g.slice(-1, 0, dims.plain_dim), g.slice(-1, dims.plain_dim, dims.dim)
+        plain = g.slice(-1, 0, dims.plain_dim)
+        turned = g.slice(-1, dims.plain_dim, dims.dim)
         return plain.clone(), turned.sum_to((g.shape[0], 1, g.shape[2], dims.rotary_dim))
 
     k = k.with_gradient(back, plain, k_turn)
@@ -531,8 +544,10 @@ def _latent_self_attention(
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate neighbouring pairs, which are read as strided halves and concatenated."""
     pairs = x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
-    even, odd = pairs.select(-1), pairs.select(-1)
-    left, right = even * cos, odd * sin
+    even = pairs.select(-1)
+    odd = pairs.select(-1)
+    left = even * cos
+    right = odd * sin
     first = pointwise("sub", left, right).with_gradient(
         lambda g: (g, pointwise("neg", g)), left, right
     )
@@ -560,11 +575,10 @@ def _engine_latent_attention(
         run, q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos, dims.rotary_dim
     )
     layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)
-    tape, sizes = q.tape, (run.batch, heads, run.length, run.context)
-    width, shape = (
-        heads * (dims.plain_dim + dims.value_dim),
-        (run.batch, run.length, heads * dims.value_dim),
-    )
+    tape = q.tape
+    sizes = (run.batch, heads, run.length, run.context)
+    width = heads * (dims.plain_dim + dims.value_dim)
+    shape = (run.batch, run.length, heads * dims.value_dim)
     op: Operator
     if run.length == 1:
         weight = tape.parameter(width, dims.kv_rank, dtype=run.dtype)

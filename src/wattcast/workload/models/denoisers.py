@@ -349,7 +349,8 @@ def _attend_two(
 
     ``last``: the picture alone.
     """
-    own, other = _split_signal(run, signal, 6), _split_signal(run, signal, 2 if last else 6)
+    own = _split_signal(run, signal, 6)
+    other = _split_signal(run, signal, 2 if last else 6)
     normed = [_modulate_rows(x, own[0], own[1]), _modulate_rows(text, other[0], other[1])]
     with tape.scope("attention"):
         streams = [
@@ -412,7 +413,8 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate neighbouring values of every head in fp32, ``[batch, length, heads, dim]``."""
     cos, sin = (t.unsqueeze(1) for t in (cos, sin))
     half = x.shape[-1] // 2
-    odd, even = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
+    odd = x.slice(-1, 0, half)
+    even = x.slice(-1, half, 2 * half)
     turned = cat([-odd, even], -1)
     return (x.to(Dtype.FP32) * cos + turned.to(Dtype.FP32) * sin).to(x.dtype)
 
@@ -458,7 +460,8 @@ def trace_video(dims: VideoDims, run: PassSettings, program: Program) -> None:
 
 def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]:
     """Return patches, text, six signals for every layer, and the time they were made of."""
-    rows, columns = run.image // dims.patch, dims.columns * run.image // dims.image // dims.patch
+    rows = run.image // dims.patch
+    columns = dims.columns * run.image // dims.image // dims.patch
     frames = run.batch * dims.frames  # a patch holds one frame, so that frames are pictures
     video = tape.empty((frames, dims.channels, rows * dims.patch, columns * dims.patch), run.dtype)
     x = functional.convolve(video, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
@@ -510,7 +513,8 @@ def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor)
     ):  # neighbouring values; both results are written into one fresh tensor
         half = dims.head_dim // 2
         wave = x.tape.empty((1, x.shape[1], 1, half), x.dtype)
-        even, odd = heads[i].slice(-1, 0, half), heads[i].slice(-1, half, 2 * half)
+        even = heads[i].slice(-1, 0, half)
+        odd = heads[i].slice(-1, half, 2 * half)
         turned = [pointwise("sub", even * wave, odd * wave), even * wave + odd * wave]
         heads[i] = cat([part.clone() for part in turned], -1)
     out = layers.attend(run, *(t.transpose(1, 2) for t in heads), causal=False)

@@ -177,7 +177,9 @@ def _attend_patches(
     Unfolding, ``[n, c, h, w]`` -> ``[n·patch², patches, c]``, takes two transposing copies, as
     Hugging Face does it."""
     n, width, h, w = x.shape
-    patch, rows, columns = dims.patch, h // dims.patch, w // dims.patch
+    patch = dims.patch
+    rows = h // dims.patch
+    columns = w // dims.patch
     y = functional.convolve(_conv_norm(x, width, 3, "silu"), hidden, 1)
     y = y.reshape(n * hidden * rows, patch, columns, patch).transpose(1, 2)
     y = y.reshape(n, hidden, rows * columns, patch * patch).transpose(1, 3)
@@ -226,7 +228,8 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
     )
 
     def embed_picture(tape: Tape) -> Tensor:
-        sizes, pooled = (dims.channels, dims.vision_hidden, dims.patch), dims.pooled
+        sizes = (dims.channels, dims.vision_hidden, dims.patch)
+        pooled = dims.pooled
         patches = embed_patches(
             run, tape, *sizes, bias=pooled, class_token=not pooled, looked_up=True
         )
@@ -260,7 +263,8 @@ def _pool_by_attention(dims: ClipDims, run: PassSettings, x: Tensor) -> Tensor:
     feed-forward network.
     """
     tape, (batch, tokens, hidden) = x.tape, x.shape
-    heads, dim = dims.vision_heads, hidden // dims.vision_heads
+    heads = dims.vision_heads
+    dim = hidden // dims.vision_heads
     probe = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(batch, 1, hidden).contiguous()
     q = layers.project(run, probe, hidden, bias=True) * 1.0
     offset = tape.parameter(2 * hidden, dtype=run.dtype)
@@ -388,7 +392,8 @@ def _swin_layer(
         return unary("copy", x, lambda g: pointwise("copy", g)) if shifted else x
 
     def attention(x: Tensor) -> Tensor:
-        shape, tape = x.shape, x.tape
+        shape = x.shape
+        tape = x.tape
         y = x.view(run.batch, side, side, shape[-1])
         y = _cut_windows(shift(_pad_picture(y, window)), window).view(-1, window**2, shape[-1])
         table = tape.parameter((2 * window - 1) ** 2, heads, dtype=run.dtype)
@@ -482,10 +487,9 @@ class SamDims:
     decoder_intermediate: int = 2048
 
 
-_SAM_MASKS, _SAM_DECODER_HEADS = (
-    4,
-    8,
-)  # one mask and three to choose from; heads of the mask decoder
+# one mask and three to choose from; heads of the mask decoder
+_SAM_MASKS = 4
+_SAM_DECODER_HEADS = 8
 
 
 def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
@@ -635,7 +639,8 @@ def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -
     )  # of no mask given; those of one that is are not run
     for size in ((4, 4), (4, 1), (16, 16), (16, 1), (width, 17), (4, 2), (16, 2)):
         tape.parameter(*size, dtype=run.dtype)
-    picture, places = ((x + none).clone(), places.clone())
+    picture = (x + none).clone()
+    places = places.clone()
     picture, places = (
         part.view(n, width, side * side).transpose(1, 2) for part in (picture, places)
     )
@@ -654,11 +659,13 @@ def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -
         query = tokens_now + asked if number else tokens_now
         out = attend(query, query, tokens_now, share=1)
         tokens_now = layers.layer_norm(run, tokens_now + out if number else out)
-        query, key = tokens_now + asked, picture + places
+        query = tokens_now + asked
+        key = picture + places
         tokens_now = layers.layer_norm(run, tokens_now + attend(query, key, picture))
         inner = layers.feed_forward(run, tokens_now, dims.decoder_intermediate, "relu")
         tokens_now = layers.layer_norm(run, tokens_now + inner)
-        query, key = tokens_now + asked, picture + places
+        query = tokens_now + asked
+        key = picture + places
         picture = layers.layer_norm(run, picture + attend(key, query, tokens_now))
     out = attend(tokens_now + asked, picture + places, picture)
     tokens_now = layers.layer_norm(run, tokens_now + out)
@@ -682,10 +689,8 @@ def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -
 def _double_sides(x: Tensor, filters: int) -> Tensor:
     """Run a transposed convolution of 2 by 2 with stride 2, and add its bias."""
     tape, (n, c, h, w) = x.tape, x.shape
-    weight, bias = (
-        tape.parameter(c, filters, 2, 2, dtype=x.dtype),
-        tape.parameter(filters, dtype=x.dtype),
-    )
+    weight = tape.parameter(c, filters, 2, 2, dtype=x.dtype)
+    bias = tape.parameter(filters, dtype=x.dtype)
     math = tape.convolution_dtype(x.dtype)
     op = Conv2d(n, filters, c, 2 * h, 2 * w, 2, 2, stride=2, direction="dgrad", dtype=math)
     out = tape.launch(op, (x, weight), (n, filters, 2 * h, 2 * w))

@@ -85,14 +85,16 @@ def build_mask(tape: Tape, run: PassSettings, window: int = 0) -> list[Tensor]:
     """
     if not needs_mask(run, window):
         return []
-    q_len, kv_len = run.length, run.context
+    q_len = run.length
+    kv_len = run.context
     with tape.scope("mask"):
         for size in (run.batch, 1):
             fill(tape, (size,), Dtype.INT64)
         query, key = (
             pointwise("shift", fill(tape, (size,), Dtype.INT64)) for size in (q_len, kv_len)
         )
-        query, key = query.view(1, 1, q_len, 1), key.view(1, 1, 1, kv_len)
+        query = query.view(1, 1, q_len, 1)
+        key = key.view(1, 1, 1, kv_len)
         keep = pointwise("compare", key, query, out_dtype=Dtype.BOOL)
         if window:
             near = pointwise("compare", key, pointwise("shift", query), out_dtype=Dtype.BOOL)
@@ -104,7 +106,8 @@ def build_mask(tape: Tape, run: PassSettings, window: int = 0) -> list[Tensor]:
 
 def mask_to_numbers(keep: Tensor, dtype: Dtype) -> Tensor:
     """Return 0 where a key may be seen, the lowest number where not."""
-    zero, low = fill(keep.tape, (), dtype), fill(keep.tape, (), dtype)
+    zero = fill(keep.tape, (), dtype)
+    low = fill(keep.tape, (), dtype)
     return pointwise("where", keep, zero, low, out_dtype=dtype)
 
 
@@ -228,7 +231,8 @@ def gated_feed_forward(
     """Compute down(act(gate(x)) * up(x)); ``merged``: gate and up are one product (Phi-3), as
     always in engines.
     """
-    hidden, width = x.shape[-1], width // run.tp
+    hidden = x.shape[-1]
+    width = width // run.tp
     x = functional.enter_parallel(x, run.tp)
     if run.engine:
         inner = gate_in_one_kernel(run, project(run, x, 2 * width, bias), function)
@@ -307,7 +311,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, again: Tensor | None = None) 
     half = x.shape[-1] // 2
     straight = x * cos  # first, as in the original: gradients are gathered in reverse order
     x = x if again is None else again.to(x.dtype)
-    lower, upper = x.slice(-1, 0, half), x.slice(-1, half, 2 * half)
+    lower = x.slice(-1, 0, half)
+    upper = x.slice(-1, half, 2 * half)
     return straight + cat([-upper, lower], -1) * sin
 
 
@@ -531,7 +536,8 @@ def project_narrow(
     """Apply a linear layer whose weights are kept by a recipe; tokens are quantized first unless
     they are already.
     """
-    tape, k = x.tape, x.shape[-1]
+    tape = x.tape
+    k = x.shape[-1]
     m = x.numel // k
     weight = narrow_parameter(tape, (features, k), run.dtype, recipe.bit)
     if bias:
@@ -586,7 +592,8 @@ def add_norm(
 
     ``to_products``: only linear layers read the result, so that it may come out quantized.
     """
-    tape, dim = x.tape, x.shape[-1]
+    tape = x.tape
+    dim = x.shape[-1]
     byte = x.numel * x.dtype.byte
     weights = [
         tape.parameter(dim, dtype=run.dtype) for _ in range(1 + (bias and kind is LayerNorm))
@@ -611,8 +618,10 @@ def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_d
     """Apply the rotary embedding to ``head_dim`` values of each head of queries and keys, in place,
     in one kernel.
     """
-    tokens, width = run.batch * run.length, q.shape[-1] if len(q.shape) == 4 else head_dim
-    heads, kv_heads = q.numel // tokens // width, k.numel // tokens // width
+    tokens = run.batch * run.length
+    width = q.shape[-1] if len(q.shape) == 4 else head_dim
+    heads = q.numel // tokens // width
+    kv_heads = k.numel // tokens // width
     if run.served:
         op: Operator = engine.EngineRotary(
             tokens, kv_heads * head_dim, heads, kv_heads, head_dim, dtype=q.dtype
@@ -628,7 +637,9 @@ def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_d
 def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int) -> None:
     """Copy ``elements`` new keys and values of each token into the paged cache."""
     if run.cached:
-        tape, dtype, tokens = parts[0].tape, parts[0].dtype, run.batch * run.length
+        tape = parts[0].tape
+        dtype = parts[0].dtype
+        tokens = run.batch * run.length
         if run.served:
             half = elements // 2
             op: Operator = engine.CacheWrite(tokens, half, 1, 1, half, run.cache_dtype, dtype=dtype)
@@ -655,7 +666,8 @@ def paged_attention(
     ):  # all get all keys; early and late tokens are dealt out, so that each sees half of them
         for part in (k, v):
             functional.gather_parts(part, run.cp, run.tp)
-        seen, causal = run.past + max((run.context - run.past) // 2, 1), False
+        seen = run.past + max((run.context - run.past) // 2, 1)
+        causal = False
     elif run.cp > 1:  # each attends over its part of the cache
         seen = -(-seen // run.cp)
     if run.served:

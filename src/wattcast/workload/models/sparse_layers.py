@@ -46,10 +46,9 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[in
         out = _visit_experts(dims, run, flat, weights)
     if dims.shared_intermediate:
         with x.tape.scope("shared"):
-            width, alone = (
-                dims.shared_intermediate // run.tp,
-                replace(run, tp=1),
-            )  # its result is summed later
+            # its result is summed later
+            width = dims.shared_intermediate // run.tp
+            alone = replace(run, tp=1)
             shared = layers.gated_feed_forward(alone, flat, width, dims.activation)
             if dims.shared_gate:  # each token weighs it by a number of its own (Qwen)
                 shared = (
@@ -67,7 +66,8 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     Each of a replica's GPUs sends its part of the tokens to the GPUs of their experts (a token goes
     to a GPU once), gets the weighted sums back, and gives the result to its tensor-parallel peers.
     """
-    tokens, own = x.shape[0], -(-x.shape[0] // run.tp)
+    tokens = x.shape[0]
+    own = -(-x.shape[0] // run.tp)
     picks = tokens * dims.experts_chosen * run.expert_replicas
     groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
     # GPUs that a token's choices fall on, by chance
@@ -86,7 +86,8 @@ def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
     rows = functional.send_rows(
         mine, sent, byte, run.ep, overlaps=beside if dims.shared_intermediate else 0
     )
-    alone, width = replace(run, tp=1), dims.shared_intermediate
+    alone = replace(run, tp=1)
+    width = dims.shared_intermediate
     shared = layers.gated_feed_forward(alone, mine, width, dims.activation) if width else None
     if not run.served:
         rows = functional.pick_rows(rows, sum(size * count for size, count in groups))
@@ -160,7 +161,8 @@ def _route_grouped(
         Dtype.FP32,
         differentiable=False,
     )
-    shape, n = (tokens, dims.experts_chosen), tokens * dims.experts_chosen
+    shape = (tokens, dims.experts_chosen)
+    n = tokens * dims.experts_chosen
     read = n * (Dtype.FP32.byte + Dtype.INT64.byte)
     weights = x.tape.launch(
         Elementwise("gather", n, dtype=Dtype.FP32, read=read), (scores,), shape, Dtype.FP32
@@ -175,10 +177,8 @@ def _route_grouped(
 
 def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: bool = True) -> Tensor:
     """Return the largest ``count`` of each row; the kernel writes values and int64 places."""
-    shape, write = (
-        (scores.shape[0], count),
-        scores.shape[0] * count * (dtype.byte + Dtype.INT64.byte),
-    )
+    shape = (scores.shape[0], count)
+    write = scores.shape[0] * count * (dtype.byte + Dtype.INT64.byte)
     op = Elementwise("topk", scores.numel, dtype=scores.dtype, write=write)
     out = scores.tape.launch(op, (scores,), shape, dtype)
     if not differentiable:
@@ -188,8 +188,10 @@ def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: boo
 
 def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tensor) -> Tensor:
     """Sort tokens by expert, multiply group by group, weigh, put back in order and add up."""
-    tokens, picks = x.shape[0], x.shape[0] * dims.experts_chosen
-    tape, width = x.tape, dims.expert_intermediate // run.tp
+    tokens = x.shape[0]
+    picks = x.shape[0] * dims.experts_chosen
+    tape = x.tape
+    width = dims.expert_intermediate // run.tp
     if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
         groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
         local = (
@@ -252,18 +254,14 @@ def _multiply_experts(
     engine does.
     """
     if run.served:  # in one call, each pick as a token that visits one expert
-        picks, least = (
-            sum(size * count for size, count in groups),
-            min(count for _, count in groups),
-        )
+        picks = sum(size * count for size, count in groups)
+        least = min(count for _, count in groups)
         size, most = max(groups, key=lambda group: group[1])
         skew = min(size * (most - least) / picks, 1.0)
         return _fused_experts(dims, run, rows, tokens, (picks, dims.experts // run.ep, 1), skew)
-    tape, width, held = (
-        rows.tape,
-        dims.expert_intermediate // run.expert_width_share,
-        dims.experts // run.ep,
-    )
+    tape = rows.tape
+    width = dims.expert_intermediate // run.expert_width_share
+    held = dims.experts // run.ep
     up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
     gated = layers.gate_in_one_kernel(
@@ -286,11 +284,16 @@ def _fused_experts(
 
     ``choices`` are the tokens it gets, the experts held, and the experts that each token visits.
     """
-    tape, width, recipe = x.tape, dims.expert_intermediate // run.expert_width_share, run.recipe
-    shapes, bit = ((choices[1], 2 * width, dims.hidden), (choices[1], dims.hidden, width)), 16.0
-    kept, dtype = ("bf16", "none"), run.dtype
+    tape = x.tape
+    width = dims.expert_intermediate // run.expert_width_share
+    recipe = run.recipe
+    shapes = ((choices[1], 2 * width, dims.hidden), (choices[1], dims.hidden, width))
+    bit = 16.0
+    kept = ("bf16", "none")
+    dtype = run.dtype
     if recipe is not None:
-        kept, bit = (recipe.weights, recipe.expert_scales or "tensor"), recipe.bit
+        kept = (recipe.weights, recipe.expert_scales or "tensor")
+        bit = recipe.bit
         dtype = recipe.activations or run.dtype
     held = [layers.narrow_parameter(tape, shape, run.dtype, bit) for shape in shapes]
     op = FusedExperts(*choices, dims.hidden, width, *kept, kernel="", skew=skew, dtype=dtype)
@@ -308,7 +311,9 @@ def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int)
     >>> busiest_picks(4096, 64, 8, 0.0, 8), busiest_picks(4096, 64, 8, 0.5, 8)
     ([(6, 70), (2, 69)], [(1, 292), (1, 37), (6, 36)])
     """
-    hot, held, busy = round(picks * skew), experts // gpus, min(chosen, experts)
+    hot = round(picks * skew)
+    held = experts // gpus
+    busy = min(chosen, experts)
     mean = (picks - hot) / gpus
     local = min(round(mean + sqrt(2.0 * mean * log(gpus))), picks - hot)
     hot_held = min(-(-busy // gpus), held)
@@ -330,7 +335,8 @@ def share_picks(picks: int, experts: int, chosen: int, skew: float) -> PickGroup
     >>> share_picks(512, 8, 2, 0.0), share_picks(512, 8, 2, 0.5), share_picks(6, 8, 2, 0.0)
     ([(8, 64)], [(2, 160), (6, 32)], [(6, 1)])
     """
-    hot, busy = round(picks * skew), min(chosen, experts)
+    hot = round(picks * skew)
+    busy = min(chosen, experts)
     even, more = divmod(picks - hot, experts)
     hot_each, hot_more = divmod(hot, busy)
     rows = Counter(
@@ -352,8 +358,10 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         )
     tape, (batch, length, hidden) = x.tape, x.shape
     x = functional.enter_parallel(x, run.tp)
-    heads, groups = dims.heads // run.tp, max(dims.key_heads // run.tp, 1)
-    inner, keys = heads * dims.value_dim, groups * dims.key_dim
+    heads = dims.heads // run.tp
+    groups = max(dims.key_heads // run.tp, 1)
+    inner = heads * dims.value_dim
+    keys = groups * dims.key_dim
     if (
         rule == "lightning"
     ):  # keys and queries are as many as values, through an activation; the gate comes apart
@@ -366,10 +374,8 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         mixed = _convolve_tokens(dims, run, pointwise("mul", first, values))
     elif rule == "mamba":
         wide = layers.project(run, x, 2 * inner, dims.bias)
-        mixed, gate = (
-            _convolve_tokens(dims, run, wide.slice(-1, 0, inner)),
-            wide.slice(-1, inner, 2 * inner),
-        )
+        mixed = _convolve_tokens(dims, run, wide.slice(-1, 0, inner))
+        gate = wide.slice(-1, inner, 2 * inner)
         low = functional.leave_parallel(
             layers.project(run, mixed, dims.step_rank + 2 * dims.key_dim), run.tp
         )
@@ -388,7 +394,8 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         else:
             wide = layers.project(run, x, 2 * inner + 2 * keys, dims.bias)
             layers.project(run, x, numbers, dims.bias)
-        gate, mixed = wide.slice(-1, 0, inner), wide.slice(-1, inner, 2 * inner + 2 * keys)
+        gate = wide.slice(-1, 0, inner)
+        mixed = wide.slice(-1, inner, 2 * inner + 2 * keys)
         for _ in range(
             3 if rule == "mamba2" else 2
         ):  # decay, its step's offset, and Mamba-2's skip

@@ -154,7 +154,8 @@ def launches_kernel(name: str) -> bool | None:
 
 def map_pointwise(call: AtenCall, function: str) -> Operator:
     """Return one elementwise kernel over all tensors given."""
-    inputs, out = call.inputs, call.out
+    inputs = call.inputs
+    out = call.out
     main = max(inputs, key=lambda t: (t.numel, t.dtype.byte)) if inputs else out
     placed = [(t.shape, t.strides) for t in inputs if t.shape]
     fits = all(broadcasts_to(shape, out.shape) for shape, _ in placed)  # a pad or a repeat does not
@@ -196,7 +197,8 @@ def _map_cast(call: AtenCall) -> list[Operator]:
 
 
 def _map_concatenation(call: AtenCall) -> list[Operator]:
-    parts, out = [t for t in call.inputs if t.numel], call.out
+    parts = [t for t in call.inputs if t.numel]
+    out = call.out
     axis = next(iter(call.numbers), 0) % max(len(parts[0].shape), 1) if parts else 0
     told = describe_concatenation(parts, axis) if parts else (Layout.CONTIGUOUS, (None, None))
     return [describe_pointwise("cat", [t.operand for t in parts], out.operand, out.dtype, *told)]
@@ -231,10 +233,8 @@ def _map_rows(call: AtenCall) -> list[Operator]:
         )
     if softmax:
         dim = x.shape[call.numbers[0]] if x.shape else 1
-        out, log = (
-            None if call.out.dtype is x.dtype else call.out.dtype,
-            call.name.startswith("_log"),
-        )
+        out = None if call.out.dtype is x.dtype else call.out.dtype
+        log = call.name.startswith("_log")
         sizes = max(x.numel // dim, 1), dim, out, call.backward
         return [*ops, operator_types.Softmax(*sizes, log=log, dtype=x.dtype)]
     if "group" in call.name:
@@ -256,14 +256,16 @@ def _map_batch_norm(call: AtenCall) -> list[Operator]:
     training = "no_training" not in call.name and True in call.args
     function = "batchnorm_grad" if call.backward else "batchnorm_train" if training else "batchnorm"
     read = 4 * call.inputs[0].byte if call.backward else None
-    rows, run = x.shape[1], prod(x.shape[2:])
+    rows = x.shape[1]
+    run = prod(x.shape[2:])
     return [
         Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, rows=rows, run=run)
     ]
 
 
 def _map_pool(call: AtenCall) -> list[Operator]:
-    x, out = call.inputs[0], call.out
+    x = call.inputs[0]
+    out = call.out
     if call.backward:
         read = x.byte + sum(t.byte for t in call.inputs[2:])
         return [
@@ -314,7 +316,9 @@ def _map_product(call: AtenCall) -> list[Operator]:
         return []
     added = call.inputs[0] if len(call.inputs) == 3 else None
     bias = added is not None and len(a.shape) == 2 and added.numel == n
-    math, result, turned = call.math_dtype(a), call.product_dtype, is_turned(a, b)
+    math = call.math_dtype(a)
+    result = call.product_dtype
+    turned = is_turned(a, b)
     if len(a.shape) == 3:
         op: Operator = Bmm(a.shape[0], m, n, k, dtype=math, out_dtype=result, turned=turned)
     else:
@@ -325,7 +329,8 @@ def _map_product(call: AtenCall) -> list[Operator]:
 def _map_grouped_product(call: AtenCall) -> list[Operator]:
     """Map experts' products in one launch: groups share the rows evenly, as far as shapes can tell."""
     a, b = call.inputs[:2]
-    n, dtype = b.shape[-1], call.math_dtype(a)
+    n = b.shape[-1]
+    dtype = call.math_dtype(a)
     if len(a.shape) == 2 and len(b.shape) == 3:
         groups, k, _ = b.shape
         return [Bmm(groups, max(a.shape[0] // groups, 1), n, k, dtype=dtype)]
@@ -364,7 +369,8 @@ def _map_convolution(call: AtenCall) -> list[Operator]:
     place.
     """
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
-    out, where = call.out, call.out.operand
+    out = call.out
+    where = call.out.operand
     op = _describe_convolution(
         call, x, weight, out, stride, padding, dilation, transposed, groups, "forward"
     )
@@ -404,7 +410,8 @@ def _describe_convolution(
         direction = {"forward": "dgrad", "dgrad": "forward", "wgrad": "wgrad"}[direction]
     n, c = x.shape[:2]
     if len(x.shape) == 5:
-        n, c = n * out.shape[2], c * weight.shape[2]
+        n = n * out.shape[2]
+        c = c * weight.shape[2]
     (h, w), (r, s) = _rows_and_columns(x.shape[2:], 1), _rows_and_columns(weight.shape[2:], 1)
     (step, step_w), (pad, pad_w) = _rows_and_columns(stride, 1), _rows_and_columns(padding, 0)
     return Conv2d(

@@ -119,7 +119,8 @@ def _read_quantization(fields: _Fields, notes: list[str]) -> tuple[str | None, D
     if not found:
         return None, None
     method = str(found.get("quant_method", "")).lower()
-    bits, recipe = found.get("bits", found.get("w_bit", 4)), None
+    bits = found.get("bits", found.get("w_bit", 4))
+    recipe = None
     if method in ("fp8", "fbgemm_fp8"):
         recipe = "fp8-block" if found.get("weight_block_size") else "fp8"
     elif method in ("awq", "gptq") and bits == 4:
@@ -250,7 +251,8 @@ class _Fields:
     """A configuration's fields, each checked as it is read."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.config, self.where = config, where
+        self.config = config
+        self.where = where
 
     def get(self, name: str, default: Any) -> Any:
         value = self.config.get(name)
@@ -304,17 +306,18 @@ class _Fields:
             value = decode_json(default.encode(), kind, name) if kind is not str else default
         if kind is int:
             absent = value == 0 and type(value) is int and word.endswith("?")
-            valid, wanted = absent or _is_size(value), "a whole number above zero"
+            valid = absent or _is_size(value)
+            wanted = "a whole number above zero"
         elif kind is float:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            valid, wanted = number and 0.0 <= value < 1e9, "a number, zero or more"
+            valid = number and 0.0 <= value < 1e9
+            wanted = "a number, zero or more"
         elif kind is bool:
-            valid, wanted = isinstance(value, bool), "true or false"
+            valid = isinstance(value, bool)
+            wanted = "true or false"
         elif kind is str:
-            valid, wanted = (
-                isinstance(value, str) and value in _ACTIVATIONS,
-                f"one of {', '.join(_ACTIVATIONS)}",
-            )
+            valid = isinstance(value, str) and value in _ACTIVATIONS
+            wanted = f"one of {', '.join(_ACTIVATIONS)}"
         else:
             valid = isinstance(value, list) and bool(value) and all(map(_is_size, value))
             wanted = "a list of whole numbers above zero"
@@ -323,10 +326,8 @@ class _Fields:
 
     def take(self, name: str, default: Kind) -> Kind:
         """Return text, a list or an object, as its default is one."""
-        value, wanted = (
-            self.get(name, default),
-            {str: "text", list: "a list", dict: "an object"}[type(default)],
-        )
+        value = self.get(name, default)
+        wanted = {str: "text", list: "a list", dict: "an object"}[type(default)]
         found: Kind = self.check(name, value, isinstance(value, type(default)), wanted)
         return found
 
@@ -395,10 +396,8 @@ def _group_layers(f: _Fields, layers: int, rules: Sequence[_LayerRule]) -> list[
             continue
         marks = _mark_layers(f, layers, rule)
         for name, value in rule.set.items():
-            pair, kind = (
-                value if isinstance(value, list) else [value, value],
-                type(_USUAL_LAYER[name]),
-            )
+            pair = value if isinstance(value, list) else [value, value]
+            kind = type(_USUAL_LAYER[name])
             yes, no = (one if kind is str else kind(f.read(one)) for one in pair)
             for layer, marked in zip(kinds, marks, strict=True):
                 layer[name] = yes if marked else no
@@ -480,7 +479,8 @@ def _read_lfm2(f: _Fields) -> dict[str, Any]:
 
 
 def _read_falcon(f: _Fields) -> dict[str, Any]:
-    new, heads = f.read("new_decoder_architecture?", bool), f.read("num_attention_heads")
+    new = f.read("new_decoder_architecture?", bool)
+    heads = f.read("num_attention_heads")
     shared = f.read("num_kv_heads|n_head_kv|num_attention_heads")
     return {
         "kv_heads": shared if new else 1 if f.read("multi_query=true", bool) else heads,
@@ -500,10 +500,8 @@ def _read_t5(f: _Fields) -> dict[str, Any]:
 
 
 def _count_unwindowed_layers(f: _Fields) -> dict[str, Any]:
-    layers, places = (
-        f.read("vision_config.num_hidden_layers=12"),
-        f.find("vision_config.global_attn_indexes"),
-    )
+    layers = f.read("vision_config.num_hidden_layers=12")
+    places = f.find("vision_config.global_attn_indexes")
     places = [2, 5, 8, 11] if places is None else places
     valid = isinstance(places, list) and all(place in range(layers) for place in places)
     f.check("global_attn_indexes", places, valid, f"a list of layers below {layers}")

@@ -77,7 +77,8 @@ def parse_workload(data: bytes, where: str) -> Graph:
     blocks: list[Block] = []
     entries = _parse_entries(file.ops, f"{where}: ops")
     if isinstance(entries, OperatorColumns):
-        blocks, entries = [Block(entries)], ()
+        blocks = [Block(entries)]
+        entries = ()
     for is_block, some in groupby(enumerate(entries), key=lambda one: one[1] is None):
         if not is_block:  # operators between blocks become a block of their own
             blocks.append(Block(tuple(op for _, op in some)))
@@ -319,7 +320,8 @@ def _decode_energaizer(raw: bytes) -> Operator:
         dtype = Dtype.parse(query.precM)
         dtype = Dtype.TF32 if dtype is Dtype.FP32 and query.useTensorCore else dtype
         if head == "conv2d":
-            hw, rs = query.hw, query.rs
+            hw = query.hw
+            rs = query.rs
             return Conv2d(
                 query.b, query.c, query.m, hw, hw, rs, rs, query.stride, query.padding, dtype=dtype
             )

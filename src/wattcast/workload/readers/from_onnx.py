@@ -25,11 +25,9 @@ MAX_OPS = 1_000_000
 
 def read_onnx(path: Path) -> Graph:
     """Read an ``.onnx`` file; a node without a rule is kept as unspecified work and named."""
-    why, where, folder = (
-        ("reading ONNX needs the onnx package", "onnx"),
-        path.name,
-        path.resolve().parent,
-    )
+    why = ("reading ONNX needs the onnx package", "onnx")
+    where = path.name
+    folder = path.resolve().parent
     import_extra("onnx.shape_inference", *why)
     onnx = import_extra("onnx", *why)
     data = read_bytes(path, MAX_ONNX_BYTE)
@@ -59,7 +57,8 @@ def read_onnx(path: Path) -> Graph:
         found = _map_checked(call)
         if found is None:
             unknown.setdefault(node.op_type, []).append(node.name or "(unnamed)")
-            read, out = sum(t.byte for t in call.inputs), call.out
+            read = sum(t.byte for t in call.inputs)
+            out = call.out
             found = [
                 Elementwise(
                     "unspecified", max(out.numel, 1), dtype=out.dtype, read=read, write=out.byte
@@ -167,14 +166,16 @@ def _map_node(call: _Call) -> list[Operator] | None:
     kind, function = _RULES[call.node.op_type].values()
     if kind == "free":
         return []
-    inputs, out = call.inputs, call.out
+    inputs = call.inputs
+    out = call.out
     if kind == "aten":
         return map_call(AtenCall(function, _list_arguments(call, function), (out,)))
     if kind == "reduction":
         return [Elementwise(function, inputs[0].numel, dtype=inputs[0].dtype, write=out.byte)]
     if kind == "copy":
         layout = Layout.TRANSPOSED if call.node.op_type == "Transpose" else Layout.STRIDED
-        x, unknown_walk = inputs[0], (None, None)
+        x = inputs[0]
+        unknown_walk = (None, None)
         return [
             describe_pointwise(function, (x.operand,), out.operand, x.dtype, layout, unknown_walk)
         ]
@@ -213,7 +214,8 @@ def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
         where = f"{call.where}: node {clip_text(call.label)}"
         raise bad_value(where, "a convolution over one or two dimensions", x.shape)
     stride, dilation = (call.attribute(word, [1] * sides) for word in ("strides", "dilations"))
-    pads, groups = call.attribute("pads", [0] * 2 * sides)[:sides], int(call.attribute("group", 1))
+    pads = call.attribute("pads", [0] * 2 * sides)[:sides]
+    groups = int(call.attribute("group", 1))
     return (
         x,
         rest[0],

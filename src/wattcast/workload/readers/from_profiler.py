@@ -249,7 +249,8 @@ def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ..
 
     found: list[Any] = []
     for index, kind in enumerate(args.get("Input type", [])):
-        shape, strides = recorded("Input Dims", index, []), recorded("Input Strides", index, None)
+        shape = recorded("Input Dims", index, [])
+        strides = recorded("Input Strides", index, None)
         if isinstance(kind, str) and (dtype := Dtype.recognise(kind)):
             found.append(_make_tensor(shape, strides, dtype))
         elif kind == "TensorList":
@@ -263,7 +264,8 @@ def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ..
 
 
 def _make_tensor(shape: Sequence[Any], strides: Sequence[Any] | None, dtype: Dtype) -> Tensor:
-    sizes, steps = tuple(int(size) for size in shape), tuple(int(step) for step in strides or ())
+    sizes = tuple(int(size) for size in shape)
+    steps = tuple(int(step) for step in strides or ())
     return make_tensor(sizes, dtype, steps if len(steps) == len(sizes) else None)
 
 
@@ -303,7 +305,8 @@ def _infer_results(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 def _infer_shape(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> tuple[int, ...] | None:
     """Return the shape of a row-major result, or None where all inputs are broadcast."""
-    first, last = tensors[0], tensors[-1]
+    first = tensors[0]
+    last = tensors[-1]
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         return (*tensors[-2].shape[:-1], last.shape[-1])
     if name == "cat":

@@ -158,7 +158,8 @@ class _LiveMemory:
     def hold(self, tensor: Any) -> None:
         """Count a tensor until nothing refers to it any more; views share one storage."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self.fixed:
             return
         self.byte += 0 if self.tensors[key] else size
@@ -251,7 +252,8 @@ def _make_recorder(torch: Any, module: Any, tf32: bool | None) -> Any:
                     read = sum(t.byte for t in call.inputs)
                     stake: dict[str, Any] = {"calls": 1, "flop": flop, "byte": read + call.out_byte}
                     self.unmapped.setdefault((str(func), self.path()), Counter()).update(stake)
-                    n, kind = max(call.out.numel, 1), call.out.dtype
+                    n = max(call.out.numel, 1)
+                    kind = call.out.dtype
                     found = [
                         Elementwise("unspecified", n, dtype=kind, read=read, write=call.out_byte)
                     ]
@@ -266,7 +268,8 @@ def _gpu_kernels(torch: Any, recorder: Any) -> Any:
 
     An RMS norm is one kernel on a GPU since PyTorch 2.9 and eight operators elsewhere
     [pytorch/pytorch#153666]."""
-    aten, functional = torch.ops.aten, torch.nn.functional
+    aten = torch.ops.aten
+    functional = torch.nn.functional
     softmaxes = (functional.softmax, torch.softmax, torch.Tensor.softmax)
     base: Any = import_module("torch.overrides").TorchFunctionMode
 
@@ -321,10 +324,8 @@ def _gpu_kernels(torch: Any, recorder: Any) -> Any:
             attn_mask = torch.where(attn_mask, zero, float("-inf"))
         if attn_mask is not None:
             attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-        log, efficient = (
-            torch.is_grad_enabled() and query.requires_grad,
-            aten._scaled_dot_product_efficient_attention,
-        )
+        log = torch.is_grad_enabled() and query.requires_grad
+        efficient = aten._scaled_dot_product_efficient_attention
         return efficient(query, key, value, attn_mask, log, dropout_p, is_causal, scale=scale)[0]
 
     routes = {
@@ -339,7 +340,8 @@ def _gpu_kernels(torch: Any, recorder: Any) -> Any:
 def _to_symbolic(torch: Any, value: Any) -> Any:
     """Replace PyTorch's tensors, in nested lists too, by ours."""
     if isinstance(value, torch.Tensor):
-        shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+        shape = tuple(map(int, value.shape))
+        strides = tuple(map(int, value.stride()))
         return make_tensor(shape, _convert_dtype(value.dtype), strides)
     if isinstance(value, (list, tuple)):
         return tuple(_to_symbolic(torch, item) for item in value)

@@ -171,7 +171,8 @@ def design_from_architecture(
     file, also where the simulator has fewer."""
     p = _FileNumbers(architecture)
     kind = p.choice("architecture", {number: number for number in _SHARE})
-    router, controller = p.part("router"), p.part("controller")
+    router = p.part("router")
+    controller = p.part("controller")
     controller["clock_hz"] = 2e6 * controller.pop("clock_mhz")  # both edges
     registers = p.part("registers") | {"bank_bit": _GPUWATTCH_BANK_BIT, "read_share": _SHARE[kind]}
     listed = "number_of_cores" in architecture.parameters
@@ -302,7 +303,8 @@ def design_from_gpu(
     published one at the top clock, else the process's stand-in, else nominal. A number that the
     catalogue lacks is an error that names it."""
     notes: list[str] = []
-    size, volts = feature_nm, voltage_v
+    size = feature_nm
+    volts = voltage_v
     if size is None:
         size, row = technology.find_process(gpu.process)
         notes.append(
@@ -324,18 +326,22 @@ def design_from_gpu(
     if read_j is None:
         notes.append(f"{gpu.memory.kind}: {source}; device memory is left out")
     dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
-    link_um, said = 0.0, "the die's area is not in the table: wires between SMs and L2 are left out"
+    link_um = 0.0
+    said = "the die's area is not in the table: wires between SMs and L2 are left out"
     for die in (row for row in dies if row["gpu"] == strip_board(gpu.name)):
         # mean wire between SM and L2: a quarter of a square die's side each way to the middle
         link_um = 0.5e3 * sqrt(float(die["area_mm2"]))
         said = f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2"
     notes.append(said)
-    sms, shared = _round_whole(gpu.sm_count), _round_whole(gpu.need("sm.shared_byte"))
+    sms = _round_whole(gpu.sm_count)
+    shared = _round_whole(gpu.need("sm.shared_byte"))
     l1 = CacheShape(max(shared // 2 // (line * ways), 1) * line * ways, line, ways)
-    l2_byte, l2_ways = _round_whole(gpu.need("l2.capacity_byte")), assumed["l2_ways"]
+    l2_byte = _round_whole(gpu.need("l2.capacity_byte"))
+    l2_ways = assumed["l2_ways"]
     slices = max(round(l2_byte / assumed["l2_slice_byte"]), 1)
     slice_byte = max(l2_byte // slices // (line * l2_ways), 1) * line * l2_ways
-    banks, bank_bit = assumed["register_banks"], assumed["register_bank_bit"]
+    banks = assumed["register_banks"]
+    bank_bit = assumed["register_bank_bit"]
     file = (
         _round_whole(gpu.need("sm.register_count")),
         banks,
@@ -348,7 +354,8 @@ def design_from_gpu(
     bus, queue, address = (
         assumed[name] for name in ("controller_bus_bit", "controller_queue", "address_bit")
     )
-    rate, clock = float(np.mean(gpu.memory.byte_per_s)), 1e9
+    rate = float(np.mean(gpu.memory.byte_per_s))
+    clock = 1e9
     if gpu.memory.clock_hz is not None:
         clock = float(np.mean(gpu.memory.clock_hz))
     count = max(round(rate / (2.0 * clock * bus / 8.0)), 1)
@@ -434,12 +441,17 @@ class BuiltChip:
     """The costs of every structure of a design; tables in ``data`` name them."""
 
     def __init__(self, design: ChipDesign) -> None:
-        d, rf, toggle, warps = design, design.registers, design.toggle, design.warps
+        d = design
+        rf = design.registers
+        toggle = design.toggle
+        warps = design.warps
         tech = technology.find_technology(
             d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v
         )
-        ports, read_and_write = ArrayPorts(d.ports), ArrayPorts(0, 1, 1)
-        self.design, self.tech = design, tech
+        ports = ArrayPorts(d.ports)
+        read_and_write = ArrayPorts(0, 1, 1)
+        self.design = design
+        self.tech = tech
         self.instruction = _cache_cost(tech, d, d.instruction, "instruction cache", ArrayPorts(1))
         self.data = _cache_cost(tech, d, d.data, "L1 data cache", ports)
         self.constant = _cache_cost(tech, d, d.constant, "constant cache", ports)
@@ -506,7 +518,8 @@ class BuiltChip:
     @property
     def provenance(self) -> str:
         """Method, node, voltage, temperature and sources in one sentence."""
-        tech, design = self.tech, self.design
+        tech = self.tech
+        design = self.design
         return (
             f"{BOTTOM_UP_METHOD}; {design.name}, F = {design.feature_nm:g} nm {tech.device.value}, "
             f"{tech.voltage_v:.4g} V, {tech.temperature_k:g} K, {tech.projection.value} wires; devices: {tech.source}"
@@ -565,7 +578,8 @@ def _cache_cost(
     missed_bit += shape.block_byte if is_l2 else line_bit
     search = replace(ports, search=ports.read_write)
     tag_bit = 4 * ceil((design.address_bit + _STATE_BIT) / 4)
-    built, used_j = [array], [0.0] * 4
+    built = [array]
+    used_j = [0.0] * 4
     for i, (entries, bits) in enumerate(
         zip(shape.buffers, (missed_bit, line_bit, line_bit, line_bit), strict=True)
     ):
@@ -615,11 +629,13 @@ def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
 
     ``data/parts.csv`` names its cost and the numbers, multiplied, that tell how many of it make up
     an instance."""
-    d, found = chip.design, []
+    d = chip.design
+    found = []
     counts = {"sm": d.sm_count, "l2": d.l2_count, "noc": d.router_count}
     counts["memory controller"] = d.controller.controllers
     for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "parts.csv"):
-        cost, group = attrgetter(row["cost"])(chip), row["group"]
+        cost = attrgetter(row["cost"])(chip)
+        group = row["group"]
         if cost is None or (
             d.one_l1 and row["cost"] in ("data", "texture")
         ):  # those lie in shared memory's array

@@ -42,23 +42,26 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Cir
     E = bits · (two wires + (C_in·outputs + C_out·inputs + C_internal + C_control)·V²) (CACTI 6)
     [Muralimanohar2007]. Idle crossing points leak through two transistors in series."""
     check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
-    wire, pitch = tech.repeated_wire(_WIDE), tech.wide.pitch_um
-    min_um, p_to_n = tech.min_width_um, tech.p_to_n
+    wire = tech.repeated_wire(_WIDE)
+    pitch = tech.wide.pitch_um
+    min_um = tech.min_width_um
+    p_to_n = tech.p_to_n
     driver = wire.repeater * min(inputs * bits * pitch / wire.spacing_um, 1.0)  # in minimum widths
     first = max(driver * (1.0 + p_to_n) / (3.0 + 3.0 * p_to_n), 1.0)
-    first_um, driver_um = first * min_um, driver * min_um
-    in_f, control_f = (
-        tech.gate_f(first_um * 3.0 * (1.0 + p_to_n)),
-        tech.gate_f(driver_um * (1.0 + p_to_n)),
-    )
+    first_um = first * min_um
+    driver_um = driver * min_um
+    in_f = tech.gate_f(first_um * 3.0 * (1.0 + p_to_n))
+    control_f = tech.gate_f(driver_um * (1.0 + p_to_n))
     inside_f = 3.0 * tech.drain_f(first_um) + 3.0 * tech.drain_f(first_um * p_to_n) + control_f
     out_f = tech.drain_f(driver_um) + tech.drain_f(driver_um * p_to_n)
     gates_um2 = to_float(
         2.0 * tech.gate_area_um2(driver_um) + 2.0 * tech.gate_area_um2(first_um, 2)
     )
-    cell_um, stretch = 50.0 * tech.feature_um, 1.0
+    cell_um = 50.0 * tech.feature_um
+    stretch = 1.0
     while True:  # stretched in steps until its sides are alike
-        height_um, beside = stretch * cell_um, ceil(cell_um / pitch)
+        height_um = stretch * cell_um
+        beside = ceil(cell_um / pitch)
         across_um = max(gates_um2 / height_um * beside * outputs, bits * pitch * outputs)
         down_um = pitch * inputs * bits * stretch
         shape = down_um / across_um * outputs / inputs
@@ -91,8 +94,12 @@ def arbiter_cost(tech: Technology, requests: int, line_um: float) -> CircuitCost
 
     E = (n·(C_request + 2·C_priority)/2 + C_grant + C_inner/2)·V² (Orion, MICRO 2002); the grant
     line of ``line_um`` runs along the crossbar."""
-    feature, v2 = tech.feature_um, tech.vdd2
-    nor_n, nor_p, inv_n, inv_p = 6.75 * feature, 38.0 * feature, 6.25 * feature, 12.5 * feature
+    feature = tech.feature_um
+    v2 = tech.vdd2
+    nor_n = 6.75 * feature
+    nor_p = 38.0 * feature
+    inv_n = 6.25 * feature
+    inv_p = 12.5 * feature
     nor_f = tech.gate_f(2.0 * nor_n + nor_p)
     inv_f = tech.gate_f(inv_n + inv_p) + tech.drain_f(inv_n) + tech.drain_f(inv_p)
     drains_f = 2.0 * tech.drain_f(nor_n) + tech.drain_f(nor_p)
@@ -134,7 +141,8 @@ def router_cost(tech: Technology, shape: RouterShape) -> RouterCost:
     The router's area is a box: its input buffers in a column, the crossbar at their side; arbiters
     fill the free room."""
     switch = crossbar_cost(tech, shape.inputs, shape.outputs, shape.flit_bit)
-    one, flit = np.ones(1), shape.flit_bit
+    one = np.ones(1)
+    flit = shape.flit_bit
     part = memory_array.ArrayPartition(
         shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one
     )
@@ -144,7 +152,8 @@ def router_cost(tech: Technology, shape: RouterShape) -> RouterCost:
         read_j + write_j, *(x * shape.inputs for x in (off_w, gate_w, width_um * height_um))
     )
     vc = arbiter_cost(tech, shape.channels, 0.0).times(shape.inputs)
-    switch_um2, buffer_um2 = to_float(switch.area_um2), to_float(buffer.area_um2)
+    switch_um2 = to_float(switch.area_um2)
+    buffer_um2 = to_float(buffer.area_um2)
     grant = arbiter_cost(tech, shape.inputs, switch_um2**0.5).times(shape.outputs)
     across_um = switch_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
     box_um2 = shape.inputs * height_um * (width_um + across_um)
@@ -207,9 +216,12 @@ def latch_cost(tech: Technology) -> CircuitCost:
 
     In a third each of the cycles it switches, keeps a one and keeps a zero. Widths of 25 and 37.5
     features (20 and 30 µm at 0.8 µm), a load of two such gates (McPAT 0.8)."""
-    n_um, p_um, v2 = 25.0 * tech.feature_um, 37.5 * tech.feature_um, tech.vdd2
+    n_um = 25.0 * tech.feature_um
+    p_um = 37.5 * tech.feature_um
+    v2 = tech.vdd2
     gate = tech.gate_f(n_um + p_um)
-    down, up = tech.drain_f(n_um, stack=2), tech.drain_f(p_um)
+    down = tech.drain_f(n_um, stack=2)
+    up = tech.drain_f(p_um)
 
     def node(fan_in: int, fan_out: int) -> float:
         return down + fan_in * up + fan_out * gate
@@ -249,7 +261,9 @@ def warp_selection_cost(tech: Technology, candidates: int) -> CircuitCost:
     """
     check_at_least_one("scheduler", warps=candidates)
     feature = tech.feature_um
-    small, middle, wide = 6.25 * feature, 12.5 * feature, 18.75 * feature
+    small = 6.25 * feature
+    middle = 12.5 * feature
+    wide = 18.75 * feature
     any_f = 4.0 * tech.drain_f(middle) + tech.drain_f(50.0 * feature)
     encode_f = 10.0 * tech.drain_f(middle)
     encode_f += sum(tech.drain_f(wide, stack=stack) for stack in (1, 2, 3, 4))
@@ -299,12 +313,11 @@ _ROUTINE = (
 _COALESCE_J = (
     0.443e-3 * 0.5e-9
 )  # comparing a warp's addresses: 0.443 mW for 0.5 ns at 1 V (GPUWattch, synthesis)
-_REQUEST_BYTE, _MASK_BYTE, _MASKS, _COUNT_BYTE = (
-    64,
-    2,
-    16,
-    1,
-)  # pending-request entry, masks, counters (manual 2.2.3)
+# pending-request entry, masks, counters (manual 2.2.3)
+_REQUEST_BYTE = 64
+_MASK_BYTE = 2
+_MASKS = 16
+_COUNT_BYTE = 1
 
 
 @dataclass(frozen=True)
@@ -352,12 +365,11 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     block_bit = mc.block_byte * _ECC * 8.0
     ports = ArrayPorts(0, mc.channels, mc.channels, mc.channels)
     tag = mc.address_bit + _TAG_EXTRA_BIT + _OPCODE_BIT
-    data_bit, bus_byte = 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8), -(-int(bus) // 8)
+    data_bit = 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8)
+    bus_byte = -(-int(bus) // 8)
     requests = memory_array.SearchedBuffer("request window", mc.window, tag, data_bit, ports)
-    window, plain = (
-        memory_array.searched_buffer_cost(tech, requests),
-        ArrayPorts(0, mc.channels, mc.channels),
-    )
+    window = memory_array.searched_buffer_cost(tech, requests)
+    plain = ArrayPorts(0, mc.channels, mc.channels)
     word = sram_cost(tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, plain))
     beats = block_bit / bus
     words = block_bit / 72.0
@@ -365,7 +377,8 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     # per Gbit/s at 90 nm and 1.2 V (low-voltage differential), scaled with √F·V²; areas are fitted
     # to Niagara's
     # controllers (McPAT 0.8)
-    rate, feature = log(mc.peak_mbyte_per_s * 2.0), tech.feature_um
+    rate = log(mc.peak_mbyte_per_s * 2.0)
+    feature = tech.feature_um
     beat_j = 0.432 / 1e9 / 72.0 / 1.1**2 * feature / 0.065 * tech.vdd2 * bus
     bit_j = 0.01 * 1e-9 * (feature / 0.09) ** 0.5 * tech.vdd2 / 1.2**2
     areas = (
@@ -383,10 +396,8 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     front_j = mc.channels * (
         2.0 * window.search_j + window.read_j + window.write_j + word.read_j + word.write_j
     )
-    off_w, gate_w = (
-        window.subthreshold_w + 2.0 * word.subthreshold_w,
-        window.gate_w + 2.0 * word.gate_w,
-    )
+    off_w = window.subthreshold_w + 2.0 * word.subthreshold_w
+    gate_w = window.gate_w + 2.0 * word.gate_w
     front = CircuitCost(
         front_j, off_w, gate_w, mc.channels * (window.area_um2 + 2.0 * word.area_um2)
     )
@@ -410,7 +421,8 @@ def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
         "thread masks": (_MASK_BYTE * _MASKS * entries, _MASK_BYTE),
         "request counters": (_COUNT_BYTE * max(entries, 16), _COUNT_BYTE),
     }
-    ports, compare_j = ArrayPorts(0, 1, 1), _COALESCE_J * tech.vdd2
+    ports = ArrayPorts(0, 1, 1)
+    compare_j = _COALESCE_J * tech.vdd2
     tables = [sram_cost(tech, SramArray(name, *size, 1, 1, ports)) for name, size in sizes.items()]
     read_j, write_j, *standing = (
         sum(each) for each in zip(*(vars(t).values() for t in tables), strict=True)

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-LEAKAGE, AREA, PIPELINES = "leakage", "area", "pipelines"
+LEAKAGE = "leakage"
+AREA = "area"
+PIPELINES = "pipelines"
 _UNITS_OF_PIPELINE = (
     4.0  # a core's latches belong to fetch, load-store, memory management and execution
 )
@@ -110,10 +112,12 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
     assumed: dict[str, Any] = {
         name: each.value for name, each in chip_design.known_assumptions().items()
     }
-    reads, word_byte = assumed["fma_reads"], 4.0
+    reads = assumed["fma_reads"]
+    word_byte = 4.0
     fma_j = counts["FPU_ACC"] + reads * counts["REG_RD"] + counts["REG_WR"] + issue_j
     register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
-    sector, access_byte = assumed["sector_byte"], d.words_of_access * 4.0
+    sector = assumed["sector_byte"]
+    access_byte = d.words_of_access * 4.0
     scaling_j = assumed["sfu_multiplies"] * fma_j  # brings an SFU's argument to base two
     found = {
         "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
@@ -222,8 +226,10 @@ def compare_chips(
         }
         return figures | {(AREA, "mm2"): chip_design.chip_area_mm2(chip)}
 
-    old, new = list_figures(before), list_figures(after)
-    where, group = after.design.name, "size"
+    old = list_figures(before)
+    new = list_figures(after)
+    where = after.design.name
+    group = "size"
     return tuple(
         EnergyRatio(where, group, *key, new[key], value)
         for key, value in old.items()
@@ -270,7 +276,8 @@ def make_energy_table(
     table = counter_energies(chip)
     if dialect is SimulatorDialect.ACCELWATTCH:
         table |= {"INT_ACC": table.pop("SP_ACC")}
-        sfu_j, fpu_j = table.pop("SFU_ACC"), table["FPU_ACC"]
+        sfu_j = table.pop("SFU_ACC")
+        fpu_j = table["FPU_ACC"]
         units = [
             c.column for c in dialect_counters(dialect) if c.prescaled and c.column != "INT_ACC"
         ]
@@ -293,7 +300,8 @@ def energies_to_plain(chip: chip_design.BuiltChip, gpu: Gpu | None = None) -> di
     """Return all energies, leakage and area as plain values for JSON; with a catalogue GPU also
     those of modules.
     """
-    tech, leakage = chip.tech, chip_design.chip_leakage(chip)
+    tech = chip.tech
+    leakage = chip_design.chip_leakage(chip)
     modules = module_event_energies(chip, gpu) if gpu is not None else {}
     accesses = {
         r["counter"]: r["accesses"]
@@ -337,7 +345,8 @@ def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
     bundle = shipped_bundle(name)
     if bundle is None:
         raise BadInput(f"no energies were fitted for {name}: there is nothing to compare with.")
-    gpu, theirs = load_gpu(name), bundle.power.as_module_power().energy_j
+    gpu = load_gpu(name)
+    theirs = bundle.power.as_module_power().energy_j
     ours = module_event_energies(chip_design.build_chip(chip_design.design_from_gpu(gpu)), gpu)
     return [
         EnergyRatio(name, "module", event, "J", joule, theirs[event])

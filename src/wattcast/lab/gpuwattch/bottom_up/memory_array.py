@@ -29,10 +29,19 @@ from wattcast.lab.gpuwattch.bottom_up.technology import (
     to_float,
 )
 
-_SENSE_SHARE, _SENSE_LEAST_V = 0.05, 0.08  # bitline swing a sense amplifier needs (CACTI 6.5)
+# bitline swing a sense amplifier needs (CACTI 6.5)
+_SENSE_SHARE = 0.05
+_SENSE_LEAST_V = 0.08
 _CELL_ASPECT = 1.46  # height over width of a cell (CACTI 6.5)
-ACCESS, PULL_DOWN, PULL_UP = 1.31, 2.08, 1.23  # transistor widths of a cell in features
-SENSE_N, SENSE_P, SENSE_ISO, SENSE_ENABLE = 3.75, 7.5, 12.5, 5.0  # its transistors in features
+# transistor widths of a cell in features
+ACCESS = 1.31
+PULL_DOWN = 2.08
+PULL_UP = 1.23
+# its transistors in features
+SENSE_N = 3.75
+SENSE_P = 7.5
+SENSE_ISO = 12.5
+SENSE_ENABLE = 5.0
 MUX_WIDTH = 9.0  # column and sense multiplexers in features: six minimum widths
 
 
@@ -115,7 +124,8 @@ def mat_sides_um(
     """Return width and height of a mat: cells, column circuits below them, decoders and wires at
     their side.
     """
-    feature, pitch = tech.feature_um, tech.wide.pitch_um
+    feature = tech.feature_um
+    pitch = tech.wide.pitch_um
     column_um = np.asarray(wide_um * part.column_mux / ports.reading)
     half_um = np.full_like(column_um, wide_um / (2.0 * ports.reading))
     precharge = 6.0 * tech.p_to_n * tech.min_width_um
@@ -167,7 +177,8 @@ def bank_cost(
     output) + H-trees for address and data; a write swings the bitlines of its bits fully.
     ``tag_ways`` above zero puts comparators behind the sense amplifiers. ``toggle`` is the share of
     data wires that charge in an access; bitlines swing whatever the data."""
-    feature, volts = tech.feature_um, tech.voltage_v
+    feature = tech.feature_um
+    volts = tech.voltage_v
     wide_um, high_um = cell_sides_um(tech, ports)
     column_um = wide_um * part.column_mux / ports.reading
     decode = _decoder_cost(tech, part, wide_um, high_um)
@@ -179,7 +190,8 @@ def bank_cost(
         for width in (MUX_WIDTH, SENSE_ISO, SENSE_N, SENSE_P)
     )
     latch_f = tech.gate_f((SENSE_N + SENSE_P) * feature) + n_f + p_f
-    behind_f, amplifier_f = 2.0 * iso_f + latch_f + mux_f, latch_f + iso_f + mux_f
+    behind_f = 2.0 * iso_f + latch_f + mux_f
+    amplifier_f = latch_f + iso_f + mux_f
     muxed_f = np.where(part.column_mux > 1, 2.0 * mux_f, 0.0)
     swing_v = bitline_swing_v(tech)
     pair_read_j = (
@@ -229,7 +241,8 @@ def bank_cost(
     pair_um = (PULL_DOWN + PULL_UP) * feature
     access_um = ACCESS * feature * ((ports.read_write + ports.write) / 2.0 + ports.read * 0.55)
     cell_w = tech.leakage_w(pair_um + access_um, (pair_um + ports.read * ACCESS * feature) / 2.0)
-    cells, mats = part.row * part.column * part.per_mat, part.mats_across * part.mats_down
+    cells = part.row * part.column * part.per_mat
+    mats = part.mats_across * part.mats_down
     around = decode.times(1.0, ports.all) + precharge + out.times(1.0, ports.reading) + compare
     trees = to + back + into
     idle_w = tech.off_a_per_um * SENSE_ENABLE * feature * volts * sensed * ports.reading
@@ -328,7 +341,10 @@ _AREA_LIMIT = (
 )
 _DRAWN_NM = 45.0
 _ONE_PORT = ArrayPorts()
-_LEAST_ROW, _MOST_ROW, _LEAST_COLUMN, _MOST_COLUMN = 8, 4096, 2, 4096
+_LEAST_ROW = 8
+_MOST_ROW = 4096
+_LEAST_COLUMN = 2
+_MOST_COLUMN = 4096
 
 
 @dataclass(frozen=True)
@@ -413,7 +429,8 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
     overheads.
     """
     ways = 1 if sram.sequential else sram.ways
-    tag, before_s = None, 0.0
+    tag = None
+    before_s = 0.0
     if sram.tag_bit:
         width = sram.tag_bit * sram.ways
         cells = _BankCells(
@@ -453,10 +470,8 @@ def _choose_layout(
     """
     part = list_partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
     if part.row.size == 0:
-        wanted, found = (
-            f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows",
-            f"{cells.rows} rows of {cells.columns} bits",
-        )
+        wanted = f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows"
+        found = f"{cells.rows} rows of {cells.columns} bits"
         do = "The structure is too small or too oddly shaped for a memory array."
         raise bad_value(f"{name}: geometry", wanted, found, do)
     address = (
@@ -540,8 +555,10 @@ def list_partitions(rows: int, columns: int, select: int, out_bit: int) -> Array
     across, down, beside, mux, sense = (
         grid.ravel() for grid in np.meshgrid(*axes, 2.0 ** np.arange(0, 4) * select, indexing="ij")
     )
-    row, column = np.ceil(rows / (down * beside)), np.ceil(columns * beside / across)
-    mats_across, mats_down = np.maximum(across / 2, 1), np.maximum(down / 2, 1)
+    row = np.ceil(rows / (down * beside))
+    column = np.ceil(columns * beside / across)
+    mats_across = np.maximum(across / 2, 1)
+    mats_down = np.maximum(down / 2, 1)
     per_mat = across * down / (mats_across * mats_down)
     mat_bit = np.maximum(np.floor(per_mat * column / (mux * sense)), 1.0)
     active = np.ceil(out_bit / mat_bit)
@@ -584,14 +601,18 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
 
     A search drives the search lines of every tag bit and discharges the matchlines of all rows but
     one, then reads the matching entry."""
-    rows, columns = max(cam.entries // _HALVES, 1), cam.tag_bit + cam.data_bit
+    rows = max(cam.entries // _HALVES, 1)
+    columns = cam.tag_bit + cam.data_bit
     lines = rows + 1
     wide, high = cell_sides_um(tech, cam.ports)
     # a tag cell has a comparator and twice the area of a plain one (CACTI 6.5)
     side_um = tech.feature_um * (2.0 * technology.CELL_AREA_FEATURE2 / 2.92) ** 0.5
     further_um = 2.0 * tech.local.pitch_um * (cam.ports.all - 1 + cam.ports.search - 1)
-    tag_wide, high = side_um + further_um, max(high, side_um * 2.92 + further_um)
-    v2, feature, local_f = tech.vdd2, tech.feature_um, tech.local.f_per_um()
+    tag_wide = side_um + further_um
+    high = max(high, side_um * 2.92 + further_um)
+    v2 = tech.vdd2
+    feature = tech.feature_um
+    local_f = tech.local.f_per_um()
     bitline_f = lines * (tech.drain_f(ACCESS * feature) / 2.0 + high * local_f)
     latch_f = tech.gate_f(11.25 * feature) + tech.drain_f(11.25 * feature)
     amplifier_j = (latch_f + tech.drain_f(21.5 * feature)) * v2
@@ -622,7 +643,8 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     share = tech.short_circuit * LAYOUT_OVERHEAD
     opened_j = decode.energy_j + precharge.energy_j
     # leakage of cells, comparators of the tags, and the gates behind the matchlines
-    cell_um, cells = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature, _HALVES * lines
+    cell_um = (PULL_DOWN + PULL_UP + ACCESS * cam.ports.all / 2.0) * feature
+    cells = _HALVES * lines
     off_um = cells * (columns * cell_um + cam.tag_bit * 2.0 * PULL_DOWN * feature + 80.0 * feature)
     on_um = cells * (
         columns * (PULL_DOWN + PULL_UP) * feature / 2.0 + cam.tag_bit * PULL_DOWN * feature

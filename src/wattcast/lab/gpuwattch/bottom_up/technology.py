@@ -21,7 +21,8 @@ from wattcast.core.records import dataclass, fields
 from wattcast.core.strict_files import read_shipped_table
 
 BOTTOM_UP_PACKAGE = "wattcast.lab.gpuwattch.bottom_up"
-LOWEST_K, HIGHEST_K = 300.0, 400.0
+LOWEST_K = 300.0
+HIGHEST_K = 400.0
 _OVERLAP_SHARE = 0.2  # of the ideal gate capacitance (CACTI 6.5)
 _SIDEWALL_FF_PER_UM = 0.25  # junction sidewall (CACTI 6.5)
 _VOLTAGE_RANGE = (
@@ -132,7 +133,8 @@ class RepeatedWire:
         """Return the cost of a bundle of ``built`` wires (default: ``bits``) of which ``bits``
         switch.
         """
-        wires, one = bits if built is None else built, self.per_um
+        wires = bits if built is None else built
+        one = self.per_um
         leakage_w = one.subthreshold_w * length_um * wires, one.gate_w * length_um * wires
         return CircuitCost(
             one.energy_j * length_um * bits, *leakage_w, 0.0, one.delay_s * length_um
@@ -252,7 +254,8 @@ class Technology:
         N stages of equal effort f = F^(1/N), with F = g·C_load / C_in and N even, at least two
         [Sutherland1999]. Energy is C·V² of the load and of every stage: a line goes up and down
         once in an access. ``wire_ohm`` adds R·C/2 of delay."""
-        min_um, p_to_n = self.min_width_um, self.p_to_n
+        min_um = self.min_width_um
+        p_to_n = self.p_to_n
         effort = (inputs + p_to_n) / (1 + p_to_n)
         whole = np.maximum(effort * load_f / self.gate_f(min_um * (inputs + p_to_n)), 1.0)
         stages = np.maximum(2.0 * np.ceil(np.log(whole) / np.log(_FAN_OUT) / 2.0), 2.0)
@@ -344,7 +347,8 @@ def find_technology(
     off = np.array([row[f"off_na_per_um_{k:.0f}k"] for k in kelvin])
     ends = [row[f"gate_leak_na_per_um_{k}k"] for k in (300, 400)]
     gate_leak = np.interp(temperature_k, (LOWEST_K, HIGHEST_K), ends)
-    ideal, fringe = row["ideal_gate_ff_per_um"] * 1e-15, row["fringe_ff_per_um"] * 1e-15
+    ideal = row["ideal_gate_ff_per_um"] * 1e-15
+    fringe = row["fringe_ff_per_um"] * 1e-15
     return Technology(
         feature_nm * 1e-3,
         device,

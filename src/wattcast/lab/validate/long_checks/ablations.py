@@ -85,7 +85,8 @@ DRAWS = 3
 
 def quick_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
     """Ablations without a fit of the whole: no correction, and a regression on FLOPs and bytes."""
-    chip, bundle = hardware.load_gpu(gpu), shipped_bundle(gpu)
+    chip = hardware.load_gpu(gpu)
+    bundle = shipped_bundle(gpu)
     rows = kernel_rows.load_kernel_rows(gpu)
     where = f"{gpu} ablations, latency"
     test = rows.to_judge() & rows.is_kind("burst") & on_random_data(rows)
@@ -129,7 +130,8 @@ def _oracle(where: str, held: HeldOutRows) -> LedgerRow:
 
 def long_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     """Ablations that fit the whole again, several times; minutes each."""
-    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
+    chip = hardware.load_gpu(gpu)
+    rows = kernel_rows.load_kernel_rows(gpu)
     idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
     out = []
     with one_thread():
@@ -204,7 +206,8 @@ def _compared(
 
     power_w, clock_hz, latency_s = settled_figures(rows)
     ran = rows.to_judge() & on_random_data(rows) & inside
-    burst, sustained = ran & rows.is_kind("burst"), ran & rows.is_kind("sustained")
+    burst = ran & rows.is_kind("burst")
+    sustained = ran & rows.is_kind("sustained")
     out = []
     for quantity, at, column, true in (
         ("latency", burst, 0, latency_s),
@@ -252,21 +255,21 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
         & np.isfinite(power_w)
         & np.isfinite(clock_hz)
     )
-    some, fold = rows.select_rows(at), assign_folds(rows)[at]
+    some = rows.select_rows(at)
+    fold = assign_folds(rows)[at]
     tested = some.is_kind("sustained") & (some.repeat == 0)
     priced, alpha = _rates(some, gpu, power_w[at], clock_hz[at], latency_s[at])
     found = {name: np.full(len(priced.power_w), np.nan) for name in ("module", "rate", "alpha")}
     for k in np.unique(fold):
-        train, test = fold != k, fold == k
+        train = fold != k
+        test = fold == k
         model, _ = fit_module_power(_select_rows(priced, train), idle, DEFAULT_TEMPERATURE_C)
         found["module"][test] = _module(model, _select_rows(priced, test))
         found["rate"][test] = _linear(_rate_terms(priced), priced.power_w, train, test)
         terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
         found["alpha"][test] = _linear(terms, priced.power_w, train, test)
-    priced, found = (
-        _select_rows(priced, tested),
-        {name: values[tested] for name, values in found.items()},
-    )
+    priced = _select_rows(priced, tested)
+    found = {name: values[tested] for name, values in found.items()}
     capped = priced.clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))
     where = f"{gpu.name} ablations, power at measured time and clock"
     said = {
@@ -301,7 +304,8 @@ def _rates(
     busy = (
         count_active_sms(kernels, count_waves(kernels, sms)) * (latency_s - fixed_s) * effective_hz
     )
-    value, events = np.column_stack([counted, busy]), (*names, BUSY_EVENT)
+    value = np.column_stack([counted, busy])
+    events = (*names, BUSY_EVENT)
     used = [i for i, name in enumerate(events) if value[:, i].any() and name != "link_byte"]
     priced = PowerRows(
         value[:, used] / latency_s[:, None],
@@ -373,7 +377,8 @@ def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-WHERE, TIMES = "wall time of one prediction", 5
+WHERE = "wall time of one prediction"
+TIMES = 5
 PUBLISHED = "EnergAIzer 1.8 s (Table II)"
 
 
@@ -415,7 +420,8 @@ def prediction_time_rows(gpu: str) -> list[LedgerRow]:
 def ablation_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     """Return all ledger rows of this study."""
     held = load_held_out(gpu)
-    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
+    chip = hardware.load_gpu(gpu)
+    rows = kernel_rows.load_kernel_rows(gpu)
     tell(f"{gpu}: quick ablations")
     found = quick_rows(gpu, held) + power_rows(
         rows, chip, fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
@@ -444,7 +450,8 @@ def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
     """Return latency from FLOPs and bytes, by family, out of fold."""
     flop = np.array([op.flop for op in rows.ops])
     byte = np.array([op.read_byte + op.write_byte for op in rows.ops])
-    family, found = np.array(rows.family), np.full(len(rows), np.nan)
+    family = np.array(rows.family)
+    found = np.full(len(rows), np.nan)
     for name in dict.fromkeys(rows.family):
         at = family == name
         found[at] = flop_byte_regression(

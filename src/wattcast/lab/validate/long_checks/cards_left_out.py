@@ -127,7 +127,8 @@ def _fold(
 def _judged(rows: KernelRows, bundle: Bundle, gpu: Gpu) -> Judged:
     if not len(rows):
         return Judged(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0, dtype="<U8"))
-    predicted, timeline = predict_with_bundle(bundle, rows, gpu), analyse_rows(bundle, rows, gpu)
+    predicted = predict_with_bundle(bundle, rows, gpu)
+    timeline = analyse_rows(bundle, rows, gpu)
     power_w, _, latency_s = settled_figures(rows)
     assert timeline.near is not None, "a fitted bundle has learned factors"
     outside = find_unmeasured(timeline, bundle)
@@ -142,11 +143,9 @@ def _judged(rows: KernelRows, bundle: Bundle, gpu: Gpu) -> Judged:
 
 
 def _joined(count: int, parts: list[tuple[Mask, Judged]]) -> Judged:
-    ratio, near, why = (
-        np.full((count, 2), np.nan),
-        np.full((count, 2), np.nan),
-        np.full(count, "", dtype="<U8"),
-    )
+    ratio = np.full((count, 2), np.nan)
+    near = np.full((count, 2), np.nan)
+    why = np.full(count, "", dtype="<U8")
     for at, one in parts:
         ratio[at], near[at], why[at] = one.ratio, one.near, one.why
     return Judged(ratio, near, why)
@@ -180,7 +179,9 @@ def own_ends(
     """
     place = list(KIND_OF_QUANTITY).index(quantity)
     at = own & rows.is_kind(KIND_OF_QUANTITY[quantity]) & np.isfinite(new.ratio[:, place])
-    ratio, near, family = new.ratio[at, place], new.near[at, place], np.array(rows.family)[at]
+    ratio = new.ratio[at, place]
+    near = new.near[at, place]
+    family = np.array(rows.family)[at]
     line = fit_nearness_line(np.log(ratio), family, near)
     typical = scale_ratios(ratio, near, line)
     names = [str(name) for name in np.unique(family)]
@@ -285,7 +286,8 @@ def _said(where: str, rows: KernelRows, tables: list[Counted]) -> list[LedgerRow
     """Each class of all cards together, of each card, and of new operators by why they were
     measured.
     """
-    card, chosen = np.array(rows.uuid), np.array(rows.chosen)
+    card = np.array(rows.uuid)
+    chosen = np.array(rows.chosen)
     out: list[LedgerRow] = []
     for quantity in KIND_OF_QUANTITY:
         mine = [table for table in tables if table.quantity == quantity]

@@ -53,7 +53,11 @@ DRAWS = 3
 CARDS = ("a twin", "another chip", "a chip known by its catalogue entry")
 SUSTAINED = 1 / 3  # of the rows
 # log-spreads of the distortion
-_PHASE, _FAMILY, _ENERGY, _MODULE, _IDLE = 0.15, 0.08, 0.15, 0.10, 0.08
+_PHASE = 0.15
+_FAMILY = 0.08
+_ENERGY = 0.15
+_MODULE = 0.10
+_IDLE = 0.08
 ARMS = ("forecast", "forecast moved", "fit from nothing")
 
 
@@ -86,11 +90,9 @@ def few_rows(gpu: str, card: str, tell: Tell) -> list[LedgerRow]:
 
 def setting(gpu: str) -> Setting:
     """The parent from folds 0 to 2, the card's own rows from fold 3, the test from fold 4."""
-    chip, rows, idle = (
-        hardware.load_gpu(gpu),
-        kernel_rows.load_kernel_rows(gpu),
-        kernel_rows.load_idle_rows(gpu),
-    )
+    chip = hardware.load_gpu(gpu)
+    rows = kernel_rows.load_kernel_rows(gpu)
+    idle = kernel_rows.load_idle_rows(gpu)
     shipped = shipped_bundle(gpu)
     if shipped is None:
         raise BadInput(
@@ -134,7 +136,8 @@ class StartingPower(msgspec.Struct, forbid_unknown_fields=True):
 def starting_bundle(gpu: Gpu) -> Bundle:
     """Make a bundle of ``gpu`` from its catalogue entry alone."""
     path = Path(__file__).with_name("starting_power.yaml")
-    power, rule = decode_yaml(path.read_bytes(), StartingPower, path.name), starting_rule()
+    power = decode_yaml(path.read_bytes(), StartingPower, path.name)
+    rule = starting_rule()
     limit_w, low_hz, top_hz = (
         float(x) for x in (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz)
     )
@@ -169,13 +172,12 @@ def _starting_energies(gpu: Gpu, idle: IdlePower, rule: StartingPower) -> dict[s
     """Joules per event: the module's share of the power headroom over its full rate at the top
     clock.
     """
-    limit_w, top_hz, dram = (
-        float(gpu.power.limit_w),
-        float(gpu.clocks.max_hz),
-        float(gpu.memory.byte_per_s),
-    )
+    limit_w = float(gpu.power.limit_w)
+    top_hz = float(gpu.clocks.max_hz)
+    dram = float(gpu.memory.byte_per_s)
     headroom_w = max(limit_w - float(idle.power_at(top_hz, idle.reference_c)), 0.3 * limit_w)
-    chip_hz, pipes = float(gpu.sm_count) * top_hz, gpu.pipes
+    chip_hz = float(gpu.sm_count) * top_hz
+    pipes = gpu.pipes
     rate = {
         TENSOR_EVENT[d]: ("tensor", float(r) * chip_hz)
         for d, r in pipes.tensor_flop_per_cycle.items()
@@ -268,7 +270,8 @@ def errors(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
     predicted = predict_with_bundle(bundle, rows, gpu)
     power_w, _, latency_s = settled_figures(rows)
     burst = rows.is_kind("burst")
-    time, power = predicted[burst, 0] / latency_s[burst], predicted[~burst, 1] / power_w[~burst]
+    time = predicted[burst, 0] / latency_s[burst]
+    power = predicted[~burst, 1] / power_w[~burst]
     return np.array([100.0 * np.mean(np.abs(ratio - 1.0)) for ratio in (time, power)])
 
 
@@ -278,7 +281,8 @@ def _rows(gpu: str, card: str, found: Mapping[tuple[int, str], list[Array]]) -> 
         for (count, arm), each in found.items():
             if arm == ARMS[0]:
                 continue
-            values, forecast = np.array(each)[:, i], np.array(found[count, ARMS[0]])[:, i]
+            values = np.array(each)[:, i]
+            forecast = np.array(found[count, ARMS[0]])[:, i]
             worse = int((values > forecast + 0.1).sum())
             more: dict[str, Any] = {
                 "draws": [round(v, 1) for v in values.tolist()],

@@ -95,8 +95,11 @@ def fit_power_law(count: Array, error: Array) -> PowerLaw:
     falling = count[np.newaxis, :] ** -RATES[:, np.newaxis] / error  # (rate, point), relative
     flat = 1.0 / error
     # normal equations of two non-negative unknowns: both, or the better one alone
-    ff, gg, fg = float(flat @ flat), (falling**2).sum(axis=-1), falling @ flat
-    f1, g1 = float(flat.sum()), falling.sum(axis=-1)
+    ff = float(flat @ flat)
+    gg = (falling**2).sum(axis=-1)
+    fg = falling @ flat
+    f1 = float(flat.sum())
+    g1 = falling.sum(axis=-1)
     determinant = ff * gg - fg**2
     floor = np.where(
         determinant > 0, (f1 * gg - g1 * fg) / np.where(determinant > 0, determinant, 1.0), 0.0
@@ -327,7 +330,8 @@ def _trained(rows: KernelRows, subsets: list[Mask], quantity: str) -> Array:
     """Rows that latency or power learns from, in all and by family, of each subset: ``(family,
     subset)``.
     """
-    families, usable = np.array(rows.family), _tested(rows, KIND_OF_QUANTITY[quantity])
+    families = np.array(rows.family)
+    usable = _tested(rows, KIND_OF_QUANTITY[quantity])
     used = [families[subset & usable] for subset in subsets]
     of = [[(some == family).sum() for some in used] for family in dict.fromkeys(rows.family)]
     return np.array([[len(some) for some in used], *of], dtype=np.float64)
@@ -417,7 +421,8 @@ def draw_learning_curves(curves: Sequence[Curve], gpu: str) -> Figure:
 
 
 def _draw(axes: Axes, curve: Curve) -> None:
-    colour, first = _COLOUR[curve.quantity], curve.quantity == "latency"
+    colour = _COLOUR[curve.quantity]
+    first = curve.quantity == "latency"
     what = {"latency": "latency of bursts", "power": "power of sustained rows"}[curve.quantity]
     axes.errorbar(
         curve.rows,

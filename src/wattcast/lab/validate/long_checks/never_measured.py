@@ -44,7 +44,8 @@ SAID = {
 
 def unseen_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     """Coverage of what was left out, by reason; minutes."""
-    rows, chip = kernel_rows.load_kernel_rows(gpu), hardware.load_gpu(gpu)
+    rows = kernel_rows.load_kernel_rows(gpu)
+    chip = hardware.load_gpu(gpu)
     near = fit_nearness(held)
     with one_thread():
         idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
@@ -56,7 +57,8 @@ def counted_rows(where: str, left: LeftOutRows) -> list[LedgerRow]:
     """A row of each reason and quantity with enough things left out."""
     whole = fit_reason_widening(left)
     without = {thing: fit_reason_widening(left, thing) for thing in dict.fromkeys(left.thing)}
-    why, things = np.array(left.why), np.array(left.thing)
+    why = np.array(left.why)
+    things = np.array(left.thing)
     out = []
     for quantity in KIND_OF_QUANTITY:
         for reason, said in SAID.items():
@@ -86,11 +88,9 @@ def counted_rows(where: str, left: LeftOutRows) -> list[LedgerRow]:
 
 def _counted(left: LeftOutRows, quantity: str, at: Mask, by: Array) -> dict[str, Any]:
     place = slice(0, 2) if quantity == "latency" else slice(2, 4)
-    ends, log_ratio, things = (
-        left.ends[at, place],
-        getattr(left, quantity)[at],
-        np.array(left.thing)[at],
-    )
+    ends = left.ends[at, place]
+    log_ratio = getattr(left, quantity)[at]
+    things = np.array(left.thing)[at]
     far = widen_log_ends(ends, by[:, np.newaxis])
     inside, plain = ((log_ratio >= e[:, 0]) & (log_ratio <= e[:, 1]) for e in (far, ends))
     names = list(dict.fromkeys(things.tolist()))

@@ -79,10 +79,8 @@ def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) 
     places = np.column_stack(
         [v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")]
     )
-    groups, width = (
-        np.array(pool.kernels.work.kernel_family),
-        interval_widths(pool.kernels, pool.bundle),
-    )
+    groups = np.array(pool.kernels.work.kernel_family)
+    width = interval_widths(pool.kernels, pool.bundle)
     known = np.isin(np.arange(len(groups)), start)
     away = np.minimum(distances_to_known(pool.kernels, select_kernels(pool.kernels, known)), 20.0)
     found = []
@@ -102,10 +100,8 @@ def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -
     places = np.column_stack(
         [v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")]
     )
-    groups, width = (
-        np.array(pool.kernels.work.kernel_family),
-        interval_widths(pool.kernels, pool.bundle),
-    )
+    groups = np.array(pool.kernels.work.kernel_family)
+    width = interval_widths(pool.kernels, pool.bundle)
     known = np.isin(np.arange(len(groups)), start)
     away = distances_to_known(pool.kernels, select_kernels(pool.kernels, known))
     even = np.full(len(groups), 1.0 / len(groups))
@@ -187,7 +183,8 @@ def trial(pool: Pool, start: int, seed: int) -> dict[tuple[int, str], Array]:
 
 def pool_of(gpu: str, fold: int) -> Pool:
     """Candidates and held-out rows of a fold."""
-    chip, rows = hardware.load_gpu(gpu), kernel_rows.load_kernel_rows(gpu)
+    chip = hardware.load_gpu(gpu)
+    rows = kernel_rows.load_kernel_rows(gpu)
     bundle = bundle_for(chip)
     burst = rows.is_kind("burst")
     names = tuple(own if b else () for own, b in zip(rows.names, burst, strict=True))
@@ -196,7 +193,8 @@ def pool_of(gpu: str, fold: int) -> Pool:
     )  # else kernels of bursts not chosen would be known from sustained rows
     usable = burst & rows.fit & (rows.repeat == 0) & on_random_data(rows)
     held = assign_folds(rows) == fold
-    bursts, test = np.flatnonzero(usable & ~held), np.flatnonzero(usable & held)
+    bursts = np.flatnonzero(usable & ~held)
+    test = np.flatnonzero(usable & held)
     of = [
         build_kernels(some.ops, some.conditions, chip, bundle.reference, ())
         for some in map(rows.select_rows, _masks(rows, bursts, test))
@@ -223,10 +221,12 @@ def spread_over(asked: Kernels, weight: Array, kernels: Kernels) -> Array:
         n for n in kernels.work.features if n.startswith("log_") and n in asked.work.features
     )
     theirs, mine = (np.column_stack([k.work.features[n] for n in names]) for k in (asked, kernels))
-    group, own = np.array(asked.work.kernel_family), np.array(kernels.work.kernel_family)
+    group = np.array(asked.work.kernel_family)
+    own = np.array(kernels.work.kernel_family)
     found = np.zeros(len(own))
     for name in set(group.tolist()) & set(own.tolist()):
-        here, there = np.flatnonzero(own == name), np.flatnonzero(group == name)
+        here = np.flatnonzero(own == name)
+        there = np.flatnonzero(group == name)
         apart = np.linalg.norm(theirs[there][:, None, :] - mine[here][None, :, :], axis=-1)
         near = np.exp(-0.5 * (apart**2 - apart.min(axis=1, keepdims=True) ** 2))
         found[here] += weight[there] @ (near / near.sum(axis=1, keepdims=True))

@@ -42,7 +42,8 @@ KINDS = {
 } | {"alltoall": "all_to_all"}
 _ELEMENT_BYTE = {"half": 2, "int8": 1}
 _NUMBER_FORMATS = {"half": Dtype.FP16, "int8": Dtype.INT8}
-_SMALLEST, _LARGEST = 1024, 2**30
+_SMALLEST = 1024
+_LARGEST = 2**30
 # what stood here before: 5 us to start, 5 us a message of a ring, bytes over the link's rate
 _RING_START_S = _RING_STEP_S = 5e-6
 
@@ -78,7 +79,8 @@ def read_collective_table(path: Path) -> list[CollectiveTiming]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            kind, dtype = KINDS.get(line["op_name"]), line["nccl_dtype"]
+            kind = KINDS.get(line["op_name"])
+            dtype = line["nccl_dtype"]
             if kind is None or dtype not in _ELEMENT_BYTE:
                 raise bad_value(
                     path.name, f"ops {', '.join(KINDS)} in {', '.join(_ELEMENT_BYTE)}", f"{line}"
@@ -108,7 +110,8 @@ def collective_rows(reference: Path) -> list[LedgerRow]:
     """Return errors on held-out rows of each card, with its own law and with a law carried over
     from other cards.
     """
-    laws, rows = load_laws(), []
+    laws = load_laws()
+    rows = []
     for stem, name in CARDS.items():
         paths = sorted((reference / "aiconfigurator").glob(f"{stem}.nccl-*.csv"))
         if not paths:

@@ -60,7 +60,8 @@ def fit_law(
     fixed: dict[str, object],
 ) -> LinkLaw:
     """Return the law that fits these timings best."""
-    rows, true_s = as_rows(timings, multicast=True), np.array([row.latency_s for row in timings])
+    rows = as_rows(timings, multicast=True)
+    true_s = np.array([row.latency_s for row in timings])
     start = np.log([getattr(START, name) for name in free])
 
     def law(x: np.ndarray) -> LinkLaw:
@@ -134,7 +135,8 @@ def draw_held_out(folder: Path) -> Figure:
     figure = new_figure(13.0, 3.8)
     panels = figure.subplots(1, len(CARDS), sharey=True)
     for panel, (stem, name) in zip(panels.flat, CARDS.items(), strict=True):
-        gpu, laws = load_gpu(name), load_laws()
+        gpu = load_gpu(name)
+        laws = load_laws()
         law = laws.links.get(gpu.architecture, laws.pcie)
         both_ways = link_byte_per_s(gpu)
         timings = read_collective_table(next(iter(sorted(folder.glob(f"{stem}.nccl-*.csv")))))

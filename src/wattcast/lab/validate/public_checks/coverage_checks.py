@@ -181,7 +181,8 @@ def _judge(
     where: str, quantity: str, log_ratio: Array, ends: Array, wanted: tuple[float, float]
 ) -> LedgerRow:
     known = np.isfinite(log_ratio)
-    log_ratio, ends = log_ratio[known], ends[known]
+    log_ratio = log_ratio[known]
+    ends = ends[known]
     inside = (log_ratio >= ends[:, 0]) & (log_ratio <= ends[:, 1])
     low, high = np.quantile(np.exp(log_ratio), [0.05, 0.95])
     width = float(np.mean(np.exp(ends[:, 1]) - np.exp(ends[:, 0])))
@@ -200,7 +201,8 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
     """Return quantity, name, log-ratios and log-ends of every public set; a forecast's chip is left
     out.
     """
-    kernels, models = load_table_sets(reference), load_published_models(reference)
+    kernels = load_table_sets(reference)
+    models = load_published_models(reference)
     chips = {s.chip for s in kernels} | {s.chip for s in models}
     without = {chip: learn_forecast_ends(kernels, models, chip) for chip in sorted(chips)}
     for found in kernels:
@@ -380,13 +382,12 @@ def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
     records = load_engine_records(gpu)
     engines = {row["model"]: row for row in records.select_kind("engine")}
     told_apart = {row["model"] for row in records.rows if row.get("normal_weights")}
-    asked, rows = [], []
+    asked = []
+    rows = []
     for row in records.select_kind("decode", "prefill"):
-        engine, prompts, tokens = (
-            engines[row["model"]],
-            int(row["prompts"] or 0),
-            int(row["prompt_tokens"] or 0),
-        )
+        engine = engines[row["model"]]
+        prompts = int(row["prompts"] or 0)
+        tokens = int(row["prompt_tokens"] or 0)
         too_long = prompts * tokens > int(engine["max_batched_tokens"])
         host_bound = row["wait_s"] < HOST_BOUND * row["latency_s"] or COMPILED in (
             row["flags"] or ""
@@ -440,10 +441,12 @@ def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPa
     kept = np.array(
         [_engine_of(p) != without and find_step_kind(p.basis) == kind for p in some.predictions]
     )
-    found, count = {"latency": 0.0, "power": 0.0}, int(kept.sum())
+    found = {"latency": 0.0, "power": 0.0}
+    count = int(kept.sum())
     for quantity in some.measured:
         ratio = some.log_ratio(quantity)
-        least, most = 0.0, 0.5
+        least = 0.0
+        most = 0.5
         while most - least > 1e-3:
             half = 0.5 * (least + most)
             low, high = some.ends(quantity, steps=LearnedPair(half, half, count, "")).T
@@ -517,7 +520,8 @@ def learn_forecast_ends(
         return found | _OTHER_KINDS
     weight = np.concatenate([np.full(len(m.predictions), 1.0 / len(m.predictions)) for m in judged])
     ratios = {q: np.concatenate([m.log_ratio(q) for m in judged]) for q in ("latency", "power")}
-    rows, gpus = len(weight), len({m.chip for m in judged})
+    rows = len(weight)
+    gpus = len({m.chip for m in judged})
 
     def share_inside(quantity: str, ends: ForecastEnds) -> float:
         parts = [
@@ -529,7 +533,8 @@ def learn_forecast_ends(
             )
             for m in judged
         ]
-        at, ratio = np.concatenate(parts), ratios[quantity]
+        at = np.concatenate(parts)
+        ratio = ratios[quantity]
         return float(weight @ ((ratio >= at[:, 0]) & (ratio <= at[:, 1])) / weight.sum())
 
     def make(latency: float, power: float) -> ForecastEnds:
@@ -667,7 +672,8 @@ def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, Forec
             if inside or ".engine." in group
         ]
     groups, chips, ratio = (np.array(column) for column in zip(*columns, strict=True))
-    kinds, half = set(groups.tolist()), {}
+    kinds = set(groups.tolist())
+    half = {}
     for name in {name for group in kinds for name in _names_of(group)}:
         meant = {name} if name in kinds else {group for group in kinds if name in _names_of(group)}
         at = np.isin(groups, list(meant))

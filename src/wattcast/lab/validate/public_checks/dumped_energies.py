@@ -58,7 +58,10 @@ COUNTER_CLASSES = {
     "L2 cache": ("L2_RH", "L2_RM", "L2_WH", "L2_WM"),
     "network": ("NOC_A",),
 }
-_MUST, _AIM, _RANK_MUST, _RANK_AIM = 1.5, 1.25, 0.8, 0.95
+_MUST = 1.5
+_AIM = 1.25
+_RANK_MUST = 0.8
+_RANK_AIM = 0.95
 _LISTING = "mcpat_area_leakage_peak.txt"
 _BLOCKS = {
     "sm": "Total Cores",
@@ -102,11 +105,13 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
         architecture = read_architecture(folder / "accelwattch" / "xml" / f"{name}.xml")
         ours = build_architecture_chip(architecture, sms, clock_hz)
         theirs = read_energies(folder / "accelwattch" / "coefficients" / f"{name}.csv")
-        mine, design = make_energy_table(ours, architecture.dialect), ours.design
+        mine = make_energy_table(ours, architecture.dialect)
+        design = ours.design
         given = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
         for group, counters in COUNTER_CLASSES.items():
             for counter in counters:
-                a, b = mine.energy_j.get(counter, 0.0), theirs.energy_j.get(counter, 0.0)
+                a = mine.energy_j.get(counter, 0.0)
+                b = theirs.energy_j.get(counter, 0.0)
                 if a > 0.0 and b > 0.0:
                     off = given.get(counter, 0.0)
                     found.append(EnergyRatio(name, group, counter, "J", a - off, b - off))
@@ -175,7 +180,8 @@ def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
     for k, where in enumerate(wheres):
         own = [r for r in ratios if r.where == where]
         height = [groups.index(r.group) + 0.14 * (k - 0.5 * (len(wheres) - 1)) for r in own]
-        ratio, mark = [r.ratio for r in own], _MARKS[k % 4]
+        ratio = [r.ratio for r in own]
+        mark = _MARKS[k % 4]
         axes.plot(
             ratio, height, mark, color=_LINE_COLOURS[k % 7], markersize=4, alpha=0.8, label=where
         )

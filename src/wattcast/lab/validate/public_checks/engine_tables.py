@@ -47,7 +47,8 @@ _Calls = tuple[list[Operator], list[Operator]]  # by the engine's kernels, and b
 
 def table_rows(reference: Path) -> list[LedgerRow]:
     """Return errors on public tables of an H200's engine kernels, by table and format."""
-    gpu, bundle = hardware.load_gpu("h200"), shipped_bundle("h200")
+    gpu = hardware.load_gpu("h200")
+    bundle = shipped_bundle("h200")
     folder = reference / "aiconfigurator"
     assert bundle is not None, "the bundle of the H200 ships"
     found = []
@@ -129,8 +130,10 @@ def _attention(line: dict[str, Any]) -> _Calls | None:
     batch, new, heads, dim = (
         int(line[name]) for name in ("batch_size", "isl", "num_heads", "head_dim")
     )
-    kv_heads, window = int(line["num_key_value_heads"]) or heads, int(line["window_size"])
-    keys, fp8 = new + int(line["step"]), line["kv_cache_dtype"] == "fp8"
+    kv_heads = int(line["num_key_value_heads"]) or heads
+    window = int(line["window_size"])
+    keys = new + int(line["step"])
+    fp8 = line["kv_cache_dtype"] == "fp8"
     form = Dtype.FP8 if fp8 else Dtype.BF16
     tokens = batch * new
     splits = GRAPH_SPLITS if tokens <= GRAPH_TOKENS else 0

@@ -86,7 +86,8 @@ def learn_together(
             found.append(
                 (ratio, share, ends[:, :2] if quantity == "latency" else ends[:, 2:], cards)
             )
-    ratio, misses = np.array([r for r, *_ in found]), {}
+    ratio = np.array([r for r, *_ in found])
+    misses = {}
     for together in np.arange(0.0, 1.0 + STEP, STEP):
         ends = np.array(
             [widen_log_ends(combine_log_ends(s, e, float(together)), c) for _, s, e, c in found]
@@ -100,12 +101,14 @@ def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
     """Return the factor on the host's cost at which a row would be met; None where the host does
     not hold it up.
     """
-    line, kernel_s = p.basis.timeline, p.basis.detail.kernel_s
+    line = p.basis.timeline
+    kernel_s = p.basis.detail.kernel_s
 
     def latency(factor: float) -> float:
         return float(compute_latency_s(line.scale_host(factor), kernel_s))
 
-    low, high = 0.05, 20.0
+    low = 0.05
+    high = 20.0
     if latency(0.5) > 0.9 * latency(1.0) or not latency(low) < latency_s < latency(high):
         return None
     for _ in range(40):
@@ -170,7 +173,8 @@ def learn_steps(gpu: str) -> dict[str, distances.LearnedPair]:
     """Learn half-widths of an engine's steps by their kind; a board that is told changes those of
     power alone.
     """
-    unseen, told = coverage.load_step_set(gpu, held_out=True), coverage.load_told_set(gpu)
+    unseen = coverage.load_step_set(gpu, held_out=True)
+    told = coverage.load_told_set(gpu)
     found = {
         kind: coverage.learn_step_spread(unseen, kind) for kind in coverage.list_step_kinds(unseen)
     }
@@ -187,7 +191,8 @@ def learn_capped(gpu: str) -> distances.LearnedPair:
 
     Each row was predicted by a fit that never saw its shape (``out_of_fold.parquet``).
     """
-    bundle, limit_w = bundle_for(load_gpu(gpu)), float(np.mean(load_gpu(gpu).power.limit_w))
+    bundle = bundle_for(load_gpu(gpu))
+    limit_w = float(np.mean(load_gpu(gpu).power.limit_w))
     rows = read_table(Path(distances.__file__).with_name(gpu) / HELD_OUT_FILE)
     capped = [
         row for row in rows if row["kind"] == "sustained" and row["power_w"] > CAPPED * limit_w
@@ -236,7 +241,9 @@ def clock_errors(sets: Iterable[coverage.ModelSet]) -> dict[str, tuple[Array, Ar
             for p, ratio in zip(some.predictions, some.log_ratio(quantity), strict=True):
                 share = float(np.max(p.clock_hz)) / float(np.max(p.basis.gpu.clocks.max_hz))
                 groups[p.name].append((share, float(ratio)))
-        octaves, off, noise = [], [], []
+        octaves = []
+        off = []
+        noise = []
         for rows in groups.values():
             known = [ratio for share, ratio in rows if share >= MEASURED_CLOCKS]
             if len(known) < 2:
@@ -366,7 +373,8 @@ def learn(reference: Path) -> str:
     """Learn all distances and return them as YAML."""
     known = distances.learned_distances()
     layers, (captured, launched) = coverage.load_layer_set("h200"), coverage.load_model_sets("h200")
-    kernels, models = coverage.load_table_sets(reference), coverage.load_published_models(reference)
+    kernels = coverage.load_table_sets(reference)
+    models = coverage.load_published_models(reference)
     capped = learn_capped("h200")
     time, rows = learn_together([layers, captured], "latency", capped.latency)
     power, more = learn_together([captured], "power")

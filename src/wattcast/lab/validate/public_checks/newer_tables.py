@@ -64,7 +64,8 @@ def _judge_tables(
     where = f"{gpu} kernel tables{words}, all rows, {bundle.status}, nothing fitted"
     with TemporaryDirectory() as unpacked:
         for path in sorted(folder.glob(f"{system}.*.csv.gz")):
-            engine, table = path.name.split(".")[1], path.name.split(".")[-3]
+            engine = path.name.split(".")[1]
+            table = path.name.split(".")[-3]
             if table in _TABLES and engine.startswith(engines):
                 name = path.name.removesuffix(".gz").replace(system, gpu, 1)
                 (Path(unpacked) / name).write_bytes(gzip.decompress(path.read_bytes()))

@@ -84,13 +84,16 @@ def _graph_terms(graph: Graph, gpu: Gpu, clock_hz: float) -> tuple[float, float,
         for op in block.ops:
             calls = block.repeat * op.count
             c, m = _operator_terms(op, gpu, clock_hz)
-            count, roof = count + calls, roof + calls * max(c, m)
-            compute, memory = compute + calls * c, memory + calls * m
+            count = count + calls
+            roof = roof + calls * max(c, m)
+            compute = compute + calls * c
+            memory = memory + calls * m
     return count, roof, compute, memory
 
 
 def _operator_terms(op: Operator, gpu: Gpu, clock_hz: float) -> tuple[float, float]:
-    tensor, cuda = gpu.pipes.tensor_flop_per_cycle, gpu.pipes.cuda_flop_per_cycle
+    tensor = gpu.pipes.tensor_flop_per_cycle
+    cuda = gpu.pipes.cuda_flop_per_cycle
     product = op.kind in ("linear", "bmm", "conv2d", "attention")
     rate = (
         tensor.get(op.dtype, cuda.get(op.dtype, cuda[Dtype.FP32])) if product else cuda[Dtype.FP32]
@@ -108,11 +111,13 @@ def fit_floor_in_domain(
 
     t = max(launch · operators, Σ max(F/π, Q/β) / efficiency),   P = c0 + c1·u_compute·V²f +
     c2·u_memory"""
-    work, names = roofline_terms(measured, gpu), np.array(family)
+    work = roofline_terms(measured, gpu)
+    names = np.array(family)
     seconds, watts = (
         np.array([getattr(m, n) for m in measured], dtype=float) for n in ("latency_s", "power_w")
     )
-    said_s, said_w = np.zeros(len(names)), np.zeros(len(names))
+    said_s = np.zeros(len(names))
+    said_w = np.zeros(len(names))
     for name in dict.fromkeys(family):
         mine = names == name
         launch_s, efficiency = _fit_time(work, seconds, ~mine)
@@ -127,7 +132,8 @@ def transfer_floor(measured: Sequence[MeasuredModel], gpu: Gpu) -> tuple[Array, 
     """Return latency and power of every row from a floor fitted to the H200's kernels and scaled by
     specification.
     """
-    parent, rows = hardware.load_gpu("h200"), kernel_rows.load_kernel_rows("h200")
+    parent = hardware.load_gpu("h200")
+    rows = kernel_rows.load_kernel_rows("h200")
     kept = rows.select_rows(on_random_data(rows) & (rows.repeat == 0))
     top_hz = float(sweep_values(parent.clocks.max_hz))
     both = np.array([_operator_terms(op, parent, top_hz) for op in kept.ops])
@@ -172,7 +178,10 @@ def _solve(columns: Array, watts: Array) -> Array:
     )
 
 
-DRAWS, ANCHORS, SEED = 20, 8, 6  # draws of eight rows; the seed was not varied
+# draws of eight rows; the seed was not varied
+DRAWS = 20
+ANCHORS = 8
+SEED = 6
 _EIGHT = "calibrated on 8 rows, mean of 20 draws"
 
 
@@ -240,7 +249,8 @@ ZERO_SHOT = f"{A100_FORECAST}, no A100 rows"
 OTHER = "whole models, forecast"
 _OTHER_MUSTS = {"a10": (9.0, 9.0, 7.0)}
 TABLE_GPUS = ("a100-sxm-80gb", "b200", "l40s", "h200")
-_LONG_S, _SHORT_S = 1e-4, 2e-5
+_LONG_S = 1e-4
+_SHORT_S = 2e-5
 
 
 def kernel_table_rows(folder: Path) -> list[LedgerRow]:
@@ -299,7 +309,8 @@ def _read_bursts(folder: Path, chip: Gpu) -> TableRows:
 
 def judge_kernels(where: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
     """Return the errors of products, attention and experts of a table, with their goals."""
-    true_s, said_s = table.rows.column("latency_s"), predict_tables_s(table, gpu, bundle)
+    true_s = table.rows.column("latency_s")
+    said_s = predict_tables_s(table, gpu, bundle)
     what = np.array([describe_work(op) for op in table.rows.ops])
     plain = what == "products bf16"
     starts = {
@@ -405,7 +416,8 @@ def _anchored(
 ) -> list[LedgerRow]:
     floor = _against(measured, *fit_floor_in_domain(measured, family, gpu))
     count = len(measured)
-    analysed, draw = analyse_models(measured, gpu, bundle), np.random.default_rng(SEED)
+    analysed = analyse_models(measured, gpu, bundle)
+    draw = np.random.default_rng(SEED)
     one = np.array([_drawn(analysed, [i], gpu, bundle) for i in range(count)])
     eight = np.array(
         [
@@ -414,8 +426,10 @@ def _anchored(
         ]
     )
     moved = _against(measured, *transfer_floor(measured, gpu))
-    anchor, eighths = "A100 900 MHz, one row as anchor, mean of all", f"A100 900 MHz, {_EIGHT}"
-    said, left = eight.mean(axis=0), count - ANCHORS
+    anchor = "A100 900 MHz, one row as anchor, mean of all"
+    eighths = f"A100 900 MHz, {_EIGHT}"
+    said = eight.mean(axis=0)
+    left = count - ANCHORS
     seconds = _rounded(one[:, 0].mean())
     return [
         make_ledger_row(
@@ -459,7 +473,8 @@ def _clocks(folder: Path, kept: list[PublishedRun], gpu: Gpu, bundle: Bundle) ->
     found = []
     for name, some in (("clean", clocks), ("of the paper", select_reported_runs(folder, clocks))):
         mine = [to_calibration_row(r, gpu) for r in some]
-        error, raw = _errors(mine, factors, gpu, bundle), _errors(mine, {}, gpu, bundle)
+        error = _errors(mine, factors, gpu, bundle)
+        raw = _errors(mine, {}, gpu, bundle)
         floor = _against(mine, *fit_floor_in_domain(mine, [r.model for r in some], gpu))
         found += [
             make_ledger_row(

@@ -38,7 +38,9 @@ from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
 
-TITANX, V100, TRACES = "Titan X clock plane", "V100 counters", "simulator power traces"
+TITANX = "Titan X clock plane"
+V100 = "V100 counters"
+TRACES = "simulator power traces"
 _MISSING = "no reference data: set WATTCAST_REFERENCE to their folder"
 
 
@@ -139,7 +141,8 @@ def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     )
     found = fit_counters(read_counter_tables(path, "gpmtool", None), options, tell)
     held = {model: kind.held_out["benchmark"] for model, kind in found.kinds.items()}
-    main, floor = held[CounterModelKind.HYBRID], held[CounterModelKind.LINEAR].score
+    main = held[CounterModelKind.HYBRID]
+    floor = held[CounterModelKind.LINEAR].score
     n = main.score.rows
     name = "power, leave one benchmark out, V inferred"
     rows = [make_ledger_row(TITANX, name, n, main.score.mape, floor.mape, "6-7", 6.5, 5.8)]

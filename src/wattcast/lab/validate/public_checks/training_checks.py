@@ -251,7 +251,8 @@ def _find_model(row: dict[str, str]) -> tuple[str, dict[str, bytes]]:
         for key in ("hidden", "layers", "heads", "vocabulary")
     }
     if sizes["hidden"] and sizes["layers"]:
-        hidden, layers = int(sizes["hidden"][1]), int(sizes["layers"][1])
+        hidden = int(sizes["hidden"][1])
+        layers = int(sizes["layers"][1])
         heads = int(sizes["heads"][1]) if sizes["heads"] else max(hidden // 128, 1)
         vocab = int(sizes["vocabulary"][1]) if sizes["vocabulary"] else 51200
         dims = {"kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab}
@@ -360,7 +361,8 @@ _FORMATS = {"fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}  # of two that a ro
 
 
 def _recipe(row: dict[str, str]) -> dict[str, Any]:
-    precision, layout = row["precision"].lower(), row["dp_or_fsdp"]
+    precision = row["precision"].lower()
+    layout = row["dp_or_fsdp"]
     compiled = row["compile"] != "no" or row["id"].startswith(
         ("megatron", "bigscience", "internevo")
     )
