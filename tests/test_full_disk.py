@@ -181,6 +181,10 @@ COMMANDS = {
     "kernels": ("lab", "fit", "kernels", "h200", "--gpu", "h200", "--out", "out"),
     "suggest": ("lab", "kernels", "--suggest", "2", "--out", "out"),
     "ledger": ("lab", "validate", "--write", "out/ledger.md"),
+    "ledger files": (
+        *("lab", "validate", "--explain", "h200 engine decode, held-out models, board told"),
+        *("--files", "out/files"),
+    ),
     "ledger plot": ("lab", "validate", "--plot", "out/plot.svg"),
     "ledger figures": ("lab", "validate", "--figures", "out", "--format", "svg"),
     "report": ("report", *PREDICT, "--out", "out/report.html"),
@@ -197,6 +201,7 @@ WRITES = (
     "--export",
     "--page",
     "--rows",
+    "--files",
 )
 # other options that take a path; two write where another command reads, and stand in the table
 READS = (

@@ -41,7 +41,7 @@ FORMS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "--host-share": ("30%", "0.3", ("30", "much")),
     "--padding": ("10%", "0.1", ("10", "100%")),
     "--pause-share": ("5%", "0.05", ("5", "much")),
-    "--price": ("2.50/h", "h200=2.50USD/h", ("2.50", "2.50/kWh", "-1/h")),
+    "--price": ("2.50/h", "h200=2.50USD/h", ("cheap", "2.50/kWh", "-1/h")),
     "--electricity": ("0.12/kWh", "0.12USD/kWh", ("0.12", "0.12/h")),
     "--carbon": ("400g/kWh", "us", ("400", "atlantis")),
     "--transfer": ("50GB/s", "50000MB/s", ("50", "50W")),

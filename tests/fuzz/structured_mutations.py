@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import math
+import pathlib
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -279,3 +280,23 @@ def encode_log(tree: Any) -> bytes:
     lines = tree if isinstance(tree, list) else [tree]
     joined = ["".join(map(str, line)) if isinstance(line, list) else str(line) for line in lines]
     return "\n".join([*joined, ""]).encode("utf-8", "replace")
+
+
+def _read_status_byte(name: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    value = next(line for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(value.split()[1])
+
+
+def begin_peak() -> int:
+    """Forget the peak of this process's memory, and return what it holds now.
+
+    A worker of the suite has run hundreds of other tests before, whose peak is not ours.
+    """
+    pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _read_status_byte("VmRSS")
+
+
+def grown_byte(start_byte: int) -> int:
+    """Return how much more memory than at ``begin_peak`` this process held at its peak."""
+    return _read_status_byte("VmHWM") - start_byte

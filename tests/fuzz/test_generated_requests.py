@@ -26,7 +26,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from msgspec import inspect
-from tests.fuzz.structured_mutations import WORDS, edit_lists, mutate
+from tests.fuzz.structured_mutations import (
+    WORDS,
+    begin_peak,
+    edit_lists,
+    grown_byte,
+    mutate,
+)
 from tests.fuzz.test_structured_files import MOST_BYTE, list_documents, within
 
 from wattcast.hardware import load_gpu
@@ -224,8 +230,9 @@ def attack_kind(
             text = f"{kind}: {error!r} {data[:1500]!r}"
             failures.setdefault(f"{type(error).__name__} at {last.filename}:{last.lineno}", text)
 
+    start_byte = begin_peak()
     attack()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < MOST_BYTE
+    assert grown_byte(start_byte) < MOST_BYTE
     return seen
 
 

@@ -474,6 +474,7 @@ def try_document(document: Document, changes: list[mutations.Edit], use: bool = 
 
 def attack_document(name: str, document: Document, examples: int, number: int) -> tuple[int, int]:
     """Try ``examples`` changed documents; return how many were tried and how many were accepted."""
+    start_byte = mutations.begin_peak()
     document.use(document.read(document.encode(document.tree)))
     tried = accepted = 0
 
@@ -493,8 +494,8 @@ def attack_document(name: str, document: Document, examples: int, number: int) -
     except BaseException as error:
         error.add_note(f"reader: {name}")
         raise
-    resident_byte = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    assert resident_byte < MOST_BYTE, f"{name}: {resident_byte / 2**20:.0f} MiB"
+    grown_byte = mutations.grown_byte(start_byte)
+    assert grown_byte < MOST_BYTE, f"{name}: {grown_byte / 2**20:.0f} MiB"
     return tried, accepted
 
 

@@ -283,7 +283,7 @@ def test_a_plot_and_a_report_are_refused_likewise(call, tmp_path) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"price": "cheap"}, {"price": "2.50"}, {"price": "l4x=1/h"}, {"electricity": "0.12"}, {"carbon": "400"},
+        {"price": "cheap"}, {"price": "2.50/kWh"}, {"price": "l4x=1/h"}, {"electricity": "0.12"}, {"carbon": "400"},
         {"carbon": "atlantis"}, {"pue": 0.5}, {"price": "-1/h"},
         {"price": "1USD/h", "electricity": "1EUR/kWh"},
     ],

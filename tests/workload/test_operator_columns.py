@@ -89,8 +89,8 @@ def test_a_long_file_is_read_into_columns_and_written_back() -> None:
             r"relu\.count: expected a whole number of at least 1",
         ),
         ('{"op": "relu", "n": 8, "rows": 9}', r"relu\.rows: expected from 1 to its 8 elements"),
-        ('{"op": "linear", "m": 35184372088832, "n": 2, "k": 1}', "at most 2.40 elements"),
-        (f'{{"op": "linear", "m": {10**400}, "n": 2, "k": 1}}', "at most 2.40 elements"),
+        ('{"op": "linear", "m": 35184372088832, "n": 2, "k": 1}', r"at most 2\^40"),
+        (f'{{"op": "linear", "m": {10**400}, "n": 2, "k": 1}}', r"at most 2\^40"),
         ('{"op": "lineer"}', "unknown operator 'lineer'"),
         (
             '{"op": "attention", "batch": 1, "heads": 7, "kv_heads": 2, "q_len": 1, "kv_len": 1, "head_dim": 4}',

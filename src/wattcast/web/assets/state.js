@@ -22,7 +22,7 @@ export const PRESETS = {
 const ASIDE = {
   plan: { gpus: ["h200", "h100-sxm", "l40s"], rate_per_s: 50, ttft_s: 0.5, tpot_s: 0.05, percentile: 99, minimise: "gpus", headroom: 0.1, site_power_w: null },
   sim: { rate_per_s: 8, seconds: 120, replicas: 1, arrivals: "poisson", ttft_s: null, tpot_s: null },
-  train: { gpus: 8, tokens: 1e9, seq: 4096, precision: "bf16", lora: 0, minimise: "time" },
+  train: { gpus: 8, tokens: 1e9, seq: null, precision: "bf16", lora: 0, minimise: "time" },
   money: { price_per_h: 2, electricity_per_kwh: null },
 };
 export const PHASES = { language: ["generate", "prefill", "decode", "train", "forward"], encoder: ["prefill", "forward", "train"], vision: ["forward", "train"], list: [] };
