@@ -114,7 +114,11 @@ def follow_clock(
         return memory_share * memory + (1.0 - memory_share) * stretch, said
     from wattcast.predictor import api  # a card that is not in the catalogue needs no predictor
 
-    shared: dict[str, Any] = {"clock": clocks_hz, "power_limit": 1e6, "force": True}
+    # a card may reach clocks that its catalogue entry does not name: take the nearest that it does
+    lowest_hz = float(np.min(gpu.clocks.lowest_hz))
+    highest_hz = float(np.max(gpu.clocks.max_hz))
+    asked_hz = np.clip(clocks_hz, lowest_hz, highest_hz)
+    shared: dict[str, Any] = {"clock": asked_hz, "power_limit": 1e6, "force": True}
     decode_s = np.asarray(api.predict("llama3-8b", gpu, **_DECODE, **shared).latency_s)
     product_s = np.asarray(api.predict(_PRODUCT, gpu, **shared).latency_s)
     mixed = (

@@ -42,14 +42,14 @@ def disassembled(source: str, architecture: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine whose GPU only keeps time: how to run ``python -m wattcast.measure`` on it."""
+    """A machine whose GPU only keeps time: how to run ``python -m wattcast.lab`` on it."""
 
     environment: dict[str, str]
     nvml: StandIn
     folder: Path
 
     def measure(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "wattcast.measure", *arguments]
+        command = [sys.executable, "-m", "wattcast.lab", *arguments]
         return subprocess.run(
             command,
             env=self.environment | variables,

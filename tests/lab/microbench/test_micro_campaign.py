@@ -165,7 +165,7 @@ def test_a_kernel_that_never_ends_is_one_failed_row(machine, tmp_path: Path, row
         "import sys; from pathlib import Path; from wattcast.measure import cuda_device\n"
         "cuda_device.WAIT_S = 1.0\n"
         "from wattcast.lab.microbench.microbench_campaign import supervise_child\n"
-        f"command = [sys.executable, '-m', 'wattcast.measure', 'microbench', '--child', '--out', {str(out)!r}, "
+        f"command = [sys.executable, '-m', 'wattcast.lab', 'microbench', '--child', '--out', {str(out)!r}, "
         "'--only', 'conflicts_0,conflicts_1', '--quick']\n"
         f"print(dict(supervise_child(Path({str(out)!r}), 'microbench', command, 45.0, stall_s=9.0)))\n"
     )

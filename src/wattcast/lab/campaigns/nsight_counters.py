@@ -118,7 +118,7 @@ def run_target(
     command += [
         sys.executable,
         "-m",
-        "wattcast.measure",
+        "wattcast.lab",
         *verb,
         "--target",
         "--out",

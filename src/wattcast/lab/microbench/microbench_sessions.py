@@ -166,7 +166,7 @@ def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> Ver
     command = [
         sys.executable,
         "-m",
-        "wattcast.measure",
+        "wattcast.lab",
         verb,
         "--child",
         "--out",
