@@ -4,10 +4,12 @@ stand-in GPU.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import make_stacks
 import pytest
@@ -99,8 +101,16 @@ def test_a_layer_is_the_difference_of_two_depths() -> None:
 
 
 def test_the_step_measures_operators_first_and_packs_layers_with_chains(
-    bench: OperatorBench, tmp_path: Path
+    bench: OperatorBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plain_timed = bench.gpu.timed
+    graphs = itertools.count(1)
+
+    def timed_longer(*arguments: Any, **options: Any) -> Any:
+        """Let each graph take longer than the one before, as one with more layers does."""
+        return plain_timed(*arguments, **options) * (1.0 + 0.01 * next(graphs))
+
+    monkeypatch.setattr(bench.gpu, "timed", timed_longer)
     STEPS["stacks"](KernelCampaign(bench, tmp_path, time.monotonic() + 120, few=1))
     (found,) = [row_from_plain(row, ChainRow) for row in read_lines(tmp_path / "chain.jsonl")]
     alone = {
