@@ -76,6 +76,8 @@ def test_a_host_that_is_told_meets_its_other_models(named_runs: tuple[ModelSet, 
             off = np.abs(np.log(table_s[~own] / measured_s[~own, np.newaxis])).mean(axis=0)
             errors += np.abs(table_s[own, off.argmin()] / measured_s[own] - 1.0).tolist()
     assert 100.0 * np.mean(errors) < 12.5
+    if 100.0 * np.mean(errors) > 12.0:
+        pytest.xfail("the goal is 12 %: published runs held up by their host are bimodal")
 
 
 def _list_latencies(some: ModelSet, place: int) -> list[float]:
@@ -132,3 +134,5 @@ def test_prompts_of_engines_through_predict() -> None:
     models = [row.name.rpartition(": ")[2].partition("/")[0] for row in rows]
     mixed = np.array([bool(getattr(load_measured_model(m).dims, "experts", 0)) for m in models])
     assert off["latency"][mixed].mean() < 11.5
+    if off["latency"][mixed].mean() > 10.0:
+        pytest.xfail("the goal of mixtures is 10 %: their hosts differ by two thirds")
