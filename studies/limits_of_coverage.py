@@ -29,6 +29,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,7 +42,6 @@ from wattcast.calibrate.table_fit import predict_tables_s
 from wattcast.calibrate.table_rows import RUN_S, read_tables
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import database_folder
-from wattcast.core.records import replace
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu

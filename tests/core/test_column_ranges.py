@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from wattcast.core.column_ranges import find_range
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import RECORDS, read_table, row_from_plain, write_table
-from wattcast.core.records import fields
 
 ROW: dict[str, Any] = {
     "record": "row",

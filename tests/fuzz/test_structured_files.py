@@ -27,6 +27,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,6 @@ from tests.fuzz.test_damaged_files import make_readers
 from tests.workload.huggingface_configs import ENCODERS, TAKEN
 
 import wattcast
-from wattcast.core import replace
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import WattcastError
 from wattcast.core.measured_rows import read_table, write_table

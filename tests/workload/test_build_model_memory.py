@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from wattcast.core.errors import BadInput
-from wattcast.core.records import replace
 from wattcast.workload import ModelOptions, build_graph, build_model, model_catalogue
 from wattcast.workload.build_model import count_parameters
 from wattcast.workload.engine_operators import FusedExperts, StateScan, WeightOnlyProduct

@@ -27,12 +27,12 @@ cost."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from wattcast.calibrate.scoring import lowers_error, percent_errors
 from wattcast.core.arrays import Array, map_distinct
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds

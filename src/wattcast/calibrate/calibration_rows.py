@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -40,7 +41,6 @@ from wattcast.core.errors import (
     clip_text,
     unknown_name,
 )
-from wattcast.core.records import fields, replace
 from wattcast.core.regular_files import is_regular
 from wattcast.core.strict_files import decode_json, decode_text, parse_csv, read_bytes
 from wattcast.hardware import Gpu

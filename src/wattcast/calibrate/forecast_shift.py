@@ -15,6 +15,7 @@ weak priors [Rasmussen2006, 5.4.1], so that rows without information leave the f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_d
 from wattcast.calibrate.row_prediction import analyse_row, predict_bursts_s, predict_with_bundle
 from wattcast.calibrate.scoring import lowers_error, percent_errors
 from wattcast.core.arrays import Array
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import build_kernels

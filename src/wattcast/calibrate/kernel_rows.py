@@ -8,6 +8,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,6 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_lines, read_table
-from wattcast.core.records import dataclass, fields, replace
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.workload.operator_base import Operator, select_operators

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import read_shipped_table
-from wattcast.core.records import dataclass, field
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import root_family

@@ -5,11 +5,12 @@ Both the calibration of a card and the fits of the lab judge bundles by these fu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from wattcast.calibrate.kernel_rows import KernelRows, settled_figures
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.records import replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import IssueSegment

@@ -12,6 +12,7 @@ there (``docs/method/bigger-database.md`` has the comparison)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -21,7 +22,6 @@ import numpy.typing as npt
 from wattcast.calibrate.kernel_rows import KernelRows, parse_operators, select_kernels
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
-from wattcast.core.records import dataclass
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import RunCondition

@@ -11,6 +11,7 @@ power and all families without rows stay forecast."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,6 @@ from wattcast.calibrate.scoring import mean_percent_error
 from wattcast.calibrate.table_rows import BANDS_MS, RUN_S, TableRows, held_out, read_tables
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.errors import BadInput
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels

@@ -18,6 +18,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ from wattcast.calibrate.kernel_rows import (
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.errors import BadInput, UnknownName, bad_value
 from wattcast.core.measured_rows import catch_panics, import_polars
-from wattcast.core.records import dataclass, fields, replace
 from wattcast.core.regular_files import check_regular
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, load_gpu

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from wattcast.core.measured_rows import (
     database_folder,
     row_from_plain,
 )
-from wattcast.core.records import dataclass, fields, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle

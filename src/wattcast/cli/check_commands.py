@@ -10,13 +10,14 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from ctypes import CDLL
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from wattcast import __version__
 from wattcast.cli.shared_options import CommandOutput, Environment, command
-from wattcast.core import bad_value, dataclass, units
+from wattcast.core import bad_value, units
 from wattcast.core.errors import clip_text
 from wattcast.core.own_host import OwnHost, forget_own_host, read_own_host, write_own_host
 from wattcast.core.strict_files import read_shipped_table, reference_folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 from wattcast.calibrate import kernel_rows, row_suggestions
 from wattcast.calibrate.row_suggestions import RowCandidate, RowSuggestion
 from wattcast.core.errors import WattcastError, bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.core.units import show
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels.kernel_table import RunCondition

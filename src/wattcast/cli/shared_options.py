@@ -18,6 +18,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_args, get
 import typer
 
 from wattcast.core.errors import bad_value, resolve_name
-from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import parse
 from wattcast.report import figure_style

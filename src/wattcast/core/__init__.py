@@ -11,7 +11,6 @@ from wattcast.core.errors import (
     clip_text,
     unknown_name,
 )
-from wattcast.core.records import asdict, dataclass, field, fields, replace
 from wattcast.core.units import Dtype
 
 __all__ = [
@@ -23,8 +22,8 @@ __all__ = [
     "check_names",
     "clip_text",
     "files",
+    "unknown_name",
 ]
-__all__ += ["asdict", "dataclass", "field", "fields", "replace", "unknown_name"]
 
 
 def files(package: str) -> Path:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
 
 MOST_COUNT = 10**9  # of anything that was counted in one row
 LONGEST_TEXT = 100_000  # names of kernels take a few thousand letters

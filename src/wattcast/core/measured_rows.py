@@ -20,6 +20,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -34,7 +35,6 @@ from wattcast.core.errors import (
     import_extra,
     unknown_name,
 )
-from wattcast.core.records import asdict, dataclass, field, fields
 from wattcast.core.regular_files import open_regular
 
 Plain = dict[str, Any]

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,6 @@ from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import (
     read_shipped_table as read_shipped_table,  # for bare nodes, it stands there
 )
-from wattcast.core.records import dataclass
 from wattcast.core.regular_files import cannot_read, open_regular
 
 T = TypeVar("T")

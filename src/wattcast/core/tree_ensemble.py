@@ -7,6 +7,7 @@ once (``LeafMasks``)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, find_equal
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass
 
 NodeIndex = npt.NDArray[np.int32]
 _BLOCK = 128  # rows whose places in the trees stay in a cache of a megabyte

@@ -15,13 +15,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Unpack, get_type_hints
 
 from wattcast import hardware
-from wattcast.core import BadInput, bad_value, check_names, dataclass, field, replace, units
+from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import table_rows
 from wattcast.core.errors import MissingSpecification, WattcastError
 from wattcast.explore.search_space import parse_constraints, parse_space, parse_values

@@ -20,6 +20,7 @@ simulated again at its share of the rate. One GPU holds one workload."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, check_names, dataclass, fields, replace, units
+from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import WattcastError, import_extra
 from wattcast.core.strict_files import decode_yaml, read_bytes

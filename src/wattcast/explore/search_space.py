@@ -14,6 +14,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import BadInput, bad_value, clip_text, dataclass, errors, units, unknown_name
+from wattcast.core import BadInput, bad_value, clip_text, errors, units, unknown_name
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_shipped_table

@@ -9,6 +9,7 @@ import io
 import pickle
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache, partial
 from typing import Any, TypeAlias
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable, as_sweep, sweep_values
-from wattcast.core.records import dataclass, field, fields, is_dataclass, replace
 from wattcast.explore.search_space import Constraint, FieldKind, SearchSpace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle

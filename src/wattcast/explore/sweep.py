@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import __version__
-from wattcast.core import BadInput, arrays, bad_value, check_names, dataclass, replace
+from wattcast.core import BadInput, arrays, bad_value, check_names
 from wattcast.core.errors import CannotWrite, Refused, WattcastError, import_extra
 from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.strict_files import decode_json, read_bytes

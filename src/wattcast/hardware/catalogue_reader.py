@@ -5,6 +5,7 @@ the bad key.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import pairwise
 from operator import attrgetter
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import Dtype, bad_value, errors, files, replace, units
+from wattcast.core import Dtype, bad_value, errors, files, units
 from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes, read_shipped_table
 from wattcast.hardware import gpu as chip
 from wattcast.hardware.gpu import CardUse, ClockCurve, Fabric, Gpu, Node

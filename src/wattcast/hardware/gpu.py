@@ -8,16 +8,16 @@ means that nobody published it. Rates are per core-clock cycle, so they hold at 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import Dtype, bad_value, dataclass, field, fields, replace, unknown_name
+from wattcast.core import Dtype, bad_value, unknown_name
 from wattcast.core.arrays import Array, Sweepable, as_sweep, check_positive
 from wattcast.core.errors import MissingSpecification
-from wattcast.core.records import is_dataclass
 from wattcast.core.strict_files import PublishedClaim
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, dataclass, fields
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array, CodedColumn, Mask, index_distinct, map_blocks
 from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name

@@ -8,9 +8,9 @@ and how the operands lie. Other kernels are known by words in their names."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from wattcast.core import dataclass
 from wattcast.core.strict_files import read_shipped_table
 
 

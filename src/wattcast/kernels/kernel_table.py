@@ -6,6 +6,7 @@ before any clock is known; ``predictor/timeline.py`` turns it into cycles and se
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate, chain
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import dataclass, field, fields
 from wattcast.core.arrays import Array, CodedColumn, Mask, Sweepable, index_distinct, map_distinct
 from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
 from wattcast.workload.engine_schedule import EngineStep

@@ -5,13 +5,14 @@ runs on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import Dtype, bad_value, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.core.arrays import (
     Array,
     CodedColumn,

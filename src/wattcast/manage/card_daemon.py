@@ -25,12 +25,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import msgspec
 
-from wattcast.core import MissingTool, Refused, dataclass, field, replace, units
+from wattcast.core import MissingTool, Refused, units
 from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.manage import card_notes, card_settings
 from wattcast.manage.card_settings import CardNote, CardSettings, KnobState, Range, RefusedKnob

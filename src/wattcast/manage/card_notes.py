@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import stat
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wattcast.core import BadInput, Refused, dataclass
+from wattcast.core import BadInput, Refused
 from wattcast.core.whole_files import take_lock, write_whole
 from wattcast.manage.card_settings import (
     FORMAT,

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from wattcast.core import MissingTool, Refused, dataclass, replace
+from wattcast.core import MissingTool, Refused
 
 if TYPE_CHECKING:
     from wattcast.measure.device_control import ClockReading, NvmlCard

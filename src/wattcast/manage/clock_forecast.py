@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, UnknownName, bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
 from wattcast.manage.plants import (
     Knob,

@@ -10,6 +10,7 @@ random, for results on cards that the controller was not tuned on."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.core import bad_value, dataclass, replace, units
+from wattcast.core import bad_value, units
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.manage.plants import Knob, KnobRole, Lattice, PlantTables

@@ -23,12 +23,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import MissingTool, Refused, bad_value, dataclass, field, replace
+from wattcast.core import MissingTool, Refused, bad_value
 from wattcast.core.arrays import Array
 from wattcast.core.regular_files import open_regular
 from wattcast.core.strict_files import encode_csv

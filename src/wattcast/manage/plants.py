@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import MissingTool, bad_value, check_names, dataclass, field, units
+from wattcast.core import MissingTool, bad_value, check_names, units
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import read_shipped_table
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array
-from wattcast.core.records import dataclass, field, replace
 from wattcast.manage import plants
 from wattcast.manage.plants import (
     KnobRole,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import bad_value, clip_text, dataclass, replace, units, unknown_name
+from wattcast.core import bad_value, clip_text, units, unknown_name
 from wattcast.core.errors import fold_name
 from wattcast.core.strict_files import decode_text, encode_csv, read_bytes
 from wattcast.core.whole_files import write_whole

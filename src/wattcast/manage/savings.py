@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from wattcast.core.records import dataclass
 from wattcast.manage.plants import Observation, Settings
 from wattcast.manage.run_memory import log_time_per_work
 

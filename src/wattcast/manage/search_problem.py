@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
 
-from wattcast.core import bad_value, dataclass, field
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.manage.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
 from wattcast.manage.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs

@@ -10,6 +10,7 @@ together, bandwidth sensitivity for the memory clock."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, dataclass, files
+from wattcast.core import bad_value, files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, nearest_names
 from wattcast.core.strict_files import decode_yaml, parse_csv, read_bytes, read_number

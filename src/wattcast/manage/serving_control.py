@@ -20,12 +20,13 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import MissingTool, bad_value, dataclass, field
+from wattcast.core import MissingTool, bad_value
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.manage.site_budget import SiteGpu, SitePlan, rehearse_site

@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import Refused, WattcastError, bad_value
-from wattcast.core.records import dataclass
 from wattcast.manage.card_daemon import DaemonRequest
 from wattcast.manage.daemon_client import DaemonLink
 

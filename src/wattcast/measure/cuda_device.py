@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import MissingTool, dataclass, field, files
+from wattcast.core import MissingTool, files
 from wattcast.core.errors import WattcastError
 
 

@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Queue
 from typing import Any, TypeVar
 
 from wattcast.core.errors import MissingTool, Refused, import_extra
-from wattcast.core.records import dataclass
 from wattcast.measure.energy_sources import choose_nvml_index, decode_text
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, CannotWrite, clip_text
-from wattcast.core.records import dataclass
 from wattcast.core.regular_files import open_regular
 from wattcast.core.whole_files import write_whole
 

@@ -11,11 +11,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from wattcast.core import MissingTool, dataclass, unknown_name
+from wattcast.core import MissingTool, unknown_name
 from wattcast.measure.energy_samples import UnwrappedCounter
 from wattcast.measure.visible_devices import (
     DeviceChoice,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from wattcast.core.errors import CannotWrite, ExitCode
-from wattcast.core.records import asdict, dataclass
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import check_writable, write_whole
 

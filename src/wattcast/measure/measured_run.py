@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -25,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.errors import BadInput, ExitCode, MissingTool, Refused, bad_value
-from wattcast.core.records import asdict, dataclass, field, replace
 from wattcast.core.units import show
 from wattcast.core.whole_files import check_writable, write_whole
 from wattcast.measure.energy_samples import BENIGN, Array, CounterTicks, EnergySamples, find_ticks

@@ -27,12 +27,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.errors import BadInput, bad_value, clip_text
-from wattcast.core.records import dataclass, field
 from wattcast.core.regular_files import open_regular
 from wattcast.measure.time_stamps import (
     Array,

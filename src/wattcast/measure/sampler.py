@@ -20,12 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from wattcast.core import BadInput, MissingTool, Refused, asdict, dataclass
+from wattcast.core import BadInput, MissingTool, Refused
 from wattcast.measure import energy_samples as layout
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples, SampleRing, find_ticks
 from wattcast.measure.energy_sources import DeviceIdentity, find_source_makers

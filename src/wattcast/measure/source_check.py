@@ -15,11 +15,11 @@ against the limit and for standing still.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from wattcast.core.records import dataclass
 from wattcast.core.units import show
 from wattcast.measure.energy_samples import COLUMNS, Array, CounterTicks, EnergySamples
 

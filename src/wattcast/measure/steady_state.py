@@ -16,12 +16,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import Refused, dataclass, replace
+from wattcast.core import Refused
 from wattcast.core.measured_rows import RunInfo
 from wattcast.measure.cuda_device import ClockSpinner, make_spinner
 from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.errors import BadInput, clip_text
-from wattcast.core.records import dataclass
 
 Array = npt.NDArray[np.float64]
 EPOCH = datetime(1970, 1, 1)

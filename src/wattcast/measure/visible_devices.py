@@ -16,9 +16,9 @@ A MIG instance has no energy counter of its own: the whole card is measured, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from wattcast.core.errors import BadInput, clip_text
-from wattcast.core.records import dataclass
 
 CUDA_LIST = "CUDA_VISIBLE_DEVICES"
 CUDA_ORDER = "CUDA_DEVICE_ORDER"

@@ -8,12 +8,13 @@ events it cannot see: absent is not zero."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
 import numpy as np
 
-from wattcast.core import Dtype, check_names, dataclass
+from wattcast.core import Dtype, check_names
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, nearest_names
 from wattcast.core.strict_files import read_shipped_table

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from wattcast.core import bad_value, check_names, dataclass, fields, replace
+from wattcast.core import bad_value, check_names
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.strict_files import read_bytes, read_number
 from wattcast.power.activity import Activity, known_events

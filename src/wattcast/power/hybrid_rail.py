@@ -14,14 +14,14 @@ for work that its events can tell apart."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 
-from wattcast.core import bad_value, dataclass, field
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable
-from wattcast.core.records import KW_ONLY
 from wattcast.hardware import OperatingPoint
 from wattcast.power import power_model
 from wattcast.power.activity import Activity, known_events

@@ -14,13 +14,14 @@ two modules working at once."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, check_names, dataclass, replace
+from wattcast.core import bad_value, check_names
 from wattcast.core.arrays import Array, Sweepable, sweep_values
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint
 from wattcast.power.activity import Activity, known_events

@@ -15,6 +15,7 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,10 +37,9 @@ from typing import (
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, check_names, dataclass, errors, field, fields, files
+from wattcast.core import BadInput, bad_value, check_names, errors, files
 from wattcast.core.arrays import Array, Sweepable, as_sweep
 from wattcast.core.errors import MissingSpecification
-from wattcast.core.records import is_dataclass
 from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint

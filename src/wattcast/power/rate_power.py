@@ -9,11 +9,12 @@ of its training."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from wattcast.core import bad_value, dataclass
+from wattcast.core import bad_value
 from wattcast.power.activity import Activity
 from wattcast.power.hybrid_rail import BASE, EventRail, RailClock
 from wattcast.power.power_model import (

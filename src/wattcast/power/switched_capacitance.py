@@ -8,9 +8,10 @@ to stay the same at every clock."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from wattcast.core import bad_value, dataclass
+from wattcast.core import bad_value
 from wattcast.power.hybrid_rail import HybridRail
 
 

@@ -13,11 +13,12 @@ slower than a step that is repeated, and has host times of its own."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cache
 
 import msgspec
 
-from wattcast.core import dataclass, replace, units
+from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.workload.engine_schedule import EngineLaunches, EngineStep

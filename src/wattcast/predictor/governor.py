@@ -17,13 +17,13 @@ s)·f_held with s = ``REACTION_S`` / duration."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core import dataclass, replace
 from wattcast.core.arrays import Array, Mask, append_axes, sweep_values
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle

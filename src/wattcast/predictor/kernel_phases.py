@@ -16,11 +16,12 @@ whose rate nobody published do not bound anything."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
 
-from wattcast.core import bad_value, dataclass, field
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable, map_distinct
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels

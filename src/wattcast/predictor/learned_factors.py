@@ -8,13 +8,14 @@ its operands are not in cache."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, dataclass, field, replace
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Mask, Sweepable, index_distinct, map_blocks, map_distinct
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels, ReferenceChip

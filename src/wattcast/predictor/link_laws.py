@@ -21,11 +21,12 @@ nodes every GPU sends through its own network card. Coefficients and where they 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
 
-from wattcast.core import Dtype, dataclass, fields, replace, units
+from wattcast.core import Dtype, units
 from wattcast.core.arrays import Array, Mask, Sweepable
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import read_shipped_yaml

@@ -10,12 +10,12 @@ Power models see ``priced`` activities: each kernel's events times its learned e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import dataclass, replace
 from wattcast.core.arrays import Array, Mask, append_axes, map_distinct, sweep_values
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint

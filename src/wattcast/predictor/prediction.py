@@ -7,13 +7,13 @@ has the timeline and the detail by kernel for whoever shows more than its number
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import dataclass, field
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ import msgspec
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import dataclass
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingTool
 from wattcast.core.strict_files import FitStatus

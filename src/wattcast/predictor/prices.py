@@ -5,19 +5,11 @@ nothing is assumed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypedDict, TypeVar
 
-from wattcast.core import (
-    BadInput,
-    bad_value,
-    check_names,
-    dataclass,
-    errors,
-    field,
-    units,
-    unknown_name,
-)
+from wattcast.core import BadInput, bad_value, check_names, errors, units, unknown_name
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board

@@ -19,11 +19,11 @@ one whose step it opens."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import dataclass
 from wattcast.core.arrays import Array, Mask
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor.timeline import Timeline

@@ -8,6 +8,7 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -15,7 +16,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, dataclass, replace
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import IssueSegment

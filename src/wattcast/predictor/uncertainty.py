@@ -10,13 +10,13 @@ left out (``bundle/distances.yaml``, docs/method/confidence.md)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from wattcast.core import dataclass, field, replace
 from wattcast.core.arrays import (
     Array,
     CodedColumn,

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from wattcast.core.records import dataclass, field, replace
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output
 from wattcast.workload.operator_base import registered_operators

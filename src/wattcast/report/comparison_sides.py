@@ -12,6 +12,7 @@ figure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,15 +22,7 @@ from rich.table import Table
 
 from wattcast import __version__
 from wattcast.calibrate import whole_models
-from wattcast.core import (
-    BadInput,
-    bad_value,
-    check_names,
-    clip_text,
-    dataclass,
-    measured_rows,
-    replace,
-)
+from wattcast.core import BadInput, bad_value, check_names, clip_text, measured_rows
 from wattcast.core.measured_rows import ModelRow
 from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.core.units import show

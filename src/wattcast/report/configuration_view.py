@@ -6,13 +6,14 @@ the numbers of one prediction."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, dataclass, field, replace
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.hardware import Gpu
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex

@@ -12,13 +12,14 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import BadInput, bad_value, check_names, clip_text, dataclass, units
+from wattcast.core import BadInput, bad_value, check_names, clip_text, units
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_bytes, read_number
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,7 +19,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import BadInput, bad_value, check_names, dataclass, units
+from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import pareto_front
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import find_gpu

@@ -29,11 +29,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, dataclass
+from wattcast.core import BadInput, bad_value
 from wattcast.core.arrays import Array
 from wattcast.serving.arrivals import NO_PREFIX, Trace
 from wattcast.serving.step_costs import StepCosts, StepShape

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wattcast.core import BadInput, bad_value, dataclass
+from wattcast.core import BadInput, bad_value
 from wattcast.core.measured_rows import (
     STEPS_FILE,
     Plain,

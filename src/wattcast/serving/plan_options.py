@@ -15,13 +15,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, dataclass, field, replace, units
+from wattcast.core import BadInput, bad_value, units
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu

@@ -17,10 +17,11 @@ import math
 import re
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from wattcast.core import BadInput, dataclass, replace, units
+from wattcast.core import BadInput, units
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction_json import take_fields

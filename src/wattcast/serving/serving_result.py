@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from wattcast.core import bad_value, dataclass, field, units
+from wattcast.core import bad_value, units
 from wattcast.core.arrays import Array, table_rows
 from wattcast.core.measured_rows import write_table
 from wattcast.predictor.prediction_json import AnswerLine, round_number, take_fields

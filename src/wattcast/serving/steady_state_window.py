@@ -13,11 +13,11 @@ D over the window, and of Poisson arrivals D is within two standard deviations o
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core import dataclass
 from wattcast.core.arrays import Array
 
 if TYPE_CHECKING:

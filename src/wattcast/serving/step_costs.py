@@ -25,6 +25,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
@@ -34,7 +35,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
 from wattcast.kernels import LibraryStyle
 from wattcast.predictor.api import check_formats, resolve_settings

@@ -8,10 +8,11 @@ operators, because some of them overlap with compute; they are counted here and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from wattcast.core import Dtype, bad_value, dataclass, fields, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.training.training_strategy import (
     ExpertKernels,
     Recompute,

@@ -13,12 +13,13 @@ the other strategies travel during the last backward pass."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import Dtype, bad_value, dataclass, field, fields, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu

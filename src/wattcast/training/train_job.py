@@ -5,6 +5,7 @@ what it costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Unpack
 
 import numpy as np
 
-from wattcast.core import BadInput, Dtype, bad_value, dataclass, field, fields, replace, units
+from wattcast.core import BadInput, Dtype, bad_value, units
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu

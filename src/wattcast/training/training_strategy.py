@@ -5,11 +5,12 @@ strategy).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 from typing import Any
 
-from wattcast.core import Dtype, bad_value, dataclass, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.workload.model_options import AttentionMode, SoftwareStack
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from pathlib import PurePath
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 
 from wattcast import __version__, hardware
-from wattcast.core import BadInput, Dtype, bad_value, clip_text, dataclass, replace
+from wattcast.core import BadInput, Dtype, bad_value, clip_text
 from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import decode_json, encode_csv
 from wattcast.hardware import Gpu, OperatingPoint

@@ -11,13 +11,14 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, dataclass, field, files
+from wattcast.core import BadInput, files
 from wattcast.core.errors import MissingTool
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.measure.energy_samples import EnergySamples, find_ticks

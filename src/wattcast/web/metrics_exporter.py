@@ -14,11 +14,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from wattcast.core.errors import MissingTool, import_extra
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.units import parse_amount
 from wattcast.explore.explorations import ExploreObjective, explore
 from wattcast.hardware import Gpu

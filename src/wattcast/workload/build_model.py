@@ -7,9 +7,10 @@ state."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from wattcast.core import Dtype, bad_value, dataclass, fields, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.workload import model_options
 from wattcast.workload.engine_schedule import (
     EngineLaunches,

@@ -7,11 +7,12 @@ JSON, so field names here are the keys of the rows."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, erfc, expm1
 from typing import ClassVar
 
-from wattcast.core import Dtype, bad_value, dataclass, field
+from wattcast.core import Dtype, bad_value
 from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
 
 GRAPH_TOKENS = (

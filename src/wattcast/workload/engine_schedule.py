@@ -7,9 +7,10 @@ prompts, take several. How long the host takes for a step is not said here: that
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from wattcast.core import bad_value, dataclass
+from wattcast.core import bad_value
 from wattcast.workload.engine_operators import (
     FusedExperts,
     LatentAttention,

@@ -7,8 +7,9 @@ of eighty layers takes as little memory as one of two."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from wattcast.core import bad_value, dataclass
+from wattcast.core import bad_value
 from wattcast.workload.engine_schedule import EngineStep
 from wattcast.workload.operator_base import MOST_CALLS, Operator, OperatorColumns
 

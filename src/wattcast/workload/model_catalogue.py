@@ -7,6 +7,7 @@ for one only."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core import Dtype, check_names, dataclass, fields, files, replace
+from wattcast.core import Dtype, check_names, files
 from wattcast.core.errors import fold_name, resolve_name
 from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
 from wattcast.workload.dimension_limits import check_dimensions

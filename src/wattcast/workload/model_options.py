@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, TypedDict, TypeVar, cast
 
-from wattcast.core import Dtype, bad_value, dataclass, fields, replace, unknown_name
+from wattcast.core import Dtype, bad_value, unknown_name
 from wattcast.core.errors import UnknownName
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 

@@ -8,6 +8,7 @@ and readers, graphs and totals find it in the registry. Nothing here depends on 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import Dtype, bad_value, clip_text, dataclass, field, fields, unknown_name
+from wattcast.core import Dtype, bad_value, clip_text, unknown_name
 from wattcast.core.arrays import Array, CodedColumn, find_equal, index_distinct, split_rows
 from wattcast.core.strict_files import read_shipped_table
 

@@ -6,11 +6,12 @@ floating-point operations. Register another operator the same way, in a file of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar
 
-from wattcast.core import Dtype, bad_value, dataclass
+from wattcast.core import Dtype, bad_value
 from wattcast.workload.operator_base import (
     Operator,
     OperatorWork,

@@ -9,11 +9,12 @@ has to run first. A fused kernel reads what comes from outside and writes what i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import ceil
 from typing import Any, TypeAlias
 
-from wattcast.core import Dtype, dataclass, field, replace
+from wattcast.core import Dtype
 from wattcast.workload.graph import Block
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
 from wattcast.workload.operator_base import Operator, find_function

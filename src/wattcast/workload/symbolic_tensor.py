@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
-from wattcast.core import Dtype, dataclass, field
+from wattcast.core import Dtype
 from wattcast.workload import memory_layout
 from wattcast.workload.memory_layout import (
     Extents,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from wattcast import hardware
 from wattcast.calibrate.kernel_rows import load_kernel_rows
 from wattcast.calibrate.row_prediction import predict_with_bundle
-from wattcast.core.records import replace
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.campaigns.engine_campaign import choose_models
 from wattcast.lab.fit.engine_fit import (

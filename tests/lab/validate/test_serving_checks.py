@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from wattcast import hardware
-from wattcast.core.records import replace
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_host_times import FITTING, fit_host_times
 from wattcast.lab.validate.model_checks import (

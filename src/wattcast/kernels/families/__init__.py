@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from wattcast.core import bad_value, dataclass
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import CallBuilder, register_measured_call
 from wattcast.kernels.kernel_table import Columns, ConditionColumns, FamilyColumns, ReferenceChip

@@ -13,6 +13,7 @@ profiler counted: 16 (and 2 on the slow pipe, 8 slots each) for a division, 22 a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from math import ceil, nan
 from operator import attrgetter
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import Dtype, replace
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array, CodedColumn, Mask, map_distinct
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families import KernelMapping, register_kernels

@@ -9,6 +9,7 @@ blocks of the sizes that vLLM's Triton kernels take."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, expm1, log2
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core import Dtype, dataclass, replace
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families import KernelMapping, register_kernels

@@ -11,13 +11,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from wattcast.core import MissingTool, Refused, dataclass, field, replace
+from wattcast.core import MissingTool, Refused
 from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, ModelKernels, ModelRow
 from wattcast.measure.cuda_device import ClockSpinner
 from wattcast.measure.sampler import Sampler

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import BadInput, asdict, dataclass, measured_rows, replace
+from wattcast.core import BadInput, measured_rows
 from wattcast.core.measured_rows import ChainRow, KernelRow, ModelRow, NameRow, Plain, RunInfo
 from wattcast.core.whole_files import hold_folder
 from wattcast.lab.campaigns.nsight_counters import read_counter_table

@@ -26,13 +26,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import asdict, bad_value, check_names, clip_text, dataclass, replace
+from wattcast.core import bad_value, check_names, clip_text
 from wattcast.core.measured_rows import Journal, read_lines
 from wattcast.core.regular_files import open_regular
 from wattcast.measure.sampler import make_child_environment

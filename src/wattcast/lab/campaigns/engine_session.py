@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ import numpy.typing as npt
 
 from wattcast.core.errors import CannotWrite, WattcastError, bad_value
 from wattcast.core.measured_rows import Journal, append_rows, read_lines
-from wattcast.core.records import asdict, dataclass, field
 from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights
 from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
 from wattcast.measure.energy_samples import EnergySamples, find_ticks

@@ -16,13 +16,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import Refused, dataclass, field
+from wattcast.core import Refused
 from wattcast.lab.campaigns.engine_campaign import StepPoint
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.steady_state import SettledWindow, SettlingRule, describe_window, take_window

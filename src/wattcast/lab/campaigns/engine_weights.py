@@ -13,9 +13,9 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from wattcast.core import dataclass
 from wattcast.measure.steady_state import say
 
 WEIGHT_SPREAD = 0.02  # standard deviation of the weights of an untrained model

@@ -14,11 +14,12 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
 from typing import Any
 
-from wattcast.core import Dtype, bad_value, dataclass, field, files
+from wattcast.core import Dtype, bad_value, files
 from wattcast.core.measured_rows import Plain, find_measured_call
 
 # Rough rates that only keep over-long calls out of the plan; no result depends on them.

@@ -17,6 +17,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ import numpy as np
 
 from wattcast.core.errors import BadInput, bad_value, check_names, import_extra
 from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines, read_shipped_table
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.whole_files import hold_folder
 from wattcast.lab.campaigns import campaign_engine
 from wattcast.lab.campaigns.campaign_engine import OperatorBench

@@ -19,10 +19,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from wattcast.core import BadInput, check_names, dataclass, unknown_name
+from wattcast.core import BadInput, check_names, unknown_name
 from wattcast.core.measured_rows import find_measured_call
 from wattcast.lab.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
 

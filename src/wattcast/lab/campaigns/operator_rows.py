@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from wattcast.core import Refused, dataclass, field, replace
+from wattcast.core import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
 from wattcast.lab.campaigns import campaign_engine
 from wattcast.lab.campaigns.campaign_engine import OperatorBench

@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import Provenance
 from wattcast.lab.counter_models import (
     counter_table,

@@ -6,6 +6,7 @@ once when it is made."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -24,7 +25,6 @@ from wattcast.core.errors import (
     nearest_names,
 )
 from wattcast.core.measured_rows import catch_panics, import_polars
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.power.activity import known_events
 

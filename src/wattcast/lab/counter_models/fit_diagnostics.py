@@ -8,12 +8,12 @@ costs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.records import dataclass
 from wattcast.lab.counter_models import rail_terms
 from wattcast.lab.counter_models.counter_table import CounterTable
 from wattcast.lab.counter_models.model_selection import (

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.core.arrays import Array, index_distinct
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import decode_text, read_bytes, read_number, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.counter_table import CounterPredictor, CounterTable

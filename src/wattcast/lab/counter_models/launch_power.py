@@ -11,6 +11,7 @@ import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, bad_value, check_names
-from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.profiler_counters import LaunchKey, read_ncu, read_nvprof

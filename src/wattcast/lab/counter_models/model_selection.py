@@ -7,6 +7,7 @@ of similar work, or one of a few parts. All rows of a benchmark stay on one side
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -15,7 +16,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.lab.counter_models import rail_terms
 from wattcast.lab.counter_models.counter_table import CounterTable, LabelCodes
 from wattcast.lab.counter_models.rail_terms import CounterModelKind, GramCells, ModelTerms

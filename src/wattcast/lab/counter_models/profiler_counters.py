@@ -18,6 +18,7 @@ import math
 import re
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +27,6 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, clip_text, nearest_names
 from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.campaigns.nsight_counters import find_ncu

@@ -11,6 +11,7 @@ clock: V = max(V(f), floor(m))."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
 
@@ -18,7 +19,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
-from wattcast.core.records import dataclass
 from wattcast.lab.counter_models.counter_table import RAILS, CounterTable, LabelCodes
 from wattcast.power.hybrid_rail import RailVoltage
 

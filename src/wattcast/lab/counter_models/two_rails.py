@@ -25,6 +25,7 @@ runs it less often."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import database_folder
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import Provenance
 from wattcast.lab.counter_models import counter_table, fit_diagnostics
 from wattcast.lab.counter_models.counter_fit import average_measured_voltage, list_test_rows

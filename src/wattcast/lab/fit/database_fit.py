@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, read_table, write_table
-from wattcast.core.records import dataclass, fields, replace
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment

@@ -8,6 +8,7 @@ prediction of it changes. Rows that the database holds out are never read here."
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +27,6 @@ from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table
-from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import root_family

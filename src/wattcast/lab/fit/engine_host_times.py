@@ -9,11 +9,11 @@ the file itself."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.records import replace
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.predictor.engine_host import load_host_times
 from wattcast.serving.host_times import COMPILING_S, EngineRecords, load_engine_records

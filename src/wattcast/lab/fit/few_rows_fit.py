@@ -18,6 +18,7 @@ start from the forecast's and follow held-out rows as these grow in number."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,7 +39,6 @@ from wattcast.calibrate.kernel_rows import (
     assign_folds,
 )
 from wattcast.calibrate.row_prediction import predict_with_bundle, row_nearness
-from wattcast.core.records import replace
 from wattcast.core.strict_files import Provenance
 from wattcast.hardware import Gpu
 from wattcast.lab.fit import held_out

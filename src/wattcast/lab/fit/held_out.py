@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,6 @@ from wattcast.calibrate.row_prediction import (
     row_nearness,
 )
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.records import dataclass, replace
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels, build_kernels, reference_chip
 from wattcast.lab.fit.choice_fit import choose_labels, find_labels_run

@@ -22,6 +22,7 @@ relative error of P at given V, then V² at a few clocks, never falling, at give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import msgspec
@@ -48,7 +49,6 @@ from wattcast.calibrate.row_prediction import (
     uses_tensor_cores,
 )
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C

@@ -13,6 +13,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,6 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, nearest_names
-from wattcast.core.records import dataclass, field, fields
 from wattcast.core.strict_files import decode_text, decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters

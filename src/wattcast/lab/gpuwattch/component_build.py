@@ -8,6 +8,7 @@ voltage for the samples that follow."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from wattcast.core.errors import (
     check_names,
     unknown_name,
 )
-from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.gpuwattch import energy_table
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture, read_architecture

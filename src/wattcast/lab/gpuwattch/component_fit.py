@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, check_names, import_extra, nearest_names
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture
 from wattcast.lab.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set

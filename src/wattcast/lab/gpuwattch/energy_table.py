@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,6 @@ import msgspec
 
 from wattcast.core import strict_files, units
 from wattcast.core.errors import bad_value, check_names
-from wattcast.core.records import dataclass, field, replace
 from wattcast.core.strict_files import (
     decode_yaml,
     read_bytes,

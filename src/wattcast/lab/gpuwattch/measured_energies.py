@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,6 @@ from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table, read_shipped_yaml
 from wattcast.hardware import OperatingPoint
 from wattcast.hardware.catalogue_reader import strip_board

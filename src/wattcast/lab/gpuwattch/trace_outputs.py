@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.records import dataclass, field
 from wattcast.core.whole_files import replace_whole
 from wattcast.lab.gpuwattch.trace_statistics import (
     KernelPower,

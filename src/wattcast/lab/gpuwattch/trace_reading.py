@@ -12,6 +12,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,6 @@ from wattcast.core.errors import (
     nearest_names,
     unknown_name,
 )
-from wattcast.core.records import dataclass, field
 from wattcast.core.regular_files import cannot_read, open_regular
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import OperatingPoint

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,6 @@ import numpy as np
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import encode_csv, parse_csv, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.counter_models.profiler_counters import read_accelwattch_hw, read_ncu

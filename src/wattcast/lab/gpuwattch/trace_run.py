@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.records import dataclass, field, replace
 from wattcast.lab.gpuwattch import trace_outputs, trace_reading, trace_statistics
 from wattcast.lab.gpuwattch.architecture import SimulatorConfig
 from wattcast.lab.gpuwattch.energy_table import ComponentSet

@@ -8,6 +8,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +17,6 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, clip_text
-from wattcast.core.records import dataclass, field
 from wattcast.core.strict_files import read_bytes
 from wattcast.lab.gpuwattch.architecture import SteadyStateDefinition
 

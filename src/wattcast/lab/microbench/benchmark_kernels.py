@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from string import Template
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import Refused, dataclass, field, files, replace
+from wattcast.core import Refused, files
 from wattcast.core.errors import WattcastError
 from wattcast.lab.microbench.arithmetic_units import LINE_BYTE, RING_FACTOR, RING_STEP, WARM_HOPS
 from wattcast.lab.microbench.microbench_results import MicroRow, micro_row_id

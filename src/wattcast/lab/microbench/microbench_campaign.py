@@ -20,13 +20,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
 from wattcast.core.measured_rows import Journal, Plain, read_lines
-from wattcast.core.records import asdict, dataclass, field, replace
 from wattcast.core.whole_files import hold_folder, private_cache, write_whole
 from wattcast.lab.microbench.benchmark_kernels import DeviceBench
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks

@@ -7,13 +7,14 @@ with a context open and no work (docs/method/microbenchmarks.md)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core import BadInput, Dtype, bad_value, dataclass, field, files, replace
+from wattcast.core import BadInput, Dtype, bad_value, files
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.measured_rows import read_lines, read_shipped_table
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import dataclass, field, files
+from wattcast.core import files
 from wattcast.core.errors import WattcastError
 from wattcast.measure.cuda_device import CudaDevice, CudaKernel, compile_cubin
 

@@ -14,10 +14,10 @@ share their memory. A barrier in shared memory counts the bytes that have come."
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from wattcast.core.measured_rows import Plain, read_shipped_table
-from wattcast.core.records import dataclass
 from wattcast.lab.microbench.unit_source import (
     CLUSTER_SYNC,
     BenchUnit,

@@ -15,12 +15,13 @@ both sides."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, dataclass, field, replace
+from wattcast.core import BadInput, bad_value
 from wattcast.lab.counter_models.profiler_counters import read_ncu_metrics
 from wattcast.lab.microbench import unit_work
 from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds

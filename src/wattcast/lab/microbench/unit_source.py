@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from string import Template
 from typing import Any
 
-from wattcast.core import dataclass, fields, files
+from wattcast.core import files
 
 SIGNATURE = (
     "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "

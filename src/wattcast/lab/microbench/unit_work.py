@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from wattcast.core import BadInput, dataclass
+from wattcast.core import BadInput
 from wattcast.core.measured_rows import Journal, Plain, read_lines, read_shipped_table
 from wattcast.lab.campaigns import nsight_counters
 from wattcast.lab.microbench.benchmark_kernels import (

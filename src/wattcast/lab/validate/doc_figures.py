@@ -19,6 +19,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ import msgspec
 from wattcast import hardware
 from wattcast.calibrate.scoring import LedgerRow
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.validate.typed_commands import TypedCommand, answer_commands, read_answer

@@ -5,12 +5,12 @@ that by its nature judges something else has a line in ``other_sets.csv``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from wattcast.calibrate import whole_models
 from wattcast.core.errors import WattcastError, unknown_name
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.validate.engine_commands import make_engine_rows

@@ -12,6 +12,7 @@ loads: nothing of the simulator was fitted or chosen on what is marked ``held_ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from wattcast.calibrate.whole_models import ModelCase, fit_host_cost
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.measured_rows import Plain, database_folder
-from wattcast.core.records import dataclass, field, replace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options

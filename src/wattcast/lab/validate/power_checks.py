@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from wattcast.calibrate.scoring import LedgerRow, make_ledger_row, mean_percent_
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_table
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.kernels import build_kernels

@@ -13,11 +13,11 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field
 from wattcast.core.whole_files import write_whole
 from wattcast.predictor.api import SETTING_NAMES, predict_many
 from wattcast.serving.simulate_serving import simulate

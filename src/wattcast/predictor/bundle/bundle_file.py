@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ import numpy as np
 from msgspec import Meta
 
 from wattcast import hardware
-from wattcast.core import bad_value, check_names, dataclass, field, files, replace, units
+from wattcast.core import bad_value, check_names, files, units
 from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.strict_files import (
     FitStatus,

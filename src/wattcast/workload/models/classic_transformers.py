@@ -4,9 +4,10 @@ vision transformer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 
-from wattcast.core import Dtype, dataclass, replace
+from wattcast.core import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead
 from wattcast.workload.models import shared_layers as layers

@@ -7,10 +7,11 @@ in ``sparse_layers.py``, which a decoder imports when it has some."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from wattcast.core import Dtype, bad_value, dataclass, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.model_options import AttentionMode

@@ -5,9 +5,10 @@ time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from wattcast.core import Dtype, dataclass
+from wattcast.core import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.program import PassSettings, Program

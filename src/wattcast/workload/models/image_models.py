@@ -5,9 +5,10 @@ and SAM.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
-from wattcast.core import Dtype, bad_value, dataclass, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.classic_transformers import embed_patches

@@ -7,11 +7,12 @@ its own weights."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, prod
 from typing import Any
 
-from wattcast.core import Dtype, dataclass
+from wattcast.core import Dtype
 from wattcast.workload import engine_operators as engine
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead, WeightRecipe

@@ -8,10 +8,11 @@ operator has the work; everything around it is products, a short convolution and
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import log, sqrt
 from typing import TYPE_CHECKING, TypeAlias
 
-from wattcast.core import Dtype, bad_value, replace
+from wattcast.core import Dtype, bad_value
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import CausalConv, FusedExperts, Route, StateScan
 from wattcast.workload.models import shared_layers as layers

@@ -6,11 +6,12 @@ in place and follows the rule of the name without it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
 
-from wattcast.core import Dtype, dataclass
+from wattcast.core import Dtype
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.workload import operator_types
 from wattcast.workload.memory_layout import (

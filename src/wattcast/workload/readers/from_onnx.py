@@ -6,10 +6,11 @@ refused, because other tools would follow it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wattcast.core import BadInput, Dtype, bad_value, clip_text, dataclass
+from wattcast.core import BadInput, Dtype, bad_value, clip_text
 from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.workload.graph import Block, Graph

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from wattcast.core import BadInput, Dtype, bad_value, dataclass
+from wattcast.core import BadInput, Dtype, bad_value
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import broadcast_shapes, output_strides, promote_dtypes

@@ -7,6 +7,7 @@ A built chip has the cost of every memory, crossbar and unit of an SM and of the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import ceil, log2, prod, sqrt
 from operator import attrgetter
@@ -17,7 +18,6 @@ import numpy as np
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, field, fields, replace
 from wattcast.core.strict_files import read_number, read_shipped_table, read_shipped_yaml
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu

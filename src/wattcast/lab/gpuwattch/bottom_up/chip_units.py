@@ -4,6 +4,7 @@ device memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from math import ceil, log, log2
 from typing import NamedTuple
@@ -12,7 +13,6 @@ import msgspec
 import numpy as np
 
 from wattcast.core.errors import bad_value, check_names
-from wattcast.core.records import dataclass
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.lab.gpuwattch.bottom_up import memory_array, technology
 from wattcast.lab.gpuwattch.bottom_up.memory_array import (

@@ -8,12 +8,12 @@ simulator dumped."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
 from wattcast.core.errors import BadInput, bad_value, check_names
-from wattcast.core.records import dataclass, replace
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
 from wattcast.hardware import Gpu, load_gpu

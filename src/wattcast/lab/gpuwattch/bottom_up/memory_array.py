@@ -13,6 +13,7 @@ steps where a new layout would win. (McPAT searches anew for each, by energy tim
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -20,7 +21,6 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.core.errors import bad_value
-from wattcast.core.records import dataclass, replace
 from wattcast.lab.gpuwattch.bottom_up import technology
 from wattcast.lab.gpuwattch.bottom_up.technology import (
     CircuitCost,

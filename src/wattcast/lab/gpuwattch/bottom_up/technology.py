@@ -9,6 +9,7 @@ rows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -17,7 +18,6 @@ import numpy as np
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import MissingSpecification, bad_value, check_names
-from wattcast.core.records import dataclass, fields
 from wattcast.core.strict_files import read_shipped_table
 
 BOTTOM_UP_PACKAGE = "wattcast.lab.gpuwattch.bottom_up"
