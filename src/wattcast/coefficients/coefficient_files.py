@@ -48,6 +48,9 @@ class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: Origin
     evidence: str
     used_by: str
+    # The test of what the coefficient means that fails when it changes by a third, as pytest
+    # names it. Empty: nothing notices it yet.
+    noticed_by: str = ""
 
 
 def list_subjects() -> list[str]:

@@ -15,7 +15,8 @@ HEAD = """# Coefficients
 Every number of a prediction that is neither physics nor published by a vendor, and that does not
 come from a card's own bundle: its value, where it comes from and what speaks for it. *Fitted* means
 by least squares or the like to the rows that are named, *chosen* by a person who looked at the
-evidence, *convention* an agreement that no measurement could prove wrong.
+evidence, *convention* an agreement that no measurement could prove wrong. The last column names a
+test of what the coefficient means: it fails when the number changes by a third.
 
 `python -m wattcast.lab.coefficient_page docs/coefficients.md` writes this page from
 `src/wattcast/coefficients/`.
@@ -27,7 +28,7 @@ def make_page() -> str:
     sections = [HEAD]
     for subject in list_subjects():
         rows = [format_entry(name, entry) for name, entry in read_subject(subject).items()]
-        header = "| name | value | origin | evidence | used by |\n|---|---|---|---|---|"
+        header = "| name | value | origin | evidence | used by | noticed by |\n" + "|---" * 6 + "|"
         sections.append("\n".join([f"## {subject}\n", header, *rows, ""]))
     return "\n".join(sections)
 
@@ -35,7 +36,9 @@ def make_page() -> str:
 def format_entry(name: str, entry: Coefficient) -> str:
     """Return one coefficient as a row of a Markdown table."""
     evidence = entry.evidence.strip().replace("|", "\\|")
-    return f"| `{name}` | {entry.value} | {entry.origin} | {evidence} | `{entry.used_by}` |"
+    test_name = entry.noticed_by.rpartition("::")[2].replace("_", " ")
+    cells = [f"`{name}`", entry.value, entry.origin, evidence, f"`{entry.used_by}`", test_name]
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
 if __name__ == "__main__":
