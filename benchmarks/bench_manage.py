@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wattcast.manage import hd7970
-from wattcast.manage.plants import Observation, TablePlant, play_application
-from wattcast.manage.policies import (
+from wattcast.control import hd7970
+from wattcast.control.plants import Observation, TablePlant, play_application
+from wattcast.control.policies import (
     ControllerState,
     Harmonia,
     PolicyName,
@@ -25,8 +25,8 @@ from wattcast.manage.policies import (
     make_controller,
     score_tables,
 )
-from wattcast.manage.search_problem import Objective
-from wattcast.manage.sensitivity_model import load_shipped_model
+from wattcast.control.search_problem import Objective
+from wattcast.control.sensitivity_model import load_shipped_model
 
 ITERATIONS = 10_000
 PASSES = 8

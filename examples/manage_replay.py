@@ -4,9 +4,9 @@ import math
 import tempfile
 from pathlib import Path
 
-from wattcast.manage import policy_comparison
-from wattcast.manage.policies import PolicyName, PolicySetup
-from wattcast.manage.policy_comparison import compare_policies
+from wattcast.control import policy_comparison
+from wattcast.control.policies import PolicyName, PolicySetup
+from wattcast.control.policy_comparison import compare_policies
 
 # Two made-up programs on a made-up card: one waits for memory, one computes. Rows are memory MHz,
 # core MHz, time ms, power W, energy mJ, as the tables of Guerreiro et al. have them.

@@ -90,7 +90,7 @@ kernel_rows.load_kernel_rows = share_shipped_rows(kernel_rows.load_kernel_rows)
 kernel_rows.load_idle_rows = share_shipped_rows(kernel_rows.load_idle_rows)
 # where tests wait for a stand-in card; a test that computes with PyTorch beside it does not wait
 REALTIME_FILES = {
-    "manage": ("test_manage_device", "test_card_states", "test_card_chaos"),
+    "control": ("test_manage_device", "test_card_states", "test_card_chaos"),
     "measure": (
         *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),
         *("test_model", "test_run", "test_sampler", "test_stack"),

@@ -17,7 +17,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "wattcast"
 ORDER = [
     *["core", "coefficients", "hardware", "workload", "kernels", "power", "predictor"],  # the spine
-    *["calibrate", "report", "serving", "training", "explore", "measure", "manage"],
+    *["calibrate", "report", "serving", "training", "explore", "measure", "control"],
     *["lab", "web", "cli"],
 ]
 LAB_ORDER = [

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from test_architecture import FILES, SOURCE, own_modules
-from wattcast.manage.hd7970 import load_tables
-from wattcast.manage.plants import Observation, Settings, play_application
+from wattcast.control.hd7970 import load_tables
+from wattcast.control.plants import Observation, Settings, play_application
 from wattcast.measure.energy_sources import DeviceIdentity, SlowReadings
 from wattcast.web.metrics_exporter import WatchedCard
 

@@ -260,7 +260,7 @@ JOURNALS = {  # commands that measure: they need a card, and write through a cam
     ),
     "measure sensor": "tests/measure/test_run.py::test_a_disk_that_takes_nothing_leaves_the_measurement_printed",
     "measure run": "tests/measure/test_run.py::test_samples_that_cannot_be_saved_go_beside_and_the_result_is_printed",
-    "manage run": "tests/manage/test_live_control.py::test_rows_that_cannot_be_saved_leave_the_old_ones",
+    "manage run": "tests/control/test_live_control.py::test_rows_that_cannot_be_saved_leave_the_old_ones",
 }
 
 

@@ -25,6 +25,7 @@ import pytest
 
 import wattcast
 from wattcast.calibrate.calibration_rows import read_calibration_rows
+from wattcast.control.policy_comparison import read_replay_tables
 from wattcast.core import measured_rows
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, WattcastError
@@ -55,7 +56,6 @@ from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, TraceSampling
 from wattcast.lab.gpuwattch.trace_request import read_clock_steps
 from wattcast.lab.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.lab.microbench.microbench_results import read_results
-from wattcast.manage.policy_comparison import read_replay_tables
 from wattcast.measure import energy_samples, power_logs
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.power_logs import read_power_log

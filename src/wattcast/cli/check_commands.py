@@ -173,7 +173,7 @@ BASE = "numpy; msgspec; PyYAML yaml; typer; rich"  # distributions, with a modul
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     """Run all checks in a fixed order; none of them wakes a GPU."""
-    from wattcast.manage.card_notes import describe_leftover, is_tended, list_leftovers
+    from wattcast.control.card_notes import describe_leftover, is_tended, list_leftovers
     from wattcast.report.html_report import BROWSERS
 
     checks = [

@@ -115,8 +115,8 @@ def fit_sensitivity(
     import msgspec
     import yaml
 
+    from wattcast.control import sensitivity_model
     from wattcast.core.whole_files import write_whole
-    from wattcast.manage import sensitivity_model
 
     data = sensitivity_model.read_sensitivity_table(table)
     source = f"fitted by Wattcast to {table.name}, {len(data.kernels)} kernels"

@@ -21,12 +21,12 @@ from wattcast.core import bad_value, check_names, units
 from wattcast.core.whole_files import check_writable
 
 if TYPE_CHECKING:
+    from wattcast.control.plants import PlantTables
+    from wattcast.control.policies import PolicySetup
+    from wattcast.control.policy_comparison import PolicyComparison
+    from wattcast.control.search_problem import Objective
+    from wattcast.control.serving_control import ServingLimits
     from wattcast.hardware import Gpu
-    from wattcast.manage.plants import PlantTables
-    from wattcast.manage.policies import PolicySetup
-    from wattcast.manage.policy_comparison import PolicyComparison
-    from wattcast.manage.search_problem import Objective
-    from wattcast.manage.serving_control import ServingLimits
     from wattcast.report.figure_style import FigureMaker
 
 SHORTEST_PERIOD_S = 0.02
@@ -57,8 +57,8 @@ def simulate(
 
     Example: wattcast manage simulate --perturbed 20
     """
-    from wattcast.manage import hd7970, policy_comparison
-    from wattcast.manage.plants import KnobRole
+    from wattcast.control import hd7970, policy_comparison
+    from wattcast.control.plants import KnobRole
 
     given = {"batch": batch, "seq": seq, "phase": phase}
     of_model = {name: value for name, value in given.items() if value is not None}
@@ -102,7 +102,7 @@ def replay(
 
     Example: wattcast manage replay real_time_power_by_clock.csv --default 1164/3505 --json
     """
-    from wattcast.manage import policy_comparison as tables
+    from wattcast.control import policy_comparison as tables
 
     plants = [p for file in files for p in tables.read_replay_tables(file, iterations, default)]
     plants = tables.leave_out_applications(plants, leave_out or [])
@@ -126,7 +126,7 @@ def watch(
     **options: Any,
 ) -> CommandOutput:
     """Observe a card and say what could be set and what that might save. Sets nothing."""
-    from wattcast.manage import watch_card
+    from wattcast.control import watch_card
     from wattcast.measure.device_control import NvmlCard
 
     seconds = _period_s(period)
@@ -167,7 +167,7 @@ def run(
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
-    from wattcast.manage import daemon_client, live_control, serving_control, watch_card
+    from wattcast.control import daemon_client, live_control, serving_control, watch_card
     from wattcast.measure.device_control import NvmlCard
     from wattcast.serving.simulate_serving import find_language_model
 
@@ -239,7 +239,7 @@ def plane(
 
     Example: wattcast manage plane --apply --cores 8 -- wattcast lab microbench --out
     rows/{core}-{memory}"""
-    from wattcast.manage import daemon_client, live_control
+    from wattcast.control import daemon_client, live_control
     from wattcast.measure.device_control import NvmlCard
 
     card = NvmlCard(device)
@@ -283,7 +283,7 @@ def daemon(
 
     Example: wattcast manage daemon --group wattcast --clocks 900MHz:1980MHz
     """
-    from wattcast.manage import card_daemon, daemon_client
+    from wattcast.control import card_daemon, daemon_client
 
     if unit:
         env.stdout.write(daemon_client.print_unit())
@@ -309,7 +309,7 @@ def status(socket: Path | None = None) -> CommandOutput:
     """Say what every card is set to, who holds it, and which were left changed; exit code 5 if any
     was.
     """
-    from wattcast.manage.daemon_client import read_status
+    from wattcast.control.daemon_client import read_status
 
     plain, text, code = read_status(socket)
     return CommandOutput(plain, text, exit_code=code)
@@ -325,7 +325,7 @@ def restore(
     """Give cards back what they had, through the daemon, or as root without one. Whoever holds them
     loses them.
     """
-    from wattcast.manage.daemon_client import restore_cards
+    from wattcast.control.daemon_client import restore_cards
 
     restore_cards(gpu, socket, env.say, defaults)
 
@@ -351,7 +351,7 @@ def rehearse(
     10min"""
     import numpy as np
 
-    from wattcast.manage import serving_control
+    from wattcast.control import serving_control
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
@@ -385,7 +385,7 @@ def site(
 
     Example: wattcast manage site /run/wattcast/socket /run/site/b.sock --site-power 3kW
     """
-    from wattcast.manage.site_budget import coordinate_site
+    from wattcast.control.site_budget import coordinate_site
     from wattcast.measure.measured_run import PassedSignals
 
     ranks = parse_pairs(priority, "--priority", "UUID=NUMBER", int)
@@ -396,7 +396,7 @@ def site(
 
 def _catalogue_gpu(name: str, option: str, instead: str) -> Gpu:
     """Return the catalogue's card by what the driver calls it, which ``option`` needs."""
-    from wattcast.manage.watch_card import find_catalogue_gpu
+    from wattcast.control.watch_card import find_catalogue_gpu
 
     chip = find_catalogue_gpu(name)
     if chip is None:
@@ -411,7 +411,7 @@ def _read_objective(
     cap: str | None = None,
     **_: Any,
 ) -> Objective:
-    from wattcast.manage.search_problem import Goal, Objective
+    from wattcast.control.search_problem import Goal, Objective
 
     check_names("objective", minimise, list(Goal))
     bounds = (slowdown, "", "--slowdown"), (latency, "s", "--latency"), (cap, "W", "--cap")
@@ -433,7 +433,7 @@ def _read_workload(text: str) -> dict[str, Any]:
 
 def _serving_limits(ttft: str, tpot: str) -> ServingLimits:
     """Return the bounds of the 99th percentiles, written ``500ms`` or ``p99:500ms``."""
-    from wattcast.manage.serving_control import ServingLimits
+    from wattcast.control.serving_control import ServingLimits
     from wattcast.serving.serving_result import parse_latency_bounds
 
     found = []
@@ -464,7 +464,7 @@ def _parse_range(text: str | None, unit: str, where: str) -> tuple[float, float]
 
 
 def _make_setup(options: dict[str, Any], model: Any, forecast: Any = None) -> PolicySetup:
-    from wattcast.manage import plants, policies
+    from wattcast.control import plants, policies
 
     share = units.parse_amount(options["noise"] or 0.0, "", "--noise", most=0.99)
     noise = plants.MeasurementNoise(share, share) if share else None
@@ -477,7 +477,7 @@ def _make_setup(options: dict[str, Any], model: Any, forecast: Any = None) -> Po
 def _forecast_plants(
     plants: list[PlantTables], gpu: str | None, workloads: Path | None, goal: Objective
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    from wattcast.manage import clock_forecast
+    from wattcast.control import clock_forecast
     from wattcast.predictor import api
 
     if gpu is None:
@@ -508,7 +508,7 @@ def _compare_policies(
     notes: list[str],
     more: dict[str, Any],
 ) -> CommandOutput:
-    from wattcast.manage import policy_comparison
+    from wattcast.control import policy_comparison
 
     found = policy_comparison.compare_policies(plants, setup)
     return CommandOutput(
@@ -525,8 +525,8 @@ def _list_figures(
     """Return the figures of a comparison; on the card of paper 004 also those that the paper draws
     of it alone.
     """
+    from wattcast.control import management_figures, sensitivity_model
     from wattcast.lab.paper_figures import hd7970_figures
-    from wattcast.manage import management_figures, sensitivity_model
 
     figures = management_figures.list_management_figures(plants, comparison, setup)
     for tables in plants:

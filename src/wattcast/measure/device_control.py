@@ -2,7 +2,7 @@
 anything on a GPU.
 
 Reading needs no privilege. Setting needs root and happens only through ``NvmlCard.set_knob``, which
-the management daemon alone calls (``manage/card_daemon.py``). NVML tells the power limit in force,
+the management daemon alone calls (``control/card_daemon.py``). NVML tells the power limit in force,
 but not whether somebody locked clocks before. A lost card raises ``MissingTool``, a setting that
 the driver refuses raises ``Refused``, and a missing reading is NaN."""
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("matplotlib")
+from wattcast.control import hd7970
+from wattcast.control.policies import PolicyName, PolicySetup
+from wattcast.control.policy_comparison import compare_policies
+from wattcast.control.sensitivity_model import load_shipped_model
 from wattcast.lab.paper_figures.hd7970_figures import (
     chip_and_memory_w,
     draw_balance_curves,
     list_figures,
 )
-from wattcast.manage import hd7970
-from wattcast.manage.policies import PolicyName, PolicySetup
-from wattcast.manage.policy_comparison import compare_policies
-from wattcast.manage.sensitivity_model import load_shipped_model
 
 TABLES, MODEL = hd7970.load_tables(), load_shipped_model("hd7970_simulated")
 COMPARISON = compare_policies(

@@ -8,6 +8,6 @@ import os
 from pathlib import Path
 
 if folder := os.environ.get("WATTCAST_TEST_NOTES"):
-    from wattcast.manage import card_notes
+    from wattcast.control import card_notes
 
     card_notes.FOLDER = Path(folder)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from wattcast.control.program_blocks import parse_program_blocks
 from wattcast.core.arrays import Array, index_distinct
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import decode_text, read_bytes, read_number, read_shipped_table
@@ -28,7 +29,6 @@ from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.counter_table import CounterPredictor, CounterTable
 from wattcast.lab.counter_models.launch_power import query_nsys
 from wattcast.lab.counter_models.rail_terms import ACTIVE_CYCLE
-from wattcast.manage.program_blocks import parse_program_blocks
 from wattcast.measure.power_logs import read_dcgm_rounds
 from wattcast.power.activity import Activity, ActivitySource
 

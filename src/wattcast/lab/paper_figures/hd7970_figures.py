@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wattcast.core import units
-from wattcast.core.arrays import Array
-from wattcast.core.strict_files import decode_yaml
-from wattcast.manage import hd7970
-from wattcast.manage.plants import KnobRole, PlantTables, PlayedRun, move_knob
-from wattcast.manage.policies import PolicyName, PolicyRun, PolicySetup
-from wattcast.manage.policy_comparison import PolicyComparison, compare_policies
-from wattcast.manage.sensitivity_model import (
+from wattcast.control import hd7970
+from wattcast.control.plants import KnobRole, PlantTables, PlayedRun, move_knob
+from wattcast.control.policies import PolicyName, PolicyRun, PolicySetup
+from wattcast.control.policy_comparison import PolicyComparison, compare_policies
+from wattcast.control.sensitivity_model import (
     SensitivityModel,
     combine_knobs,
     load_shipped_model,
     measure_sensitivity,
     with_intensity,
 )
+from wattcast.core import units
+from wattcast.core.arrays import Array
+from wattcast.core.strict_files import decode_yaml
 from wattcast.report.figure_style import MODULE_COLOURS as MODULE
 from wattcast.report.figure_style import (
     FigureMaker,

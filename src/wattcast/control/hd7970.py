@@ -1,0 +1,300 @@
+"""Simulate the HD 7970 card of paper 004: 448 settings, 25 kernels of 14 applications.
+
+A kernel's time is vector-ALU and DRAM time, overlapped as far as occupancy hides latency, plus a
+serial path and a fixed part. Bandwidth is a smooth minimum of three limits: the memory bus, the
+crossing from the L2's clock domain to the memory's, and what the waves in flight can ask for. All
+settings of all kernels are one array expression. Numbers are in ``data/hd7970*.yaml``, each with
+the sentence of the paper it was derived from. ``perturb_simulation`` varies card and kernels at
+random, for results on cards that the controller was not tuned on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast import hardware
+from wattcast.control.plants import Knob, KnobRole, Lattice, PlantTables
+from wattcast.core import bad_value, units
+from wattcast.core.arrays import Array
+from wattcast.core.strict_files import read_shipped_yaml
+
+STRESS_APPLICATIONS = (
+    "MaxFlops",
+    "DeviceMemory",
+)  # left out of the second geometric mean, as in the paper
+UNSAID = {
+    "iterations": 60,
+    "serial": 0.0,
+    "write_stall": 0.0,
+    "thrash": 0.0,
+    "fits": 32.0,
+}  # of a kernel
+UNCHANGED = (
+    "occupancy",
+    "divergence",
+    "vgpr",
+    "sgpr",
+    "write_stall",
+    "thrash",
+    "fits",
+)  # in every phase of a kernel
+
+
+def read_data(name: str) -> dict[str, Any]:
+    """Read a file of ``data/``; beside each number stands the sentence it was derived from."""
+    return read_shipped_yaml(dict[str, Any], "wattcast.control", "data", name)
+
+
+@dataclass(frozen=True)
+class SimulatedHd7970:
+    """Hold all that is known of the simulated card.
+
+    ``card`` has the coefficients of ``hd7970.yaml``, powers in W at 1.19 V, 1 GHz, 1375 MHz.
+    ``work`` is what the phases of all kernels ask for, each ``(phase,)``: seconds at the top
+    settings, and the rest as in ``hd7970_kernels.yaml``. ``columns`` has all settings, each
+    ``(setting,)``, with voltage relative to the top."""
+
+    card: Mapping[str, float]
+    lattice: Lattice
+    columns: Mapping[str, Array]  # unit_count, core_hz, memory_hz, relative_v, bus_byte_per_s
+    default: tuple[int, ...]
+    kernels: tuple[str, ...]  # of each phase
+    applications: dict[str, npt.NDArray[np.int64]]
+    work: Mapping[str, Array]
+
+    def build_tables(self, name: str = "hd-7970") -> PlantTables:
+        """Compute time, power and counters at all settings."""
+        time_s, parts_s, dram_byte_per_s = duration_s(self.card, self.work, self.columns)
+        gpu_w, memory_w = power_w(
+            self.card, self.columns, parts_s["valu"] / time_s, dram_byte_per_s
+        )
+        return PlantTables(
+            name=name,
+            lattice=self.lattice,
+            default=self.default,
+            kernels=self.kernels,
+            time_s=time_s,
+            power_w=self.card["board_w"] + gpu_w + memory_w,
+            applications=self.applications,
+            work=self.work["work"],
+            counters=simulate_counters(self.work, self.columns, time_s, parts_s, dram_byte_per_s),
+            memory_w=memory_w,
+            board_w=self.card["board_w"],
+            idle_w=self.card["idle_w"],
+            source="simulated from paper 004 (data/hd7970.yaml, data/hd7970_kernels.yaml)",
+        )
+
+
+def duration_s(
+    card: Mapping[str, float], work: Mapping[str, Array], at: Mapping[str, Array]
+) -> tuple[Array, dict[str, Array], Array]:
+    """Return the time of each phase at each setting, its parts, and mean DRAM bandwidth; ``(phase,
+    setting)``.
+
+    t = (t_valu^p + t_dram^p)^(1/p) + t_serial + t_fixed, with p rising with occupancy. Valid
+    between the card's lowest and highest settings, for one kernel at a time."""
+    col = {name: values[:, np.newaxis] for name, values in work.items()}
+    top_hz = at["core_hz"].max()
+    units_top = at["unit_count"].max()
+    per_unit = (units_top / at["unit_count"]) * (top_hz / at["core_hz"])
+    valu = col["valu_s"] * per_unit
+    fetch = col["fetch_s"] * per_unit
+    crowd = np.clip(
+        (at["unit_count"] - col["fits"]) / np.maximum(units_top - col["fits"], 1.0), 0.0, 1.0
+    )
+    traffic = 1.0 - col["thrash"] * (1.0 - crowd)
+    supply = bandwidth_byte_per_s(card, col["occupancy"], at)
+    dram = col["dram_s"] * traffic * supply[:, -1:] / supply
+    serial = col["serial_s"] * top_hz / at["core_hz"]
+    exponent = card["overlap_base"] + card["overlap_per_occupancy"] * col["occupancy"]
+    overlapped = (valu**exponent + dram**exponent) ** (1.0 / exponent)
+    total = overlapped + serial + col["fixed_s"]
+    moved_byte = col["dram_s"] * traffic * supply[:, -1:]
+    return total, {"valu": valu, "fetch": fetch, "dram": dram, "serial": serial}, moved_byte / total
+
+
+def bandwidth_byte_per_s(
+    card: Mapping[str, float], occupancy: Array, at: Mapping[str, Array]
+) -> Array:
+    """Return what DRAM can give: the smooth minimum of bus, clock-domain crossing and requests in
+    flight.
+
+    B = (B_bus^-q + B_crossing^-q + B_asked^-q)^(-1/q), q the sharpness; requests in flight give
+    waves × byte per wave over the latency of core and memory (Little's law)."""
+    bus = card["efficiency"] * at["bus_byte_per_s"]
+    crossing = card["crossing_byte_per_cycle"] * at["core_hz"]
+    latency_s = (
+        card["latency_core_cycle"] / at["core_hz"] + card["latency_memory_cycle"] / at["memory_hz"]
+    )
+    asked = (
+        at["unit_count"] * card["waves_per_unit"] * occupancy * card["byte_per_wave"] / latency_s
+    )
+    sharp = card["sharpness"]
+    return np.asarray((bus**-sharp + crossing**-sharp + asked**-sharp) ** (-1.0 / sharp))
+
+
+def power_w(
+    card: Mapping[str, float], at: Mapping[str, Array], valu_duty: Array, dram_byte_per_s: Array
+) -> tuple[Array, Array]:
+    """Return chip and memory power in W, ``(phase, setting)``, without the board's constant part.
+
+    Leakage scales with V², switching with V² f; memory power is a floor, a part that follows the
+    bus clock, and energy per byte that grows as the bus slows down."""
+    v2 = at["relative_v"] ** 2
+    f = at["core_hz"] / at["core_hz"].max()
+    rate = dram_byte_per_s / at["bus_byte_per_s"].max()
+    leakage = (card["uncore_leakage_w"] + at["unit_count"] * card["unit_leakage_w"]) * v2
+    alu = card["unit_alu_w"] * np.minimum(valu_duty, 1.0)
+    switching = card["uncore_clock_w"] + at["unit_count"] * (card["unit_clock_w"] + alu)
+    gpu = leakage + v2 * f * switching + v2 * card["fabric_w"] * rate
+    slow = at["memory_hz"].max() / at["memory_hz"]
+    access = card["memory_access_w"] * rate * (1.0 + card["memory_stretch"] * (slow - 1.0))
+    return gpu, card["memory_floor_w"] + card["memory_bus_w"] / slow + access
+
+
+def simulate_counters(
+    work: Mapping[str, Array],
+    at: Mapping[str, Array],
+    time_s: Array,
+    parts_s: dict[str, Array],
+    byte_per_s: Array,
+) -> dict[str, Array]:
+    """Return the counters of the paper's Table 2, in its units, ``(phase, setting)``."""
+    ones = np.ones_like(time_s)
+    valu = np.minimum(parts_s["valu"] / time_s, 1.0)
+    memory = np.minimum(np.maximum(parts_s["fetch"], parts_s["dram"]) / time_s, 1.0)
+    stalled = np.clip(parts_s["dram"] - parts_s["fetch"], 0.0, None) / time_s
+    return {
+        "VALUBusy": 100.0 * valu,
+        "VALUUtilization": 100.0 * (1.0 - work["divergence"][:, np.newaxis]) * ones,
+        "MemUnitBusy": 100.0 * memory,
+        "MemUnitStalled": 100.0 * np.minimum(stalled, 1.0),
+        "WriteUnitStalled": work["write_stall"][:, np.newaxis] * ones,
+        "NormVGPR": work["vgpr"][:, np.newaxis] / 256.0 * ones,
+        "NormSGPR": work["sgpr"][:, np.newaxis] / 102.0 * ones,
+        "icActivity": np.minimum(byte_per_s / at["bus_byte_per_s"], 1.0),
+    }
+
+
+@cache
+def load_tables() -> PlantTables:
+    """Return the simulated card as tables."""
+    return load_simulation().build_tables()
+
+
+@cache
+def load_simulation() -> SimulatedHd7970:
+    """Return the card and kernels as shipped."""
+    file = read_data("hd7970.yaml")
+    gpu = hardware.load_gpu(file["gpu"])
+    unit_counts = Knob(KnobRole.COMPUTE_UNITS, tuple(map(float, file["units"]["value"])))
+    clocks = (
+        Knob(role, tuple(units.parse(v, "Hz", f"hd7970.yaml: {role}") for v in file[role]["value"]))
+        for role in (KnobRole.CORE_CLOCK, KnobRole.MEMORY_CLOCK)
+    )
+    lattice = Lattice((unit_counts, *clocks))
+    unit_count, core_hz, memory_hz = (lattice.knob_values(knob.role) for knob in lattice.knobs)
+    voltage = gpu.power.voltage_v
+    if voltage is None:
+        raise bad_value(file["gpu"], "a voltage curve in the catalogue", "none")
+    volts = voltage.value_at(core_hz)
+    bus_byte_per_s = float(np.asarray(gpu.memory.byte_per_s)) * memory_hz / memory_hz.max()
+    columns = {"unit_count": unit_count, "core_hz": core_hz, "memory_hz": memory_hz}
+    columns |= {"relative_v": volts / volts.max(), "bus_byte_per_s": bus_byte_per_s}
+    card = {name: float(number["value"]) for name, number in file["memory"].items()}
+    card |= {f"overlap_{name}": float(file["overlap"][name]) for name in ("base", "per_occupancy")}
+    for name, number in file["power"].items():
+        if name == "memory_stretch":
+            card[name] = float(number["value"])
+        else:
+            card[f"{name}_w"] = units.parse(number["value"], "W", name)
+    # Phases of all kernels in the order of the file, and the order applications run them in.
+    rows: list[dict[str, float]] = []
+    names: list[str] = []
+    order: dict[str, npt.NDArray[np.int64]] = {}
+    kernels = [UNSAID | kernel for kernel in read_data("hd7970_kernels.yaml")["kernels"]]
+    for application, group in groupby(kernels, key=lambda kernel: kernel["name"].split(".")[0]):
+        runs = []
+        for kernel in group:
+            phases = [
+                _phase_demand(card, kernel, **phase)
+                for phase in kernel.get("phases", [{"work": 1.0}])
+            ]
+            runs.append(len(rows) + np.arange(kernel["iterations"]) % len(phases))
+            rows += phases
+            names += [kernel["name"]] * len(phases)
+        order[application] = np.stack(runs, axis=1).ravel()
+    work = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    top = file["default"]["value"]
+    default = lattice.nearest_settings(
+        float(top[0]), units.parse(top[1], "Hz"), units.parse(top[2], "Hz")
+    )
+    return SimulatedHd7970(card, lattice, columns, default, tuple(names), order, work)
+
+
+def _phase_demand(
+    card: Mapping[str, float],
+    kernel: Mapping[str, Any],
+    work: float,
+    valu: float = 1.0,
+    dram: float = 1.0,
+) -> dict[str, float]:
+    """Scale a kernel's relative times so that the phase takes its stated time at the top settings.
+
+    ``valu`` and ``dram`` say how the phase differs from the kernel's mean, ``work`` how long it
+    takes."""
+    exponent = card["overlap_base"] + card["overlap_per_occupancy"] * kernel["occupancy"]
+    valu_part = kernel["valu"] * valu
+    dram_part = kernel["dram"] * dram
+    overlapped = (valu_part**exponent + dram_part**exponent) ** (1.0 / exponent)
+    relative = overlapped + kernel["serial"] + kernel["fixed"]
+    scale = units.parse(kernel["time"], "s", kernel["name"]) * work / relative
+    found = {"valu_s": valu_part, "dram_s": dram_part, "fetch_s": kernel["fetch"] * dram}
+    found |= {"serial_s": kernel["serial"], "fixed_s": kernel["fixed"]}
+    found = {name: part * scale for name, part in found.items()}
+    return found | {name: float(kernel[name]) for name in UNCHANGED} | {"work": work}
+
+
+# Standard deviations of the logarithm of each kind of number, for perturbed cards.
+DEMAND_SPREAD = 0.15  # what kernels ask for, kernel by kernel
+POWER_SPREAD = 0.15  # power coefficients
+PATH_SPREAD = 0.10  # latencies, widths and efficiency of the memory path
+COUNTER_SPREAD = 0.05  # counters, kernel by kernel
+RANGES = {
+    "occupancy": (0.1, 1.0),
+    "divergence": (0.0, 0.95),
+    "thrash": (0.0, 0.5),
+}  # shares stay inside these
+
+
+def perturb_simulation(plant: SimulatedHd7970, seed: int) -> PlantTables:
+    """Return one perturbed card with perturbed kernels; the same ``seed`` gives the same card.
+
+    Every number is multiplied by exp(spread · z), z standard normal. A kernel's numbers have one
+    factor each, the same for all its phases."""
+    rng = np.random.default_rng(seed)
+    card = {}
+    for name, number in plant.card.items():
+        spread = POWER_SPREAD if name.endswith("_w") else PATH_SPREAD
+        card[name] = number * float(np.exp(spread * rng.standard_normal()))
+    card["efficiency"] = min(card["efficiency"], 0.95)
+    names, which = np.unique(plant.kernels, return_inverse=True)
+    work: dict[str, Array] = {}
+    for name, value in plant.work.items():
+        if name not in ("work", "fits"):
+            value = value * np.exp(DEMAND_SPREAD * rng.standard_normal(len(names)))[which]
+        work[name] = np.clip(value, *RANGES[name]) if name in RANGES else value
+    perturbed = replace(plant, card=card, work=work)
+    tables = perturbed.build_tables(f"hd-7970 perturbed {seed}")
+    counters = {}
+    for name, table in tables.counters.items():
+        factor = np.exp(COUNTER_SPREAD * rng.standard_normal(len(names)))[which][:, np.newaxis]
+        most = 1.0 if name in ("NormVGPR", "NormSGPR", "icActivity") else 100.0
+        counters[name] = np.clip(table * factor, 0.0, most)
+    return replace(tables, counters=counters)

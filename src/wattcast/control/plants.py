@@ -1,0 +1,445 @@
+"""Define plants, the cards that a policy controls, and play a policy on a plant.
+
+A plant runs one kernel (or one period) at given settings and reports what a controller may observe.
+``PlantTables`` holds time, power and counters of every kernel at every setting, whether simulated,
+predicted or measured; ``TablePlant`` plays one application from them. ``control/live_control.py``
+has the plant that is a real card.
+
+A setting is a tuple of level indices, one per knob, 0 being the lowest level. The lattice of all
+settings converts such tuples into SI values and into positions in flat tables. Sweeps over all
+settings are therefore array expressions, while the controller handles plain tuples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.core import MissingTool, bad_value, check_names, units
+from wattcast.core.arrays import Array
+from wattcast.core.measured_rows import read_shipped_table
+
+Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
+# SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
+SM_GRAIN = 8
+SM_SHARES = (0.5, 0.625, 0.75, 0.875)
+LEVELS = 16
+LIMIT_LEVELS = 8
+LOWEST = 0.5  # of the highest core clock of a card; below, no objective here is ever served
+
+
+class KnobRole(StrEnum):
+    """Name what a knob changes. Compute throughput is compute units times core clock."""
+
+    COMPUTE_UNITS = "compute_units"
+    CORE_CLOCK = "core_clock"
+    MEMORY_CLOCK = "memory_clock"
+    POWER_LIMIT = "power_limit"  # of the board; the governor lowers the core clock to keep to it
+
+    @property
+    def is_compute(self) -> bool:
+        """Tell compute knobs from the memory clock."""
+        return self is not KnobRole.MEMORY_CLOCK
+
+
+# How a knob is written, and what is expected of it before anything was measured (run_memory.py,
+# search_problem.py).
+KNOB_FACTS = {
+    KnobRole(row["role"]): row
+    for row in read_shipped_table("wattcast.control", "data", "knobs.csv")
+}
+
+
+def read_knob_facts(name: str) -> dict[KnobRole, float]:
+    """Return one column of numbers of ``data/knobs.csv``."""
+    return {role: float(fact[name]) for role, fact in KNOB_FACTS.items()}
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Hold the levels of one knob in ascending order: Hz for clocks, a count for compute units, W
+    for limits.
+    """
+
+    role: KnobRole
+    levels: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.levels or any(b <= a for a, b in pairwise(self.levels)) or self.levels[0] <= 0:
+            raise bad_value(
+                f"knob {self.role}", "positive levels, each above the one before", self.levels
+            )
+
+
+class LatticeLine(NamedTuple):
+    """List the settings that differ from a given one in a single knob."""
+
+    others: Settings  # levels of all other knobs
+    along: tuple[Settings, ...]  # by level of the knob
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Hold the knobs of a card; its settings are the product of their levels."""
+
+    knobs: tuple[Knob, ...]
+
+    def __post_init__(self) -> None:
+        roles = [knob.role for knob in self.knobs]
+        if not roles or len(set(roles)) != len(roles):
+            raise bad_value("knobs", "one or more, of different roles", ", ".join(roles) or "none")
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Count the levels of each knob."""
+        return tuple(len(knob.levels) for knob in self.knobs)
+
+    @cached_property
+    def count(self) -> int:
+        """Count all settings."""
+        return int(np.prod(self.shape))
+
+    @cached_property
+    def top(self) -> Settings:
+        """Return the setting with every knob at its highest level."""
+        return tuple(n - 1 for n in self.shape)
+
+    @cached_property
+    def bottom(self) -> Settings:
+        """Return the setting with every knob at its lowest level."""
+        return (0,) * len(self.shape)
+
+    @cached_property
+    def log_levels(self) -> tuple[tuple[float, ...], ...]:
+        """Return the logarithms of the levels, by knob."""
+        return tuple(tuple(math.log(value) for value in knob.levels) for knob in self.knobs)
+
+    def flat_index(self, settings: Settings) -> int:
+        """Return the position of a setting in flat tables, where the last knob varies fastest."""
+        return int(np.ravel_multi_index(settings, self.shape))
+
+    def settings_at(self, index: int) -> Settings:
+        """Return the setting at a position of flat tables."""
+        return tuple(int(level) for level in np.unravel_index(index, self.shape))
+
+    @cached_property
+    def _lines(self) -> dict[Settings, tuple[LatticeLine, ...]]:
+        return {}
+
+    def lines_through(self, settings: Settings) -> tuple[LatticeLine, ...]:
+        """Return the lines through a setting, one per knob. They are kept, as every decision asks
+        for them.
+        """
+        if settings not in self._lines:
+            lines = []
+            for knob, count in enumerate(self.shape):
+                along = tuple(move_knob(settings, knob, level) for level in range(count))
+                lines.append(LatticeLine(settings[:knob] + settings[knob + 1 :], along))
+            self._lines[settings] = tuple(lines)
+        return self._lines[settings]
+
+    def contains(self, settings: Settings) -> bool:
+        """Tell whether a setting exists."""
+        inside = (0 <= level < n for level, n in zip(settings, self.shape, strict=False))
+        return len(settings) == len(self.shape) and all(inside)
+
+    def level_values(self, settings: Settings) -> tuple[float, ...]:
+        """Return the SI values of a setting."""
+        return tuple(knob.levels[level] for knob, level in zip(self.knobs, settings, strict=True))
+
+    def nearest_settings(self, *values: float) -> Settings:
+        """Return the setting whose values are closest, knob by knob."""
+        return tuple(
+            int(np.argmin(np.abs(np.asarray(knob.levels) - value)))
+            for knob, value in zip(self.knobs, values, strict=True)
+        )
+
+    def find_knob(self, role: KnobRole) -> int | None:
+        """Return the position of the knob with this role, or None where the card lacks it."""
+        return next((i for i, knob in enumerate(self.knobs) if knob.role is role), None)
+
+    def knob_values(self, role: KnobRole) -> Array:
+        """Return the SI value of a knob at every setting, ``(setting,)``; 1 where the card lacks
+        it.
+        """
+        which = self.find_knob(role)
+        if which is None:
+            return np.ones(self.count)
+        levels = np.asarray(self.knobs[which].levels)
+        return np.asarray(levels[np.indices(self.shape)[which].ravel()], dtype=np.float64)
+
+    def describe(self, settings: Settings) -> str:
+        """Write a setting for people: ``32 units, 1 GHz core, 1.375 GHz memory``."""
+        values = zip(self.knobs, self.level_values(settings), strict=True)
+        facts = [(value, KNOB_FACTS[knob.role]) for knob, value in values]
+        return ", ".join(
+            f"{units.show(value, fact['unit'])} {fact['word']}" for value, fact in facts
+        )
+
+
+def list_sm_counts(total: int) -> tuple[float, ...]:
+    """List how many SMs a green context can have: about eighths of the card down to a half, and all
+    of it.
+    """
+    lower = {SM_GRAIN * round(share * total / SM_GRAIN) for share in SM_SHARES}
+    return tuple(float(n) for n in sorted({n for n in lower if n < total} | {total}))
+
+
+def build_card_lattice(
+    core_hz: tuple[float, ...],
+    memory_hz: tuple[float, ...],
+    units: tuple[float, ...] = (),
+    limits_w: tuple[float, float, float] | None = None,
+) -> Lattice:
+    """Return the knobs of a card: up to 16 core clocks of its upper half, and what else has several
+    levels.
+
+    ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of
+    it to all of it."""
+    usable = [c for c in core_hz if c >= LOWEST * core_hz[-1]] if core_hz else []
+    if not usable:
+        raise MissingTool("the card names no core clock that could be locked.")
+    step = max(1, math.ceil((len(usable) - 1) / (LEVELS - 1)))
+    knobs = [Knob(KnobRole.CORE_CLOCK, tuple(sorted(usable[::-1][::step])))]
+    if len(memory_hz) > 1:
+        knobs.append(Knob(KnobRole.MEMORY_CLOCK, tuple(sorted(memory_hz))))
+    if limits_w is not None and limits_w[1] < limits_w[0]:
+        even = np.linspace(max(limits_w[1], LOWEST * limits_w[0]), limits_w[0], LIMIT_LEVELS)
+        knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(float(round(w, 3)) for w in even)))
+    if len(units) > 1:
+        knobs.append(Knob(KnobRole.COMPUTE_UNITS, units))
+    return Lattice(tuple(knobs))
+
+
+def move_knob(settings: Settings, knob: int, level: int) -> Settings:
+    """Return the same settings with one knob at another level."""
+    return (*settings[:knob], level, *settings[knob + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Report one kernel run, or one period of a card, at known settings.
+
+    ``work`` says how much was done, in any unit that stays the same for a kernel: 1 where every run
+    is alike, instructions where a counter counts them, iterations where the program reports them.
+    ``stale`` marks values that the sensor had given before. ``core_hz`` is the core clock the card
+    reports for the run, NaN where it does not."""
+
+    kernel: str
+    settings: Settings
+    duration_s: float
+    power_w: float  # mean; NaN where there is no sensor
+    work: float = 1.0
+    counters: Mapping[str, float] | None = None
+    stale: bool = False
+    core_hz: float = math.nan
+
+    @property
+    def usable(self) -> bool:
+        """Tell whether time, power and work are new, finite and above zero. A NaN makes an
+        observation unusable.
+        """
+        most = math.inf
+        return (
+            not self.stale
+            and 0.0 < self.duration_s < most
+            and 0.0 < self.power_w < most
+            and 0.0 < self.work < most
+        )
+
+    @property
+    def usable_counters(self) -> Mapping[str, float] | None:
+        """Return the counters, or None when there are none or one of them is not finite."""
+        counters = self.counters
+        if counters is None or not all(map(math.isfinite, counters.values())):
+            return None
+        return counters
+
+
+class Plant(Protocol):
+    """Run kernels at settings that a policy chooses."""
+
+    def next_kernel(self) -> str | None:
+        """Return the kernel about to run, or None when the application has ended."""
+        ...
+
+    def run(self, settings: Settings) -> Observation:
+        """Run that kernel once, or one period, at these settings."""
+        ...
+
+
+class Policy(Protocol):
+    """Choose settings as a pure state machine over observations."""
+
+    def start(self) -> Any: ...
+
+    def settings(self, state: Any, kernel: str) -> Settings: ...
+
+    def step(self, state: Any, observation: Observation) -> tuple[Any, Settings]: ...
+
+
+@dataclass(frozen=True)
+class PlantTables:
+    """Hold time, power and counters of every phase of every kernel at every setting.
+
+    A *phase* is one behaviour of one kernel and a row of the tables, ``(phase, setting)``. An
+    application is the order in which phases run."""
+
+    name: str
+    lattice: Lattice
+    default: Settings
+    kernels: tuple[str, ...]  # of each phase
+    time_s: Array  # (phase, setting)
+    power_w: Array  # (phase, setting)
+    applications: Mapping[str, npt.NDArray[np.int64]]  # name -> phases in the order they run
+    work: Array | None = (
+        None  # (phase,) instructions, relative; None: every run of a kernel is alike
+    )
+    counters: Mapping[str, Array] = field(default_factory=dict)  # name -> (phase, setting)
+    memory_w: Array | None = None  # (phase, setting) part of power_w drawn by memory
+    board_w: float | None = None  # constant part of power_w
+    idle_w: float | None = None
+    clock_hz: Array | None = (
+        None  # (phase, setting) core clock the governor allows; None: not known
+    )
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.kernels), self.lattice.count)
+        clocks = {} if self.clock_hz is None else {"clock": self.clock_hz}
+        for what, table in {
+            "time": self.time_s,
+            "power": self.power_w,
+            **clocks,
+            **self.counters,
+        }.items():
+            if table.shape != shape:
+                raise bad_value(f"{self.name}: {what}", f"a table of {shape}", table.shape)
+        for what, table in {"time": self.time_s, "power": self.power_w}.items():
+            if not (np.isfinite(table) & (table > 0)).all():
+                raise bad_value(f"{self.name}: {what}", "finite numbers above zero", "others")
+        if not self.lattice.contains(self.default):
+            raise bad_value(f"{self.name}: default", "a setting of the card", self.default)
+
+    @property
+    def energy_j(self) -> Array:
+        """Return energy, ``(phase, setting)``."""
+        return self.time_s * self.power_w
+
+    def order(self, application: str) -> npt.NDArray[np.int64]:
+        """Return the phases of an application in the order they run."""
+        check_names("application", application, self.applications, "")
+        return self.applications[application]
+
+
+@dataclass(frozen=True)
+class MeasurementNoise:
+    """Give the standard deviation of multiplicative measurement noise."""
+
+    time: float = 0.0
+    power: float = 0.0
+
+
+class TablePlant:
+    """Play one application from tables. Observations are noisy; ``settings`` records what was
+    really run.
+    """
+
+    def __init__(
+        self,
+        tables: PlantTables,
+        application: str,
+        noise: MeasurementNoise | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._tables = tables
+        self._order: list[int] = tables.order(application).tolist()
+        noise = noise or MeasurementNoise()
+        drawn = np.random.default_rng(seed).standard_normal((2, len(self._order)))
+        self._time_factor, self._power_factor = (
+            np.exp(noise.time * drawn[0]),
+            np.exp(noise.power * drawn[1]),
+        )
+        self.settings: list[int] = []  # flat index of each iteration so far
+
+    def next_kernel(self) -> str | None:
+        position = len(self.settings)
+        return None if position >= len(self._order) else self._tables.kernels[self._order[position]]
+
+    def run(self, settings: Settings) -> Observation:
+        tables = self._tables
+        position = len(self.settings)
+        phase = self._order[position]
+        index = tables.lattice.flat_index(settings)
+        self.settings.append(index)
+        counters = {name: float(table[phase, index]) for name, table in tables.counters.items()}
+        return Observation(
+            kernel=tables.kernels[phase],
+            settings=settings,
+            duration_s=float(tables.time_s[phase, index] * self._time_factor[position]),
+            power_w=float(tables.power_w[phase, index] * self._power_factor[position]),
+            work=1.0 if tables.work is None else float(tables.work[phase]),
+            counters=counters or None,
+            core_hz=math.nan if tables.clock_hz is None else float(tables.clock_hz[phase, index]),
+        )
+
+
+@dataclass(frozen=True)
+class PlayedRun:
+    """Hold what a policy chose for an application and what that truly cost, as arrays over
+    iterations.
+    """
+
+    application: str
+    chosen: npt.NDArray[np.int64]  # flat index of the settings of each run
+    phase: npt.NDArray[np.int64]
+    time_s: Array
+    energy_j: Array
+
+    @property
+    def total_s(self) -> float:
+        return float(self.time_s.sum())
+
+    @property
+    def total_j(self) -> float:
+        return float(self.energy_j.sum())
+
+
+def play_plant(plant: Plant, policy: Policy) -> Any:
+    """Run the plant's application to its end under a policy and return the policy's last state."""
+    state = policy.start()
+    while (kernel := plant.next_kernel()) is not None:
+        observation = plant.run(policy.settings(state, kernel))
+        state, _ = policy.step(state, observation)
+    return state
+
+
+def play_application(
+    tables: PlantTables,
+    application: str,
+    policy: Policy,
+    noise: MeasurementNoise | None = None,
+    seed: int = 0,
+) -> tuple[PlayedRun, Any]:
+    """Play one application of the tables under a policy; return its true cost and the policy's last
+    state.
+    """
+    plant = TablePlant(tables, application, noise, seed)
+    state = play_plant(plant, policy)
+    return run_at_settings(tables, application, np.asarray(plant.settings, dtype=np.int64)), state
+
+
+def run_at_settings(
+    tables: PlantTables, application: str, chosen: npt.NDArray[np.int64]
+) -> PlayedRun:
+    """Look up what an application costs at a given sequence of settings (flat indices)."""
+    phase = tables.order(application)[: len(chosen)]
+    time_s = tables.time_s[phase, chosen]
+    return PlayedRun(application, chosen, phase, time_s, time_s * tables.power_w[phase, chosen])

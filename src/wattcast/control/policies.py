@@ -1,0 +1,490 @@
+"""Define the policies that choose settings: the Harmonia controller of paper 004 and what it is
+compared with.
+
+``Harmonia`` is a pure state machine over observations. Policies that know the tables beforehand
+(oracle, static best, vendor default, race to idle, a forecast) are array expressions; the
+controller and its reduced forms are played run by run. To add a policy, name it in ``PolicyName``
+and handle it in ``run_policy``."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.control import plants
+from wattcast.control.plants import (
+    KnobRole,
+    Lattice,
+    MeasurementNoise,
+    Observation,
+    PlantTables,
+    PlayedRun,
+    Settings,
+)
+from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
+from wattcast.control.search_problem import (
+    BOUND_PENALTY,
+    ControllerTuning,
+    Objective,
+    SearchProblem,
+    SearchView,
+)
+from wattcast.control.sensitivity_model import SensitivityBin, SensitivityModel, bin_sensitivity
+from wattcast.control.setting_search import (
+    STEP,
+    TRADING,
+    SearchMove,
+    choose_next_move,
+    choose_sensing_step,
+)
+from wattcast.core.arrays import Array
+
+CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
+NO_RUNS = RunMemory()
+Bins = tuple[SensitivityBin, SensitivityBin]  # compute, bandwidth
+Indices = npt.NDArray[np.int64]
+
+
+class PhaseMemory(NamedTuple):
+    """Hold what the controller knows of one kernel in its present phase."""
+
+    next_settings: Settings
+    why: str = "start"
+    runs: RunMemory = NO_RUNS
+    beliefs: SensitivityBeliefs | None = None  # from counters
+    bins: Bins | None = None
+    target: Settings | None = None  # of the coarse step
+    last: Settings | None = None  # settings of the run before
+    settled: bool = False
+    rest: int = 0  # runs to stay before the memory is looked at again
+    odd: int = 0  # surprises in a row
+    bad: int = 0  # unusable observations in a row
+    turn: int = 0  # of the knobs whose trades are looked for, as in ``SearchMove``
+
+
+class ControllerState(NamedTuple):
+    """Hold the present phase of each kernel, and earlier phases that may come back."""
+
+    kernels: Mapping[str, PhaseMemory]
+    shelf: Mapping[tuple[str, Bins], PhaseMemory]  # by kernel and bins
+
+
+@dataclass(frozen=True)
+class Harmonia:
+    """Control a card: a coarse step by sensitivity bins, then fine steps by feedback (paper 004,
+    Algorithm 1).
+
+    ``fine=False`` is the coarse step alone.
+    """
+
+    lattice: Lattice
+    default: Settings
+    objective: Objective = field(default_factory=Objective)
+    model: SensitivityModel | None = None  # None: sensitivities are measured, not predicted
+    tuning: ControllerTuning = field(default_factory=ControllerTuning)
+    free: tuple[bool, ...] | None = None  # knobs it may turn; None: all
+    fine: bool = True
+    first: Settings | None = None  # of a kernel's first run; None: the default
+    hint: Mapping[str, Settings] = field(
+        default_factory=dict
+    )  # kernel -> first guess, instead of a coarse step
+
+    @cached_property
+    def problem(self) -> SearchProblem:
+        """Return the fixed part of the search."""
+        free = self.free or (True,) * len(self.lattice.knobs)
+        start = self.first or self.default
+        return SearchProblem(self.lattice, self.default, start, self.objective, self.tuning, free)
+
+    def start(self) -> ControllerState:
+        """Return the first state. Tables are worked out here and not in the first decision."""
+        _ = self._coarse_targets
+        return ControllerState({}, {})
+
+    def settings(self, state: ControllerState, kernel: str) -> Settings:
+        """Return the settings for the next run of a kernel."""
+        memory = state.kernels.get(kernel)
+        return self.problem.start if memory is None else memory.next_settings
+
+    def is_settled(self, state: ControllerState, kernel: str) -> bool:
+        """Tell whether nothing is left to try for a kernel."""
+        memory = state.kernels.get(kernel)
+        return memory is not None and memory.settled
+
+    def best_so_far(self, state: ControllerState, kernel: str) -> Settings | None:
+        """Return the settings with the best score of those tried; None before any was."""
+        memory = state.kernels.get(kernel)
+        if memory is None or not memory.runs.seen:
+            return None
+        return SearchView(self.problem, memory.runs, memory.beliefs).best
+
+    def step(
+        self, state: ControllerState, observation: Observation
+    ) -> tuple[ControllerState, Settings]:
+        """Return the next state and the settings for this kernel's next run."""
+        kernel = observation.kernel
+        problem = self.problem
+        tuning = self.tuning
+        memory = state.kernels.get(kernel) or PhaseMemory(
+            problem.start, target=self.hint.get(kernel)
+        )
+        known = observation.settings == memory.next_settings or self.lattice.contains(
+            observation.settings
+        )
+        if not (observation.usable and known):
+            # Stay; after several in a row fall back to the start settings, which need no reading to
+            # be safe.
+            memory = memory._replace(bad=memory.bad + 1)
+            if memory.bad >= tuning.patience:
+                memory = memory._replace(
+                    next_settings=problem.start, why="blind", settled=False, rest=0
+                )
+            return ControllerState(
+                {**state.kernels, kernel: memory}, state.shelf
+            ), memory.next_settings
+        state, memory = self._detect_phase(state, memory, observation)
+        runs = memory.runs.record(
+            observation, self._find_effective(memory.runs, observation), problem.slope_levels
+        )
+        if memory.settled and memory.rest > 0:
+            move = SearchMove(memory.next_settings, True, memory.why)
+            rest = memory.rest - 1
+        else:
+            move = self._choose_move(memory, runs)
+            rest = 0 if move.why == TRADING else tuning.rest
+        # after these moves, a coarse step that the cap refused until now is not looked at again
+        target = None if move.why in (STEP, TRADING) else memory.target
+        (to, settled, why, turn), last, (beliefs, bins) = (
+            move,
+            observation.settings,
+            (memory.beliefs, memory.bins),
+        )
+        memory = PhaseMemory(
+            to, why, runs, beliefs, bins, target, last, settled, rest, memory.odd, 0, turn
+        )
+        return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
+
+    def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
+        """Return the settings the card really ran at: the lowest core clock that would have been
+        the same state.
+
+        A governor (power, heat) that holds the clock between two levels would hold it there for the
+        upper one, too. A clock that wavers by one level between runs counts as the same."""
+        settings = observation.settings
+        which = self.problem.core
+        clock_hz = observation.core_hz
+        if which is None:
+            return settings
+        levels = self.lattice.knobs[which].levels
+        if not clock_hz < levels[settings[which]] * (1.0 - CLOCK_TOLERANCE):  # also where it is NaN
+            return settings
+        level = bisect_left(levels, clock_hz * (1.0 - CLOCK_TOLERANCE))
+        before = runs.held.get(settings)
+        if before is not None and abs(before[which] - level) <= 1:
+            return before
+        return plants.move_knob(settings, which, level)
+
+    def _detect_phase(
+        self, state: ControllerState, memory: PhaseMemory, observation: Observation
+    ) -> tuple[ControllerState, PhaseMemory]:
+        """Switch to another phase when bins changed though no knob did (with counters), or time did
+        (without).
+        """
+        counters = observation.usable_counters
+        tuning = self.tuning
+        if self.model is None or counters is None:
+            if memory.runs.surprise(observation, tuning.prior_sigma) <= tuning.surprise:
+                return state, memory if memory.odd == 0 else memory._replace(odd=0)
+            if memory.odd + 1 < tuning.patience:
+                return state, memory._replace(odd=memory.odd + 1)
+            return state, PhaseMemory(
+                self.problem.start, last=memory.last
+            )  # all that was learned is out of date
+        if memory.bins is not None and memory.last != observation.settings:
+            return state, memory  # sensitivities that moved with a knob say nothing of the program
+        compute, bandwidth = self.model.predict(counters)
+        bins = (bin_sensitivity(compute), bin_sensitivity(bandwidth))
+        if bins == memory.bins:
+            return state, memory
+        beliefs = SensitivityBeliefs(compute, bandwidth, tuning.margin)
+        target = self._coarse_targets[bins]
+        if memory.bins is None:
+            return state, memory._replace(beliefs=beliefs, bins=bins, target=target)
+        if memory.runs.confirms(observation, tuning.resolution):
+            return state, memory._replace(
+                beliefs=beliefs
+            )  # the same program: it looks different from other settings
+        shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
+        known = shelf.get((observation.kernel, bins))
+        if known is None:
+            known = PhaseMemory(memory.next_settings, beliefs=beliefs, bins=bins, target=target)
+        return ControllerState(state.kernels, shelf), known._replace(last=memory.last)
+
+    @cached_property
+    def _coarse_targets(self) -> dict[Bins, Settings | None]:
+        """Return where the coarse step leads, for all nine pairs of bins; None where it changes
+        nothing.
+
+        No knob goes above its default, and none that may not be turned moves.
+        """
+        found: dict[Bins, Settings | None] = {}
+        for compute in SensitivityBin:
+            for bandwidth in SensitivityBin:
+                wanted = self.tuning.coarse_target(self.lattice, compute, bandwidth)
+                each = zip(wanted, self.default, self.problem.free, strict=True)
+                kept = tuple(
+                    min(level, default) if free else default for level, default, free in each
+                )
+                found[compute, bandwidth] = None if kept == self.default else kept
+        return found
+
+    def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
+        if self.fine:
+            return choose_next_move(
+                self.problem, runs, memory.beliefs, memory.target, memory.turn, memory.settled
+            )
+        if memory.beliefs is not None:
+            return SearchMove(memory.target or self.default, True, "coarse")
+        view = SearchView(self.problem, runs, None, check_cap=False)
+        probe = choose_sensing_step(view)
+        if probe is not None and probe not in runs.seen:
+            return SearchMove(probe, False, "sense")
+        return SearchMove(self._coarse_targets[view.bins()] or self.default, True, "coarse")
+
+
+class PrintedMemory(NamedTuple):
+    """Hold what Algorithm 1 keeps of a kernel between two of its runs."""
+
+    next_settings: Settings
+    bins: Bins | None = None
+    busy: float = 0.0  # VALUBusy of the run before
+    last: Settings | None = None  # settings of the run before
+    flat: Settings | None = None  # last settings with a gradient of zero or more
+    dithering: int = 0
+    settled: bool = False
+
+
+@dataclass(frozen=True)
+class PrintedHarmonia:
+    """Control a card by Algorithm 1 of paper 004 as it is printed: fine steps follow the gradient
+    of VALUBusy.
+
+    A changed bin reverts the last decision where a tunable had changed, else sets all tunables by
+    bin. Unchanged bins lower all tunables by a step while VALUBusy does not fall, and raise them by
+    a step when it does. After ``most_dithering`` raises, which the paper does not print, the last
+    state without a fall is kept. VALUBusy is a share of time: it does not fall when a lower clock
+    makes a compute-bound kernel slower, so that the steps go on."""
+
+    lattice: Lattice
+    default: Settings
+    model: SensitivityModel
+    tuning: ControllerTuning = field(default_factory=ControllerTuning)
+    most_dithering: int = 3
+
+    def start(self) -> ControllerState:
+        return ControllerState({}, {})
+
+    def settings(self, state: ControllerState, kernel: str) -> Settings:
+        memory = state.kernels.get(kernel)
+        return self.default if memory is None else memory.next_settings
+
+    def step(
+        self, state: ControllerState, observation: Observation
+    ) -> tuple[ControllerState, Settings]:
+        kernel = observation.kernel
+        counters = observation.usable_counters
+        memory: Any = state.kernels.get(kernel) or PrintedMemory(self.default)
+        if counters is None:
+            return state, memory.next_settings
+        compute, bandwidth = self.model.predict(counters)
+        bins = bin_sensitivity(compute), bin_sensitivity(bandwidth)
+        here = observation.settings
+        busy = counters["VALUBusy"]
+        flat = memory.flat
+        dithering = memory.dithering
+        settled = False
+        to = here
+        if bins != memory.bins:
+            if memory.last not in (None, here):
+                to = memory.last  # sensitivities artificially changed due to configuration change
+            else:
+                to = self.tuning.coarse_target(self.lattice, *bins)
+                flat = None
+                dithering = 0
+        elif dithering > self.most_dithering:
+            to = flat or here
+            settled = True
+        elif busy >= memory.busy:
+            flat = here
+            to = tuple(max(level - 1, 0) for level in here)
+        else:
+            to = tuple(
+                min(level + 1, top) for level, top in zip(here, self.lattice.top, strict=True)
+            )
+            dithering += 1
+        after = PrintedMemory(to, bins, busy, here, flat, dithering, settled)
+        return ControllerState({**state.kernels, kernel: after}, state.shelf), to  # type: ignore[dict-item]
+
+
+class PolicyName(StrEnum):
+    """Name the policies, in the order they are shown."""
+
+    DEFAULT = "default"
+    RACE_TO_IDLE = "race_to_idle"
+    CORE_CLOCK = "core_clock_only"
+    COARSE = "coarse_only"
+    PRINTED = "algorithm_1"
+    STATIC = "static_best"
+    PREDICTIVE = "model_predictive"
+    GUIDED = "predictive_then_fine"
+    HARMONIA = "harmonia"
+    ORACLE = "oracle"
+
+
+@dataclass(frozen=True)
+class PolicySetup:
+    """Hold what the policies of one comparison share."""
+
+    objective: Objective = field(default_factory=Objective)
+    model: SensitivityModel | None = None
+    tuning: ControllerTuning = field(default_factory=ControllerTuning)
+    forecast: Mapping[str, Settings] = field(
+        default_factory=dict
+    )  # application -> settings chosen beforehand
+    noise: MeasurementNoise | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PolicyRun:
+    """Hold all runs of one application under one policy, and the settings the policy keeps at the
+    end.
+    """
+
+    policy: PolicyName
+    played: PlayedRun
+    converged: Indices  # (phase,) settings at the end, for every phase of the tables
+    idle_j: float = 0.0  # spent waiting, where the policy does
+
+
+def score_tables(tables: PlantTables, objective: Objective) -> Array:
+    """Return the log score of every phase at every setting, per unit of work; ``(phase, setting)``."""
+    work = tables.work[:, np.newaxis] if tables.work is not None else 1.0
+    time_s = tables.time_s / work
+    reference = time_s[:, [tables.lattice.flat_index(tables.default)]]
+    return objective.log_scores(time_s, tables.power_w, reference)
+
+
+def find_static_best(tables: PlantTables, application: str, objective: Objective) -> int:
+    """Find the one setting that serves the whole application best; a slowdown bounds its total
+    time.
+    """
+    counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(
+        np.float64
+    )
+    time_s = counts @ tables.time_s
+    energy_j = counts @ tables.energy_j
+    each = replace(objective, slowdown=None)  # latency and cap hold for every run
+    penalty = (score_tables(tables, each) - score_tables(tables, Objective(objective.goal)))[
+        counts > 0
+    ].max(axis=0)
+    if objective.slowdown is not None:
+        limit_s = time_s[tables.lattice.flat_index(tables.default)] * (1 + objective.slowdown)
+        penalty = penalty + np.where(time_s > limit_s * (1 + 1e-9), BOUND_PENALTY, 0.0)
+    return int((np.log(objective.total(time_s, energy_j)) + penalty).argmin())
+
+
+def make_controller(
+    tables: PlantTables, policy: PolicyName, setup: PolicySetup
+) -> Harmonia | PrintedHarmonia | None:
+    """Make the controller or one of its other forms; None where the card lacks the knob or the
+    counter it needs.
+    """
+    if policy is PolicyName.PRINTED:
+        known = setup.model is not None and "VALUBusy" in tables.counters
+        return (
+            PrintedHarmonia(tables.lattice, tables.default, setup.model)
+            if known and setup.model
+            else None
+        )
+    free = None
+    if policy is PolicyName.CORE_CLOCK:
+        free = tuple(knob.role is KnobRole.CORE_CLOCK for knob in tables.lattice.knobs)
+        if not any(free):
+            return None
+    model = setup.model if tables.counters else None
+    fine = policy is not PolicyName.COARSE
+    return Harmonia(
+        tables.lattice, tables.default, setup.objective, model, setup.tuning, free, fine
+    )
+
+
+def run_policy(
+    tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
+) -> PolicyRun | None:
+    """Run one application under one policy; None where the plant does not give what the policy
+    needs.
+    """
+    objective = setup.objective
+    order = tables.order(application)
+    usual = tables.lattice.flat_index(tables.default)
+    chosen = np.full(len(tables.kernels), usual, dtype=np.int64)
+    idle_s = 0.0
+    match policy:
+        case PolicyName.ORACLE:
+            chosen[:] = score_tables(tables, objective).argmin(
+                axis=-1
+            )  # of each phase, from the whole table
+        case PolicyName.STATIC:
+            chosen[:] = find_static_best(tables, application, objective)
+        case PolicyName.PREDICTIVE | PolicyName.GUIDED if application not in setup.forecast:
+            return None
+        case PolicyName.PREDICTIVE:
+            chosen[:] = tables.lattice.flat_index(setup.forecast[application])
+        case PolicyName.RACE_TO_IDLE:  # at the highest settings, then idle until the deadline
+            chosen[:] = tables.lattice.flat_index(tables.lattice.top)
+            usual_s = float(tables.time_s[order, usual].sum())
+            deadline_s = 0.0 if objective.slowdown is None else usual_s * (1.0 + objective.slowdown)
+            deadline_s = (
+                deadline_s if objective.latency_s is None else objective.latency_s * len(order)
+            )
+            idle_s = max(deadline_s - float(tables.time_s[order, chosen[order]].sum()), 0.0)
+            if idle_s > 0 and tables.idle_w is None:
+                return None
+        case (
+            PolicyName.HARMONIA
+            | PolicyName.COARSE
+            | PolicyName.CORE_CLOCK
+            | PolicyName.GUIDED
+            | PolicyName.PRINTED
+        ):
+            controller: Any = make_controller(tables, policy, setup)
+            if controller is None:
+                return None
+            if policy is PolicyName.GUIDED:
+                hint = setup.forecast[application]
+                controller = replace(controller, hint={tables.kernels[p]: hint for p in order})
+            played, state = plants.play_application(
+                tables, application, controller, setup.noise, setup.seed
+            )
+            # The settings kept at the end: those a kernel with one phase settled on, else those of
+            # the last run.
+            chosen[played.phase] = played.chosen  # later runs overwrite earlier ones
+            for phase in np.unique(played.phase):
+                memory = state.kernels.get(tables.kernels[phase])
+                if (
+                    memory is not None
+                    and memory.settled
+                    and tables.kernels.count(tables.kernels[phase]) == 1
+                ):
+                    chosen[phase] = tables.lattice.flat_index(memory.next_settings)
+            return PolicyRun(policy, played, chosen)
+    played = plants.run_at_settings(tables, application, chosen[order])
+    return PolicyRun(policy, played, chosen, idle_s * (tables.idle_w or 0.0))

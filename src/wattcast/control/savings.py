@@ -1,0 +1,160 @@
+"""Measure what control saves, with an interval: periods at the chosen settings beside periods as it
+was before.
+
+Once the controller has settled, or has searched for long, periods come in pairs, one at the chosen
+settings and one at the reference, in random order, so that neither a drift of the program or the
+card nor a rhythm of its work favours one side. With d the difference of the logarithms in a pair,
+the saving is exp(mean d) - 1 and its 95 % interval exp(mean d ± t·s/√n) - 1, with Student's t for n
+- 1 degrees of freedom. Nothing that was measured during the search enters it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattcast.control.plants import Observation, Settings
+from wattcast.control.run_memory import log_time_per_work
+
+LEAST_PAIRS = 10
+REST_PERIODS = 18  # between two pairs, once there are enough: a reference costs what control saves
+
+
+@dataclass(frozen=True)
+class SavingsInterval:
+    """Hold a relative change with its 95 % interval: -0.1 is ten percent less."""
+
+    change: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def is_shown(self) -> bool:
+        """Tell whether the data show any change: there are enough pairs and the interval does not
+        hold zero.
+        """
+        return self.pairs >= LEAST_PAIRS and not self.low <= 0.0 <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.change:+.1%} (95 %: {self.low:+.1%} to {self.high:+.1%})"
+
+
+@dataclass(frozen=True)
+class MeasuredSavings:
+    """Hold the changes of energy and time per unit of work at settings, against what the card had
+    before.
+    """
+
+    settings: Settings
+    energy: SavingsInterval
+    time: SavingsInterval
+
+    def describe(self, where: str) -> str:
+        """Say what was saved, for people."""
+        energy = self.energy
+        time = self.time
+        if energy.pairs < LEAST_PAIRS:
+            return f"No change shown: {energy.pairs} of the {LEAST_PAIRS} pairs of periods that it takes."
+        if not energy.is_shown:
+            return f"No change shown: energy {energy} per unit of work at {where}, {energy.pairs} pairs of periods."
+        return f"{where}: energy {energy}, time {time} per unit of work against before, {energy.pairs} pairs of periods."
+
+
+class ReferencePairs:
+    """Interleave reference periods with periods at settings that are held, and keep the
+    differences.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+        self._held: Settings | None = None
+        self._queue: list[Settings] = []  # of the pair under way
+        self._half: dict[Settings, Observation] = {}
+        self._rest = 0
+        self._found: dict[
+            Settings, list[tuple[float, float]]
+        ] = {}  # by settings: differences of log energy and time
+
+    def is_enough(self, settings: Settings) -> bool:
+        """Tell whether the saving of these settings is known as well as it has to be."""
+        return len(self._found.get(settings, ())) >= LEAST_PAIRS
+
+    def choose(self, held: Settings, default: Settings) -> Settings:
+        """Return the settings of the next period: one half of a pair, or those that are held."""
+        if held != self._held:
+            self._held = held
+            self._queue = []
+            self._half = {}
+            self._rest = 0
+        if held == default:
+            return held
+        if not self._queue:
+            if self._rest > 0:
+                self._rest -= 1
+                return held
+            self._queue, self._half = [held, default][:: self._random.choice((-1, 1))], {}
+            self._rest = REST_PERIODS if len(self._found.get(held, ())) + 1 >= LEAST_PAIRS else 0
+        return self._queue[-1]
+
+    def record(self, observation: Observation) -> None:
+        """Note a period that ran; a pair counts when both of its periods are usable."""
+        if not self._queue or observation.settings != self._queue[-1]:
+            return
+        if not observation.usable:
+            self._queue = []
+            self._half = {}
+            return
+        self._half[self._queue.pop()] = observation
+        if not self._queue and self._held is not None:
+            chosen = self._half.pop(self._held)
+            (reference,) = self._half.values()
+            time = log_time_per_work(chosen) - log_time_per_work(reference)
+            energy = time + math.log(chosen.power_w) - math.log(reference.power_w)
+            self._found.setdefault(self._held, []).append((energy, time))
+
+    def measure(self) -> MeasuredSavings | None:
+        """Return the savings at the settings held last, or with the most pairs where those have too
+        few.
+        """
+        if not self._found:
+            return None
+        held = self._held
+        if held is None or not self.is_enough(held):
+            held = max(self._found, key=lambda settings: len(self._found[settings]))
+        energy, time = zip(*self._found[held], strict=True)
+        return MeasuredSavings(held, estimate_change(energy), estimate_change(time))
+
+
+def estimate_change(differences: Sequence[float]) -> SavingsInterval:
+    """Return the relative change that paired differences of logarithms show, with its 95 %
+    interval.
+    """
+    n = len(differences)
+    if n < 2:
+        return SavingsInterval(math.expm1(sum(differences)), -1.0, math.inf, n)
+    mean = sum(differences) / n
+    error = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1) / n)
+    half = student_t(n - 1) * error
+    return SavingsInterval(
+        math.expm1(mean), math.expm1(mean - half), math.expm1(min(mean + half, 700.0)), n
+    )
+
+
+def student_t(freedom: int, z: float = 1.959964) -> float:
+    """Return a quantile of Student's t, 97.5 % by default, from the normal one z (Abramowitz and
+    Stegun 26.7.5).
+
+    t = z + (z³ + z)/(4ν) + (5z⁵ + 16z³ + 3z)/(96ν²) + (3z⁷ + 19z⁵ + 17z³ - 15z)/(384ν³); within 0.3
+    % from ν = 4.
+
+    >>> round(student_t(9), 2)
+    2.26
+    """
+    v = max(freedom, 1)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / v + second / v**2 + third / v**3

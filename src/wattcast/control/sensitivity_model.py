@@ -1,0 +1,315 @@
+"""Measure how performance follows a card's knobs, and fit linear models of it to counters (paper
+004, section 4).
+
+A sensitivity is the relative change of performance over the relative change of a knob: 1 when time
+is inversely proportional to the knob, 0 when the knob does not matter. A linear model predicts it
+from counters that a run gives anyway; ``fit_sensitivity`` makes such models from a table of kernels
+that ran over a card's settings. Compute sensitivity stands for compute units and core clock
+together, bandwidth sensitivity for the memory clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.control.plants import KnobRole
+from wattcast.core import bad_value, files
+from wattcast.core.arrays import Array
+from wattcast.core.errors import MissingEvents, nearest_names
+from wattcast.core.strict_files import decode_yaml, parse_csv, read_bytes, read_number
+
+FORMAT = 1
+STRONG_CORRELATION = (
+    0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
+)
+MOST_COUNTERS = 7  # as many as the longer of the paper's two models
+RAW_COUNTERS = ("VALUBusy", "VALUUtilization", "MemUnitBusy")
+INTENSITY_COUNTER = "CtoMIntensity"
+# section 5.2: "<30%, 30%-70%, and >70%"
+LOW_EDGE = 0.30
+HIGH_EDGE = 0.70
+
+
+class SensitivityBin(IntEnum):
+    """Say how much a knob matters."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+def bin_sensitivity(sensitivity: float) -> SensitivityBin:
+    """Return the bin of a sensitivity; the edges belong to the middle one.
+
+    >>> [bin_sensitivity(s).name for s in (0.29, 0.3, 0.7, 0.71)]
+    ['LOW', 'MEDIUM', 'MEDIUM', 'HIGH']
+    """
+    if sensitivity < LOW_EDGE:
+        return SensitivityBin.LOW
+    return SensitivityBin.HIGH if sensitivity > HIGH_EDGE else SensitivityBin.MEDIUM
+
+
+class LinearModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Predict a sensitivity as intercept + Σ coefficient · counter, held between 0 and 1."""
+
+    intercept: float
+    coefficients: dict[str, float]
+
+    def predict(self, counters: Mapping[str, float]) -> float:
+        """Return the sensitivity for one set of counters."""
+        raw = self.intercept
+        for name, coefficient in self.coefficients.items():
+            raw += coefficient * counters[name]
+        return min(max(raw, 0.0), 1.0)
+
+    def predict_columns(self, counters: Mapping[str, Array]) -> Array:
+        """Return the sensitivities for columns of counters."""
+        columns = [coefficient * counters[name] for name, coefficient in self.coefficients.items()]
+        return np.asarray(np.clip(self.intercept + np.sum(columns, axis=0), 0.0, 1.0))
+
+
+class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Predict the two sensitivities that the controller steers by. Its YAML file has the same
+    fields.
+    """
+
+    format: int
+    name: str
+    source: str
+    compute: LinearModel
+    bandwidth: LinearModel
+
+    def predict(self, counters: Mapping[str, float]) -> tuple[float, float]:
+        """Return compute and bandwidth sensitivity of a run; ``MissingEvents`` where a counter is
+        not there.
+
+        Compute-to-memory intensity is worked out where its parts are there.
+        """
+        if (
+            INTENSITY_COUNTER not in counters
+            and "VALUBusy" in counters
+            and "MemUnitBusy" in counters
+        ):
+            active = counters["VALUBusy"] * counters.get("VALUUtilization", 100.0) / 100.0
+            intensity = min(100.0 * active / max(counters["MemUnitBusy"], 1e-9), 100.0)
+            counters = {**counters, INTENSITY_COUNTER: intensity}
+        try:
+            return self.compute.predict(counters), self.bandwidth.predict(counters)
+        except KeyError:
+            needed = {**self.compute.coefficients, **self.bandwidth.coefficients}
+        missing = [name for name in needed if name not in counters]
+        hint = nearest_names(missing[0], counters)
+        raise MissingEvents(
+            f"sensitivity model {self.name!r} needs {', '.join(missing)}"
+            f"{f' (closest: {hint[0]})' if hint else ''}, absent from these counters: {', '.join(counters)}. "
+            "Collect the missing counters, or fit a model to those you have (wattcast lab sensitivity)."
+        )
+
+
+def read_sensitivity_model(path: Path) -> SensitivityModel:
+    """Read a sensitivity model from its YAML file."""
+    model = decode_yaml(read_bytes(path), SensitivityModel, path.name)
+    if model.format != FORMAT:
+        raise bad_value(f"{path.name}: format", f"{FORMAT}", model.format)
+    return model
+
+
+@cache
+def load_shipped_model(name: str = "hd7970_table3") -> SensitivityModel:
+    """Load a sensitivity model that ships with Wattcast."""
+    return read_sensitivity_model(
+        Path(str(files("wattcast.control").joinpath("data", f"{name}.yaml")))
+    )
+
+
+def measure_sensitivity(
+    time_low_s: Array, time_high_s: Array, knob_low: Array, knob_high: Array
+) -> Array:
+    """Return the relative change of performance (1 / time) over the relative change of a knob.
+
+    s = (t_low / t_high - 1) / (k_high / k_low - 1), where t_low is the time at the lower knob value
+    k_low. Arrays broadcast.
+
+    >>> float(measure_sensitivity(np.array(2.0), np.array(1.0), np.array(500.0), np.array(1000.0)))
+    1.0
+    """
+    return np.asarray((time_low_s / time_high_s - 1.0) / (knob_high / knob_low - 1.0))
+
+
+def compute_to_memory_percent(
+    valu_busy: Array, valu_utilisation: Array, memory_busy: Array
+) -> Array:
+    """Return compute-to-memory intensity in % (paper 004, equation 3).
+
+    It is the time the vector ALUs work on active lanes over the time the memory unit works. The
+    paper says "normalized to 100"; we take that as a percentage held at 100.
+
+    >>> float(compute_to_memory_percent(np.array(50.0), np.array(80.0), np.array(80.0)))
+    50.0
+    """
+    active = valu_busy * valu_utilisation / 100.0
+    return np.asarray(np.minimum(100.0 * active / np.maximum(memory_busy, 1e-9), 100.0))
+
+
+def combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:
+    """Return compute and bandwidth sensitivity from the sensitivities to single knobs.
+
+    The paper aggregates the two compute knobs without saying how (section 4.1). We take their mean:
+    throughput is the product of units and clock, so a kernel that follows one of them follows half
+    of throughput, in logarithms."""
+    compute = [by_knob[k] for k in (KnobRole.COMPUTE_UNITS, KnobRole.CORE_CLOCK) if k in by_knob]
+    bandwidth = by_knob.get(KnobRole.MEMORY_CLOCK, np.zeros_like(compute[0]))
+    return {"compute": np.asarray(0.5 * (compute[0] + compute[-1])), "bandwidth": bandwidth}
+
+
+def with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the counters, and compute-to-memory intensity where its parts are among them."""
+    if not set(RAW_COUNTERS) <= set(counters):
+        return dict(counters)
+    return {
+        **counters,
+        INTENSITY_COUNTER: compute_to_memory_percent(*(counters[name] for name in RAW_COUNTERS)),
+    }
+
+
+@dataclass(frozen=True)
+class SensitivityTable:
+    """Hold kernels with their mean counters and measured sensitivities, each ``(kernel,)``."""
+
+    kernels: tuple[str, ...]
+    counters: Mapping[str, Array]
+    sensitivity: Mapping[str, Array]
+
+    @property
+    def groups(self) -> list[str]:
+        """Return the application of each kernel, which stands before the first dot of its name."""
+        return [name.split(".")[0] for name in self.kernels]
+
+
+def read_sensitivity_table(path: Path) -> SensitivityTable:
+    """Read a CSV of kernels over settings: ``kernel``, ``time_s``, the card's knobs and counters.
+
+    Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``. A column ``phase`` keeps
+    behaviours of one kernel apart, ``power_w`` is not used, and all other columns are counters."""
+    rows = parse_csv(read_bytes(path), path.name)
+    cells = {name: [row[name] for row in rows] for name in rows[0]}
+    knobs = [str(role) for role in KnobRole if role in cells]
+    if (
+        not {"kernel", "time_s"} <= set(cells)
+        or KnobRole.MEMORY_CLOCK not in knobs
+        or len(knobs) < 2
+    ):
+        wanted = "columns kernel, time_s, memory_clock and compute_units or core_clock"
+        raise bad_value(path.name, wanted, ", ".join(cells))
+    phases = list(zip(cells["kernel"], cells.get("phase", cells["kernel"]), strict=True))
+    number = {
+        name: np.array([read_number(cell, f"{path.name}: {name}") for cell in column])
+        for name, column in cells.items()
+        if name not in ("kernel", "phase")
+    }
+    counters = with_intensity(
+        {n: column for n, column in number.items() if n not in {*knobs, "time_s", "power_w"}}
+    )
+    groups = {
+        phase: np.array([each == phase for each in phases]) for phase in dict.fromkeys(phases)
+    }
+
+    def average(knob: str, kernel: str, rows: npt.NDArray[np.bool_]) -> float:
+        """Return the mean sensitivity of some rows to one knob, all other knobs at their highest."""
+        for other in knobs:
+            if other != knob:
+                rows = rows & (number[other] == number[other][rows].max())
+        values = number[knob][rows]
+        time_s = number["time_s"][rows]
+        if len(np.unique(values)) < 2 or len(np.unique(values)) != len(values):
+            wanted = f"two or more levels of {knob} with the other knobs at their highest"
+            raise bad_value(kernel, wanted, len(values))
+        top = int(values.argmax())
+        rest = np.arange(len(values)) != top
+        return float(
+            measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean()
+        )
+
+    by_knob = {
+        knob: np.array([average(knob, kernel, rows) for (kernel, _), rows in groups.items()])
+        for knob in knobs
+    }
+    means = {
+        name: np.array([column[rows].mean() for rows in groups.values()])
+        for name, column in counters.items()
+    }
+    return SensitivityTable(tuple(kernel for kernel, _ in groups), means, combine_knobs(by_knob))
+
+
+@dataclass(frozen=True)
+class FittedSensitivity:
+    """Hold a fitted model with its mean absolute errors, of sensitivities between 0 and 1."""
+
+    model: SensitivityModel
+    rows: int
+    error: Mapping[str, float]  # on the rows it was fitted to
+    left_out_error: Mapping[str, float]  # on the applications left out in turn
+    correlation: Mapping[str, float]  # of fitted and measured
+
+
+def fit_sensitivity(
+    counters: Mapping[str, Array],
+    sensitivity: Mapping[str, Array],
+    groups: Sequence[str],
+    name: str,
+    source: str,
+) -> FittedSensitivity:
+    """Fit linear models of compute and bandwidth sensitivity by least squares; ``groups`` are left
+    out in turn.
+    """
+    models = {}
+    error = {}
+    left_out = {}
+    correlation = {}
+    for which in ("compute", "bandwidth"):
+        target = sensitivity[which]
+        names = select_counters(counters, target)
+        models[which] = _least_squares(counters, target, names, np.ones(len(target), dtype=bool))
+        predicted = models[which].predict_columns(counters)
+        error[which] = float(np.mean(np.abs(predicted - target)))
+        errors = []  # on each group, by a model fitted to the others
+        for group in dict.fromkeys(groups):
+            here = np.array([each == group for each in groups])
+            without = _least_squares(counters, target, names, ~here)
+            errors.append(np.abs(without.predict_columns(counters) - target)[here])
+        left_out[which] = float(np.mean(np.concatenate(errors)))
+        spread = predicted.std() * target.std()
+        correlation[which] = float(np.corrcoef(predicted, target)[0, 1]) if spread > 0 else 0.0
+    model = SensitivityModel(FORMAT, name, source, models["compute"], models["bandwidth"])
+    return FittedSensitivity(model, len(groups), error, left_out, correlation)
+
+
+def select_counters(counters: Mapping[str, Array], target: Array) -> list[str]:
+    """Return the counters strongly correlated with the target, strongest first, at least one
+    (section 4.3).
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        score = {
+            name: abs(float(np.corrcoef(column, target)[0, 1])) for name, column in counters.items()
+        }
+    known = {name: value for name, value in score.items() if np.isfinite(value)}
+    if not known:
+        raise bad_value("counters", "one that varies between kernels", "none that does")
+    ranked = sorted(known, key=lambda name: -known[name])
+    strong = [name for name in ranked if known[name] >= STRONG_CORRELATION]
+    return strong[:MOST_COUNTERS] or ranked[:1]
+
+
+def _least_squares(
+    counters: Mapping[str, Array], target: Array, names: Sequence[str], rows: npt.NDArray[np.bool_]
+) -> LinearModel:
+    columns = np.column_stack([np.ones(int(rows.sum())), *(counters[name][rows] for name in names)])
+    solution = np.linalg.lstsq(columns, target[rows], rcond=None)[0]
+    return LinearModel(float(solution[0]), dict(zip(names, map(float, solution[1:]), strict=True)))

@@ -1,0 +1,637 @@
+"""Control a card that serves requests: energy per token under limits of response times.
+
+A serving engine does what comes in, so that throughput says nothing about the clock until the queue
+grows. The signal is the engine's own: histograms of the time to the first token (TTFT) and per
+output token (TPOT), and counts, read from its Prometheus endpoint, which vLLM and SGLang both have.
+``LatencyKeeper`` computes from the load which clocks keep the 99th percentiles below their limits,
+and takes the lowest.
+
+A rehearsal sends a trace through the engine simulator of ``wattcast simulate``, the policy and its
+oracle. The policy sees what an engine's Prometheus endpoint would tell, in vLLM's buckets, and the
+card's energy. The oracle is the one clock, of those that keep the limits in 99 % of the minutes (or
+in as many as the highest clock does), that needs the least energy for the whole trace."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wattcast.control.site_budget import SiteGpu, SitePlan, rehearse_site
+from wattcast.core import MissingTool, bad_value
+from wattcast.core.arrays import Array
+from wattcast.hardware import Gpu
+from wattcast.serving.arrivals import Trace
+from wattcast.serving.engine_simulator import (
+    EngineReplica,
+    EngineSettings,
+    govern_steps,
+    plan_requests,
+)
+from wattcast.serving.simulate_serving import find_language_model
+from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+from wattcast.workload.model_options import ModelOptions, SoftwareStack
+
+# Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang:
+# docs.sglang.io, likewise.
+FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
+PER_TOKEN = (
+    *("vllm:request_time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
+    *("vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds"),
+    "sglang:time_per_output_token_seconds",
+)
+GAUGES = (  # tokens, requests that wait, requests that are computed, tokens of prompts
+    ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+)
+FEW_SEQUENCES = 8  # below, the mean of two readings does not tell how many there were between them
+# how much the scales of a forecast, and without one, are held together
+TIED = 1.0
+LOOSELY_TIED = 0.001
+READ_TIMEOUT_S = 2.0
+LARGEST_ANSWER = 4 * 2**20
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_EDGE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
+
+
+@dataclass(frozen=True)
+class LatencyHistogram:
+    """Hold the counts of a Prometheus histogram since its engine started, or between two readings."""
+
+    edges: tuple[float, ...]  # upper ends of the buckets, the last is infinite
+    counts: tuple[float, ...]  # at or below each edge
+    total_s: float
+
+    def since(self, before: LatencyHistogram | None) -> LatencyHistogram:
+        """Return what came after an earlier reading; all of it where the engine was started anew."""
+        if before is None or before.edges != self.edges or before.counts[-1] > self.counts[-1]:
+            return self
+        counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
+        return LatencyHistogram(self.edges, counts, self.total_s - before.total_s)
+
+    @property
+    def count(self) -> float:
+        """Count the observations."""
+        return self.counts[-1]
+
+    @property
+    def mean_s(self) -> float:
+        """Return the mean of the observations, 0 where there are none."""
+        return self.total_s / self.count if self.count > 0 else 0.0
+
+    def count_above(self, limit_s: float) -> float:
+        """Count the observations above the first edge that is not below a limit."""
+        return self.count - self.counts[bisect.bisect_left(self.edges, limit_s)]
+
+
+@dataclass(frozen=True)
+class EngineReading:
+    """Hold what an engine tells: cumulative histograms and tokens, and requests that wait or are
+    computed now.
+    """
+
+    ttft: LatencyHistogram
+    tpot: LatencyHistogram
+    tokens: float
+    waiting: float
+    running: float = 0.0
+    prompt_tokens: float = 0.0
+
+
+def parse_engine_metrics(text: str) -> EngineReading:
+    """Read an engine's metrics in Prometheus' text format; series of several models or ranks are
+    added up.
+    """
+    plain: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        name, labels, value = match.groups()
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if not math.isfinite(number):
+            continue
+        edge = _EDGE.search(labels or "")
+        if name.endswith("_bucket") and edge is not None:
+            series = buckets.setdefault(name.removesuffix("_bucket"), {})
+            at = float(edge[1].replace("+Inf", "inf"))
+            series[at] = series.get(at, 0.0) + number
+        else:
+            plain[name] = plain.get(name, 0.0) + number
+    found = []
+    for names in (FIRST_TOKEN, PER_TOKEN):
+        name = next((name for name in names if name in buckets and math.inf in buckets[name]), None)
+        if name is None:
+            raise bad_value(
+                "--metrics", f"a histogram {names[0]} (vLLM) or {names[-1]} (SGLang)", "none"
+            )
+        edges = tuple(sorted(buckets[name]))
+        counts = tuple(buckets[name][edge] for edge in edges)
+        found.append(LatencyHistogram(edges, counts, plain.get(f"{name}_sum", 0.0)))
+    plainly = (next((plain[name] for name in names if name in plain), 0.0) for names in GAUGES)
+    return EngineReading(found[0], found[1], *plainly)
+
+
+def read_engine_metrics(url: str) -> EngineReading:
+    """Fetch and read an engine's metrics. ``MissingTool`` when it does not answer."""
+    if not url.startswith(("http://", "https://")):
+        raise bad_value("--metrics", "an address such as http://localhost:8000/metrics", url)
+    try:
+        with urllib.request.urlopen(url, timeout=READ_TIMEOUT_S) as answer:  # noqa: S310  (scheme checked above)
+            return parse_engine_metrics(answer.read(LARGEST_ANSWER).decode("utf-8", "replace"))
+    except (urllib.error.URLError, OSError) as error:
+        raise MissingTool(f"{url}: the engine's metrics cannot be read ({error}).") from None
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """Bound the 99th percentiles of response times."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise bad_value(name, "a time above zero", value)
+
+
+@dataclass(frozen=True)
+class StepForecast:
+    """Hold what the steps of an engine take at each clock level, ``(level,)``.
+
+    A step in which N sequences decode, and as many prompts come in as sequences end, takes a +
+    w·N/L, with a = ``empty_s``, w = ``request_s`` and L output tokens per request."""
+
+    empty_s: Array  # a step without a sequence
+    request_s: Array  # what one request adds to all its steps together, its prompt included
+
+
+def forecast_steps(by_level: Sequence[StepCosts], prompt: float, output: float) -> StepForecast:
+    """Take both times from steps of 4 and 128 sequences without and with a prompt, as the power
+    limit holds them.
+    """
+    few = 4
+    many = 128
+    context = prompt + 0.5 * output
+    empty = []
+    request = []
+    for costs in by_level:
+        chunk = min(max(round(prompt), 1), len(costs.prompt) - 1 - many)
+        asked = (many + chunk, many, context, [(chunk, 0)], many + 1)
+        rows = (
+            costs.decode_cost(few, few, context),
+            costs.decode_cost(many, many, context),
+            costs.mixed_cost(*asked),
+        )
+        few_s, many_s, mixed_s = (govern_steps(costs, row, 1, 0.0)[0] for row in rows)
+        per_token_s = (many_s - few_s) / (many - few)
+        empty.append(few_s - few * per_token_s)
+        request.append(output * per_token_s + (mixed_s - many_s) * prompt / chunk)
+    return StepForecast(np.array(empty), np.array(request))
+
+
+@dataclass
+class LatencyKeeper:
+    """Choose a core clock from response times: the lowest at which the 99th percentiles keep their
+    limits.
+
+    An engine shares its steps among its N requests, so that with λ requests per second, and a and w
+    of ``StepForecast``, a token takes
+
+        τ = a / (1 - λw)
+
+    on average, and N = λLτ requests are in the engine. N varies with the coefficient c = 1 /
+    √(λLa): arrivals are random, and what carries N back, d(N / Lτ)/dN, is a / Lτ². A level is low
+    enough where τ·(1 + z·c·(1 - a/τ)) and N·(1 + z·c) keep below their limits, and TTFT, which
+    grows as τ does, too. Where more requests are in the engine than that, the clock goes up at
+    once, by what a step with these requests takes. After a minute in which more than 1 % of the
+    requests were late, less of the limits is used.
+
+    a and w come from ``forecast`` and are scaled by what is measured: in a second, G tokens come
+    from N sequences and A·a·G/N + W·w·G/L = 1. Without a forecast both follow 1/f, and the division
+    of the time between them is learned."""
+
+    levels_hz: Sequence[float]  # ascending
+    limits: ServingLimits
+    forecast: Callable[[float, float], StepForecast] | None = (
+        None  # by mean tokens of prompts and of outputs
+    )
+    seats: float = 256.0  # requests that the engine computes at once; vLLM's max_num_seqs
+    spread: float = (
+        3.5  # z: standard deviations of the number of requests that the limits leave room for
+    )
+    goal: float = 0.92  # of a limit, which the expected percentile keeps to
+    guard: float = (
+        0.8  # of a limit, above which the requests that are in the engine now raise the clock
+    )
+    tail: float = 4.5  # 99th percentile of TTFT over its mean
+    load_s: float = 300.0  # window behind the load; the shorter one tells that it rises
+    short_s: float = 60.0
+    learning_s: float = 120.0
+    patience_s: float = 15.0  # between two steps down
+    level: int = field(init=False)
+    why: str = field(init=False, default="start")
+
+    def __post_init__(self) -> None:
+        self.level = len(self.levels_hz) - 1
+        self._readings: deque[tuple[float, EngineReading, float]] = (
+            deque()
+        )  # time, engine, joules of the card
+        self._moved_s = self._judged_s = 0.0
+        self._care = 1.0  # share of the limits that is made use of
+        self._steps: StepForecast | None = None
+        self._lengths = np.ones(2)  # tokens of prompts and outputs that the forecast is for
+        self._sums = np.zeros(6)  # weights, x², xy, y², x and y, by which A and W are fitted
+        self._spent: dict[int, tuple[float, float]] = {}  # by level: load, joules per token
+
+    def decide(self, now_s: float, reading: EngineReading, energy_j: float) -> int:
+        """Return the level for the next interval. Call it every few seconds."""
+        self._readings.append((now_s, reading, energy_j))
+        while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.load_s:
+            self._readings.popleft()
+        latest, lately, long = (
+            self._read_window(seconds) for seconds in (0.0, self.short_s, self.load_s)
+        )
+        if (
+            lately.seconds < 0.5 * self.short_s
+            or min(lately.ttft.count, long.tokens, long.tpot.mean_s) <= 0
+        ):
+            return self.level
+        if (
+            now_s - self._judged_s >= self.short_s
+        ):  # a minute with 1 % late requests is remembered for an hour or so
+            self._judged_s = now_s
+            late = (
+                lately.ttft.count_above(self.limits.ttft_s),
+                lately.tpot.count_above(self.limits.tpot_s),
+            )
+            is_late = max(late) > 0.01 * lately.ttft.count
+            self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
+        output = long.tokens / long.ttft.count
+        tpot_s = self._care * self.limits.tpot_s
+        ttft_s = self.limits.ttft_s
+        steps = self._scale_forecast(latest, long, output)
+        a = steps.empty_s
+        w = steps.request_s
+        load = max(long.load, lately.load - 2 * math.sqrt(lately.load / lately.seconds))
+        load += math.sqrt(long.load / long.seconds)  # a standard error of the count
+        tau = a / np.maximum(1 - load * w, 1e-6)
+        varies = self.spread / np.sqrt(load * output * a)
+        fits = tau * (1 + varies * (1 - a / tau)) <= self.goal * tpot_s
+        fits &= load * output * tau * (1 + 0.7 * varies) <= self.seats + 0.5 * load * ttft_s
+        fits &= (
+            self.tail * long.ttft.mean_s / long.tpot.mean_s * tau <= self.goal * self._care * ttft_s
+        )
+        fits[: self._find_cheapest(now_s, long.load)] = False
+        wanted = _lowest_level(fits)
+        why = f"{load:.3g} requests/s take {load * w[wanted]:.0%} of its time"
+        inside = reading.running + reading.waiting
+        more = max(
+            inside - latest.begin.running - latest.begin.waiting, 0.0
+        )  # may come until the next reading
+        urgent = _lowest_level(a + w * (inside + more) / output <= self.guard * tpot_s)
+        if inside + 0.5 * more > self.seats or reading.waiting > 0.3 * load * ttft_s + 1:
+            urgent = _lowest_level(
+                w <= 1.02 * w.min()
+            )  # above, the power limit lets nothing run faster
+        if urgent > wanted:
+            wanted = urgent
+            why = f"{inside:.0f} requests are in the engine"
+        if wanted > self.level or (
+            wanted < self.level and now_s - self._moved_s >= self.patience_s
+        ):
+            self.level, self.why, self._moved_s = max(wanted, self.level - 4), why, now_s
+        return self.level
+
+    def _scale_forecast(
+        self, latest: _ServingWindow, long: _ServingWindow, output: float
+    ) -> StepForecast:
+        """Return what steps take at each level: as forecast, times what was measured over that.
+
+        The scales A and W minimise the mean of (A·x + W·y - 1)² + μ·(A - W)², with x = a·G/N and y
+        = w·G/L in an interval, which counts by exp(-age / ``learning_s``). With few sequences, N/G
+        is the TPOT of those that end."""
+        lengths = np.array([max(long.prompt_tokens / long.ttft.count, 1.0), output])
+        if self._steps is None or np.abs(np.log(lengths / self._lengths)).max() > 0.2:
+            self._lengths, self._sums = lengths, np.zeros(6)
+            if self.forecast is not None:
+                self._steps = self.forecast(*lengths.tolist())
+            else:
+                # most of the time is taken for that of requests, with which response times rise
+                # most
+                slower = self.levels_hz[self.level] / np.asarray(self.levels_hz)
+                self._steps = StepForecast(
+                    0.3 * long.tpot.mean_s * slower, 0.7 / long.load * slower
+                )
+        a = self._steps.empty_s
+        w = self._steps.request_s
+        inside = 0.5 * (latest.begin.running + self._readings[-1][1].running)
+        per_token_s = latest.tpot.mean_s
+        if inside >= FEW_SEQUENCES:
+            per_token_s = inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
+        if per_token_s > 0:
+            x = a[self.level] / per_token_s
+            y = w[self.level] * latest.tokens / latest.seconds / output
+            kept = math.exp(-latest.seconds / self.learning_s)
+            self._sums = kept * self._sums + (1 - kept) * np.array([1.0, x * x, x * y, y * y, x, y])
+        if not self._sums[0] > 0:
+            return self._steps
+        xx, xy, yy, x, y = self._sums[1:] / self._sums[0]
+        tie = TIED if self.forecast is not None else LOOSELY_TIED
+        xx = xx + tie
+        xy = xy - tie
+        yy = yy + tie
+        size = xx * yy - xy * xy
+        scales = np.maximum([yy * x - xy * y, xx * y - xy * x], 0.05 * size) / size
+        return StepForecast(scales[0] * a, scales[1] * w)
+
+    def _find_cheapest(self, now_s: float, load: float) -> int:
+        """Return the lowest level that did not need more energy per token than one above it at
+        about this load.
+        """
+        stayed_s = now_s - self._moved_s
+        if stayed_s >= 0.5 * self.short_s:
+            stayed = self._read_window(min(stayed_s, self.short_s))
+            self._spent[self.level] = load, stayed.energy_j / max(stayed.tokens, 1.0)
+        alike = {i: joules for i, (at, joules) in self._spent.items() if abs(at / load - 1) < 0.1}
+        worse = [
+            i for i, joules in alike.items() if any(1.1 * alike[j] < joules for j in alike if j > i)
+        ]
+        return max(worse, default=-1) + 1
+
+    def _read_window(self, seconds: float) -> _ServingWindow:
+        """Return what came in the last seconds, or since the reading before."""
+        (now_s, new, new_j), count = self._readings[-1], len(self._readings)
+        place = next(
+            (i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0
+        )
+        then_s, old, old_j = self._readings[place]
+        tokens = max(new.tokens - old.tokens, 0.0)
+        prompts = max(new.prompt_tokens - old.prompt_tokens, 0.0)
+        ttft = new.ttft.since(old.ttft)
+        tpot = new.tpot.since(old.tpot)
+        return _ServingWindow(now_s - then_s, ttft, tpot, tokens, prompts, new_j - old_j, old)
+
+
+class _ServingWindow(NamedTuple):
+    seconds: float
+    ttft: LatencyHistogram
+    tpot: LatencyHistogram
+    tokens: float
+    prompt_tokens: float
+    energy_j: float
+    begin: EngineReading
+
+    @property
+    def load(self) -> float:
+        return self.ttft.count / self.seconds if self.seconds > 0 else 0.0
+
+
+def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
+    """Return the lowest level from which on all fit, or the highest."""
+    return min(int(np.max(np.nonzero(~fits)[0], initial=-1)) + 1, len(fits) - 1)
+
+
+LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
+READING_INTERVAL_S = 2.0  # between two readings of an engine's metrics, simulated or real
+KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
+# Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use
+# here
+TTFT_EDGES = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    float("inf"),
+)
+TPOT_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, float("inf"))
+
+
+class ServingPlant:
+    """Simulate one engine on a trace, with a clock that may change at any moment."""
+
+    def __init__(self, by_level: Sequence[StepCosts], trace: Trace) -> None:
+        self._by_level = by_level
+        settings = EngineSettings()
+        self.engine = EngineReplica(by_level[-1], settings, plan_requests(trace, settings))
+        self.engine.submit(range(len(trace)))
+        self._arrival_s, self._output = trace.arrival_s.tolist(), trace.output_tokens.tolist()
+        self._prompt = trace.prompt_tokens.tolist()
+        self._open: list[int] = []  # requests that have not got all their tokens
+        self._next = 0
+        self._counts = [np.zeros(len(edges)) for edges in (TTFT_EDGES, TPOT_EDGES)]
+        self._sums = [0.0, 0.0]
+        self._prompt_tokens = 0
+        self._begun: set[int] = set()
+
+    def advance(self, until_s: float, level: int) -> None:
+        """Let time pass at a clock level."""
+        self.engine.costs = self._by_level[level]
+        self.engine.run_until(until_s)
+
+    def read(self) -> EngineReading:
+        """Return what the engine's metrics endpoint would tell now."""
+        engine = self.engine
+        now_s = self.engine.now_s
+        while self._next < len(self._arrival_s) and self._arrival_s[self._next] <= now_s:
+            self._open.append(self._next)
+            self._next += 1
+        still = []
+        for request in self._open:
+            first_s = engine.first_token_s[request]
+            last_s = engine.last_token_s[request]
+            if first_s <= now_s and request not in self._begun:  # False for NaN
+                self._begun.add(request)
+                self._note_latency(0, first_s - self._arrival_s[request])
+                self._prompt_tokens += self._prompt[request]
+            if last_s <= now_s:
+                if self._output[request] > 1:
+                    self._note_latency(1, (last_s - first_s) / (self._output[request] - 1))
+            else:
+                still.append(request)
+        self._open = still
+        ttft, tpot = (
+            LatencyHistogram(edges, tuple(np.cumsum(counts).tolist()), total)
+            for edges, counts, total in zip(
+                (TTFT_EDGES, TPOT_EDGES), self._counts, self._sums, strict=True
+            )
+        )
+        tokens = engine.decoded + len(self._begun)
+        return EngineReading(
+            ttft, tpot, tokens, engine.waiting, engine.running, self._prompt_tokens
+        )
+
+    def _note_latency(self, which: int, seconds: float) -> None:
+        edges = (TTFT_EDGES, TPOT_EDGES)[which]
+        self._counts[which][np.searchsorted(edges, seconds)] += 1
+        self._sums[which] += seconds
+
+
+@dataclass(frozen=True)
+class ServedTrace:
+    """Hold what a policy made of a trace."""
+
+    energy_j: float
+    kept: npt.NDArray[np.bool_]  # by minute: whether both percentiles kept their limits
+    mean_hz: float
+    ttft_s: float  # 99th percentile of the whole trace, as is the next
+    tpot_s: float
+    power_w: Array  # mean in each interval
+
+    @property
+    def minutes_kept(self) -> float:
+        """Return the share of minutes in which both percentiles kept their limits."""
+        return float(self.kept.mean())
+
+
+def serve_at_levels(
+    by_level: Sequence[StepCosts],
+    trace: Trace,
+    limits: ServingLimits,
+    keeper: LatencyKeeper | int,
+) -> ServedTrace:
+    """Serve a trace under a policy, or at a fixed level, to its end."""
+    plant = ServingPlant(by_level, trace)
+    engine = plant.engine
+    end_s = float(trace.arrival_s[-1])
+    level = keeper if isinstance(keeper, int) else keeper.level
+    clocks = []
+    joules = [0.0]
+    now_s = 0.0
+    while now_s < end_s:
+        now_s += READING_INTERVAL_S
+        plant.advance(now_s, level)
+        clocks.append(float(by_level[level].clock_hz[0]))
+        joules.append(engine.spent_j)
+        if not isinstance(keeper, int):
+            level = keeper.decide(now_s, plant.read(), engine.spent_j)
+    run = engine.finish()
+    ttft_s = run.first_token_s - trace.arrival_s
+    tpot_s = (run.last_token_s - run.first_token_s) / np.maximum(trace.output_tokens - 1, 1)
+    minute = (trace.arrival_s // 60).astype(int)
+    kept = [
+        np.percentile(ttft_s[minute == m], 99) <= limits.ttft_s
+        and np.percentile(tpot_s[minute == m], 99) <= limits.tpot_s
+        for m in np.unique(minute)
+    ]
+    return ServedTrace(
+        engine.spent_j,
+        np.array(kept),
+        float(np.mean(clocks)),
+        float(np.percentile(ttft_s, 99)),
+        float(np.percentile(tpot_s, 99)),
+        np.diff(joules) / READING_INTERVAL_S,
+    )
+
+
+def rehearse_load(
+    by_level: Sequence[StepCosts], trace: Trace, limits: ServingLimits
+) -> dict[str, Any]:
+    """Serve a trace at the highest clock, under the policy and by the oracle; return what each
+    needed and kept.
+    """
+    top = serve_at_levels(by_level, trace, limits, len(by_level) - 1)
+    ours = serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits))
+    low = 0
+    at = len(by_level) - 1
+    best = top
+    while (
+        low < at
+    ):  # energy falls with the clock, so that the oracle is the lowest level that keeps the limits
+        level = (low + at) // 2
+        found = serve_at_levels(by_level, trace, limits, level)
+        if found.minutes_kept >= min(KEPT, top.minutes_kept) and found.energy_j <= best.energy_j:
+            at = level
+            best = found
+        else:
+            low = level + 1
+    saving = 1 - ours.energy_j / top.energy_j
+    possible = 1 - best.energy_j / top.energy_j
+    return {
+        "requests_per_s": len(trace) / float(trace.arrival_s[-1]),
+        "saving": saving,
+        "oracle_saving": possible,
+        "share_of_oracle": saving / possible if possible > 0 else 1.0,
+        "minutes_kept": ours.minutes_kept,
+        "minutes_kept_at_top": top.minutes_kept,
+        "minutes_kept_of_top": float(ours.kept[top.kept].mean()) if top.kept.any() else 1.0,
+        "oracle_hz": float(by_level[at].clock_hz[0]),
+        "mean_hz": ours.mean_hz,
+        "ttft_s": ours.ttft_s,
+        "tpot_s": ours.tpot_s,
+    }
+
+
+def build_clock_levels(model: str, gpu: Gpu, longest_context: int = 16384) -> list[StepCosts]:
+    """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
+    options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
+    costs = tabulate_step_costs(
+        find_language_model(model), gpu, options, longest_context=longest_context
+    )
+    return [costs.cap_clock(share * float(costs.clock_hz[0]), gpu) for share in LEVEL_SHARES]
+
+
+def make_keeper(
+    by_level: Sequence[StepCosts], limits: ServingLimits, clocks_hz: Sequence[float] | None = None
+) -> LatencyKeeper:
+    """Return a policy that knows what the steps of the engine take at each clock, or at those that
+    a card has.
+    """
+    known_hz = [float(costs.clock_hz[0]) for costs in by_level]
+
+    def forecast(prompt: float, output: float) -> StepForecast:
+        known = forecast_steps(by_level, prompt, output)
+        if clocks_hz is None:
+            return known
+        return StepForecast(
+            *(np.interp(clocks_hz, known_hz, each) for each in (known.empty_s, known.request_s))
+        )
+
+    return LatencyKeeper(clocks_hz or known_hz, limits, forecast)
+
+
+def rehearse_site_serving(
+    by_level: Sequence[StepCosts],
+    traces: Sequence[Trace],
+    limits: ServingLimits,
+    budget_w: float,
+    limit_w: float,
+) -> dict[str, Any]:
+    """Serve a trace on each of several GPUs under the policy, and share a budget among what they
+    draw.
+
+    Safe shares are two thirds of equal ones. A GPU that gets less than it would draw is only
+    counted as such: the engine is not slowed in turn."""
+    days = [
+        serve_at_levels(by_level, trace, limits, make_keeper(by_level, limits)) for trace in traces
+    ]
+    seconds = min(len(day.power_w) for day in days)
+    demand_w = np.repeat(
+        np.stack([day.power_w[:seconds] for day in days]), int(READING_INTERVAL_S), axis=1
+    )
+    safe_w = min(budget_w / len(traces) / 1.5, limit_w)
+    gpus = tuple(SiteGpu(f"gpu{i}", safe_w, limit_w) for i in range(len(traces)))
+    drawn_w, served = rehearse_site(SitePlan(budget_w, gpus), demand_w)
+    return {
+        "gpus": len(traces),
+        "seconds": demand_w.shape[1],
+        "budget_w": budget_w,
+        "most_wanted_w": float(demand_w.sum(axis=0).max()),
+        "most_drawn_w": float(drawn_w.max()),
+        "seconds_over_budget": int((drawn_w > budget_w).sum()),
+        "energy_served": float(served.mean()),
+        "minutes_kept_without_budget": float(np.mean([day.minutes_kept for day in days])),
+    }

@@ -1,1 +1,0 @@
-"""control over time"""

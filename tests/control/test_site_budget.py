@@ -1,0 +1,135 @@
+"""A site's budget holds in every second, whatever is late or lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wattcast.control.card_daemon import SILENT_S
+from wattcast.control.site_budget import SiteCoordinator, SiteGpu, SitePlan, rehearse_site
+from wattcast.core.errors import BadInput
+
+DAY_S = 86_400
+
+
+def make_site(count: int = 6, budget_w: float = 2700.0) -> SitePlan:
+    """Build two nodes of GPUs between 300 W, safe, and 700 W; the first GPU of each goes first."""
+    gpus = [
+        SiteGpu(f"{'ab'[i % 2]}{i // 2}", 300.0, 700.0, priority=int(i < 2)) for i in range(count)
+    ]
+    return SitePlan(budget_w, tuple(gpus))
+
+
+def draw_demand(count: int, seconds: int, seed: int) -> np.ndarray:
+    """Draw a day of traffic: a slow swing, and jobs that come and go from one second to the next."""
+    draw = np.random.default_rng(seed)
+    swing = 0.5 + 0.4 * np.sin(2 * np.pi * (np.arange(seconds) / DAY_S - 0.3))
+    busy = draw.random((count, seconds // 60)) < swing[::60][np.newaxis]
+    jobs = np.repeat(busy, 60, axis=1)[:, :seconds]
+    return np.where(jobs, 450.0 + 250.0 * draw.random((count, seconds)), 90.0)
+
+
+def replay_losses(plan: SitePlan, demand_w: np.ndarray, lost: np.ndarray, coordinated: np.ndarray):
+    """Replay a day; return the sums, ``(second,)``, of what GPUs draw and of their limits in force.
+
+    ``lost`` marks seconds in which a node does not answer, ``(gpu, second)``; ``coordinated`` those
+    in which the coordinator lives, ``(second,)``. A GPU that hears nothing for ``SILENT_S`` goes
+    back to its safe share."""
+    count, seconds = demand_w.shape
+    limits, heard, now = [gpu.safe_w for gpu in plan.gpus], [0] * count, 0
+
+    def set_limit(i: int, watts: float) -> bool:
+        if lost[i, now]:
+            return False
+        limits[i], heard[i] = watts, now
+        return True
+
+    coordinator, down_since = SiteCoordinator(plan, set_limit), None
+    drawn_w, limits_w = np.zeros(seconds), np.zeros(seconds)
+    for now in range(seconds):
+        draws = [min(float(demand_w[i, now]), limits[i]) for i in range(count)]
+        drawn_w[now], limits_w[now] = sum(draws), sum(limits)
+        if not coordinated[now]:
+            down_since = now if down_since is None else down_since
+        else:
+            if (
+                down_since is not None
+            ):  # a new coordinator begins with the safe shares, once they are in force
+                if now - down_since <= SILENT_S + 1:
+                    continue
+                coordinator, down_since = SiteCoordinator(plan, set_limit), None
+            answers = {i: draws[i] for i in range(count) if not lost[i, now]}
+            for i in answers:
+                heard[i] = now
+            coordinator.step(answers)
+        for i, gpu in enumerate(plan.gpus):
+            if now - heard[i] >= SILENT_S:
+                limits[i] = gpu.safe_w
+    return drawn_w, limits_w
+
+
+def test_a_budget_below_the_safe_shares_is_refused() -> None:
+    with pytest.raises(BadInput, match="1800 W"):
+        make_site(budget_w=1500.0)
+
+
+def test_need_and_priority_decide_and_everybody_keeps_the_safe_share() -> None:
+    plan = make_site()
+    shares = plan.share([700.0] * 6, [700.0] * 6)
+    assert shares[:2] == [700.0, 700.0]
+    assert shares[2:] == pytest.approx([325.0] * 4)  # what is left of 2700 W, in equal parts
+    assert sum(shares) <= 2700.0
+    idle = plan.share(
+        [90.0, 90.0, 690.0, 690.0, 90.0, 90.0], [300.0, 300.0, 690.0, 690.0, 300.0, 300.0]
+    )
+    assert idle[2] == idle[3] == pytest.approx(700.0)
+    assert idle[0] == 300.0
+
+
+def test_limits_rise_by_the_ramp_and_only_after_others_were_lowered() -> None:
+    plan, order = make_site(2, 1000.0), list[tuple[int, float]]()
+    refused: set[int] = set()
+
+    def set_limit(gpu: int, watts: float) -> bool:
+        order.append((gpu, watts))
+        return gpu not in refused
+
+    coordinator = SiteCoordinator(plan, set_limit)
+    assert coordinator.step({0: 300.0, 1: 90.0}) == [350.0, 300.0]
+    for _ in range(20):
+        coordinator.step({0: coordinator.promised_w[0], 1: 90.0})
+    assert coordinator.promised_w == pytest.approx([700.0, 300.0])
+    order.clear()
+    refused.add(0)  # the node of GPU 0 does not confirm: what it has stays reserved
+    for _ in range(5):
+        coordinator.step({0: 90.0, 1: 300.0})
+        assert sum(coordinator.promised_w) <= 1000.0
+    assert coordinator.promised_w == pytest.approx([700.0, 300.0])
+    refused.clear()
+    order.clear()
+    coordinator.step({0: 90.0, 1: 300.0})
+    assert order[0][0] == 0  # lowered first
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_second_exceeds_the_budget_with_lost_nodes_and_coordinators(seed: int) -> None:
+    seconds, plan, draw = 7200, make_site(), np.random.default_rng(100 + seed)
+    lost = np.repeat(draw.random((6, seconds // 20)) < 0.05, 20, axis=1)
+    coordinated = np.repeat(draw.random(seconds // 40) > 0.05, 40)
+    drawn_w, limits_w = replay_losses(plan, draw_demand(6, seconds, seed), lost, coordinated)
+    assert limits_w.max() <= 2700.0 + 1e-6
+    assert drawn_w.max() <= 2700.0 + 1e-6
+
+
+@pytest.mark.slow
+def test_no_second_of_a_day_exceeds_the_budget() -> None:
+    plan, demand = make_site(), draw_demand(6, DAY_S, 7)
+    fixed = np.minimum(demand, 2700.0 / 6).sum() / demand.sum()
+    drawn_w, shares = rehearse_site(plan, demand)
+    served = (shares * demand.sum(axis=1)).sum() / demand.sum()
+    print(
+        f"most drawn {drawn_w.max():.1f} W of 2700; served {served:.1%}, equal shares {fixed:.1%}, {shares}"
+    )
+    assert drawn_w.max() <= 2700.0
+    assert served > fixed
+    assert shares[:2].min() > shares[2:].max()
