@@ -88,7 +88,9 @@ def engine(
     models: Annotated[
         str, Option("Planned models in this order, commas between; default: all.")
     ] = "",
-    parts: Annotated[str, Option("Commas between: steps, sampling, traffic.")] = "steps,traffic",
+    parts: Annotated[
+        str, Option("Commas between: steps, sampling, long, traffic.")
+    ] = "steps,traffic",
     loads: Annotated[str, Option("Arrival rates as shares of the capacity.")] = "0.8,0.5,1.1",
     traffic_seconds: Annotated[
         str, Option("Arrivals of one serving run, such as 12 or 1min.")

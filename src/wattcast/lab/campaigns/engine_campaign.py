@@ -39,7 +39,7 @@ from wattcast.core.regular_files import open_regular
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 
-PARTS = ("steps", "traffic", "sampling")
+PARTS = ("steps", "traffic", "sampling", "long")
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition")  # of a step point
 ENVIRONMENT = {  # before vllm is imported
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -69,11 +69,15 @@ class EngineModel:
     quantization: str = ""  # of weights and products; empty: as the configuration says
     kv_dtype: str = "auto"
     start_s: float = 80.0  # time the start is expected to take
+    longest_tokens: int = MAX_MODEL_LEN  # of a sequence, as far as the model allows
+    adapters: int = 0  # LoRA adapters that requests take in turn; 0: none
+    adapter_rank: int = 16
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence the engine is started for."""
-        return min(int(self.config.get("max_position_embeddings", MAX_MODEL_LEN)), MAX_MODEL_LEN)
+        most_positions = int(self.config.get("max_position_embeddings", self.longest_tokens))
+        return min(most_positions, self.longest_tokens)
 
 
 @dataclass(frozen=True)
@@ -254,9 +258,11 @@ class EngineRequest:
             ]
             steps = list(STEP_POINTS)
         samplers = [StepPoint(**point) for point in read_points("sampling")]
+        long_contexts = [StepPoint(**point) for point in read_points("long")]
         return (
             *(steps if "steps" in self.parts else ()),
             *(samplers if "sampling" in self.parts else ()),
+            *(long_contexts if "long" in self.parts else ()),
             *(serves if "traffic" in self.parts else ()),
         )
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from wattcast.core.errors import CannotWrite, WattcastError, bad_value
 from wattcast.core.measured_rows import Journal, append_rows, read_lines
-from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights
+from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights, lora_adapters
 from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 from wattcast.measure.measured_run import summarise_window
@@ -522,6 +522,10 @@ def run_model(order: dict[str, Any]) -> int:
                 max_model_len=model.max_model_len,
                 synchronize=torch.cuda.synchronize,
             )
+            if model.adapters:
+                bench.adapters = lora_adapters.make_adapter_requests(
+                    Path(folder), model.config, model.adapters, model.adapter_rank, torch
+                )
             is_quantized = bool(model.quantization or model.config.get("quantization_config"))
             fill = partial(_fill_and_check, llm.llm_engine, vllm, torch, bench, is_quantized)
             room = facts["cache_tokens"], facts["max_seqs"]
@@ -564,6 +568,10 @@ def _fill_and_check(
 def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, smoke: bool) -> Any:
     """Start an engine as a user would, with dummy weights; a smoke test captures few graphs."""
     options: dict[str, Any] = {"quantization": model.quantization} if model.quantization else {}
+    if model.adapters:
+        options["enable_lora"] = True
+        options["max_loras"] = model.adapters
+        options["max_lora_rank"] = model.adapter_rank
     if smoke:
         options["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
     return vllm.LLM(

@@ -244,6 +244,7 @@ def _between_s(first: Any, second: Any) -> float:
 
 
 _NUMBERS = itertools.count()  # request names are never used twice
+_ADAPTER_TURNS = itertools.count()
 
 
 # 0.3 s to settle and nine ticks; under the power cap the governor hunts for a second
@@ -268,6 +269,7 @@ class EngineBench:
     synchronize: Callable[[], None]
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(20))
     sleep: Callable[[float], None] = time.sleep
+    adapters: list[Any] = field(default_factory=list)  # that requests take in turn
 
     def prompt(self, tokens: int) -> list[int]:
         """Return random token ids."""
@@ -284,7 +286,10 @@ class EngineBench:
         """Give the engine one request and return its name."""
         name = name or f"r{next(_NUMBERS)}"
         parameters = self.sampling(max_tokens=max_tokens, **(sampling or {"temperature": 0.0}))
-        self.recorder.engine.add_request(name, {"prompt_token_ids": ids}, parameters)
+        options: dict[str, Any] = {}
+        if self.adapters:
+            options["lora_request"] = self.adapters[next(_ADAPTER_TURNS) % len(self.adapters)]
+        self.recorder.engine.add_request(name, {"prompt_token_ids": ids}, parameters, **options)
         return name
 
     def drain(self, names: list[str]) -> None:
