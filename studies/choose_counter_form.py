@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.lab.counter_models.profiler_counters import make_table_lines
 from wattcast.lab.counter_models.two_rails import (
     RailsDesign,

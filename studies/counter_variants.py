@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.measured_rows import database_folder, read_lines
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import database_folder
 from wattcast.lab.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES, moves_frames
 from wattcast.lab.counter_models.two_rails import (
     RailsDesign,

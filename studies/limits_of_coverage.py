@@ -41,7 +41,7 @@ from wattcast.calibrate.row_prediction import analyse_rows, predict_with_bundle
 from wattcast.calibrate.table_fit import predict_tables_s
 from wattcast.calibrate.table_rows import RUN_S, read_tables
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu

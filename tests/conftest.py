@@ -58,9 +58,9 @@ def shorten_own_help(command: Any, tell_all: bool) -> None:
 # A command is built for one call; in a worker thousands of calls come after one another.
 command_line.build_command, command_line.shorten_help = build_once, shorten_own_help
 
-from wattcast.core import measured_rows
+from wattcast.core import measured_rows, row_tables
 
-read_table_once = cache(measured_rows.read_table)
+read_table_once = cache(row_tables.read_table)
 
 
 def read_table(path: Path) -> list[measured_rows.Plain]:
@@ -73,7 +73,7 @@ def read_table(path: Path) -> list[measured_rows.Plain]:
     )
 
 
-measured_rows.read_table = read_table  # before others import it by name
+row_tables.read_table = read_table  # before others import it by name
 
 from wattcast.calibrate import kernel_rows  # after the number of threads, which NumPy asks for once
 

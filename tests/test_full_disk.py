@@ -21,7 +21,7 @@ from typing import Protocol
 import pytest
 
 from wattcast.cli.main import walk_commands
-from wattcast.core.measured_rows import read_table
+from wattcast.core.row_tables import read_table
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit import database_fit
 from wattcast.lab.fit.database_fit import shipped_held_out

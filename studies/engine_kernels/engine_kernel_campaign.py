@@ -34,7 +34,8 @@ from engine_kernel_worker import (
     list_smoke_tasks,
     name_variant,
 )
-from wattcast.core.measured_rows import Journal, RowKind, read_lines
+from wattcast.core.measured_rows import RowKind
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 

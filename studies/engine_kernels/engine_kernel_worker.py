@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import engine_shapes as shapes
-from wattcast.core.measured_rows import Journal, RowKind, read_lines
+from wattcast.core.measured_rows import RowKind
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec
 from wattcast.lab.campaigns.operator_rows import KernelCampaign, make_row_id, save_row

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wattcast import train
-from wattcast.core.measured_rows import read_lines
+from wattcast.core.row_journals import read_lines
 from wattcast.training.train_job import TrainingResult
 from wattcast.workload.model_catalogue import load_model
 

@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from training_variants import make_step, prepare_module
 
-from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines
+from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.core.row_journals import read_lines
 from wattcast.core.whole_files import hold_folder
 from wattcast.lab.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.lab.campaigns.model_campaign import (

@@ -29,7 +29,7 @@ import numpy as np
 
 from measure_tune_pairs import HERE, ProgramVersion, read_versions
 from wattcast import hardware
-from wattcast.core.measured_rows import read_lines
+from wattcast.core.row_journals import read_lines
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.profiler_counters import read_ncu, read_ncu_metrics
 from wattcast.lab.microbench.microbench_results import MicroRow, read_shipped_results

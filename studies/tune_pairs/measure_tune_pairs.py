@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core.measured_rows import Journal
+from wattcast.core.row_journals import Journal
 from wattcast.lab.campaigns.nsight_counters import (
     find_ncu,
     keep_known_metrics,

@@ -18,7 +18,7 @@ from wattcast.calibrate.latency_fit import one_thread
 from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import WattcastError
-from wattcast.core.measured_rows import ROWS_FILE, database_folder, read_table, write_table
+from wattcast.core.row_tables import ROWS_FILE, database_folder, read_table, write_table
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.few_rows_fit import FEW_BURSTS

@@ -17,7 +17,7 @@ from wattcast.calibrate.row_prediction import predict_with_bundle
 from wattcast.calibrate.table_fit import TableCalibration, calibrate_rows, predict_tables_s
 from wattcast.calibrate.table_rows import TableRows, find_tables, held_out, read_tables
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options

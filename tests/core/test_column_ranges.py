@@ -11,7 +11,8 @@ import pytest
 
 from wattcast.core.column_ranges import find_range
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import RECORDS, read_table, row_from_plain, write_table
+from wattcast.core.measured_rows import RECORDS, row_from_plain
+from wattcast.core.row_tables import read_table, write_table
 
 ROW: dict[str, Any] = {
     "record": "row",

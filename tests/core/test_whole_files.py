@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 
 from wattcast.core.errors import BadInput, CannotWrite, Refused
-from wattcast.core.measured_rows import (
-    Journal,
-    KernelRow,
-    RunInfo,
-    read_lines,
-    read_table,
-    write_table,
-)
+from wattcast.core.measured_rows import KernelRow, RunInfo
+from wattcast.core.row_journals import Journal, read_lines
+from wattcast.core.row_tables import read_table, write_table
 from wattcast.core.whole_files import (
     LOCK_FILE,
     append_whole,

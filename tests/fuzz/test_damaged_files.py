@@ -26,10 +26,11 @@ import pytest
 import wattcast
 from wattcast.calibrate.calibration_rows import read_calibration_rows
 from wattcast.control.policy_comparison import read_replay_tables
-from wattcast.core import measured_rows
+from wattcast.core import row_tables
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import BadInput, WattcastError
-from wattcast.core.measured_rows import read_lines, read_table, write_table
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import read_table, write_table
 from wattcast.explore.fleet import read_fleet
 from wattcast.hardware import load_gpu
 from wattcast.hardware.catalogue_reader import parse_gpu, parse_node
@@ -483,7 +484,7 @@ def test_a_damaged_table_prints_nothing_but_its_sentence(tmp_path: Path, capfd) 
 
 
 def test_what_others_print_while_a_table_is_read_is_kept(capfd) -> None:
-    with measured_rows.catch_panics():
+    with row_tables.catch_panics():
         os.write(2, b"of another thread")
     assert capfd.readouterr().err == "of another thread"
 
@@ -508,7 +509,7 @@ def test_what_has_no_end_or_is_no_file_is_refused(
     """
     monkeypatch.setattr(energy_samples, "_MOST_BYTE", 2**16)
     monkeypatch.setattr(power_logs, "MOST_BYTE", 2**16)
-    monkeypatch.setattr(measured_rows, "_MOST_BYTE", 2**16)
+    monkeypatch.setattr(row_tables, "_MOST_BYTE", 2**16)
     for read in (EnergySamples.load, power_logs.read_power_log, read_table, read_own_model):
         with pytest.raises(BadInput):
             read(Path("/dev/zero"))

@@ -43,7 +43,7 @@ from tests.workload.huggingface_configs import ENCODERS, TAKEN
 import wattcast
 from wattcast.core.arrays import read_arrays
 from wattcast.core.errors import WattcastError
-from wattcast.core.measured_rows import read_table, write_table
+from wattcast.core.row_tables import read_table, write_table
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.hardware.catalogue_reader import parse_gpu
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples

@@ -189,7 +189,7 @@ def test_hostile_names_do_no_harm() -> None:
 
 def test_nearly_every_kernel_of_the_h200_database_is_known() -> None:
     pytest.importorskip("polars")
-    from wattcast.core.measured_rows import database_folder, read_table
+    from wattcast.core.row_tables import database_folder, read_table
 
     try:
         rows = read_table(database_folder("h200") / "rows.parquet")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wattcast
-from wattcast.core import measured_rows
+from wattcast.core import measured_calls
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.hardware import load_gpu
@@ -87,7 +87,7 @@ def group_norm() -> Iterator[type[Operator]]:
     del (
         operator_base._REGISTRY["groupnorm"],
         families._MAPPINGS[cls],
-        measured_rows._BUILDERS["groupnorm"],
+        measured_calls._BUILDERS["groupnorm"],
     )
     shipped_bundle.cache_clear()  # the bundle knows the operator by now, and no other process can
 

@@ -14,8 +14,10 @@ import pytest
 from synthetic import DATA, synthetic
 
 from wattcast.core.errors import BadInput, Refused
-from wattcast.core.measured_rows import Journal, KernelRow, NameRow, RunInfo, database_folder
-from wattcast.core.measured_rows import read_table as read_parquet
+from wattcast.core.measured_rows import KernelRow, NameRow, RunInfo
+from wattcast.core.row_journals import Journal
+from wattcast.core.row_tables import database_folder
+from wattcast.core.row_tables import read_table as read_parquet
 from wattcast.lab.campaigns.database_files import (
     find_phases,
     make_summary_page,

@@ -22,7 +22,8 @@ from synthetic import synthetic
 
 from standin import StandIn, undisturbed
 from wattcast.core.errors import CannotWrite, Refused
-from wattcast.core.measured_rows import Journal, KernelRow, RowKind, read_lines, row_from_plain
+from wattcast.core.measured_rows import KernelRow, RowKind, row_from_plain
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.lab.campaigns import campaign_engine, operator_rows
 from wattcast.lab.campaigns import kernel_campaign as module
 from wattcast.lab.campaigns.campaign_engine import Campaign, OperatorBench

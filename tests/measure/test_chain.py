@@ -11,15 +11,9 @@ import pytest
 
 from studies import measure_plans
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import (
-    CHAINS_FILE,
-    ROWS_FILE,
-    ChainRow,
-    database_folder,
-    read_lines,
-    read_table,
-    row_from_plain,
-)
+from wattcast.core.measured_rows import ChainRow, row_from_plain
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import CHAINS_FILE, ROWS_FILE, database_folder, read_table
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.database_files import (
     find_chain_extras,

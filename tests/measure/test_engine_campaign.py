@@ -21,7 +21,7 @@ import torch
 from fake_engine import LAUNCH_S, REST_S, SCHEDULE_S, FakeEngine, FakeSampler
 
 from wattcast.core.errors import BadInput, CannotWrite, UnknownName, WattcastError
-from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.lab.__main__ import main
 from wattcast.lab.campaigns import engine_campaign
 from wattcast.lab.campaigns.engine_campaign import (

@@ -21,7 +21,8 @@ import engine_shapes as shapes
 from engine_kernel_calls import ACTIVATION_BYTE, CALLS, WEIGHT_BYTE
 from engine_kernel_worker import KernelWorker, keep_compiled_tasks, obey_orders
 from engine_products import list_expert_turns, shuffle_pages
-from wattcast.core.measured_rows import KernelRow, RowKind, read_lines, row_from_plain, row_to_plain
+from wattcast.core.measured_rows import KernelRow, RowKind, row_from_plain, row_to_plain
+from wattcast.core.row_journals import read_lines
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec
 from wattcast.lab.campaigns.operator_calls import OperandPools

@@ -8,18 +8,9 @@ from pathlib import Path
 import pytest
 
 from wattcast.core.errors import BadInput, UnknownName
-from wattcast.core.measured_rows import (
-    Journal,
-    KernelRow,
-    NameRow,
-    RunInfo,
-    database_folder,
-    read_lines,
-    read_table,
-    row_from_plain,
-    row_to_plain,
-    write_table,
-)
+from wattcast.core.measured_rows import KernelRow, NameRow, RunInfo, row_from_plain, row_to_plain
+from wattcast.core.row_journals import Journal, read_lines
+from wattcast.core.row_tables import database_folder, read_table, write_table
 
 ROW = KernelRow(
     "burst-1",

@@ -14,15 +14,9 @@ from typing import Any
 import make_stacks
 import pytest
 
-from wattcast.core.measured_rows import (
-    CHAINS_FILE,
-    ChainRow,
-    KernelRow,
-    RowKind,
-    read_lines,
-    read_table,
-    row_from_plain,
-)
+from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind, row_from_plain
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import CHAINS_FILE, read_table
 from wattcast.lab.__main__ import main
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.database_files import pack_database

@@ -17,7 +17,8 @@ import measure_training_rows as study
 from test_whole_models import CpuDevice
 
 from standin import StandIn
-from wattcast.core.measured_rows import ModelRow, read_lines, row_from_plain
+from wattcast.core.measured_rows import ModelRow, row_from_plain
+from wattcast.core.row_journals import read_lines
 from wattcast.lab.campaigns.campaign_engine import Campaign, OperatorBench
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule

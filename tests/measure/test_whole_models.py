@@ -21,16 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from standin import StandIn
 from wattcast.core.errors import UnknownName
-from wattcast.core.measured_rows import (
-    MODELS_FILE,
-    Journal,
-    ModelKernels,
-    ModelRow,
-    read_lines,
-    read_shipped_table,
-    read_table,
-    row_from_plain,
-)
+from wattcast.core.measured_rows import ModelKernels, ModelRow, row_from_plain
+from wattcast.core.regular_files import read_shipped_table
+from wattcast.core.row_journals import Journal, read_lines
+from wattcast.core.row_tables import MODELS_FILE, read_table
 from wattcast.lab.__main__ import main
 from wattcast.lab.campaigns import database_files as packing
 from wattcast.lab.campaigns import model_campaign as module

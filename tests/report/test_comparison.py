@@ -20,7 +20,8 @@ from wattcast.calibrate.whole_models import build_row_graph
 from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
-from wattcast.core.measured_rows import Journal, ModelKernels, ModelRow
+from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.core.row_journals import Journal
 from wattcast.report.comparison import (
     ALL,
     CLOCK,

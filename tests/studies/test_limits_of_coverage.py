@@ -8,7 +8,7 @@ import numpy as np
 from studies.limits_of_coverage import compare_clocks, measure_windows
 
 from wattcast.calibrate.kernel_rows import load_kernel_rows
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.workload.operator_types import Linear

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from wattcast.core.measured_rows import ROWS_FILE, KernelRow, read_table, write_table
+from wattcast.core.measured_rows import KernelRow
+from wattcast.core.row_tables import ROWS_FILE, read_table, write_table
 from wattcast.lab.campaigns.settle_capped_rows import settle_capped_rows, settle_database
 from wattcast.measure.energy_samples import EnergySamples, find_ticks
 

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_lines, read_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import ROWS_FILE, database_folder, read_table
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.workload.operator_base import Operator, select_operators

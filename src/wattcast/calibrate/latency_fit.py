@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.measured_rows import read_shipped_table
+from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import root_family

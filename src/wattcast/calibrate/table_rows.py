@@ -33,8 +33,8 @@ from wattcast.calibrate.kernel_rows import (
 )
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.errors import BadInput, UnknownName, bad_value
-from wattcast.core.measured_rows import catch_panics, import_polars
 from wattcast.core.regular_files import check_regular
+from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.hardware.catalogue_reader import strip_board

@@ -24,13 +24,8 @@ from wattcast.calibrate.kernel_rows import read_plain_rows
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.measured_rows import (
-    MODELS_FILE,
-    ModelRow,
-    Plain,
-    database_folder,
-    row_from_plain,
-)
+from wattcast.core.measured_rows import ModelRow, Plain, row_from_plain
+from wattcast.core.row_tables import MODELS_FILE, database_folder
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle

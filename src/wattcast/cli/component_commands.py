@@ -15,7 +15,7 @@ from rich.console import Console
 from wattcast.cli.shared_options import CommandOutput, Environment, command, parse_pairs
 from wattcast.core import files
 from wattcast.core.errors import bad_value, resolve_name
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import REFERENCE_VARIABLE, read_bytes, reference_folder
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole

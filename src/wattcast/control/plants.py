@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from wattcast.core import MissingTool, bad_value, check_names, units
 from wattcast.core.arrays import Array
-from wattcast.core.measured_rows import read_shipped_table
+from wattcast.core.regular_files import read_shipped_table
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
 # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)

@@ -21,10 +21,10 @@ import msgspec
 
 from wattcast.core import files
 from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
-from wattcast.core.measured_rows import (
+from wattcast.core.regular_files import cannot_read, open_regular
+from wattcast.core.regular_files import (
     read_shipped_table as read_shipped_table,  # for bare nodes, it stands there
 )
-from wattcast.core.regular_files import cannot_read, open_regular
 
 T = TypeVar("T")
 

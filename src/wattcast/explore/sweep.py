@@ -32,7 +32,7 @@ import numpy.typing as npt
 from wattcast import __version__
 from wattcast.core import BadInput, arrays, bad_value, check_names
 from wattcast.core.errors import CannotWrite, Refused, WattcastError, import_extra
-from wattcast.core.measured_rows import catch_panics, import_polars
+from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.core.whole_files import replace_whole, write_whole

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from wattcast import __version__
 from wattcast.calibrate import whole_models
-from wattcast.core import BadInput, bad_value, check_names, clip_text, measured_rows
+from wattcast.core import BadInput, bad_value, check_names, clip_text, row_journals, row_tables
 from wattcast.core.measured_rows import ModelRow
 from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.core.units import show
@@ -339,15 +339,15 @@ def _find_profile(row: ModelRow, database: str) -> dict[str, Any] | None:
     """Return the kernels of one profiled iteration of a row; None where the profiler saw none."""
     folder = Path(database)
     if not folder.is_dir():
-        folder = folder.parent if folder.is_file() else measured_rows.database_folder(database)
+        folder = folder.parent if folder.is_file() else row_tables.database_folder(database)
     found: Iterable[dict[str, Any]] = ()
-    if (folder / measured_rows.MODEL_KERNELS_FILE).exists():
-        found = measured_rows.read_table(folder / measured_rows.MODEL_KERNELS_FILE)
-    elif not (folder / measured_rows.MODELS_FILE).exists():
+    if (folder / row_tables.MODEL_KERNELS_FILE).exists():
+        found = row_tables.read_table(folder / row_tables.MODEL_KERNELS_FILE)
+    elif not (folder / row_tables.MODELS_FILE).exists():
         lines = (
             entry
             for path in sorted(folder.rglob("*.jsonl"))
-            for entry in measured_rows.read_lines(path)
+            for entry in row_journals.read_lines(path)
         )
         found = (entry for entry in lines if entry.get("record") == "model_kernels")
     return next(

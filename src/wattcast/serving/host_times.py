@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.core import BadInput, bad_value
-from wattcast.core.measured_rows import (
-    STEPS_FILE,
-    Plain,
-    database_folder,
-    read_lines,
-    read_table,
-    write_table,
-)
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import STEPS_FILE, database_folder, read_table, write_table
 from wattcast.core.whole_files import hold_folder
 
 REQUESTS_FILE = "engine_requests.parquet"  # one row a request of a traffic run

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import database_folder, read_lines
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import database_folder
 from wattcast.lab.counter_models import counter_table
 from wattcast.lab.counter_models.counter_fit import CounterFitOptions, fit_counters
 from wattcast.lab.counter_models.profiler_counters import make_table_lines

@@ -16,7 +16,7 @@ import pytest
 
 from gpuwattch.conftest import trace_text
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.lab.gpuwattch import measured_energies as measured
 from wattcast.lab.gpuwattch.architecture import read_architecture
 from wattcast.lab.gpuwattch.component_build import ClockSetting, PowerMeter, answer_samples

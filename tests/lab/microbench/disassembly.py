@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, WattcastError
-from wattcast.core.measured_rows import read_lines
+from wattcast.core.row_journals import read_lines
 from wattcast.lab.microbench.unit_source import Benchmark
 
 _LABEL = re.compile(r"^(\.L[\w.$]*):")

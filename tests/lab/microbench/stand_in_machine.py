@@ -114,6 +114,6 @@ def stand_in_machine(libraries: Path, folder: Path) -> Machine:
 @pytest.fixture
 def rows() -> Callable[[Path], list[dict[str, object]]]:
     """Rows of a JSON Lines file."""
-    from wattcast.core.measured_rows import read_lines
+    from wattcast.core.row_journals import read_lines
 
     return lambda path: list(read_lines(path))

@@ -13,7 +13,7 @@ import pytest
 
 from wattcast import hardware
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import read_lines
+from wattcast.core.row_journals import read_lines
 from wattcast.lab.counter_models.profiler_counters import OTHER_CARD
 from wattcast.lab.microbench import microbench_page as study
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks

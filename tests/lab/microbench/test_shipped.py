@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wattcast import hardware
-from wattcast.core.measured_rows import read_lines
+from wattcast.core.row_journals import read_lines
 from wattcast.lab.microbench.benchmark_kernels import MAX_POWER_OF
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.microbench.microbench_results import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from wattcast import hardware
-from wattcast.core.measured_rows import read_lines
+from wattcast.core.row_journals import read_lines
 from wattcast.lab.microbench.microbench_page import make_counted_profile
 from wattcast.lab.microbench.microbench_results import (
     MicroRow,

@@ -18,7 +18,8 @@ from wattcast.cli.main import main
 from wattcast.cli.measure_bridges import prepare_estimate
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import database_folder, read_lines
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import database_folder
 from wattcast.lab.counter_models import two_rails
 from wattcast.lab.counter_models.counter_figures import make_rails_figures
 from wattcast.lab.counter_models.profiler_counters import (

@@ -23,7 +23,9 @@ from wattcast.calibrate.whole_models import (
 from wattcast.cli.main import main
 from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import MODELS_FILE, Journal, ModelRow, write_table
+from wattcast.core.measured_rows import ModelRow
+from wattcast.core.row_journals import Journal
+from wattcast.core.row_tables import MODELS_FILE, write_table
 from wattcast.lab.validate.kernel_checks import five_number_floor, model_family
 from wattcast.lab.validate.long_checks.ablations import flop_byte_regression
 from wattcast.lab.validate.model_checks import compare_models, model_rows

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from wattcast.core import MissingTool, Refused
-from wattcast.core.measured_rows import ChainRow, Journal, KernelRow, ModelKernels, ModelRow
+from wattcast.core.measured_rows import ChainRow, KernelRow, ModelKernels, ModelRow
+from wattcast.core.row_journals import Journal
 from wattcast.measure.cuda_device import ClockSpinner
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import (

@@ -106,7 +106,7 @@ def engine(
 
     Example: wattcast measure engine --own ./my-model --out rows --budget 300s
     """
-    from wattcast.core.measured_rows import read_lines
+    from wattcast.core.row_journals import read_lines
     from wattcast.lab.campaigns import engine_campaign
 
     if listed:
@@ -165,7 +165,7 @@ def summary(
     ] = "h200",
 ) -> VerbResult:
     """Summarise a database: rows by kind and family, kernels named, and repeatability."""
-    from wattcast.core.measured_rows import database_folder
+    from wattcast.core.row_tables import database_folder
     from wattcast.lab.campaigns.database_files import make_summary_page, summarise_database
 
     found = summarise_database(

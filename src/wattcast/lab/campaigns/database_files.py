@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core import BadInput, measured_rows
+from wattcast.core import BadInput, measured_rows, row_journals, row_tables
 from wattcast.core.measured_rows import ChainRow, KernelRow, ModelRow, NameRow, Plain, RunInfo
 from wattcast.core.whole_files import hold_folder
 from wattcast.lab.campaigns.nsight_counters import read_counter_table
@@ -55,7 +55,7 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
 def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     found: dict[str, list[Any]] = {record: [] for record in measured_rows.RECORDS}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
-        for number, plain in enumerate(measured_rows.read_lines(path), start=1):
+        for number, plain in enumerate(row_journals.read_lines(path), start=1):
             if (kind := measured_rows.RECORDS.get(plain.get("record", ""))) is not None:
                 found[plain["record"]].append(
                     measured_rows.row_from_plain(plain, kind, f"{path.name}: line {number}")
@@ -68,7 +68,7 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     if not (rows or models or chains):
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
     whole: dict[str, int] = {}
-    for name, latest in ((measured_rows.MODELS_FILE, models), (measured_rows.CHAINS_FILE, chains)):
+    for name, latest in ((row_tables.MODELS_FILE, models), (row_tables.CHAINS_FILE, chains)):
         if latest:
             _add_to_table(
                 out / name, [_plain_with_card(row, runs) for row in latest.values()], ("id", "run")
@@ -77,7 +77,7 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     if models:
         profiles = {kernels.id: kernels for kernels in found["model_kernels"]}
         seen = [_plain_lists(profile) for profile in profiles.values() if not profile.error]
-        _add_to_table(out / measured_rows.MODEL_KERNELS_FILE, seen, ("id",))
+        _add_to_table(out / row_tables.MODEL_KERNELS_FILE, seen, ("id",))
         whole["profiles"] = len(seen)
     if not rows:
         return whole
@@ -92,7 +92,7 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
         for path in sorted(folder.rglob("counters.csv"))
         for row in read_counter_table(path.read_text(errors="replace").splitlines())
     ]
-    before = _read_earlier_rows(out / measured_rows.ROWS_FILE)
+    before = _read_earlier_rows(out / row_tables.ROWS_FILE)
     columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
     known = {
         row["spec"]: {c: row.get(c) or [] for c in columns}
@@ -105,9 +105,9 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     order = sorted(
         together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"])
     )
-    measured_rows.write_table(out / measured_rows.ROWS_FILE, order)
+    row_tables.write_table(out / row_tables.ROWS_FILE, order)
     if counters:
-        _add_to_table(out / measured_rows.COUNTERS_FILE, counters, ("id",))
+        _add_to_table(out / row_tables.COUNTERS_FILE, counters, ("id",))
     return {
         "rows": len(packed),
         "runs": len(runs),
@@ -126,7 +126,7 @@ def _add_to_table(path: Path, rows: list[Plain], key: tuple[str, ...]) -> None:
         tuple(str(row[name]) for name in key): row for row in [*_read_earlier_rows(path), *rows]
     }
     if together:
-        measured_rows.write_table(path, [together[name] for name in sorted(together)])
+        row_tables.write_table(path, [together[name] for name in sorted(together)])
 
 
 def _plain_with_card(row: KernelRow | ModelRow | ChainRow, runs: Mapping[str, RunInfo]) -> Plain:
@@ -144,7 +144,7 @@ def _plain_lists(row: KernelRow | ModelRow | ChainRow | measured_rows.ModelKerne
 
 def _read_earlier_rows(path: Path) -> list[Plain]:
     """Return the rows of a table that is there already; none when it is not."""
-    return measured_rows.read_table(path) if path.exists() else []
+    return row_tables.read_table(path) if path.exists() else []
 
 
 def find_phases(period_s: float) -> int:
@@ -280,8 +280,8 @@ def summarise_database(database: Path) -> Plain:
     repeatability.
     """
     folder = database if database.is_dir() else database.parent
-    rows = measured_rows.read_table(folder / measured_rows.ROWS_FILE)
-    files = (measured_rows.COUNTERS_FILE, measured_rows.CHAINS_FILE)
+    rows = row_tables.read_table(folder / row_tables.ROWS_FILE)
+    files = (row_tables.COUNTERS_FILE, row_tables.CHAINS_FILE)
     counters, chains = (_read_earlier_rows(folder / file) for file in files)
     good = [row for row in rows if not row["error"]]
     by_kind: dict[str, dict[str, int]] = {}

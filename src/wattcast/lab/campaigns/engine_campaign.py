@@ -34,8 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import bad_value, check_names, clip_text
-from wattcast.core.measured_rows import Journal, read_lines
 from wattcast.core.regular_files import open_regular
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 

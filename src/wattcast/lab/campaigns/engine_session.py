@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.errors import CannotWrite, WattcastError, bad_value
-from wattcast.core.measured_rows import Journal, append_rows, read_lines
+from wattcast.core.row_journals import Journal, append_rows, read_lines
 from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights, lora_adapters
 from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
 from wattcast.measure.energy_samples import EnergySamples, find_ticks

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import BadInput, CannotWrite, bad_value, check_names
-from wattcast.core.measured_rows import Journal, NameRow, RowKind, read_lines
+from wattcast.core.measured_rows import NameRow, RowKind
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.core.whole_files import hold_folder, write_whole
 from wattcast.lab.campaigns import operator_rows
 from wattcast.lab.campaigns.campaign_engine import OperatorBench, list_trace_events

@@ -20,7 +20,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind, read_lines
+from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
+from wattcast.core.row_journals import read_lines
 from wattcast.core.units import parse
 from wattcast.lab.campaigns import kernel_campaign, operator_calls
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec, spec_from_operator

@@ -20,7 +20,8 @@ from math import isqrt
 from typing import Any
 
 from wattcast.core import Dtype, bad_value, files
-from wattcast.core.measured_rows import Plain, find_measured_call
+from wattcast.core.measured_calls import find_measured_call
+from wattcast.core.measured_rows import Plain
 
 # Rough rates that only keep over-long calls out of the plan; no result depends on them.
 _PLANNING_FLOP_PER_S = {"bf16": 6e14, "fp16": 6e14, "fp8": 1.1e15, "tf32": 3e14, "fp32": 4e13}

@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 
 from wattcast.core.errors import BadInput, bad_value, check_names, import_extra
-from wattcast.core.measured_rows import ModelKernels, ModelRow, read_lines, read_shipped_table
+from wattcast.core.measured_rows import ModelKernels, ModelRow
+from wattcast.core.regular_files import read_shipped_table
+from wattcast.core.row_journals import read_lines
 from wattcast.core.whole_files import hold_folder
 from wattcast.lab.campaigns import campaign_engine
 from wattcast.lab.campaigns.campaign_engine import OperatorBench

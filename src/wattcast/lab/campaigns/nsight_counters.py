@@ -19,7 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
-from wattcast.core.measured_rows import Journal, Plain, read_shipped_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.regular_files import read_shipped_table
+from wattcast.core.row_journals import Journal
 from wattcast.lab.campaigns.kernel_campaign import read_listed
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
 

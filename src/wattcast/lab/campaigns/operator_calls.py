@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from wattcast.core import BadInput, check_names, unknown_name
-from wattcast.core.measured_rows import find_measured_call
+from wattcast.core.measured_calls import find_measured_call
 from wattcast.lab.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
 
 PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.measured_rows import ROWS_FILE, KernelRow, Plain, read_table, write_table
+from wattcast.core.measured_rows import KernelRow, Plain
+from wattcast.core.row_tables import ROWS_FILE, read_table, write_table
 from wattcast.lab.campaigns.database_files import CYCLE_TICKS
 from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks
 

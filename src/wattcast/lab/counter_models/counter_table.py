@@ -24,7 +24,7 @@ from wattcast.core.errors import (
     clip_text,
     nearest_names,
 )
-from wattcast.core.measured_rows import catch_panics, import_polars
+from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.power.activity import known_events
 

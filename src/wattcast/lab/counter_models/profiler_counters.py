@@ -26,7 +26,9 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value, clip_text, nearest_names
-from wattcast.core.measured_rows import COUNTERS_FILE, Plain, read_lines, read_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import COUNTERS_FILE, read_table
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.campaigns.nsight_counters import find_ncu

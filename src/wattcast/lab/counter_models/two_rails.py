@@ -34,7 +34,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import Provenance
 from wattcast.lab.counter_models import counter_table, fit_diagnostics
 from wattcast.lab.counter_models.counter_fit import average_measured_voltage, list_test_rows

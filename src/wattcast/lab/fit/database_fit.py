@@ -32,7 +32,8 @@ from wattcast.calibrate.latency_fit import one_thread
 from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import CHAINS_FILE, Plain, database_folder, read_table, write_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_tables import CHAINS_FILE, database_folder, read_table, write_table
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment

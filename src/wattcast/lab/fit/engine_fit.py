@@ -26,7 +26,9 @@ from wattcast.calibrate.row_prediction import (
 from wattcast.core import files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, unknown_name
-from wattcast.core.measured_rows import STEPS_FILE, Plain, database_folder, read_lines, read_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_journals import read_lines
+from wattcast.core.row_tables import STEPS_FILE, database_folder, read_table
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import root_family

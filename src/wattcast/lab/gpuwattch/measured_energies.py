@@ -32,7 +32,8 @@ from wattcast.calibrate.scoring import mean_percent_error
 from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, unknown_name
-from wattcast.core.measured_rows import ROWS_FILE, Plain, read_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_tables import ROWS_FILE, read_table
 from wattcast.core.strict_files import read_shipped_table, read_shipped_yaml
 from wattcast.hardware import OperatingPoint
 from wattcast.hardware.catalogue_reader import strip_board

@@ -19,7 +19,8 @@ from functools import cache
 from itertools import permutations
 from typing import Any
 
-from wattcast.core.measured_rows import Plain, read_shipped_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.regular_files import read_shipped_table
 from wattcast.lab.microbench.unit_source import (
     CLUSTER_SYNC,
     BenchUnit,

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.core.errors import check_names
-from wattcast.core.measured_rows import Plain, read_lines
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_journals import read_lines
 from wattcast.lab.microbench import arithmetic_units, memory_units, tensor_units
 from wattcast.lab.microbench.unit_source import Benchmark, BenchUnit
 

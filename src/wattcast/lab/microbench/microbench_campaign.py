@@ -26,7 +26,8 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from wattcast.core.errors import MissingTool, Refused, WattcastError
-from wattcast.core.measured_rows import Journal, Plain, read_lines
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.core.whole_files import hold_folder, private_cache, write_whole
 from wattcast.lab.microbench.benchmark_kernels import DeviceBench
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks

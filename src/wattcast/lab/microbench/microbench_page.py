@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from wattcast.core.errors import bad_value
-from wattcast.core.measured_rows import read_lines
+from wattcast.core.row_journals import read_lines
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.lab.campaigns.database_files import make_pipe_table
 from wattcast.lab.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from wattcast.core.measured_rows import read_shipped_table
+from wattcast.core.regular_files import read_shipped_table
 from wattcast.hardware import Gpu
 from wattcast.lab.campaigns.database_files import make_pipe_table
 from wattcast.lab.microbench import microbench_results

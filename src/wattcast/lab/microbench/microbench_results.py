@@ -16,7 +16,8 @@ import numpy as np
 
 from wattcast.core import BadInput, Dtype, bad_value, files
 from wattcast.core.errors import MissingSpecification
-from wattcast.core.measured_rows import read_lines, read_shipped_table
+from wattcast.core.regular_files import read_shipped_table
+from wattcast.core.row_journals import read_lines
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu

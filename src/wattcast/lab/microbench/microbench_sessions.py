@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 from wattcast.core.errors import BadInput, WattcastError, bad_value
-from wattcast.core.measured_rows import Journal, read_lines
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.core.units import parse
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.campaigns.campaign_verbs import Budget, Target

@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from wattcast.core.measured_rows import Plain, read_shipped_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.regular_files import read_shipped_table
 from wattcast.lab.microbench.unit_source import (
     CLUSTER_SYNC,
     BenchUnit,

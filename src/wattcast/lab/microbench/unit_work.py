@@ -28,7 +28,9 @@ from pathlib import Path
 import numpy as np
 
 from wattcast.core import BadInput
-from wattcast.core.measured_rows import Journal, Plain, read_lines, read_shipped_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.regular_files import read_shipped_table
+from wattcast.core.row_journals import Journal, read_lines
 from wattcast.lab.campaigns import nsight_counters
 from wattcast.lab.microbench.benchmark_kernels import (
     DeviceBuffers,

@@ -20,7 +20,7 @@ from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_d
 from wattcast.calibrate.whole_models import ModelCase
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
-from wattcast.core.measured_rows import MODEL_KERNELS_FILE, database_folder, read_table
+from wattcast.core.row_tables import MODEL_KERNELS_FILE, database_folder, read_table
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name

@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 from wattcast.core import BadInput, files
-from wattcast.core.measured_rows import Plain, read_lines
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_journals import read_lines
 from wattcast.hardware import load_gpu
 from wattcast.lab.validate.typed_commands import JudgedRow, TypedCommand, make_file_name
 from wattcast.serving.host_times import COMPILED, EngineRecords

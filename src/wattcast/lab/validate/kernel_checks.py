@@ -25,7 +25,7 @@ from wattcast.calibrate.scoring import (
 from wattcast.calibrate.whole_models import ModelCase
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
-from wattcast.core.measured_rows import COUNTERS_FILE, database_folder, read_table
+from wattcast.core.row_tables import COUNTERS_FILE, database_folder, read_table
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, lower_graph, reference_chip
 from wattcast.kernels.kernel_table import COUNTED_ROTATION

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
-from wattcast.core.measured_rows import database_folder
+from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.whole_files import cache_root, write_whole
 from wattcast.lab.fit.database_fit import fit_kernel_database, load_held_out

@@ -31,7 +31,8 @@ from wattcast.calibrate.scoring import (
 from wattcast.calibrate.whole_models import ModelCase, fit_host_cost
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput, WattcastError
-from wattcast.core.measured_rows import Plain, database_folder
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_tables import database_folder
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options

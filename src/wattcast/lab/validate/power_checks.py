@@ -33,7 +33,8 @@ from wattcast.calibrate.kernel_rows import parse_operators, read_condition, shap
 from wattcast.calibrate.scoring import LedgerRow, make_ledger_row, mean_percent_error, score_row
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
-from wattcast.core.measured_rows import ROWS_FILE, Plain, database_folder, read_table
+from wattcast.core.measured_rows import Plain
+from wattcast.core.row_tables import ROWS_FILE, database_folder, read_table
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.kernels import build_kernels

@@ -28,7 +28,7 @@ from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
 from wattcast.calibrate.table_fit import describe_work, predict_tables_s
 from wattcast.calibrate.table_rows import TableRows, read_tables
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.measured_rows import CHAINS_FILE, database_folder, read_table
+from wattcast.core.row_tables import CHAINS_FILE, database_folder, read_table
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards

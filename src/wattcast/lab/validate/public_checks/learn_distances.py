@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 
 import wattcast.predictor.bundle.support_widening as distances
 from wattcast.core.arrays import Array
-from wattcast.core.measured_rows import read_table
+from wattcast.core.row_tables import read_table
 from wattcast.core.strict_files import reference_folder
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.database_fit import HELD_OUT_FILE
