@@ -25,10 +25,11 @@ LAB_ORDER = [
     *["validate", "paper_figures"],
 ]
 PRODUCT = [package for package in ORDER if package not in ("lab", "cli")]
+# Packages that see less than their place would allow; ``measure`` runs on a bare GPU node.
 ONLY = {
-    "measure": {"core"},
+    "measure": {"core", "coefficients"},
     "web": set(PRODUCT),
-}  # runs on a bare GPU node, so that it sees less than its place would allow
+}
 ENTRY_POINTS = {
     "__init__.py",
     "__main__.py",

@@ -10,16 +10,19 @@ subject. The code that uses it declares a frozen dataclass and loads the file in
     GOVERNOR = load_coefficients("governor", GovernorCoefficients)
 
 The key of a field is its name without the unit: ``reaction_s`` is ``reaction`` in the file, and its
-value is written with a unit, such as ``90 ms``. ``docs/coefficients.md`` is generated from these
-files by ``python -m wattcast.lab.coefficient_page``.
+value is written with a unit, such as ``90 ms``. An entry has this form, its value first:
+
+    reaction:
+      value: 90 ms
+      origin: fitted
+      evidence: >-
+        The clock of an H200 falls 80 to 95 ms after a heavy load begins.
+      used_by: predictor/governor.py
+      noticed_by: tests/predictor/test_governor.py::test_name
+
+``docs/coefficients.md`` is generated from these files by ``python -m wattcast.lab.coefficient_page``.
 """
 
-from wattcast.coefficients.coefficient_files import (
-    Coefficient,
-    Origin,
-    list_subjects,
-    load_coefficients,
-    read_subject,
-)
+from wattcast.coefficients.coefficient_files import list_subjects, load_coefficients
 
-__all__ = ["Coefficient", "Origin", "list_subjects", "load_coefficients", "read_subject"]
+__all__ = ["list_subjects", "load_coefficients"]

@@ -1,73 +1,54 @@
-"""Read the YAML files of coefficients and load them into dataclasses of their subject."""
+"""Load the values of coefficients from the YAML files of their subjects into dataclasses.
+
+A command that predicts needs the values alone, some hundred of them from dozens of files, and needs
+them at once: they are read here line by line, without a YAML parser and with the standard library
+only, so that a bare GPU node can read them too. ``coefficient_entries`` reads the same files whole
+and strictly; a test holds that both find the same values.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from enum import StrEnum
-from functools import cache
+import re
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import BadInput, bad_value, unknown_name
 
 FOLDER = Path(__file__).parent
-FACTOR_VARIABLE = "WATTCAST_COEFFICIENT"  # "governor.reaction=1.3" scales one, to see its effect
+# "governor.reaction=1.3" in this variable scales one coefficient, to see what notices it.
+FACTOR_VARIABLE = "WATTCAST_COEFFICIENT"
 
-# How the name of a field ends -> the unit that its value is written in.
-UNIT_OF_SUFFIX = {
-    "_byte_per_s": "byte/s",
-    "_flop_per_s": "flop/s",
-    "_s": "s",
-    "_hz": "Hz",
-    "_w": "W",
-    "_j": "J",
-    "_v": "V",
-    "_c": "C",
-    "_byte": "byte",
-}
-
+Value = str | int | float | tuple[float, ...]
 Record = TypeVar("Record")
 
+# The end of a field's name -> the unit that its value is written in.
+_UNIT_OF_SUFFIX = {
+    "s": "s",
+    "hz": "Hz",
+    "w": "W",
+    "j": "J",
+    "v": "V",
+    "c": "C",
+    "byte": "byte",
+    "flop": "flop",
+}
+_SUFFIX = "|".join(_UNIT_OF_SUFFIX)
+_RATE_NAME = re.compile(rf"(\w+)_({_SUFFIX})_per_({_SUFFIX})")
+_QUANTITY_NAME = re.compile(rf"(\w+)(?<!_per)_({_SUFFIX})")
 
-class Origin(StrEnum):
-    """Where a number comes from."""
-
-    FITTED = "fitted"  # by least squares or the like, to rows that the evidence names
-    CHOSEN = "chosen"  # by a person who looked at evidence
-    CONVENTION = "convention"  # an agreement that no measurement could prove wrong
-
-
-class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of a file: the value as written, and why it is believed."""
-
-    value: str | float | list[float]
-    origin: Origin
-    evidence: str
-    used_by: str
-    # The test of what the coefficient means that fails when it changes by a third, as pytest
-    # names it. Empty: nothing notices it yet.
-    noticed_by: str = ""
+# An entry begins with its name; its value comes first and may be a list over several lines.
+_ENTRY = re.compile(r"^(\w+): *\n  value: +(\[[^\]]*\]|\S.*)$", re.MULTILINE)
+_ENTRY_NAME = re.compile(r"^[^\s#][^:\n]*", re.MULTILINE)
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+")
 
 
 def list_subjects() -> list[str]:
     """Return the names of all subjects that have a file."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-@cache
-def read_subject(subject: str) -> dict[str, Coefficient]:
-    """Return the entries of a subject by name."""
-    path = FOLDER / f"{subject}.yaml"
-    if not path.is_file():
-        raise unknown_name("subject of coefficients", subject, list_subjects())
-    try:
-        return msgspec.yaml.decode(path.read_bytes(), type=dict[str, Coefficient])
-    except msgspec.DecodeError as error:
-        raise BadInput(f"{path.name}: {error}.") from None
 
 
 def load_coefficients(subject: str, kind: type[Record]) -> Record:
@@ -76,18 +57,53 @@ def load_coefficients(subject: str, kind: type[Record]) -> Record:
     A file with an entry that no field takes, or a field without an entry, is an error: a number
     that nothing reads would look as if it mattered.
     """
-    entries = read_subject(subject)
-    values: dict[str, Any] = {}
+    values = read_values(subject)
+    arguments: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         key, unit = split_unit(field.name)
-        if key not in entries:
+        if key not in values:
             raise bad_value(f"{subject}.yaml", f"an entry {key}", "none")
         place = f"{subject}.{key}"
-        values[field.name] = _scale_for_trial(place, _parse_value(entries[key].value, unit, place))
-    unused = set(entries) - {split_unit(name)[0] for name in values}
-    if unused:
-        raise bad_value(f"{subject}.yaml", "only entries that the code reads", sorted(unused)[0])
-    return kind(**values)
+        quantity = parse_value(values.pop(key), unit, place)
+        arguments[field.name] = _scale_for_trial(place, quantity)
+    if values:
+        raise bad_value(f"{subject}.yaml", "only entries that the code reads", min(values))
+    return kind(**arguments)
+
+
+def read_values(subject: str) -> dict[str, Value]:
+    """Return the values of a subject by name, as they are written in its file."""
+    path = FOLDER / f"{subject}.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise unknown_name("subject of coefficients", subject, list_subjects()) from None
+    values: dict[str, Value] = {}
+    for name, written in _ENTRY.findall(text):
+        if name in values:
+            raise bad_value(f"{path.name}: {name}", "one entry of this name", "two")
+        values[name] = _read_written(written, f"{path.name}: {name}")
+    for name in _ENTRY_NAME.findall(text):
+        if name not in values:
+            form = "an entry that begins with its value in a line of its own"
+            raise bad_value(f"{path.name}: {name}", form, "another form")
+    return values
+
+
+def _read_written(written: str, where: str) -> Value:
+    """Return a value of a file as a number, a list of numbers or the text of a quantity."""
+    plain = written.partition(" #")[0].strip()
+    try:
+        if plain.startswith("["):
+            numbers = plain[1:-1].split(",")
+            return tuple(float(number) for number in numbers if number.strip())
+        if _WHOLE_NUMBER.fullmatch(plain):
+            return int(plain)
+        return float(plain)
+    except ValueError:
+        if plain.startswith("["):
+            raise BadInput(f"{where}: expected a list of numbers, got {plain!r}.") from None
+        return plain.strip("\"'")
 
 
 def split_unit(name: str) -> tuple[str, str]:
@@ -95,22 +111,30 @@ def split_unit(name: str) -> tuple[str, str]:
 
     >>> split_unit("reaction_s")
     ('reaction', 's')
-    >>> split_unit("secant_steps")
-    ('secant_steps', '')
+    >>> split_unit("dram_energy_j_per_byte")
+    ('dram_energy', 'J/byte')
+    >>> split_unit("secant_steps"), split_unit("steps_per_s")
+    (('secant_steps', ''), ('steps_per_s', ''))
     """
-    for suffix, unit in UNIT_OF_SUFFIX.items():
-        if name.endswith(suffix):
-            return name.removesuffix(suffix), unit
+    rate = _RATE_NAME.fullmatch(name)
+    if rate is not None:
+        return rate[1], f"{_UNIT_OF_SUFFIX[rate[2]]}/{_UNIT_OF_SUFFIX[rate[3]]}"
+    quantity = _QUANTITY_NAME.fullmatch(name)
+    if quantity is not None:
+        return quantity[1], _UNIT_OF_SUFFIX[quantity[2]]
     return name, ""
 
 
-def _parse_value(value: str | float | list[float], unit: str, place: str) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
+def parse_value(value: Value, unit: str, place: str) -> Any:
+    """Return a value in the unit of its field; a number without a unit has none."""
     if isinstance(value, str):
         return units.parse(value, unit, place)
+    if isinstance(value, tuple):
+        return value
     if unit:
         raise bad_value(place, f"a value with its unit ({unit})", str(value))
+    if not math.isfinite(value):
+        raise bad_value(place, "a finite number", value)
     return value
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from wattcast.coefficients import Coefficient, list_subjects, read_subject
+from wattcast.coefficients import list_subjects
+from wattcast.coefficients.coefficient_entries import Coefficient, read_subject
 
 HEAD = """# Coefficients
 

@@ -18,7 +18,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from wattcast.coefficients import list_subjects, read_subject
+from wattcast.coefficients import list_subjects
+from wattcast.coefficients.coefficient_entries import read_subject
 from wattcast.coefficients.coefficient_files import FACTOR_VARIABLE
 
 FACTORS = (1.33, 0.67)
