@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from wattcast.predictor.governor import REACTION_S, run_governed
 from wattcast.predictor.pipeline import analyse_graph
 from wattcast.predictor.prediction_json import describe_cap
 from wattcast.predictor.run_stretches import MOST_STRETCHES, divide_run
+from wattcast.predictor.timeline import compute_latency_s
 from wattcast.report.configuration_view import build_power_trace, view_configuration
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Elementwise, Linear
+from wattcast.workload.readers.from_huggingface import parse_huggingface
 
 GENERATE: dict[str, Any] = {"phase": "generate", "batch": 16, "seq": 4096, "tokens": 256}
 HELD = 1.0 + 1e-6
@@ -210,3 +213,42 @@ def test_json_and_text_name_the_phases() -> None:
     assert uncapped.to_dict()["phases"] == []
     assert describe_cap(p) == "the power limit holds the clock down in prefill"
     assert describe_cap(uncapped) == ""
+
+
+@pytest.mark.parametrize("kind", ["smollm3", "minimax"])
+def test_an_engine_step_that_is_divided_still_waits_for_its_host(kind: str) -> None:
+    """Parts of a divided step forgot the step, and its host with it.
+
+    A prompt through SmolLM3 took a jump at 1,296 layers. A MiniMax of 200 layers took less time
+    than its interval allowed, whose ends knew the host."""
+    sizes: dict[str, Any] = {"hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 128256}
+    sizes |= {"num_key_value_heads": 4, "intermediate_size": 11008}
+    if kind == "minimax":
+        sizes |= {"num_local_experts": 8, "num_experts_per_tok": 2, "block_size": 256}
+        sizes |= {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    took_s = {}
+    for layers in (64, 300, 1300):
+        config = json.dumps({"model_type": kind, "num_hidden_layers": layers, **sizes}).encode()
+        graph = parse_huggingface(config, where="config.json", name="mine")
+        p = wattcast.predict(graph, "h200", force=True)
+        low, high = p.interval.latency_s
+        assert low <= p.latency_s <= high, layers
+        took_s[layers] = float(p.latency_s)
+    layer_s = (took_s[300] - took_s[64]) / (300 - 64)
+    assert took_s[1300] == pytest.approx(took_s[300] + 1000 * layer_s, rel=0.01)
+
+
+def test_a_divided_step_shares_its_host_among_its_parts() -> None:
+    """The parts of a step that waits wait in sum as long as the whole step, and share the host."""
+    graph = build_graph("qwen3-30b-a3b", ModelOptions(batch=1, seq=2048))
+    bundle = bundle_for(load_gpu("h200"))
+    timeline = analyse_graph(graph, load_gpu("h200"), bundle)
+    kernel_s = np.full(len(timeline.calls), 1e-6)
+    whole_s = float(compute_latency_s(timeline, kernel_s))
+    assert whole_s > 2.0 * float(kernel_s @ timeline.calls)  # it waits
+    (division,) = divide_run(timeline, kernel_s, np.asarray(whole_s), 2e-6)
+    assert len(division.stretches) > 3
+    parts_s = [
+        float(compute_latency_s(part.timeline, kernel_s[part.rows])) for part in division.stretches
+    ]
+    assert sum(parts_s) == pytest.approx(whole_s, rel=1e-9)

@@ -254,6 +254,7 @@ class IssueSegment:
     repeat: int
     label: str = ""  # of the block that it was made from
     step: EngineStep | None = None  # of an inference engine, that the stretch belongs to
+    step_share: Array | float = 1.0  # (*sweep,) of the step's time, where the step was divided
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ one whose step it opens."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -72,12 +73,16 @@ def divide_run(
         window_s *= 2.0
         groups = _group_positions(segments, kernel_s, window_s)
     if groups.ndim == 1:
-        return (Division(None, _build_stretches(timeline, groups)),) if groups.any() else (whole,)
+        if not groups.any():
+            return (whole,)
+        return (Division(None, _build_stretches(timeline, groups, kernel_s)),)
     kinds, place = np.unique(groups.reshape(-1, groups.shape[-1]), axis=0, return_inverse=True)
     place = place.reshape(groups.shape[:-1])
     found = []
     for number, kind in enumerate(kinds):
-        stretches = _build_stretches(timeline, kind) if kind.any() else whole.stretches
+        stretches = whole.stretches
+        if kind.any():
+            stretches = _build_stretches(timeline, kind, kernel_s)
         found.append(Division(place == number if len(kinds) > 1 else None, stretches))
     return tuple(found)
 
@@ -218,7 +223,7 @@ def _list_pieces(
     return np.concatenate(begins, axis=-1), np.concatenate(piece_s, axis=-1)
 
 
-def _build_stretches(timeline: Timeline, groups: _Groups) -> tuple[Stretch, ...]:
+def _build_stretches(timeline: Timeline, groups: _Groups, kernel_s: Array) -> tuple[Stretch, ...]:
     """Return the stretches of a run whose positions have these numbers, each as a timeline of its
     own.
     """
@@ -226,23 +231,58 @@ def _build_stretches(timeline: Timeline, groups: _Groups) -> tuple[Stretch, ...]
     stretches = []
     for number in range(int(groups.max()) + 1):
         parts = []
-        start = 0
-        for segment in kernels.segments:
-            here = np.flatnonzero(groups[start : start + len(segment.rows)] == number)
-            start += len(segment.rows)
-            if here.size:
-                parts.append(
-                    IssueSegment(
-                        segment.rows[here], segment.counts[here], segment.repeat, segment.label
+        for of_step in _split_steps(kernels.segments, groups):
+            chosen = [np.flatnonzero(place == number) for _, place in of_step]
+            share = _share_step(of_step, chosen, kernel_s)
+            for (segment, _), here in zip(of_step, chosen, strict=True):
+                if here.size:
+                    parts.append(
+                        replace(
+                            segment,
+                            rows=segment.rows[here],
+                            counts=segment.counts[here],
+                            step_share=share,
+                        )
                     )
-                )
         rows = np.unique(np.concatenate([part.rows for part in parts]))
-        local = tuple(
-            IssueSegment(rows.searchsorted(p.rows), p.counts, p.repeat, p.label) for p in parts
-        )
+        local = tuple(replace(part, rows=rows.searchsorted(part.rows)) for part in parts)
         own = timeline.select_rows(rows, select_operators(kernels.ops, rows), local)
         stretches.append(Stretch(_name_stretch(own), rows, own))
     return tuple(stretches)
+
+
+_PlacedSegment = tuple[IssueSegment, _Groups]  # with the stretch that each of its positions is in
+
+
+def _split_steps(
+    segments: Sequence[IssueSegment], groups: _Groups
+) -> Iterator[list[_PlacedSegment]]:
+    """Yield neighbouring segments of one kind of engine step together."""
+    ends = np.cumsum([len(segment.rows) for segment in segments])
+    placed = zip(segments, np.split(groups, ends[:-1]), strict=True)
+    for _, of_step in groupby(placed, key=lambda pair: pair[0].step):
+        yield list(of_step)
+
+
+def _share_step(
+    of_step: Sequence[_PlacedSegment], chosen: Sequence[RowIndex], kernel_s: Array
+) -> Array | float:
+    """Return the share of a step's time in kernels that some positions take, ``(*sweep,)``.
+
+    The host prepares a step as a whole. Its time is spread over a step that is divided as the time
+    in kernels is, so that the parts of a step which waits for its host wait for it in sum.
+    """
+    sizes = [len(segment.rows) for segment, _ in of_step]
+    is_whole = [here.size for here in chosen] == sizes
+    if is_whole or of_step[0][0].step is None:
+        return 1.0
+    whole_s: Array = np.zeros(())
+    part_s: Array = np.zeros(())
+    for (segment, _), here in zip(of_step, chosen, strict=True):
+        calls_s = segment.repeat * segment.counts * kernel_s[..., segment.rows]
+        whole_s = whole_s + calls_s.sum(axis=-1)
+        part_s = part_s + calls_s[..., here].sum(axis=-1)
+    return np.asarray(part_s / whole_s)
 
 
 def _name_stretch(timeline: Timeline) -> str:

@@ -297,7 +297,8 @@ def list_engine_steps(
         device_s = np.asarray(sum(each_s))
         latency_s = device_s
         if step is not None:
-            latency_s = np.maximum(device_s, step.count * engine.step_s(step))
+            host_s = segments[0].step_share * (step.count * engine.step_s(step))
+            latency_s = np.maximum(device_s, host_s)
         stretches.append(EngineStretch(segments, device_s, np.asarray(latency_s)))
     return stretches
 
