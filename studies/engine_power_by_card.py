@@ -23,10 +23,10 @@ from wattcast.calibrate.kernel_rows import load_kernel_rows
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.lab.fit.card_levels import load_card_levels
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.validate.model_checks import compare_serving
 from wattcast.predictor.bundle import Bundle, bundle_for
 from wattcast.predictor.prediction import predict_graph
-from wattcast.serving.host_times import load_engine_records
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_options import WorkloadPhase
 

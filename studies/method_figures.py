@@ -21,6 +21,7 @@ from studies.training_rows.judge_training_rows import PREDICTIONS, read_columns
 from wattcast import hardware
 from wattcast.core.units import Dtype
 from wattcast.lab.fit.database_fit import load_layers, predict_held_out_layers_s
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.validate.model_checks import compare_serving
 from wattcast.lab.validate.power_checks import MODELS, compare_power_models
 from wattcast.report.figure_style import (
@@ -30,7 +31,6 @@ from wattcast.report.figure_style import (
     new_figure,
     save_figure,
 )
-from wattcast.serving.host_times import load_engine_records
 
 CONFIDENCE = Path(__file__).parents[1] / "docs" / "method" / "confidence.md"
 

@@ -16,10 +16,10 @@ from wattcast import hardware
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import Plain
 from wattcast.hardware import Gpu
+from wattcast.lab.fit.engine_records import EngineRecords, load_engine_records
 from wattcast.lab.validate.model_checks import is_held_out, tabulate_engine, trace_of
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure, save_figure
 from wattcast.serving.engine_simulator import EngineSettings
-from wattcast.serving.host_times import EngineRecords, load_engine_records
 from wattcast.serving.simulate_serving import serve_trace
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b", "gemma-3-12b", "qwen2.5-14b-fp8")

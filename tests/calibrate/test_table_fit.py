@@ -21,10 +21,10 @@ from wattcast.core.row_tables import database_folder
 from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.calibrated import load_bundle, save_bundle
 from wattcast.predictor.prediction import predict_graph
-from wattcast.serving.host_times import load_engine_records
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_operators import SMALL_TILES, FusedExperts
 from wattcast.workload.model_options import WorkloadPhase

@@ -44,6 +44,7 @@ from wattcast.lab.counter_models.gpmtool_files import (
 )
 from wattcast.lab.counter_models.launch_power import read_launches
 from wattcast.lab.counter_models.profiler_counters import read_accelwattch_hw, read_ncu, read_nvprof
+from wattcast.lab.fit.engine_records import pack_engine_folders
 from wattcast.lab.gpuwattch.architecture import (
     format_xml_architecture,
     parse_xml_architecture,
@@ -64,7 +65,6 @@ from wattcast.power.component_power import read_mcpat
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import read_bundle, residuals_from_bytes
 from wattcast.serving.arrivals import read_trace
-from wattcast.serving.host_times import pack_engine_folders
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import parse_model
 from wattcast.workload.model_options import ModelOptions

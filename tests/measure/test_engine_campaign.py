@@ -59,7 +59,7 @@ from wattcast.lab.campaigns.engine_weights import (
     has_finite_outputs,
     has_narrow_weights,
 )
-from wattcast.serving.host_times import pack_engine_folders
+from wattcast.lab.fit.engine_records import pack_engine_folders
 
 MODEL = EngineModel(
     "made-up", {"vocab_size": 1000, "max_position_embeddings": 4096}, held_out=True, start_s=1.0
@@ -325,7 +325,7 @@ def test_a_disk_that_fails_at_any_write_loses_and_doubles_nothing(
 
     monkeypatch.setattr(os, "fsync", count_or_fail)
     monkeypatch.setattr(
-        "wattcast.serving.host_times.COMPILING_S", 0.0
+        "wattcast.lab.fit.engine_records.COMPILING_S", 0.0
     )  # every run looks up its row
 
     def measure(out: Path) -> None:

@@ -100,7 +100,7 @@ def _write_suggestions(
 @command("lab pack-engine")
 def pack_engine(env: Environment, folders: list[Path], out: Path) -> None:
     """Pack steps, requests and serving runs of an engine into tables that `lab validate` reads."""
-    from wattcast.serving.host_times import pack_engine_folders
+    from wattcast.lab.fit.engine_records import pack_engine_folders
 
     found = pack_engine_folders(folders, out)
     runs = len(found.select_kind("traffic"))

@@ -11,6 +11,7 @@ import wattcast
 from wattcast.core.strict_files import reference_folder
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.validate.engine_commands import make_engine_rows
 from wattcast.lab.validate.public_checks.coverage_checks import ModelSet, load_model_sets
 from wattcast.lab.validate.public_checks.learn_distances import (
@@ -22,7 +23,6 @@ from wattcast.lab.validate.public_checks.learn_distances import (
 from wattcast.lab.validate.typed_commands import JudgedRow, judge_rows
 from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.predictor.timeline import compute_latency_s
-from wattcast.serving.host_times import load_engine_records
 
 REFERENCE = reference_folder(os.environ)
 needs_reference = pytest.mark.skipif(REFERENCE is None, reason="no reference data")

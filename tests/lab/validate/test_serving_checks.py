@@ -10,6 +10,7 @@ import pytest
 from wattcast import hardware
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_host_times import FITTING, fit_host_times
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.validate.model_checks import (
     compare_known_boards,
     compare_serving,
@@ -19,7 +20,6 @@ from wattcast.lab.validate.model_checks import (
 from wattcast.lab.validate.public_checks.learn_distances import learn_engine_host
 from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.predictor.engine_host import load_host_times
-from wattcast.serving.host_times import load_engine_records
 
 
 @pytest.fixture(scope="module")

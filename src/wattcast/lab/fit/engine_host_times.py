@@ -15,8 +15,8 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.lab.fit.engine_records import COMPILING_S, EngineRecords, load_engine_records
 from wattcast.predictor.engine_host import load_host_times
-from wattcast.serving.host_times import COMPILING_S, EngineRecords, load_engine_records
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_options import WorkloadPhase
 

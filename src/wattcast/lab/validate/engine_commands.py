@@ -18,8 +18,8 @@ from wattcast.core import BadInput, files
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_journals import read_lines
 from wattcast.hardware import load_gpu
+from wattcast.lab.fit.engine_records import COMPILED, EngineRecords
 from wattcast.lab.validate.typed_commands import JudgedRow, TypedCommand, make_file_name
-from wattcast.serving.host_times import COMPILED, EngineRecords
 from wattcast.workload.model_catalogue import list_models, load_model
 from wattcast.workload.readers.from_huggingface import convert_config
 

@@ -13,11 +13,11 @@ from wattcast.calibrate import whole_models
 from wattcast.core.errors import WattcastError, unknown_name
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import list_boards
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.validate.engine_commands import make_engine_rows
 from wattcast.lab.validate.model_checks import NARROW_SIDES, ask_model_row, load_narrow_records
 from wattcast.lab.validate.public_checks.public_sets import list_public_rows
 from wattcast.lab.validate.typed_commands import JudgedRow, find_rows
-from wattcast.serving.host_times import load_engine_records
 
 GPUS = ("h200",)  # with measured engines and whole models that ship
 SIDES = {False: "fitting models", True: "held-out models and loads"}

@@ -36,6 +36,7 @@ from wattcast.core.row_tables import database_folder
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
+from wattcast.lab.fit.engine_records import REQUESTS_FILE, EngineRecords, load_engine_records
 from wattcast.lab.validate.engine_commands import (
     ASKED_KINDS,
     ask_engine_row,
@@ -54,7 +55,6 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import total_at_clock
 from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
-from wattcast.serving.host_times import REQUESTS_FILE, EngineRecords, load_engine_records
 from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
 
 _LATENCY_GOALS = {

@@ -33,6 +33,7 @@ from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model
+from wattcast.lab.fit.engine_records import COMPILED, load_engine_records
 from wattcast.lab.validate.public_checks.other_gpu_checks import to_calibration_row
 from wattcast.lab.validate.public_checks.published_runs import (
     PUBLISHED_FILES,
@@ -62,7 +63,6 @@ from wattcast.predictor.uncertainty import (
     scale_capped_ends,
     widen_log_ends,
 )
-from wattcast.serving.host_times import COMPILED, load_engine_records
 from wattcast.workload.graph import Block, Graph
 
 UNCAPPED_W = 1e9  # a power limit that no card reaches

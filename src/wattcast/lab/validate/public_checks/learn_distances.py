@@ -31,6 +31,7 @@ from wattcast.core.strict_files import reference_folder
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.database_fit import HELD_OUT_FILE
 from wattcast.lab.fit.engine_host_times import list_host_ratios, list_loose_layers
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.fit.held_out import weighted_quantile
 from wattcast.lab.validate.public_checks import coverage_checks as coverage
 from wattcast.lab.validate.public_checks.published_checks import predict_epochs, read_epochs
@@ -52,7 +53,6 @@ from wattcast.predictor.uncertainty import (
     kernel_shares,
     widen_log_ends,
 )
-from wattcast.serving.host_times import load_engine_records
 from wattcast.workload.model_options import SoftwareStack
 
 MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
