@@ -33,6 +33,7 @@ from wattcast.lab.campaigns.engine_campaign import (
     StepPoint,
     TrafficPoint,
     choose_models,
+    ready_path,
     request_campaign,
     run_engine_campaign,
 )
@@ -391,7 +392,7 @@ def test_an_engine_gets_weights_that_tell_tokens_apart(tmp_path: Path) -> None:
             EngineRequest(out, 600.0, (MODEL,), smoke=True), FakeEngine(step_s=2e-3)
         )
         report = WeightReport(filled, zero=(), is_finite=True)
-        session.fill_weights = lambda report=report: report
+        session.weights = report
         session.measure_all()
         assert {row["normal_weights"] for row in read_lines(out / "rows.jsonl")} == {bool(filled)}
 
@@ -413,7 +414,7 @@ def test_an_engine_that_computes_nothing_is_refused(
     """Rows of gpt-oss were once measured with experts of zeros: 20 to 30 % too little power."""
     request = EngineRequest(tmp_path, 600.0, (MODEL,), smoke=True)
     session = session_of(request, FakeEngine(step_s=2e-3))
-    session.fill_weights = lambda: report
+    session.weights = report
     assert session.measure_all() == {"models refused": 1}
     (row,) = read_lines(tmp_path / "rows.jsonl")
     assert (row["kind"], row["error"]) == ("refused", reason)
@@ -606,6 +607,53 @@ def test_a_model_that_fails_costs_only_itself(
     }
     assert "no such architecture" in errors["broken"]
     assert "did not start" in errors["hanging"]
+
+
+class WaitingChild(FakeChild):
+    """A process of a group: it says that it is ready, and notes whether its turn came alone."""
+
+    def __init__(self, request: EngineRequest, model: EngineModel, code: int | None) -> None:
+        super().__init__(request.out, model.name, code)
+        self.ready = ready_path(request, model)
+        if code == 0:
+            self.ready.touch()
+
+    def wait(self, timeout: float) -> int:
+        self.ready.unlink()
+        return super().wait(timeout)
+
+
+def test_engines_that_start_together_are_measured_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting four engines at once takes a third of the time; measuring two at once is wrong."""
+    ended: list[str] = []
+    monkeypatch.setattr(engine_campaign, "_end_child", lambda child: ended.append(child.name))
+    models = tuple(replace(MODEL, name=name) for name in ("first", "broken", "third", "next"))
+    request = EngineRequest(tmp_path, 500.0, models, together=3)
+    children: dict[str, WaitingChild] = {}
+
+    def launch(request: EngineRequest, model: EngineModel) -> WaitingChild:
+        code = 1 if model.name == "broken" else 0
+        children[model.name] = WaitingChild(request, model, code)
+        if model.name == "next":  # of the second group: the first one has ended
+            assert {"first", "broken", "third"} <= set(ended)
+        return children[model.name]
+
+    counts = run_engine_campaign(request, launch)
+    assert counts["models"] == counts["rows"] == 3
+    assert counts["models broken off"] == 1
+    seconds = {name: [float(line) for line in child.told] for name, child in children.items()}
+    assert len(seconds["broken"]) == 1  # it had time to start, and no turn
+    start_s, turn_s = seconds["first"]
+    assert turn_s == pytest.approx(start_s / 3.0, abs=1.0)
+    assert seconds["third"][1] == pytest.approx(start_s, abs=1.0)
+
+
+def test_an_engine_that_shares_the_card_needs_a_cache(tmp_path: Path) -> None:
+    for wrong in ({"together": 0}, {"cache_gib": 0.0}):
+        with pytest.raises(BadInput, match="--together"):
+            request_campaign(tmp_path, **wrong)
 
 
 def test_no_model_is_started_without_time_for_rows(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def engine(
     quantization: Annotated[str, Option("With --own: fp8, for example.")] = "",
     kv_dtype: Annotated[str, Option("With --own: fp8, for example.")] = "auto",
     smoke: Annotated[bool, Option("A tiny model and a few rows: does everything work?")] = False,
+    together: Annotated[int, Option("Engines that start at once; measured one by one.")] = 1,
+    cache_gib: Annotated[float, Option("Cache of each engine with --together.")] = 16.0,
     listed: Annotated[bool, Option("Name the planned models and the split.", "list")] = False,
 ) -> VerbResult:
     """Measure vLLM with random weights: single steps, and serving under arrivals.
@@ -116,7 +118,19 @@ def engine(
     budget_s = parse(budget, "s", "--budget")
     traffic_s = parse_seconds(traffic_seconds, "--traffic-seconds")
     request = engine_campaign.request_campaign(
-        out, budget_s, models, parts, loads, traffic_s, done, own, quantization, kv_dtype, smoke
+        out,
+        budget_s,
+        models,
+        parts,
+        loads,
+        traffic_s,
+        done,
+        own,
+        quantization,
+        kv_dtype,
+        smoke,
+        together,
+        cache_gib,
     )
     with hold_folder(out):
         counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))

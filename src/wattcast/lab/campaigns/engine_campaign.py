@@ -46,6 +46,8 @@ ENVIRONMENT = {  # before vllm is imported
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine steps in this process
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # DeepGEMM would compile hundreds of shapes; the session meets the planned ones before it measures
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
 }
 MODELS_FILE = Path(__file__).with_name("engine_models.jsonl")
 SMOKE_MODEL = "smoke"
@@ -54,6 +56,8 @@ MAX_BATCHED_TOKENS = (
     8192  # tokens of one step: what vLLM's server takes by itself on GPUs of this size
 )
 MAX_MODEL_LEN = 20480
+MEMORY_SHARE = 0.9  # of the card, for all engines that run at once
+GIB = 2**30
 HELD_OUT_LOADS = (0.5,)  # shares of the capacity whose serving runs are kept for judging
 
 
@@ -72,6 +76,11 @@ class EngineModel:
     longest_tokens: int = MAX_MODEL_LEN  # of a sequence, as far as the model allows
     adapters: int = 0  # LoRA adapters that requests take in turn; 0: none
     adapter_rank: int = 16
+
+    @property
+    def is_quantized(self) -> bool:
+        """Tell whether the engine is to keep narrow weights."""
+        return bool(self.quantization or self.config.get("quantization_config"))
 
     @property
     def max_model_len(self) -> int:
@@ -236,9 +245,13 @@ class EngineRequest:
     traffic_s: float = 12.0
     loads: tuple[float, ...] = (0.8, 0.5, 1.1)
     smoke: bool = False
+    together: int = 1  # engines that start at the same time; they are measured one by one
+    cache_gib: float = 16.0  # room for keys and values of an engine that shares the card
 
     def __post_init__(self) -> None:
         check_names("part", self.parts, PARTS)
+        if self.together < 1 or self.cache_gib <= 0.0:
+            raise bad_value("--together", "at least 1 engine, each with a cache", self.together)
         if not self.loads or min(self.loads) <= 0.0:
             raise bad_value("--loads", "shares of the capacity above 0", str(self.loads))
 
@@ -313,10 +326,29 @@ def run_engine_campaign(
     start = launch or _launch_child
     waiting = [model for model in request.models if request.missing_ids(model)]
     counts["models on file"] = len(request.models) - len(waiting)
+    deadline_s = began_s + request.budget_s
+    if request.together > 1:
+        for first in range(0, len(waiting), request.together):
+            group = waiting[first : first + request.together]
+            _run_group(request, group, start, deadline_s, counts)
+    else:
+        _run_one_by_one(request, waiting, start, deadline_s, counts)
+    counts["seconds"] = round(time.monotonic() - began_s)
+    return counts
+
+
+def _run_one_by_one(
+    request: EngineRequest,
+    waiting: list[EngineModel],
+    start: Callable[[EngineRequest, EngineModel], Any],
+    deadline_s: float,
+    counts: Counter[str],
+) -> None:
+    """Start and measure an engine, then the next one, whose libraries are loaded meanwhile."""
     ready: dict[str, Any] = {}
     try:
         for place, model in enumerate(waiting):
-            left_s = request.budget_s - (time.monotonic() - began_s)
+            left_s = deadline_s - time.monotonic()
             if left_s < model.start_s + LEAST_WORK_S:
                 counts["models left for another call"] += 1
                 continue
@@ -329,8 +361,65 @@ def run_engine_campaign(
     finally:
         for child in ready.values():
             _end_child(child)
-    counts["seconds"] = round(time.monotonic() - began_s)
-    return counts
+
+
+def _run_group(
+    request: EngineRequest,
+    group: list[EngineModel],
+    start: Callable[[EngineRequest, EngineModel], Any],
+    deadline_s: float,
+    counts: Counter[str],
+) -> None:
+    """Start several engines at once, which saves minutes, then measure one after another.
+
+    An engine that is ready says so by a file and waits: nothing else works while one is measured.
+    """
+    left_s = deadline_s - time.monotonic()
+    slowest_start_s = max(model.start_s for model in group)
+    if left_s < slowest_start_s + LEAST_WORK_S * len(group):
+        counts["models left for another call"] += len(group)
+        return
+    say(f"{', '.join(model.name for model in group)}: starting, {left_s:.0f} s left")
+    children = {model.name: start(request, model) for model in group}
+    try:
+        for child in children.values():
+            _send_line(child, left_s)
+        give_up_s = time.monotonic() + START_SHARE * slowest_start_s + LEAST_WORK_S
+        for model in group:
+            _wait_until_ready(request, model, children[model.name], min(give_up_s, deadline_s))
+        for number, model in enumerate(group):
+            if not ready_path(request, model).exists():
+                _end_child(children[model.name])  # it must not work while others are measured
+                _report_failure(request, model, "did not become ready", 0, counts)
+                continue
+            # What is left is shared evenly by the engines whose turn is still to come.
+            turn_s = (deadline_s - time.monotonic()) / (len(group) - number)
+            _run_child(request, model, children[model.name], turn_s, counts)
+    finally:
+        for child in children.values():
+            _end_child(child)
+
+
+def ready_path(request: EngineRequest, model: EngineModel) -> Path:
+    """Return the file by which an engine of a group says that it waits for its turn."""
+    return request.out / f"ready-{model.name}"
+
+
+def _wait_until_ready(
+    request: EngineRequest, model: EngineModel, child: Any, give_up_s: float
+) -> None:
+    """Wait until an engine is ready, has ended, or the time is over."""
+    while not ready_path(request, model).exists():
+        if child.poll() is not None or time.monotonic() > give_up_s:
+            return
+        time.sleep(0.1)
+
+
+def _send_line(child: Any, seconds: float) -> None:
+    """Tell a child how many seconds it has; one that has ended is found out later."""
+    with suppress(OSError):
+        child.stdin.write(f"{seconds}\n")
+        child.stdin.flush()
 
 
 def _run_child(
@@ -355,22 +444,28 @@ def _run_child(
     except OSError:
         code = child.wait(5.0)
     _end_child(child)
-    found = len(Journal(rows.path).ids) - before
-    counts["rows"] += found
+    new_rows = len(Journal(rows.path).ids) - before
+    counts["rows"] += new_rows
     if code == 0:
         counts["models"] += 1
         return
     reason = reason if code is None else f"ended with code {code}"
+    _report_failure(request, model, reason, new_rows, counts)
+
+
+def _report_failure(
+    request: EngineRequest, model: EngineModel, reason: str, new_rows: int, counts: Counter[str]
+) -> None:
+    """Save and print why a model was broken off, with the end of the engine's own output."""
     log = request.out / "engine.log"
-    text = (
-        log.read_bytes()[-20_000:].decode(errors="replace").replace("\r", "\n")
-        if log.exists()
-        else ""
-    )
+    text = ""
+    if log.exists():
+        text = log.read_bytes()[-20_000:].decode(errors="replace").replace("\r", "\n")
     tail = [line[:300] for line in text.splitlines() if line.strip()][-25:]
     counts["models broken off"] += 1
-    failed = {"id": f"{model.name}/failed", "kind": "failed", "model": model.name, "rows": found}
-    rows.append(failed | {"error": f"{reason}; {' | '.join(tail[-6:])}"[:2000]})
+    error = f"{reason}; {' | '.join(tail[-6:])}"[:2000]
+    failed = {"id": f"{model.name}/failed", "kind": "failed", "model": model.name}
+    Journal(request.out / "rows.jsonl").append(failed | {"rows": new_rows, "error": error})
     say(f"{model.name}: {reason}\n" + "\n".join(tail))
 
 
@@ -409,7 +504,7 @@ def _end_child(child: Any) -> None:
 def request_campaign(
     out: Path, seconds: float = 540.0, models: str = "", parts: str = "steps,traffic", loads: str = "0.8,0.5,1.1",
     traffic_seconds: float = 12.0, done: Path | None = None, own: Path | None = None, quantization: str = "",
-    kv_dtype: str = "auto", smoke: bool = False,
+    kv_dtype: str = "auto", smoke: bool = False, together: int = 1, cache_gib: float = 16.0,
 ) -> EngineRequest:  # fmt: skip
     """Check the options of the command line and return them as one request."""
     names = tuple(name for name in models.split(",") if name)
@@ -422,7 +517,18 @@ def request_campaign(
     except ValueError:
         raise bad_value("--loads", "numbers with commas between", loads) from None
     wanted = tuple(part for part in parts.split(",") if part)
-    return EngineRequest(out, seconds, tuple(chosen), wanted, done, traffic_seconds, shares, smoke)
+    return EngineRequest(
+        out,
+        seconds,
+        tuple(chosen),
+        wanted,
+        done,
+        traffic_seconds,
+        shares,
+        smoke,
+        together,
+        cache_gib,
+    )
 
 
 def describe_row(row: dict[str, Any]) -> str:

@@ -315,8 +315,8 @@ class EngineSession:
     run: str
     cache_tokens: int
     max_seqs: int = engine_campaign.MAX_SEQS
-    # gives the engine normally distributed weights and says whether it computes with them
-    fill_weights: Callable[[], engine_weights.WeightReport] | None = None
+    # how the engine's weights were filled, and whether it computes with them
+    weights: engine_weights.WeightReport | None = None
     normal_weights: bool = False
     list_kernels: Callable[[StepPoint], list[dict[str, Any]]] | None = None
     clock: Callable[[], float] = time.monotonic
@@ -334,16 +334,13 @@ class EngineSession:
     def measure_all(self) -> Counter[str]:
         """Measure every planned row that is not on file and for which there is time.
 
-        Under dummy weights tokens look alike to a router, and under some norms to every product,
-        which then draws less power. So the engine first gets weights like those of a model before
-        training."""
-        if self.fill_weights is not None:
-            report = self.fill_weights()
-            self.normal_weights = report.filled > 0
-            if report.fault:
+        Nothing is measured of an engine whose weights could not be filled."""
+        if self.weights is not None:
+            self.normal_weights = self.weights.filled > 0
+            if self.weights.fault:
                 name = f"{self.model.name}/refused-{self.run}"
-                self.append(name, "refused", error=report.fault)
-                say(f"{self.model.name}: no row is measured: {report.fault}")
+                self.append(name, "refused", error=self.weights.fault)
+                say(f"{self.model.name}: no row is measured: {self.weights.fault}")
                 self.counts["models refused"] += 1
                 return self.counts
         for point in self.request.points:
@@ -501,7 +498,7 @@ def run_model(order: dict[str, Any]) -> int:
     with tempfile.TemporaryDirectory(prefix="wattcast-engine-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
         began_s = time.monotonic()
-        llm = _start_engine(vllm, model, Path(folder), request.smoke)
+        llm = _start_engine(vllm, model, Path(folder), request)
         start_s = time.monotonic() - began_s
         say(f"{model.name}: started in {start_s:.1f} s")
         facts = read_engine_facts(llm.llm_engine) | {
@@ -509,35 +506,35 @@ def run_model(order: dict[str, Any]) -> int:
             "vllm": str(vllm.__version__),
         }
         facts["filled_byte"] = engine_weights.fill_cache(llm.llm_engine, torch)
+        bench = engine_steps.EngineBench(
+            engine_steps.StepRecorder(llm.llm_engine, mark_stream),
+            None,
+            partial(vllm.SamplingParams, **whole),
+            vocab_size=int(model.config["vocab_size"]),
+            max_model_len=model.max_model_len,
+            synchronize=torch.cuda.synchronize,
+        )
+        if model.adapters:
+            bench.adapters = lora_adapters.make_adapter_requests(
+                Path(folder), model.config, model.adapters, model.adapter_rank, torch
+            )
+        prompts = [tokens for tokens in WARM_PROMPTS if tokens + 2 < model.max_model_len]
+        engine_steps.warm_engine(bench, tuple(prompts))
+        weights = _fill_and_check(llm.llm_engine, vllm, torch, bench, model.is_quantized)
+        if request.together > 1:
+            _meet_points(bench, request, facts)
+            deadline_s = _wait_for_turn(engine_campaign.ready_path(request, model))
         with Sampler("nvml", period_s=0.005) as sampler:
+            bench.sampler = sampler
             run = make_run_name()
             Journal(request.out / "runs.jsonl", key="run").append(
                 make_torch_run_info(run, sampler.identity, torch)
             )
-            bench = engine_steps.EngineBench(
-                engine_steps.StepRecorder(llm.llm_engine, mark_stream),
-                sampler,
-                partial(vllm.SamplingParams, **whole),
-                vocab_size=int(model.config["vocab_size"]),
-                max_model_len=model.max_model_len,
-                synchronize=torch.cuda.synchronize,
-            )
-            if model.adapters:
-                bench.adapters = lora_adapters.make_adapter_requests(
-                    Path(folder), model.config, model.adapters, model.adapter_rank, torch
-                )
-            is_quantized = bool(model.quantization or model.config.get("quantization_config"))
-            fill = partial(_fill_and_check, llm.llm_engine, vllm, torch, bench, is_quantized)
             room = facts["cache_tokens"], facts["max_seqs"]
-            session = EngineSession(
-                request, model, bench, deadline_s, run, *room, fill_weights=fill
-            )
+            session = EngineSession(request, model, bench, deadline_s, run, *room, weights=weights)
             session.list_kernels = partial(engine_steps.list_step_kernels, bench, torch=torch)
             session.append(
                 f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts
-            )
-            engine_steps.warm_engine(
-                bench, tuple(n for n in WARM_PROMPTS if n + 2 < model.max_model_len)
             )
             gc.collect()
             gc.freeze()
@@ -553,6 +550,35 @@ def run_model(order: dict[str, Any]) -> int:
     os._exit(0)  # an engine can take many seconds to be torn down, and everything is on file
 
 
+def _meet_points(
+    bench: engine_steps.EngineBench,
+    request: engine_campaign.EngineRequest,
+    facts: dict[str, Any],
+) -> None:
+    """Run a few steps of every planned kind, so that kernels compiled at first use are there.
+
+    Engines that start together do this while the others still start, where it costs no time.
+    """
+    for point in request.points:
+        if not isinstance(point, StepPoint):
+            continue
+        if point.fits(facts["cache_tokens"], facts["max_seqs"], bench.max_model_len):
+            try:
+                engine_steps.meet_point(bench, point)
+            except WattcastError as error:
+                say(f"  {point.id}: {error}"[:300])
+
+
+def _wait_for_turn(ready: Path) -> float:
+    """Say that the engine is ready, wait for its turn, and return the moment when it must end."""
+    ready.touch()
+    line = sys.stdin.readline()
+    ready.unlink()
+    if not line.strip():
+        sys.exit(0)
+    return time.monotonic() + float(line) - END_S
+
+
 def _fill_and_check(
     engine: Any, vllm: Any, torch: Any, bench: engine_steps.EngineBench, is_quantized: bool
 ) -> engine_weights.WeightReport:
@@ -565,15 +591,29 @@ def _fill_and_check(
     return engine_weights.WeightReport(filled, zero, is_finite, is_narrow)
 
 
-def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, smoke: bool) -> Any:
-    """Start an engine as a user would, with dummy weights; a smoke test captures few graphs."""
+def _start_engine(
+    vllm: Any,
+    model: engine_campaign.EngineModel,
+    folder: Path,
+    request: engine_campaign.EngineRequest,
+) -> Any:
+    """Start an engine as a user would, with dummy weights; a smoke test captures few graphs.
+
+    Engines that share the card are told the size of their cache, since they could not find out
+    how much memory the others will take.
+    """
+    memory_share = engine_campaign.MEMORY_SHARE
     options: dict[str, Any] = {"quantization": model.quantization} if model.quantization else {}
     if model.adapters:
         options["enable_lora"] = True
         options["max_loras"] = model.adapters
         options["max_lora_rank"] = model.adapter_rank
-    if smoke:
+    if request.smoke:
         options["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+        memory_share = 0.3
+    if request.together > 1:
+        memory_share /= request.together
+        options["kv_cache_memory_bytes"] = int(request.cache_gib * engine_campaign.GIB)
     return vllm.LLM(
         model=str(folder),
         load_format="dummy",
@@ -583,7 +623,7 @@ def _start_engine(vllm: Any, model: engine_campaign.EngineModel, folder: Path, s
         max_model_len=model.max_model_len,
         max_num_seqs=engine_campaign.MAX_SEQS,
         max_num_batched_tokens=engine_campaign.MAX_BATCHED_TOKENS,
-        gpu_memory_utilization=0.3 if smoke else 0.9,
+        gpu_memory_utilization=memory_share,
         enable_prefix_caching=False,
         disable_log_stats=True,
         generation_config="vllm",

@@ -336,6 +336,26 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     return row | {"added_s": feeder.added_s, "run_s": ended_s - started_s}
 
 
+MET_STEPS = 3  # enough for a kernel to be compiled and its graph to be replayed
+
+
+def meet_point(bench: EngineBench, point: StepPoint) -> None:
+    """Run a few steps of ``point`` and measure nothing."""
+    recorder = bench.recorder
+    recorder.clear()
+    names: list[str] = []
+    feeder = _Feeder(bench, point)
+    try:
+        recorder.skip_prompts = True
+        _fill_batch(bench, point, names)
+        recorder.skip_prompts = False
+        feeder.run_steps(MET_STEPS)
+        bench.synchronize()
+    finally:
+        recorder.skip_prompts = False
+        bench.drain(names + feeder.names)
+
+
 def summarise_steps(
     table: dict[str, Array], held: SettledWindow, point: StepPoint
 ) -> dict[str, Any]:
