@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class GovernorCoefficients:
     """How the governor acts in time."""
 
-    reaction_s: float  # from the begin of a load to a lower clock; it averages over as long
+    reaction_s: float  # from the start of a load to a lower clock; it averages over as long
 
 
 REACTION_S = load_coefficients("governor", GovernorCoefficients).reaction_s
@@ -51,8 +51,9 @@ _CLOSE = 1e-8  # share of the limit that ends the search after ``SECANT_STEPS``
 
 @dataclass(frozen=True)
 class GovernedStretch:
-    """A stretch of a run at the clock that the governor settles at; the latency is that of the
-    stretch.
+    """A stretch of a run at the clock that the governor settles at.
+
+    Its latency is that of the stretch.
     """
 
     stretch: Stretch
@@ -61,7 +62,7 @@ class GovernedStretch:
     met: Mask  # (*sweep,) mean power is within the limit
     asked_w: Array  # (*sweep,) mean power at the clock asked for
     totals: WorkloadTotals
-    ran: ClockedTimeline
+    run: ClockedTimeline
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,8 @@ class GovernedPoint:
     capped: Mask  # (*sweep,) the power limit lowered the clock, of a stretch or of the whole
     met: Mask  # (*sweep,) mean power is within the limit; False at the lowest clock
     asked_w: Array  # (*sweep,) mean power at the clock asked for, whatever the limit
-    divisions: tuple[
-        GovernedDivision, ...
-    ] = ()  # of runs that do not settle at one clock; empty: all do
+    # of runs that do not settle at one clock; empty: all do
+    divisions: tuple[GovernedDivision, ...] = ()
 
     @property
     def clock_hz(self) -> Array:
@@ -95,72 +95,99 @@ def run_governed(
     timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle
 ) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
     """Find the highest set clock at which mean power meets the limit that the governor holds, and
-    the workload there.
+    run the workload there.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
-    lowest clock draws too much, the lowest clock is given and ``met`` is False.
+    lowest clock draws too much, the lowest clock is returned and ``met`` is False.
     """
     runner = TimelineRunner(timeline, at, bundle)
-    asked_hz = np.asarray(
-        gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz, dtype=np.float64
-    )
-    asked_hz = asked_hz if asked_hz.ndim else asked_hz.reshape(1)
-    limit = gpu.power.limit_w if at.power_limit_w is None else at.power_limit_w
-    limit_w = sweep_values(np.asarray(limit, dtype=np.float64)) * bundle.governor_share
-    least_hz = np.minimum(gpu.clocks.lowest_hz, asked_hz)
-    ran = runner.run_at(asked_hz)
+    bounds = _find_bounds(gpu, at, bundle)
+    run = runner.run_at(bounds.asked_hz)
+
     is_burst = at.duration_s is not None and at.duration_s <= REACTION_S
-    if not is_burst and np.any(ran.latency_s > REACTION_S):
-        found = _govern_stretches(timeline, at, bundle, (asked_hz, least_hz, limit_w), ran)
-        if found is not None:
-            return found
-    ran, capped, met, asked_w = _hold_limit(runner, at, (asked_hz, least_hz, limit_w), ran)
-    return (
-        GovernedPoint(replace(at, clock_hz=ran.clock_hz), capped, met, asked_w),
-        runner.sum_up(ran),
-        ran,
+    if not is_burst and np.any(run.latency_s > REACTION_S):
+        governed = _govern_stretches(timeline, at, bundle, bounds, run)
+        if governed is not None:
+            return governed
+
+    settled = _hold_limit(runner, at, bounds, run)
+    point = GovernedPoint(
+        at=replace(at, clock_hz=settled.run.clock_hz),
+        capped=settled.capped,
+        met=settled.met,
+        asked_w=settled.asked_w,
     )
+    return point, runner.sum_up(settled.run), settled.run
 
 
-_Bounds = tuple[
-    Array, Array, Array
-]  # the clock asked for, the lowest, (*sweep, 1), and the power to hold, (*sweep,)
+@dataclass(frozen=True)
+class _ClockBounds:
+    """The clocks between which the governor chooses, and the power that it holds."""
+
+    asked_hz: Array  # (*sweep, 1)
+    least_hz: Array  # (*sweep, 1)
+    limit_w: Array  # (*sweep,)
+
+
+def _find_bounds(gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> _ClockBounds:
+    clock = gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz
+    asked_hz = np.asarray(clock, dtype=np.float64)
+    if asked_hz.ndim == 0:
+        asked_hz = asked_hz.reshape(1)
+    limit = gpu.power.limit_w if at.power_limit_w is None else at.power_limit_w
+    limit_w = sweep_values(np.asarray(limit, dtype=np.float64))
+    least_hz = np.minimum(gpu.clocks.lowest_hz, asked_hz)
+    return _ClockBounds(asked_hz, least_hz, limit_w * bundle.governor_share)
+
+
+@dataclass(frozen=True)
+class _SettledRun:
+    """A run at the clock that the governor settles at; ``GovernedPoint`` describes the fields."""
+
+    run: ClockedTimeline
+    capped: Mask
+    met: Mask
+    asked_w: Array
 
 
 def _hold_limit(
-    runner: TimelineRunner, at: OperatingPoint, bounds: _Bounds, ran: ClockedTimeline
-) -> tuple[ClockedTimeline, Mask, Mask, Array]:
-    """Return what ``runner`` runs at the clock under the limit, whether capped, whether met, and
-    the power asked for.
+    runner: TimelineRunner, at: OperatingPoint, bounds: _ClockBounds, asked: ClockedTimeline
+) -> _SettledRun:
+    """Run what ``runner`` has at the highest clock under the limit.
 
-    ``ran`` is the run at the clock asked for.
+    ``asked`` is the run at the clock asked for.
     """
-    asked_hz, least_hz, limit_w = bounds
-    excess_w = np.asarray(ran.power_w - limit_w)
-    asked_w = np.broadcast_to(ran.power_w, excess_w.shape)
+    excess_w = np.asarray(asked.power_w - bounds.limit_w)
+    shape = excess_w.shape
+    asked_w = np.broadcast_to(asked.power_w, shape)
     capped = excess_w > 0
     if not capped.any():
-        clock_hz = np.array(np.broadcast_to(asked_hz, (*excess_w.shape, 1)))
-        if ran.power_w.shape != excess_w.shape:  # a sweep over limits alone
-            ran = runner.run_at(clock_hz)
-        return replace(ran, clock_hz=clock_hz), capped, ~capped, asked_w
-    low, high = (
-        np.array(np.broadcast_to(hz, (*excess_w.shape, 1))[..., 0]) for hz in (least_hz, asked_hz)
-    )
-    ran, met = _search_clock(runner, low, high, excess_w, limit_w)
+        clock_hz = np.array(np.broadcast_to(bounds.asked_hz, (*shape, 1)))
+        is_sweep_over_limits = asked.power_w.shape != shape
+        run = runner.run_at(clock_hz) if is_sweep_over_limits else asked
+        return _SettledRun(replace(run, clock_hz=clock_hz), capped, ~capped, asked_w)
+
+    low_hz = np.array(np.broadcast_to(bounds.least_hz, (*shape, 1))[..., 0])
+    high_hz = np.array(np.broadcast_to(bounds.asked_hz, (*shape, 1))[..., 0])
+    run, met = _search_clock(runner, low_hz, high_hz, excess_w, bounds.limit_w)
     if at.duration_s is not None:
+        # until the governor reacts, the run has the clock asked for
         before = min(REACTION_S / at.duration_s, 1.0)
-        ran = runner.run_at(before * high[..., np.newaxis] + (1.0 - before) * ran.clock_hz)
+        run = runner.run_at(before * high_hz[..., np.newaxis] + (1.0 - before) * run.clock_hz)
         capped = capped & (before < 1.0)
         met = met | (before == 1.0)
-    return ran, capped, met, asked_w
+    return _SettledRun(run, capped, met, asked_w)
 
 
 def _govern_stretches(
-    timeline: Timeline, at: OperatingPoint, bundle: Bundle, bounds: _Bounds, asked: ClockedTimeline
+    timeline: Timeline,
+    at: OperatingPoint,
+    bundle: Bundle,
+    bounds: _ClockBounds,
+    asked: ClockedTimeline,
 ) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline] | None:
-    """Hold each stretch of a run under the limit; None where there is one stretch, or nothing to
-    hold.
+    """Hold each stretch of a run under the limit; None where there is one stretch, or where none
+    exceeds the limit.
 
     ``asked`` is the whole run at the clock asked for.
     """
@@ -173,18 +200,19 @@ def _govern_stretches(
     stretches = [stretch for division in governed for stretch in division.stretches]
     if not any(stretch.capped.any() for stretch in stretches):
         return None
+
     shape = np.broadcast_shapes(*(stretch.capped.shape for stretch in stretches))
     joined = [_join_stretches(timeline, division.stretches, shape) for division in governed]
     points = [division.points for division in governed]
 
-    def choose(column: Callable[[_JoinedRun], Array | Mask]) -> npt.NDArray[Any]:
+    def choose(read_column: Callable[[_JoinedRun], Array | Mask]) -> npt.NDArray[Any]:
         """Take a column of each point from the run that was divided as this point is."""
-        values = column(joined[0])
-        for here, run in zip(points[1:], joined[1:], strict=True):
-            other = column(run)
+        values = read_column(joined[0])
+        for here, joined_run in zip(points[1:], joined[1:], strict=True):
+            column = read_column(joined_run)
             assert here is not None, "one division of several holds for some points"
-            spread = append_axes(np.broadcast_to(here, shape), other.ndim)
-            values = np.where(spread, other, values)
+            spread = append_axes(np.broadcast_to(here, shape), column.ndim)
+            values = np.where(spread, column, values)
         return np.asarray(values)
 
     totals = WorkloadTotals(
@@ -193,7 +221,7 @@ def _govern_stretches(
         power_w=choose(lambda run: run.totals.power_w),
         effective_hz=choose(lambda run: run.totals.effective_hz),
     )
-    ran = ClockedTimeline(
+    whole_run = ClockedTimeline(
         clock_hz=choose(lambda run: run.clock_hz),
         effective_hz=choose(lambda run: run.effective_hz),
         kernel_s=choose(lambda run: run.kernel_s),
@@ -201,30 +229,37 @@ def _govern_stretches(
         power_w=totals.power_w,
     )
     point = GovernedPoint(
-        at=replace(at, clock_hz=ran.clock_hz),
+        at=replace(at, clock_hz=whole_run.clock_hz),
         capped=choose(lambda run: run.capped),
         met=choose(lambda run: run.met),
         asked_w=np.broadcast_to(asked.power_w, shape),
         divisions=tuple(governed),
     )
-    return point, totals, ran
+    return point, totals, whole_run
 
 
 def _govern_division(
-    division: Division, at: OperatingPoint, bundle: Bundle, bounds: _Bounds
+    division: Division, at: OperatingPoint, bundle: Bundle, bounds: _ClockBounds
 ) -> GovernedDivision:
     """Hold stretch after stretch under the limit; the host issues ahead of the device across them."""
     governed = []
     ahead_s: Array = np.zeros(())
     for stretch in division.stretches:
         runner = TimelineRunner(stretch.timeline, at, bundle, ahead_s)
-        ran, capped, met, asked_w = _hold_limit(runner, at, bounds, runner.run_at(bounds[0]))
-        settled = replace(at, clock_hz=ran.clock_hz)
+        settled = _hold_limit(runner, at, bounds, runner.run_at(bounds.asked_hz))
         governed.append(
-            GovernedStretch(stretch, settled, capped, met, asked_w, runner.sum_up(ran), ran)
+            GovernedStretch(
+                stretch=stretch,
+                at=replace(at, clock_hz=settled.run.clock_hz),
+                capped=settled.capped,
+                met=settled.met,
+                asked_w=settled.asked_w,
+                totals=runner.sum_up(settled.run),
+                run=settled.run,
+            )
         )
         issuing_s = stretch.timeline.host_s @ stretch.timeline.calls
-        ahead_s = np.asarray(ahead_s + ran.latency_s - issuing_s)
+        ahead_s = np.asarray(ahead_s + settled.run.latency_s - issuing_s)
     return GovernedDivision(division.points, tuple(governed))
 
 
@@ -244,64 +279,84 @@ def _join_stretches(
     timeline: Timeline, stretches: tuple[GovernedStretch, ...], shape: tuple[int, ...]
 ) -> _JoinedRun:
     """Add up the stretches of a run; ``shape`` is that of the sweep."""
-    latency_s, busy_s, energy_j, busy_cycles, clocked = np.zeros((5, *shape))
-    kernel_s, cycles = np.zeros((2, *shape, len(timeline.calls)))
+    latency_s = np.zeros(shape)
+    busy_s = np.zeros(shape)
+    energy_j = np.zeros(shape)
+    busy_cycles = np.zeros(shape)
+    clock_cycles = np.zeros(shape)
+    kernel_s = np.zeros((*shape, len(timeline.calls)))
+    kernel_cycles = np.zeros((*shape, len(timeline.calls)))
     for part in stretches:
         totals = part.totals
-        rows = part.stretch.rows
-        calls = part.stretch.timeline.calls
         latency_s += totals.latency_s
         busy_s += totals.busy_s
         energy_j += totals.energy_j
         busy_cycles += totals.effective_hz * totals.busy_s
-        clocked += sweep_values(part.ran.clock_hz) * totals.latency_s
-        kernel_s[..., rows] += part.ran.kernel_s * calls
-        cycles[..., rows] += part.ran.kernel_s * calls * part.ran.effective_hz
+        clock_cycles += sweep_values(part.run.clock_hz) * totals.latency_s
+        rows = part.stretch.rows
+        spent_s = part.run.kernel_s * part.stretch.timeline.calls
+        kernel_s[..., rows] += spent_s
+        kernel_cycles[..., rows] += spent_s * part.run.effective_hz
+
+    capped = np.zeros(shape, dtype=bool)
+    met = np.ones(shape, dtype=bool)
+    for part in stretches:
+        capped |= part.capped
+        met &= part.met
     return _JoinedRun(
         totals=WorkloadTotals(latency_s, busy_s, energy_j / latency_s, busy_cycles / busy_s),
-        clock_hz=(clocked / latency_s)[..., np.newaxis],
-        capped=np.asarray(
-            np.any([np.broadcast_to(part.capped, shape) for part in stretches], axis=0)
-        ),
-        met=np.asarray(np.all([np.broadcast_to(part.met, shape) for part in stretches], axis=0)),
+        clock_hz=(clock_cycles / latency_s)[..., np.newaxis],
+        capped=capped,
+        met=met,
         kernel_s=kernel_s / timeline.calls,
-        effective_hz=cycles / np.maximum(kernel_s, 1e-300),
+        effective_hz=kernel_cycles / np.maximum(kernel_s, 1e-300),
     )
 
 
 def _search_clock(
-    runner: TimelineRunner, least: Array, high: Array, at_high: Array, limit_w: Array
+    runner: TimelineRunner, least_hz: Array, high_hz: Array, excess_at_high_w: Array, limit_w: Array
 ) -> tuple[ClockedTimeline, Mask]:
-    """Find the clocks at which power exceeds the limit by nothing, and whether there are any above
-    ``least``.
+    """Find the clocks at which power exceeds the limit by nothing, and say for which points the
+    search ended above ``least_hz`` or below the limit.
 
     The first guess takes power as proportional to the clock; then the line through the last two
-    points [Press2007, 9.2] gives the next. Where that lies outside the known ends, the next point
-    is the lowest clock if nothing below the limit is known, else their middle. Points that have
-    converged stay, so that a batch does what each of its members would alone."""
-    low = least
-    before = high
-    at_before = at_high
-    point = np.minimum(np.maximum(high * (limit_w / (limit_w + at_high)), least), high)
-    uncapped = at_high <= 0
+    points [Press2007, 9.2] gives the next. Where that lies outside the bounds, the next point is
+    the lowest clock if no clock below the limit has been seen, else their middle. Points that have
+    converged stay, so that a batch does what each of its members would alone.
+    """
+    low_hz = least_hz
+    last_hz = high_hz
+    last_excess_w = excess_at_high_w
+    proportional_hz = high_hz * (limit_w / (limit_w + excess_at_high_w))
+    point_hz = np.minimum(np.maximum(proportional_hz, least_hz), high_hz)
+    uncapped = excess_at_high_w <= 0
     for step in range(1, _MOST_STEPS + 1):
-        ran = runner.run_at(point[..., np.newaxis])
-        value = np.asarray(ran.power_w - limit_w)
-        over = value > 0
-        close = (_TIGHT if step < SECANT_STEPS else _CLOSE) * limit_w
-        done = uncapped | (np.abs(value) <= close) | (over & (point <= least))
-        if done.all() or step == _MOST_STEPS:
+        run = runner.run_at(point_hz[..., np.newaxis])
+        excess_w = np.asarray(run.power_w - limit_w)
+        is_over = excess_w > 0
+        tolerance_w = (_TIGHT if step < SECANT_STEPS else _CLOSE) * limit_w
+        is_close = np.abs(excess_w) <= tolerance_w
+        is_done = uncapped | is_close | (is_over & (point_hz <= least_hz))
+        if is_done.all() or step == _MOST_STEPS:
             break
-        low = np.where(over, low, point)
-        high = np.where(over, point, high)
-        rise = value - at_before
-        back = np.divide(
-            value * (point - before), rise, out=np.full(rise.shape, np.inf), where=rise != 0
+        low_hz = np.where(is_over, low_hz, point_hz)
+        high_hz = np.where(is_over, point_hz, high_hz)
+
+        # the zero of the line through this point and the last one
+        rise_w = excess_w - last_excess_w
+        step_hz = np.divide(
+            excess_w * (point_hz - last_hz),
+            rise_w,
+            out=np.full(rise_w.shape, np.inf),
+            where=rise_w != 0,
         )
-        following = point - back
-        inside = (low <= following) & (following <= high)
-        other = np.where((following < low) & (low == least), least, 0.5 * (low + high))
-        before = point
-        at_before = value
-        point = np.where(done, point, np.where(inside, following, other))
-    return ran, uncapped | (value <= _CLOSE * limit_w) | (point > least)
+        secant_hz = point_hz - step_hz
+        is_inside = (low_hz <= secant_hz) & (secant_hz <= high_hz)
+        nothing_below = (secant_hz < low_hz) & (low_hz == least_hz)
+        fallback_hz = np.where(nothing_below, least_hz, 0.5 * (low_hz + high_hz))
+
+        last_hz = point_hz
+        last_excess_w = excess_w
+        following_hz = np.where(is_inside, secant_hz, fallback_hz)
+        point_hz = np.where(is_done, point_hz, following_hz)
+    return run, uncapped | (excess_w <= _CLOSE * limit_w) | (point_hz > least_hz)

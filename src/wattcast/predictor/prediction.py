@@ -146,7 +146,7 @@ class PredictionBasis:
         for part in division.stretches:
             own = part.stretch.timeline
             parts.append(
-                (part.stretch.rows, own.calls, detail_at_clock(own, part.at, self.bundle, part.ran))
+                (part.stretch.rows, own.calls, detail_at_clock(own, part.at, self.bundle, part.run))
             )
         return join_details(len(self.timeline.calls), parts)
 
@@ -402,7 +402,7 @@ def _sum_phase(name: str, parts: Sequence[GovernedStretch]) -> PhaseShare:
     latency_s = sum(float(part.totals.latency_s) for part in parts)
     energy_j = sum(float(part.totals.energy_j) for part in parts)
     clocked = sum(
-        float(sweep_values(part.ran.clock_hz)) * float(part.totals.latency_s) for part in parts
+        float(sweep_values(part.run.clock_hz)) * float(part.totals.latency_s) for part in parts
     )
     capped = any(bool(part.capped) for part in parts)
     return PhaseShare(name, latency_s, energy_j / latency_s, clocked / latency_s, capped)

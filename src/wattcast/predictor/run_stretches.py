@@ -2,7 +2,7 @@
 
 The governor averages over a window. Kernels that follow one another faster than that share a clock.
 A stretch of the run that is longer than the window settles at a clock of its own: a prefill of six
-seconds runs under the limit by itself, whatever the decode steps after it leave of it.
+seconds is held under the limit, even if the decode steps after it draw less.
 
 The issue order is cut where time passes, not where a model changes its name:
 
@@ -10,7 +10,7 @@ The issue order is cut where time passes, not where a model changes its name:
   together as long as a step is shorter than the window.
 - A segment that repeats (a layer) belongs together as long as one repetition is shorter than the
   window.
-- What is left are single operators with their calls in a row.
+- All others are single operators with their calls in a row.
 
 Each of these that is longer than the window is a stretch. Shorter ones are joined, in order, until
 they are as long as the window; what remains between two long ones joins the one before it, or the
@@ -30,9 +30,9 @@ from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload.operator_base import select_operators
 
-MOST_STRETCHES = (
-    64  # of one run; beyond, they are longer than the window: a day costs what a minute does
-)
+# Of one run. Where there would be more, they are made longer than the window, so that a run of a
+# day costs what a run of a minute does.
+MOST_STRETCHES = 64
 DECODE = "decode"  # how the labels of blocks of a decode step begin, followed by a dot
 _Groups = npt.NDArray[np.int64]
 
@@ -59,10 +59,9 @@ class Division:
 def divide_run(
     timeline: Timeline, kernel_s: Array, latency_s: Array, window_s: float
 ) -> tuple[Division, ...]:
-    """Divide a run whose kernels take ``kernel_s`` ``(*sweep, kernel)``; each point of a sweep by
-    itself.
+    """Divide a run whose kernels take ``kernel_s`` ``(*sweep, kernel)`` into stretches.
 
-    Points that are divided alike are returned together.
+    Each point of a sweep is divided by itself; points that are divided alike are returned together.
     """
     segments = timeline.kernels.segments
     whole = Division(None, (Stretch("run", np.arange(len(timeline.calls)), timeline),))
@@ -72,19 +71,23 @@ def divide_run(
     while int(groups.max()) >= MOST_STRETCHES:
         window_s *= 2.0
         groups = _group_positions(segments, kernel_s, window_s)
+    if not groups.any():
+        return (whole,)
     if groups.ndim == 1:
-        if not groups.any():
-            return (whole,)
         return (Division(None, _build_stretches(timeline, groups, kernel_s)),)
-    kinds, place = np.unique(groups.reshape(-1, groups.shape[-1]), axis=0, return_inverse=True)
-    place = place.reshape(groups.shape[:-1])
-    found = []
-    for number, kind in enumerate(kinds):
+
+    patterns, pattern_of_point = np.unique(
+        groups.reshape(-1, groups.shape[-1]), axis=0, return_inverse=True
+    )
+    pattern_of_point = pattern_of_point.reshape(groups.shape[:-1])
+    divisions = []
+    for number, pattern in enumerate(patterns):
         stretches = whole.stretches
-        if kind.any():
-            stretches = _build_stretches(timeline, kind, kernel_s)
-        found.append(Division(place == number if len(kinds) > 1 else None, stretches))
-    return tuple(found)
+        if pattern.any():
+            stretches = _build_stretches(timeline, pattern, kernel_s)
+        points = pattern_of_point == number if len(patterns) > 1 else None
+        divisions.append(Division(points, stretches))
+    return tuple(divisions)
 
 
 def list_turns(segments: Sequence[IssueSegment]) -> Iterator[tuple[int, ...]]:
@@ -120,37 +123,51 @@ def _group_positions(segments: Sequence[IssueSegment], kernel_s: Array, window_s
 
     A long piece is a stretch. Short ones are counted together until they are as long as the window.
     What is shorter joins the stretch before it, or the one after it where it opens a step or the
-    run."""
+    run.
+    """
     begins, piece_s = _list_pieces(segments, kernel_s, window_s)
     leads = _find_leads(segments)
     if begins.ndim == 1:
         return _number_stretches(begins.tolist(), piece_s.tolist(), leads.tolist(), window_s)
-    number: _Groups = np.zeros(begins.shape[:-1], np.int64)
-    length_s: Array = np.zeros(begins.shape[:-1])  # of the stretch under way
+
+    numbers, lengths_s = _count_along_order(begins, piece_s, leads, window_s)
+    for place in range(begins.shape[-1] - 2, -1, -1):
+        # each position gets the whole length of its stretch
+        is_same = numbers[..., place] == numbers[..., place + 1]
+        lengths_s[..., place] = np.where(is_same, lengths_s[..., place + 1], lengths_s[..., place])
+
+    # number the long stretches; a short one takes the number before it, or opens the next
+    is_first = np.diff(numbers, axis=-1, prepend=-1) > 0
+    is_long = lengths_s >= window_s
+    long_so_far = np.cumsum(is_first & is_long, axis=-1)
+    opens = _carry_first(is_first, leads & ~is_long)
+    last = np.maximum(long_so_far[..., -1:] - 1, 0)
+    return np.asarray(np.clip(long_so_far - 1 + opens, 0, last))
+
+
+def _count_along_order(
+    begins: Mask, piece_s: Array, leads: Mask, window_s: float
+) -> tuple[_Groups, Array]:
+    """Return the number of each position's stretch, short ones counted too, and the length that the
+    stretch has up to there, both ``(*sweep, position)``.
+    """
     numbers = np.empty(begins.shape, np.int64)
     lengths_s = np.empty(begins.shape)
+    number: _Groups = np.zeros(begins.shape[:-1], np.int64)
+    length_s: Array = np.zeros(begins.shape[:-1])
     for place in range(begins.shape[-1]):
         begins_here = begins[..., place]
-        own_s = np.where(begins_here, piece_s[..., place], 0.0)
-        is_long = (length_s >= window_s) | (own_s >= window_s)
+        here_s = np.where(begins_here, piece_s[..., place], 0.0)
+        is_long = (length_s >= window_s) | (here_s >= window_s)
         closes = begins_here & (length_s > 0.0) & (is_long | leads[place])
         number = number + closes
-        length_s = np.where(closes, 0.0, length_s) + own_s
+        length_s = np.where(closes, 0.0, length_s) + here_s
         numbers[..., place] = number
         lengths_s[..., place] = length_s
-    for place in range(
-        begins.shape[-1] - 2, -1, -1
-    ):  # each position gets the whole length of its stretch
-        same = numbers[..., place] == numbers[..., place + 1]
-        lengths_s[..., place] = np.where(same, lengths_s[..., place + 1], lengths_s[..., place])
-    first = np.diff(numbers, axis=-1, prepend=-1) > 0
-    is_long = lengths_s >= window_s
-    kept = np.cumsum(first & is_long, axis=-1)
-    opens = _carry_first(first, leads & ~is_long)
-    return np.asarray(np.clip(kept - 1 + opens, 0, np.maximum(kept[..., -1:] - 1, 0)))
+    return numbers, lengths_s
 
 
-def _carry_first(first: Mask, values: Mask) -> Mask:
+def _carry_first(is_first: Mask, values: Mask) -> Mask:
     """Return at each position the value at the first position of its stretch, ``(*sweep,
     position)``.
     """
@@ -158,7 +175,7 @@ def _carry_first(first: Mask, values: Mask) -> Mask:
     carried[..., 0] = values[..., 0]
     for place in range(1, values.shape[-1]):
         carried[..., place] = np.where(
-            first[..., place], values[..., place], carried[..., place - 1]
+            is_first[..., place], values[..., place], carried[..., place - 1]
         )
     return carried
 
@@ -172,29 +189,33 @@ def _number_stretches(
     numbers = []
     lengths_s = [0.0]
     opens = [leads[0]]
-    for begins_here, own_s, leads_here in zip(begins, piece_s, leads, strict=True):
+    for begins_here, here_s, leads_here in zip(begins, piece_s, leads, strict=True):
         if begins_here:
-            is_long = lengths_s[-1] >= window_s or own_s >= window_s
+            is_long = lengths_s[-1] >= window_s or here_s >= window_s
             if lengths_s[-1] > 0.0 and (is_long or leads_here):
                 lengths_s.append(0.0)
                 opens.append(leads_here)
-            lengths_s[-1] += own_s
+            lengths_s[-1] += here_s
         numbers.append(len(lengths_s) - 1)
-    long_ones = np.array(lengths_s) >= window_s
-    kept = np.cumsum(long_ones)
-    stretch = np.clip(kept - 1 + (np.array(opens) & ~long_ones), 0, max(int(kept[-1]) - 1, 0))
+    is_long_stretch = np.array(lengths_s) >= window_s
+    long_so_far = np.cumsum(is_long_stretch)
+    opens_next = np.array(opens) & ~is_long_stretch
+    last = max(int(long_so_far[-1]) - 1, 0)
+    stretch = np.clip(long_so_far - 1 + opens_next, 0, last)
     return np.asarray(stretch.take(numbers))
 
 
 def _find_leads(segments: Sequence[IssueSegment]) -> Mask:
-    """Tell which positions open a step of several segments, ``(position,)``: what is short there
-    joins the step.
+    """Tell which positions open a step of several segments, ``(position,)``.
+
+    A short piece there joins the step that it opens.
     """
     leads = []
     for places in list_turns(segments):
         for order, place in enumerate(places):
             opens_step = order == 0 and len(places) > 1
-            leads.append((np.arange(len(segments[place].rows)) == 0) & opens_step)
+            is_first = np.arange(len(segments[place].rows)) == 0
+            leads.append(is_first & opens_step)
     return np.concatenate(leads)
 
 
@@ -207,47 +228,47 @@ def _list_pieces(
     begins = []
     piece_s = []
     for places in list_turns(segments):
+        # seconds of each position, of each segment once, and of one turn of all segments
+        position_s = [kernel_s[..., segments[i].rows] * segments[i].counts for i in places]
+        segment_s = [of_rows.sum(axis=-1)[..., np.newaxis] for of_rows in position_s]
         turns = min(segments[i].repeat for i in places)
-        each_s = [kernel_s[..., segments[i].rows] * segments[i].counts for i in places]
-        once_s = [part_s.sum(axis=-1)[..., np.newaxis] for part_s in each_s]
-        repeats = [segments[i].repeat / turns for i in places]
-        turn_s = np.asarray(sum(n * s for n, s in zip(repeats, once_s, strict=True)))
-        is_whole = turn_s < window_s
-        for order, (part_s, run_s, repeat) in enumerate(zip(each_s, once_s, repeats, strict=True)):
-            is_segment = run_s < window_s
-            first = np.arange(part_s.shape[-1]) == 0
-            inner_begins = np.where(is_segment, first, True)
-            inner_s = np.where(is_segment, repeat * run_s, part_s)
-            begins.append(np.where(is_whole, first & (order == 0), inner_begins))
-            piece_s.append(np.where(is_whole, turns * turn_s, inner_s))
+        repeats_in_turn = [segments[i].repeat / turns for i in places]
+        turn_s: Array = np.zeros(())
+        for repeats, once_s in zip(repeats_in_turn, segment_s, strict=True):
+            turn_s = turn_s + repeats * once_s
+
+        is_turn_short = turn_s < window_s
+        for order in range(len(places)):
+            once_s = segment_s[order]
+            is_segment_short = once_s < window_s
+            is_first = np.arange(position_s[order].shape[-1]) == 0
+            begins_within = np.where(is_segment_short, is_first, True)
+            length_s = np.where(
+                is_segment_short, repeats_in_turn[order] * once_s, position_s[order]
+            )
+            begins.append(np.where(is_turn_short, is_first & (order == 0), begins_within))
+            piece_s.append(np.where(is_turn_short, turns * turn_s, length_s))
     return np.concatenate(begins, axis=-1), np.concatenate(piece_s, axis=-1)
 
 
 def _build_stretches(timeline: Timeline, groups: _Groups, kernel_s: Array) -> tuple[Stretch, ...]:
-    """Return the stretches of a run whose positions have these numbers, each as a timeline of its
-    own.
-    """
+    """Return the stretches of a run whose positions have these numbers, each as a timeline."""
     kernels = timeline.kernels
     stretches = []
     for number in range(int(groups.max()) + 1):
         parts = []
         for of_step in _split_steps(kernels.segments, groups):
-            chosen = [np.flatnonzero(place == number) for _, place in of_step]
+            chosen = [np.flatnonzero(numbers == number) for _, numbers in of_step]
             share = _share_step(of_step, chosen, kernel_s)
             for (segment, _), here in zip(of_step, chosen, strict=True):
                 if here.size:
-                    parts.append(
-                        replace(
-                            segment,
-                            rows=segment.rows[here],
-                            counts=segment.counts[here],
-                            step_share=share,
-                        )
-                    )
+                    rows = segment.rows[here]
+                    counts = segment.counts[here]
+                    parts.append(replace(segment, rows=rows, counts=counts, step_share=share))
         rows = np.unique(np.concatenate([part.rows for part in parts]))
-        local = tuple(replace(part, rows=rows.searchsorted(part.rows)) for part in parts)
-        own = timeline.select_rows(rows, select_operators(kernels.ops, rows), local)
-        stretches.append(Stretch(_name_stretch(own), rows, own))
+        local_parts = tuple(replace(part, rows=rows.searchsorted(part.rows)) for part in parts)
+        part_timeline = timeline.select_rows(rows, select_operators(kernels.ops, rows), local_parts)
+        stretches.append(Stretch(_name_stretch(part_timeline), rows, part_timeline))
     return tuple(stretches)
 
 
@@ -287,18 +308,20 @@ def _share_step(
 
 def _name_stretch(timeline: Timeline) -> str:
     """Name a stretch after the part of the model that it is, or the operator it calls most."""
-    names = [_name_label(segment.label) for segment in timeline.kernels.segments]
-    known = list(dict.fromkeys(name for name in names if name))
-    if known:
-        return " and ".join(known)
+    labels = [_name_label(segment.label) for segment in timeline.kernels.segments]
+    names = list(dict.fromkeys(name for name in labels if name))
+    if names:
+        return " and ".join(names)
     return str(timeline.kernels.ops[int(np.argmax(timeline.calls))])
 
 
 def _name_label(label: str) -> str:
-    """Return what part of a run a block's label speaks of.
+    """Return which part of a run the label of a block names.
 
-    >>> [_name_label(label) for label in ("decode.layers", "layers.backward", "optimiser", "layers", "")]
-    ['decode', 'backward', 'optimiser', 'forward', '']
+    >>> [_name_label(label) for label in ("decode.layers", "layers.backward", "optimiser")]
+    ['decode', 'backward', 'optimiser']
+    >>> [_name_label(label) for label in ("layers", "")]
+    ['forward', '']
     """
     if label.startswith(f"{DECODE}."):
         return DECODE
