@@ -45,7 +45,7 @@ from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
-from wattcast.kernels.families import engine_families
+from wattcast.kernels.families.engine import paged_attention
 from wattcast.lab.validate.public_checks.coverage_checks import TABLE_ROWS, load_published_models
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -197,15 +197,15 @@ def compare_steps(folder: Path) -> str:
     lines = [
         f"steps: of a tile, and mean error of logs of {len(table.rows)} rows of TensorRT-LLM's decode attention\n"
     ]
-    taken = engine_families.NVIDIA_TILE_STEPS
+    shipped = paged_attention.ENGINE_ATTENTION
     for steps in TILE_STEPS:
-        engine_families.NVIDIA_TILE_STEPS = steps
+        paged_attention.ENGINE_ATTENTION = replace(shipped, tensorrt_tile_steps=steps)
         like_blackwell = replace(bundle, reference=replace(bundle.reference, per_cycle=per_cycle))
         ratio = table.rows.column("latency_s") / predict_tables_s(table, gpu, like_blackwell)
         lines.append(
             f"  {steps:.1f} {np.mean(np.abs(np.log(ratio))):.3f} median {np.median(ratio):.2f}\n"
         )
-    engine_families.NVIDIA_TILE_STEPS = taken
+    paged_attention.ENGINE_ATTENTION = shipped
     return "".join(lines)
 
 

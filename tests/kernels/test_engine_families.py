@@ -14,8 +14,9 @@ from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import build_kernels, reference_chip
-from wattcast.kernels.families.engine_families import MACHETE, expert_tile, machete_energy
+from wattcast.kernels.families.engine.fused_experts import choose_expert_tile
 from wattcast.kernels.kernel_table import USUAL_CONDITION, KernelWork
+from wattcast.kernels.machete_kernels import MACHETE, machete_energy
 from wattcast.predictor.bundle import bundle_for, forecast_bundle, shipped_bundle
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
@@ -187,7 +188,7 @@ def test_expected_experts_and_blocks_are_those_of_drawn_routings(routing: str, t
     op = FusedExperts(tokens, 64, 6, 2048, 1408, routing=routing)
     rng = np.random.default_rng(0)
     active, blocks = [], []
-    block, _ = expert_tile(op)
+    block, _ = choose_expert_tile(op)
     for _ in range(60):
         score = rng.gumbel(size=(tokens, 64)) - (
             np.log(1.0 + rng.permutation(64)) if routing == "skewed" else 0.0
@@ -236,8 +237,8 @@ def test_tiles_of_experts_are_chosen_by_the_tokens_of_all_gpus() -> None:
     """
     alone = FusedExperts(16, 2, 1, 2048, 1408)
     shared = replace(alone, elsewhere=8176, all_tokens=1024, gpus=64)
-    assert [expert_tile(op) for op in (alone, shared)] == [(16, 64.0), (128, 128.0)]
-    assert [expert_tile(op, "marlin")[0] for op in (alone, shared)] == [16, 64]
+    assert [choose_expert_tile(op) for op in (alone, shared)] == [(16, 64.0), (128, 128.0)]
+    assert [choose_expert_tile(op, "marlin")[0] for op in (alone, shared)] == [16, 64]
 
 
 def test_older_versions_of_vllm_have_small_tiles() -> None:
@@ -247,7 +248,7 @@ def test_older_versions_of_vllm_have_small_tiles() -> None:
     ops = [
         FusedExperts(tokens, 128, 8, 4096, 1536, kernel=SMALL_TILES) for tokens in (128, 160, 4096)
     ]
-    assert [expert_tile(op, op.kernel) for op in ops] == [(16, 32.0), (64, 64.0), (64, 64.0)]
+    assert [choose_expert_tile(op, op.kernel) for op in ops] == [(16, 32.0), (64, 64.0), (64, 64.0)]
     large = lower(ops[-1], replace(ops[-1], kernel="triton")).l2_byte
     assert large[0] == pytest.approx(2.0 * large[1], rel=0.1), (
         "tiles half as high and wide load twice as much"
@@ -343,7 +344,7 @@ def test_experts_of_gpt_oss_take_as_long_as_in_an_engine(tokens: int, measured_s
 def test_tiles_of_packed_experts_follow_the_mean_tokens_of_an_expert() -> None:
     experts = FusedExperts(64, 32, 4, 2880, 2880, weights="fp4", scales="mx")
     more = [replace(experts, tokens=tokens) for tokens in (1, 64, 256, 320, 4096)]
-    assert [expert_tile(op, "oai") for op in more] == [
+    assert [choose_expert_tile(op, "oai") for op in more] == [
         (16, 256.0),
         (16, 256.0),
         (32, 256.0),
@@ -351,7 +352,7 @@ def test_tiles_of_packed_experts_follow_the_mean_tokens_of_an_expert() -> None:
         (128, 256.0),
     ]
     shared = replace(experts, tokens=12, experts=1, top_k=1, elsewhere=1524, gpus=128)
-    assert expert_tile(shared, "oai") == (128, 256.0), "tokens of other GPUs count"
+    assert choose_expert_tile(shared, "oai") == (128, 256.0), "tokens of other GPUs count"
 
 
 def test_experts_know_for_which_shapes_vllm_has_tuned_tiles() -> None:

@@ -39,7 +39,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import RunCondition
-from wattcast.kernels.families.engine_families import has_tuned_tiles
+from wattcast.kernels.families.engine.fused_experts import has_tuned_tiles
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Linear

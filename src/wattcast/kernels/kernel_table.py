@@ -60,6 +60,11 @@ class ReferenceChip:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
+    @property
+    def is_blackwell(self) -> bool:
+        """Whether its tensor cores multiply fp4, which they do from Blackwell on."""
+        return "tensor_fp4_flop" in self.per_cycle
+
 
 @dataclass(frozen=True)
 class RunCondition:

@@ -20,8 +20,8 @@ from wattcast.core.arrays import Array, Mask, append_axes, map_distinct, sweep_v
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
-from wattcast.kernels.families.engine_families import machete_energy
 from wattcast.kernels.kernel_table import LibraryStyle, RunCondition
+from wattcast.kernels.machete_kernels import machete_energy
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import interval_energy_j, mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle

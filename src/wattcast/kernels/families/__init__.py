@@ -1,8 +1,9 @@
-"""The registry of kernels: which function turns operators of a class into kernels. One file a
-family of kernels.
+"""The registry of kernels: which function turns operators of a class into kernels.
 
-A file of this package registers its operators when it is imported, and all files are imported by
-``load_families``."""
+There is one file a family of kernels, which registers its operators when it is imported.
+``load_families`` imports those of frameworks. Those of inference engines, in ``engine``, are
+imported when the first operator of an engine appears.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from wattcast.core.measured_calls import CallBuilder, register_measured_call
 from wattcast.kernels.kernel_table import Columns, ConditionColumns, FamilyColumns, ReferenceChip
 from wattcast.workload.operator_base import Operator
 
-# (operators, their conditions, FLOP per cycle and SM of the pipe of each, the reference chip) ->
-# columns of all
+# (operators, their conditions, FLOP per cycle and SM of the pipe of each, the reference chip)
+# -> columns of all
 WorkFunction: TypeAlias = Callable[
     [Sequence[Any], ConditionColumns, Array, ReferenceChip], FamilyColumns
 ]
@@ -39,19 +40,21 @@ class KernelMapping:
     link_traffic: Callable[[Any], float] | None = None  # bytes sent to other GPUs
 
 
-_MAPPINGS: dict[type[Operator], KernelMapping | Callable[[Any], KernelMapping]] = {}
+MappingChoice: TypeAlias = Callable[[Any], KernelMapping]
+
+_MAPPINGS: dict[type[Operator], KernelMapping | MappingChoice] = {}
 
 
 def register_kernels(
     *operators: type[Operator],
-    mapping: KernelMapping | Callable[[Any], KernelMapping],
+    mapping: KernelMapping | MappingChoice,
     measured_call: CallBuilder | None = None,
 ) -> None:
-    """Register how operators of some classes become kernels, and how the measuring campaign calls
-    them in PyTorch.
+    """Register how operators of some classes become kernels.
 
     Where operators of one class become different kernels, ``mapping`` is a function that says
-    which."""
+    which. ``measured_call`` is how the measuring campaign calls them in PyTorch.
+    """
     for operator in operators:
         _MAPPINGS[operator] = mapping
         if measured_call is not None:
@@ -61,14 +64,24 @@ def register_kernels(
 def kernel_mapping(op: Operator) -> KernelMapping:
     """Return how an operator becomes kernels."""
     if op.__class__ not in _MAPPINGS:
+        _import_files(f"{__name__}.engine")
+    if op.__class__ not in _MAPPINGS:
         raise bad_value(
             op.name, "an operator that a file of kernels/families registers", op.__class__.__name__
         )
-    found = _MAPPINGS[op.__class__]
-    return found if isinstance(found, KernelMapping) else found(op)
+    mapping = _MAPPINGS[op.__class__]
+    if isinstance(mapping, KernelMapping):
+        return mapping
+    return mapping(op)
 
 
 def load_families() -> None:
-    """Import all files of this package, so that their operators are registered."""
-    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        import_module(module.name)
+    """Import the families of frameworks, so that their operators are registered."""
+    _import_files(__name__)
+
+
+def _import_files(package: str) -> None:
+    """Import all files of a package, but not its subpackages."""
+    for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
+        if not module.ispkg:
+            import_module(module.name)

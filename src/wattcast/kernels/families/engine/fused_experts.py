@@ -1,0 +1,313 @@
+"""The experts of a mixture layer in an engine: grouped products of the tokens that visit each.
+
+The tokens of each visited expert are padded to whole blocks. vLLM runs its own Triton kernels, or
+on other chips and formats TensorRT-LLM's, Marlin's, or OpenAI's Triton kernels (``oai``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, expm1
+from typing import NamedTuple
+
+from wattcast.coefficients import load_coefficients
+from wattcast.core import Dtype
+from wattcast.core.strict_files import read_shipped_table
+from wattcast.kernels.families import register_kernels
+from wattcast.kernels.families.engine.engine_counts import (
+    CountedKernel,
+    EngineWork,
+    OperatorRun,
+    count_each,
+    fill_slots,
+)
+from wattcast.kernels.kernel_table import LibraryStyle, ReferenceChip, streamed_share
+from wattcast.workload.engine_operators import (
+    EXPERT_LIBRARIES,
+    RANK_EXPONENTS,
+    SMALL_TILES,
+    FusedExperts,
+)
+
+
+@dataclass(frozen=True)
+class EngineExpertCoefficients:
+    """What kernels of experts do besides multiplying."""
+
+    marlin_flop_per_cycle: float  # of padded tiles, that an SM gets through in Marlin's kernels
+    marlin_byte_per_cycle: float  # of weights
+    oai_weights_per_cycle: float  # that an SM widens in OpenAI's kernels before it multiplies
+    oai_launches: float  # kernels of a layer
+    oai_sharing_launches: float  # further ones where GPUs share the experts
+    oai_steps: float  # dependent steps of a tile
+    oai_widening_byte: float  # of shared memory that draw as much as widening a weight
+    zero_steps: float  # that a tile of zeros takes
+    crossings: float  # how often a loaded byte crosses shared memory
+
+
+ENGINE_EXPERTS = load_coefficients("engine_experts", EngineExpertCoefficients)
+
+_LAYER_LAUNCHES = 6.0  # routing, padding, two products, the gate and the sum
+_SLOTS = 2.0  # tiles that an SM runs at once
+_STEP_K = 128.0
+_MARLIN_FILL = 0.9  # of a block, below which vLLM takes it (``fused_marlin_moe``)
+
+
+class ExpertTile(NamedTuple):
+    """The sides of a tile."""
+
+    rows: int  # of a block of tokens
+    outputs: float
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of experts, the library that runs it, and its tiles."""
+
+    op: FusedExperts
+    library: str
+    tile: ExpertTile
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.op.dtype is Dtype.FP8
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.op.weights in ("int4", "fp4")
+
+    @property
+    def is_triton(self) -> bool:
+        """Whether vLLM's own kernels run it."""
+        return self.library.startswith("triton")
+
+    @property
+    def format(self) -> str:
+        """The format that decides which kernels there are."""
+        if self.is_narrow:
+            return "narrow"
+        if self.op.scales == "block":
+            return "block"
+        return "fp8" if self.is_fp8 else "half"
+
+
+class _TileCosts(NamedTuple):
+    """The tiles of both products of a layer, and what one of them costs."""
+
+    units: float
+    unit_flop: float
+    steps: float
+    slots: float  # tiles that an SM holds
+    l2_byte: float
+    shared_byte: float
+    padded_tokens: float
+
+
+def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
+    """Return the kernel and the work of fused experts."""
+    chip = run.chip
+    library = op.kernel or _choose_library(op, chip)
+    layer = _Layer(op, library, choose_expert_tile(op, library))
+    tiles = _cost_tiles(layer, run)
+
+    # Weights stream from device memory unless they are warm; tokens pass through L2.
+    weight_byte = op.active * op.expert_byte
+    missing = run.missing_share(weight_byte, streams=True)
+    token_byte = 4.0 * op.tokens * op.hidden
+    evicted_byte = token_byte * (1.0 - float(streamed_share(token_byte, chip.l2_byte)))
+    work = EngineWork(
+        units=tiles.units,
+        unit_flop=tiles.unit_flop,
+        steps=tiles.steps,
+        launches=_count_launches(layer),
+        l2_byte=tiles.l2_byte,
+        shared_byte=tiles.shared_byte,
+        dram_read_byte=weight_byte * missing + 0.5 * evicted_byte,
+        dram_write_byte=0.5 * evicted_byte,
+        between_byte=_between_byte(layer),
+        slots=tiles.slots,
+    )
+
+    plain = {
+        "top_k": op.top_k,
+        "fp8": layer.is_fp8,
+        "blockwise": op.scales == "block",
+        "narrow": layer.is_narrow,
+        "tuned": has_tuned_tiles(op.experts, op.intermediate, layer.format),
+        "skewed": RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
+        "fill": fill_slots(tiles.units, chip.sm_count),
+        "padding": op.picks / tiles.padded_tokens,
+        "active_share": op.active / op.experts,
+        "block_m": layer.tile.rows,
+        "held": min(weight_byte / chip.l2_byte, 3.0),
+    }
+    plain |= {name: name in library for name in EXPERT_LIBRARIES}
+    logs = {
+        "log_tokens": op.tokens,
+        "log_experts": op.experts,
+        "log_hidden": op.hidden,
+        "log_inner": op.intermediate,
+        "log_active": op.active,
+        "log_each": op.picks / op.active,
+        "log_units": tiles.units,
+        "log_elsewhere": 1.0 + op.elsewhere,
+    }
+    return CountedKernel(f"gemm.engine.experts.{layer.format}", work, plain, logs)
+
+
+def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
+    """Return the tiles of a layer and what one of them costs in its library."""
+    op = layer.op
+    hidden = float(op.hidden)
+    inner = float(op.intermediate)
+    rows, outputs = layer.tile
+
+    # Tiles: blocks of tokens of all visited experts, by outputs of the first product and the second
+    blocks = max(op.count_blocks(rows), 1.0)
+    inner_tiles = ceil(2.0 * inner / outputs)
+    hidden_tiles = ceil(hidden / outputs)
+    across = inner_tiles + hidden_tiles
+    units = blocks * across
+    unit_flop = 6.0 * blocks * rows * hidden * inner / units
+
+    # Bytes: each step along k loads the tokens of a block and a weight of each output
+    loaded_k = blocks * (inner_tiles * hidden + hidden_tiles * inner)
+    weight_byte = op.expert_byte / (3.0 * hidden * inner)
+    load_byte = loaded_k * (rows * op.dtype.byte + outputs * weight_byte)
+    shared_byte = ENGINE_EXPERTS.crossings * load_byte
+
+    steps = (hidden + inner) / _STEP_K
+    slots = _SLOTS
+    if layer.is_triton:
+        slots_of_chip = _SLOTS * run.chip.sm_count
+        zero_tiles = _count_zero_blocks(layer) * across
+        steps += ENGINE_EXPERTS.zero_steps * zero_tiles / max(units, slots_of_chip)
+    elif layer.library == "oai":
+        slots = 1.0
+        steps = ENGINE_EXPERTS.oai_steps
+        widened = loaded_k * outputs
+        unit_flop += run.flop_per_cycle * widened / (units * ENGINE_EXPERTS.oai_weights_per_cycle)
+        shared_byte += ENGINE_EXPERTS.oai_widening_byte * widened
+    elif layer.library == "marlin":
+        flop_cycles = unit_flop / ENGINE_EXPERTS.marlin_flop_per_cycle
+        byte_cycles = op.expert_byte / (across * ENGINE_EXPERTS.marlin_byte_per_cycle)
+        unit_flop = max(unit_flop, run.flop_per_cycle * max(flop_cycles, byte_cycles))
+    return _TileCosts(units, unit_flop, steps, slots, load_byte, shared_byte, blocks * rows)
+
+
+def _choose_library(op: FusedExperts, chip: ReferenceChip) -> str:
+    """Return the library that vLLM takes for the weights on a chip."""
+    if chip.is_blackwell and op.weights != "int4":
+        return "trtllm"
+    if op.weights == "fp4" and chip.style is LibraryStyle.HOPPER:
+        return "oai"
+    return "marlin" if op.weights in ("int4", "fp4") else "triton"
+
+
+def choose_expert_tile(op: FusedExperts, library: str = "triton") -> ExpertTile:
+    """Return the tile that vLLM chooses without a tuned table (``get_default_config``).
+
+    It looks at the tokens of all GPUs that share the experts.
+    """
+    visits = op.picks + op.elsewhere
+    if library == "marlin":
+        # The smallest block that the tokens of an expert fill to less than nine tenths
+        mean_tokens = visits / op.experts
+        for rows in (8, 16, 32, 48):
+            if mean_tokens < _MARLIN_FILL * rows:
+                return ExpertTile(rows, 128.0)
+        return ExpertTile(64, 128.0)
+    if library == "oai":
+        # The power of two above the mean tokens of an expert
+        whole_tokens = max(visits // op.experts, 1)
+        power = 1 << (whole_tokens - 1).bit_length()
+        return ExpertTile(min(max(power, 16), 128), 256.0)
+    tokens = op.all_tokens or op.tokens
+    if op.scales == "block":
+        if tokens <= 64:
+            return ExpertTile(16, 64.0 if tokens < 16 else 128.0)
+        return ExpertTile(64, 128.0)
+    if library == SMALL_TILES:
+        return ExpertTile(16, 32.0) if tokens <= op.experts else ExpertTile(64, 64.0)
+    if tokens <= 32:
+        return ExpertTile(16, 64.0)
+    if tokens <= 96:
+        return ExpertTile(32, 64.0 if tokens <= 64 else 128.0)
+    return ExpertTile(64 if tokens <= 512 else 128, 128.0)
+
+
+def _count_launches(layer: _Layer) -> float:
+    """Return the kernels of a layer; scales of fp8 inputs are found by kernels of their own."""
+    has_block_scales = layer.op.scales == "block"
+    if layer.library == "oai":
+        shared = ENGINE_EXPERTS.oai_sharing_launches * (layer.op.gpus > 1)
+        return ENGINE_EXPERTS.oai_launches + shared
+    if layer.library == "trtllm":
+        return _LAYER_LAUNCHES + layer.is_fp8 + has_block_scales
+    if has_block_scales:
+        return _LAYER_LAUNCHES + 2.0
+    return _LAYER_LAUNCHES + 6.0 * layer.is_fp8
+
+
+def _between_byte(layer: _Layer) -> float:
+    """Return the bytes that the kernels of a layer hand one another, each written and read again.
+
+    They are results of the first product, of the gate and of the second. TensorRT-LLM gates in its
+    first product unless scales are of blocks, and knows a tensor's scales before; OpenAI's kernels
+    gate there too. Visits to experts of other GPUs are zeros, which vLLM's own kernels and Marlin's
+    write, gate and sum up.
+    """
+    op = layer.op
+    picks = float(op.picks)
+    hidden = float(op.hidden)
+    inner = float(op.intermediate)
+    width = op.dtype.byte
+    if layer.library == "oai":
+        return 4.0 * picks * (hidden + inner)
+    if layer.library == "trtllm":
+        gate_byte = 8.0 if op.scales == "block" else 0.0
+        results = picks * (4.0 * hidden + (2.0 * width + gate_byte) * inner)
+        return results + 3.0 * layer.is_fp8 * op.tokens * hidden
+
+    products = 4.0 * picks * (2.0 * inner + hidden)
+    gates = (2.0 + width) * picks * inner
+    quantized = 3.0 * layer.is_fp8 * (picks * inner + op.tokens * hidden)
+    between = products + gates + quantized
+    if layer.is_triton or layer.library == "marlin":
+        inner_byte = 6.0 + 4.0 * layer.is_triton + 3.0 * layer.is_fp8
+        between += op.elsewhere * (4.0 * hidden + inner_byte * inner)
+    return between
+
+
+def _count_zero_blocks(layer: _Layer) -> float:
+    """Return the blocks of zeros that vLLM's Triton kernels write for experts of other GPUs.
+
+    ``moe_align_block_size`` pads the tokens of those experts to whole blocks too.
+    """
+    op = layer.op
+    experts_elsewhere = float(op.experts * (op.gpus - 1))
+    if not (experts_elsewhere and op.elsewhere):
+        return 0.0
+    visited = experts_elsewhere * -expm1(-op.elsewhere / experts_elsewhere)
+    return max(visited, op.elsewhere / layer.tile.rows + 0.5 * visited)
+
+
+def has_tuned_tiles(experts: int, intermediate: int, kind: str, gpu: str = "h200") -> bool:
+    """Tell whether vLLM ships tiles of its Triton kernels that were tuned on a GPU for the experts.
+
+    ``kind`` is half, fp8 (scales of a tensor) or block. Names are those of 0.25.1 on the H200, of
+    0.27.1 on the A100.
+    """
+    return (gpu, experts, intermediate, kind) in _tuned_experts()
+
+
+@cache
+def _tuned_experts() -> frozenset[tuple[str, int, int, str]]:
+    rows = read_shipped_table("wattcast.kernels.families.engine", "tuned_experts.csv")
+    return frozenset(
+        (row["gpu"], int(row["experts"]), int(row["intermediate"]), row["kind"]) for row in rows
+    )
+
+
+register_kernels(FusedExperts, mapping=count_each(count_experts))

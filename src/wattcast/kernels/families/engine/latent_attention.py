@@ -1,0 +1,113 @@
+"""Latent attention of an engine, whose heads share one narrow cache."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from wattcast.kernels.families import register_kernels
+from wattcast.kernels.families.engine.engine_counts import (
+    CountedKernel,
+    EngineWork,
+    OperatorRun,
+    count_each,
+)
+from wattcast.kernels.families.engine.paged_attention import ENGINE_ATTENTION, SPLIT_MARGIN
+from wattcast.workload.engine_operators import LatentAttention
+
+# Sides of a tile, from the grids of the kernels
+_DECODE_ROWS = 64.0
+_DECODE_KEYS = 64.0
+_PREFILL_ROWS = 128.0
+_PREFILL_KEYS = 128.0
+_MOST_PARTS = 32
+
+
+class _Walk(NamedTuple):
+    """How tiles walk over the cache."""
+
+    rows: float  # of a tile, packed
+    keys: float  # of a block
+    tiles: int
+    blocks: int  # of keys that a tile walks over
+    parts: int  # that a sequence is cut into
+    values_per_key: int  # that a tile loads for a key
+
+
+def count_latent_attention(op: LatentAttention, run: OperatorRun) -> CountedKernel:
+    """Return the kernel and the work of latent attention."""
+    sm_count = run.chip.sm_count
+    key_dim, value_dim = op.dims
+    width = float(op.math_dtype.byte)
+    is_fp8 = width < 2
+    is_decode = op.phase == "decode"
+    walk = _walk_cache(op, sm_count) if is_decode else _walk_prompt(op)
+
+    units = float(walk.tiles * walk.parts)
+    walked_blocks = walk.tiles * walk.blocks
+    busiest = max(float(ceil(walk.blocks / walk.parts)), walked_blocks / sm_count)
+    waves = max(units / sm_count, 1.0)
+
+    # A score costs its two products and its exponential.
+    block_scores = walk.rows * walk.keys
+    score_flop = 2.0 * (key_dim + value_dim)
+    score_flop_with_exponential = score_flop + run.flop_per_cycle * ENGINE_ATTENTION.score_cycles
+
+    launches = 1.0
+    kernel = "prefill"
+    if is_decode:
+        launches = 3.0 if op.kernel == "flashmla" and not is_fp8 else 2.0
+        kernel = f"decode.{op.kernel}{'.fp8' if is_fp8 else ''}"
+    between = 0.0
+    if walk.parts > 1:
+        between = 8.0 * float(op.batch * op.heads * op.q_len) * value_dim * walk.parts
+    load_byte = walked_blocks * walk.keys * walk.values_per_key * width
+    missing = run.missing_share(op.read_byte + op.write_byte, streams=is_decode)
+    work = EngineWork(
+        units=units,
+        unit_flop=block_scores * score_flop_with_exponential * busiest / waves,
+        steps=busiest / waves,
+        launches=launches,
+        l2_byte=load_byte + op.read_byte - op.cache_byte + op.write_byte,
+        shared_byte=ENGINE_ATTENTION.crossings * load_byte,
+        dram_read_byte=op.read_byte * missing,
+        dram_write_byte=op.write_byte * missing,
+        between_byte=between,
+        padded_flop=max(block_scores * score_flop * walked_blocks - op.flop, 0.0),
+    )
+    plain = {
+        "fp8": is_fp8,
+        "cold": run.is_cold,
+        "fill": walked_blocks / (sm_count * busiest),
+    }
+    logs = {
+        "log_batch": op.batch,
+        "log_heads": op.heads,
+        "log_kv": op.kv_len,
+        "log_q": op.q_len,
+        "log_cut": walk.parts,
+        "log_units": units,
+        "log_busiest": busiest,
+    }
+    return CountedKernel(f"attention.engine.latent.{kernel}", work, plain, logs)
+
+
+def _walk_cache(op: LatentAttention, sm_count: float) -> _Walk:
+    """Return how decode walks: tiles of 64 heads, each sequence cut as FlashAttention 3 cuts it."""
+    tiles = op.batch * ceil(op.heads * op.q_len / _DECODE_ROWS)
+    blocks = ceil(op.kv_len / _DECODE_KEYS)
+    part_blocks = max(ceil(SPLIT_MARGIN * tiles * blocks / sm_count), 1)
+    parts = min(max(ceil(blocks / part_blocks), 1), _MOST_PARTS)
+    return _Walk(_DECODE_ROWS, _DECODE_KEYS, tiles, blocks, parts, op.latent + op.rope)
+
+
+def _walk_prompt(op: LatentAttention) -> _Walk:
+    """Return how a prompt walks over expanded keys: on average from the first tile to the last."""
+    tiles_of_head = max(op.q_len / _PREFILL_ROWS, 1.0)
+    mean_keys = 0.5 * (op.kv_len + op.kv_len / tiles_of_head)
+    blocks = max(ceil(mean_keys / _PREFILL_KEYS), 1)
+    tiles = op.batch * op.heads * ceil(op.q_len / _PREFILL_ROWS)
+    return _Walk(_PREFILL_ROWS, _PREFILL_KEYS, tiles, blocks, 1, sum(op.dims))
+
+
+register_kernels(LatentAttention, mapping=count_each(count_latent_attention))

@@ -1,0 +1,228 @@
+"""Products of an engine with weights narrower than their bf16 results.
+
+fp8 products run CUTLASS or DeepGEMM. Weights in int4, fp4 or fp8 with tokens in bf16 are widened on
+the chip by Machete on Hopper, by Marlin elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
+
+from wattcast.coefficients import load_coefficients
+from wattcast.core import Dtype
+from wattcast.kernels.families import register_kernels
+from wattcast.kernels.families.engine.engine_counts import (
+    CountedKernel,
+    EngineWork,
+    OperatorRun,
+    count_each,
+    fill_slots,
+)
+from wattcast.kernels.kernel_table import ReferenceChip, resident_share
+from wattcast.kernels.machete_kernels import (
+    LEAST_STEPS,
+    MACHETE,
+    MACHETE_FAMILY,
+    choose_machete_tile,
+    runs_machete,
+    shares_steps,
+)
+from wattcast.workload.engine_operators import (
+    BlockProduct,
+    NarrowProduct,
+    ScaledProduct,
+    WeightOnlyProduct,
+)
+
+
+@dataclass(frozen=True)
+class EngineProductCoefficients:
+    """What products of an engine do besides multiplying."""
+
+    slice_steps: float  # of Marlin, until a slice of a tile has added its sums to those before it
+    most_slices: float  # of a tile whose sums meet in memory, at most
+    crossings: float  # how often a loaded byte crosses shared memory
+
+
+ENGINE_PRODUCTS = load_coefficients("engine_products", EngineProductCoefficients)
+
+
+class _Tile(NamedTuple):
+    """The kernel of a product, and the sides of its tile."""
+
+    kernel: str
+    m: float  # tokens
+    n: float  # outputs
+    k: float  # of a step
+
+
+class _Blocks(NamedTuple):
+    """How a kernel spreads the steps of all tiles over its blocks."""
+
+    units: float
+    steps: float
+    unit_flop: float
+    launches: float = 1.0
+    between_byte: float = 0.0
+
+
+def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
+    """Return the kernel and the work of a product with narrow weights."""
+    chip = run.chip
+    if op.kernel == "machete" and not runs_machete(chip):
+        op = replace(op, kernel="marlin")
+    m = float(op.m)
+    n = float(op.n)
+    k = float(op.k)
+    tile = _choose_tile(op)
+
+    # Tiles along tokens run in pairs in CUTLASS's clusters.
+    pair = 2 if isinstance(op, ScaledProduct) and m > 64 else 1
+    rows = pair * ceil(m / (pair * tile.m))
+    tiles = rows * ceil(n / tile.n)
+    blocks = _spread_tiles(op, tile, tiles, run)
+
+    # Bytes: activations stay in L2 as far as they fit, weights come from memory unless warm
+    weight = op.weight_byte
+    left = m * k * op.dtype.byte
+    out = op.write_byte
+    resident = float(resident_share(weight + left + out, chip.l2_byte))
+    resident_activations = float(resident_share(left + out, chip.l2_byte))
+    missing_weights = 1.0 - resident if run.is_warm else 1.0
+    missing_activations = 1.0 - resident_activations
+    load_byte = tiles * k * (tile.m * op.dtype.byte + tile.n * weight / (n * k))
+    work = EngineWork(
+        units=blocks.units,
+        unit_flop=blocks.unit_flop,
+        steps=blocks.steps,
+        launches=blocks.launches,
+        l2_byte=load_byte,
+        shared_byte=ENGINE_PRODUCTS.crossings * load_byte + out,
+        dram_read_byte=weight * missing_weights + left * missing_activations,
+        dram_write_byte=out * missing_activations,
+        store_byte=out,
+        between_byte=blocks.between_byte,
+    )
+
+    has_zero_points = False
+    is_narrow = False
+    if isinstance(op, WeightOnlyProduct):
+        has_zero_points = op.zero_points
+        is_narrow = op.weights in ("int4", "fp4")
+    plain = {
+        "tile_m": tile.m,
+        "tile_n": tile.n,
+        "fill": fill_slots(tiles, chip.sm_count),
+        "pad_m": m / (rows * tile.m),
+        "scaled_tensor": isinstance(op, ScaledProduct) and op.scales == "tensor",
+        "zero_points": has_zero_points,
+        "narrow": is_narrow,
+        "fill_128": _fill_with_tiles(m, n, 128, chip),
+        "fill_256": _fill_with_tiles(m, n, 256, chip),
+    }
+    logs = {"log_m": m, "log_n": n, "log_k": k, "log_units": tiles}
+    return CountedKernel(f"gemm.engine.{tile.kernel}", work, plain, logs)
+
+
+def _fill_with_tiles(m: float, n: float, rows: int, chip: ReferenceChip) -> float:
+    """Return the share of SMs that have work with tiles of so many rows by 128 outputs."""
+    return fill_slots(ceil(m / rows) * ceil(n / 128.0), chip.sm_count)
+
+
+def _spread_tiles(op: NarrowProduct, tile: _Tile, tiles: int, run: OperatorRun) -> _Blocks:
+    """Return the blocks of a kernel: one a tile, unless they share out the steps of all tiles."""
+    unit_flop = 2.0 * tile.m * tile.n * op.k
+    steps = op.k / tile.k
+    if op.kernel == "marlin":
+        return _share_by_marlin(op, tiles, steps, unit_flop, run.chip.sm_count)
+    if op.kernel == "machete":
+        # The warps that widen the weights of a tile also issue its products, one after the other.
+        unit_flop += run.flop_per_cycle * tile.n * op.k / MACHETE.weights_per_cycle
+        if shares_steps(tiles, run.chip.sm_count):
+            return _share_by_machete(op, tiles, steps, unit_flop, run.chip.sm_count)
+    return _Blocks(float(tiles), steps, unit_flop)
+
+
+def _share_by_machete(
+    op: NarrowProduct, tiles: int, steps: float, unit_flop: float, sm_count: float
+) -> _Blocks:
+    """Return the blocks of Machete, each of at least ``LEAST_STEPS`` along k.
+
+    A kernel that splits tiles clears a workspace first, which is a second launch.
+    """
+    units = min(sm_count, max(tiles * steps / LEAST_STEPS, 1.0))
+    launches = 2.0 if steps > LEAST_STEPS else 1.0
+    return _Blocks(
+        units,
+        steps * tiles / units,
+        unit_flop * tiles / units,
+        launches,
+        _slice_byte(op, tiles, sm_count),
+    )
+
+
+def _share_by_marlin(
+    op: NarrowProduct, tiles: int, steps: float, unit_flop: float, sm_count: float
+) -> _Blocks:
+    """Return the blocks of Marlin: one an SM, and slices of a tile add up in turn.
+
+    A kernel takes 16 tiles of rows, or 128 of narrow products; further kernels take the remainder.
+    """
+    slice_steps = ENGINE_PRODUCTS.slice_steps * sm_count / tiles
+    most_rows = 1024 if op.n > 4096 else 8192
+    full_kernels, remainder = divmod(op.m, most_rows)
+    launches = full_kernels + (remainder >= 64) + (remainder % 64 > 0)
+    return _Blocks(
+        sm_count,
+        steps * tiles / sm_count + slice_steps,
+        unit_flop * tiles / sm_count,
+        float(launches),
+        _slice_byte(op, tiles, sm_count),
+    )
+
+
+def _slice_byte(op: NarrowProduct, tiles: int, sm_count: float) -> float:
+    """Return the bytes of sums in fp32 that slices of a tile write and read again."""
+    if tiles >= sm_count:
+        return 0.0
+    return 8.0 * op.m * op.n * min(sm_count / tiles, ENGINE_PRODUCTS.most_slices)
+
+
+def _choose_tile(op: NarrowProduct) -> _Tile:
+    """Return the kernel of a product and its tile, as names and grids show."""
+    m = op.m
+    if isinstance(op, ScaledProduct):
+        if m <= 16:
+            return _Tile("scaled.fp8", 16.0, 64.0, 256.0)
+        if m <= 64:
+            return _Tile("scaled.fp8", 64.0, 64.0, 256.0)
+        return _Tile("scaled.fp8", 64.0 if m <= 128 else 128.0, 128.0, 128.0)
+    if isinstance(op, BlockProduct):
+        return _choose_block_tile(op)
+    assert isinstance(op, WeightOnlyProduct)
+    if op.kernel == "marlin":
+        weights = "fp8" if op.weights == "fp8" else "int4"
+        rows = min(max(16.0 * ceil(m / 16), 16.0), 64.0)
+        return _Tile(f"weight_only.marlin.{weights}", rows, 256.0, 64.0)
+    return _Tile(MACHETE_FAMILY, *choose_machete_tile(m, op.n, op.k), 64.0)
+
+
+def _choose_block_tile(op: BlockProduct) -> _Tile:
+    """Return the kernel and the tile of a product with scales of blocks.
+
+    Blackwell's tensor cores apply scales of fp4 themselves, so that nothing is promoted between
+    steps. Its tile is the part of an SM in a tile that two share (``sm100_fp4_config_default`` of
+    vLLM).
+    """
+    m = op.m
+    if op.dtype is Dtype.FP4:
+        return _Tile("block.fp4", 128.0, 128.0 if m <= 256 else 256.0, 256.0)
+    if op.kernel == "deepgemm":
+        rows = next((side for side in (16.0, 32.0, 64.0) if m <= side), 128.0)
+        return _Tile("block.deepgemm", rows, 96.0 if m <= 64 else 128.0, 128.0)
+    return _Tile("block.cutlass", 64.0 if m <= 128 else 128.0, 128.0, 128.0)
+
+
+register_kernels(*NarrowProduct.__subclasses__(), mapping=count_each(count_narrow_product))

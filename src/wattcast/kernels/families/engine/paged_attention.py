@@ -1,0 +1,404 @@
+"""Attention of an engine over a paged cache, as each generation of chips runs it.
+
+Attention packs the query heads that share keys into the rows of a tile. The tile walks over the
+blocks of keys that its tokens see, blocks hidden by a mask or a window included. A sequence may be
+cut into parts, which different SMs work on and a second kernel sums up:
+
+- FlashAttention 3 (Hopper, and prompts on Blackwell) cuts a sequence of n blocks into ⌈n/s⌉ parts,
+  with s = ⌈1.1 · all blocks / SMs⌉ (``prepare_varlen_num_blocks``).
+- FlashAttention 2 (before Hopper) packs heads and cuts sequences only for single tokens without a
+  window (``mha_varlen_fwd``). It copies queries and results where it packs, and two of its tiles
+  share an SM where shared memory holds both.
+- FlashInfer (before Hopper, fp8 caches) widens keys and values to 16 bits.
+- TensorRT-LLM (decode on Blackwell) cuts until every SM has a part, and turns no fp8 values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from wattcast.coefficients import load_coefficients
+from wattcast.core import Dtype
+from wattcast.core.arrays import Array
+from wattcast.kernels.families import register_kernels
+from wattcast.kernels.families.attention import fill_with_parts
+from wattcast.kernels.families.engine.engine_counts import (
+    CountedKernel,
+    EngineWork,
+    OperatorRun,
+    count_each,
+)
+from wattcast.kernels.kernel_table import LibraryStyle, ReferenceChip
+from wattcast.workload.engine_operators import PagedAttention
+
+
+@dataclass(frozen=True)
+class EngineAttentionCoefficients:
+    """What a tile of attention does besides multiplying."""
+
+    score_cycles: float  # of an SM for a score's exponential, as far as products do not hide it
+    turn_cycles: float  # of an SM to turn a value of an fp8 block for the second product
+    wide_turn_cycles: float  # the same where heads are so wide that registers spill
+    tile_steps: float  # that starting and ending a tile takes
+    tensorrt_tile_steps: float  # the same of TensorRT-LLM's decode kernels
+    crossings: float  # how often a loaded byte crosses shared memory
+
+
+ENGINE_ATTENTION = load_coefficients("engine_attention", EngineAttentionCoefficients)
+
+# FlashAttention 3 gives a part this much more than an even share of the blocks.
+SPLIT_MARGIN = 1.1
+# Heads wider than this spill registers where fp8 values are turned.
+_WIDEST_HEAD_IN_REGISTERS = 192
+# Heads for which FlashInfer and TensorRT-LLM have kernels; others run Triton's.
+_LIBRARY_HEAD_DIMS = (64, 128, 256, 512)
+# Up to this many tiles an SM, each tile is placed on its SM; beyond, an even share is near enough.
+_LISTED_WAVES = 16.0
+
+
+@dataclass(frozen=True)
+class _Library:
+    """Which library runs a batch on a chip, and what decides about its kernels."""
+
+    is_decode: bool
+    is_fp8: bool
+    is_flash_2: bool
+    is_flash_infer: bool
+    is_blackwell: bool
+
+    @classmethod
+    def choose(cls, op: PagedAttention, chip: ReferenceChip) -> _Library:
+        """Return the library that vLLM takes on a chip."""
+        is_before_hopper = chip.style is LibraryStyle.AMPERE
+        is_fp8 = op.kv_dtype is Dtype.FP8
+        return cls(
+            is_decode=op.kind_of_batch == "decode",
+            is_fp8=is_fp8,
+            is_flash_2=is_before_hopper and not is_fp8,
+            is_flash_infer=is_before_hopper and is_fp8,
+            is_blackwell=chip.is_blackwell,
+        )
+
+    @property
+    def is_before_hopper(self) -> bool:
+        return self.is_flash_2 or self.is_flash_infer
+
+    @property
+    def is_tensorrt(self) -> bool:
+        return self.is_blackwell and self.is_decode
+
+    @property
+    def turns_values(self) -> bool:
+        """Whether fp8 values are turned in shared memory for the second product."""
+        return self.is_fp8 and not (self.is_before_hopper or self.is_blackwell)
+
+
+class _Tile(NamedTuple):
+    """The sides of a tile."""
+
+    rows: float  # packed rows of queries
+    keys: float  # of a block
+
+
+@dataclass(frozen=True)
+class _Walks:
+    """The blocks of keys that tiles walk over, one entry for each group of alike sequences."""
+
+    heads: list[float]  # key heads of all sequences of the group
+    tiles: list[Array]  # blocks that each tile of a head walks over, ``(tile,)``
+    blocks: list[int]  # of all keys of a sequence, hidden ones as well
+
+    @cached_property
+    def walked_blocks(self) -> float:
+        """Blocks that all tiles walk over."""
+        walked = zip(self.heads, self.tiles, strict=True)
+        return sum(heads * float(tiles.sum()) for heads, tiles in walked)
+
+    @property
+    def scheduled_blocks(self) -> float:
+        """Blocks that the scheduler counts, which does not know what masks hide."""
+        scheduled = zip(self.heads, self.tiles, self.blocks, strict=True)
+        return sum(heads * len(tiles) * blocks for heads, tiles, blocks in scheduled)
+
+    def count_units(self, parts: Sequence[float]) -> float:
+        """Return the tiles of all sequences, each group cut into so many parts."""
+        cut = zip(self.heads, self.tiles, parts, strict=True)
+        return sum(heads * len(tiles) * part for heads, tiles, part in cut)
+
+
+class _Split(NamedTuple):
+    """How sequences are cut into parts, and what that brings with it."""
+
+    parts: list[float]  # of each group
+    most: float  # parts that the kernel allows for
+    slots: float = 1.0  # tiles that an SM holds
+    copies: float = 0.0  # kernels that copy queries and results
+
+
+def count_paged_attention(op: PagedAttention, run: OperatorRun) -> CountedKernel:
+    """Return the kernel and the work of attention over a paged cache; the busiest SM decides."""
+    chip = run.chip
+    sm_count = chip.sm_count
+    head_dim = float(op.head_dim)
+    library = _Library.choose(op, chip)
+    tile = _choose_tile(op, library)
+
+    walks = _walk_sequences(op, library, tile)
+    split = _split_sequences(op, library, tile, walks, chip)
+    units = walks.count_units(split.parts)
+    busiest = _count_busiest(walks, split, units, sm_count)
+
+    # Arithmetic: that of a block of keys, times the blocks of the busiest SM in each round
+    tile_flop = 4.0 * tile.rows * tile.keys * head_dim
+    if library.is_flash_infer:
+        tile_flop *= run.flop_per_cycle / chip.per_cycle.get("tensor_fp16_flop", run.flop_per_cycle)
+    block_flop = tile_flop + run.flop_per_cycle * _score_cycles(library, tile, head_dim)
+    rounds = max(units / sm_count, 1.0)
+
+    # Bytes: what tiles load, and what parts and copies hand one another
+    load_byte = 2.0 * _loaded_keys(op, library, tile, walks) * head_dim * op.math_dtype.byte
+    missing = run.missing_share(op.read_byte + op.write_byte, streams=op.kind_of_batch != "prefill")
+
+    tile_steps = ENGINE_ATTENTION.tile_steps
+    if library.is_tensorrt:
+        tile_steps = ENGINE_ATTENTION.tensorrt_tile_steps
+    waves = max(units / (sm_count * split.slots), 1.0)
+    work = EngineWork(
+        units=units,
+        unit_flop=block_flop * busiest / rounds,
+        steps=tile_steps * ceil(waves) / waves,
+        launches=1.0 + (split.most > 1.0) + (not op.scheduled) + split.copies,
+        l2_byte=load_byte + op.read_byte - op.cache_byte + op.write_byte,
+        shared_byte=ENGINE_ATTENTION.crossings * load_byte,
+        dram_read_byte=op.read_byte * missing,
+        dram_write_byte=op.write_byte * missing,
+        between_byte=_between_byte(op, split),
+        slots=split.slots,
+        padded_flop=max(tile_flop * walks.walked_blocks - op.flop, 0.0),
+    )
+
+    batch = float(sum(count for count, _, _ in op.groups))
+    heads_per_key = op.heads // op.kv_heads
+    plain = {
+        "head_dim": head_dim,
+        "fp8": library.is_fp8,
+        "windowed": op.window > 0,
+        "cold": run.is_cold,
+        "sink": op.sink,
+        "softcap": op.softcap > 0,
+        "scheduled": op.scheduled,
+        "fill": walks.walked_blocks / (sm_count * busiest),
+        "kinds": len(op.groups),
+        "pad_m": min(heads_per_key * op.tokens / batch / tile.rows, 1.0),
+    }
+    logs = {
+        "log_batch": batch,
+        "log_q": op.tokens / batch,
+        "log_kv": op.keys / batch,
+        "log_heads": op.heads,
+        "log_group": heads_per_key,
+        "log_cut": max(split.parts),
+        "log_units": units,
+        "log_busiest": busiest,
+        "log_longest": max(keys for _, _, keys in op.groups),
+    }
+    return CountedKernel(_name_family(op, library), work, plain, logs)
+
+
+def _choose_tile(op: PagedAttention, library: _Library) -> _Tile:
+    """Return the tile that the kernels' names show.
+
+    FlashAttention 2 has one for each head size (``run_mha_fwd_splitkv_dispatch``), FlashInfer
+    chooses by packed rows (``FA2DetermineCtaTileQ``). The names of TensorRT-LLM's kernels show
+    tiles of 8 or 16 rows.
+    """
+    head_dim = op.head_dim
+    if library.is_tensorrt:
+        rows = 8.0 if op.heads <= 8 * op.kv_heads else 16.0
+        return _Tile(rows, 128.0)
+    if library.is_flash_infer:
+        longest = max(tokens for _, tokens, _ in op.groups)
+        packed_rows = longest * op.heads // op.kv_heads
+        if packed_rows <= 16:
+            return _Tile(16.0, 128.0)
+        rows = 128.0 if packed_rows > 64 and head_dim < 256 else 64.0
+        return _Tile(rows, 64.0)
+    if library.is_flash_2:
+        if head_dim <= 64:
+            return _Tile(64.0, 256.0)
+        return _Tile(64.0, 128.0 if head_dim <= 128 else 64.0)
+    return _choose_flash_3_tile(op, library)
+
+
+def _choose_flash_3_tile(op: PagedAttention, library: _Library) -> _Tile:
+    """Return the tile of FlashAttention 3; decode of common heads runs in one group of warps."""
+    head_dim = op.head_dim
+    is_fp8 = library.is_fp8
+    if library.is_decode and not op.window and head_dim in (64, 128):
+        keys = 192.0 if head_dim == 64 else 128.0
+        fp8_keys = 128.0 if head_dim == 64 else 96.0
+        return _Tile(64.0, fp8_keys if is_fp8 else keys)
+
+    is_small = head_dim <= 64 or (head_dim <= 96 and not is_fp8)
+    rows = 192.0 if is_small else 128.0
+    if head_dim > 192:
+        keys = 64.0 if op.window else 80.0
+        return _Tile(rows, 128.0 if is_fp8 and not op.window else keys)
+    if head_dim > 128:
+        return _Tile(rows, 96.0)
+    return _Tile(rows, 192.0 if is_fp8 and head_dim > 96 else 128.0)
+
+
+def _walk_sequences(op: PagedAttention, library: _Library, tile: _Tile) -> _Walks:
+    """Return what tiles walk over; FlashAttention 2 packs heads in plain decode alone."""
+    if library.is_flash_2 and (op.window or not library.is_decode):
+        op = replace(op, kv_heads=op.heads)
+    heads = []
+    tiles = []
+    blocks = []
+    for count, tokens, keys in op.groups:
+        heads.append(float(count * op.kv_heads))
+        tiles.append(_walk_tiles(op, tokens, keys, tile))
+        blocks.append(ceil(keys / tile.keys))
+    return _Walks(heads, tiles, blocks)
+
+
+def _walk_tiles(op: PagedAttention, tokens: int, keys: int, tile: _Tile) -> Array:
+    """Return the blocks of keys that each tile of a sequence walks over, ``(tile,)``."""
+    heads_per_key = op.heads // op.kv_heads
+    tile_count = ceil(tokens * heads_per_key / tile.rows)
+    # New tokens up to the end of each tile
+    last_token = np.minimum(np.arange(1, tile_count + 1) * tile.rows / heads_per_key, tokens)
+    end_key = keys - tokens + np.ceil(last_token)
+    first_block: Array | float = 0.0
+    if op.window:
+        first_token = np.floor(last_token - tile.rows / heads_per_key)
+        first_key = np.maximum(keys - tokens + first_token - op.window, 0.0)
+        first_block = np.floor(first_key / tile.keys)
+    return np.asarray(np.maximum(np.ceil(end_key / tile.keys) - first_block, 1.0))
+
+
+def _split_sequences(
+    op: PagedAttention, library: _Library, tile: _Tile, walks: _Walks, chip: ReferenceChip
+) -> _Split:
+    """Return how the library cuts sequences into parts."""
+    sm_count = chip.sm_count
+    if library.is_flash_2:
+        return _split_by_flash_2(op, library, tile, walks, chip)
+    if library.is_tensorrt:
+        tile_count = walks.count_units([1.0] * len(walks.heads))
+        most = max(sm_count // tile_count, 1.0)
+        return _Split([min(max(blocks, 1.0), most) for blocks in walks.blocks], most)
+    part_blocks = ceil(SPLIT_MARGIN * walks.scheduled_blocks / sm_count)
+    most = float(op.splits or _most_parts(op, tile, sm_count))
+    parts = [min(max(ceil(blocks / part_blocks), 1.0), most) for blocks in walks.blocks]
+    return _Split(parts, most)
+
+
+def _split_by_flash_2(
+    op: PagedAttention, library: _Library, tile: _Tile, walks: _Walks, chip: ReferenceChip
+) -> _Split:
+    """Return how FlashAttention 2 cuts sequences, which it does only where it packs heads."""
+    packs_heads = library.is_decode and not op.window and op.heads > op.kv_heads
+    most = 1.0
+    if packs_heads:
+        most = float(_most_parts(op, tile, 2.0 * chip.sm_count, batch=op.tokens))
+    slots = 1.0
+    if library.is_decode:
+        tile_byte = tile.rows * op.dtype.byte + 2.0 * tile.keys * op.kv_dtype.byte
+        slots = min(max(chip.shared_byte // (tile_byte * op.head_dim), 1.0), 2.0)
+    copies = 2.0 if packs_heads and op.tokens > 1 and op.kv_heads > 1 else 0.0
+    parts = [min(max(blocks, 1.0), most) for blocks in walks.blocks]
+    return _Split(parts, most, slots, copies)
+
+
+def _most_parts(op: PagedAttention, tile: _Tile, slots: float, batch: int = 0) -> int:
+    """Return how many parts a sequence may be cut into where the caller sets no limit.
+
+    FlashAttention 3 (``get_num_splits``) looks at the longest sequence alone and leaves up to four
+    blocks of keys whole. FlashAttention 2 (``num_splits_heuristic``) counts the tiles of the whole
+    ``batch`` and cuts four blocks too.
+    """
+    longest_tokens = max(tokens for _, tokens, _ in op.groups)
+    longest_keys = max(keys for _, _, keys in op.groups)
+    tile_rows = ceil(longest_tokens * (op.heads // op.kv_heads) / tile.rows)
+    tiles = max(batch, 1) * op.kv_heads * tile_rows
+    visible_keys: float = longest_keys
+    if op.window:
+        visible_keys = min(longest_keys, op.window + 1 + tile.rows)
+    blocks = ceil(visible_keys / tile.keys)
+    if blocks <= 4 and not batch:
+        return 1
+    return fill_with_parts(tiles, blocks, slots, any_number=not batch)
+
+
+def _count_busiest(walks: _Walks, split: _Split, units: float, sm_count: float) -> float:
+    """Return the blocks of keys that the busiest SM walks over."""
+    if units > _LISTED_WAVES * sm_count:
+        # An even share, and half of a first tile until the last ones end
+        shortest = min(float(tiles[0]) for tiles in walks.tiles)
+        return walks.walked_blocks / sm_count + 0.5 * shortest
+    parts = []
+    for heads, tiles, cut in zip(walks.heads, walks.tiles, split.parts, strict=True):
+        parts.append(np.repeat(np.ceil(tiles / cut), int(heads * cut)))
+    return _busiest_share(np.concatenate(parts), int(sm_count))
+
+
+def _busiest_share(walks: Array, sm_count: int) -> float:
+    """Return the blocks of the busiest SM where long tiles are dealt out first, to and fro."""
+    dealt = np.zeros((ceil(len(walks) / sm_count), sm_count))
+    dealt.ravel()[: len(walks)] = np.sort(walks)[::-1]
+    dealt[1::2] = dealt[1::2, ::-1].copy()
+    return float(dealt.sum(axis=0).max())
+
+
+def _score_cycles(library: _Library, tile: _Tile, head_dim: float) -> float:
+    """Return the cycles of an SM for the scores of a block, and to turn its fp8 values."""
+    cycles = ENGINE_ATTENTION.score_cycles * tile.rows * tile.keys
+    if not library.turns_values:
+        return cycles
+    is_wide = head_dim > _WIDEST_HEAD_IN_REGISTERS
+    each = ENGINE_ATTENTION.wide_turn_cycles if is_wide else ENGINE_ATTENTION.turn_cycles
+    return cycles + each * tile.keys * head_dim
+
+
+def _loaded_keys(op: PagedAttention, library: _Library, tile: _Tile, walks: _Walks) -> float:
+    """Return the keys that all tiles load; before Hopper none behind the last one."""
+    if not library.is_before_hopper:
+        return walks.walked_blocks * tile.keys
+    loaded = 0.0
+    for heads, tiles, (_, _, keys) in zip(walks.heads, walks.tiles, op.groups, strict=True):
+        loaded += heads * float(np.minimum(tiles * tile.keys, keys).sum())
+    return loaded
+
+
+def _between_byte(op: PagedAttention, split: _Split) -> float:
+    """Return the bytes of parts and copies: sums in fp32, each written and read again."""
+    values = float(op.tokens * op.heads) * float(op.head_dim)
+    parts = max(split.parts)
+    between = 0.0
+    if parts > 1.0:
+        between = 8.0 * values * parts
+    elif split.most > 1.0:
+        between = 4.0 * values
+    return between + split.copies * 2.0 * values * op.dtype.byte
+
+
+def _name_family(op: PagedAttention, library: _Library) -> str:
+    """Return the kernel family: by batch, cache and, for odd heads, the language of the kernel."""
+    family = f"attention.engine.paged.{op.kind_of_batch}"
+    if not library.is_fp8:
+        return family
+    has_kernel = op.head_dim in _LIBRARY_HEAD_DIMS
+    if (library.is_before_hopper or library.is_blackwell) and not has_kernel:
+        return f"{family}.fp8.triton"
+    return f"{family}.fp8"
+
+
+register_kernels(PagedAttention, mapping=count_each(count_paged_attention))
