@@ -16,7 +16,16 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "wattcast"
 ORDER = [
-    *["core", "coefficients", "hardware", "workload", "kernels", "power", "predictor"],  # the spine
+    *[
+        "core",
+        "coefficients",
+        "hardware",
+        "options",
+        "workload",
+        "kernels",
+        "power",
+        "predictor",
+    ],  # the spine
     *["calibrate", "report", "serving", "training", "explore", "measure", "control"],
     *["lab", "web", "cli"],
 ]

@@ -7,25 +7,15 @@ the same. No verb changes a clock, a limit or a mode of a card."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from wattcast.core.errors import CannotWrite, ExitCode
+from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import check_writable, write_whole
-
-
-@dataclass(frozen=True)
-class Option:
-    """Describe one parameter of a verb on a command line."""
-
-    help: str
-    name: str = ""  # on the command line, where it is not the parameter's own
-    hidden: bool = False
-    positional: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,13 +36,6 @@ Device = Annotated[
     int | None,
     Option("Which device, counted from 0; default: the first that CUDA_VISIBLE_DEVICES shows."),
 ]
-
-
-def list_options(verb: Verb) -> Iterator[tuple[inspect.Parameter, Any, Option]]:
-    """Yield each parameter of a verb with its type and its description."""
-    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
-        kind, option = get_args(parameter.annotation)
-        yield parameter, kind, option
 
 
 def run(

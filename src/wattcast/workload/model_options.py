@@ -2,226 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from enum import StrEnum
-from typing import Any, TypedDict, TypeVar, cast
+from dataclasses import replace
+from typing import Any, TypedDict
 
-from wattcast.core import Dtype, bad_value, unknown_name
-from wattcast.core.errors import UnknownName
+from wattcast.core import Dtype, bad_value
+from wattcast.core.option_declaration import list_declared
+from wattcast.core.option_declaration import parse_word as parse_word
+from wattcast.options.run_options import KV_DTYPES as KV_DTYPES
+from wattcast.options.run_options import OPTION_NAMES as OPTION_NAMES
+from wattcast.options.run_options import RUNNABLE_DTYPES as RUNNABLE_DTYPES
+from wattcast.options.run_options import SIZE_LIMIT as SIZE_LIMIT
+from wattcast.options.run_options import AttentionMode as AttentionMode
+from wattcast.options.run_options import ModelOptions as ModelOptions
+from wattcast.options.run_options import OutputHead as OutputHead
+from wattcast.options.run_options import SoftwareStack as SoftwareStack
+from wattcast.options.run_options import WorkloadPhase as WorkloadPhase
+from wattcast.options.run_options import unknown_option_error as unknown_option_error
+from wattcast.options.weight_recipes import RECIPES as RECIPES
+from wattcast.options.weight_recipes import UNQUANTIZED as UNQUANTIZED
+from wattcast.options.weight_recipes import WEIGHT_ONLY as WEIGHT_ONLY
+from wattcast.options.weight_recipes import WeightRecipe as WeightRecipe
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 
-SIZE_LIMIT = 1 << 31  # a larger size is a slip of the finger, and products would pass 64 bits
 DEFAULT_TOKENS = 128
 DECODE_GROUPS = 16
-RUNNABLE_DTYPES = (Dtype.FP32, Dtype.TF32, Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
-
-
-class WorkloadPhase(StrEnum):
-    """The part of serving or training that is run."""
-
-    PREFILL = "prefill"  # a whole prompt at once
-    DECODE = "decode"  # one token a sequence, behind a cache of ``seq`` tokens
-    GENERATE = "generate"  # a prefill and ``tokens - 1`` decode steps
-    TRAIN = "train"  # forward, backward, optimiser
-    FORWARD = "forward"  # one pass of a model that has no cache
-
-
-class AttentionMode(StrEnum):
-    """Whether attention writes its scores to memory operator by operator, or is one fused kernel."""
-
-    EAGER = "eager"
-    FLASH = "flash"
-
-
-class OutputHead(StrEnum):
-    """The tokens for which the language-model head runs."""
-
-    NONE = "none"
-    LAST = "last"
-    ALL = "all"
-
-
-class SoftwareStack(StrEnum):
-    """The software that issues the kernels: PyTorch eager, a compiler that fuses, or an inference
-    engine.
-    """
-
-    EAGER = "eager"
-    COMPILED = "compiled"
-    ENGINE = "engine"
-
-
-@dataclass(frozen=True)
-class WeightRecipe:
-    """How an engine keeps the weights of linear layers and experts, and what multiplies them.
-
-    ``bit`` counts scales and zero points. With ``activations`` tokens are quantized to that format
-    before each product (``mode``: a scale for a token or for 128 values of it); without, weights
-    are widened on chip."""
-
-    weights: str  # fp8, int8, int4 or fp4
-    bit: float
-    kernel: str
-    activations: Dtype | None = None
-    mode: str = ""
-    expert_scales: str = ""
-    group: int = -1  # weights that share a scale; -1: a whole row
-    zero_points: bool = False
-    experts_alone: bool = (
-        False  # of a mixture only the experts are narrow, as gpt-oss was published
-    )
-
-
-# a scale of 16 bit, a zero of 4, for 128
-_INT4_BIT = 4.0 + 16.0 / 128.0
-_AWQ_BIT = 4.0 + (16.0 + 4.0) / 128.0
-RECIPES = {
-    "fp8": WeightRecipe("fp8", 8.0, "cutlass", Dtype.FP8, "token", "tensor"),
-    "fp8-block": WeightRecipe(
-        "fp8", 8.0 + 32.0 / 128.0**2, "deepgemm", Dtype.FP8, "block", "block"
-    ),
-    "w8a8": WeightRecipe("int8", 8.0, "cutlass", Dtype.INT8, "token", "tensor"),
-    "awq": WeightRecipe("int4", _AWQ_BIT, "machete", None, "", "group", 128, True),
-    "gptq": WeightRecipe("int4", _INT4_BIT, "machete", None, "", "group", 128),
-    "gptq-8bit": WeightRecipe("fp8", 8.0 + 16.0 / 128.0, "marlin", None, "", "group", 128),
-    "mxfp4": WeightRecipe(
-        "fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32, experts_alone=True
-    ),
-    "nvfp4": WeightRecipe("fp4", 4.0 + 8.0 / 16.0, "cutlass", Dtype.FP4, "block", "nv", 16),
-}
-UNQUANTIZED = "none"  # for a model whose published weights are narrow
-WEIGHT_ONLY = {  # --weights
-    "int4": RECIPES["gptq"],
-    "fp8": WeightRecipe("fp8", 8.0, "marlin"),
-    "fp4": replace(RECIPES["mxfp4"], experts_alone=False),
-}
-KV_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP8)
-
-
 _PHASES = {
     ModelKind.LANGUAGE: tuple(WorkloadPhase),
     ModelKind.ENCODER: (WorkloadPhase.PREFILL, WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
     ModelKind.VISION: (WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
 }
-_SIZES = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
-_ENUMS: dict[str, type[StrEnum]] = {
-    "phase": WorkloadPhase,
-    "dtype": Dtype,
-    "attention": AttentionMode,
-    "head": OutputHead,
-    "stack": SoftwareStack,
-    "kv_dtype": Dtype,
-}
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """The choices of one run. None means the model's own default, which the graph then states."""
-
-    batch: int = 1
-    seq: int | None = None  # prompt length; in decode the tokens already in the cache
-    tokens: int | None = None  # new tokens of ``generate``
-    phase: WorkloadPhase | None = None
-    dtype: Dtype = Dtype.BF16
-    attention: AttentionMode = AttentionMode.FLASH
-    head: OutputHead | None = None
-    stack: SoftwareStack | None = None
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    # of tp * dp GPUs, those that share the experts; 1: tensor-parallel GPUs share each expert
-    ep: int = 1
-    cp: int = 1  # GPUs that share each sequence
-    skew: float = 0.0  # 0: experts share tokens evenly; 1: all choices fall on the same experts
-    recompute: bool = (
-        False  # training: run each layer's forward again instead of keeping activations
-    )
-    image: int | None = None  # side of a square picture, in pixels (latent pixels for diffusion)
-    quantization: str | None = (
-        None  # a recipe of an engine, such as fp8-block (``RECIPES``); None: the model's own
-    )
-    weights: str | None = (
-        None  # of an engine: weights alone in int4, fp8 or fp4, multiplied in ``dtype``
-    )
-    kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
-
-    @classmethod
-    def from_names(cls, **given: object) -> ModelOptions:
-        """Make options from names and words as people and files give them."""
-        for name in (name for name in given if name not in OPTION_NAMES):
-            raise unknown_option_error(name)
-        return cls(**given)  # type: ignore[arg-type]  # checked, and words looked up, when made
-
-    def __post_init__(self) -> None:
-        for name in _SIZES:
-            value = getattr(self, name)
-            may_lack = getattr(ModelOptions, name) is None
-            if not (type(value) is int and 0 < value < SIZE_LIMIT) and not (
-                value is None and may_lack
-            ):
-                raise bad_value(name, f"a whole number from 1 to {SIZE_LIMIT - 1}", value)
-        for name, kind in _ENUMS.items():
-            value = getattr(self, name)
-            may_lack = getattr(ModelOptions, name) is None
-            if type(value) is not kind and not (value is None and may_lack):
-                object.__setattr__(self, name, parse_word(kind, name, value))
-        if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
-            raise bad_value(
-                "skew", "a number from 0 (balanced) to 1 (the same experts always)", self.skew
-            )
-        if self.dtype not in RUNNABLE_DTYPES:
-            raise bad_value("dtype", f"one of {', '.join(RUNNABLE_DTYPES)}", str(self.dtype))
-        if self.tokens is not None and self.phase is not WorkloadPhase.GENERATE:
-            raise bad_value(
-                "tokens", "phase generate", str(self.phase), "Leave tokens out, or choose generate."
-            )
-        training = self.phase is WorkloadPhase.TRAIN
-        if self.recompute and not training:
-            raise bad_value(
-                "recompute", "phase train", str(self.phase), "Only training keeps activations."
-            )
-        if training and self.dtype in (Dtype.FP8, Dtype.INT8):
-            raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
-        if training and self.stack is SoftwareStack.ENGINE:
-            raise bad_value(
-                "stack", "eager or compiled in training", "engine", "An engine only serves."
-            )
-        known_words = {
-            "quantization": (*RECIPES, UNQUANTIZED),
-            "weights": WEIGHT_ONLY,
-            "kv_dtype": KV_DTYPES,
-        }
-        for name, known in known_words.items():
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise bad_value(name, f"one of {', '.join(known)}", value)
-            if value is not None and self.stack not in (None, SoftwareStack.ENGINE):
-                raise bad_value(name, "stack engine", str(self.stack), "Ask for --stack engine.")
-        if self.quantization not in (None, UNQUANTIZED) and self.weights is not None:
-            raise bad_value(
-                "weights", "no recipe beside it", self.quantization, "Give one of the two."
-            )
-        if self.recipe is not None and self.dtype not in (Dtype.BF16, Dtype.FP16, Dtype.FP8):
-            raise bad_value("dtype", "bf16 or fp16 with narrow weights", str(self.dtype))
-
-    @property
-    def recipe(self) -> WeightRecipe | None:
-        """Return how weights are kept; ``dtype`` fp8 on an engine is the recipe of that name."""
-        if self.weights is not None:
-            return WEIGHT_ONLY[self.weights]
-        if self.quantization not in (None, UNQUANTIZED):
-            return RECIPES[self.quantization]
-        served_fp8 = self.stack is SoftwareStack.ENGINE and self.dtype is Dtype.FP8
-        return RECIPES["fp8"] if served_fp8 else None
-
-    @property
-    def gpu_count(self) -> int:
-        """GPUs of all groups; experts are shared by GPUs that are there anyway."""
-        return self.tp * self.pp * self.dp * self.cp
-
-
-OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -248,42 +57,24 @@ class ModelKeywords(TypedDict, total=False):
     kv_dtype: str | None
 
 
-_Word = TypeVar("_Word", bound=StrEnum)
-
-
-def parse_word(kind: type[_Word], name: str, value: object) -> _Word:
-    """Return the member of an enum that a user's word names."""
-    if kind is Dtype and isinstance(value, str):
-        return cast(_Word, Dtype.parse(value))
-    try:
-        return kind(str(value))
-    except ValueError:
-        raise bad_value(name, f"one of {', '.join(kind)}", value) from None
-
-
 def parse_option(name: str, text: str, where: str) -> Any:
     """Return the value of an option as people write it: ``8`` for batch, ``yes`` for recompute,
     words as they are.
     """
-    kind = str(ModelOptions.__annotations__[name])
-    if "int" not in kind and "float" not in kind:
-        return text.lower() in ("yes", "true", "1") if kind == "bool" else text
+    kinds = _OPTION_KINDS[name]
+    if bool in kinds:
+        return text.lower() in ("yes", "true", "1")
+    number = next((kind for kind in (int, float) if kind in kinds), None)
+    if number is None:
+        return text
     try:
-        return int(text) if "int" in kind else float(text)
+        return number(text)
     except ValueError:
-        wanted = "a whole number" if "int" in kind else "a number"
+        wanted = "a whole number" if number is int else "a number"
         raise bad_value(f"{where}: {name}", wanted, text) from None
 
 
-def unknown_option_error(name: str, settings: Iterable[str] = ()) -> UnknownName:
-    """Return the error for a name that is no option; ``settings`` are further names known where it
-    was given.
-    """
-    settings = tuple(settings)
-    known = f"Options of a model: {', '.join(OPTION_NAMES)}."
-    if settings:
-        known += f" Settings beside them: {', '.join(settings)}."
-    return unknown_name("option", name, OPTION_NAMES + settings, known)
+_OPTION_KINDS = {declared.field: declared.members for declared in list_declared(ModelOptions)}
 
 
 def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptions, list[str]]:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Annotated
 
 from wattcast.core.errors import ExitCode, bad_value
+from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, parse_seconds
 from wattcast.core.whole_files import hold_folder
-from wattcast.measure.measure_verbs import Option, Verb, VerbResult
+from wattcast.measure.measure_verbs import Verb, VerbResult
 
 Out = Annotated[Path, Option("Folder for JSON Lines; a re-run continues there.")]
 

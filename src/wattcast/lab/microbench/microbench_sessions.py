@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 from wattcast.core.errors import BadInput, WattcastError, bad_value
+from wattcast.core.option_declaration import Option
 from wattcast.core.row_journals import Journal, read_lines
 from wattcast.core.units import parse
 from wattcast.core.whole_files import write_whole
@@ -38,7 +39,7 @@ from wattcast.lab.microbench.microbench_campaign import (
 from wattcast.lab.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.lab.microbench.unit_source import Benchmark
 from wattcast.measure.cuda_device import CudaDevice, DeviceFault
-from wattcast.measure.measure_verbs import Option, VerbResult
+from wattcast.measure.measure_verbs import VerbResult
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import (
     SettlingRule,
