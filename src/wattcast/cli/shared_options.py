@@ -30,13 +30,12 @@ import typer
 from wattcast.core.errors import bad_value, resolve_name
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import parse
-from wattcast.report import figure_style
-from wattcast.report.figure_style import Figure, FigureMaker
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from wattcast.measure.measure_verbs import VerbResult
+    from wattcast.report.figure_style import Figure, FigureMaker
 
 Found = TypeVar("Found")
 
@@ -79,6 +78,8 @@ class Environment:
 
     def save_plot(self, figure: Figure, path: Path) -> None:
         """Write a figure and say so."""
+        from wattcast.report import figure_style
+
         figure_style.save_figure(figure, path)
         self.say(f"figure saved: {path}")
 
@@ -421,6 +422,8 @@ def check_plot_option(value: Path | None) -> Path | None:
     matplotlib.
     """
     if value is not None:
+        from wattcast.report import figure_style
+
         figure_style.check_figure_path(value)
         if not value.absolute().parent.is_dir():
             raise bad_value(
@@ -435,6 +438,8 @@ def check_figures_option(value: Path | None) -> Path | None:
     missing.
     """
     if value is not None:
+        from wattcast.report import figure_style
+
         if value.exists() and not value.is_dir():
             raise bad_value(
                 "--figures",
@@ -446,10 +451,17 @@ def check_figures_option(value: Path | None) -> Path | None:
     return value
 
 
+def check_format_option(value: str) -> str:
+    """Return the format of ``--format``, or raise an error that names the known ones."""
+    from wattcast.report import figure_style
+
+    return figure_style.check_figure_format(value)
+
+
 CHECKS = {
     "plot": check_plot_option,
     "figures": check_figures_option,
-    "format": figure_style.check_figure_format,
+    "format": check_format_option,
 }
 
 
@@ -470,9 +482,13 @@ class FigureOptions:
 
     def save(self, env: Environment, found: CommandOutput) -> None:
         """Draw and write the figures, and say where."""
-        made = found.figures() if self.plot or self.figures else {}
-        if self.plot is not None and made:
-            env.save_plot(figure_style.draw_named(made, self.figure), self.plot)
+        if self.plot is None and self.figures is None:
+            return
+        from wattcast.report import figure_style
+
+        makers = found.figures()
+        if self.plot is not None and makers:
+            env.save_plot(figure_style.draw_named(makers, self.figure), self.plot)
         if self.figures is not None:
-            for path in figure_style.save_figures(made, self.figures, self.format):
+            for path in figure_style.save_figures(makers, self.figures, self.format):
                 env.say(f"figure saved: {path}")
