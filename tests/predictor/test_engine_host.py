@@ -12,7 +12,7 @@ from wattcast.hardware import load_gpu
 from wattcast.predictor.engine_host import EngineHost, LaunchCounts, load_host_times
 from wattcast.report.configuration_view import build_power_trace
 from wattcast.serving.engine_simulator import predict_steady_step
-from wattcast.serving.step_costs import tabulate_step_costs
+from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_schedule import STEP_TOKENS
 from wattcast.workload.model_catalogue import load_model

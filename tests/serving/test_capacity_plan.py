@@ -20,11 +20,13 @@ from wattcast.hardware import Gpu
 from wattcast.predictor.prices import parse_prices
 from wattcast.serving import capacity_plan, plan_options, plan_search
 from wattcast.serving.capacity_plan import PlanResult, plan
+from wattcast.serving.least_costs import LoneRequest, TokenCost
 from wattcast.serving.plan_options import PERCENTILE, PlanAim, SearchRange
 from wattcast.serving.plan_search import size_option
 from wattcast.serving.serving_result import LatencyBound, parse_latency_bounds
 from wattcast.serving.simulate_serving import serve_trace
-from wattcast.serving.step_costs import LoneRequest, StepCosts, TokenCost, tabulate_step_costs
+from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
 

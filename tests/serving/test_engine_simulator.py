@@ -22,7 +22,7 @@ from wattcast.serving.engine_simulator import (
     plan_requests,
     predict_steady_step,
 )
-from wattcast.serving.step_costs import tabulate_step_costs
+from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.model_options import ModelOptions
 

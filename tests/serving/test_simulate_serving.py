@@ -16,7 +16,7 @@ import pytest
 import wattcast
 from wattcast import hardware
 from wattcast.core.errors import BadInput, ExitCode, UnknownName
-from wattcast.serving import step_costs
+from wattcast.serving import step_tabulation
 from wattcast.serving.arrivals import make_trace
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 from wattcast.workload.readers.load_workload import find_model
@@ -233,14 +233,14 @@ def test_engines_that_share_experts_are_lanes_of_one_replica() -> None:
 
 
 def test_uneven_contexts_keep_their_mean_and_take_longer() -> None:
-    shares = step_costs._context_shares(0.9)
+    shares = step_tabulation._context_shares(0.9)
     assert sum(shares) == pytest.approx(len(shares))
     assert list(shares) == sorted(shares)
-    assert step_costs._context_shares(0.0) == (1.0,)
+    assert step_tabulation._context_shares(0.0) == (1.0,)
     options = ModelOptions.from_names(stack=SoftwareStack.ENGINE)
     model, gpu = find_model("llama3-8b"), hardware.load_gpu("h200")
     even, uneven = (
-        step_costs.tabulate_step_costs(
+        step_tabulation.tabulate_step_costs(
             model, gpu, options, max_tokens=512, max_seqs=64, context_spread=spread
         )
         for spread in (0.0, 0.9)
@@ -260,7 +260,7 @@ def test_prompts_of_a_step_share_one_attention_kernel() -> None:
         hardware.load_gpu("h200"),
         {"stack": "engine", "phase": "prefill"},
     )
-    costs = step_costs.tabulate_step_costs(
+    costs = step_tabulation.tabulate_step_costs(
         model, gpu, ModelOptions.from_names(stack="engine"), max_tokens=4096
     )
     packed, apart = (

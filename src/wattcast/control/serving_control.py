@@ -38,7 +38,8 @@ from wattcast.serving.engine_simulator import (
     plan_requests,
 )
 from wattcast.serving.simulate_serving import find_language_model
-from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 
 # Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang:

@@ -33,16 +33,16 @@ from wattcast.predictor.prices import Prices
 from wattcast.predictor.uncertainty import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests
 from wattcast.serving.engine_simulator import BoundsBroken, EngineSettings, Patience
-from wattcast.serving.serving_result import LatencyBound, ServingResult
-from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
-from wattcast.serving.step_costs import (
+from wattcast.serving.least_costs import (
     LoneRequest,
-    StepCosts,
     TokenCost,
     predict_lone_request,
     predict_token_cost,
-    tabulate_step_costs,
 )
+from wattcast.serving.serving_result import LatencyBound, ServingResult
+from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
+from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase, count_positions

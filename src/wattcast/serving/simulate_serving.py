@@ -32,7 +32,8 @@ from wattcast.serving.engine_simulator import (
     plan_requests,
 )
 from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_both_bounds
-from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import (

@@ -55,7 +55,8 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import total_at_clock
 from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.engine_simulator import EngineSettings, predict_steady_step
-from wattcast.serving.step_costs import StepCosts, tabulate_step_costs
+from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_tabulation import tabulate_step_costs
 
 _LATENCY_GOALS = {
     "TPOT p50": (6.0, 3.0),
