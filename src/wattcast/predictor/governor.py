@@ -151,13 +151,20 @@ class _SettledRun:
 
 
 def _hold_limit(
-    runner: TimelineRunner, at: OperatingPoint, bounds: _ClockBounds, asked: ClockedTimeline
+    runner: TimelineRunner,
+    at: OperatingPoint,
+    bounds: _ClockBounds,
+    asked: ClockedTimeline,
+    points: Mask | None = None,
 ) -> _SettledRun:
     """Run what ``runner`` has at the highest clock under the limit.
 
-    ``asked`` is the run at the clock asked for.
+    ``asked`` is the run at the clock asked for. With ``points`` ``(*sweep,)``, the clocks of all
+    other points are not searched for.
     """
     excess_w = np.asarray(asked.power_w - bounds.limit_w)
+    if points is not None:
+        excess_w = np.where(points, excess_w, -1.0)
     shape = excess_w.shape
     asked_w = np.broadcast_to(asked.power_w, shape)
     capped = excess_w > 0
@@ -246,7 +253,8 @@ def _govern_division(
     ahead_s: Array = np.zeros(())
     for stretch in division.stretches:
         runner = TimelineRunner(stretch.timeline, at, bundle, ahead_s)
-        settled = _hold_limit(runner, at, bounds, runner.run_at(bounds.asked_hz))
+        asked = runner.run_at(bounds.asked_hz)
+        settled = _hold_limit(runner, at, bounds, asked, division.points)
         governed.append(
             GovernedStretch(
                 stretch=stretch,

@@ -303,10 +303,22 @@ def list_engine_steps(
     return stretches
 
 
+SMALL_SWEEP = 2**16  # kernels times points, up to which one array of all kernels is faster
+
+
 def _run_segment(
     segment: IssueSegment, host_s: Array, kernel_s: Array
 ) -> tuple[Array, Array, Array]:
     """Return C, D and the lag of a segment that runs once, each ``(*sweep,)``."""
+    if kernel_s.size <= SMALL_SWEEP:
+        each_c = host_s.take(segment.rows, axis=-1)
+        each_d = kernel_s.take(segment.rows, axis=-1)
+        ahead = np.maximum(each_c - each_d, 0.0)  # by which each of several equal kernels lags more
+        c_ends = np.add.accumulate(segment.counts * each_c, axis=-1)
+        d_ends = np.add.accumulate(segment.counts * each_d, axis=-1)
+        lags = (c_ends - d_ends) - segment.counts * (each_c - each_d)
+        lags = lags + each_c + (segment.counts - 1.0) * ahead
+        return c_ends[..., -1], d_ends[..., -1], np.maximum.reduce(lags, axis=-1)
     c_sum: Array = np.zeros(host_s.shape[:-1])
     d_sum, lag, now = np.zeros((3, *np.broadcast_shapes(host_s.shape[:-1], kernel_s.shape[:-1])))
     lag -= np.inf
