@@ -345,13 +345,12 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
             refused.append(str(error))
             continue
         per_s = full.most_per_s
-        late = plan_options.serve_rate(served, full, per_s)[1]
-        if late:
+        if plan_options.serve_rate(served, full, per_s)[1]:
             alone = plan_options.serve_rate(served, full, LIGHT_LOAD * per_s)[1]
             if alone:
                 refused.append(f"{full}: {alone} cannot be met even by a single request.")
                 continue
-            per_s, _ = plan_options.find_ceiling(served, full, LIGHT_LOAD * per_s, per_s, late)
+            per_s, _ = plan_options.find_ceiling(served, full, LIGHT_LOAD * per_s, per_s)
         rates = [per_s / (1.0 + served.headroom) * share for share in (0.5, 1.0)]
         half, whole = (
             result

@@ -687,13 +687,14 @@ def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResu
 
 
 def find_ceiling(
-    demand: ServiceDemand, option: PlanOption, low: float, high: float, binds: str = ""
+    demand: ServiceDemand, option: PlanOption, low: float, high: float
 ) -> tuple[float, str]:
     """Return the largest rate between two at which a replica keeps all bounds, and what breaks
-    above.
+    above; empty where no rate between them broke one.
     """
+    binds = ""
     while high > CLOSE_CAPACITY * low:
         middle = math.sqrt(low * high)
         _, failed = serve_rate(demand, option, middle)
         low, high, binds = (low, middle, failed) if failed else (middle, high, binds)
-    return low, binds or "throughput"
+    return low, binds

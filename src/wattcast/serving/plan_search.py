@@ -56,15 +56,22 @@ class ServingPlan:
     demand: ServiceDemand
     peak_batch: int  # sequences of the largest step, at the rate with headroom too
     failed_per_s: float = math.inf  # that one replica was seen to fail at
-    failed: str = ""
+
+    @cached_property
+    def failed(self) -> str:
+        """Which bounds break at the rate at which a replica was seen to fail; empty: none did."""
+        if self.failed_per_s == math.inf:
+            return ""
+        return plan_options.serve_rate(self.demand, self.option, self.failed_per_s)[1]
 
     @cached_property
     def ceiling(self) -> tuple[float, str]:
         """The largest rate that one replica serves within all bounds, and what breaks first."""
         high = min(self.failed_per_s, self.option.most_per_s)
         most_per_s, binds = plan_options.find_ceiling(
-            self.demand, self.option, self.held_per_s, high, self.failed
+            self.demand, self.option, self.held_per_s, high
         )
+        binds = binds or self.failed or "throughput"
         is_idle = self.replicas == 1 and self.demand.rate_per_s < 0.3 * most_per_s
         return most_per_s, "nothing: one replica is more than enough" if is_idle else binds
 
@@ -117,7 +124,8 @@ class ServingPlan:
         """Whether an option with a smaller batch limit serves alike, since no step was full."""
         needed = self.peak_batch * option.shared.pp
         fits = needed <= option.max_seqs <= self.option.max_seqs
-        return fits and self.failed in ("", "throughput")
+        no_bound_broke = self.failed_per_s > self.option.most_per_s
+        return fits and no_bound_broke
 
     def make_row(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -307,7 +315,7 @@ class KindSearch:
             rate_per_s = plan_options.LONE_LOAD * fastest.most_per_s
         else:
             rate_per_s = self.demand.peak_per_s / useful
-        return bool(self.trials.find_fault(fastest, rate_per_s, is_brief=True))
+        return self.trials.fails_at(fastest, rate_per_s)
 
     def _report_progress(self, waiting: int) -> None:
         """Say how far the search is, once a second."""
@@ -324,17 +332,15 @@ class KindSearch:
 
 @dataclass(frozen=True)
 class FailedRate:
-    """A rate at which a replica broke bounds, at a power limit and a highest clock."""
+    """A rate at which a replica broke a bound, at a power limit and a highest clock."""
 
     power_limit_w: float
     clock_hz: float
     rate_per_s: float
-    broken: str
-    is_named: bool  # ``broken`` names the bounds
     is_governed: bool  # the power limit may have lowered the clock
 
     def settles(self, option: PlanOption, rate_per_s: float) -> bool:
-        """Whether an option as fast or slower must break them too at a rate as high or higher."""
+        """Whether an option as fast or slower must break it too at a rate as high or higher."""
         if rate_per_s < self.rate_per_s or option.power_limit_w > self.power_limit_w:
             return False
         if self.is_governed:  # a lower clock may swing less and do better
@@ -351,25 +357,23 @@ class RateTrials:
         self._failed: dict[Hashable, list[FailedRate]] = {}
         self._largest: dict[Hashable, int] = {}  # sequences of a step, of rates that were served
 
-    def find_fault(self, option: PlanOption, rate_per_s: float, *, is_brief: bool = False) -> str:
-        """Return which bounds a replica breaks at a rate, or nothing; briefly, that it breaks some."""
-        failures = self._failed.setdefault(self._key_of_group(option), [])
-        for failure in failures:
-            if failure.settles(option, rate_per_s) and (is_brief or failure.is_named):
-                return failure.broken
+    def fails_at(self, option: PlanOption, rate_per_s: float) -> bool:
+        """Return whether a replica breaks a bound at a rate, by a run that ends as soon as it is sure."""
+        if rate_per_s > option.most_per_s * (1.0 + 1e-9) or self.is_settled(option, rate_per_s):
+            return True
         key = self._key_of_run(option, rate_per_s)
         if key in self._largest:
-            return "throughput" if rate_per_s > option.most_per_s * (1.0 + 1e-9) else ""
-        result, broken = plan_options.serve_rate(self.demand, option, rate_per_s, is_brief=is_brief)
+            return False
+        result, broken = plan_options.serve_rate(self.demand, option, rate_per_s, is_brief=True)
         self.simulated += 1
         if broken or result is None:
             setting = option.power_limit_w, option.clock_hz
-            is_named = result is not None or broken == "throughput"
             is_governed = option.costs is not None and option.costs.count_governed_clocks() > 1
-            failures.append(FailedRate(*setting, rate_per_s, broken, is_named, is_governed))
-            return broken
+            failures = self._failed.setdefault(self._key_of_group(option), [])
+            failures.append(FailedRate(*setting, rate_per_s, is_governed))
+            return True
         self._largest[key] = largest_batch(result)
-        return ""
+        return False
 
     def is_settled(self, option: PlanOption, rate_per_s: float) -> bool:
         """Whether a run that was simulated shows that an option breaks bounds at a rate."""
@@ -450,7 +454,7 @@ def size_option(
     if useful == 0:
         return None
     fewest_per_s = None if useful is None else demand.peak_per_s / useful
-    if fewest_per_s is not None and trials.find_fault(option, fewest_per_s, is_brief=True):
+    if fewest_per_s is not None and trials.fails_at(option, fewest_per_s):
         return None
     option = plan_options.saturate_option(demand, option)
     low = demand.count_replicas(option.most_per_s) - demand.spare_replicas - 1  # too few
@@ -473,50 +477,48 @@ def _find_fewest_replicas(
     beyond. The largest rate is simulated for each number, the rate without headroom at the end.
     """
     enough = useful
-    broken = ""
+    has_failed = False
     needed = low + 1
     while True:
         while enough is None or enough - low > max(1, low // 100):
-            if broken and enough is not None:
+            if has_failed and enough is not None:
                 needed = (low + enough) // 2
-            fault = trials.find_fault(option, demand.peak_per_s / needed)
-            if not fault:
+            if not trials.fails_at(option, demand.peak_per_s / needed):
                 enough = needed
                 continue
-            if not broken and useful is None:
+            if not has_failed and useful is None:
                 _check_alone(option, trials)
+            has_failed = True
             low = needed
-            broken = fault
             needed = max(needed + 1, math.ceil(1.4 * needed))
         made = _serve_share(demand, option, enough, trials)
-        if isinstance(made, ServingPlan):
-            failed_per_s = demand.peak_per_s / low if broken else math.inf
-            return replace(made, failed_per_s=failed_per_s, failed=broken)
+        if made is not None:
+            return replace(made, failed_per_s=demand.peak_per_s / low if has_failed else math.inf)
         # more requests in a second were served, so this is luck of a draw: one replica more
+        has_failed = True
         low = enough
-        broken = made
         needed = low + 1
         enough = None
 
 
 def _serve_share(
     demand: ServiceDemand, option: PlanOption, needed: int, trials: RateTrials
-) -> ServingPlan | str:
-    """Simulate a replica at its share of the rate without headroom, and return the plan."""
+) -> ServingPlan | None:
+    """Simulate a replica at its share of the rate without headroom; None where it breaks a bound."""
     replicas = needed + demand.spare_replicas
     peak_per_s = demand.peak_per_s / needed
-    fault = trials.find_fault(option, peak_per_s)  # not simulated yet if nothing less could do
-    if fault:
-        return fault
+    if trials.fails_at(option, peak_per_s):  # not simulated yet if nothing less could do
+        return None
     result, failed = plan_options.serve_rate(demand, option, demand.rate_per_s / replicas)
     if failed or result is None:
-        return failed
+        return None
     largest = max(trials.largest_batch(option, peak_per_s), largest_batch(result))
     return ServingPlan(option, replicas, peak_per_s, result, demand, largest)
 
 
 def _check_alone(option: PlanOption, trials: RateTrials) -> None:
     """Raise a sentence if even a single request breaks a bound."""
-    fault = trials.find_fault(option, plan_options.LONE_LOAD * option.most_per_s)
-    if fault:
-        raise BadInput(f"{option}: {fault} cannot be met even by a single request.")
+    lone_per_s = plan_options.LONE_LOAD * option.most_per_s
+    if trials.fails_at(option, lone_per_s):
+        broken = plan_options.serve_rate(trials.demand, option, lone_per_s)[1]
+        raise BadInput(f"{option}: {broken} cannot be met even by a single request.")

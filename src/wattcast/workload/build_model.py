@@ -34,6 +34,9 @@ from wattcast.workload.program import PassSettings, Program, optimiser_block, tr
 # PyTorch notes)
 WORKSPACE_BYTE = 32 * 2**20
 _LARGEST_BATCH = 1 << 20
+# A table of step costs takes a hundred graphs, of a dozen kB each. Kinds of GPU share them, so the
+# tables of several layouts must fit.
+_KEPT_GRAPHS = 1024
 _SERVED = (
     WorkloadPhase.PREFILL,
     WorkloadPhase.DECODE,
@@ -67,7 +70,7 @@ def build_graph(model: str | ModelSpec, options: ModelOptions = ModelOptions()) 
     return _build_graph(load_model(model) if isinstance(model, str) else model, options)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT_GRAPHS)
 def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     options, assumptions = resolve_options(model, options)
     first = trace_pass(model, options)
