@@ -1,14 +1,14 @@
 """PyTorch profiler traces (Chrome JSON with ``record_shapes=True``) -> Graph.
 
 A kernel names the operator that launched it, and the operator's recorded shapes give the work. A
-trace does not record the shapes of results, which follow from the rules of each operator."""
+trace does not record the shapes of results; ``result_shapes`` infers them."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +17,40 @@ import msgspec
 from wattcast.core import BadInput, Dtype, bad_value
 from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.memory_layout import broadcast_shapes, output_strides, promote_dtypes
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
 from wattcast.workload.readers.aten_operators import (
     AtenCall,
     describe_rounding,
-    find_tensors,
     launches_kernel,
     map_call,
 )
+from wattcast.workload.readers.result_shapes import infer_results
 from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_PROFILE_BYTE = 1 << 29
+_LONGEST_VALUE = 10_000  # characters of a recorded value; longer ones are not sizes
 _MICROSECOND_S = 1e-6
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-# operators whose rule covers what they call inside, so that a bias added there is not counted twice
+# The rules of these operators cover what they call inside, so that a bias added there is not
+# counted twice.
 _ATTENTIONS = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
-_WHOLE = {*_ATTENTIONS, *(f"{name}_backward" for name in _ATTENTIONS)} | set(
-    """convolution convolution_backward native_layer_norm native_group_norm native_batch_norm
-    embedding_dense_backward nll_loss_backward constant_pad_nd""".split()
-)
+_ATTENTION_GRADIENTS = [f"{name}_backward" for name in _ATTENTIONS]
+_OTHER_WHOLE = """convolution convolution_backward native_layer_norm native_group_norm
+    native_batch_norm embedding_dense_backward nll_loss_backward constant_pad_nd"""
+_WHOLE = {*_ATTENTIONS, *_ATTENTION_GRADIENTS, *_OTHER_WHOLE.split()}
 _PASSING = ("_to_copy", "copy")  # the copy_ inside knows both formats
-_REDUCTIONS = frozenset("sum mean amax amin max min any all argmax prod".split())
-_COMPARISONS = frozenset("lt le gt ge eq ne logical_not logical_and logical_or isin".split())
 _FLOATING = (Dtype.BF16, Dtype.FP16, Dtype.FP32, Dtype.FP64)
+# What reading a call raises when its recorded arguments are not those of the operator.
+_WRONG_ARGUMENTS = (
+    ArithmeticError,
+    AssertionError,
+    BadInput,
+    LookupError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 
 
 class ProfilerEvent(msgspec.Struct):
@@ -59,8 +68,18 @@ class ProfilerEvent(msgspec.Struct):
     @property
     def external_id(self) -> int | str | None:
         """What a kernel and the operator that launched it have in common."""
-        given = self.args.get("External id")
-        return given if isinstance(given, (int, str)) else None
+        identifier = self.args.get("External id")
+        return identifier if isinstance(identifier, (int, str)) else None
+
+    @property
+    def duration_s(self) -> float:
+        """How long it ran."""
+        return self.dur * _MICROSECOND_S
+
+    @property
+    def is_host_copy(self) -> bool:
+        """Whether it is a copy between host and device."""
+        return self.cat == "gpu_memcpy" and ("HtoD" in self.name or "DtoH" in self.name)
 
 
 class ProfilerTrace(msgspec.Struct):
@@ -85,79 +104,131 @@ class _Node:
         return self.event.name.removeprefix("aten::")
 
     @property
-    def is_known(self) -> bool:
+    def has_rule(self) -> bool:
         return launches_kernel(self.name) is True and "Input Dims" in self.event.args
+
+    @property
+    def may_launch(self) -> bool:
+        is_aten = self.event.name.startswith("aten::")
+        return is_aten and launches_kernel(self.name) is not False
+
+
+@dataclass
+class _UnmappedLaunches:
+    """Launches without a rule or without shapes, by name."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    duration_s: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, calls: int, duration_s: float) -> None:
+        self.calls[name] += calls
+        self.duration_s[name] += duration_s  # type: ignore[assignment]  # seconds are no integer
+
+    def describe(self) -> Iterator[str]:
+        """Yield a sentence for each name."""
+        for name, calls in self.calls.items():
+            yield (
+                f"{name}: {calls} launch(es), {self.duration_s[name]:.3g} s, has no rule or no "
+                "shapes; kept with one element or left out"
+            )
 
 
 def read_profile(path: Path) -> Graph:
     """Read a trace file, gzipped or not."""
-    return parse_profile(
-        gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE), path.name
-    )
+    content = read_bytes(path, MAX_PROFILE_BYTE)
+    return parse_profile(gunzip_bytes(content, path.name, MAX_PROFILE_BYTE), path.name)
 
 
 def parse_profile(data: bytes, where: str) -> Graph:
-    """Turn trace JSON into a graph; its assumptions name kernels without a known operator, with
-    their time.
+    """Turn trace JSON into a graph.
+
+    The graph's assumptions name the kernels without a known operator, with their time.
     """
-    events = [e for e in decode_json(data, ProfilerTrace, where).traceEvents if e.ph == "X"]
-    nodes = _nest_operators([e for e in events if e.cat == "cpu_op"])
+    trace = decode_json(data, ProfilerTrace, where)
+    events = [event for event in trace.traceEvents if event.ph == "X"]
+    nodes = _nest_operators([event for event in events if event.cat == "cpu_op"])
+    _check_recording(nodes, where)
+
+    # Operators that launched kernels; without kernels in the trace, those that would.
+    kernels = [event for event in events if event.cat in _DEVICE]
+    unmapped = _UnmappedLaunches()
+    copies = 0
+    if kernels:
+        copies = _assign_kernels(nodes, kernels, unmapped)
+        launching = [node for node in nodes if node.kernels]
+    else:
+        launching = _find_outermost(nodes, unmapped)
+
+    main_dtype = _find_commonest_format(nodes)
+    ops: list[Operator] = []
+    for node in launching:
+        ops += _map_node(node, main_dtype, unmapped)
+    if not ops:
+        raise BadInput(
+            f"{where}: none of its {len(nodes)} operators is known. "
+            "Is it a trace of a PyTorch model?"
+        )
+
+    notes = [
+        f"from a profiler trace of {len(nodes)} operators and {len(kernels)} kernels; "
+        "all of it is one run"
+    ]
+    if not kernels:
+        notes.append(
+            "the trace has no kernels: its innermost known operators are taken to launch one each"
+        )
+    if copies:
+        notes.append(f"{copies} copies between host and device are left out")
+    notes.append(
+        "lists of tensors carry no number format in a trace: "
+        f"{main_dtype}, the commonest, is assumed"
+    )
+    notes += unmapped.describe()
+    notes += describe_rounding(ops)
+    return Graph(where.split(".")[0], (Block(tuple(ops)),), None, tuple(notes))
+
+
+def _check_recording(nodes: Sequence[_Node], where: str) -> None:
+    """Refuse a trace without operators or without their shapes."""
     if not nodes:
         raise bad_value(where, "operators (cpu_op events)", "none", "Profile the CPU activity too.")
     if not any("Input Dims" in node.event.args for node in nodes):
         raise bad_value(
             where, "operators with their shapes", "none", "Profile with record_shapes=True."
         )
-    device = sorted((e for e in events if e.cat in _DEVICE), key=lambda e: e.ts)
-    unmapped: dict[str, tuple[int, float]] = {}  # name -> launches, seconds
+
+
+def _assign_kernels(
+    nodes: Sequence[_Node], kernels: Sequence[ProfilerEvent], unmapped: _UnmappedLaunches
+) -> int:
+    """Add each kernel to its operator, and return the number of copies from or to the host."""
+    by_id = {node.event.external_id: node for node in nodes}
     copies = 0
-    if device:
-        by_id = {node.event.external_id: node for node in nodes}
-        for event in device:
-            node = by_id.get(event.external_id)
-            owner = _find_owner(node)
-            if event.cat == "gpu_memcpy" and ("HtoD" in event.name or "DtoH" in event.name):
-                copies += 1
-            elif owner is None:
-                _add_unmapped(
-                    unmapped, (node.event if node else event).name, 1, event.dur * _MICROSECOND_S
-                )
-            else:
-                owner.kernels += 1
-                owner.kernel_s += event.dur * _MICROSECOND_S
-        chosen = [node for node in nodes if node.kernels]
-    else:
-        chosen = _find_outermost(nodes, unmapped)
-    listed = [
-        kinds for node in nodes if isinstance(kinds := node.event.args.get("Input type"), list)
-    ]
-    count = Counter(
-        Dtype.recognise(name) for kinds in listed for name in kinds if isinstance(name, str)
-    )
-    main_dtype = next((dtype for dtype, _ in count.most_common() if dtype in _FLOATING), Dtype.FP32)
-    ops = tuple(op for node in chosen for op in _map_node(node, main_dtype, unmapped))
-    if not ops:
-        raise BadInput(
-            f"{where}: none of its {len(nodes)} operators is known. Is it a trace of a PyTorch model?"
-        )
-    said = [
-        f"from a profiler trace of {len(nodes)} operators and {len(device)} kernels; all of it is one run"
-    ]
-    if not device:
-        said.append(
-            "the trace has no kernels: its innermost known operators are taken to launch one each"
-        )
-    if copies:
-        said.append(f"{copies} copies between host and device are left out")
-    said.append(
-        f"lists of tensors carry no number format in a trace: {main_dtype}, the commonest, is assumed"
-    )
-    said += [
-        f"{name}: {calls} launch(es), {seconds:.3g} s, has no rule or no shapes; kept with one element or left out"
-        for name, (calls, seconds) in unmapped.items()
-    ]
-    said += describe_rounding(ops)
-    return Graph(where.split(".")[0], (Block(ops),), None, tuple(said))
+    for kernel in sorted(kernels, key=lambda event: event.ts):
+        node = by_id.get(kernel.external_id)
+        owner = _find_owner(node)
+        if kernel.is_host_copy:
+            copies += 1
+        elif owner is not None:
+            owner.kernels += 1
+            owner.kernel_s += kernel.duration_s
+        else:
+            launcher = node.event if node is not None else kernel
+            unmapped.add(launcher.name, 1, kernel.duration_s)
+    return copies
+
+
+def _find_commonest_format(nodes: Sequence[_Node]) -> Dtype:
+    """Return the commonest floating format of all recorded tensors."""
+    count: Counter[Dtype | None] = Counter()
+    for node in nodes:
+        kinds = node.event.args.get("Input type")
+        if isinstance(kinds, list):
+            count.update(Dtype.recognise(name) for name in kinds if isinstance(name, str))
+    for dtype, _ in count.most_common():
+        if dtype in _FLOATING:
+            return dtype
+    return Dtype.FP32
 
 
 def _nest_operators(events: Sequence[ProfilerEvent]) -> list[_Node]:
@@ -177,181 +248,94 @@ def _nest_operators(events: Sequence[ProfilerEvent]) -> list[_Node]:
 
 
 def _find_owner(node: _Node | None) -> _Node | None:
-    """Return the operator a kernel belongs to: the outermost that covers its inside, else the
-    innermost we know.
+    """Return the operator that a kernel belongs to.
+
+    That is the outermost whose rule covers its inside, else the innermost that has a rule.
     """
     nearest = None
     while node is not None:
         if node.name in _WHOLE:
             return node
-        if nearest is None and node.is_known:
+        if nearest is None and node.has_rule:
             nearest = node
         node = node.parent
     return nearest
 
 
-def _find_outermost(nodes: list[_Node], unmapped: dict[str, tuple[int, float]]) -> list[_Node]:
-    """Without kernels, return the outermost operators we know, and note innermost ones we do not."""
+def _find_outermost(nodes: Sequence[_Node], unmapped: _UnmappedLaunches) -> list[_Node]:
+    """Return the outermost operators that have rules, and note innermost ones that have none.
+
+    They stand for the kernels that the trace does not have.
+    """
     inside: set[int] = set()
-    chosen = []
+    outermost = []
     for node in nodes:  # parents come before their children
         if node.parent is not None and id(node.parent) in inside:
             inside.add(id(node))
-        elif node.is_known and node.name not in _PASSING:
-            chosen.append(node)
+        elif node.has_rule and node.name not in _PASSING:
+            outermost.append(node)
             inside.add(id(node))
-        elif (
-            node.is_leaf
-            and launches_kernel(node.name) is not False
-            and node.event.name.startswith("aten::")
-        ):
-            _add_unmapped(unmapped, node.event.name, 1, node.event.dur * _MICROSECOND_S)
-    return chosen
+        elif node.is_leaf and node.may_launch:
+            unmapped.add(node.event.name, 1, node.event.duration_s)
+    return outermost
 
 
-def _map_node(
-    node: _Node, main_dtype: Dtype, unmapped: dict[str, tuple[int, float]]
-) -> list[Operator]:
+def _map_node(node: _Node, main_dtype: Dtype, unmapped: _UnmappedLaunches) -> list[Operator]:
+    """Return the operators that a recorded call stands for; one without a rule is unspecified."""
+    name = node.event.name
     try:
         args = _read_arguments(node.event.args, main_dtype)
-        outs = _infer_results(node.name, args)
-        found = map_call(AtenCall(node.name, args, outs)) if outs else None
-    except (
-        ArithmeticError,
-        AssertionError,
-        BadInput,
-        LookupError,
-        StopIteration,
-        TypeError,
-        ValueError,
-    ):
-        found = None  # the recorded arguments are not those of the operator
-    if found is None:
-        _add_unmapped(unmapped, node.event.name, max(node.kernels, 1), node.kernel_s)
-        found = [Elementwise("unspecified", 1)]
-    return [op.with_label(node.event.name) for op in found]
-
-
-def _add_unmapped(
-    unmapped: dict[str, tuple[int, float]], name: str, calls: int, seconds: float
-) -> None:
-    before = unmapped.get(name, (0, 0.0))
-    unmapped[name] = (before[0] + calls, before[1] + seconds)
+        results = infer_results(node.name, args)
+        ops = map_call(AtenCall(node.name, args, results)) if results else None
+    except _WRONG_ARGUMENTS:
+        ops = None
+    if ops is None:
+        unmapped.add(name, max(node.kernels, 1), node.kernel_s)
+        ops = [Elementwise("unspecified", 1)]
+    return [op.with_label(name) for op in ops]
 
 
 def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ...]:
-    """Turn recorded dims, strides, types and values into tensors, lists and plain numbers, in
-    order.
-    """
+    """Turn recorded dims, strides, types and values into tensors, lists and plain numbers."""
 
     def recorded(key: str, index: int, default: Any) -> Any:
         values = args.get(key, [])
         return values[index] if index < len(values) else default
 
-    found: list[Any] = []
+    arguments: list[Any] = []
     for index, kind in enumerate(args.get("Input type", [])):
         shape = recorded("Input Dims", index, [])
         strides = recorded("Input Strides", index, None)
-        if isinstance(kind, str) and (dtype := Dtype.recognise(kind)):
-            found.append(_make_tensor(shape, strides, dtype))
+        dtype = Dtype.recognise(kind) if isinstance(kind, str) else None
+        if dtype:
+            arguments.append(_make_tensor(shape, strides, dtype))
         elif kind == "TensorList":
-            steps = strides if strides and len(strides) == len(shape) else [None] * len(shape)
-            found.append(
-                tuple(_make_tensor(s, t, main_dtype) for s, t in zip(shape, steps, strict=True))
-            )
+            arguments.append(_make_tensors(shape, strides, main_dtype))
         else:
-            found.append(_read_value(recorded("Concrete Inputs", index, "")))
-    return tuple(found)
+            arguments.append(_read_value(recorded("Concrete Inputs", index, "")))
+    return tuple(arguments)
+
+
+def _make_tensors(shapes: Sequence[Any], strides: Any, dtype: Dtype) -> tuple[Tensor, ...]:
+    """Make the tensors of a list, row-major where their strides were not recorded."""
+    if not strides or len(strides) != len(shapes):
+        strides = [None] * len(shapes)
+    pairs = zip(shapes, strides, strict=True)
+    return tuple([_make_tensor(shape, steps, dtype) for shape, steps in pairs])
 
 
 def _make_tensor(shape: Sequence[Any], strides: Sequence[Any] | None, dtype: Dtype) -> Tensor:
-    sizes = tuple(int(size) for size in shape)
-    steps = tuple(int(step) for step in strides or ())
+    sizes = tuple(map(int, shape))
+    steps = tuple(map(int, strides or ()))
     return make_tensor(sizes, dtype, steps if len(steps) == len(sizes) else None)
 
 
 def _read_value(text: object) -> Any:
-    if not isinstance(text, str) or not text or len(text) > 10_000:
+    """Return a recorded number or list; text that is neither as it is."""
+    if not isinstance(text, str) or not text or len(text) > _LONGEST_VALUE:
         return None
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
     return value if isinstance(value, (int, float, bool, list)) else text
-
-
-def _infer_results(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results of a call by the rules of its operator; none where they do not follow from
-    its inputs.
-    """
-    tensors = find_tensors(args)
-    if not tensors:
-        return ()
-    first = tensors[0]
-    if name.endswith("_") and not name.startswith("__"):
-        return (first,)
-    if name == "convolution_backward":
-        return tuple(tensors[1:3])
-    if name in ("native_layer_norm_backward", "native_group_norm_backward", "nll_loss_backward"):
-        return (make_tensor(tensors[1].shape, tensors[1].dtype),)
-    shape = _infer_shape(name, args, tensors)
-    if shape is not None:
-        return (make_tensor(shape, first.dtype),)
-    shape = broadcast_shapes(*(t.shape for t in tensors))
-    dtype = Dtype.BOOL if name in _COMPARISONS else promote_dtypes([t.operand for t in tensors])
-    return (
-        make_tensor(shape, dtype, output_strides(shape, [(t.shape, t.strides) for t in tensors])),
-    )
-
-
-def _infer_shape(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> tuple[int, ...] | None:
-    """Return the shape of a row-major result, or None where all inputs are broadcast."""
-    first = tensors[0]
-    last = tensors[-1]
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
-        return (*tensors[-2].shape[:-1], last.shape[-1])
-    if name == "cat":
-        parts = [t for t in tensors if t.numel]
-        axis = args[1] % len(parts[0].shape) if len(args) > 1 and isinstance(args[1], int) else 0
-        sizes = parts[0].shape
-        return (*sizes[:axis], sum(t.shape[axis] for t in parts), *sizes[axis + 1 :])
-    if name == "embedding":
-        return (*last.shape, first.shape[-1])
-    if name == "gather":
-        return last.shape
-    if name == "index_select":
-        axis = int(args[1]) % len(first.shape)
-        return (*first.shape[:axis], last.numel, *first.shape[axis + 1 :])
-    if name == "index":
-        return (
-            *broadcast_shapes(*(t.shape for t in tensors[1:])),
-            *first.shape[len(tensors) - 1 :],
-        )
-    if name == "embedding_dense_backward":
-        return (args[2], first.shape[-1])
-    if name in _REDUCTIONS:
-        axes = args[1] if len(args) > 1 else None
-        axes = [axes] if isinstance(axes, int) and not isinstance(axes, bool) else axes
-        if not isinstance(axes, list) or not axes:
-            return ()
-        gone = {int(axis) % len(first.shape) for axis in axes}
-        return tuple(size for axis, size in enumerate(first.shape) if axis not in gone)
-    if name == "convolution":
-        x, weight, _, stride, padding, dilation = args[:6]
-        if len(args) > 6 and args[6] is True:
-            raise ValueError("transposed convolution")
-        sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-        out = [
-            (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
-            for size, kernel, step, pad, gap in sides
-        ]
-        return (x.shape[0], weight.shape[0], *out)
-    if name in ("slice_backward", "select_backward") and isinstance(args[1], list):
-        return tuple(args[1])
-    if name == "constant_pad_nd" and isinstance(args[1], list):
-        padded = list(first.shape)
-        for axis in range(len(args[1]) // 2):
-            padded[-1 - axis] += args[1][2 * axis] + args[1][2 * axis + 1]
-        return tuple(padded)
-    alike = any(word in name for word in ("softmax", "norm", "attention"))
-    return first.shape if alike or name in ("native_dropout", "nll_loss_forward") else None
