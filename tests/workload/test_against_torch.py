@@ -5,8 +5,6 @@ Both sides are cut to two layers. The modules run on the meta device: no weights
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from comparing import cut, moved_byte, split
 
@@ -15,7 +13,8 @@ hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transform
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.graph import Graph, compute_totals
 from wattcast.workload.operator_types import Bmm
-from wattcast.workload.readers.from_torch import _gpu_kernels, capture
+from wattcast.workload.readers.from_torch import capture
+from wattcast.workload.readers.torch_kernels import route_to_gpu_kernels
 
 torch = hugging_face.torch
 BATCH, SEQ = 4, 128
@@ -181,7 +180,7 @@ def test_flops_of_products_equal_pytorchs_counter(name: str, phase: str, attenti
     counter = FlopCounterMode(display=False)
     with (
         torch.device("meta"),
-        _gpu_kernels(torch, SimpleNamespace(record=lambda *_: None)),
+        route_to_gpu_kernels(torch, lambda *_: None),
         counter,
         torch.set_grad_enabled(phase == "train"),
     ):

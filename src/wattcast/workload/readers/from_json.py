@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import cache, lru_cache, reduce
-from itertools import chain, groupby
+from itertools import groupby
 from operator import or_
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -39,18 +39,17 @@ from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm
 MAX_OPS = 1_000_000
 MOST_COUNTED = 10**15  # tokens, pictures or GPUs of one run
 _LARGE = 2**20
-_TOLD = [
-    item for item in fields(Graph) if item.name not in ("name", "blocks", "operands")
-]  # that a file may tell
+# Fields of a graph that a file may state.
+_STATED = [item for item in fields(Graph) if item.name not in ("name", "blocks", "operands")]
 
 
 @cache
 def _file_struct() -> Any:
     hints = get_type_hints(Graph)
-    told = [(item.name, hints[item.name], item.default) for item in _TOLD]
+    stated = [(item.name, hints[item.name], item.default) for item in _STATED]
     return msgspec.defstruct(
         "WorkloadFile",
-        [("name", str), ("ops", list[msgspec.Raw]), *told],
+        [("name", str), ("ops", list[msgspec.Raw]), *stated],
         forbid_unknown_fields=True,
     )
 
@@ -74,36 +73,50 @@ def parse_workload(data: bytes, where: str) -> Graph:
     file = decode_json(data, _file_struct(), where)
     if not file.ops:
         raise bad_value(where, "at least one operator", "none")
-    blocks: list[Block] = []
-    entries = _parse_entries(file.ops, f"{where}: ops")
-    if isinstance(entries, OperatorColumns):
-        blocks = [Block(entries)]
-        entries = ()
-    for is_block, some in groupby(enumerate(entries), key=lambda one: one[1] is None):
-        if not is_block:  # operators between blocks become a block of their own
-            blocks.append(Block(tuple(op for _, op in some)))
-            continue
-        for index, _ in some:
-            at = f"{where}: ops[{index}]"
-            entry = decode_json(bytes(file.ops[index]), _BlockEntry, at)
-            ops = _parse_entries(entry.ops, f"{at}.ops")
-            if not isinstance(ops, OperatorColumns) and None in ops:
-                inner = f"{at}.ops[{ops.index(None)}]"
-                raise bad_value(inner, "an operator", "a block", "Blocks hold operators alone.")
-            blocks.append(Block(ops, entry.repeat, entry.label, entry.step))
+
+    blocks = _parse_blocks(file.ops, where)
     for block in blocks:
         _check_calls(block, where)
     if sum(len(block.ops) for block in blocks) > MAX_OPS:
         raise bad_value(where, f"at most {MAX_OPS} operators", "more")
+
     for name in ("tokens", "items", "gpu_count"):
-        value = getattr(file, name)
-        if value is not None and not 1 <= value <= MOST_COUNTED:
-            raise bad_value(f"{where}: {name}", f"a whole number from 1 to {MOST_COUNTED:,}", value)
+        count = getattr(file, name)
+        if count is not None and not 1 <= count <= MOST_COUNTED:
+            raise bad_value(f"{where}: {name}", f"a whole number from 1 to {MOST_COUNTED:,}", count)
     if file.memory_byte is not None and not 0.0 <= file.memory_byte <= MOST_BYTE:
         raise bad_value(f"{where}: memory_byte", f"from 0 to {MOST_BYTE:g} bytes", file.memory_byte)
-    return Graph(
-        file.name, tuple(blocks), **{item.name: getattr(file, item.name) for item in _TOLD}
-    )
+    stated = {item.name: getattr(file, item.name) for item in _STATED}
+    return Graph(file.name, tuple(blocks), **stated)
+
+
+def _parse_blocks(raws: Sequence[msgspec.Raw], where: str) -> list[Block]:
+    """Return the blocks of a file; operators between blocks become a block."""
+    entries = _parse_entries(raws, f"{where}: ops")
+    if isinstance(entries, OperatorColumns):
+        return [Block(entries)]
+    blocks: list[Block] = []
+    loose: list[Operator] = []  # operators since the last block
+    for index, op in enumerate(entries):
+        if op is not None:
+            loose.append(op)
+            continue
+        if loose:
+            blocks.append(Block(tuple(loose)))
+            loose = []
+        blocks.append(_parse_block(bytes(raws[index]), f"{where}: ops[{index}]"))
+    if loose:
+        blocks.append(Block(tuple(loose)))
+    return blocks
+
+
+def _parse_block(raw: bytes, where: str) -> Block:
+    entry = decode_json(raw, _BlockEntry, where)
+    ops = _parse_entries(entry.ops, f"{where}.ops")
+    if not isinstance(ops, OperatorColumns) and None in ops:
+        inner = f"{where}.ops[{ops.index(None)}]"
+        raise bad_value(inner, "an operator", "a block", "Blocks hold operators alone.")
+    return Block(ops, entry.repeat, entry.label, entry.step)
 
 
 def _check_calls(block: Block, where: str) -> None:
@@ -111,9 +124,8 @@ def _check_calls(block: Block, where: str) -> None:
     forms = block.ops.stack_forms() if isinstance(block.ops, OperatorColumns) else block.ops
     most = max((int(np.max(op.count)) for op in forms), default=1)
     if most * block.repeat > MOST_CALLS:
-        raise bad_value(
-            where, f"at most {MOST_CALLS:,} calls of an operator", f"{most} x {block.repeat}"
-        )
+        wanted = f"at most {MOST_CALLS:,} calls of an operator"
+        raise bad_value(where, wanted, f"{most} x {block.repeat}")
 
 
 class _SizesFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -146,8 +158,9 @@ def graph_to_plain(graph: Graph) -> dict[str, Any]:
             plain_block["step"] = msgspec.to_builtins(block.step)
         ops.append(plain_block)
     plain: dict[str, Any] = {"name": graph.name, "ops": ops}
-    for item in _TOLD:
-        if (value := getattr(graph, item.name)) != item.default:
+    for item in _STATED:
+        value = getattr(graph, item.name)
+        if value != item.default:
             plain[item.name] = list(value) if isinstance(value, tuple) else value
     return plain
 
@@ -171,35 +184,44 @@ def _parse_entries(entries: Sequence[Any], where: str, first: int = 0) -> Sequen
             return columns if len(raws) == len(entries) else columns.select_rows(place)
         except (BadInput, OverflowError):  # a block, a wrong entry, or a size that no float holds
             half = len(entries) // 2
-            halves = (entries[:half], first), (entries[half:], first + half)
-            return tuple(
-                chain.from_iterable([_parse_entries(some, where, at) for some, at in halves])
-            )
-    ops = []
+            lower = _parse_entries(entries[:half], where, first)
+            upper = _parse_entries(entries[half:], where, first + half)
+            return (*lower, *upper)
+    ops: list[Operator | None] = []
     for raw in raws:
         try:
-            head = decode_json(raw, _EntryHead, "op")
-            cls = None if head.op is None and head.repeat is not None else _find_class(head.op)
-            ops.append(
-                cls and _make_operator(cls, decode_json(raw, operator_struct(cls), str(head.op)))
-            )
+            ops.append(_parse_entry(raw))
         except BadInput as error:
-            raise type(error)(f"{where}[{first + np.argmax(place == len(ops))}]: {error}") from None
+            index = first + np.argmax(place == len(ops))
+            raise type(error)(f"{where}[{index}]: {error}") from None
     return tuple(map(ops.__getitem__, place.tolist()))
 
 
+def _parse_entry(raw: bytes) -> Operator | None:
+    """Return the operator of an entry, or None where it is a block."""
+    head = decode_json(raw, _EntryHead, "op")
+    if head.op is None and head.repeat is not None:
+        return None
+    cls = _find_class(head.op)
+    return _make_operator(cls, decode_json(raw, operator_struct(cls), str(head.op)))
+
+
 def _stack_entries(raws: Sequence[bytes]) -> OperatorColumns:
-    """Return many operators in columns; all are decoded at once, each by the name that stands in
-    it.
+    """Return many operators in columns.
+
+    All are decoded at once, each by the name that stands in it.
     """
-    classes = {
-        operator_struct(cls, name): cls for name in _operator_names() for cls in [_find_class(name)]
-    }
+    classes = {}
+    for name in _operator_names():
+        cls = _find_class(name)
+        classes[operator_struct(cls, name)] = cls
     any_of: Any = reduce(or_, classes)
     records = decode_json(b"[" + b",".join(raws) + b"]", list[any_of], "ops")
-    kinds, at = index_distinct(map(type, records))
-    rows_of = zip(kinds, split_rows(at, len(kinds)), strict=True)
-    parts = [(rows, classes[kind], [records[i] for i in rows.tolist()]) for kind, rows in rows_of]
+
+    kinds, place = index_distinct(map(type, records))
+    parts = []
+    for kind, rows in zip(kinds, split_rows(place, len(kinds)), strict=True):
+        parts.append((rows, classes[kind], [records[i] for i in rows.tolist()]))
     columns = OperatorColumns.from_records(parts, _make_operator)
     for op in columns.stack_forms():
         op.__post_init__()
@@ -208,55 +230,66 @@ def _stack_entries(raws: Sequence[bytes]) -> OperatorColumns:
 
 
 def _operator_names() -> list[str]:
-    return [
-        *(kind for kind in registered_operators() if kind != Elementwise.kind),
-        *load_functions(),
-    ]
+    kinds = [kind for kind in registered_operators() if kind != Elementwise.kind]
+    return [*kinds, *load_functions()]
 
 
 def _find_class(name: str | None) -> Any:
     """Return the class of an operator by its name in workload JSON."""
     cls: Any = Elementwise if name in load_functions() else registered_operators().get(name or "")
-    if cls is None or name == Elementwise.kind:
-        known = _operator_names()
-        if name is None:
-            raise bad_value("op", "the operator's name", "none", f"Known: {', '.join(known)}.")
-        raise unknown_name("operator", name, known, f"Known: {', '.join(known)}.")
-    return cls
+    if cls is not None and name != Elementwise.kind:
+        return cls
+    names = _operator_names()
+    advice = f"Known: {', '.join(names)}."
+    if name is None:
+        raise bad_value("op", "the operator's name", "none", advice)
+    raise unknown_name("operator", name, names, advice)
 
 
-def _make_operator(cls: type[Operator], given: msgspec.Struct) -> Operator:
-    """Return an operator with the fields of its ``operator_struct``, checked as its class checks
-    them.
+def _make_operator(cls: type[Operator], record: msgspec.Struct) -> Operator:
+    """Return an operator with the fields of its ``operator_struct``.
+
+    They are checked as its class checks them.
     """
     op = object.__new__(cls)
-    op.__dict__.update((item.name, getattr(given, item.name)) for item in fields(cls))
+    op.__dict__.update((item.name, getattr(record, item.name)) for item in fields(cls))
     op.__post_init__()
+    # All operators are checked when their kernels are counted; here the error has the place in
+    # the file.
     if any(type(size) is int and size >= _LARGE for size in op.__dict__.values()):
-        check_size(
-            op
-        )  # so that the place in the file is said; all are checked when their kernels are counted
+        check_size(op)
     return op
 
 
 @cache
 def operator_struct(cls: type[Operator], name: str = "") -> type[msgspec.Struct]:
-    """Return a strict reader made from an operator's dataclass; with a name, it reads those of that
-    name alone.
+    """Return a strict reader made from an operator's dataclass.
+
+    With a name, it reads operators of that name alone.
     """
+    # The field of an elementwise function has the key "op"
+    named = {item: name for item, key in cls.json_names.items() if key == "op"}
     hints = get_type_hints(cls)
-    named = {
-        item: name for item, word in cls.json_names.items() if word == "op"
-    }  # an elementwise function
-    listed: list[Any] = [(item.name, hints[item.name], item.default) for item in fields(cls)]
-    listed = [
-        one[:2] if one[2] is MISSING else one for one in listed if not name or one[0] not in named
-    ]
-    told: list[Any] = [] if name or named else [("op", str)]
-    tag: dict[str, Any] = {"tag_field": "op", "tag": name, "namespace": named} if name else {}
-    told += sorted(listed, key=len)  # those without a default first
+    required: list[Any] = []
+    optional: list[Any] = []
+    for item in fields(cls):
+        if name and item.name in named:
+            continue
+        if item.default is MISSING:
+            required.append((item.name, hints[item.name]))
+        else:
+            optional.append((item.name, hints[item.name], item.default))
+    if not name and not named:
+        required.insert(0, ("op", str))
+    tag: dict[str, Any] = {}
+    if name:
+        tag = {"tag_field": "op", "tag": name, "namespace": named}
     return msgspec.defstruct(
-        cls.__name__, told, forbid_unknown_fields=True, rename=cls.json_names, **tag
+        cls.__name__,
+        [*required, *optional],
+        forbid_unknown_fields=True,
+        rename=cls.json_names,
+        **tag,
     )
 
 
@@ -275,8 +308,8 @@ def _parse_energaizer(data: bytes, where: str) -> Graph:
             raise type(error)(f"{where}: [{index}]: {error}") from None
         index += count
     note = (
-        "EnergAIzer list: a product's longer role is not recorded, so for `gemm` with batch 1 dimN is read as "
-        "tokens and dimM as out features; casts and copies it leaves out are not added"
+        "EnergAIzer list: a product's longer role is not recorded, so for `gemm` with batch 1 dimN "
+        "is read as tokens and dimM as out features; casts and copies it leaves out are not added"
     )
     return Graph(where.removesuffix(".json"), (Block(tuple(ops)),), None, (note,))
 
@@ -312,31 +345,47 @@ _ENERGAIZER_FUNCTIONS: Mapping[str, tuple[str, int]] = {  # their name -> ours, 
 }
 
 
+_ENERGAIZER_KINDS = ["gemm", "conv2d", "softmax", "layernorm", "elementwise"]
+
+
 @lru_cache(maxsize=65536)
 def _decode_energaizer(raw: bytes) -> Operator:
-    query, kind = decode_json(raw, tuple[_Query, list[str]], "entry")
-    head = kind[0] if kind else ""
-    if head in ("gemm", "conv2d"):
-        dtype = Dtype.parse(query.precM)
-        dtype = Dtype.TF32 if dtype is Dtype.FP32 and query.useTensorCore else dtype
-        if head == "conv2d":
-            hw = query.hw
-            rs = query.rs
-            return Conv2d(
-                query.b, query.c, query.m, hw, hw, rs, rs, query.stride, query.padding, dtype=dtype
-            )
-        if query.batch == 1:
-            return Linear(query.dimN, query.dimM, query.dimK, dtype=dtype)
-        return Bmm(query.batch, query.dimM, query.dimN, query.dimK, dtype=dtype)
-    if head not in ("softmax", "layernorm", "elementwise"):
-        raise unknown_name(
-            "EnergAIzer operator", head, ["gemm", "conv2d", "softmax", "layernorm", "elementwise"]
-        )
+    query, words = decode_json(raw, tuple[_Query, list[str]], "entry")
+    kind = words[0] if words else ""
+    if kind in ("gemm", "conv2d"):
+        return _decode_product(query, kind)
+    if kind not in _ENERGAIZER_KINDS:
+        raise unknown_name("EnergAIzer operator", kind, _ENERGAIZER_KINDS)
     dtype = Dtype.parse(query.prec)
-    if head != "elementwise":
-        return (Softmax if head == "softmax" else LayerNorm)(query.batch, query.dim, dtype=dtype)
+    if kind == "softmax":
+        return Softmax(query.batch, query.dim, dtype=dtype)
+    if kind == "layernorm":
+        return LayerNorm(query.batch, query.dim, dtype=dtype)
     if query.op.startswith("typecast_to_"):
         result = Dtype.parse(query.op.removeprefix("typecast_to_"))
         return Elementwise("cast", query.dim, result, dtype=dtype)
     name, inputs = _ENERGAIZER_FUNCTIONS.get(query.op, (query.op, 1))
     return Elementwise(name, query.dim, read=inputs * query.dim * dtype.byte, dtype=dtype)
+
+
+def _decode_product(query: _Query, kind: str) -> Operator:
+    """Decode a matrix product or a convolution of square pictures by square filters."""
+    dtype = Dtype.parse(query.precM)
+    if dtype is Dtype.FP32 and query.useTensorCore:
+        dtype = Dtype.TF32
+    if kind == "conv2d":
+        return Conv2d(
+            n=query.b,
+            c=query.c,
+            k=query.m,
+            h=query.hw,
+            w=query.hw,
+            r=query.rs,
+            s=query.rs,
+            stride=query.stride,
+            padding=query.padding,
+            dtype=dtype,
+        )
+    if query.batch == 1:
+        return Linear(m=query.dimN, n=query.dimM, k=query.dimK, dtype=dtype)
+    return Bmm(b=query.batch, m=query.dimM, n=query.dimN, k=query.dimK, dtype=dtype)

@@ -22,13 +22,18 @@ from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_ONNX_BYTE = 1 << 31
 MAX_OPS = 1_000_000
+_ATTRIBUTE_FLOAT = 1  # AttributeProto.FLOAT
+_ATTRIBUTE_INTS = 7  # AttributeProto.INTS
+# what nodes become, by their type
+_RULES = {
+    row.pop("onnx"): row for row in read_shipped_table("wattcast.workload.readers", "onnx.csv")
+}
 
 
 def read_onnx(path: Path) -> Graph:
     """Read an ``.onnx`` file; a node without a rule is kept as unspecified work and named."""
     why = ("reading ONNX needs the onnx package", "onnx")
     where = path.name
-    folder = path.resolve().parent
     import_extra("onnx.shape_inference", *why)
     onnx = import_extra("onnx", *why)
     data = read_bytes(path, MAX_ONNX_BYTE)
@@ -36,68 +41,66 @@ def read_onnx(path: Path) -> Graph:
         model = onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's own errors have no common public base
         raise BadInput(f"{where}: not an ONNX model ({clip_text(error, 120)}).") from None
-    placed = [
-        (tensor, e.value)
-        for tensor in model.graph.initializer
-        for e in tensor.external_data
-        if e.key == "location"
-    ]
-    for tensor, place in placed:
-        if Path(place).is_absolute() or not (folder / place).resolve().is_relative_to(folder):
-            holder = f"{where}: initializer {clip_text(tensor.name)}"
-            raise bad_value(holder, "external data inside the model's folder", place)
+    _check_external_data(model, path.resolve().parent, where)
     try:
         model = onnx.shape_inference.infer_shapes(model)
     except Exception as error:
         raise BadInput(f"{where}: shapes cannot be inferred ({clip_text(error, 160)}).") from None
+
     shapes = _read_shapes(onnx, model.graph)
     ops: list[Operator] = []
-    unknown: dict[str, list[str]] = {}
+    unmapped: dict[str, list[str]] = {}  # names of nodes without a rule, by their type
     for node in model.graph.node:
         call = _Call(node, shapes, where)
-        found = _map_checked(call)
-        if found is None:
-            unknown.setdefault(node.op_type, []).append(node.name or "(unnamed)")
-            read = sum(t.byte for t in call.inputs)
-            out = call.out
-            found = [
-                Elementwise(
-                    "unspecified", max(out.numel, 1), dtype=out.dtype, read=read, write=out.byte
-                )
-            ]
-        ops += [op.with_label(call.label) for op in found]
+        node_ops = _map_checked(call)
+        if node_ops is None:
+            unmapped.setdefault(node.op_type, []).append(node.name or "(unnamed)")
+            node_ops = [_keep_bytes(call)]
+        ops += [op.with_label(call.label) for op in node_ops]
         if len(ops) > MAX_OPS:
             raise bad_value(where, f"at most {MAX_OPS:,} operators", "more")
     if not ops:
         raise BadInput(f"{where}: no operator that does work. Is it a whole model?")
-    said = ["from an ONNX graph: one kernel an operator, no fusion"]
-    said += [
-        f"{kind} has no rule: {len(names)} node(s) ({clip_text(', '.join(names), 120)}) kept as unspecified work"
-        for kind, names in unknown.items()
-    ]
-    said += describe_rounding(ops)
-    return Graph(path.stem, (Block(tuple(ops)),), None, tuple(said))
+
+    notes = ["from an ONNX graph: one kernel an operator, no fusion"]
+    for kind, names in unmapped.items():
+        nodes = clip_text(", ".join(names), 120)
+        notes.append(f"{kind} has no rule: {len(names)} node(s) ({nodes}) kept as unspecified work")
+    notes += describe_rounding(ops)
+    return Graph(path.stem, (Block(tuple(ops)),), None, tuple(notes))
+
+
+def _check_external_data(model: Any, folder: Path, where: str) -> None:
+    """Refuse weights that are said to lie outside the model's own folder."""
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key != "location":
+                continue
+            place = Path(entry.value)
+            if place.is_absolute() or not (folder / place).resolve().is_relative_to(folder):
+                holder = f"{where}: initializer {clip_text(tensor.name)}"
+                raise bad_value(holder, "external data inside the model's folder", entry.value)
 
 
 def _read_shapes(onnx: Any, graph: Any) -> dict[str, Tensor]:
+    """Return the tensors of a graph whose shapes are fixed, by name."""
     names = {code: name for name, code in onnx.TensorProto.DataType.items()}
 
-    def dtype(code: int) -> Dtype:
-        """Return the format of a type; one that this version of ONNX does not know counts as four
-        bytes wide.
-        """
+    def convert_dtype(code: int) -> Dtype:
+        """Return the format of a type; one that ONNX does not name counts as four bytes wide."""
         return Dtype.recognise(names.get(code, "")) or Dtype.FP32
 
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):
         kind = info.type.tensor_type
-        sizes = tuple(d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim)
+        sizes = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in kind.shape.dim]
         if kind.elem_type and all(size > 0 for size in sizes):
-            found[info.name] = make_tensor(sizes, dtype(kind.elem_type))
+            tensors[info.name] = make_tensor(tuple(sizes), convert_dtype(kind.elem_type))
     for tensor in graph.initializer:
         if all(size > 0 for size in tensor.dims):
-            found[tensor.name] = make_tensor(tuple(tensor.dims), dtype(tensor.data_type))
-    return found
+            dtype = convert_dtype(tensor.data_type)
+            tensors[tensor.name] = make_tensor(tuple(tensor.dims), dtype)
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,20 @@ class _Call:
     def label(self) -> str:
         return str(self.node.name or self.node.op_type)
 
+    @property
+    def place(self) -> str:
+        """The node as errors name it."""
+        return f"{self.where}: node {clip_text(self.label)}"
+
+    @property
+    def kind(self) -> str:
+        """The type of the node, short enough for an error."""
+        return clip_text(self.node.op_type)
+
     def _tensor(self, name: str) -> Tensor:
         if name not in self.shapes:
-            where = f"{self.where}: node {clip_text(self.label)} ({self.node.op_type})"
             raise bad_value(
-                where,
+                f"{self.place} ({self.node.op_type})",
                 f"a fixed shape for {clip_text(name)}",
                 "none",
                 "Export with fixed input sizes.",
@@ -129,102 +141,126 @@ class _Call:
 
     @property
     def out(self) -> Tensor:
-        names = [name for name in self.node.output if name]
-        if not names:
-            where = f"{self.where}: node {clip_text(self.label)} ({clip_text(self.node.op_type)})"
-            raise bad_value(where, "an output", "none")
-        return self._tensor(names[0])
+        for name in self.node.output:
+            if name:
+                return self._tensor(name)
+        raise bad_value(f"{self.place} ({self.kind})", "an output", "none")
 
     def attribute(self, name: str, default: Any) -> Any:
+        """Return an attribute: whole numbers, a fraction or one whole number."""
         for item in self.node.attribute:
             if item.name == name:
-                return list(item.ints) if item.type == 7 else (item.f if item.type == 1 else item.i)
+                if item.type == _ATTRIBUTE_INTS:
+                    return list(item.ints)
+                return item.f if item.type == _ATTRIBUTE_FLOAT else item.i
         return default
 
 
-# what nodes become, by their type
-_RULES = {
-    row.pop("onnx"): row for row in read_shipped_table("wattcast.workload.readers", "onnx.csv")
-}
+def _keep_bytes(call: _Call) -> Operator:
+    """Return an operator that stands for a node without a rule, whose bytes are known."""
+    return Elementwise(
+        "unspecified",
+        max(call.out.numel, 1),
+        dtype=call.out.dtype,
+        read=sum(tensor.byte for tensor in call.inputs),
+        write=call.out.byte,
+    )
 
 
 def _map_checked(call: _Call) -> list[Operator] | None:
-    """Map a node; one whose shapes or attributes are not those of its type is an error that names
-    it.
-    """
+    """Map a node, and name it in the error where its shapes or attributes do not fit its type."""
     try:
         return _map_node(call)
     except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
-        where = f"{call.where}: node {clip_text(call.label)}"
-        kind = clip_text(call.node.op_type)
-        raise bad_value(where, f"inputs and attributes of {kind}", clip_text(error, 120)) from None
+        wanted = f"inputs and attributes of {call.kind}"
+        raise bad_value(call.place, wanted, clip_text(error, 120)) from None
 
 
 def _map_node(call: _Call) -> list[Operator] | None:
     """Return the operators of a node, or None where there is no rule."""
-    if call.node.op_type not in _RULES:
+    rule = _RULES.get(call.node.op_type)
+    if rule is None:
         return None
-    kind, function = _RULES[call.node.op_type].values()
+    kind, function = rule.values()
     if kind == "free":
         return []
     inputs = call.inputs
     out = call.out
     if kind == "aten":
-        return map_call(AtenCall(function, _list_arguments(call, function), (out,)))
+        arguments = _list_arguments(call, function)
+        return map_call(AtenCall(function, arguments, (out,)))
     if kind == "reduction":
-        return [Elementwise(function, inputs[0].numel, dtype=inputs[0].dtype, write=out.byte)]
+        first = inputs[0]
+        return [Elementwise(function, first.numel, dtype=first.dtype, write=out.byte)]
     if kind == "copy":
         layout = Layout.TRANSPOSED if call.node.op_type == "Transpose" else Layout.STRIDED
-        x = inputs[0]
+        first = inputs[0]
         unknown_walk = (None, None)
-        return [
-            describe_pointwise(function, (x.operand,), out.operand, x.dtype, layout, unknown_walk)
-        ]
-    main = max(inputs, key=lambda t: t.numel)
-    fits = all(len(t.shape) <= len(out.shape) for t in inputs) and main.numel == out.numel
-    placed = [(t.shape, t.strides) for t in inputs]
-    layout = classify_layout(out.shape, out.strides, placed) if fits else Layout.STRIDED
-    return [
-        describe_pointwise(function, [t.operand for t in inputs], out.operand, main.dtype, layout)
-    ]
+        copy = describe_pointwise(
+            function, (first.operand,), out.operand, first.dtype, layout, unknown_walk
+        )
+        return [copy]
+    return [_map_pointwise(function, inputs, out)]
+
+
+def _map_pointwise(function: str, inputs: list[Tensor], out: Tensor) -> Operator:
+    """Return one elementwise kernel over broadcast inputs."""
+    main = max(inputs, key=lambda tensor: tensor.numel)
+    is_broadcast = all(len(tensor.shape) <= len(out.shape) for tensor in inputs)
+    layout = Layout.STRIDED
+    if is_broadcast and main.numel == out.numel:
+        walks = [(tensor.shape, tensor.strides) for tensor in inputs]
+        layout = classify_layout(out.shape, out.strides, walks)
+    operands = [tensor.operand for tensor in inputs]
+    return describe_pointwise(function, operands, out.operand, main.dtype, layout)
 
 
 def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
     """Return the arguments of a node in the order of the ATen call that does the same."""
-    x, *rest = call.inputs
+    x, *further = call.inputs
     axis = int(call.attribute("axis", -1))
     if name == "_softmax":
         return x, axis
     if name == "native_layer_norm":
         return x, list(x.shape[axis % len(x.shape) :])
     if name == "addmm":
-        a, b = (
-            make_tensor(t.shape[::-1], t.dtype) if call.attribute(turned, 0) else t
-            for t, turned in ((x, "transA"), (rest[0], "transB"))
-        )
-        return *(make_tensor(b.shape[-1:], b.dtype) for _ in rest[1:]), a, b
-    if name == "mm":  # of a stack of matrices by one, or by as many
-        k, n = rest[0].shape[-2:] if len(rest[0].shape) > 1 else (rest[0].numel, 1)
-        m = x.shape[-2] if len(rest[0].shape) > 2 else x.numel // k
-        stack = (call.out.numel // (m * n),) if len(rest[0].shape) > 2 else ()
-        return make_tensor((*stack, m, k), x.dtype), make_tensor((*stack, k, n), x.dtype)
-    if name != "convolution":
-        return x, *rest
+        left = _transpose_marked(call, x, "transA")
+        right = _transpose_marked(call, further[0], "transB")
+        biases = [make_tensor(right.shape[-1:], right.dtype) for _ in further[1:]]
+        return (*biases, left, right)
+    if name == "mm":
+        return _fold_product(x, further[0], call.out)
+    if name == "convolution":
+        return _list_convolution(call, x, further)
+    return x, *further
+
+
+def _transpose_marked(call: _Call, matrix: Tensor, attribute: str) -> Tensor:
+    """Return a matrix as it is multiplied: transposed where an attribute says so."""
+    if call.attribute(attribute, 0):
+        return make_tensor(matrix.shape[::-1], matrix.dtype)
+    return matrix
+
+
+def _fold_product(x: Tensor, other: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of a stack of matrices times one matrix, or times as many."""
+    k, n = other.shape[-2:] if len(other.shape) > 1 else (other.numel, 1)
+    if len(other.shape) <= 2:
+        return make_tensor((x.numel // k, k), x.dtype), make_tensor((k, n), x.dtype)
+    m = x.shape[-2]
+    products = out.numel // (m * n)
+    return make_tensor((products, m, k), x.dtype), make_tensor((products, k, n), x.dtype)
+
+
+def _list_convolution(call: _Call, x: Tensor, further: list[Tensor]) -> tuple[Any, ...]:
+    """Return picture, weight, bias, stride, padding, dilation, transposed, its padding, groups."""
     sides = len(x.shape) - 2
     if sides not in (1, 2):
-        where = f"{call.where}: node {clip_text(call.label)}"
-        raise bad_value(where, "a convolution over one or two dimensions", x.shape)
-    stride, dilation = (call.attribute(word, [1] * sides) for word in ("strides", "dilations"))
-    pads = call.attribute("pads", [0] * 2 * sides)[:sides]
+        raise bad_value(call.place, "a convolution over one or two dimensions", x.shape)
+    weight = further[0]
+    bias = further[1] if len(further) > 1 else None
+    stride = call.attribute("strides", [1] * sides)
+    dilation = call.attribute("dilations", [1] * sides)
+    padding = call.attribute("pads", [0] * 2 * sides)[:sides]
     groups = int(call.attribute("group", 1))
-    return (
-        x,
-        rest[0],
-        rest[1] if len(rest) > 1 else None,
-        stride,
-        pads,
-        dilation,
-        False,
-        None,
-        groups,
-    )
+    return (x, weight, bias, stride, padding, dilation, False, None, groups)

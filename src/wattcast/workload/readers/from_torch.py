@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +28,7 @@ from wattcast.workload.readers.aten_operators import (
     map_call,
     map_pointwise,
 )
+from wattcast.workload.readers.torch_kernels import route_to_gpu_kernels
 from wattcast.workload.symbolic_tensor import make_tensor
 
 
@@ -57,87 +58,103 @@ def capture(
         torch = import_module("torch")
     except ImportError:
         raise MissingTool(
-            "capturing a PyTorch module needs PyTorch. Install it: pip install 'wattcast[torch]', or give a Hugging "
-            "Face config.json, a model's name or a profiler trace."
+            "capturing a PyTorch module needs PyTorch. Install it: pip install 'wattcast[torch]', "
+            "or give a Hugging Face config.json, a model's name or a profiler trace."
         ) from None
-    recorder = _make_recorder(torch, module, tf32)
-    given = _make_inputs(torch, module, inputs)
-    args, kwargs = import_module("torch.utils._pytree").tree_map_only(
-        torch.Tensor, lambda t: t.to("meta"), given
-    )
+
+    # The arguments and the module without data; weights and inputs live all the time
+    recorder = _CallRecorder(torch, module, tf32)
+    tree_map_only = import_module("torch.utils._pytree").tree_map_only
+    arguments = _make_inputs(torch, module, inputs)
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to("meta"), arguments)
     run, weights = _without_data(torch, module)
-    fixed = recorder.memory.fixed = {  # weights and inputs live all the time
-        t.untyped_storage()._cdata: t
-        for t in (*weights, *find_tensors((args, kwargs), torch.Tensor))
-    }
-    fixed_byte = sum(t.untyped_storage().nbytes() for t in fixed.values())
-    kept = torch.autograd.graph.saved_tensors_hooks(
-        lambda t: t, lambda t: t
-    )  # what backward needs stays alive
-    with torch.device("meta"), recorder, _gpu_kernels(torch, recorder), kept:
+    fixed = [*weights, *find_tensors((args, kwargs), torch.Tensor)]
+    fixed_byte = recorder.memory.fix(fixed)
+
+    def run_module() -> None:
+        out = run(*args, **kwargs)
+        if train:
+            recorder.phase = "backward"
+            _run_backward(module, (loss or _default_loss)(out))
+
+    _record_run(torch, module, recorder, run_module, train)
+
+    # One optimiser step for the parameters of each number format
+    peak_byte = recorder.memory.peak_byte
+    blocks = [Block(tuple(recorder.ops))] if recorder.ops else []
+    if train and step:
+        for dtype, count in _count_parameters(module).items():
+            blocks.append(optimiser_block(count, dtype))
+            peak_byte += 2 * count * dtype.byte
+    return Graph(
+        name=name or type(module).__name__,
+        blocks=tuple(blocks),
+        memory_byte=float(fixed_byte + peak_byte + WORKSPACE_BYTE),
+        assumptions=tuple(recorder.describe()),
+        stack="eager",
+        phase="train" if train else "forward",
+    )
+
+
+def _record_run(
+    torch: Any, module: Any, recorder: _CallRecorder, run_module: Callable[[], None], train: bool
+) -> None:
+    """Run a module on the meta device and record all calls that it dispatches."""
+    keep_saved = torch.autograd.graph.saved_tensors_hooks(  # what backward needs stays alive
+        lambda tensor: tensor, lambda tensor: tensor
+    )
+    dispatch_mode = _make_dispatch_mode(torch, recorder)
+    gpu_kernels = route_to_gpu_kernels(torch, recorder.record)
+    with torch.device("meta"), dispatch_mode, gpu_kernels, keep_saved:
         try:
             with torch.set_grad_enabled(train):
-                out = run(*args, **kwargs)
-                if train:
-                    recorder.phase = "backward"
-                    value = (loss or _default_loss)(out)
-                    if not getattr(value, "requires_grad", False):
-                        where = f"{type(module).__name__}: training"
-                        raise bad_value(
-                            where, "a loss that depends on parameters", "one that does not"
-                        )
-                    value.backward()
+                run_module()
         except (NotImplementedError, RuntimeError) as error:
             where = recorder.path() or type(module).__name__
+            reason = clip_text(str(error).splitlines()[0], 160)
             raise BadInput(
-                f"{where}: does not run without data ({clip_text(str(error).splitlines()[0], 160)}). Where a shape "
-                "or a branch depends on values, take a profiler trace instead."
+                f"{where}: does not run without data ({reason}). Where a shape or a branch depends "
+                "on values, take a profiler trace instead."
             ) from error
         finally:
             recorder.release()
-    peak_byte = recorder.memory.peak_byte
-    parameters: Counter[Dtype] = Counter()
-    for parameter in getattr(module, "parameters", list)():
-        parameters[_convert_dtype(parameter.dtype)] += int(parameter.numel())
-    blocks = [Block(tuple(recorder.ops))] if recorder.ops else []
-    if train and step:
-        blocks += [optimiser_block(count, dtype) for dtype, count in parameters.items()]
-        peak_byte += 2 * sum(count * dtype.byte for dtype, count in parameters.items())
-    said = [
-        "captured from PyTorch on tensors without data; scaled-dot-product attention taken as one fused kernel"
-    ]
-    said += [
-        f"operator {called} in {path or 'the module'} has no rule: {u['calls']} call(s), {u['flop']:.3g} FLOP and "
-        f"{u['byte']:.3g} bytes kept as unspecified elementwise work"
-        for (called, path), u in recorder.unmapped.items()
-    ]
-    said += [
-        f"{path or 'the module'} asks its data a yes-or-no question: answered yes"
-        for path in recorder.answered
-    ]
-    said += describe_rounding(recorder.ops)
-    memory_byte = float(fixed_byte + peak_byte + WORKSPACE_BYTE)
-    phase = "train" if train else "forward"
-    return Graph(
-        name or type(module).__name__, tuple(blocks), memory_byte, tuple(said), "eager", phase
-    )
+
+
+def _run_backward(module: Any, loss: Any) -> None:
+    if not getattr(loss, "requires_grad", False):
+        where = f"{type(module).__name__}: training"
+        raise bad_value(where, "a loss that depends on parameters", "one that does not")
+    loss.backward()
+
+
+def _list_parameters(module: Any) -> list[Any]:
+    """Return the parameters of a module; a plain function has none."""
+    return list(getattr(module, "parameters", list)())
+
+
+def _count_parameters(module: Any) -> Counter[Dtype]:
+    """Count the parameters of a module by number format."""
+    count: Counter[Dtype] = Counter()
+    for parameter in _list_parameters(module):
+        count[_convert_dtype(parameter.dtype)] += int(parameter.numel())
+    return count
 
 
 def _make_inputs(torch: Any, module: Any, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the arguments by place and by name, with tensors in place of shapes."""
-    format_ = next(
-        (p.dtype for p in getattr(module, "parameters", list)() if p.is_floating_point()),
-        torch.float32,
-    )
+    floating = (p.dtype for p in _list_parameters(module) if p.is_floating_point())
+    dtype = next(floating, torch.float32)
 
     def fill(value: Any) -> Any:
         if isinstance(value, (list, tuple)) and value and all(type(size) is int for size in value):
             if min(value) < 1:
                 raise bad_value("inputs", "shapes of sizes above zero", str(tuple(value)))
-            return torch.empty(tuple(value), dtype=format_, device="meta")
+            return torch.empty(tuple(value), dtype=dtype, device="meta")
         if type(value) is dict:  # an encoder's outputs are a mapping too, and more
             return {key: fill(item) for key, item in value.items()}
-        return type(value)(fill(item) for item in value) if type(value) in (list, tuple) else value
+        if type(value) in (list, tuple):
+            return type(value)(map(fill, value))
+        return value
 
     filled = fill(dict(inputs) if isinstance(inputs, Mapping) else inputs)
     if isinstance(filled, dict):
@@ -146,14 +163,21 @@ def _make_inputs(torch: Any, module: Any, inputs: Any) -> tuple[tuple[Any, ...],
 
 
 class _LiveMemory:
-    """Bytes of the tensors that are alive, and the most there ever were; those that are fixed do
-    not count.
+    """Bytes of the tensors that are alive, and the most there ever were.
+
+    Tensors that are fixed do not count.
     """
 
     def __init__(self) -> None:
         self.tensors: Counter[int] = Counter()  # alive on each storage
         self.fixed: dict[int, Any] = {}
-        self.byte = self.peak_byte = 0
+        self.byte = 0
+        self.peak_byte = 0
+
+    def fix(self, tensors: list[Any]) -> int:
+        """Leave out tensors that live all the time, and return their bytes."""
+        self.fixed = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.fixed.values())
 
     def hold(self, tensor: Any) -> None:
         """Count a tensor until nothing refers to it any more; views share one storage."""
@@ -162,179 +186,141 @@ class _LiveMemory:
         size = storage.nbytes()
         if key in self.fixed:
             return
-        self.byte += 0 if self.tensors[key] else size
+        if not self.tensors[key]:
+            self.byte += size
         self.tensors[key] += 1
         self.peak_byte = max(self.peak_byte, self.byte)
         weakref.finalize(tensor, self._drop, key, size)
 
     def _drop(self, key: int, size: int) -> None:
         self.tensors[key] -= 1
-        self.byte -= 0 if self.tensors[key] else size
+        if not self.tensors[key]:
+            self.byte -= size
 
 
-def _make_recorder(torch: Any, module: Any, tf32: bool | None) -> Any:
-    dispatch: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
+class _CallRecorder:
+    """Operators as they are dispatched, with the submodule that called them."""
 
-    class Recorder(dispatch):  # type: ignore[misc]
-        """Records operators as they are dispatched, with the module that called them."""
+    def __init__(self, torch: Any, module: Any, tf32: bool | None) -> None:
+        self.torch = torch
+        self.tf32 = tf32
+        self.ops: list[Operator] = []
+        # calls without a rule, by name and submodule
+        self.unmapped: dict[tuple[str, str], Counter[str]] = {}
+        # submodules that asked their data a question, in order
+        self.answered: dict[str, None] = {}
+        self.phase = ""
+        self.memory = _LiveMemory()
+        self.stack: list[str] = []
+        self.hooks: list[Any] = []
+        for path, child in getattr(module, "named_modules", list)():
+            if path:
+                self._watch_module(path, child)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.ops: list[Operator] = []
-            self.unmapped: dict[
-                tuple[str, str], Counter[str]
-            ] = {}  # what is not known, by name and module
-            self.answered: dict[
-                str, None
-            ] = {}  # modules that asked their data a question, in order
-            self.phase = ""
-            self.memory = _LiveMemory()
-            self.stack: list[str] = []
-            self.hooks: list[Any] = []
-            for path, child in getattr(module, "named_modules", list)():
-                if path:
-                    self.hooks.append(
-                        child.register_forward_pre_hook(
-                            lambda *_, path=path: self.stack.append(path)
-                        )
-                    )
-                    self.hooks.append(
-                        child.register_forward_hook(self._leave_module, always_call=False)
-                    )
+    def _watch_module(self, path: str, child: Any) -> None:
+        enter = child.register_forward_pre_hook(lambda *_: self.stack.append(path))
+        leave = child.register_forward_hook(self._leave_module, always_call=False)
+        self.hooks += [enter, leave]
 
-        def _leave_module(self, *_: Any) -> None:
-            if self.stack:
-                self.stack.pop()
+    def _leave_module(self, *_: Any) -> None:
+        if self.stack:
+            self.stack.pop()
 
-        def path(self) -> str:
-            return self.phase or (self.stack[-1] if self.stack else "")
+    def path(self) -> str:
+        """Return where in the module the run is."""
+        return self.phase or (self.stack[-1] if self.stack else "")
 
-        def release(self) -> None:
-            for hook in self.hooks:
-                hook.remove()
+    def release(self) -> None:
+        """Stop watching the submodules."""
+        for hook in self.hooks:
+            hook.remove()
 
+    def record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Append the operators that a call launches."""
+        symbolic_args = _to_symbolic(self.torch, (*args, *kwargs.values()))
+        results = tuple(find_tensors(_to_symbolic(self.torch, (out,))))
+        name = getattr(func, "overloadpacket", func).__name__
+        call = AtenCall(name, symbolic_args, results, self.tf32, len(args))
+        has_tensors = bool(results or call.inputs)
+        is_empty = bool(results) and not any(tensor.numel for tensor in results)
+        if is_empty or not has_tensors:
+            return
+
+        ops = map_call(call)
+        if ops is None and results and self.torch.Tag.pointwise in func.tags:
+            ops = [map_pointwise(call, "unspecified")]
+        if ops is None:
+            flop = _count_flop(func, args, kwargs, out)
+            ops = self._keep_bytes(call, str(func), flop) if results else []
+        self.ops += [op.with_label(self.path()) for op in ops]
+
+    def _keep_bytes(self, call: AtenCall, name: str, flop: float) -> list[Operator]:
+        """Return an operator that stands for a call without a rule, whose bytes are known."""
+        read_byte = sum(tensor.byte for tensor in call.inputs)
+        work: dict[str, Any] = {"calls": 1, "flop": flop, "byte": read_byte + call.out_byte}
+        self.unmapped.setdefault((name, self.path()), Counter()).update(work)
+        op = Elementwise(
+            "unspecified",
+            max(call.out.numel, 1),
+            dtype=call.out.dtype,
+            read=read_byte,
+            write=call.out_byte,
+        )
+        return [op]
+
+    def describe(self) -> Iterator[str]:
+        """Yield what is assumed of the captured operators."""
+        yield (
+            "captured from PyTorch on tensors without data; scaled-dot-product attention taken as "
+            "one fused kernel"
+        )
+        for (name, path), work in self.unmapped.items():
+            yield (
+                f"operator {name} in {path or 'the module'} has no rule: {work['calls']} call(s), "
+                f"{work['flop']:.3g} FLOP and {work['byte']:.3g} bytes kept as unspecified "
+                "elementwise work"
+            )
+        for path in self.answered:
+            yield f"{path or 'the module'} asks its data a yes-or-no question: answered yes"
+        yield from describe_rounding(self.ops)
+
+
+def _count_flop(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """Return the FLOPs of a call by PyTorch's own counter; 0 where that has no rule."""
+    registry = import_module("torch.utils.flop_counter").flop_registry
+    rule = registry.get(func.overloadpacket)
+    return float(rule(*args, **kwargs, out_val=out)) if rule else 0.0
+
+
+def _make_dispatch_mode(torch: Any, recorder: _CallRecorder) -> Any:
+    """Return a mode under which every dispatched call is recorded."""
+    base: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
+    read_scalar = torch.ops.aten._local_scalar_dense.default
+
+    class RecordingMode(base):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
-                self.answered[self.path()] = None
+            if func is read_scalar and args[0].dtype is torch.bool:
+                recorder.answered[recorder.path()] = None
                 return True
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
             for tensor in find_tensors(out, torch.Tensor):
-                self.memory.hold(tensor)
-            returned = [result.alias_info for result in func._schema.returns]
-            views = bool(returned) and all(
-                alias is not None and not alias.is_write for alias in returned
-            )
-            if not views:  # results that alias an argument, with nothing written, launch no kernel
-                self.record(func, args, kwargs, out)
+                recorder.memory.hold(tensor)
+            if not _returns_views(func):
+                recorder.record(func, args, kwargs, out)
             return out
 
-        def record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-            given = _to_symbolic(torch, (*args, *kwargs.values()))
-            results = tuple(find_tensors(_to_symbolic(torch, (out,))))
-            call = AtenCall(
-                getattr(func, "overloadpacket", func).__name__, given, results, tf32, len(args)
-            )
-            if not (results or call.inputs) or (results and not any(t.numel for t in results)):
-                return
-            found = map_call(call)
-            if found is None and torch.Tag.pointwise in func.tags and results:
-                found = [map_pointwise(call, "unspecified")]
-            if found is None:
-                rule = import_module("torch.utils.flop_counter").flop_registry.get(
-                    func.overloadpacket
-                )
-                flop = float(rule(*args, **kwargs, out_val=out)) if rule else 0.0
-                found = []
-                if results:  # kept with its bytes, which are known
-                    read = sum(t.byte for t in call.inputs)
-                    stake: dict[str, Any] = {"calls": 1, "flop": flop, "byte": read + call.out_byte}
-                    self.unmapped.setdefault((str(func), self.path()), Counter()).update(stake)
-                    n = max(call.out.numel, 1)
-                    kind = call.out.dtype
-                    found = [
-                        Elementwise("unspecified", n, dtype=kind, read=read, write=call.out_byte)
-                    ]
-            self.ops += [op.with_label(self.path()) for op in found]
-
-    return Recorder()
+    return RecordingMode()
 
 
-def _gpu_kernels(torch: Any, recorder: Any) -> Any:
-    """Return a mode that sends attention, dropout, fp16 softmax and RMS norms to the kernels a GPU
-    would pick.
-
-    An RMS norm is one kernel on a GPU since PyTorch 2.9 and eight operators elsewhere
-    [pytorch/pytorch#153666]."""
-    aten = torch.ops.aten
-    functional = torch.nn.functional
-    softmaxes = (functional.softmax, torch.softmax, torch.Tensor.softmax)
-    base: Any = import_module("torch.overrides").TorchFunctionMode
-
-    class Fused(base):  # type: ignore[misc]
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if (
-                func in softmaxes
-                and kwargs.get("dtype") is torch.float32
-                and args[0].dtype is torch.float16
-            ):
-                return aten._softmax(args[0], args[1] if len(args) > 1 else kwargs["dim"], True)
-            return routes.get(func, func)(*args, **kwargs)
-
-    class RootMeanSquare(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any, shape: Sequence[int]) -> Any:
-            ctx.save_for_backward(x, weight)
-            ctx.shape, out = shape, torch.empty_like(x, memory_format=torch.contiguous_format)
-            recorder.record(aten._fused_rms_norm, (x, shape, weight), {}, out)
-            return out
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            x, weight = ctx.saved_tensors
-            found = torch.empty_like(x), None if weight is None else torch.empty_like(weight)
-            recorder.record(aten._fused_rms_norm_backward, (grad, x, ctx.shape, weight), {}, found)
-            return *found, None
-
-    def norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
-        return RootMeanSquare.apply(input, weight, list(normalized_shape))
-
-    def drop(
-        input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False
-    ) -> Any:
-        return aten.native_dropout(input, p, True)[0] if training and train and p > 0.0 else input
-
-    def route(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-        scale: Any = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
-        if attn_mask is None and query.shape[-1] == value.shape[-1] <= 256:
-            flash = aten._scaled_dot_product_flash_attention
-            return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
-        if enable_gqa:
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-            value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            zero = torch.zeros((), dtype=query.dtype, device=query.device)
-            attn_mask = torch.where(attn_mask, zero, float("-inf"))
-        if attn_mask is not None:
-            attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-        log = torch.is_grad_enabled() and query.requires_grad
-        efficient = aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, attn_mask, log, dropout_p, is_causal, scale=scale)[0]
-
-    routes = {
-        functional.scaled_dot_product_attention: route,
-        functional.dropout: drop,
-        torch.dropout: drop,
-    }
-    routes |= {functional.rms_norm: norm, torch.rms_norm: norm}
-    return Fused()
+def _returns_views(func: Any) -> bool:
+    """Tell whether all results alias an argument and nothing is written: no kernel is launched."""
+    aliases = [result.alias_info for result in func._schema.returns]
+    if not aliases:
+        return False
+    return all(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _to_symbolic(torch: Any, value: Any) -> Any:
@@ -348,13 +334,23 @@ def _to_symbolic(torch: Any, value: Any) -> Any:
     return value
 
 
+# Formats by their bytes, for those that we have no name for.
+_DTYPES_BY_BYTE = {
+    1: Dtype.INT8,
+    2: Dtype.FP16,
+    4: Dtype.INT32,
+    8: Dtype.INT64,
+    16: Dtype.FP64,
+}
+
+
 def _convert_dtype(dtype: Any) -> Dtype:
     """Return our name for a format; one we have no name for is taken by its width."""
-    by_width = {1: Dtype.INT8, 2: Dtype.FP16, 4: Dtype.INT32, 8: Dtype.INT64, 16: Dtype.FP64}
-    return Dtype.recognise(str(dtype)) or by_width[dtype.itemsize]
+    return Dtype.recognise(str(dtype)) or _DTYPES_BY_BYTE[dtype.itemsize]
 
 
 def _default_loss(out: Any) -> Any:
+    """Return the loss that a model computes itself, else the sum of its first tensor."""
     loss = getattr(out, "loss", None)
     if loss is not None:
         return loss
@@ -365,17 +361,17 @@ def _default_loss(out: Any) -> Any:
 
 
 def _without_data(torch: Any, module: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """Return ``module`` as a function whose parameters and buffers are on the meta device, and
-    those.
-    """
+    """Return ``module`` as a function of meta parameters and buffers, and those."""
     if not isinstance(module, torch.nn.Module):
         return module, []
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    if all(t.device.type == "meta" for t in named.values()):
-        return module, list(named.values())
-    empty = {
-        name: t.detach().to("meta").requires_grad_(t.requires_grad) for name, t in named.items()
-    }
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    if all(tensor.device.type == "meta" for tensor in tensors.values()):
+        return module, list(tensors.values())
+
+    empty = {}
+    for name, tensor in tensors.items():
+        twin = tensor.detach().to("meta")
+        empty[name] = twin.requires_grad_(tensor.requires_grad)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return torch.func.functional_call(module, empty, args, kwargs, tie_weights=True)

@@ -1,4 +1,6 @@
-"""Whatever a user calls a workload -> Graph: a model's name, a file, a mapping, or a Graph itself."""
+"""Whatever a user calls a workload -> Graph.
+
+It may be a model's name, a file, a mapping, or a Graph itself."""
 
 from __future__ import annotations
 
@@ -20,6 +22,11 @@ from wattcast.workload.model_options import ModelOptions
 
 Workload: TypeAlias = str | Path | Graph | ModelSpec | Mapping[str, object]
 
+LONGEST_NAME = 4096  # of a path, on any system we know
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.onnx)")
+# Python writes Infinity into JSON, as in the limits of Mamba's time steps.
+_INFINITE = re.compile(rb"(?<=[\[,:\s])Infinity(?=[\],}\s])")
+
 
 def load_workload(workload: Workload, options: ModelOptions) -> Graph:
     """Return the operators of a workload. ``options`` matter to models; an operator list is taken
@@ -30,48 +37,53 @@ def load_workload(workload: Workload, options: ModelOptions) -> Graph:
     """
     if isinstance(workload, Graph):
         return workload
-    if isinstance(workload, ModelSpec) or (
-        isinstance(workload, str) and not _looks_like_a_file(workload)
-    ):
+    is_name = isinstance(workload, str) and not _looks_like_a_file(workload)
+    if isinstance(workload, ModelSpec):
         return build_graph(workload, options)
+    if is_name:
+        return build_graph(str(workload), options)
+
     path, data = _read_content(find_cached(workload))
     model = _find_configured_model(path, data)
     if model is not None:
         return build_graph(model, options)
-    if path.name.lower().endswith(".onnx"):
-        from wattcast.workload.readers.from_onnx import read_onnx
-
-        graph = read_onnx(path)
-    elif path.name.lower().endswith(".gz") or _find_keys(data, "traceEvents"):
-        from wattcast.workload.readers.from_profiler import parse_profile, read_profile
-
-        graph = parse_profile(data, path.name) if data else read_profile(path)
-    else:
-        from wattcast.workload.readers.from_json import parse_workload
-
-        graph = parse_workload(data, path.name)
+    graph = _read_operators(path, data)
     if options != ModelOptions():
         wanted = "no model options beside a list of operators"
         raise bad_value(path.name, wanted, "some", "The list states its own sizes.")
     return graph
 
 
+def _read_operators(path: Path, data: bytes) -> Graph:
+    """Read a file that is no model; ``data`` is empty where only the path tells what it is."""
+    name = path.name.lower()
+    if name.endswith(".onnx"):
+        from wattcast.workload.readers.from_onnx import read_onnx
+
+        return read_onnx(path)
+    if name.endswith(".gz") or _find_keys(data, "traceEvents"):
+        from wattcast.workload.readers.from_profiler import parse_profile, read_profile
+
+        return parse_profile(data, path.name) if data else read_profile(path)
+    from wattcast.workload.readers.from_json import parse_workload
+
+    return parse_workload(data, path.name)
+
+
 def capture_workload(module: Any, inputs: Any, options: Mapping[str, Any]) -> Graph:
     """Capture a module; of the options only the phase has a meaning, and only that of training."""
     if not callable(module) or inputs is None:
         wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
-        found = f"{type(module).__name__} {'without' if inputs is None else 'with'} inputs"
-        raise bad_value("workload", wanted, found)
-    if {**options, "phase": "train"} != {"phase": "train"} or options.get("phase") not in (
-        None,
-        "forward",
-        "train",
-    ):
-        do = "A module states its own sizes and formats; phase may be forward or train."
-        raise bad_value("options", "none beside a module", ", ".join(options), do)
+        with_inputs = "without" if inputs is None else "with"
+        raise bad_value("workload", wanted, f"{type(module).__name__} {with_inputs} inputs")
+    phase = options.get("phase")
+    has_others = {**options, "phase": "train"} != {"phase": "train"}
+    if has_others or phase not in (None, "forward", "train"):
+        advice = "A module states its own sizes and formats; phase may be forward or train."
+        raise bad_value("options", "none beside a module", ", ".join(options), advice)
     from wattcast.workload.readers.from_torch import capture
 
-    return capture(module, inputs, train=options.get("phase") == "train")
+    return capture(module, inputs, train=phase == "train")
 
 
 def find_model(workload: Workload) -> ModelSpec | None:
@@ -98,24 +110,20 @@ def find_cached(workload: Workload) -> Workload:
         return workload
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    found = sorted(cache.glob(f"models--{workload.replace('/', '--')}/snapshots/*/config.json"))
-    if found:
-        return max(found, key=lambda path: path.stat().st_mtime)
-    do = (
-        f"It is neither in the catalogue nor in {cache}. Fetch its sizes with `hf download {workload} config.json`, "
-        "or give a config.json, or a model of the same sizes (`wattcast models`)."
+    folder = f"models--{workload.replace('/', '--')}"
+    configs = sorted(cache.glob(f"{folder}/snapshots/*/config.json"))
+    if configs:
+        return max(configs, key=lambda path: path.stat().st_mtime)
+    advice = (
+        f"It is neither in the catalogue nor in {cache}. Fetch its sizes with "
+        f"`hf download {workload} config.json`, or give a config.json, or a model of the same "
+        "sizes (`wattcast models`)."
     )
-    raise unknown_name("model", workload, load_aliases(), do)
-
-
-LONGEST_NAME = 4096  # of a path, on any system we know
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.onnx)")
+    raise unknown_name("model", workload, load_aliases(), advice)
 
 
 def _find_configured_model(path: Path, data: bytes) -> ModelSpec | None:
-    """Return the model of a Hugging Face configuration or of a file of sizes; None of anything
-    else.
-    """
+    """Return the model of a Hugging Face configuration or of a file of sizes, else None."""
     if _find_keys(data, "architecture", "dims") == {"architecture", "dims"}:
         from wattcast.workload.readers.from_json import parse_sizes
 
@@ -135,31 +143,32 @@ def _looks_like_a_file(name: str) -> bool:
 
 
 def _read_content(workload: Workload) -> tuple[Path, bytes]:
-    """Return the path of a file or mapping and its JSON, which is empty where only the path tells
-    what it is.
+    """Return the path of a file or mapping and its JSON.
+
+    The JSON is empty where only the path tells what it is.
     """
     if isinstance(workload, Mapping):
         return Path("workload"), msgspec.json.encode(dict(workload))
     assert isinstance(workload, (str, Path))
     path = Path(workload)
-    data = b"" if path.name.lower().endswith((".onnx", ".gz")) else read_bytes(path)
-    return path, _INFINITE.sub(b"1e300", data) if b"Infinity" in data else data
-
-
-_INFINITE = re.compile(
-    rb"(?<=[\[,:\s])Infinity(?=[\],}\s])"
-)  # which Python writes into JSON, as in Mamba's limits
+    if path.name.lower().endswith((".onnx", ".gz")):
+        return path, b""
+    data = read_bytes(path)
+    if b"Infinity" in data:
+        data = _INFINITE.sub(b"1e300", data)
+    return path, data
 
 
 def _find_keys(data: bytes, *names: str) -> set[str]:
-    """Return which names are keys of a JSON object; none where the data is not one (the readers
-    will say why).
+    """Return which names are keys of a JSON object.
+
+    There are none where the data is not an object; the readers will say why.
     """
-    if not any(
-        name.encode() in data for name in names
-    ):  # as in a long list, which takes a while to decode
+    # A long list takes a while to decode, and has none of the names
+    if not any(name.encode() in data for name in names):
         return set()
     try:
-        return {*names} & msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
+        keys = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
     except (msgspec.DecodeError, RecursionError):
         return set()
+    return set(names) & keys
