@@ -11,13 +11,16 @@ with its memory-efficient kernel, which cuts no cache and takes a block for each
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from wattcast.core.arrays import Array, CodedColumn
+from wattcast.coefficients import load_coefficients
+from wattcast.core.arrays import Array, CodedColumn, Mask
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.special_grids import power_of_two
 from wattcast.kernels.kernel_table import (
@@ -30,206 +33,314 @@ from wattcast.kernels.kernel_table import (
 )
 from wattcast.workload.operator_types import Attention
 
-_KEYS = 128.0
+
+@dataclass(frozen=True)
+class AttentionCoefficients:
+    """What fused attention costs besides its two products, and how often it moves a byte."""
+
+    # A score beyond its products, in head dimensions of a product: its exponential, and with
+    # dropout a random number
+    score_dims: float
+    dropped_score_dims: float
+    backward_score_dims: float
+    dropped_backward_score_dims: float  # on top of the one above
+    # How often a loaded byte crosses shared memory
+    decode_crossings: float
+    prefill_crossings: float
+    flash_crossings: float  # times the above
+    backward_crossings: float  # times the above
+
+
+ATTENTION = load_coefficients("attention", AttentionCoefficients)
+
+# cuDNN's rule for parts of a cache
+_PART_KEYS = 128.0  # of a part at least
 _UNCUT_KEYS = 512
-_MOST = 64.0
-_FEWEST = 4.0
-_FLASH_MOST = 128
-_FLASH_FULL = 0.8
-_FLASH_NEAR = 0.85
+_MOST_PARTS = 64.0
+_FEWEST_PARTS = 4.0
+# FlashAttention's (``num_splits_heuristic``)
+_FLASH_MOST_PARTS = 128
+_FLASH_FULL = 0.8  # share of the slots with a tile, from which it cuts nothing
+_FLASH_NEAR = 0.85  # of the best filling, which is enough
+
+_DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
+_DECODE_ROWS = 64.0  # of queries that a block of decode is padded to
+_BLOCK_QUERIES = 128.0
+_BLOCK_KEYS = 128.0
+_HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
+_BACKWARD_LAUNCHES = 4.0  # cuDNN's
+_HEAD_LAUNCHES = 2.0  # cuDNN's that add up heads which share keys
+# PyTorch's where a head's dimension is no multiple of eight: zeros and a copy, of q, k and v
+_PAD_LAUNCHES = 6.0
 
 
 def cudnn_parts(blocks: float, keys: int, sm_count: float) -> float:
     """Return the parts that cuDNN cuts the cache into, for ``blocks`` heads of keys of all batches.
 
-    >>> cudnn_parts(16, 2048, 132), cudnn_parts(40, 8192, 132), cudnn_parts(128, 8192, 132), cudnn_parts(4, 512, 132)
-    (16.0, 4.0, 1.0, 1.0)
+    >>> cudnn_parts(16, 2048, 132), cudnn_parts(40, 8192, 132)
+    (16.0, 4.0)
+    >>> cudnn_parts(128, 8192, 132), cudnn_parts(4, 512, 132)
+    (1.0, 1.0)
     """
     if keys <= _UNCUT_KEYS:
         return 1.0
-    parts = min(power_of_two(keys / _KEYS, _MOST), power_of_two(2.0 * sm_count / blocks, _MOST))
-    return parts if parts >= _FEWEST else 1.0
+    by_length = power_of_two(keys / _PART_KEYS, _MOST_PARTS)
+    by_chip = power_of_two(2.0 * sm_count / blocks, _MOST_PARTS)
+    parts = min(by_length, by_chip)
+    return parts if parts >= _FEWEST_PARTS else 1.0
 
 
 @lru_cache(maxsize=4096)
 def flash_parts(blocks: float, keys: int, head_dim: int, sm_count: float) -> float:
     """Return the parts that FlashAttention cuts the cache into, for ``blocks`` of queries.
 
-    >>> flash_parts(96, 8192, 64, 132), flash_parts(64, 4096, 128, 132), flash_parts(512, 4096, 64, 132)
-    (5.0, 4.0, 1.0)
+    >>> flash_parts(96, 8192, 64, 132), flash_parts(64, 4096, 128, 132)
+    (5.0, 4.0)
+    >>> flash_parts(512, 4096, 64, 132)
+    1.0
     """
-    at_once = (
-        256.0 if head_dim <= 64 else 128.0 if head_dim <= 128 else 64.0
-    )  # keys that a block takes
-    return float(fill_with_parts(blocks, ceil(keys / at_once), 2.0 * sm_count))
+    wide_keys = 128.0 if head_dim <= 128 else 64.0
+    block_keys = 256.0 if head_dim <= 64 else wide_keys
+    return float(fill_with_parts(blocks, ceil(keys / block_keys), 2.0 * sm_count))
 
 
 def fill_with_parts(tiles: float, steps: int, slots: float, any_number: bool = False) -> int:
-    """Return FlashAttention's parts of ``steps`` blocks of keys, for ``tiles`` on a chip with
-    ``slots`` for tiles.
+    """Return the parts into which FlashAttention cuts ``steps`` blocks of keys.
 
-    Numbers of parts that do not shorten the longest one are passed over, unless ``any_number`` will
-    do (version 3)."""
+    There are ``tiles`` on a chip with ``slots`` for tiles. Numbers of parts that do not shorten the
+    longest one are passed over, unless ``any_number`` will do (version 3).
+    """
     if tiles >= _FLASH_FULL * slots:
         return 1
-    parts = np.arange(1, min(_FLASH_MOST, int(slots), steps) + 1)
+    parts = np.arange(1, min(_FLASH_MOST_PARTS, int(slots), steps) + 1)
     waves = tiles * parts / slots
     shortens = any_number | (np.diff(np.ceil(steps / parts), prepend=np.inf) < 0)
-    filled = np.where(shortens, waves / np.ceil(waves), 0.0)
-    return int(np.argmax(filled >= _FLASH_NEAR * filled.max())) + 1
+    filling = np.where(shortens, waves / np.ceil(waves), 0.0)
+    return int(np.argmax(filling >= _FLASH_NEAR * filling.max())) + 1
 
 
-_DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
-_BLOCK_Q = 128.0
-_BLOCK_KV = 128.0
-_HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
-# cuDNN's, and those that add up heads which share keys
-_BACKWARD_LAUNCHES = 4.0
-_HEAD_LAUNCHES = 2.0
-# PyTorch's, where a head's dimension is no multiple of eight: zeros and a copy, of q, k and v
-_PAD_LAUNCHES = 6.0
-# What a score costs on top of its products (its exponential, a random number), in head dimensions
-# of a product: from times of heads of 40, 64 and 128 on an H200
-_SCORE = 110.0
-_DROPPED_SCORE = 385.0
-_BACKWARD_SCORE = 166.0
-_DROPPED_BACKWARD_SCORE = 210.0
+class _Sizes(NamedTuple):
+    """Columns of operators, each ``(row,)``, and what their kernels are chosen by."""
+
+    batch: Array
+    heads: Array
+    kv_heads: Array
+    queries: Array
+    keys: Array
+    head_dim: Array
+    causal: Array
+    backward: Array
+    dropout: Array
+    width: Array  # bytes of an element
+    flop: Array
+    read_byte: Array
+    write_byte: Array
+    visible_share: Array  # of the scores, by the causal mask
+
+    @property
+    def is_decode(self) -> Mask:
+        return np.asarray(self.queries <= _DECODE_QUERIES)
+
+    @property
+    def is_backward(self) -> Mask:
+        return np.asarray(self.backward > 0)
+
+    @property
+    def is_half(self) -> Mask:
+        """Formats that cuDNN and FlashAttention have kernels for."""
+        return np.asarray(self.width <= _HALF_BYTE)
+
+    @property
+    def is_padded(self) -> Mask:
+        """Heads that get zeros behind them."""
+        return np.asarray(self.head_dim % 8 != 0)
+
+    @property
+    def shares_keys(self) -> Mask:
+        """Heads of queries that share keys."""
+        return np.asarray(self.heads > self.kv_heads)
+
+
+class _Blocks(NamedTuple):
+    """How attention is cut into blocks; columns ``(row,)``."""
+
+    parts: Array  # of the cache
+    rows: Array  # of blocks, along the queries
+    units: Array
+    keys: Array  # blocks of keys that a block of queries walks over
+    met_share: Array  # share of these that a causal mask leaves
+    slots: Array  # blocks that an SM holds
 
 
 def attention_work(
-    ops: Sequence[Attention], told: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Attention], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of fused attention."""
-    columns = count_columns(ops, _read_columns)
-    (
-        batch,
-        heads,
-        kv_heads,
-        q,
-        kv,
-        dim,
-        causal,
-        backward,
-        dropout,
-        width,
-        flop,
-        read,
-        write,
-        kept,
-    ) = columns
-    decode = q <= _DECODE_QUERIES
-    sm_count = reference.sm_count
-    flash = told.flash | (dim % 8 != 0)  # FlashAttention takes any head once it is padded
-    cold = told.cold | (decode & ~told.warm)
-    cuts = decode & (backward == 0) & (width <= _HALF_BYTE)
-    cut = np.ones(len(ops))
-    for i in cuts.nonzero()[0].tolist():
-        blocks = float(batch[i] * kv_heads[i])
-        keys = int(kv[i])
-        wide = int(dim[i])
-        cut[i] = (
-            flash_parts(blocks, keys, wide, sm_count)
-            if flash[i]
-            else cudnn_parts(blocks, keys, sm_count)
-        )
-    rows = np.where(decode, 1.0, np.ceil(q / _BLOCK_Q))
-    units = batch * np.where(decode & (width <= _HALF_BYTE), kv_heads, heads) * rows * cut
-    keys = np.ceil(kv / cut / _BLOCK_KV)
-    padded_q = np.where(decode & (~flash | (cut > 1)), 64.0, _BLOCK_Q)
-    products = flop / np.maximum(
-        2.0 * batch * heads * q * kv * kept, 1.0
-    )  # head dimensions of all products
-    least = np.minimum(rows, keys)
-    whole_blocks = np.maximum(
-        kept, (keys - least + (least + 1.0) / 2.0) / keys
-    )  # those on a causal diagonal
-    met = np.where(
-        (causal > 0) & (rows > 1), whole_blocks, kept
-    )  # share of key blocks that query blocks walk over
-    loads = np.where(decode, read, units * keys * _BLOCK_KV * met * 2.0 * dim * width + read)
-    # how often a byte crosses shared memory; FlashAttention's Ampere kernels load operands each
-    # warp for itself
-    crossings = (
-        np.where(decode, 2.6, 3.6) * np.where(flash, 1.9, 1.0) * np.where(backward > 0, 2.5, 1.0)
-    )
-    # gradients of queries in fp32, of keys and values by head; five products of a block for two
-    shares = heads > kv_heads
-    launches = np.where(
-        backward > 0, _BACKWARD_LAUNCHES + shares * _HEAD_LAUNCHES, 1.0 + (decode & (cut > 1))
-    )
-    between = backward * (8.0 * q + shares * 4.0 * width * kv) * batch * heads * dim
-    padded = dim % 8 != 0  # operands with zeros behind each head
-    launches = launches + padded * _PAD_LAUNCHES
-    between = between + padded * 3.0 * read
-    slots = np.where(decode, np.where(flash, 2.0, 4.0), 1.0)
-    rounds = np.maximum(units / (slots * sm_count), 1.0)
-    whole = np.where(decode & flash, np.ceil(rounds) / rounds, 1.0)  # blocks equally long
-    score = np.where(backward > 0, _BACKWARD_SCORE, _SCORE)
-    dropped = np.where(backward > 0, _BACKWARD_SCORE + _DROPPED_BACKWARD_SCORE, _DROPPED_SCORE)
-    score = np.where(dropout > 0, dropped, score)
-    missing = np.where(cold, 1.0, 1.0 - resident_share(read + write, reference.l2_byte))
+    sizes = _Sizes(*count_columns(ops, _read_columns))
+    is_decode = sizes.is_decode
+    # FlashAttention takes any head once it is padded.
+    is_flash = conditions.flash | sizes.is_padded
+    is_cold = conditions.cold | (is_decode & ~conditions.warm)
+    blocks = _cut_blocks(sizes, is_flash, reference.sm_count)
+    is_cut = blocks.parts > 1
+
+    # Arithmetic: padded queries, whole blocks of keys, products and exponentials
+    products = sizes.batch * sizes.heads * sizes.queries * sizes.keys * sizes.visible_share
+    product_dims = sizes.flop / np.maximum(2.0 * products, 1.0)
+    padded_queries = np.where(is_decode & (~is_flash | is_cut), _DECODE_ROWS, _BLOCK_QUERIES)
+    score_flop = 2.0 * (product_dims + _score_dims(sizes))
+    block_scores = padded_queries * blocks.keys * _BLOCK_KEYS * blocks.met_share
+
+    # Steps: FlashAttention's blocks of decode are equally long, so that its last wave is whole.
+    rounds = np.maximum(blocks.units / (blocks.slots * reference.sm_count), 1.0)
+    whole_rounds = np.where(is_decode & is_flash, np.ceil(rounds) / rounds, 1.0)
+
+    # Bytes: prompts load keys for each block of queries
+    prompt_keys = blocks.units * blocks.keys * _BLOCK_KEYS * blocks.met_share
+    prompt_byte = prompt_keys * 2.0 * sizes.head_dim * sizes.width + sizes.read_byte
+    load_byte = np.where(is_decode, sizes.read_byte, prompt_byte)
+    resident = resident_share(sizes.read_byte + sizes.write_byte, reference.l2_byte)
+    missing = np.where(is_cold, 1.0, 1.0 - resident)
+
+    launches = np.where(sizes.is_backward, _BACKWARD_LAUNCHES, 1.0 + (is_decode & is_cut))
+    launches += sizes.is_backward * sizes.shares_keys * _HEAD_LAUNCHES
+    launches += sizes.is_padded * _PAD_LAUNCHES
     work = {
-        "units": units,
-        "unit_flop": 2.0 * padded_q * keys * _BLOCK_KV * (products + score) * met,
-        "steps": keys * np.where(decode, 1.0, met) * whole,
+        "units": blocks.units,
+        "unit_flop": score_flop * block_scores,
+        "steps": blocks.keys * np.where(is_decode, 1.0, blocks.met_share) * whole_rounds,
         "launches": launches,
-        "between_byte": between,
-        "l2_byte": loads + write,
-        "shared_byte": loads * crossings,
-        "slots": slots,
-        "dram_read_byte": read * missing,
-        "dram_write_byte": write * missing,
+        "between_byte": _between_byte(sizes),
+        "l2_byte": load_byte + sizes.write_byte,
+        "shared_byte": load_byte * _count_crossings(sizes, is_flash),
+        "slots": blocks.slots,
+        "dram_read_byte": sizes.read_byte * missing,
+        "dram_write_byte": sizes.write_byte * missing,
     }
     logs = {
-        "log_batch": batch,
-        "log_heads": heads,
-        "log_group": heads / kv_heads,
-        "log_q": q,
-        "log_kv": kv,
+        "log_batch": sizes.batch,
+        "log_heads": sizes.heads,
+        "log_group": sizes.heads / sizes.kv_heads,
+        "log_q": sizes.queries,
+        "log_kv": sizes.keys,
+        "log_cut": blocks.parts,
+        "log_units": blocks.units,
     }
-    logs |= {"log_cut": cut, "log_units": units}
     plain = {
-        "head_dim": dim,
-        "causal": causal,
-        "fill": wave_fill(units, sm_count),
-        "fill_2": wave_fill(units, 2.0 * sm_count),
-        "pad_q": q / (rows * _BLOCK_Q),
-        "flash": flash.astype(np.float64),
-        "cold": cold.astype(np.float64),
-        "cudnn": told.cudnn.astype(np.float64),
-        "split_heads": told.split_heads.astype(np.float64),
+        "head_dim": sizes.head_dim,
+        "causal": sizes.causal,
+        "fill": wave_fill(blocks.units, reference.sm_count),
+        "fill_2": wave_fill(blocks.units, 2.0 * reference.sm_count),
+        "pad_q": sizes.queries / (blocks.rows * _BLOCK_QUERIES),
+        "flash": is_flash.astype(np.float64),
+        "cold": is_cold.astype(np.float64),
+        "cudnn": conditions.cudnn.astype(np.float64),
+        "split_heads": conditions.split_heads.astype(np.float64),
     }
-    kinds = [_kernel_family(*map(bool, bits)) for bits in np.ndindex(2, 2, 2, 2)]
-    kind = np.ravel_multi_index((backward > 0, decode, flash, dropout > 0), (2, 2, 2, 2))
-    return FamilyColumns(CodedColumn(kinds, kind), work, plain, logs, {})
+    return FamilyColumns(_name_families(sizes, is_flash), work, plain, logs, {})
 
 
 _read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(
-    *(
-        "batch",
-        "heads",
-        "kv_heads",
-        "q_len",
-        "kv_len",
-        "head_dim",
-        "causal",
-        "backward",
-        "dropout",
-        "dtype.byte",
-    ),
-    *("flop", "read_byte", "write_byte", "kept"),
+    "batch",
+    "heads",
+    "kv_heads",
+    "q_len",
+    "kv_len",
+    "head_dim",
+    "causal",
+    "backward",
+    "dropout",
+    "dtype.byte",
+    "flop",
+    "read_byte",
+    "write_byte",
+    "kept",
 )
 
 
-def _kernel_family(backward: bool, decode: bool, flash: bool, dropout: bool) -> str:
-    """Return the kernel family: gradients and dropped weights are kernels of their own, as is each
-    library's.
+def _cut_blocks(sizes: _Sizes, is_flash: Mask, sm_count: float) -> _Blocks:
+    """Return how attention is cut: a block for 128 queries of a head, in decode for a part."""
+    is_decode = sizes.is_decode
+    parts = _cut_caches(sizes, is_flash, sm_count)
+    rows = np.where(is_decode, 1.0, np.ceil(sizes.queries / _BLOCK_QUERIES))
+    heads = np.where(is_decode & sizes.is_half, sizes.kv_heads, sizes.heads)
+    units = sizes.batch * heads * rows * parts
+    keys = np.ceil(sizes.keys / parts / _BLOCK_KEYS)
+
+    # On a causal diagonal blocks of keys count whole, however many of their scores are hidden.
+    shorter = np.minimum(rows, keys)
+    diagonal_share = (keys - shorter + (shorter + 1.0) / 2.0) / keys
+    whole_share = np.maximum(sizes.visible_share, diagonal_share)
+    has_diagonal = (sizes.causal > 0) & (rows > 1)
+    met_share = np.where(has_diagonal, whole_share, sizes.visible_share)
+
+    slots = np.where(is_decode, np.where(is_flash, 2.0, 4.0), 1.0)
+    return _Blocks(parts, rows, units, keys, met_share, slots)
+
+
+def _cut_caches(sizes: _Sizes, is_flash: Mask, sm_count: float) -> Array:
+    """Return the parts that the library cuts each cache into."""
+    parts = np.ones(len(sizes.batch))
+    is_cut = sizes.is_decode & (sizes.backward == 0) & sizes.is_half
+    for row in is_cut.nonzero()[0].tolist():
+        blocks = float(sizes.batch[row] * sizes.kv_heads[row])
+        keys = int(sizes.keys[row])
+        if is_flash[row]:
+            parts[row] = flash_parts(blocks, keys, int(sizes.head_dim[row]), sm_count)
+        else:
+            parts[row] = cudnn_parts(blocks, keys, sm_count)
+    return parts
+
+
+def _score_dims(sizes: _Sizes) -> Array:
+    """Return what a score costs on top of its products, in head dimensions of a product."""
+    is_backward = sizes.is_backward
+    plain = np.where(is_backward, ATTENTION.backward_score_dims, ATTENTION.score_dims)
+    dropped_backward = ATTENTION.backward_score_dims + ATTENTION.dropped_backward_score_dims
+    dropped = np.where(is_backward, dropped_backward, ATTENTION.dropped_score_dims)
+    return np.where(sizes.dropout > 0, dropped, plain)
+
+
+def _count_crossings(sizes: _Sizes, is_flash: Mask) -> Array:
+    """Return how often a loaded byte crosses shared memory.
+
+    In FlashAttention's Ampere kernels each warp loads its own operands.
     """
-    name = (
-        "backward"
-        if backward
-        else f"{'decode' if decode else 'prefill'}{'.flash' if flash else ''}"
-    )
+    crossings = np.where(sizes.is_decode, ATTENTION.decode_crossings, ATTENTION.prefill_crossings)
+    crossings = crossings * np.where(is_flash, ATTENTION.flash_crossings, 1.0)
+    return crossings * np.where(sizes.is_backward, ATTENTION.backward_crossings, 1.0)
+
+
+def _between_byte(sizes: _Sizes) -> Array:
+    """Return the bytes that kernels hand one another.
+
+    They are gradients of queries in fp32, those of keys and values by head, and operands with zeros
+    behind each head.
+    """
+    head_values = sizes.batch * sizes.heads * sizes.head_dim
+    gradient_byte = 8.0 * sizes.queries + sizes.shares_keys * 4.0 * sizes.width * sizes.keys
+    return sizes.backward * gradient_byte * head_values + sizes.is_padded * 3.0 * sizes.read_byte
+
+
+def _name_families(sizes: _Sizes, is_flash: Mask) -> CodedColumn[str]:
+    """Return the kernel family of each row."""
+    shape = (2, 2, 2, 2)
+    names = [_kernel_family(*map(bool, bits)) for bits in np.ndindex(shape)]
+    bits = (sizes.is_backward, sizes.is_decode, is_flash, sizes.dropout > 0)
+    return CodedColumn(names, np.ravel_multi_index(bits, shape))
+
+
+def _kernel_family(backward: bool, decode: bool, flash: bool, dropout: bool) -> str:
+    """Return the kernel family.
+
+    Gradients and dropped weights are kernels of their own, as is each library's.
+    """
+    if backward:
+        name = "backward"
+    else:
+        name = "decode" if decode else "prefill"
+        if flash:
+            name += ".flash"
     return f"attention.{name}.dropout" if dropout else f"attention.{name}"
 
 
