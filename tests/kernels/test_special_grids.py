@@ -13,7 +13,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.families.attention import cudnn_parts, flash_parts
-from wattcast.kernels.families.elementwise import load_function_costs
+from wattcast.kernels.families.elementwise_sizes import load_function_costs
 from wattcast.kernels.families.row_reductions import RowWalk, group_alike, row_walk
 from wattcast.kernels.families.special_grids import (
     batch_norm,

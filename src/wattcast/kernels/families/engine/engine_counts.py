@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from math import ceil
 from typing import Any, NamedTuple
@@ -48,8 +47,7 @@ class CountedKernel(NamedTuple):
     logs: dict[str, float]
 
 
-@dataclass(frozen=True)
-class OperatorRun:
+class OperatorRun(NamedTuple):
     """How one operator runs: on which chip, and where its operands lie."""
 
     is_cold: bool  # all operands come from device memory

@@ -61,8 +61,7 @@ class ExpertTile(NamedTuple):
     outputs: float
 
 
-@dataclass(frozen=True)
-class _Layer:
+class _Layer(NamedTuple):
     """A layer of experts, the library that runs it, and its tiles."""
 
     op: FusedExperts

@@ -62,8 +62,7 @@ _LIBRARY_HEAD_DIMS = (64, 128, 256, 512)
 _LISTED_WAVES = 16.0
 
 
-@dataclass(frozen=True)
-class _Library:
+class _Library(NamedTuple):
     """Which library runs a batch on a chip, and what decides about its kernels."""
 
     is_decode: bool
