@@ -18,8 +18,8 @@ import wattcast
 from wattcast.explore import explore
 from wattcast.explore.fleet import SERVED_REQUESTS, assign_fleet, read_fleet
 from wattcast.hardware import load_gpu
+from wattcast.predictor.answer_lines import list_answers
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import list_answers
 from wattcast.report.comparison_sides import compare
 from wattcast.serving.plan_options import INTERPOLATED, REQUESTS
 from wattcast.serving.simulate_serving import WHOLE_TIME

@@ -15,7 +15,7 @@ from rich.console import Console
 import wattcast
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus
-from wattcast.predictor.prediction_json import judge_confidence, rank_assumptions
+from wattcast.predictor.answer_lines import judge_confidence, rank_assumptions
 from wattcast.report.text_tables import print_predictions
 from wattcast.workload.model_catalogue import ModelKind
 

@@ -13,10 +13,10 @@ import wattcast
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.predictor import timeline as timelines
+from wattcast.predictor.answer_lines import describe_cap
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.governor import REACTION_S, run_governed
 from wattcast.predictor.pipeline import TimelineRunner, analyse_graph
-from wattcast.predictor.prediction_json import describe_cap
 from wattcast.predictor.run_stretches import MOST_STRETCHES, divide_run
 from wattcast.predictor.timeline import compute_latency_s
 from wattcast.report.configuration_view import CLOCK_POINTS, build_power_trace, view_configuration

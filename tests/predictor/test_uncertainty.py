@@ -11,7 +11,8 @@ from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import forecast_bundle
 from wattcast.predictor.bundle.support_widening import NORMAL_P90, OutsideReason, learned_distances
 from wattcast.predictor.prediction import Prediction, predict_graph
-from wattcast.predictor.uncertainty import UnmeasuredKernel, kernel_log_ends
+from wattcast.predictor.prediction_interval import kernel_log_ends
+from wattcast.predictor.unmeasured_kernels import UnmeasuredKernel
 from wattcast.workload.engine_operators import FusedExperts
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Linear

@@ -35,7 +35,7 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
-from wattcast.predictor.uncertainty import SupportWord
+from wattcast.predictor.support_distances import SupportWord
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions
 from wattcast.workload.readers import load_workload

@@ -1,3 +1,1 @@
-"""Graph to prediction: timeline, governor, pipeline, uncertainty, and what was fitted for each
-device.
-"""
+"""Graph to prediction: timeline, governor, pipeline, intervals, and what was fitted for each device."""

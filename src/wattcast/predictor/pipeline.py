@@ -358,45 +358,54 @@ def detail_at_clock(
     )
 
 
-_StretchDetail = tuple[
-    npt.NDArray[np.int64], Array, KernelDetail
-]  # rows, their calls, and the detail
+@dataclass(frozen=True)
+class StretchDetail:
+    """The detail of a stretch of a run."""
+
+    rows: npt.NDArray[np.int64]  # of its kernels in the whole run
+    calls: Array  # of its kernels
+    detail: KernelDetail
 
 
-def join_details(kernel_count: int, parts: Sequence[_StretchDetail]) -> KernelDetail:
+def join_details(kernel_count: int, stretches: Sequence[StretchDetail]) -> KernelDetail:
     """Join the details of stretches that follow one another to that of the run of ``kernel_count``
     kernels.
 
-    A part has the rows of its kernels in the whole run, their calls, and its detail. A kernel that
-    runs in several stretches, at several clocks, has the means over its calls."""
-    first = parts[0][2]
-    shape = np.broadcast_shapes(*(detail.gap_j.shape for _, _, detail in parts))
-    whole_calls = np.zeros(kernel_count)
-    spent_s, spent_j, cycles = np.zeros((3, *shape, kernel_count))
-    spent_part_j = np.zeros((*shape, kernel_count, len(first.parts)))
+    A kernel that runs in several stretches, at several clocks, has the means over its calls.
+    """
+    parts = stretches[0].detail.parts
+    shape = np.broadcast_shapes(*(stretch.detail.gap_j.shape for stretch in stretches))
+    calls = np.zeros(kernel_count)
+    kernel_s = np.zeros((*shape, kernel_count))
+    kernel_j = np.zeros((*shape, kernel_count))
+    cycles = np.zeros((*shape, kernel_count))
+    kernel_part_j = np.zeros((*shape, kernel_count, len(parts)))
     gap_j = np.zeros(shape)
-    part_j = np.zeros((*shape, len(first.parts)))
-    for rows, calls, detail in parts:
-        here_s = detail.kernel_s * calls
-        whole_calls[rows] += calls
-        spent_s[..., rows] += here_s
-        spent_j[..., rows] += detail.kernel_j * calls
-        cycles[..., rows] += here_s * detail.effective_hz
-        spent_part_j[..., rows, :] += here_s[..., np.newaxis] * detail.kernel_part_w
+    part_j = np.zeros((*shape, len(parts)))
+    peak_w = np.zeros(shape)
+    for stretch in stretches:
+        rows = stretch.rows
+        detail = stretch.detail
+        spent_s = detail.kernel_s * stretch.calls
+        calls[rows] += stretch.calls
+        kernel_s[..., rows] += spent_s
+        kernel_j[..., rows] += detail.kernel_j * stretch.calls
+        cycles[..., rows] += spent_s * detail.effective_hz
+        kernel_part_j[..., rows, :] += spent_s[..., np.newaxis] * detail.kernel_part_w
         gap_j += detail.gap_j
         part_j += detail.part_j
-    known_s = np.maximum(spent_s, 1e-300)  # a kernel without time has no power
+        peak_w = np.maximum(peak_w, detail.peak_w)
+
+    divisor_s = np.maximum(kernel_s, 1e-300)  # a kernel without time has no power
     return KernelDetail(
-        kernel_s=spent_s / whole_calls,
-        effective_hz=cycles / known_s,
-        kernel_part_w=spent_part_j / known_s[..., np.newaxis],
-        kernel_j=spent_j / whole_calls,
+        kernel_s=kernel_s / calls,
+        effective_hz=cycles / divisor_s,
+        kernel_part_w=kernel_part_j / divisor_s[..., np.newaxis],
+        kernel_j=kernel_j / calls,
         gap_j=gap_j,
         part_j=part_j,
-        parts=first.parts,
-        peak_w=np.asarray(
-            np.maximum.reduce([np.broadcast_to(detail.peak_w, shape) for _, _, detail in parts])
-        ),
+        parts=parts,
+        peak_w=peak_w,
     )
 
 

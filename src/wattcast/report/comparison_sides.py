@@ -27,8 +27,9 @@ from wattcast.core.measured_rows import ModelRow
 from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.core.units import show
 from wattcast.predictor import api
+from wattcast.predictor.answer_lines import round_number
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import PredictionOut, PredictOut, round_number, take_fields
+from wattcast.predictor.prediction_json import PredictionOut, PredictOut, take_fields
 from wattcast.report import comparison
 from wattcast.report.comparison import (
     PartDifference,

@@ -24,14 +24,9 @@ from wattcast.core import files
 from wattcast.core.errors import MissingTool, WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
-from wattcast.predictor import prediction_json
+from wattcast.predictor import answer_lines
+from wattcast.predictor.answer_lines import AnswerLine, judge_confidence, list_answers, round_number
 from wattcast.predictor.api import SettingKeywords
-from wattcast.predictor.prediction_json import (
-    AnswerLine,
-    judge_confidence,
-    list_answers,
-    round_number,
-)
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import Figure, encode_figure
 from wattcast.report.prediction_figures import (
@@ -162,7 +157,7 @@ def build_report_page(
         (
             "Assumed",
             make_element(
-                "ul", *(make_element("li", note) for note in prediction_json.rank_assumptions(p))
+                "ul", *(make_element("li", note) for note in answer_lines.rank_assumptions(p))
             ),
         ),
         ("Where it comes from", _write_provenance(main, how)),
@@ -208,10 +203,10 @@ def conclude_view(seen: ConfigurationView) -> str:
     )
     waits = 1.0 - float(p.busy_s) / float(p.latency_s)
     fits = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[p.fits]
-    held = prediction_json.describe_cap(p)
+    held = answer_lines.describe_cap(p)
     waiting = (
         f"the GPU waits for the host {waits:.0%} of the time"
-        if waits > prediction_json.MUCH_WAITING
+        if waits > answer_lines.MUCH_WAITING
         else ""
     )
     cause = (
@@ -232,7 +227,7 @@ def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
     held = describe_clock(p) or "as asked for"
     clock = AnswerLine("clock", show(float(p.clock_hz), "Hz"), held)
     tiles = []
-    for line in (*list_answers(p), clock, judge_confidence(p), prediction_json.support_line(p)):
+    for line in (*list_answers(p), clock, judge_confidence(p), answer_lines.support_line(p)):
         said = make_element("span", line.label, class_="name"), make_element("strong", line.value)
         tiles.append(make_element("div", *said, make_element("span", line.remark), class_="tile"))
     note = f"{p.interval.level:.0%} intervals below the numbers."

@@ -13,8 +13,8 @@ from wattcast.core.arrays import pareto_front
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware import Gpu
+from wattcast.predictor.answer_lines import list_answers, title_of
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import list_answers, title_of
 from wattcast.report import figure_style
 from wattcast.report.configuration_view import ConfigurationView, PowerTrace
 from wattcast.report.figure_style import (

@@ -14,8 +14,8 @@ from rich.table import Table
 from wattcast.core.units import show
 
 if TYPE_CHECKING:  # commands import this file before they know whether they predict
+    from wattcast.predictor.answer_lines import AnswerLine
     from wattcast.predictor.prediction import Prediction
-    from wattcast.predictor.prediction_json import AnswerLine
 
 # of a first screen
 FEW_OPS = 5
@@ -111,7 +111,7 @@ def print_predictions(
     """Print one prediction as one screen, or several as one table; ``details`` prints everything
     about each.
     """
-    from wattcast.predictor.prediction_json import judge_confidence, list_answers
+    from wattcast.predictor.answer_lines import judge_confidence, list_answers
 
     if len(predictions) > 1:
         first = predictions[0]
@@ -168,14 +168,14 @@ def _table_phases(p: Prediction) -> Table:
 
 def _print_one(console: Console, p: Prediction, details: bool) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or all."""
-    from wattcast.predictor import prediction_json
+    from wattcast.predictor import answer_lines
 
     lines = (
-        *prediction_json.list_answers(p),
-        prediction_json.judge_confidence(p),
-        prediction_json.support_line(p),
+        *answer_lines.list_answers(p),
+        answer_lines.judge_confidence(p),
+        answer_lines.support_line(p),
     )
-    print_answers(console, prediction_json.title_of(p), lines)
+    print_answers(console, answer_lines.title_of(p), lines)
     rows = new_table("power of one GPU", "", "share", "busy")
     for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
         busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
@@ -201,7 +201,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
             ("energy", p.energy_j, p.interval.energy_j, "J"),
         ):
             rows.add_row(
-                name, show(float(value), unit), prediction_json.show_between(value, ends, unit)[1]
+                name, show(float(value), unit), answer_lines.show_between(value, ends, unit)[1]
             )
         rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
         rows.add_row("clock", show(float(p.clock_hz), "Hz"), describe_clock(p))
@@ -212,7 +212,7 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
         rows.add_row("coefficients", str(p.status), escape(origin))
         console.print(rows)
-    notes = prediction_json.rank_assumptions(p)
+    notes = answer_lines.rank_assumptions(p)
     shown = notes if details else notes[:FEW_NOTES]
     print_notes(console, shown)
     if not details:

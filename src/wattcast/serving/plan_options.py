@@ -30,7 +30,7 @@ from wattcast.hardware.gpu import Fabric
 from wattcast.predictor.api import predict
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import Prices
-from wattcast.predictor.uncertainty import SupportWord
+from wattcast.predictor.support_distances import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests
 from wattcast.serving.engine_simulator import BoundsBroken, EngineSettings, Patience
 from wattcast.serving.least_costs import (

@@ -20,7 +20,8 @@ from rich.console import Console
 from wattcast.core import bad_value, units
 from wattcast.core.arrays import Array, table_rows
 from wattcast.core.row_tables import write_table
-from wattcast.predictor.prediction_json import AnswerLine, round_number, take_fields
+from wattcast.predictor.answer_lines import AnswerLine, round_number
+from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_figure
 from wattcast.report.text_tables import new_table, print_answers, print_notes

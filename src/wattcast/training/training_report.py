@@ -9,13 +9,8 @@ import numpy as np
 from rich.console import Console
 
 from wattcast.core import units
-from wattcast.predictor.prediction_json import (
-    AnswerLine,
-    count_digits,
-    round_number,
-    span_numbers,
-    take_fields,
-)
+from wattcast.predictor.answer_lines import AnswerLine, count_digits, round_number, span_numbers
+from wattcast.predictor.prediction_json import take_fields
 from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_figure
 from wattcast.report.text_tables import new_table, print_answers, print_notes
 from wattcast.training.train_job import TrainingResult

@@ -37,7 +37,7 @@ from wattcast.predictor.bundle.support_widening import (
     learned_distances,
     published_spread,
 )
-from wattcast.predictor.uncertainty import widen_log_ends
+from wattcast.predictor.prediction_interval import widen_log_ends
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ from wattcast.predictor.bundle.support_widening import (
     nearness_scale,
 )
 from wattcast.predictor.prediction import Prediction, predict_graph
-from wattcast.predictor.uncertainty import widen_log_ends
+from wattcast.predictor.prediction_interval import widen_log_ends
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Conv2d, Elementwise, Linear, Softmax

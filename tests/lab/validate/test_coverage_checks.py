@@ -12,7 +12,7 @@ from wattcast.lab.validate.public_checks import coverage_checks as coverage
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.bundle.forecast import forecast_residuals
-from wattcast.predictor.uncertainty import find_ends_name
+from wattcast.predictor.prediction_interval import find_ends_name
 
 
 def made_set(chip: str, group: str, log_ratio: np.ndarray, bundle: Bundle) -> coverage.KernelSet:

@@ -64,7 +64,8 @@ from wattcast.predictor.bundle.support_widening import (
     OutsideReason,
     Widening,
 )
-from wattcast.predictor.uncertainty import find_unmeasured, kernel_log_ends
+from wattcast.predictor.prediction_interval import kernel_log_ends
+from wattcast.predictor.unmeasured_kernels import find_unmeasured
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,11 @@ class Bundle:
                     f"none for {', '.join(missing)}",
                 )
 
+    @property
+    def has_engine_kernels(self) -> bool:
+        """Whether kernels of a serving engine were measured."""
+        return any(name.startswith("engine_") for name in self.seen)
+
     def for_data(self, data: str) -> Bundle:
         """This bundle for a workload whose operands are ``data`` (``random``, ``zeros`` ...)."""
         check_names("data", data, self.toggling)

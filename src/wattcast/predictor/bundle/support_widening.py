@@ -215,7 +215,7 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     widening: Widening
     together: LearnedPair  # correlation of the errors of two kernels in one workload
     # half-widths in logs of steps of the measured engine that the GPU bounds, by
-    # ``uncertainty.find_step_kind``
+    # ``prediction_interval.find_step_kind``
     steps: dict[str, LearnedPair]
     # ends under the limit over those of bursts: a slower kernel draws less, is clocked higher
     capped: LearnedPair

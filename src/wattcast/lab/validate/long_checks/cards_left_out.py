@@ -66,7 +66,8 @@ from wattcast.predictor.bundle.support_widening import (
     default_widening,
     nearness_scale,
 )
-from wattcast.predictor.uncertainty import find_unmeasured, widen_log_ends
+from wattcast.predictor.prediction_interval import widen_log_ends
+from wattcast.predictor.unmeasured_kernels import find_unmeasured
 
 SMALL = 1000  # rows of a card: below, it is left out together with others like it
 LEAST_SAID = 20  # rows; of fewer a share says nothing

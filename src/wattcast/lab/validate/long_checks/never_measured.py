@@ -32,7 +32,7 @@ from wattcast.lab.fit.held_out import (
 )
 from wattcast.lab.fit.kernel_fit import fit_idle_curve
 from wattcast.predictor.bundle.support_widening import OutsideReason
-from wattcast.predictor.uncertainty import widen_log_ends
+from wattcast.predictor.prediction_interval import widen_log_ends
 
 SAID = {
     OutsideReason.KIND: "kind of kernel never measured",

@@ -54,15 +54,15 @@ from wattcast.predictor.bundle.support_widening import (
     OutsideReason,
 )
 from wattcast.predictor.prediction import Prediction, predict_graph
-from wattcast.predictor.uncertainty import (
+from wattcast.predictor.prediction_interval import (
     compute_interval,
     find_step_kind,
-    find_unmeasured,
     govern_ends,
     kernel_log_ends,
     scale_capped_ends,
     widen_log_ends,
 )
+from wattcast.predictor.unmeasured_kernels import find_unmeasured
 from wattcast.workload.graph import Block, Graph
 
 UNCAPPED_W = 1e9  # a power limit that no card reaches
@@ -139,7 +139,7 @@ class ModelSet:
             interval = (
                 p.interval
                 if ends is None and steps is None
-                else compute_interval(p.basis, ends, steps)
+                else compute_interval(p.basis, p.support.distances, ends, steps)
             )
             value, middle = (
                 (interval.latency_s, p.latency_s)

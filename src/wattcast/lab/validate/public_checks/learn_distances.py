@@ -46,13 +46,8 @@ from wattcast.predictor.api import predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.engine_host import load_host_times
 from wattcast.predictor.prediction import Prediction
+from wattcast.predictor.prediction_interval import combine_log_ends, kernel_log_ends, widen_log_ends
 from wattcast.predictor.timeline import compute_latency_s
-from wattcast.predictor.uncertainty import (
-    combine_log_ends,
-    kernel_log_ends,
-    kernel_shares,
-    widen_log_ends,
-)
 from wattcast.workload.model_options import SoftwareStack
 
 MEASURED_CLOCKS = 0.58  # of the top clock: the lowest of any row of the H200's database
@@ -82,7 +77,7 @@ def learn_together(
                 capped if p.capped else 1.0
             )
             cards = distances.NORMAL_P90 * getattr(basis.bundle.cards, quantity)
-            share = kernel_shares(basis)[0 if quantity == "latency" else 1]
+            share = basis.time_shares if quantity == "latency" else basis.energy_shares
             found.append(
                 (ratio, share, ends[:, :2] if quantity == "latency" else ends[:, 2:], cards)
             )
