@@ -19,7 +19,7 @@ from wattcast.hardware import Gpu
 from wattcast.lab.fit.engine_records import EngineRecords, load_engine_records
 from wattcast.lab.validate.model_checks import is_held_out, tabulate_engine, trace_of
 from wattcast.report.figure_style import SERIES_COLOURS, add_caption, new_figure, save_figure
-from wattcast.serving.engine_simulator import EngineSettings
+from wattcast.serving.request_plan import EngineSettings
 from wattcast.serving.simulate_serving import serve_trace
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b", "gemma-3-12b", "qwen2.5-14b-fp8")

@@ -29,7 +29,8 @@ from wattcast.control.serving_control import (
 from wattcast.core.errors import BadInput, MissingTool, Refused
 from wattcast.predictor.api import find_gpu
 from wattcast.serving.arrivals import draw_trace
-from wattcast.serving.engine_simulator import EngineReplica, EngineSettings, plan_requests
+from wattcast.serving.engine_simulator import EngineReplica
+from wattcast.serving.request_plan import EngineSettings, plan_requests
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack

@@ -11,7 +11,7 @@ import wattcast
 from wattcast.hardware import load_gpu
 from wattcast.predictor.engine_host import EngineHost, LaunchCounts, load_host_times
 from wattcast.report.configuration_view import build_power_trace
-from wattcast.serving.engine_simulator import predict_steady_step
+from wattcast.serving.governed_steps import predict_steady_step
 from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_schedule import STEP_TOKENS

@@ -20,10 +20,10 @@ from wattcast.hardware import Gpu
 from wattcast.predictor.prices import parse_prices
 from wattcast.serving import capacity_plan, plan_options, plan_search
 from wattcast.serving.capacity_plan import PlanResult, plan
+from wattcast.serving.latency_bounds import LatencyBound, parse_latency_bounds
 from wattcast.serving.least_costs import LoneRequest, TokenCost
 from wattcast.serving.plan_options import PERCENTILE, PlanAim, SearchRange
 from wattcast.serving.plan_search import size_option
-from wattcast.serving.serving_result import LatencyBound, parse_latency_bounds
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs

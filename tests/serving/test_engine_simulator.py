@@ -15,13 +15,9 @@ from made_up_costs import make_costs, real_host
 from wattcast.core.errors import BadInput
 from wattcast.predictor.api import find_gpu
 from wattcast.serving.arrivals import draw_trace, make_trace
-from wattcast.serving.engine_simulator import (
-    EngineReplica,
-    EngineSettings,
-    ReplicaRun,
-    plan_requests,
-    predict_steady_step,
-)
+from wattcast.serving.engine_simulator import EngineReplica, ReplicaRun
+from wattcast.serving.governed_steps import predict_steady_step
+from wattcast.serving.request_plan import EngineSettings, plan_requests
 from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.model_options import ModelOptions

@@ -434,7 +434,7 @@ def _read_workload(text: str) -> dict[str, Any]:
 def _serving_limits(ttft: str, tpot: str) -> ServingLimits:
     """Return the bounds of the 99th percentiles, written ``500ms`` or ``p99:500ms``."""
     from wattcast.control.serving_control import ServingLimits
-    from wattcast.serving.serving_result import parse_latency_bounds
+    from wattcast.serving.latency_bounds import parse_latency_bounds
 
     found = []
     for name, text in (("ttft", ttft), ("tpot", tpot)):

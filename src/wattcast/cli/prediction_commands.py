@@ -188,7 +188,8 @@ def simulate(
 
     Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds
     600"""
-    from wattcast.serving.serving_result import ServingResult, draw_serving, print_serving
+    from wattcast.serving.serving_report import draw_serving, print_serving
+    from wattcast.serving.serving_result import ServingResult
     from wattcast.serving.simulate_serving import simulate as simulate_serving
 
     result = simulate_serving(model, gpu, **asked)

@@ -31,12 +31,9 @@ from wattcast.core import MissingTool, bad_value
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.serving.arrivals import Trace
-from wattcast.serving.engine_simulator import (
-    EngineReplica,
-    EngineSettings,
-    govern_steps,
-    plan_requests,
-)
+from wattcast.serving.engine_simulator import EngineReplica
+from wattcast.serving.governed_steps import govern_steps
+from wattcast.serving.request_plan import EngineSettings, plan_requests
 from wattcast.serving.simulate_serving import find_language_model
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs

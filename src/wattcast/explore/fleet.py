@@ -39,7 +39,7 @@ from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prices import Prices, parse_prices
 from wattcast.serving import plan_options
-from wattcast.serving.serving_result import parse_both_bounds
+from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.simulate_serving import find_language_model
 from wattcast.workload.model_options import ModelOptions
 

@@ -26,9 +26,9 @@ from wattcast.predictor.api import find_gpu
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.serving import plan_options
+from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.plan_options import PlanAim, SearchRange, ServiceDemand
 from wattcast.serving.plan_search import KindPlans, KindSearch, ServingPlan, Tell
-from wattcast.serving.serving_result import parse_both_bounds
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions

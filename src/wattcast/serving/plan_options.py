@@ -32,14 +32,16 @@ from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.predictor.support_distances import SupportWord
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests
-from wattcast.serving.engine_simulator import BoundsBroken, EngineSettings, Patience
+from wattcast.serving.engine_simulator import BoundsBroken, Patience
+from wattcast.serving.latency_bounds import LatencyBound
 from wattcast.serving.least_costs import (
     LoneRequest,
     TokenCost,
     predict_lone_request,
     predict_token_cost,
 )
-from wattcast.serving.serving_result import LatencyBound, ServingResult
+from wattcast.serving.request_plan import EngineSettings
+from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs

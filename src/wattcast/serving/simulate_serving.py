@@ -23,15 +23,10 @@ from wattcast.serving.arrivals import (
     make_trace,
     read_trace,
 )
-from wattcast.serving.engine_simulator import (
-    EngineReplica,
-    EngineSettings,
-    Patience,
-    ReplicaRun,
-    RequestPlan,
-    plan_requests,
-)
-from wattcast.serving.serving_result import LatencyBound, ServingResult, parse_both_bounds
+from wattcast.serving.engine_simulator import EngineReplica, Patience, ReplicaRun
+from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
+from wattcast.serving.request_plan import EngineSettings, RequestPlan, plan_requests
+from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.build_model import build_graph
