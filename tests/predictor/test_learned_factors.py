@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 from wattcast.calibrate.latency_fit import fit_gaussian_process
 from wattcast.core.errors import WattcastError
 from wattcast.core.tree_ensemble import TreeEnsemble
-from wattcast.predictor.learned_factors import GaussianProcess, LearnedFactor, evaluate_factors
+from wattcast.predictor.gaussian_process import GaussianProcess
+from wattcast.predictor.learned_factors import LearnedFactor, evaluate_factors
 
 
 def factors(

@@ -24,8 +24,10 @@ from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import root_family
+from wattcast.predictor.gaussian_process import GaussianProcess
+from wattcast.predictor.ideal_terms import IdealTerms
 from wattcast.predictor.kernel_phases import Correction
-from wattcast.predictor.learned_factors import GaussianProcess, IdealTerms, LearnedFactor
+from wattcast.predictor.learned_factors import LearnedFactor
 
 
 def fit_trees(

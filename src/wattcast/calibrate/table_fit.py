@@ -42,8 +42,9 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle, shipped_bundle
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
+from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import blend_corrections
-from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors, compute_ideal_terms
+from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 

@@ -3,21 +3,27 @@
 A kernel of U units on S SMs takes W = ⌈U/S⌉ waves (U/S where blocks are many and small). Its phases
 [Lee2026, IV-B], each corrected by a λ of its group, follow one another:
 
-    fixed   λ_f · launches                                   start and drain: seconds, or cycles as
-    phase ``start`` serial  λ_s · steps · max(U/(S·slots), 1)                cycles: filling the
-    pipeline, dependent steps between max(λ_2·B/β_L2, N/ν, λ_d·Q/β_DRAM)                layouts
-    turned (N elements), partial sums, casts store   max(λ_2·B/β_L2, λ_d·Q/β_DRAM)
-    results of tiles, which leave after the main loop main    max(λ_c·W·F_unit/π, λ_2·B_L2/β_L2,
-    λ_d·Q/β_DRAM)   cycles on chip against seconds off it
+    fixed    λ_f · launches                                start and drain: seconds, or cycles of
+                                                           a phase ``start``
+    serial   λ_s · steps · max(U/(S·slots), 1)             cycles: filling the pipeline, dependent
+                                                           steps
+    between  max(λ_2·B/β_L2, N/ν, λ_d·Q/β_DRAM)            layouts turned (N elements), partial
+                                                           sums, casts
+    store    max(λ_2·B/β_L2, λ_d·Q/β_DRAM)                 results of tiles, which leave after the
+                                                           main loop
+    main     max(λ_c·W·F_unit/π, λ_2·B_L2/β_L2, λ_d·Q/β_DRAM)    cycles on chip against seconds off
+                                                           it
 
 and the whole is scaled by a learned residual of the shape (1 where nothing was learned). Units
-whose rate nobody published do not bound anything."""
+whose rate nobody published do not bound anything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import cast
 
 import numpy as np
 
@@ -27,14 +33,13 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import KernelWork
 from wattcast.kernels.lowering import PIPE_EVENTS
-from wattcast.predictor.learned_factors import (
+from wattcast.predictor.ideal_terms import (
     TURNS_PER_CYCLE,
-    LearnedFactors,
-    find_known_kind,
     late_dram_byte,
     load_imbalance,
     memory_tail,
 )
+from wattcast.predictor.learned_factors import LearnedFactors, find_known_kind
 from wattcast.predictor.timeline import (
     KernelPhase,
     Timeline,
@@ -63,13 +68,14 @@ class Correction:
 class LaunchCosts:
     """Seconds that the host takes per operator issued.
 
-    ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for the
-    rest; without any, all operators cost the same. An inference engine replays CUDA graphs and
+    ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for all
+    kinds that have none; without any, all operators cost the same. An inference engine replays CUDA graphs and
     prepares the next step while the GPU computes (``predictor.engine_host``), so that its operators
     cost the host nothing, and its steps ``engine_factor`` times what they cost the host that was
     measured. ``measured``: the cost is that of the user's own host, so that intervals do not hold
     how far hosts differ. ``start_hz``: the clock at which the fixed times of kernels hold, where
-    they are cycles; None: they are seconds."""
+    they are cycles; None: they are seconds.
+    """
 
     host_s_per_operator: Sweepable
     host_weights: Mapping[str, float] = field(default_factory=dict)
@@ -78,9 +84,11 @@ class LaunchCosts:
     start_hz: float | None = None
 
     def host_s(self, kinds: Sequence[str]) -> Array:
-        """Seconds the host takes to issue operators of these kinds, ``(*sweep, operator)``."""
-        rest = self.host_weights.get("other", 1.0)
-        weights = map_distinct(lambda kind: self.host_weights.get(kind, rest), kinds)
+        """Return the seconds the host takes to issue operators of these kinds, ``(*sweep,
+        operator)``.
+        """
+        usual = self.host_weights.get("other", 1.0)
+        weights = map_distinct(lambda kind: self.host_weights.get(kind, usual), kinds)
         return np.asarray(self.host_s_per_operator * weights)
 
 
@@ -96,96 +104,146 @@ def build_timeline(
     that has none.
     """
     work = kernels.work
+    scale = _find_scale(kernels, corrections, residuals)
     l2_rate = l2_byte_per_cycle if gpu.l2.byte_per_cycle is None else gpu.l2.byte_per_cycle
-    blended = blend_corrections(work, corrections)
-    compute, memory, fixed_s, l2, serial = blended.T
-    time_factor = energy_factor = off_chip = np.ones(len(kernels.ops))
-    near = None
-    if residuals is not None:
-        time_factor, energy_factor, near = residuals.factors(kernels, blended)
-        off_chip = residuals.off_chip(kernels, time_factor)
-    late_byte = late_dram_byte(work)
-    main_byte = memory_tail(kernels, gpu.sm_count) * (
-        work.dram_read_byte + (work.dram_write_byte - late_byte)
-    )
-    off_chip_s = np.divide(off_chip * memory * main_byte, gpu.memory.byte_per_s, order="F")
-    in_waves = count_waves(kernels, gpu.sm_count)
-    factor = time_factor * compute
-    on_chip = np.asarray(
-        in_waves * (factor * work.unit_flop / kernels.pipe_per_cycle)
-    )  # of the busiest SM
-    if gpu.pipes.sfu_op_per_cycle is not None:
-        sfu_per_cycle = gpu.sm_count * gpu.pipes.sfu_op_per_cycle
-        on_chip = np.maximum(on_chip, np.divide(factor * kernels.sfu_op, sfu_per_cycle, order="F"))
-    if l2_rate is not None:
-        loaded_byte = (
-            time_factor * l2 * work.l2_byte * load_imbalance(kernels, gpu.sm_count, in_waves)
-        )
-        on_chip = np.maximum(on_chip, np.divide(loaded_byte, l2_rate, order="F"))
-    between = _add_moves(kernels, gpu, l2_rate, time_factor, l2, off_chip * memory, late_byte)
-    events, value = count_events(kernels)
-    tensor_rows = np.flatnonzero(map_distinct(_TENSOR.__contains__, kernels.pipe_event))
-    tensor_rate = np.asarray(kernels.pipe_per_cycle).take(tensor_rows, axis=-1)
-    tensor_each = (kernels.flop + work.padded_flop).take(tensor_rows) / tensor_rate
-    start_s = time_factor * fixed_s * work.launches
-    start: tuple[KernelPhase, ...] = (KernelPhase("fixed", None, start_s),)
-    if launch.start_hz is not None:
-        start = (
-            KernelPhase("fixed", None, None),
-            KernelPhase("start", start_s * launch.start_hz, None),
-        )
+    waves = count_waves(kernels, gpu.sm_count)
+    serial_cycles = scale.time * scale.serial * work.steps
     phases = (
-        *start,
-        KernelPhase(
-            "serial",
-            (time_factor * serial * work.steps) * count_rounds(kernels, gpu.sm_count),
-            None,
-        ),
-        *between,
-        KernelPhase("main", on_chip, np.maximum(off_chip_s, _link_s(kernels, gpu))),
+        *_start_phases(scale.time * scale.fixed_s * work.launches, launch),
+        KernelPhase("serial", serial_cycles * count_rounds(kernels, gpu.sm_count), None),
+        *_move_phases(kernels, gpu, l2_rate, scale),
+        _main_phase(kernels, gpu, l2_rate, scale, waves),
     )
+
+    # cycles in which the tensor pipes are busy, for the effective clock
+    is_tensor = map_distinct(_TENSOR.__contains__, kernels.pipe_event)
+    tensor_rows = np.flatnonzero(is_tensor)
+    tensor_flop = (kernels.flop + work.padded_flop).take(tensor_rows)
+    tensor_rate = np.asarray(kernels.pipe_per_cycle).take(tensor_rows, axis=-1)
+    tensor_cycles = np.divide(tensor_flop / tensor_rate, gpu.sm_count, order="F")
+
+    events, value = count_events(kernels)
     return Timeline(
         kernels=kernels,
         phases=phases,
         tensor_rows=tensor_rows,
-        tensor_cycles=np.divide(tensor_each, gpu.sm_count, order="F"),
+        tensor_cycles=tensor_cycles,
         events=events,
         value=value,
-        time_factor=time_factor,
-        energy_factor=energy_factor,
-        active=count_active_sms(kernels, in_waves),
+        time_factor=scale.time,
+        energy_factor=scale.energy,
+        active=count_active_sms(kernels, waves),
         calls=kernels.calls,
         host_s=launch.host_s(index_words(kernels.ops, attrgetter("kind"))),
-        near=near,
+        near=scale.near,
     )
 
 
-def _add_moves(
-    kernels: Kernels,
-    gpu: Gpu,
-    rate: Sweepable | None,
-    time: Array,
-    l2: Array,
-    memory: Array,
-    late_byte: Array,
+@dataclass(frozen=True)
+class _KernelScale:
+    """The fitted λ and the learned factors of each kernel, ``(kernel,)``."""
+
+    compute: Array
+    memory: Array
+    fixed_s: Array
+    l2: Array
+    serial: Array
+    time: Array  # learned factor on time
+    energy: Array  # learned factor on energy
+    off_chip: Array  # the part of the factor on time that seconds of device memory take
+    near: Array | None  # (2, kernel) nearness to rows the factors were learned from
+
+
+def _find_scale(
+    kernels: Kernels, corrections: Mapping[str, Correction], residuals: LearnedFactors | None
+) -> _KernelScale:
+    blended = blend_corrections(kernels.work, corrections)
+    time = energy = off_chip = np.ones(len(kernels.ops))
+    near = None
+    if residuals is not None:
+        time, energy, near = residuals.factors(kernels, blended)
+        off_chip = residuals.off_chip(kernels, time)
+    compute, memory, fixed_s, l2, serial = blended.T
+    return _KernelScale(compute, memory, fixed_s, l2, serial, time, energy, off_chip, near)
+
+
+def _start_phases(start_s: Array, launch: LaunchCosts) -> tuple[KernelPhase, ...]:
+    """Return the phases of starting and draining; the first has seconds alone."""
+    if launch.start_hz is None:
+        return (KernelPhase("fixed", None, start_s),)
+    return (
+        KernelPhase("fixed", None, None),
+        KernelPhase("start", start_s * launch.start_hz, None),
+    )
+
+
+def _move_phases(
+    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, scale: _KernelScale
 ) -> tuple[KernelPhase, ...]:
     """Return the phases in which an operator's kernels pass data on to one another and tiles store
     their results.
     """
     work = kernels.work
 
-    def phase(name: str, byte: Array, dram_byte: Array, least: Array) -> KernelPhase:
-        cycles = least if rate is None else np.maximum(np.divide(l2 * byte, rate, order="F"), least)
-        off_chip_s = np.divide(memory * dram_byte, gpu.memory.byte_per_s, order="F")
-        return KernelPhase(name, np.asarray(time * cycles), off_chip_s)
+    def make_phase(name: str, byte: Array, dram_byte: Array, least_cycles: Array) -> KernelPhase:
+        cycles = least_cycles
+        if l2_rate is not None:
+            l2_cycles = np.divide(scale.l2 * byte, l2_rate, order="F")
+            cycles = np.maximum(l2_cycles, least_cycles)
+        memory_byte = scale.off_chip * scale.memory * dram_byte
+        seconds = np.divide(memory_byte, gpu.memory.byte_per_s, order="F")
+        return KernelPhase(name, np.asarray(scale.time * cycles), seconds)
 
     phases = []
     if work.between_byte.any():
-        turn = np.divide(work.turn_element, TURNS_PER_CYCLE * gpu.sm_count, order="F")
-        phases.append(phase("between", work.between_byte, work.between_dram_byte, turn))
+        turn_rate = TURNS_PER_CYCLE * gpu.sm_count
+        turn_cycles = np.divide(work.turn_element, turn_rate, order="F")
+        between = make_phase("between", work.between_byte, work.between_dram_byte, turn_cycles)
+        phases.append(between)
     if work.store_byte.any():  # nothing is turned: what does not vary over a sweep of SMs stays so
-        phases.append(phase("store", work.store_byte, late_byte, np.zeros(())))
+        store = make_phase("store", work.store_byte, late_dram_byte(work), np.zeros(()))
+        phases.append(store)
     return tuple(phases)
+
+
+def _main_phase(
+    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, scale: _KernelScale, waves: Array
+) -> KernelPhase:
+    """Return the phase of the main loop: arithmetic and loads from L2 against memory and links."""
+    work = kernels.work
+    factor = scale.time * scale.compute
+    # arithmetic of the busiest SM
+    cycles = np.asarray(waves * (factor * work.unit_flop / kernels.pipe_per_cycle))
+    if gpu.pipes.sfu_op_per_cycle is not None:
+        sfu_rate = gpu.sm_count * gpu.pipes.sfu_op_per_cycle
+        cycles = np.maximum(cycles, np.divide(factor * kernels.sfu_op, sfu_rate, order="F"))
+    if l2_rate is not None:
+        l2_byte = scale.time * scale.l2 * work.l2_byte
+        busiest_byte = l2_byte * load_imbalance(kernels, gpu.sm_count, waves)
+        cycles = np.maximum(cycles, np.divide(busiest_byte, l2_rate, order="F"))
+
+    early_byte = work.dram_read_byte + (work.dram_write_byte - late_dram_byte(work))
+    dram_byte = memory_tail(kernels, gpu.sm_count) * early_byte
+    memory_byte = scale.off_chip * scale.memory * dram_byte
+    seconds = np.divide(memory_byte, gpu.memory.byte_per_s, order="F")
+    return KernelPhase("main", cycles, np.maximum(seconds, _link_s(kernels, gpu)))
+
+
+def _link_s(kernels: Kernels, gpu: Gpu) -> Sweepable:
+    """Compute the seconds that kernels exchange data with other GPUs, ``(*sweep, kernel)``; zero
+    where none does.
+    """
+    kinds = index_words(kernels.ops, attrgetter("kind"))
+    rows = np.flatnonzero(map_distinct(Collective.kind.__eq__, kinds))
+    if not rows.size:
+        return 0.0
+    from wattcast.predictor.link_laws import collective_s  # most predictions are of one GPU
+
+    collectives = [cast(Collective, kernels.ops[row]) for row in rows.tolist()]
+    exchange_s = collective_s(collectives, gpu)
+    seconds = np.zeros((*exchange_s.shape[:-1], len(kernels.ops)))
+    seconds[..., rows] = exchange_s
+    return seconds
 
 
 def blend_corrections(work: KernelWork, corrections: Mapping[str, Correction]) -> Array:
@@ -194,11 +252,14 @@ def blend_corrections(work: KernelWork, corrections: Mapping[str, Correction]) -
 
     Where several kinds of kernel are likely, it is the mean of their logarithms.
     """
-    groups = [name for name in work.features if name.startswith("is ")]
-    share = np.concatenate([work.features[name] for name in groups]).reshape(len(groups), -1)
-    of = [find_correction(name.removeprefix("is "), corrections) for name in groups]
-    values = np.array([(c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle) for c in of])
-    return np.asarray(np.exp(share.T @ np.log(np.maximum(values, _NOTHING))))
+    columns = [name for name in work.features if name.startswith("is ")]
+    share = np.concatenate([work.features[name] for name in columns]).reshape(len(columns), -1)
+    values = []
+    for name in columns:
+        c = find_correction(name.removeprefix("is "), corrections)
+        values.append((c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle))
+    logs = np.log(np.maximum(np.array(values), _NOTHING))
+    return np.asarray(np.exp(share.T @ logs))
 
 
 _NOTHING = 1e-300  # stands for a correction of zero in logs
@@ -208,26 +269,10 @@ def find_correction(group: str, corrections: Mapping[str, Correction]) -> Correc
     """Find the corrections of a group, or of the nearest name above it: ``gemm.row`` falls back to
     ``gemm``.
     """
-    if not (name := find_known_kind(group, corrections)):
+    name = find_known_kind(group, corrections)
+    if not name:
         raise bad_value("corrections", f"{group}, or what it is a kind of", ", ".join(corrections))
     return corrections[name]
-
-
-def _link_s(kernels: Kernels, gpu: Gpu) -> Sweepable:
-    """Compute the seconds that kernels exchange data with other GPUs, ``(*sweep, kernel)``; zero
-    where none does.
-    """
-    rows = np.flatnonzero(
-        map_distinct(Collective.kind.__eq__, index_words(kernels.ops, attrgetter("kind")))
-    )
-    if not rows.size:
-        return 0.0
-    from wattcast.predictor.link_laws import collective_s  # most predictions are of one GPU
-
-    taken_s = collective_s([kernels.ops[i] for i in rows.tolist()], gpu)  # type: ignore[misc]
-    seconds = np.zeros((*taken_s.shape[:-1], len(kernels.ops)))
-    seconds[..., rows] = taken_s
-    return seconds
 
 
 def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
@@ -236,22 +281,25 @@ def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
     Every pipe has a column: that a kernel leaves a pipe alone is something the prediction knows.
     """
     work = kernels.work
-    pipes = len(PIPE_EVENTS)
-    value = np.zeros((len(kernels.ops), len(_EVENTS)))
-    value[np.arange(len(value)), map_distinct(_PIPE_PLACE.get, kernels.pipe_event)] = (
-        kernels.flop + work.padded_flop
-    )
-    l2_byte = work.l2_byte + work.store_byte + work.between_byte
-    half_byte = 0.5 * work.between_dram_byte
-    dram = work.dram_read_byte + half_byte, work.dram_write_byte + half_byte
-    value[:, pipes:] = np.array(
-        [kernels.sfu_op, work.shared_byte, l2_byte, *dram, kernels.link_byte]
-    ).T
+    count = len(kernels.ops)
+    value = np.zeros((count, len(_EVENTS)))
+    pipe = map_distinct(_PIPE_PLACE.get, kernels.pipe_event)
+    value[np.arange(count), pipe] = kernels.flop + work.padded_flop
+
+    half_between_byte = 0.5 * work.between_dram_byte
+    counts = {
+        "sfu_op": kernels.sfu_op,
+        "shared_byte": work.shared_byte,
+        "l2_byte": work.l2_byte + work.store_byte + work.between_byte,
+        "dram_read_byte": work.dram_read_byte + half_between_byte,
+        "dram_write_byte": work.dram_write_byte + half_between_byte,
+        "link_byte": kernels.link_byte,
+    }
+    value[:, len(PIPE_EVENTS) :] = np.array([counts[event] for event in _OTHER_EVENTS]).T
     return _EVENTS, value
 
 
-_EVENTS = (
-    *PIPE_EVENTS,
+_OTHER_EVENTS = (
     "sfu_op",
     "shared_byte",
     "l2_byte",
@@ -259,5 +307,6 @@ _EVENTS = (
     "dram_write_byte",
     "link_byte",
 )
+_EVENTS = (*PIPE_EVENTS, *_OTHER_EVENTS)
 _TENSOR = frozenset(event for event in PIPE_EVENTS if event.startswith("tensor"))
-_PIPE_PLACE = {event: i for i, event in enumerate(PIPE_EVENTS)}
+_PIPE_PLACE = {event: place for place, event in enumerate(PIPE_EVENTS)}

@@ -26,8 +26,8 @@ from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.power_model import interval_energy_j, mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.engine_host import EngineHost, load_host_times
+from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import blend_corrections, build_timeline
-from wattcast.predictor.learned_factors import compute_ideal_terms
 from wattcast.predictor.timeline import (
     Timeline,
     compute_busy_s,

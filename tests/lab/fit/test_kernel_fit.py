@@ -36,8 +36,9 @@ from wattcast.lab.fit.kernel_fit import (
 )
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle.bundle_file import FAMILIES
+from wattcast.predictor.ideal_terms import IdealTerms
 from wattcast.predictor.kernel_phases import Correction
-from wattcast.predictor.learned_factors import IdealTerms, evaluate_factors
+from wattcast.predictor.learned_factors import evaluate_factors
 from wattcast.predictor.timeline import ClockLaw
 from wattcast.workload.operator_types import Linear
 

@@ -23,7 +23,7 @@ from wattcast.lab.fit.database_fit import (
 )
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
-from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
+from wattcast.predictor.cold_cache import ColdCacheDelay, cold_cache_terms
 from wattcast.predictor.pipeline import analyse_graph, analyse_graphs
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator

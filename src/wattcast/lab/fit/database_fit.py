@@ -57,7 +57,7 @@ from wattcast.predictor.bundle.support_widening import (
     NearnessLine,
     Widening,
 )
-from wattcast.predictor.learned_factors import ColdCacheDelay, cold_cache_terms
+from wattcast.predictor.cold_cache import ColdCacheDelay, cold_cache_terms
 
 LEAST_LAYERS = 20  # to say how far workloads of several kernels may be from their sum
 LEAST_COMMON = 20  # rows that two cards must share

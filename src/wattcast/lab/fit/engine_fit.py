@@ -35,8 +35,9 @@ from wattcast.kernels.kernel_table import root_family
 from wattcast.lab.fit import kernel_fit
 from wattcast.lab.fit.held_out import compare_asked_power
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
+from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import blend_corrections
-from wattcast.predictor.learned_factors import LearnedFactors, compute_ideal_terms
+from wattcast.predictor.learned_factors import LearnedFactors
 from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s

@@ -64,14 +64,9 @@ from wattcast.predictor.bundle.bundle_file import (
     LaunchFile,
     ResidualEnds,
 )
+from wattcast.predictor.ideal_terms import RATE_FEATURES, busy_rates, compute_ideal_terms
 from wattcast.predictor.kernel_phases import Correction, blend_corrections, count_events
-from wattcast.predictor.learned_factors import (
-    RATE_FEATURES,
-    LearnedFactor,
-    LearnedFactors,
-    busy_rates,
-    compute_ideal_terms,
-)
+from wattcast.predictor.learned_factors import LearnedFactor, LearnedFactors
 from wattcast.predictor.pipeline import BUSY_EVENT
 from wattcast.predictor.timeline import ClockLaw, count_active_sms, count_waves
 

@@ -38,14 +38,10 @@ from wattcast.predictor.bundle.support_widening import (
     default_widening,
     published_spread,
 )
+from wattcast.predictor.cold_cache import ColdCacheDelay
+from wattcast.predictor.gaussian_process import GaussianProcess
 from wattcast.predictor.kernel_phases import Correction, LaunchCosts
-from wattcast.predictor.learned_factors import (
-    CarriedFactors,
-    ColdCacheDelay,
-    GaussianProcess,
-    LearnedFactor,
-    LearnedFactors,
-)
+from wattcast.predictor.learned_factors import CarriedFactors, LearnedFactor, LearnedFactors
 from wattcast.predictor.timeline import ClockLaw
 
 BUNDLE_FORMAT = 1
