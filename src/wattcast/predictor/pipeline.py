@@ -10,8 +10,9 @@ Power models see ``priced`` activities: each kernel's events times its learned e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.engine_host import EngineHost, load_host_times
 from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import blend_corrections, build_timeline
+from wattcast.predictor.learned_factors import LearnedFactors
 from wattcast.predictor.timeline import (
     Timeline,
     compute_busy_s,
@@ -55,9 +57,8 @@ def count_busy_cycles(timeline: Timeline, kernel_s: Array, effective_hz: Array) 
         assert rest[0].cycles is not None, "a start is of cycles alone"
         working_s = working_s - rest[0].cycles / effective_hz
     if timeline.waiting_sm != 1.0:
-        working_s = working_s - (1.0 - timeline.waiting_sm) * compute_waiting_s(
-            timeline.phases, effective_hz
-        )
+        waiting_s = compute_waiting_s(timeline.phases, effective_hz)
+        working_s = working_s - (1.0 - timeline.waiting_sm) * waiting_s
     return np.asarray(working_s * effective_hz * timeline.active)
 
 
@@ -73,8 +74,8 @@ def kernel_activity(
     """Return one run of each kernel as an interval, then the idle gaps as one last interval without
     events.
     """
-    kernels, events = timeline.value.shape
-    value = np.zeros((*kernel_s.shape[:-1], kernels + 1, events + 1))
+    kernel_count, event_count = timeline.value.shape
+    value = np.zeros((*kernel_s.shape[:-1], kernel_count + 1, event_count + 1))
     value[..., :-1, :-1] = timeline.value
     value[..., :-1, -1] = count_busy_cycles(timeline, kernel_s, effective_hz)
     if priced:
@@ -119,9 +120,8 @@ class KernelDetail:
 
 def analyse_graph(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Analyse a workload and return its clock-free timeline on this GPU."""
-    return _in_its_model(
-        graph, analyse_kernels(lower_graph(graph, gpu, bundle.reference), gpu, bundle), gpu, bundle
-    )
+    kernels = lower_graph(graph, gpu, bundle.reference)
+    return _place_in_model(graph, analyse_kernels(kernels, gpu, bundle), gpu, bundle)
 
 
 def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
@@ -130,8 +130,11 @@ def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Ti
         return [analyse_graph(graphs[0], gpu, bundle)]
     kernels, parts = lower_graphs(graphs, gpu, bundle.reference)
     whole = analyse_kernels(kernels, gpu, bundle)
-    each = zip(graphs, parts, strict=True)
-    return [_in_its_model(graph, whole.select_rows(*part), gpu, bundle) for graph, part in each]
+    timelines = []
+    for graph, part in zip(graphs, parts, strict=True):
+        timeline = whole.select_rows(*part)
+        timelines.append(_place_in_model(graph, timeline, gpu, bundle))
+    return timelines
 
 
 def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
@@ -141,53 +144,79 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     kinds of kernel are likely, and the mean over them rises and falls with the rows, a product
     takes no longer than the next larger ones. Nor does one of a vector, whose kernel has
     corrections of its own, nor any on a card that a table calibrated: between the sizes of the
-    table its factors rise and fall."""
+    table its factors rise and fall.
+    """
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(
         kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate
     )
-    timeline = (
-        timeline if bundle.waiting_sm == 1.0 else replace(timeline, waiting_sm=bundle.waiting_sm)
-    )
-    vector = map_distinct(
-        lambda family: family.startswith("gemm.vector"), kernels.work.kernel_family
-    )
-    by_table = bundle.status is FitStatus.CALIBRATED
-    capped = np.flatnonzero(by_table | vector | (kernels.work.units % 1.0 > 0.0)).tolist()
-    unnamed = (i for i in capped if not kernels.conditions[i].kernels)
-    tokens = {
-        i: op.m
-        for i in unnamed
-        if isinstance(op := kernels.ops[i], (Linear, Bmm)) and op.m <= _MOST_ROWS
-    }
-    if not tokens or bundle.learned is None:
+    if bundle.waiting_sm != 1.0:
+        timeline = replace(timeline, waiting_sm=bundle.waiting_sm)
+    if bundle.learned is None:
         return timeline
-    larger: dict[
-        tuple[Operator, RunCondition], int
-    ] = {}  # of many products that differ in rows alone, they are few
-    places = [
-        larger.setdefault((replace(kernels.ops[i], m=more), kernels.conditions[i]), len(larger))  # type: ignore[call-arg]
-        for i, m in tokens.items()
-        for more in _more_rows(m)
-    ]
-    ops, conditions = zip(*larger, strict=True)
-    padded = build_kernels(ops, conditions, gpu, bundle.reference, ())
-    learned = bundle.learned.factors(
-        padded, blend_corrections(padded.work, bundle.corrections), energy=False
-    )[0]
-    padded_s = _reference_s(padded, bundle, learned)[places].reshape(-1, 4).min(axis=1)
-    own_s = _reference_s(kernels, bundle, timeline.time_factor)
-    factor = np.ones(len(kernels.ops))
+    by_table = bundle.status is FitStatus.CALIBRATED
+    products = _find_paddable(kernels, by_table)
+    if not products:
+        return timeline
+
+    padded_s = _shortest_padded_s(kernels, products, gpu, bundle, bundle.learned)
+    predicted_s = _reference_s(kernels, bundle, timeline.time_factor)[products]
     slack = _TABLE_SLACK if by_table else 1.0
-    factor[list(tokens)] = np.minimum(slack * padded_s / own_s[list(tokens)], 1.0)
-    return replace(
-        timeline,
-        phases=tuple(phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases),
-    )
+    factor = np.ones(len(kernels.ops))
+    factor[products] = np.minimum(slack * padded_s / predicted_s, 1.0)
+    phases = [phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases]
+    return replace(timeline, phases=tuple(phases))
 
 
 _MOST_ROWS = 1024  # beyond, tiles of any kind fill the chip several times
 _TABLE_SLACK = 1.03  # measured products rise and fall a little; more work may come out 5 % faster
+_LARGER_SIZES = 4  # that a product is compared with
+
+
+def _find_paddable(kernels: Kernels, by_table: bool) -> list[int]:
+    """Find the products that a library may run with rows to spare."""
+    is_vector = map_distinct(
+        lambda family: family.startswith("gemm.vector"), kernels.work.kernel_family
+    )
+    is_mixed = kernels.work.units % 1.0 > 0.0
+    products = []
+    for row in np.flatnonzero(by_table | is_vector | is_mixed).tolist():
+        op = kernels.ops[row]
+        is_small = isinstance(op, Linear | Bmm) and op.m <= _MOST_ROWS
+        if is_small and not kernels.conditions[row].kernels:
+            products.append(row)
+    return products
+
+
+def _shortest_padded_s(
+    kernels: Kernels, products: Sequence[int], gpu: Gpu, bundle: Bundle, learned: LearnedFactors
+) -> Array:
+    """Return the shortest time of the next larger products on the reference chip, ``(product,)``."""
+    # of many products that differ in rows alone, the larger ones are few
+    place_of: dict[tuple[Operator, RunCondition], int] = {}
+    places = []
+    for row in products:
+        op = cast("Linear | Bmm", kernels.ops[row])
+        for size in _list_larger_sizes(op.m):
+            larger = (replace(op, m=size), kernels.conditions[row])
+            places.append(place_of.setdefault(larger, len(place_of)))
+    ops, conditions = zip(*place_of, strict=True)
+    padded = build_kernels(ops, conditions, gpu, bundle.reference, ())
+    corrections = blend_corrections(padded.work, bundle.corrections)
+    time_factor, _, _ = learned.factors(padded, corrections, energy=False)
+    padded_s = _reference_s(padded, bundle, time_factor)[places]
+    return np.asarray(padded_s.reshape(-1, _LARGER_SIZES).min(axis=1))
+
+
+def _list_larger_sizes(m: int) -> list[int]:
+    """Return the next sizes above ``m`` among powers of two and one and a half times these.
+
+    >>> _list_larger_sizes(96), _list_larger_sizes(5)
+    ([128, 192, 256, 384], [6, 8, 12, 16])
+    """
+    power = 1 << m.bit_length()
+    sizes = (3 * power // 4, power, 3 * power // 2, 2 * power, 3 * power)
+    return [size for size in sizes if size > m][:_LARGER_SIZES]
 
 
 def _reference_s(kernels: Kernels, bundle: Bundle, time_factor: Array) -> Array:
@@ -197,31 +226,18 @@ def _reference_s(kernels: Kernels, bundle: Bundle, time_factor: Array) -> Array:
     return np.asarray(time_factor * terms.corrected(blended.T, bundle.reference.top_hz))
 
 
-def _more_rows(m: int) -> list[int]:
-    """Return the next four sizes above ``m`` among powers of two and one and a half times these.
-
-    >>> _more_rows(96), _more_rows(5)
-    ([128, 192, 256, 384], [6, 8, 12, 16])
-    """
-    power = 1 << m.bit_length()
-    sizes = (3 * power // 4, power, 3 * power // 2, 2 * power, 3 * power)
-    return [size for size in sizes if size > m][:4]
-
-
-def _in_its_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
+def _place_in_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
     """Return a workload's timeline with what operators take more or less than alone: cold caches,
     overlap.
     """
     if graph.stack == SoftwareStack.ENGINE:
         timeline = _run_by_engine(timeline, bundle)
     if bundle.cold is not None and not graph.operands:
-        timeline = timeline.delay_kernels(
-            bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte)
-        )
-    kinds = index_words(timeline.kernels.ops, type).values
-    if Collective in kinds and any(
-        isinstance(op, Collective) and op.overlaps for op in timeline.kernels.ops
-    ):
+        extra_s = bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte)
+        timeline = timeline.delay_kernels(extra_s)
+    ops = timeline.kernels.ops
+    has_collectives = Collective in index_words(ops, type).values
+    if has_collectives and any(isinstance(op, Collective) and op.overlaps for op in ops):
         from wattcast.predictor.link_laws import hidden_s  # most predictions are of one GPU
 
         timeline = timeline.delay_kernels(-hidden_s(timeline, gpu))
@@ -233,15 +249,17 @@ def _run_by_engine(timeline: Timeline, bundle: Bundle) -> Timeline:
 
     Kernels take less energy in a step that decodes than alone, and a step that yields tokens takes
     a little time outside of them, which goes to the kernel that chooses tokens. The engine replays
-    its kernels: issuing one costs nothing, and the host counts step by step."""
+    its kernels: issuing one costs nothing, and the host counts step by step.
+    """
     times = load_host_times()
-    in_step = np.where(_find_decoding(timeline), bundle.step_energy, 1.0)
-    in_step = machete_energy(timeline.kernels.work) * in_step
+    step_energy = np.where(_find_decoding(timeline), bundle.step_energy, 1.0)
+    in_step = machete_energy(timeline.kernels.work) * step_energy
     timeline = replace(timeline, energy_factor=in_step * timeline.energy_factor)
-    samples = map_distinct(
-        Sampling.kind.__eq__, index_words(timeline.kernels.ops, attrgetter("kind"))
-    )
-    timeline = timeline.delay_kernels(np.where(samples, times.sample_s, 0.0))
+
+    kinds = index_words(timeline.kernels.ops, attrgetter("kind"))
+    is_sampling = map_distinct(Sampling.kind.__eq__, kinds)
+    timeline = timeline.delay_kernels(np.where(is_sampling, times.sample_s, 0.0))
+
     by_openai = bundle.reference.style is LibraryStyle.HOPPER
     engine = EngineHost(times, by_openai, sweep_values(bundle.launch.engine_factor))
     return replace(timeline, host_s=np.zeros_like(timeline.host_s), engine=engine)
@@ -251,7 +269,8 @@ def _find_decoding(timeline: Timeline) -> Mask:
     """Find the kernels of steps that only decode, ``(kernel,)``.
 
     The energy of steps was fitted to these. With it, traffic of fitting models, most of whose
-    energy goes to prompts, was 3.0 % off in TPOT and 4.0 % in energy, without it 1.7 and 3.2 %."""
+    energy goes to prompts, was 3.0 % off in TPOT and 4.0 % in energy, without it 1.7 and 3.2 %.
+    """
     decodes = np.zeros(len(timeline.calls), dtype=bool)
     prompts = np.zeros(len(timeline.calls), dtype=bool)
     for segment in timeline.kernels.segments:
@@ -276,7 +295,8 @@ class TimelineRunner:
     """Runs a timeline at one clock after another; what no clock changes is computed once.
 
     ``ahead_s`` ``(*sweep,)`` is the earlier work that the device still has to do when the host
-    begins to issue."""
+    begins to issue.
+    """
 
     def __init__(
         self, timeline: Timeline, at: OperatingPoint, bundle: Bundle, ahead_s: Array | float = 0.0
@@ -294,7 +314,8 @@ class TimelineRunner:
         """Run the timeline at a set clock, ``(*sweep, 1)``.
 
         All power models are linear in counts at a given clock, so the workload's mean power is that
-        of its counts added up, over its latency: no need to look at kernels one by one."""
+        of its counts added up, over its latency: no need to look at kernels one by one.
+        """
         timeline = self._timeline
         running_hz = compute_effective_hz(timeline, clock_hz, self._bundle.clock_law)
         kernel_s = compute_kernel_s(timeline.phases, running_hz)
@@ -304,23 +325,23 @@ class TimelineRunner:
         power_w = self._mean_power(busy, latency_s, at)
         if timeline.engine is not None:
             gap_s = np.maximum(latency_s - compute_busy_s(timeline, kernel_s), 0.0)
-            power_w = power_w + _waiting_w(timeline.engine, at, self._bundle) * mean_power_w(
-                gap_s, latency_s
-            )
+            gap_share = mean_power_w(gap_s, latency_s)
+            power_w = power_w + _waiting_w(timeline.engine, at, self._bundle) * gap_share
         return ClockedTimeline(clock_hz, running_hz, kernel_s, latency_s, power_w)
 
-    def sum_up(self, ran: ClockedTimeline) -> WorkloadTotals:
+    def sum_up(self, run: ClockedTimeline) -> WorkloadTotals:
         """Return the figures of the workload as a whole."""
-        busy_s = compute_busy_s(self._timeline, ran.kernel_s)
-        cycles = (ran.kernel_s * ran.effective_hz) @ self._timeline.calls
-        return WorkloadTotals(ran.latency_s, busy_s, ran.power_w, mean_power_w(cycles, busy_s))
+        busy_s = compute_busy_s(self._timeline, run.kernel_s)
+        cycles = (run.kernel_s * run.effective_hz) @ self._timeline.calls
+        return WorkloadTotals(run.latency_s, busy_s, run.power_w, mean_power_w(cycles, busy_s))
 
 
 def _waiting_w(engine: EngineHost, at: OperatingPoint, bundle: Bundle) -> Array:
     """Return the watts by which a GPU that waits for an engine's host draws more than an idle one,
     ``(*sweep,)``.
     """
-    idle_w = bundle.power.idle_power_w(sweep_values(_set_clock(at)), sweep_values(at.temperature_c))
+    clock_hz = sweep_values(_set_clock(at))
+    idle_w = bundle.power.idle_power_w(clock_hz, sweep_values(at.temperature_c))
     return np.asarray((engine.times.waiting_power - 1.0) * idle_w)
 
 
@@ -331,14 +352,15 @@ def total_at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> Wo
 
 
 def detail_at_clock(
-    timeline: Timeline, at: OperatingPoint, bundle: Bundle, ran: ClockedTimeline | None = None
+    timeline: Timeline, at: OperatingPoint, bundle: Bundle, run: ClockedTimeline | None = None
 ) -> KernelDetail:
-    """Split what ``total_at_clock`` sums up by kernel and by part; ``ran``: the timeline at that
+    """Split what ``total_at_clock`` sums up by kernel and by part; ``run``: the timeline at that
     clock, if known.
     """
-    ran = TimelineRunner(timeline, at, bundle).run_at(_set_clock(at)) if ran is None else ran
-    gap_s = np.maximum(ran.latency_s - compute_busy_s(timeline, ran.kernel_s), 0.0)
-    activity = kernel_activity(timeline, ran.kernel_s, ran.effective_hz, gap_s, at, priced=True)
+    if run is None:
+        run = TimelineRunner(timeline, at, bundle).run_at(_set_clock(at))
+    gap_s = np.maximum(run.latency_s - compute_busy_s(timeline, run.kernel_s), 0.0)
+    activity = kernel_activity(timeline, run.kernel_s, run.effective_hz, gap_s, at, priced=True)
     power = bundle.power.power(activity)
     joules = interval_energy_j(power, activity.duration_s)
     part_j = power.part_w * activity.duration_s[..., np.newaxis]
@@ -347,8 +369,8 @@ def detail_at_clock(
         joules[..., -1] *= timeline.engine.times.waiting_power
     calls = np.append(timeline.calls, 1.0)
     return KernelDetail(
-        kernel_s=ran.kernel_s,
-        effective_hz=ran.effective_hz,
+        kernel_s=run.kernel_s,
+        effective_hz=run.effective_hz,
         kernel_part_w=power.part_w[..., :-1, :],
         kernel_j=joules[..., :-1],
         gap_j=joules[..., -1],
@@ -409,22 +431,17 @@ def join_details(kernel_count: int, stretches: Sequence[StretchDetail]) -> Kerne
     )
 
 
-def choose_details(points: Mask, detail: KernelDetail, other: KernelDetail) -> KernelDetail:
-    """Return ``detail`` at some ``points`` ``(*sweep,)`` of a sweep and ``other`` elsewhere."""
-    chosen = {}
-    for name in (
-        "kernel_s",
-        "effective_hz",
-        "kernel_part_w",
-        "kernel_j",
-        "gap_j",
-        "part_j",
-        "peak_w",
-    ):
-        here = getattr(detail, name)
-        there = getattr(other, name)
-        chosen[name] = np.where(append_axes(points, here.ndim), here, there)
-    return replace(detail, **chosen)
+def choose_details(
+    points: Mask, detail: KernelDetail, detail_elsewhere: KernelDetail
+) -> KernelDetail:
+    """Return ``detail`` at some ``points`` ``(*sweep,)`` of a sweep, another one elsewhere."""
+    chosen: dict[str, Array] = {}
+    for item in fields(KernelDetail):
+        if item.name != "parts":
+            here = getattr(detail, item.name)
+            elsewhere = getattr(detail_elsewhere, item.name)
+            chosen[item.name] = np.where(append_axes(points, here.ndim), here, elsewhere)
+    return KernelDetail(**chosen, parts=detail.parts)
 
 
 def _set_clock(at: OperatingPoint) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
@@ -41,16 +41,17 @@ class KernelPhase:
         self, cycles: Callable[[Array], Array], seconds: Callable[[Array], Array]
     ) -> KernelPhase:
         """Return the phase with its cycles and its seconds changed, as far as it has any."""
-        changed = None if self.cycles is None else cycles(self.cycles)
-        return KernelPhase(
-            self.name, changed, None if self.seconds is None else seconds(self.seconds)
-        )
+        changed_cycles = None if self.cycles is None else cycles(self.cycles)
+        changed_seconds = None if self.seconds is None else seconds(self.seconds)
+        return KernelPhase(self.name, changed_cycles, changed_seconds)
 
     def select_rows(self, rows: npt.NDArray[np.int64]) -> KernelPhase:
         """Return the phase of some of the kernels."""
-        return self.change(
-            lambda cycles: cycles.take(rows, axis=-1), lambda seconds: seconds.take(rows, axis=-1)
-        )
+
+        def take_rows(column: Array) -> Array:
+            return column.take(rows, axis=-1)
+
+        return self.change(take_rows, take_rows)
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,8 @@ class Timeline:
     kernels: Kernels
     phases: tuple[KernelPhase, ...]
     tensor_rows: npt.NDArray[np.int64]  # kernels that issue tensor instructions
-    tensor_cycles: (
-        Array  # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
-    )
+    # (*sweep, tensor row) cycles the tensor pipes are busy, for the effective clock
+    tensor_cycles: Array
     events: tuple[str, ...]
     value: Array  # (kernel, event) counts of one run of each kernel
     time_factor: Array  # (kernel,) learned factor on the time of a kernel
@@ -87,9 +87,8 @@ class Timeline:
     # nothing was
     near: Array | None = None
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
-    engine: EngineHost | None = (
-        None  # the host of an engine that replays its kernels, whose ``host_s`` are zero
-    )
+    # the host of an engine that replays its kernels, whose ``host_s`` are zero
+    engine: EngineHost | None = None
 
     @property
     def has_host(self) -> bool:
@@ -123,16 +122,17 @@ class Timeline:
     ) -> Timeline:
         """Return a timeline of some of the kernels, issued in an order of their own."""
         kernels = self.kernels.select_rows(rows, ops, segments)
-        place = np.full(len(self.calls), -1)
-        place[self.tensor_rows] = np.arange(len(self.tensor_rows))
-        tensor = place.take(rows)
-        tensor_rows = np.flatnonzero(tensor >= 0)
+        # the place of each row among the tensor rows of the whole, -1 where it is none
+        tensor_place = np.full(len(self.calls), -1)
+        tensor_place[self.tensor_rows] = np.arange(len(self.tensor_rows))
+        place = tensor_place.take(rows)
+        tensor_rows = np.flatnonzero(place >= 0)
         return replace(
             self,
             kernels=kernels,
             phases=tuple(phase.select_rows(rows) for phase in self.phases),
             tensor_rows=tensor_rows,
-            tensor_cycles=self.tensor_cycles.take(tensor.take(tensor_rows), axis=-1),
+            tensor_cycles=self.tensor_cycles.take(place.take(tensor_rows), axis=-1),
             value=self.value.take(rows, axis=0),
             time_factor=self.time_factor.take(rows),
             energy_factor=self.energy_factor.take(rows),
@@ -162,18 +162,19 @@ class Timeline:
         if self.host_s.ndim != 1:
             return None
         segments = self.kernels.segments
-        starts = np.array([0, *accumulate(len(segment.rows) for segment in segments[:-1])])
+        lengths = [len(segment.rows) for segment in segments]
+        starts = np.cumsum([0, *lengths[:-1]])
         rows = np.concatenate([segment.rows for segment in segments])
         counts = np.concatenate([segment.counts for segment in segments])
         host_s = self.host_s.take(rows)
         return IssueOrder(
-            rows,
-            counts,
-            host_s,
-            starts,
-            [segment.repeat for segment in segments],
-            np.add.reduceat(host_s * counts, starts).tolist(),
-            bool((counts > 1).any()),
+            rows=rows,
+            counts=counts,
+            host_s=host_s,
+            starts=starts,
+            repeats=[segment.repeat for segment in segments],
+            segment_host_s=np.add.reduceat(host_s * counts, starts).tolist(),
+            many=bool((counts > 1).any()),
         )
 
 
@@ -189,16 +190,15 @@ def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
     clock, as on a GTX Titan X (16 microbenchmarks bound by device memory, 16 core clocks, within 2
     %, [Guerreiro2018]). Predictions follow the clock later, where L2 does: models on an A100 at 510
     to 1,410 MHz are 6.9 % off, and 7.6 % with a knee chosen on other models. This is how much
-    slower memory-bound work at a low clock may turn out."""
-    fixed, *rest = timeline.phases
+    slower memory-bound work at a low clock may turn out.
+    """
     knee_hz = MEMORY_KNEE * top_hz
-    slower = [
-        p
-        if p.cycles is None or p.seconds is None
-        else replace(p, cycles=np.maximum(p.cycles, knee_hz * p.seconds))
-        for p in rest
-    ]
-    return replace(timeline, phases=(fixed, *slower))
+    phases = []
+    for phase in timeline.phases:
+        if phase.cycles is not None and phase.seconds is not None:
+            phase = replace(phase, cycles=np.maximum(phase.cycles, knee_hz * phase.seconds))
+        phases.append(phase)
+    return replace(timeline, phases=tuple(phases))
 
 
 def compute_kernel_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> Array:
@@ -224,12 +224,14 @@ def compute_waiting_s(phases: tuple[KernelPhase, ...], effective_hz: Array) -> A
     """Compute the seconds in which a kernel waits for device memory, ``(*sweep, kernel)``.
 
     That is the time beyond which its work on the chip would have been done, Σ_phase max(seconds -
-    cycles/f, 0)."""
-    both = [(phase.cycles, phase.seconds) for phase in phases]
-    waits = [
-        np.maximum(s - c / effective_hz, 0.0) for c, s in both if c is not None and s is not None
-    ]
-    return np.asarray(sum(waits, np.zeros(())))
+    cycles/f, 0).
+    """
+    waiting_s: Array = np.zeros(())
+    for phase in phases:
+        if phase.cycles is not None and phase.seconds is not None:
+            excess_s = phase.seconds - phase.cycles / effective_hz
+            waiting_s = waiting_s + np.maximum(excess_s, 0.0)
+    return np.asarray(waiting_s)
 
 
 def _reuse_array(array: Array, other: Array) -> Array | None:
@@ -237,14 +239,15 @@ def _reuse_array(array: Array, other: Array) -> Array | None:
 
     It may: in a sweep over memory alone, nothing on chip varies.
     """
-    return array if other.shape == array.shape[array.ndim - other.ndim :] else None
+    fits = other.shape == array.shape[array.ndim - other.ndim :]
+    return array if fits else None
 
 
 def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | float = 0.0) -> Array:
     """Compute when the last kernel ends if the host starts at zero, ``(*sweep,)``.
 
-    A host that is ``ahead_s`` of the device at the start, since the device has that much earlier
-    work to do, begins to issue so much earlier; the time is that from the end of the earlier work.
+    A device that still has ``ahead_s`` of earlier work to do at the start lets the host issue so
+    much earlier; the time is that from the end of the earlier work.
 
     The host issues kernels in order at a cost c_i each, the device runs them in order for d_i each,
     so kernel i ends at max(end_{i-1}, C_i) + d_i with C_i = Σ_{j<=i} c_j. With D_i = Σ_{j<=i} d_j
@@ -255,22 +258,25 @@ def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | floa
     all kernels at once, which is three times as fast for it.
 
     The host of an engine prepares a step while the GPU computes the one before: each step takes the
-    longer of both."""
+    longer of both.
+    """
     if timeline.engine is not None:
         stretches = list_engine_steps(timeline, timeline.engine, kernel_s)
         return np.asarray(sum(stretch.latency_s for stretch in stretches))
     if kernel_s.ndim == 1 and np.ndim(ahead_s) == 0 and timeline.order is not None:
         return _run_at_once(timeline.order, kernel_s, float(ahead_s))
-    host = np.zeros(())
-    end = np.asarray(ahead_s, dtype=np.float64)
-    if kernel_s.ndim == 1 and end.ndim:
-        kernel_s = np.broadcast_to(kernel_s, (*end.shape, len(kernel_s)))
+
+    host_end_s = np.zeros(())
+    end_s = np.asarray(ahead_s, dtype=np.float64)
+    if kernel_s.ndim == 1 and end_s.ndim:
+        kernel_s = np.broadcast_to(kernel_s, (*end_s.shape, len(kernel_s)))
     for segment in timeline.kernels.segments:
-        c_sum, d_sum, lag = _run_segment(segment, timeline.host_s, kernel_s)
-        many = d_sum + lag + (segment.repeat - 1) * np.maximum(c_sum, d_sum)
-        end = np.maximum(end + segment.repeat * d_sum, host + many)
-        host = host + segment.repeat * c_sum
-    return np.asarray(end - ahead_s)
+        issue_s, device_s, lag_s = _run_segment(segment, timeline.host_s, kernel_s)
+        later_s = (segment.repeat - 1) * np.maximum(issue_s, device_s)
+        held_up_s = host_end_s + (device_s + lag_s + later_s)
+        end_s = np.maximum(end_s + segment.repeat * device_s, held_up_s)
+        host_end_s = host_end_s + segment.repeat * issue_s
+    return np.asarray(end_s - ahead_s)
 
 
 @dataclass(frozen=True)
@@ -291,15 +297,15 @@ def list_engine_steps(
     stretches = []
     for step, group in groupby(timeline.kernels.segments, key=attrgetter("step")):
         segments = tuple(group)
-        each_s = [
-            segment.repeat * (kernel_s[..., segment.rows] @ segment.counts) for segment in segments
-        ]
-        device_s = np.asarray(sum(each_s))
+        device_s: Array = np.zeros(())
+        for segment in segments:
+            once_s = kernel_s[..., segment.rows] @ segment.counts
+            device_s = device_s + segment.repeat * once_s
         latency_s = device_s
         if step is not None:
             host_s = segments[0].step_share * (step.count * engine.step_s(step))
             latency_s = np.maximum(device_s, host_s)
-        stretches.append(EngineStretch(segments, device_s, np.asarray(latency_s)))
+        stretches.append(EngineStretch(segments, np.asarray(device_s), np.asarray(latency_s)))
     return stretches
 
 
@@ -311,56 +317,64 @@ def _run_segment(
 ) -> tuple[Array, Array, Array]:
     """Return C, D and the lag of a segment that runs once, each ``(*sweep,)``."""
     if kernel_s.size <= SMALL_SWEEP:
-        each_c = host_s.take(segment.rows, axis=-1)
-        each_d = kernel_s.take(segment.rows, axis=-1)
-        ahead = np.maximum(each_c - each_d, 0.0)  # by which each of several equal kernels lags more
-        c_ends = np.add.accumulate(segment.counts * each_c, axis=-1)
-        d_ends = np.add.accumulate(segment.counts * each_d, axis=-1)
-        lags = (c_ends - d_ends) - segment.counts * (each_c - each_d)
-        lags = lags + each_c + (segment.counts - 1.0) * ahead
-        return c_ends[..., -1], d_ends[..., -1], np.maximum.reduce(lags, axis=-1)
+        return _run_small_segment(segment, host_s, kernel_s)
+    shape = np.broadcast_shapes(host_s.shape[:-1], kernel_s.shape[:-1])
     c_sum: Array = np.zeros(host_s.shape[:-1])
-    d_sum, lag, now = np.zeros((3, *np.broadcast_shapes(host_s.shape[:-1], kernel_s.shape[:-1])))
-    lag -= np.inf
+    d_sum = np.zeros(shape)
+    lag = np.full(shape, -np.inf)
+    lag_here = np.empty(shape)
     for row, count in zip(segment.rows.tolist(), segment.counts.tolist(), strict=True):
         c = host_s[..., row]
         d = kernel_s[..., row]
-        np.subtract(c_sum + c, d_sum, out=now)
+        np.subtract(c_sum + c, d_sum, out=lag_here)
         if count > 1:  # the last of several equal kernels in a row may lag furthest
-            now += (count - 1.0) * np.maximum(c - d, 0.0)
-        np.maximum(lag, now, out=lag)
+            lag_here += (count - 1.0) * np.maximum(c - d, 0.0)
+        np.maximum(lag, lag_here, out=lag)
         c_sum = c_sum + count * c
         d_sum += d if count == 1 else count * d
     return c_sum, d_sum, lag
+
+
+def _run_small_segment(
+    segment: IssueSegment, host_s: Array, kernel_s: Array
+) -> tuple[Array, Array, Array]:
+    """Do what ``_run_segment`` does, with all kernels in one array."""
+    counts = segment.counts
+    c = host_s.take(segment.rows, axis=-1)
+    d = kernel_s.take(segment.rows, axis=-1)
+    c_ends = np.add.accumulate(counts * c, axis=-1)
+    d_ends = np.add.accumulate(counts * d, axis=-1)
+    # C_i - D_{i-1} of the first of several equal kernels in a row, then of the one that lags most
+    lags = (c_ends - d_ends) - counts * (c - d) + c
+    lags = lags + (counts - 1.0) * np.maximum(c - d, 0.0)
+    return c_ends[..., -1], d_ends[..., -1], np.maximum.reduce(lags, axis=-1)
 
 
 def _run_at_once(order: IssueOrder, kernel_s: Array, ahead_s: float) -> Array:
     """Return the latency of a single design, all kernels of all segments in one array."""
     d = kernel_s.take(order.rows)
     ahead = order.host_s - d
-    furthest = d  # each kernel's lag, less what is added up to and with it: host - ahead
+    furthest = d  # each kernel's lag, less the sum of ``ahead`` up to it: host - ahead
     if order.many:
         furthest = order.host_s + (order.counts - 1.0) * np.maximum(ahead, 0.0)
         ahead = ahead * order.counts
         d = d * order.counts
         furthest -= ahead
-    lag = np.add.accumulate(ahead)
-    before = lag.take(order.starts) - ahead.take(order.starts)
-    lags = (np.maximum.reduceat(lag + furthest, order.starts) - before).tolist()
-    host = 0.0
-    end = ahead_s
-    segments = zip(
-        order.repeats,
-        order.segment_host_s,
-        np.add.reduceat(d, order.starts).tolist(),
-        lags,
-        strict=True,
-    )
-    for repeat, c_sum, d_sum, lag_s in segments:
-        many = d_sum + lag_s + (repeat - 1) * max(c_sum, d_sum)
-        end = max(end + repeat * d_sum, host + many)
-        host += repeat * c_sum
-    return np.asarray(end - ahead_s)
+    ahead_sum = np.add.accumulate(ahead)
+    before_segment = ahead_sum.take(order.starts) - ahead.take(order.starts)
+    furthest_in_segment = np.maximum.reduceat(ahead_sum + furthest, order.starts)
+
+    device_s = np.add.reduceat(d, order.starts).tolist()
+    lag_s = (furthest_in_segment - before_segment).tolist()
+    host_end_s = 0.0
+    end_s = ahead_s
+    for place, repeat in enumerate(order.repeats):
+        issue_s = order.segment_host_s[place]
+        once_s = device_s[place]
+        held_up_s = once_s + lag_s[place] + (repeat - 1) * max(issue_s, once_s)
+        end_s = max(end_s + repeat * once_s, host_end_s + held_up_s)
+        host_end_s += repeat * issue_s
+    return np.asarray(end_s - ahead_s)
 
 
 def compute_busy_s(timeline: Timeline, kernel_s: Array) -> Array:
@@ -372,16 +386,16 @@ def count_waves(kernels: Kernels, sm_count: Sweepable) -> Array:
     """Count the waves of units over the SMs, ``(*sweep, kernel)``; tiles that fill an SM take whole
     waves.
     """
-    rounds = np.divide(kernels.work.units, sm_count, order="F")
-    return np.ceil(rounds, out=np.maximum(rounds, 1.0), where=kernels.fills_sm)
+    waves = np.divide(kernels.work.units, sm_count, order="F")
+    return np.ceil(waves, out=np.maximum(waves, 1.0), where=kernels.fills_sm)
 
 
 def count_rounds(kernels: Kernels, sm_count: Sweepable) -> Array:
     """Count how often an SM takes new units while the last ones still run, ``(*sweep, kernel)``; at
     least once.
     """
-    each = np.divide(kernels.work.units / kernels.work.slots, sm_count, order="F")
-    return np.maximum(each, 1.0, out=each)
+    rounds = np.divide(kernels.work.units / kernels.work.slots, sm_count, order="F")
+    return np.maximum(rounds, 1.0, out=rounds)
 
 
 def count_active_sms(kernels: Kernels, waves: Array) -> Array:
@@ -395,7 +409,8 @@ class ClockLaw:
 
     ``activity`` is the share of cycles in which tensor pipes are busy, times data toggling, times
     (set clock / ``top_hz``) to ``clock_power``: what slows the chip is the load on its supply,
-    which falls with clock and voltage. Zero power: the set clock does not matter."""
+    which falls with clock and voltage. Zero power: the set clock does not matter.
+    """
 
     without: float
     activity: Array
@@ -406,15 +421,12 @@ class ClockLaw:
     in_bursts: bool = True  # whether it holds in the first milliseconds of a run too
 
     def __post_init__(self) -> None:
-        if (
-            self.activity.shape != self.ratio.shape
-            or self.activity.size == 0
-            or (np.diff(self.activity) <= 0).any()
-        ):
-            raise bad_value(
-                "effective clock", "a ratio for each of rising activities", self.activity.tolist()
-            )
-        if not ((self.ratio > 0).all() and (self.ratio <= 1).all() and 0 < self.without <= 1):
+        matches = self.activity.shape == self.ratio.shape and self.activity.size > 0
+        if not matches or (np.diff(self.activity) <= 0).any():
+            expected = "a ratio for each of rising activities"
+            raise bad_value("effective clock", expected, self.activity.tolist())
+        ratios = np.append(self.ratio, self.without)
+        if not ((ratios > 0) & (ratios <= 1)).all():
             raise bad_value("effective clock", "ratios above 0 and at most 1", self.ratio.tolist())
 
     def load(self, clock_hz: Array) -> Array:
@@ -432,9 +444,8 @@ def compute_effective_hz(timeline: Timeline, clock_hz: Sweepable, law: ClockLaw 
     if law is None:
         return set_hz
     cycles = compute_kernel_s(timeline.tensor_phases, set_hz) * set_hz
-    busy = np.divide(
-        timeline.tensor_cycles, cycles, out=np.zeros(cycles.shape, order="F"), where=cycles > 0
-    )
+    no_activity = np.zeros(cycles.shape, order="F")
+    busy = np.divide(timeline.tensor_cycles, cycles, out=no_activity, where=cycles > 0)
     activity = busy * law.load(set_hz)
     running_hz = np.full((*activity.shape[:-1], len(timeline.calls)), law.without, order="F")
     # transposed, the activity lies end to end
