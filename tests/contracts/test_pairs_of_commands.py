@@ -21,7 +21,8 @@ from wattcast.hardware import load_gpu
 from wattcast.predictor.answer_lines import list_answers
 from wattcast.predictor.prediction import Prediction
 from wattcast.report.comparison_sides import compare
-from wattcast.serving.plan_options import INTERPOLATED, REQUESTS
+from wattcast.serving.plan_options import INTERPOLATED
+from wattcast.serving.service_demand import REQUESTS
 from wattcast.serving.simulate_serving import WHOLE_TIME
 from wattcast.training.train_job import SECTIONS
 from wattcast.web.answers import answer_request

@@ -18,12 +18,19 @@ from wattcast.core.errors import BadInput, ExitCode, WattcastError
 from wattcast.explore.exploration_report import print_plan
 from wattcast.hardware import Gpu
 from wattcast.predictor.prices import parse_prices
-from wattcast.serving import capacity_plan, plan_options, plan_search
+from wattcast.serving import (
+    capacity_plan,
+    option_bounds,
+    option_runs,
+    plan_options,
+    plan_search,
+)
 from wattcast.serving.capacity_plan import PlanResult, plan
 from wattcast.serving.latency_bounds import LatencyBound, parse_latency_bounds
 from wattcast.serving.least_costs import LoneRequest, TokenCost
-from wattcast.serving.plan_options import PERCENTILE, PlanAim, SearchRange
+from wattcast.serving.plan_options import SearchRange
 from wattcast.serving.plan_search import size_option
+from wattcast.serving.service_demand import PERCENTILE, PlanAim
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
@@ -67,10 +74,11 @@ def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) 
         costs = tabulate(model, gpu, options)
         return TokenCost(costs.clock_hz, costs.tokens[-1] / (len(costs.tokens) - 1))
 
-    monkeypatch.setattr(plan_options, "MOST_SEQUENCES", (16, 8))  # fewer requests fill a step
+    for module in (plan_options, option_bounds):
+        monkeypatch.setattr(module, "MOST_SEQUENCES", (16, 8))  # fewer requests fill a step
     monkeypatch.setattr(plan_options, "LIMIT_SHARES", (1.0, 0.7))
     monkeypatch.setattr(plan_options, "CLOCK_SHARES", (0.8, 0.6))
-    monkeypatch.setattr(plan_options, "tabulate_step_costs", tabulate)
+    monkeypatch.setattr(option_bounds, "tabulate_step_costs", tabulate)
     monkeypatch.setattr(plan_options, "predict_token_cost", predict_largest)
     monkeypatch.setattr(plan_options, "predict_lone_request", predict_lone)
 
@@ -129,7 +137,7 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
         tables = plan_options.StepTables()
         for option in plan_options.list_options(demand, wattcast.load_gpu(kind.gpu), tried)[0]:
             try:
-                full = plan_options.tabulate_option(demand, option, tables)
+                full = option_bounds.tabulate_option(demand, option, tables)
                 other = size_option(demand, full, (math.inf, math.inf))
             except BadInput:
                 continue
@@ -140,7 +148,7 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
         assert best is not None or kind.reason
     needed = best_of_all.replicas - demand.spare_replicas
     for fewer in range(max(needed - 3, 1), needed):
-        failed = plan_options.serve_rate(demand, best_of_all.option, demand.peak_per_s / fewer)[1]
+        failed = option_runs.serve_rate(demand, best_of_all.option, demand.peak_per_s / fewer)[1]
         assert failed, (job, fewer, best_of_all.make_row())
 
 
@@ -228,8 +236,8 @@ def test_a_kind_that_cannot_serve_is_refused_without_a_simulation(
     def serve(*_: object, **__: object) -> None:
         raise AssertionError("nothing is to be simulated")
 
-    monkeypatch.setattr(plan_options, "serve_trace", serve)
-    monkeypatch.setattr(plan_options, "tabulate_step_costs", serve)
+    monkeypatch.setattr(option_runs, "serve_trace", serve)
+    monkeypatch.setattr(option_bounds, "tabulate_step_costs", serve)
     job: dict[str, Any] = {"rate": "50/s", "prompt": 2000, "output": 500, "tpot": "p99:4ms"}
     with pytest.raises(BadInput, match="a further token takes at least"):
         plan("qwen3-32b", "l40s", **job)
@@ -243,8 +251,8 @@ def test_a_brief_run_has_the_verdict_of_the_whole(monkeypatch: pytest.MonkeyPatc
         for share in np.linspace(0.5, 4.0, 11):
             rate = share * made.capacity_per_s
             option = replace(made.option, most_per_s=math.inf)
-            whole = plan_options.serve_rate(found.demand, option, rate)[1]
-            brief = plan_options.serve_rate(found.demand, option, rate, is_brief=True)[1]
+            whole = option_runs.serve_rate(found.demand, option, rate)[1]
+            brief = option_runs.serve_rate(found.demand, option, rate, is_brief=True)[1]
             assert bool(whole) == bool(brief), (str(option), rate)
             verdicts.append(bool(whole))
     assert 0 < sum(verdicts) < len(verdicts)
@@ -264,7 +272,7 @@ def test_no_long_run_serves_more_than_arithmetic_allows(
     tried = SearchRange(tp=(1, 2), most_tokens=(8192, 512))
     options, _ = plan_options.list_options(demand, wattcast.load_gpu("h200"), tried)
     for option in options:
-        full = plan_options.tabulate_option(demand, option, tables)
+        full = option_bounds.tabulate_option(demand, option, tables)
         assert full.costs is not None
         rate_per_s = 1.05 * full.most_per_s
         unit = demand.draw_requests(1000)

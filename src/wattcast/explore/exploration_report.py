@@ -39,8 +39,9 @@ from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, ne
 from wattcast.report.prediction_figures import draw_pareto
 from wattcast.report.text_tables import format_cell, print_notes, print_rows
 from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
-from wattcast.serving.plan_options import MOST_TOKENS, ServiceDemand
+from wattcast.serving.plan_options import MOST_TOKENS
 from wattcast.serving.plan_search import ServingPlan
+from wattcast.serving.service_demand import ServiceDemand
 
 
 def sweep_json(done: SweepResult) -> dict[str, Any]:

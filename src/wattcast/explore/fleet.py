@@ -40,6 +40,9 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prices import Prices, parse_prices
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
+from wattcast.serving.option_bounds import tabulate_option
+from wattcast.serving.option_runs import describe_risk, find_ceiling, saturate_option, serve_rate
+from wattcast.serving.service_demand import PERCENTILE, ServiceDemand
 from wattcast.serving.simulate_serving import find_language_model
 from wattcast.workload.model_options import ModelOptions
 
@@ -93,7 +96,7 @@ class WorkloadDemand:
     rate_per_s: float
     options: dict[str, Any]
     latency_s: float = np.inf  # of a batch, at most
-    served: plan_options.ServiceDemand | None = None  # by an engine, one request after another
+    served: ServiceDemand | None = None  # by an engine, one request after another
     tp: tuple[int, ...] = plan_options.TENSOR_PARALLEL
 
 
@@ -185,7 +188,7 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
     )
 
 
-def _read_served(item: _Workload, where: str, headroom: float) -> plan_options.ServiceDemand | None:
+def _read_served(item: _Workload, where: str, headroom: float) -> ServiceDemand | None:
     """Return the demand of a workload with prompts and outputs; None where batches are run."""
     if item.prompt is None or item.output is None:
         if any(given is not None for given in (item.prompt, item.output, item.ttft, item.tpot)):
@@ -204,10 +207,10 @@ def _read_served(item: _Workload, where: str, headroom: float) -> plan_options.S
         per_s,
         item.prompt,
         item.output,
-        parse_both_bounds(item.ttft, item.tpot, plan_options.PERCENTILE),
+        parse_both_bounds(item.ttft, item.tpot, PERCENTILE),
     )
     formats = ModelOptions.from_names(**item.options, stack="engine")
-    return plan_options.ServiceDemand(*asked, headroom, options=formats, requests=SERVED_REQUESTS)
+    return ServiceDemand(*asked, headroom, options=formats, requests=SERVED_REQUESTS)
 
 
 def assign_fleet(
@@ -338,24 +341,20 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
         if option.shared not in layouts and len(layouts) == SERVED_LAYOUTS:
             break
         try:
-            full = plan_options.saturate_option(
-                served, plan_options.tabulate_option(served, option, tables)
-            )
+            full = saturate_option(served, tabulate_option(served, option, tables))
         except BadInput as error:
             refused.append(str(error))
             continue
         per_s = full.most_per_s
-        if plan_options.serve_rate(served, full, per_s)[1]:
-            alone = plan_options.serve_rate(served, full, LIGHT_LOAD * per_s)[1]
+        if serve_rate(served, full, per_s)[1]:
+            alone = serve_rate(served, full, LIGHT_LOAD * per_s)[1]
             if alone:
                 refused.append(f"{full}: {alone} cannot be met even by a single request.")
                 continue
-            per_s, _ = plan_options.find_ceiling(served, full, LIGHT_LOAD * per_s, per_s)
+            per_s, _ = find_ceiling(served, full, LIGHT_LOAD * per_s, per_s)
         rates = [per_s / (1.0 + served.headroom) * share for share in (0.5, 1.0)]
         half, whole = (
-            result
-            for rate in rates
-            if (result := plan_options.serve_rate(served, full, rate)[0]) is not None
+            result for rate in rates if (result := serve_rate(served, full, rate)[0]) is not None
         )
         least_w = min(
             2.0 * half.power_w - whole.power_w, half.power_w
@@ -478,16 +477,14 @@ def _make_assignment(
             demand = fleet.demands[c.demand].served
             gpu = fleet.gpus[c.kind][0]
             if demand is not None and c.option is not None:
-                result = plan_options.serve_rate(
-                    demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s
-                )[0]
+                result = serve_rate(demand, c.option, max(float(u / x), LIGHT_LOAD) * c.per_s)[0]
                 assert result is not None
                 drawn_w = x * result.power_w
                 at = result.headline
                 more = {
                     f"{n}_{q}_s": at[f"{n}_s.{q}"] for n in ("ttft", "tpot") for q in ("p50", "p99")
                 }
-                more["risk"] = plan_options.describe_risk(demand, c.option, result)
+                more["risk"] = describe_risk(demand, c.option, result)
             elif c.study is not None:
                 at_clock = OperatingPoint(clock_hz=c.clock_hz)
                 more["risk"] = (

@@ -27,8 +27,9 @@ from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
-from wattcast.serving.plan_options import PlanAim, SearchRange, ServiceDemand
+from wattcast.serving.plan_options import SearchRange
 from wattcast.serving.plan_search import KindPlans, KindSearch, ServingPlan, Tell
+from wattcast.serving.service_demand import PERCENTILE, REQUESTS, PlanAim, ServiceDemand
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
@@ -138,7 +139,7 @@ def plan(
     kv_dtype: str | None = None,
     weights: str | None = None,
     seed: int = 1,
-    requests: int = plan_options.REQUESTS,
+    requests: int = REQUESTS,
     progress: Tell | None = None,
     force: bool = False,
     **prices: Unpack[PriceKeywords],
@@ -177,7 +178,7 @@ def plan(
         units.parse_amount(rate, "/s", "rate", inclusive=False),
         prompt,
         output,
-        parse_both_bounds(ttft, tpot, plan_options.PERCENTILE),
+        parse_both_bounds(ttft, tpot, PERCENTILE),
         headroom=units.parse_amount(headroom, "", "headroom"),
         spare_replicas=spare_replicas,
         site_power_w=_parse_site_power(site_power),

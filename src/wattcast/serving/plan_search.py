@@ -25,20 +25,27 @@ from wattcast.core import BadInput, units
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.serving import plan_options
-from wattcast.serving.plan_options import PlanOption, SearchRange, ServiceDemand, StepTables
+from wattcast.serving.option_bounds import tabulate_option
+from wattcast.serving.option_runs import (
+    LONE_LOAD,
+    describe_risk,
+    find_ceiling,
+    saturate_option,
+    serve_rate,
+)
+from wattcast.serving.plan_options import PlanOption, SearchRange, StepTables, list_options
+from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.serving_result import ServingResult
 
-FEWER_TOKENS = (
-    1024,
-    512,
-)  # tried too where time per token binds: shorter chunks delay decoding less
+# Tried too where time per token is the limit: shorter chunks delay decoding less.
+FEWER_TOKENS = (1024, 512)
 POOLS = ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
-# Layouts that are searched to the end besides the best one. None: one more takes half again as long;
-# what was sized on the way is listed after the best.
+# Layouts that are searched to the end besides the best one. There are none, since one more takes
+# half again as long; what was sized on the way is listed after the best.
 RUNNERS_UP = 0
+IDLE_SHARE = 0.3  # of what a single replica serves, below which nothing is said to be the limit
 GROWTH = (2, 5, 10)  # times the rate for which the GPUs are counted
-PROGRESS_S = 1.0  # between two words about the search
+PROGRESS_S = 1.0  # between two messages about the search
 
 Rank = tuple[float, float]
 UNBEATEN: Rank = (math.inf, math.inf)
@@ -62,18 +69,16 @@ class ServingPlan:
         """Which bounds break at the rate at which a replica was seen to fail; empty: none did."""
         if self.failed_per_s == math.inf:
             return ""
-        return plan_options.serve_rate(self.demand, self.option, self.failed_per_s)[1]
+        return serve_rate(self.demand, self.option, self.failed_per_s)[1]
 
     @cached_property
     def ceiling(self) -> tuple[float, str]:
         """The largest rate that one replica serves within all bounds, and what breaks first."""
         high = min(self.failed_per_s, self.option.most_per_s)
-        most_per_s, binds = plan_options.find_ceiling(
-            self.demand, self.option, self.held_per_s, high
-        )
-        binds = binds or self.failed or "throughput"
-        is_idle = self.replicas == 1 and self.demand.rate_per_s < 0.3 * most_per_s
-        return most_per_s, "nothing: one replica is more than enough" if is_idle else binds
+        most_per_s, binds = find_ceiling(self.demand, self.option, self.held_per_s, high)
+        if self.replicas == 1 and self.demand.rate_per_s < IDLE_SHARE * most_per_s:
+            return most_per_s, "nothing: one replica is more than enough"
+        return most_per_s, binds or self.failed or "throughput"
 
     @property
     def capacity_per_s(self) -> float:
@@ -118,7 +123,7 @@ class ServingPlan:
     @cached_property
     def risk(self) -> str | None:
         """How far clock and power limit are from what was measured, if not the card's own."""
-        return plan_options.describe_risk(self.demand, self.option, self.result)
+        return describe_risk(self.demand, self.option, self.result)
 
     def holds_for(self, option: PlanOption) -> bool:
         """Whether an option with a smaller batch limit serves alike, since no step was full."""
@@ -156,16 +161,15 @@ class ServingPlan:
             "cost_per_million_tokens": None if cost is None else cost * 1e6 / tokens,
             "carbon_g_per_request": carbon,
             "carbon_g_per_million_tokens": None if carbon is None else carbon * 1e6 / tokens,
-            "growth": [
-                {
-                    "times": times,
-                    "gpus": demand.count_replicas(capacity_per_s, times) * option.gpus,
-                }
-                for times in GROWTH
-            ],
+            "growth": [self._grow(times) for times in GROWTH],
             "binds": binds,
             "risk": self.risk,
         }
+
+    def _grow(self, times: int) -> dict[str, int]:
+        """Return the GPUs that serve so many times the rate."""
+        replicas = self.demand.count_replicas(self.capacity_per_s, times)
+        return {"times": times, "gpus": replicas * self.option.gpus}
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ class KindSearch:
         self.trials = RateTrials(demand)
         self.is_complete = False
         self._sized: dict[Hashable, ServingPlan] = {}  # with a larger batch limit
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
 
     def search(self, tried: SearchRange) -> None:
         """Search all options; shorter steps and engines for prompts alone come if tokens are late."""
@@ -227,7 +231,7 @@ class KindSearch:
 
     def list_plans(self) -> list[ServingPlan]:
         """Return the plans so far, best first."""
-        return sorted(self.best.values(), key=lambda made: made.rank)
+        return sorted(self.best.values(), key=lambda plan: plan.rank)
 
     def summarise(self) -> KindPlans:
         """Return what was found so far."""
@@ -238,12 +242,12 @@ class KindSearch:
     def _search_range(self, tried: SearchRange) -> None:
         """Simulate options in the order of their bounds until none can be better."""
         try:
-            options, reasons = plan_options.list_options(self.demand, self.gpu, tried, self.tables)
+            options, reasons = list_options(self.demand, self.gpu, tried, self.tables)
         except WattcastError as error:
             self.refused.append(str(error))
             return
         self.refused += reasons
-        queue = [(one.bound_rank(self.demand), i, one) for i, one in enumerate(options)]
+        queue = [(one.bound_rank(self.demand), place, one) for place, one in enumerate(options)]
         heapq.heapify(queue)
         while queue:
             bound, place, option = queue[0]
@@ -252,15 +256,15 @@ class KindSearch:
                 break
             heapq.heappop(queue)
             self._report_progress(len(queue))
-            own = self.best.get(option.key)
-            if own is not None:
-                most = min(most, own.rank)
+            best_of_layout = self.best.get(option.key)
+            if best_of_layout is not None:
+                most = min(most, best_of_layout.rank)
             if bound > most or self._serves_alike(option) or self._is_settled(option, most):
                 self.screened += 1
                 continue
             try:
                 if option.costs is None:
-                    refined = plan_options.tabulate_option(self.demand, option, self.tables)
+                    refined = tabulate_option(self.demand, option, self.tables)
                     heapq.heappush(queue, (refined.bound_rank(self.demand), place, refined))
                 else:
                     self._try_option(option, most, tried)
@@ -270,7 +274,7 @@ class KindSearch:
 
     def _worst_wanted_rank(self) -> Rank:
         """Return the rank that a further plan must beat to be wanted."""
-        ranks = sorted(made.rank for made in self.best.values())
+        ranks = sorted(plan.rank for plan in self.best.values())
         return ranks[RUNNERS_UP] if len(ranks) > RUNNERS_UP else UNBEATEN
 
     def _serves_alike(self, option: PlanOption) -> bool:
@@ -294,12 +298,12 @@ class KindSearch:
         if useful == 0 or self._fails_at_fastest(option, useful, tried):
             self.screened += 1
             return
-        made = size_option(self.demand, option, most, self.trials)
-        if made is None:
+        plan = size_option(self.demand, option, most, self.trials)
+        if plan is None:
             return
-        self._sized[_key_of_limits(option)] = made
-        own = self.best.get(option.key, made)
-        self.best[option.key] = min(made, own, key=lambda one: one.rank)
+        self._sized[_key_of_limits(option)] = plan
+        best_of_layout = self.best.get(option.key, plan)
+        self.best[option.key] = min(plan, best_of_layout, key=lambda one: one.rank)
 
     def _fails_at_fastest(self, option: PlanOption, useful: int | None, tried: SearchRange) -> bool:
         """Whether the replica fails at its highest clock, without a power limit, where it has to
@@ -310,9 +314,9 @@ class KindSearch:
         settings = tried.list_settings(self.demand, self.gpu)
         clock_hz = max(clock for _, clock in settings)
         fastest = replace(option, power_limit_w=math.inf, clock_hz=clock_hz, costs=None)
-        fastest = plan_options.tabulate_option(self.demand, fastest, self.tables)
+        fastest = tabulate_option(self.demand, fastest, self.tables)
         if useful is None:
-            rate_per_s = plan_options.LONE_LOAD * fastest.most_per_s
+            rate_per_s = LONE_LOAD * fastest.most_per_s
         else:
             rate_per_s = self.demand.peak_per_s / useful
         return self.trials.fails_at(fastest, rate_per_s)
@@ -320,9 +324,9 @@ class KindSearch:
     def _report_progress(self, waiting: int) -> None:
         """Say how far the search is, once a second."""
         now_s = time.monotonic()
-        if self.tell is None or now_s - self._told_s < PROGRESS_S:
+        if self.tell is None or now_s - self._reported_s < PROGRESS_S:
             return
-        self._told_s = now_s
+        self._reported_s = now_s
         plans = self.list_plans()
         so_far = f"best so far {plans[0].gpus} GPUs" if plans else "none serves yet"
         self.tell(
@@ -358,13 +362,13 @@ class RateTrials:
         self._largest: dict[Hashable, int] = {}  # sequences of a step, of rates that were served
 
     def fails_at(self, option: PlanOption, rate_per_s: float) -> bool:
-        """Return whether a replica breaks a bound at a rate, by a run that ends as soon as it is sure."""
+        """Say whether a replica breaks a bound at a rate, by a run that ends as soon as it is sure."""
         if rate_per_s > option.most_per_s * (1.0 + 1e-9) or self.is_settled(option, rate_per_s):
             return True
         key = self._key_of_run(option, rate_per_s)
         if key in self._largest:
             return False
-        result, broken = plan_options.serve_rate(self.demand, option, rate_per_s, is_brief=True)
+        result, broken = serve_rate(self.demand, option, rate_per_s, is_brief=True)
         self.simulated += 1
         if broken or result is None:
             setting = option.power_limit_w, option.clock_hz
@@ -438,7 +442,10 @@ def count_useful_replicas(demand: ServiceDemand, option: PlanOption, most: Rank)
     high = 2 * most_count
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if is_behind(middle) else (middle, high)
+        if is_behind(middle):
+            high = middle
+        else:
+            low = middle
     return low
 
 
@@ -456,16 +463,16 @@ def size_option(
     fewest_per_s = None if useful is None else demand.peak_per_s / useful
     if fewest_per_s is not None and trials.fails_at(option, fewest_per_s):
         return None
-    option = plan_options.saturate_option(demand, option)
+    option = saturate_option(demand, option)
     low = demand.count_replicas(option.most_per_s) - demand.spare_replicas - 1  # too few
     if useful is not None and useful <= low:
         return None
-    made = _find_fewest_replicas(demand, option, low, useful, trials)
-    if made.power_w > demand.site_power_w:
-        drawn = units.show(made.power_w, "W")
+    plan = _find_fewest_replicas(demand, option, low, useful, trials)
+    if plan.power_w > demand.site_power_w:
+        drawn = units.show(plan.power_w, "W")
         limit = units.show(demand.site_power_w, "W")
         raise BadInput(f"{option}: {drawn} is over the site's {limit}.")
-    return made
+    return plan
 
 
 def _find_fewest_replicas(
@@ -491,9 +498,10 @@ def _find_fewest_replicas(
             has_failed = True
             low = needed
             needed = max(needed + 1, math.ceil(1.4 * needed))
-        made = _serve_share(demand, option, enough, trials)
-        if made is not None:
-            return replace(made, failed_per_s=demand.peak_per_s / low if has_failed else math.inf)
+        plan = _serve_share(demand, option, enough, trials)
+        if plan is not None:
+            failed_per_s = demand.peak_per_s / low if has_failed else math.inf
+            return replace(plan, failed_per_s=failed_per_s)
         # more requests in a second were served, so this is luck of a draw: one replica more
         has_failed = True
         low = enough
@@ -509,7 +517,7 @@ def _serve_share(
     peak_per_s = demand.peak_per_s / needed
     if trials.fails_at(option, peak_per_s):  # not simulated yet if nothing less could do
         return None
-    result, failed = plan_options.serve_rate(demand, option, demand.rate_per_s / replicas)
+    result, failed = serve_rate(demand, option, demand.rate_per_s / replicas)
     if failed or result is None:
         return None
     largest = max(trials.largest_batch(option, peak_per_s), largest_batch(result))
@@ -518,7 +526,7 @@ def _serve_share(
 
 def _check_alone(option: PlanOption, trials: RateTrials) -> None:
     """Raise a sentence if even a single request breaks a bound."""
-    lone_per_s = plan_options.LONE_LOAD * option.most_per_s
+    lone_per_s = LONE_LOAD * option.most_per_s
     if trials.fails_at(option, lone_per_s):
-        broken = plan_options.serve_rate(trials.demand, option, lone_per_s)[1]
+        broken = serve_rate(trials.demand, option, lone_per_s)[1]
         raise BadInput(f"{option}: {broken} cannot be met even by a single request.")

@@ -19,7 +19,7 @@ from wattcast.predictor.prices import PriceKeywords
 from wattcast.report.figure_style import ENDINGS
 from wattcast.report.prediction_figures import FIGURES
 from wattcast.serving.arrivals import ARRIVAL_PROCESSES
-from wattcast.serving.plan_options import PlanAim
+from wattcast.serving.service_demand import PlanAim
 from wattcast.training.train_job import MINIMISE
 from wattcast.workload import model_catalogue, model_options
 

@@ -1,0 +1,172 @@
+"""Bound what an option of a plan can do, by its step costs.
+
+No simulated replica serves more requests a second or takes fewer joules a request than these
+bounds, so an option whose bound is behind the best plan need not be simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from wattcast.core import BadInput
+from wattcast.core.arrays import Array
+from wattcast.core.errors import WattcastError
+from wattcast.serving.plan_options import BOUND_SLACK, MOST_SEQUENCES, PlanOption, StepTables
+from wattcast.serving.service_demand import ServiceDemand
+from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_tabulation import tabulate_step_costs
+
+_ROUNDS = 4  # in which batch and rate come close to each other
+
+
+def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> PlanOption:
+    """Return an option with its step costs and the bounds that follow.
+
+    Raises a sentence that says why there are none.
+    """
+    costs = _tabulate_setting(demand, option, tables)
+    most_seqs = max(option.max_seqs // costs.stages, 1)
+    per_s, joules = _bound_steps(demand, costs, most_seqs, option)
+    return replace(
+        option,
+        costs=costs,
+        most_per_s=per_s * costs.lanes,
+        least_j=joules * costs.gpu_count,
+        idle_w=costs.idle_w,
+    )
+
+
+def _tabulate_setting(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> StepCosts:
+    """Return the step costs of an option's GPUs at its clock and power limit."""
+    chip = option.gpu
+    whole_key = (chip.name, option.shared)
+    key = (*whole_key, option.clock_hz, option.power_limit_w)
+    if key in tables.set_to:
+        return tables.set_to[key]
+    if whole_key not in tables.predicted:
+        tables.predicted[whole_key] = _predict_table(demand, option)
+    table = tables.predicted[whole_key]
+    if isinstance(table, BadInput):
+        raise table
+    governor_share = table.limit_w / float(np.mean(chip.power.limit_w))
+    costs = table.cap_clock(option.clock_hz, chip)
+    tables.set_to[key] = replace(costs, limit_w=option.power_limit_w * governor_share)
+    return tables.set_to[key]
+
+
+def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | BadInput:
+    """Predict the step costs of an option at the card's own clock, or say why it cannot serve."""
+    trace = demand.draw_requests()
+    longest = int((trace.prompt_tokens + trace.output_tokens).max())
+    try:
+        table = tabulate_step_costs(
+            demand.model,
+            option.gpu,
+            option.shared,
+            longest_context=longest,
+            context_spread=trace.context_spread,
+            max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
+        )
+        if table.cache_tokens < longest:
+            raise BadInput(f"the cache holds {table.cache_tokens} tokens, a request {longest}.")
+    except WattcastError as error:
+        return BadInput(f"{option.gpu.name}, {option.layout}: {str(error).rstrip('.')}.")
+    return table
+
+
+def _bound_steps(
+    demand: ServiceDemand, costs: StepCosts, most_seqs: int, option: PlanOption
+) -> tuple[float, float]:
+    """Return the most requests a second of a lane, or of pools, and a request's least joules.
+
+    The joules are those of one of the lane's GPUs beyond idle power.
+
+    Time per token bounds how many sequences decode at once: with λ requests a second of O tokens
+    each, and T at most from token to token, N = λ·(O - 1)·T by Little's law. Fewer sequences share
+    a step, so the rate falls with N and N with the rate; four rounds come close to where they meet.
+    """
+    per_s = math.inf
+    batch = float(most_seqs)
+    later_tokens = max(demand.mean_lengths[1] - 1.0, 0.0)
+    for _ in range(_ROUNDS):
+        per_s, joules = _bound_batch(demand, costs, max(batch, 1.0), most_seqs, option)
+        per_engine_s = per_s / max(option.pools[1], 1)
+        decoding = per_engine_s * later_tokens * demand.longest_token_s
+        if decoding >= batch:
+            break
+        batch = decoding
+    return per_s, joules
+
+
+def _bound_batch(
+    demand: ServiceDemand, costs: StepCosts, batch: float, most_seqs: int, option: PlanOption
+) -> tuple[float, float]:
+    """Bound rate and joules where ``batch`` sequences decode at once, as ``_bound_steps`` does.
+
+    A step over T tokens costs at least a + b·T. A request has P prompt tokens, which cost b·P and
+    their own attention, and takes part in O - 1 decode steps, which two bounds hold for; the larger
+    counts.
+    """
+    prompt = demand.mean_lengths[0]
+    most = max(min(most_seqs, int(costs.cache_tokens / max(prompt, 1.0))), 1)
+    full = min(max(math.ceil(batch), 1), most)
+
+    # costs of the prompt and of all later tokens, as rows of latencies and energies
+    prompt_place = min(max(round(prompt), 1), len(costs.prompt) - 1)
+    first = costs.prompt[prompt_place] + costs.token_line[1] * prompt
+    shared = _bound_shared_steps(demand, costs, most)
+    apart = _bound_decode_steps(demand, costs, full, _count_mixed_steps(prompt, most_seqs, option))
+    later = np.maximum(shared, apart)
+
+    # joules at the clocks that the power limit allows, and the rate
+    seconds, joules = np.split(first + later, 2)
+    governed = costs.count_governed_clocks()
+    beyond_j = float((joules - costs.idle_w * seconds)[:governed].min())
+    per_s = 1.0 / float(seconds.min())
+    prefill, decode = option.pools
+    if prefill:
+        prompt_s = float(first[: costs.clocks].min())
+        decode_s = max(float(later[: costs.clocks].min()), 1e-12)
+        per_s = min(max(prefill / prompt_s, 1e-9), decode / decode_s)
+    return per_s / BOUND_SLACK, BOUND_SLACK * max(beyond_j, 0.0)
+
+
+def _bound_shared_steps(demand: ServiceDemand, costs: StepCosts, most: int) -> Array:
+    """Bound a request's decode steps by the ``most`` sequences that share each.
+
+    They cost at least (O - 1)·(a/B + b) and the request's own attention.
+    """
+    prompt, output = demand.mean_lengths
+    per_step, per_token = costs.token_line
+    context = prompt + output / 2.0
+    one = costs.decode_cost(1, 1, context) - costs.tokens[costs.padded[1]]
+    all_of_them = costs.decode_cost(most, most, context) - costs.tokens[costs.padded[most]]
+    attention = np.maximum(np.minimum(one, all_of_them / most), 0.0)
+    return np.asarray((output - 1.0) * (per_token + per_step / most + attention))
+
+
+def _bound_decode_steps(
+    demand: ServiceDemand, costs: StepCosts, full: int, mixed_steps: float
+) -> Array:
+    """Bound a request's decode steps that hold no prompt: a token costs d(B)/B at least in these.
+
+    Of each request, prompts are in ``mixed_steps`` at most, of ``full`` sequences each.
+    """
+    prompt, output = demand.mean_lengths
+    context = prompt + output / 2.0
+    sizes = sorted({1, max(full // 4, 1), max(full // 2, 1), full})
+    per_token = np.min([costs.decode_cost(n, n, context) / n for n in sizes], axis=0)
+    return np.asarray(max(output - 1.0 - mixed_steps * full, 0.0) * per_token)
+
+
+def _count_mixed_steps(prompt: float, most_seqs: int, option: PlanOption) -> float:
+    """Return the most steps in which prompts of one request are: 1 + P/(C - B) of C tokens.
+
+    A step either ends a prompt or is full.
+    """
+    if option.pools[0]:
+        return 0.0
+    return 1.0 + prompt / max(option.max_tokens - most_seqs, 1)

@@ -1,0 +1,168 @@
+"""Simulate options of a plan: what a replica serves at most, and which bounds it keeps at a rate.
+
+The same draw of arrivals, stretched in time, serves every rate and option.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from wattcast.predictor.api import predict
+from wattcast.predictor.support_distances import SupportWord
+from wattcast.serving.arrivals import Trace
+from wattcast.serving.engine_simulator import BoundsBroken, Patience
+from wattcast.serving.latency_bounds import LatencyBound
+from wattcast.serving.plan_options import PlanOption
+from wattcast.serving.service_demand import PERCENTILE, ServiceDemand
+from wattcast.serving.serving_result import ServingResult
+from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.model_options import WorkloadPhase
+
+# The rate at which a replica fails over the rate at which it does not, once both are close enough.
+CLOSE_CAPACITY = 1.03
+# Share of what a replica serves that never lacks requests: beyond, queues grow without a bound.
+BUSY_MOST = 0.97
+WAVES = 4  # requests of a run over those that fill a step
+LONE_LOAD = 1e-3  # share of what a replica serves, at which requests never meet
+_ENDED_SHARE = 0.9  # of a crowd of requests: the last ones run in emptier steps
+_UNLIMITED_SHARE = 0.999  # of the default power limit, from which on nothing is limited
+
+
+def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
+    """Return an option that serves no more than a replica which never lacks requests.
+
+    A margin is left for its queue.
+    """
+    costs = option.costs
+    assert costs is not None
+    lane = costs if costs.lanes == 1 else replace(costs, stages=1, lanes=1)
+    max_seqs = max(option.max_seqs // costs.stages, 1)
+    settings = replace(option.settings, max_seqs=max_seqs, seed=demand.seed)
+    unit = demand.draw_requests(WAVES * max_seqs)
+    crowd = replace(unit, arrival_s=np.zeros(len(unit)))
+
+    def serve_crowd(trace: Trace, carried: bool = False) -> float:
+        done_s = np.sort(serve_trace(trace, lane, settings, carried=carried).last_token_s)
+        most = int(_ENDED_SHARE * len(done_s))
+        return float(max(len(done_s) / done_s[-1], most / done_s[most - 1]))
+
+    prefill, decode = option.pools
+    if prefill:
+        prompts = replace(crowd, output_tokens=np.ones(len(unit), dtype=np.int64))
+        per_s = min(prefill * serve_crowd(prompts), decode * serve_crowd(crowd, carried=True))
+    else:
+        per_s = costs.lanes * serve_crowd(crowd)
+    return replace(option, most_per_s=min(option.most_per_s, BUSY_MOST * float(per_s)))
+
+
+def serve_rate(
+    demand: ServiceDemand, option: PlanOption, rate_per_s: float, *, is_brief: bool = False
+) -> tuple[ServingResult | None, str]:
+    """Simulate one replica at a rate; return what it did and which bounds it broke.
+
+    The run has so many requests that the first have ended long before the last arrive, or fill all
+    steps; one that breaks a bound is made no longer. A brief run that is sure to break one ends
+    there, without a result.
+    """
+    costs = option.costs
+    assert costs is not None
+    if rate_per_s > option.most_per_s * (1.0 + 1e-9):
+        return None, "throughput"
+    prefill, decode = option.pools
+    settings = replace(option.settings, seed=demand.seed)
+    transfer_s_per_token = costs.count_transfer_s(TRANSFER_BYTE_PER_S) if prefill else 0.0
+    requests = demand.requests
+    enough = WAVES * option.max_seqs * costs.lanes * decode
+    while True:
+        unit = demand.draw_requests(requests)
+        trace = replace(unit, arrival_s=unit.arrival_s / rate_per_s)
+        try:
+            result = serve_trace(
+                trace,
+                costs,
+                settings,
+                replicas=decode,
+                prefill_replicas=prefill,
+                transfer_s_per_token=transfer_s_per_token,
+                prices=demand.prices,
+                patience=_measure_patience(demand.bounds, requests) if is_brief else None,
+            )
+        except BoundsBroken:
+            return None, "a latency"
+        late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
+        is_long = trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean())
+        if late or requests >= enough or is_long:
+            return result, ", ".join(map(str, late))
+        requests = min(2 * requests, enough)
+
+
+def _measure_patience(bounds: Sequence[LatencyBound], requests: int) -> Patience:
+    """Return how many late requests break a bound for sure, of the strictest bound of each kind.
+
+    The percentile X of n sorted values lies at the place (n - 1)·X or just above it, so it is late
+    once all values from there on are.
+    """
+    limits: dict[str, tuple[float, int]] = {}
+    for bound in bounds:
+        place = math.floor((requests - 1) * (bound.percentile or PERCENTILE) / 100.0)
+        limits.setdefault(bound.quantity, (bound.seconds, requests - place))
+    never = (math.inf, requests + 1)
+    first_token_s, late_firsts = limits.get("ttft", never)
+    token_s, late_tokens = limits.get("tpot", never)
+    return Patience(first_token_s, late_firsts, token_s, late_tokens)
+
+
+def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResult) -> str | None:
+    """Say how far clock and power limit are from what was measured.
+
+    None where they are the card's own.
+    """
+    chip = option.gpu
+    is_capped = option.clock_hz < float(np.max(chip.clocks.max_hz))
+    default_w = float(np.mean(chip.power.limit_w))
+    is_limited = option.power_limit_w < _UNLIMITED_SHARE * default_w
+    if not is_capped and not is_limited:
+        return None
+    batch = max(round(result.summarise()["batch"]["max"]), 1)
+    context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
+    step = replace(option.shared, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
+    prediction = predict(
+        build_graph(demand.model, step),
+        chip,
+        host_launch=0.0,
+        clock=option.clock_hz if is_capped else None,
+        power_limit=option.power_limit_w if is_limited else None,
+    )
+    support = prediction.support
+    distances = [far for far in support.distances if far.dimension in ("clock", "power limit")]
+    if distances:
+        words = {far.word for far in distances}
+        word = SupportWord.FAR if SupportWord.FAR in words else SupportWord.NEAR
+        return f"{word} from what was measured: {'; '.join(far.reason for far in distances)}"
+    if support.word is SupportWord.MEASURED:
+        return None
+    return f"{support.word}: nothing was measured at {option.setting}"
+
+
+def find_ceiling(
+    demand: ServiceDemand, option: PlanOption, low: float, high: float
+) -> tuple[float, str]:
+    """Return the largest rate between two at which a replica keeps all bounds.
+
+    The text says what breaks above; it is empty where no rate between them broke a bound.
+    """
+    binds = ""
+    while high > CLOSE_CAPACITY * low:
+        middle = math.sqrt(low * high)
+        _, failed = serve_rate(demand, option, middle)
+        if failed:
+            high = middle
+            binds = failed
+        else:
+            low = middle
+    return low, binds
