@@ -46,10 +46,10 @@ DISK_CALLS: tuple[tuple[Any, str], ...] = (
 
 
 class FailingDisk:
-    """Count calls that touch the disk in files below ``folder``, and fail at one of them or from it on."""
+    """Count calls that touch the disk in files below ``folders``, and fail at one of them or from it on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
+        self.folders = folders
         self.count = 0
         self.fails_at = 0
         self.code = errno.EIO
@@ -65,7 +65,7 @@ class FailingDisk:
         def call_or_fail(*arguments: Any, **options: Any) -> Any:
             target = arguments[0] if arguments else None
             is_path = isinstance(target, str | os.PathLike)
-            is_ours = is_path and os.fspath(target).startswith(self.folder)
+            is_ours = is_path and os.fspath(target).startswith(self.folders)
             if is_ours or (isinstance(target, int) and target in self.handles):
                 self.count += 1
                 is_due = (

@@ -21,7 +21,14 @@ from typer.core import TyperGroup
 
 from wattcast import __version__
 from wattcast.cli.shared_options import DECLARED, Environment, read_help
-from wattcast.core.errors import ExitCode, WattcastError, clip_text, is_interrupt, unknown_name
+from wattcast.core.errors import (
+    OUT_OF_MEMORY,
+    ExitCode,
+    WattcastError,
+    clip_text,
+    is_interrupt,
+    unknown_name,
+)
 
 
 def _list_verbs(head: str = "") -> dict[str, str]:
@@ -232,6 +239,8 @@ def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}the disk answers: {error.strerror}.", ExitCode.FAILED
+    if isinstance(error, MemoryError):
+        return OUT_OF_MEMORY, ExitCode.FAILED
     if isinstance(error, csv.Error | UnicodeDecodeError):
         return f"a given file is no table of text ({error}). Check it.", ExitCode.BAD_INPUT
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("wattcast"):

@@ -24,6 +24,12 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+OUT_OF_MEMORY = (
+    "there is not enough memory. End other programs, or ask for less at once; "
+    "files that stood before are as they were, or whole and new."
+)
+
+
 class WattcastError(Exception):
     """Base of all errors that are shown to users as one paragraph."""
 

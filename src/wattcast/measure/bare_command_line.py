@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from wattcast.core.errors import ExitCode, WattcastError
+from wattcast.core.errors import OUT_OF_MEMORY, ExitCode, WattcastError
 from wattcast.core.option_declaration import DeclaredOption, list_declared
 from wattcast.measure.measure_verbs import Verb, VerbResult
 
@@ -32,6 +32,9 @@ def run_command_line(
         return int(error.exit_code)
     except OSError as error:  # a disk that fails where nothing is saved, such as under a log
         print(f"{error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        return int(ExitCode.FAILED)
+    except MemoryError:
+        print(OUT_OF_MEMORY, file=sys.stderr)
         return int(ExitCode.FAILED)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)

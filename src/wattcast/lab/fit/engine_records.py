@@ -69,12 +69,12 @@ def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:
     for folder in folders:
         _check_folder(folder)
     tables = _GrowingTables()
-    if (out / STEPS_FILE).exists():
-        tables.add_records(load_engine_records(out))
-    for folder in folders:
-        tables.add_folder(folder)
-    records = tables.to_records()
     with hold_folder(out):
+        if (out / STEPS_FILE).exists():
+            tables.add_records(load_engine_records(out))
+        for folder in folders:
+            tables.add_folder(folder)
+        records = tables.to_records()
         write_table(out / STEPS_FILE, list(records.rows))
         write_table(out / REQUESTS_FILE, list(records.requests))
         write_table(out / SERVING_STEPS_FILE, list(records.serving_steps))
