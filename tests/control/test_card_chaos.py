@@ -273,13 +273,15 @@ class Site:
         """Wait until each card is at its safe share, or reported as changed."""
         end_s = time.monotonic() + REPORT_S
         while True:
+            earlier_w = read_limits(self.node)
             status = self.node.call("status", "--socket", str(self.node.socket), "--json")
             cards = {card["uuid"]: card for card in json.loads(status.stdout)["cards"]}
             untrue = []
             for place, limit_w in enumerate(read_limits(self.node)):
                 card = cards.get(f"{self.node.uuid}-{place}" if place else self.node.uuid)
                 is_reported = card is not None and (card["trouble"] or card["before"] is not None)
-                if limit_w != SAFE_W and not is_reported:
+                was_changed = SAFE_W not in (earlier_w[place], limit_w)  # before and after
+                if was_changed and not is_reported:
                     untrue.append((place, limit_w, card))
             has_trouble = any(card["trouble"] for card in cards.values())
             if not untrue and (status.returncode == ExitCode.REFUSED or not has_trouble):

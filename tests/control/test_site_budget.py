@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from wattcast.control.card_daemon import SILENT_S
-from wattcast.control.site_budget import SiteCoordinator, SiteGpu, SitePlan, rehearse_site
-from wattcast.core.errors import BadInput
+from wattcast.control import site_budget
+from wattcast.control.card_daemon import SILENT_S, CardStatus, DaemonReply, DaemonRequest
+from wattcast.control.card_settings import CardSettings
+from wattcast.control.daemon_client import SilentDaemon
+from wattcast.control.site_budget import (
+    Site,
+    SiteCoordinator,
+    SiteGpu,
+    SiteNode,
+    SitePlan,
+    rehearse_site,
+)
+from wattcast.core.errors import BadInput, MissingTool, Refused
 
 DAY_S = 86_400
 
@@ -133,3 +145,106 @@ def test_no_second_of_a_day_exceeds_the_budget() -> None:
     assert drawn_w.max() <= 2700.0
     assert served > fixed
     assert shares[:2].min() > shares[2:].max()
+
+
+class SiteDaemon:
+    """The daemon of a node in this process: it holds cards for a connection and gives them back."""
+
+    def __init__(self, count: int) -> None:
+        self.limits_w = {f"GPU-{i}": 300.0 for i in range(count)}
+        self.held: set[str] = set()
+        self.lost: set[str] = set()
+        self.is_down = False
+        self.connections = 0
+
+    def link(self, path: Path) -> SiteDaemon:
+        if self.is_down:
+            raise MissingTool(f"no daemon listens at {path}.")
+        self.connections += 1
+        return self
+
+    def close(self) -> None:
+        for uuid in list(self.held):
+            self.give_back(uuid)
+
+    def give_back(self, uuid: str) -> None:
+        self.held.discard(uuid)
+        self.limits_w[uuid] = 300.0
+
+    def status(self) -> list[CardStatus]:
+        return [CardStatus(uuid, "", "", CardSettings(), None) for uuid in self.limits_w]
+
+    def ask(self, request: DaemonRequest) -> DaemonReply:
+        if self.is_down:
+            raise SilentDaemon("the daemon has ended.")
+        uuid = request.gpu
+        if request.op in ("read", "set") and uuid in self.lost:
+            raise Refused(f"the card {uuid} is lost.")
+        if request.op == "claim":
+            self.held.add(uuid)
+        elif request.op != "read" and uuid not in self.held:
+            raise Refused(f"{uuid} is not held by you.")
+        if request.limit_w is not None:
+            self.limits_w[uuid] = request.limit_w
+        limit_w = self.limits_w[uuid]
+        return DaemonReply(True, power_w=limit_w, limits_w=(limit_w, 200.0, 700.0))
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> SiteDaemon:
+    made = SiteDaemon(4)
+    monkeypatch.setattr(site_budget, "DaemonLink", made.link)
+    return made
+
+
+def start_site(said: list[str], budget_w: float = 1600.0) -> Site:
+    """Start a site of four cards, and let it run until each has its share of what is left."""
+    site = Site([SiteNode(Path("socket"))], budget_w, {}, said.append)
+    for _ in range(10):
+        site.step()
+    return site
+
+
+def test_a_lost_card_leaves_the_others_their_shares(daemon: SiteDaemon) -> None:
+    """Each second that a card of a node was lost, all others went back to their safe shares."""
+    said: list[str] = []
+    site = start_site(said)
+    assert min(daemon.limits_w.values()) == pytest.approx(400.0)
+    daemon.lost.add("GPU-2")
+    for _ in range(5):
+        site.step()
+        others = [watts for uuid, watts in daemon.limits_w.items() if uuid != "GPU-2"]
+        assert min(others) == pytest.approx(400.0)
+    assert daemon.connections == 1
+    assert said == ["GPU-2: the card GPU-2 is lost."] * 5
+
+
+def test_a_card_that_was_given_back_is_claimed_again_from_its_safe_share(
+    daemon: SiteDaemon,
+) -> None:
+    said: list[str] = []
+    site = start_site(said)
+    daemon.give_back("GPU-1")
+    _, limits_w = site.step()
+    assert 300.0 < limits_w[1] <= 350.0  # by the ramp, from the safe share
+    assert min(limits_w[i] for i in (0, 2, 3)) >= 399.9
+    assert sum(limits_w) <= 1600.0
+    assert daemon.connections == 1
+    assert said == []
+
+
+def test_a_node_that_is_lost_is_reached_again(daemon: SiteDaemon) -> None:
+    said: list[str] = []
+    site = start_site(said)
+    daemon.is_down = True
+    for _ in range(3):
+        _, limits_w = site.step()
+        assert limits_w == pytest.approx([400.0] * 4)  # reserved: nobody knows
+    daemon.is_down = False
+    _, limits_w = site.step()
+    assert daemon.connections == 2
+    assert limits_w == pytest.approx([350.0] * 4)
+    assert daemon.limits_w == pytest.approx({f"GPU-{i}": 350.0 for i in range(4)})
+    for _ in range(5):
+        site.step()
+    assert min(daemon.limits_w.values()) == pytest.approx(400.0)

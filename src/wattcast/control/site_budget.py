@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.control.card_daemon import DaemonRequest
-from wattcast.control.daemon_client import DaemonLink
+from wattcast.control.card_daemon import DaemonReply, DaemonRequest
+from wattcast.control.daemon_client import DaemonLink, SilentDaemon
 from wattcast.core.arrays import Array
 from wattcast.core.errors import Refused, WattcastError, bad_value
 
@@ -114,15 +114,16 @@ class SiteCoordinator:
 
 
 class SiteNode:
-    """Reach the GPUs of one node through its daemon, and connect anew when it was lost."""
+    """Reach the GPUs of one node through its daemon.
+
+    A GPU that fails leaves the others of its node as they are. Where the connection is lost, all of
+    them go back to their safe shares and are claimed anew."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.link = DaemonLink(path)
+        self.is_lost = False
         self.uuids = [card.uuid for card in self.link.status()]
-        self._claim_cards()
-
-    def _claim_cards(self) -> None:
         for uuid in self.uuids:
             self.link.ask(DaemonRequest("claim", uuid))
 
@@ -131,14 +132,93 @@ class SiteNode:
         self.link.close()
 
     def reconnect(self) -> bool:
-        """Try to reach the node again; its GPUs then have their safe shares."""
+        """Try to reach a lost node again, and tell whether it answers."""
         self.link.close()
         try:
             self.link = DaemonLink(self._path)
-            self._claim_cards()
         except WattcastError:
             return False
+        self.is_lost = False
         return True
+
+    def ask(self, request: DaemonRequest) -> DaemonReply:
+        """Ask the daemon; one that does not answer is lost until ``reconnect``."""
+        try:
+            return self.link.ask(request)
+        except SilentDaemon:
+            self.is_lost = True
+            raise
+
+    def read_power_w(self, uuid: str) -> float | None:
+        """Return what a GPU draws, if its driver tells."""
+        return self.ask(DaemonRequest("read", uuid)).power_w
+
+    def keep(self, uuid: str) -> bool:
+        """Hold on to a GPU, and tell whether it was ours.
+
+        One that the daemon gave back meanwhile is claimed anew, at its safe share.
+        """
+        try:
+            self.ask(DaemonRequest("beat", uuid))
+        except Refused:
+            self.ask(DaemonRequest("claim", uuid))
+            return False
+        return True
+
+
+class Site:
+    """Keep the budget of all GPUs behind the sockets of several daemons.
+
+    What a GPU was promised stays reserved until its node answers again."""
+
+    def __init__(
+        self,
+        nodes: Sequence[SiteNode],
+        budget_w: float,
+        priorities: Mapping[str, int],
+        say: Callable[[str], None],
+    ) -> None:
+        self._nodes = nodes
+        self._say = say
+        self._cards = [(node, uuid) for node in nodes for uuid in node.uuids]
+        gpus = []
+        for node, uuid in self._cards:
+            limits_w = node.ask(DaemonRequest("read", uuid)).limits_w
+            if limits_w is None:
+                why = "does not tell its power limit, so that it cannot share a budget"
+                raise Refused(f"{uuid} {why}.")
+            gpus.append(SiteGpu(uuid, limits_w[0], limits_w[2], priorities.get(uuid, 0)))
+        self.plan = SitePlan(budget_w, tuple(gpus))
+        self.coordinator = SiteCoordinator(self.plan, self._set_limit)
+
+    def _set_limit(self, i: int, watts: float) -> bool:
+        node, uuid = self._cards[i]
+        try:
+            return node.ask(DaemonRequest("set", uuid, limit_w=watts)).ok
+        except WattcastError as error:
+            self._say(f"{uuid}: {error}")
+            return False
+
+    def step(self) -> tuple[dict[int, float], list[float]]:
+        """Take one second's readings; return what GPUs draw and the limits they are promised."""
+        for node in self._nodes:
+            if node.is_lost and not node.reconnect():
+                self._say(f"{', '.join(node.uuids)}: the daemon does not answer.")
+
+        drawn_w: dict[int, float] = {}
+        for i, (node, uuid) in enumerate(self._cards):
+            if node.is_lost:
+                continue
+            try:
+                if not node.keep(uuid):
+                    self.coordinator.promised_w[i] = self.plan.gpus[i].safe_w
+                power_w = node.read_power_w(uuid)
+            except WattcastError as error:
+                self._say(f"{uuid}: {error}")
+                continue
+            if power_w is not None:
+                drawn_w[i] = power_w
+        return drawn_w, self.coordinator.step(drawn_w)
 
 
 def coordinate_site(
@@ -150,53 +230,19 @@ def coordinate_site(
 ) -> None:
     """Share a budget among the GPUs behind the sockets of several daemons until ``alive`` ends.
 
-    Sockets of other nodes are forwarded (``ssh -L /run/site/b.sock:/run/wattcast/socket b``). What
-    a node was promised stays reserved until it answers again."""
+    Sockets of other nodes are forwarded (``ssh -L /run/site/b.sock:/run/wattcast/socket b``)."""
     with ExitStack() as stack:
         reached = [stack.enter_context(closing(SiteNode(path))) for path in nodes]
-        cards = [(node, uuid) for node in reached for uuid in node.uuids]
-        gpus = []
-        for node, uuid in cards:
-            limits_w = node.link.ask(DaemonRequest("read", uuid)).limits_w
-            if limits_w is None:
-                raise Refused(
-                    f"{uuid} does not tell its power limit, so that it cannot share a budget."
-                )
-            gpus.append(SiteGpu(uuid, limits_w[0], limits_w[2], priorities.get(uuid, 0)))
-        plan = SitePlan(budget_w, tuple(gpus))
-
-        def set_limit(i: int, watts: float) -> bool:
-            node, uuid = cards[i]
-            try:
-                return node.link.ask(DaemonRequest("set", uuid, limit_w=watts)).ok
-            except WattcastError as error:
-                say(f"{uuid}: {error}")
-                return False
-
-        coordinator = SiteCoordinator(plan, set_limit)
-        last = ""
+        site = Site(reached, budget_w, priorities, say)
+        earlier_limits = ""
         while alive():
             time.sleep(PERIOD_S)
-            drawn: dict[int, float] = {}
-            for i, (node, uuid) in enumerate(cards):
-                try:
-                    power_w = node.link.ask(DaemonRequest("read", uuid)).power_w
-                    node.link.ask(DaemonRequest("beat", uuid))
-                except WattcastError as error:
-                    say(f"{uuid}: {error}")
-                    if node.reconnect():
-                        for j, (other, _) in enumerate(cards):
-                            coordinator.promised_w[j] = (
-                                gpus[j].safe_w if other is node else coordinator.promised_w[j]
-                            )
-                    continue
-                if power_w is not None:
-                    drawn[i] = power_w
-            limits = coordinator.step(drawn)
-            said = ", ".join(f"{watts:.0f}" for watts in limits)
-            if said != last:
-                say(f"{sum(drawn.values()):.0f} W drawn; limits {said} W of {budget_w:.0f}")
-                last = said
+            drawn_w, limits_w = site.step()
+            limits = ", ".join(f"{watts:.0f}" for watts in limits_w)
+            if limits != earlier_limits:
+                total_w = sum(drawn_w.values())
+                say(f"{total_w:.0f} W drawn; limits {limits} W of {budget_w:.0f}")
+                earlier_limits = limits
 
 
 def rehearse_site(plan: SitePlan, demand_w: Array) -> tuple[Array, Array]:
