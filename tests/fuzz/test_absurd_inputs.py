@@ -21,7 +21,7 @@ from wattcast.hardware.catalogue_reader import parse_gpu
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.power_logs import read_power_log
 from wattcast.predictor.bundle.bundle_file import bundle_to_plain, plain_to_bundle, shipped_bundle
-from wattcast.serving.arrivals import parse_trace
+from wattcast.serving.trace_files import parse_trace
 from wattcast.web.answers import answer_request, parse_upload
 from wattcast.workload.dimension_limits import MOST_LAYERS
 from wattcast.workload.readers.from_huggingface import parse_huggingface

@@ -64,7 +64,7 @@ from wattcast.measure.power_logs import read_power_log
 from wattcast.power.component_power import read_mcpat
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import read_bundle, residuals_from_bytes
-from wattcast.serving.arrivals import read_trace
+from wattcast.serving.trace_files import read_trace
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import parse_model
 from wattcast.workload.model_options import ModelOptions

@@ -58,8 +58,9 @@ from wattcast.predictor.bundle.bundle_file import (
 )
 from wattcast.report.comparison import compare_runs
 from wattcast.report.comparison_sides import read_run
-from wattcast.serving.arrivals import Trace, parse_trace
+from wattcast.serving.arrivals import Trace
 from wattcast.serving.simulate_serving import simulate
+from wattcast.serving.trace_files import parse_trace
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.model_catalogue import parse_model
 from wattcast.workload.model_options import WorkloadPhase

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from wattcast.core.errors import BadInput, WattcastError
-from wattcast.serving.arrivals import draw_trace, make_trace, read_trace
+from wattcast.serving.arrivals import draw_trace, make_trace
+from wattcast.serving.trace_files import read_trace
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ engines of their own and their cache is sent to the engines that decode."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,19 +16,14 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import check_power_limit, find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
-from wattcast.serving.arrivals import (
-    Trace,
-    draw_trace,
-    drop_long_requests,
-    make_trace,
-    read_trace,
-)
+from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
 from wattcast.serving.engine_simulator import EngineReplica, Patience, ReplicaRun
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
 from wattcast.serving.request_plan import EngineSettings, RequestPlan, plan_requests
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.trace_files import read_trace
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import (
@@ -215,7 +210,7 @@ def serve_trace(
     carried: bool = False,
     patience: Patience | None = None,
 ) -> ServingResult:
-    """Serve one trace with step costs that are known, and return what came of it.
+    """Serve one trace with known step costs.
 
     ``carried`` prompts were computed on another engine and come with their cache. A run that
     breaks the limits of ``patience`` raises ``BoundsBroken`` before its end.
@@ -224,42 +219,69 @@ def serve_trace(
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
     replicas = replicas * costs.lanes
     prefill_replicas = prefill_replicas * costs.lanes
-    prompts = (
-        replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
-        if prefill_replicas
-        else trace
-    )
-    plan = plan_requests(prompts, settings, carried and not prefill_replicas)
-    runs, first_s, last_s = _share_requests(
-        plan, costs, settings, prefill_replicas or replicas, router, patience
-    )
-    if prefill_replicas:  # their cache is sent, and other engines decode
+    if prefill_replicas:
         notes.append(
             "prompts are computed on engines of their own; a full decode engine does not hold them back"
         )
-        rows = np.flatnonzero(trace.output_tokens > 1)
-        handed_s = first_s[rows] + transfer_s_per_token * trace.prompt_tokens[rows]
-        order = np.argsort(handed_s, kind="stable")
-        rows = rows[order]
-        if len(rows):
-            sent = make_trace(handed_s[order], trace.prompt_tokens[rows], trace.output_tokens[rows])
-            plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
-            decode, _, last_s[rows] = _share_requests(plan, costs, settings, replicas, router)
-            runs += decode
+        prompts = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
+        plan = plan_requests(prompts, settings)
+        served = _share_requests(plan, costs, settings, prefill_replicas, router, patience)
+        served = _decode_apart(
+            served, trace, costs, settings, replicas, router, transfer_s_per_token
+        )
+    else:
+        plan = plan_requests(trace, settings, carried)
+        served = _share_requests(plan, costs, settings, replicas, router, patience)
     if settings.speculative_tokens:
         notes.append(
             "speculative decoding: drafting itself is free, tokens a step from the acceptance rate"
         )
-    served = (
+    return ServingResult(
+        costs.model,
+        costs.gpu,
         trace,
-        first_s,
-        last_s,
-        tuple(runs),
+        served.first_token_s,
+        served.last_token_s,
+        tuple(served.runs),
         bounds,
         prices or Prices(),
         tuple(dict.fromkeys(notes)),
+        lanes=costs.lanes,
     )
-    return ServingResult(costs.model, costs.gpu, *served, lanes=costs.lanes)
+
+
+@dataclass(frozen=True)
+class _ServedRequests:
+    """The runs of some replicas, and the moments at which every request had its tokens."""
+
+    runs: list[ReplicaRun]
+    first_token_s: Array
+    last_token_s: Array
+
+
+def _decode_apart(
+    prompts: _ServedRequests,
+    trace: Trace,
+    costs: StepCosts,
+    settings: EngineSettings,
+    replicas: int,
+    router: str,
+    transfer_s_per_token: float,
+) -> _ServedRequests:
+    """Send the cache of computed prompts to other engines, which decode."""
+    rows = np.flatnonzero(trace.output_tokens > 1)
+    if not len(rows):
+        return prompts
+    sending_s = transfer_s_per_token * trace.prompt_tokens[rows]
+    handed_s = prompts.first_token_s[rows] + sending_s
+    order = np.argsort(handed_s, kind="stable")
+    rows = rows[order]
+    sent = make_trace(handed_s[order], trace.prompt_tokens[rows], trace.output_tokens[rows])
+    plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
+    decoded = _share_requests(plan, costs, settings, replicas, router)
+    last_s = prompts.last_token_s.copy()
+    last_s[rows] = decoded.last_token_s
+    return _ServedRequests([*prompts.runs, *decoded.runs], prompts.first_token_s, last_s)
 
 
 def _share_requests(
@@ -269,45 +291,43 @@ def _share_requests(
     replicas: int,
     router: str,
     patience: Patience | None = None,
-) -> tuple[list[ReplicaRun], Array, Array]:
-    """Share the requests among replicas and run each; first and last token of every request."""
+) -> _ServedRequests:
+    """Share the requests among replicas and run each."""
     engines = [EngineReplica(costs, settings, plan, patience) for _ in range(replicas)]
     if replicas == 1 or router == "round-robin":
         for place, engine in enumerate(engines):
             engine.submit(range(place, len(plan.arrival_s), replicas))
     else:
-        # each request goes to the engine with the least load at that moment, in turns where several
-        # have
         for request, moment_s in enumerate(plan.arrival_s):
             for engine in engines:
                 engine.run_until(moment_s)
+            # the engine with the least load, in turns where several have
             turn = request % replicas
-            min((*engines[turn:], *engines[:turn]), key=lambda engine: engine.load).submit(
-                (request,)
-            )
+            in_turn = (*engines[turn:], *engines[:turn])
+            min(in_turn, key=lambda engine: engine.load).submit((request,))
     runs = [engine.finish() for engine in engines]
-    first_s, last_s = (
-        np.fmax.reduce([getattr(run, name) for run in runs])
-        for name in ("first_token_s", "last_token_s")
-    )
-    return runs, first_s, last_s
+    first_s = np.fmax.reduce([run.first_token_s for run in runs])
+    last_s = np.fmax.reduce([run.last_token_s for run in runs])
+    return _ServedRequests(runs, first_s, last_s)
 
 
 def _predictor_interval(
     spec: ModelSpec, gpu: Gpu, options: ModelOptions, result: ServingResult
 ) -> dict[str, tuple[float, float]]:
-    """Return the predictor's interval on the mean decode step, as factors on latency, power and
-    energy.
-    """
-    decodes = [run.segments["decodes"] * run.segments["steps"] for run in result.runs]
-    steps = sum(
-        float(run.segments["steps"][run.segments["decodes"] > 0].sum()) for run in result.runs
-    )
-    batch = max(round(sum(float(count.sum()) for count in decodes) / max(steps, 1.0)), 1)
+    """Return the predictor's interval on the mean decode step, as factors on its values."""
+    sequences = 0.0  # of all decode steps
+    steps = 0.0
+    for run in result.runs:
+        decodes = run.segments["decodes"]
+        sequences += float((decodes * run.segments["steps"]).sum())
+        steps += float(run.segments["steps"][decodes > 0].sum())
+    batch = max(round(sequences / max(steps, 1.0)), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
     step = replace(options, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
-    found = predict(build_graph(spec, step), gpu, host_launch=0.0)
-    ends = found.interval
-    names = {"tpot_s": "latency_s", "power_w": "power_w", "energy_j": "energy_j"}
-    pairs = {name: (getattr(ends, of), float(getattr(found, of))) for name, of in names.items()}
-    return {name: tuple((np.ravel(end) / value).tolist()) for name, (end, value) in pairs.items()}
+    prediction = predict(build_graph(spec, step), gpu, host_launch=0.0)
+    factors = {}
+    for name, column in (("tpot_s", "latency_s"), ("power_w", "power_w"), ("energy_j", "energy_j")):
+        ends = np.ravel(getattr(prediction.interval, column))
+        low, high = (ends / float(getattr(prediction, column))).tolist()
+        factors[name] = (low, high)
+    return factors

@@ -59,9 +59,11 @@ def find_steady_state(result: ServingResult) -> SteadyState | None:
         return None
     length_s = end_s - begin_s
     arrived = int(((arrival_s > begin_s) & (arrival_s <= end_s)).sum())
-    counts = [int((arrival_s <= at).sum() - (ended_s <= at).sum()) for at in (begin_s, end_s)]
-    tokens = np.diff(_count_tokens(result, np.array([begin_s, end_s])))
-    joules = np.diff(result.energy_until(np.array([begin_s, end_s])))
+    before = _count_in_engine(result, begin_s)
+    after = _count_in_engine(result, end_s)
+    window_s = np.array([begin_s, end_s])
+    tokens = np.diff(_count_tokens(result, window_s))
+    joules = np.diff(result.energy_until(window_s))
     return SteadyState(
         begin_s=begin_s,
         end_s=end_s,
@@ -69,15 +71,21 @@ def find_steady_state(result: ServingResult) -> SteadyState | None:
         requests_per_s=int(inside.sum()) / length_s,
         output_tokens_per_s=float(tokens[0]) / length_s,
         power_w=float(joules[0]) / length_s,
-        in_engine=(counts[0], counts[1]),
-        queue_grows=_grows(counts[0], counts[1], arrived),
+        in_engine=(before, after),
+        queue_grows=_has_growing_queue(before, after, arrived),
     )
 
 
-def _grows(before: int, after: int, arrived: int) -> bool:
+def _count_in_engine(result: ServingResult, moment_s: float) -> int:
+    """Count the requests that have arrived and not ended at a moment."""
+    arrived = int((result.trace.arrival_s <= moment_s).sum())
+    return arrived - int((result.last_token_s <= moment_s).sum())
+
+
+def _has_growing_queue(before: int, after: int, arrived: int) -> bool:
     """Tell whether requests pile up by more than chance.
 
-    >>> _grows(10, 14, 100), _grows(10, 60, 100)
+    >>> _has_growing_queue(10, 14, 100), _has_growing_queue(10, 60, 100)
     (False, True)
     """
     chance = CHANCE * math.sqrt(2.0 * max(before, 1))

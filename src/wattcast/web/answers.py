@@ -38,10 +38,10 @@ from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
 from wattcast.report.figure_style import check_figure_format, encode_figure
 from wattcast.report.html_report import build_report_page
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, find_roofs
-from wattcast.serving.arrivals import parse_trace
 from wattcast.serving.capacity_plan import plan
 from wattcast.serving.engine_simulator import limit_events
 from wattcast.serving.simulate_serving import simulate
+from wattcast.serving.trace_files import parse_trace
 from wattcast.training.train_job import train
 from wattcast.training.training_report import summarise_training
 from wattcast.web import request_schema

@@ -1,0 +1,148 @@
+"""Read traces of requests from files.
+
+Files are CSV or JSON Lines with ``arrival_s, prompt_tokens, output_tokens`` and optionally
+``prefix_id``; the public traces of Azure (``TIMESTAMP, ContextTokens, GeneratedTokens``) and
+BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised by their header.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from wattcast.core import BadInput, bad_value, clip_text
+from wattcast.core.arrays import Array
+from wattcast.core.strict_files import read_bytes, read_number
+from wattcast.serving.arrivals import NO_PREFIX, Counts, Trace, make_trace
+
+MOST_TRACE_BYTE = 2**30
+
+# The columns of arrival, prompt and output in each form of table.
+_COLUMNS_OF_FORM = {
+    "wattcast": ("arrival_s", "prompt_tokens", "output_tokens"),
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
+}
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read a trace file: CSV or JSON Lines of ours, or the public CSV of Azure or BurstGPT."""
+    path = Path(path)
+    return parse_trace(read_bytes(path, MOST_TRACE_BYTE), path.name)
+
+
+def parse_trace(data: bytes, name: str) -> Trace:
+    """Read a trace from the bytes of a file called ``name``."""
+    if name.endswith((".jsonl", ".ndjson")):
+        return _read_json_lines(data, name)
+    text = data.decode("utf-8-sig", "replace")
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=None)))
+    except csv.Error:  # a field without an end
+        raise bad_value(name, "a table with a header and commas", clip_text(text)) from None
+    header = [column.strip() for column in rows.pop(0)] if rows else []
+    for form, columns in _COLUMNS_OF_FORM.items():
+        if not set(columns) <= set(header):
+            continue
+        places = [header.index(column) for column in columns]
+        if form == "wattcast" and "prefix_id" in header:
+            places.append(header.index("prefix_id"))
+        return _read_table(rows, places, name, form)
+    forms = [f"{form}: {', '.join(columns)}" for form, columns in _COLUMNS_OF_FORM.items()]
+    expected = f"a header of a known form ({'; '.join(forms)})"
+    raise bad_value(name, expected, clip_text(",".join(header)))
+
+
+def _read_table(rows: Sequence[Sequence[str]], places: list[int], where: str, form: str) -> Trace:
+    """Read a table, whose ``places`` are the columns of arrival, prompt, output and prefix."""
+    filled_rows = [row for row in rows if row]
+    for number, row in enumerate(filled_rows, start=2):
+        if len(row) <= max(places):
+            raise bad_value(f"{where}: line {number}", "as many fields as the header", len(row))
+    if not filled_rows:
+        raise bad_value(where, "at least one request", "none")
+    columns = [[row[place].strip() for row in filled_rows] for place in places]
+    if form == "azure":
+        arrival_s = _read_timestamps(columns[0], where)
+    else:
+        arrival_s = _read_numbers(columns[0], where, "arrival")
+    prompts = _read_numbers(columns[1], where, "prompt")
+    outputs = _read_numbers(columns[2], where, "output")
+    prefixes = _number_prefixes(columns[3]) if len(columns) > 3 else None
+    if form == "wattcast":
+        return make_trace(arrival_s, prompts, outputs, prefixes, where)
+
+    # public traces hold failed requests with no answer, and start at any hour
+    answered = (prompts >= 1) & (outputs >= 1)
+    if not answered.any():
+        raise bad_value(where, "at least one request with an answer", "none")
+    answered_s = arrival_s[answered]
+    relative_s = answered_s - answered_s.min()
+    return make_trace(relative_s, prompts[answered], outputs[answered], name=where)
+
+
+def _read_numbers(texts: Sequence[str], where: str, column: str) -> Array:
+    try:
+        values = np.array(texts, dtype=np.float64)
+    except ValueError:
+        values = np.array([np.nan])
+    if not np.isfinite(values).all():  # find the first that is wrong, which raises an error
+        for number, text in enumerate(texts, start=2):
+            read_number(text, f"{where}: line {number}: {column}")
+    return values
+
+
+def _read_timestamps(texts: Sequence[str], where: str) -> Array:
+    """Return seconds since the first moment of the trace.
+
+    A zone at the end is dropped, since all rows share it.
+    """
+    local_times = [text.strip().replace("Z", "").partition("+")[0] for text in texts]
+    try:
+        times = np.array(local_times, dtype="datetime64[ns]")
+    except ValueError:
+        expected = "times such as 2023-11-16 18:15:46.680590"
+        raise bad_value(where, expected, clip_text(texts[0])) from None
+    if np.isnat(times).any():
+        raise bad_value(where, "a time in every row", "an empty one")
+    return np.asarray((times - times.min()) / np.timedelta64(1, "ns") * 1e-9)
+
+
+def _number_prefixes(names: Sequence[str | int | None]) -> Counts:
+    """Return a number for each name of a prefix; an empty name and -1 stand for none."""
+    numbers: dict[str, int] = {}
+    prefixes = []
+    for name in names:
+        text = "" if name is None else str(name)
+        is_none = text in ("", "-1")
+        prefixes.append(NO_PREFIX if is_none else numbers.setdefault(text, len(numbers)))
+    return np.array(prefixes)
+
+
+class _TraceLine(msgspec.Struct):
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_id: str | int | None = None
+
+
+def _read_json_lines(data: bytes, where: str) -> Trace:
+    decoder = msgspec.json.Decoder(_TraceLine)
+    lines = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            lines.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadInput(f"{where}: line {number}: {clip_text(str(error), 200)}.") from None
+    if not lines:
+        raise bad_value(where, "at least one request", "none")
+    columns = zip(*map(msgspec.structs.astuple, lines), strict=True)
+    arrival_s, prompts, outputs, prefixes = columns
+    return make_trace(arrival_s, prompts, outputs, _number_prefixes(prefixes), where)
