@@ -8,7 +8,7 @@ import pytest
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
-from wattcast.kernels.kernel_choice import KernelLabel, find_label
+from wattcast.kernels.kernel_labels import KernelLabel, find_label
 from wattcast.lab.campaigns.kernel_plan import spec_from_operator
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Bmm, Conv2d, Linear

@@ -14,14 +14,12 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import ReferenceChip, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.kernel_choice import (
-    NOT_RUN,
-    KernelLabel,
     candidate_terms,
     choice_from_arrays,
     choice_to_arrays,
-    find_label,
     pick_kernels,
 )
+from wattcast.kernels.kernel_labels import NOT_RUN, KernelLabel, find_label
 from wattcast.kernels.lowering import kernel_choice_inputs
 from wattcast.lab.fit.choice_fit import (
     choose_labels,
@@ -227,11 +225,8 @@ def test_scores_are_weights_times_what_candidates_would_do() -> None:
     sizes = tuple(2.0 ** rng.integers(0, 13, 9) for _ in range(4))
     for chooser in reference.choice.values():
         shape = rng.normal(size=(9, len(chooser.names)))
-        of = chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split
         own = chooser.own[:, 0] + ((shape - chooser.mean) / chooser.spread) @ chooser.own[:, 1:].T
-        plain = (
-            np.moveaxis(candidate_terms(*sizes, *of, reference.sm_count), 0, -1) @ chooser.weight
-            + own
-        )
-        score = chooser.score(*sizes, shape, reference.sm_count)
+        terms = candidate_terms(sizes, chooser.candidates, reference.sm_count)
+        plain = np.moveaxis(terms, 0, -1) @ chooser.weight + own
+        score = chooser.score(sizes, shape, reference.sm_count)
         assert_allclose(score - score[:, :1], plain - plain[:, :1], rtol=1e-12, atol=1e-12)

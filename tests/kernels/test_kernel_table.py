@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from wattcast.hardware import load_gpu
 from wattcast.kernels import RunCondition, build_kernels
 from wattcast.kernels.families.elementwise_grids import ISSUE_PER_CYCLE
-from wattcast.kernels.kernel_choice import KERNEL_KINDS, tile_constants
+from wattcast.kernels.kernel_labels import KERNEL_KINDS, tile_constants
 from wattcast.kernels.kernel_table import USUAL_CONDITION, ConditionColumns
 from wattcast.predictor.bundle import bundle_for
 from wattcast.workload.operator_base import Operator

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, CodedColumn, Mask, Sweepable, index_distinct, map_distinct
-from wattcast.kernels.kernel_choice import NOT_RUN, KernelChoice, KernelsRun
+from wattcast.kernels.kernel_choice import KernelChoice
+from wattcast.kernels.kernel_labels import NOT_RUN, KernelsRun
 from wattcast.workload.engine_schedule import EngineStep
 from wattcast.workload.operator_base import Operator, OperatorColumns, select_operators
 

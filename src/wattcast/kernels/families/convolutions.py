@@ -1,45 +1,45 @@
-"""Convolutions as cuDNN runs them: implicit matrix products, and kernels that turn or pad their
-operands.
+"""Convolutions as cuDNN runs them: implicit matrix products, and kernels that turn or pad operands.
 
-The product of a forward convolution has pixels as rows, filters as columns, and channels times
-filter taps as K. Kernels walk over one tap at a time and pad its channels. Tensor-core kernels want
-channels innermost, CUDA-core kernels channels outermost: other layouts are turned first. Depthwise
-convolutions have no product in them; cuDNN and PyTorch have kernels of their own for those."""
+Kernels walk over one tap of the filter at a time and pad its channels. Tensor-core kernels want
+channels innermost, CUDA-core kernels channels outermost: other layouts are turned first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array, CodedColumn, index_distinct
 from wattcast.kernels.families import KernelMapping, register_kernels
-from wattcast.kernels.families.matrix_products import (
-    CUDA_CORE_FORMATS,
-    FAST_BYTE,
-    PRODUCT_KERNELS,
-    choice_columns,
-    fastest_tile,
-    is_point_convolution,
-    pipe_code,
-    product_features,
-    tile_columns,
+from wattcast.kernels.families.convolution_shapes import (
+    ConvolutionShapes,
+    collect_shapes,
+    describe_shapes,
+    shape_features,
 )
-from wattcast.kernels.kernel_choice import (
+from wattcast.kernels.families.depthwise_convolutions import (
+    DepthwiseWork,
+    depthwise_kind,
+    depthwise_work,
+)
+from wattcast.kernels.families.matrix_products import PRODUCT_KERNELS
+from wattcast.kernels.families.product_shapes import is_point_convolution, product_features
+from wattcast.kernels.families.product_tiles import LibraryRules, fastest_tile, tile_columns
+from wattcast.kernels.kernel_choice import ProductSizes, pick_kernels
+from wattcast.kernels.kernel_labels import (
     HOPPER_KIND,
     KERNEL_KINDS,
     NOT_RUN,
     VECTOR_LABEL,
     KernelLabel,
-    KernelPicks,
-    blend_families,
-    pick_kernels,
 )
+from wattcast.kernels.kernel_picks import KernelPicks, blend_families
 from wattcast.kernels.kernel_table import (
     Columns,
     ConditionColumns,
@@ -47,439 +47,300 @@ from wattcast.kernels.kernel_table import (
     LibraryStyle,
     ReferenceChip,
     as_columns,
-    log2_alignment,
-    log2_size,
     resident_share,
 )
 from wattcast.workload.operator_types import Conv2d
 
-_TAPS = (
-    "last.plain",
-    "last.wide",
-)  # one kernel, which loads every tap; slower in half precision, which it widens
+
+@dataclass(frozen=True)
+class ConvolutionCoefficients:
+    """What kernels cost that turn or pad operands, and when Hopper's split K."""
+
+    slow_pad: float  # to pad an element, over turning one
+    slow_transform: float  # to turn and pad an element of a filter at once
+    start: float  # fixed time of a layout kernel, over that of the product's kernel
+    transform_start: float  # the same of a kernel that turns and pads a filter
+    many_pixels: float  # beyond which few tiles of a filter's gradient share K
+    split_blocks: float  # of an SM, that a split of K aims at before Hopper
 
 
-def _depthwise_kind(op: Conv2d) -> str:
-    """Return the kernel that cuDNN or PyTorch has for a depthwise convolution."""
-    half = op.dtype.byte <= 2
-    if op.direction != "forward":
-        return f"{'last' if op.channels_last else 'first'}.{'filter' if op.direction == 'wgrad' else 'back'}"
-    if not op.channels_last:
-        tiled_ = op.dtype is Dtype.FP16 and op.r * op.s <= 9 and op.stride == 1
-        return "first.tiled" if tiled_ else "first.plain"
-    if op.r * op.s == 1 and (op.stride > 1 or op.c <= 16):
-        return "last.direct"
-    if not half:
-        return "last.wide"
-    return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
+CONVOLUTIONS = load_coefficients("convolutions", ConvolutionCoefficients)
 
-
-def _take_depthwise(op: Conv2d, kind: str) -> tuple[float, ...]:
-    """Return what a depthwise convolution takes.
-
-    That is blocks, arithmetic of one, blocks an SM holds, dependent steps, bytes through shared
-    memory, bytes that pass L2 once more, and further kernels."""
-    width, taps, (image, _, out) = op.dtype.byte, op.r * op.s, op.tensors_byte
-    pixels = out / width
-    held = 2.0
-    steps = taps + 5.0
-    shared = 1.2
-    again = 0.0
-    launches = 0.0
-    units = pixels / 1024.0
-    if kind == "first.tiled":
-        units = op.n * ceil(op.q / 40.0) * op.c * ceil(op.p / 10.0) / 8.0
-        held = 4.0
-    elif kind == "first.back":
-        units = image / width / 1024.0
-    elif kind == "first.filter":
-        # A block for each weight; up to eight warps walk over images, and to begin with one is as
-        # long as four steps: eleven launches of the H200 database. It loads all operands for each
-        # weight.
-        units = op.groups * taps
-        held = min(64.0 / min(op.n, 8.0), 32.0)
-        steps = ceil(op.n / 8.0) * (ceil(op.p * op.q / 32.0) + 4.0) + 5.0
-        again = (taps - 1.0) * (image + out)
-    elif kind in ("last.special", "last.back"):
-        units = pixels / 5000.0 if kind == "last.special" else image / width / 4096.0
-        held = 2.0 if taps > 25 else 6.0
-        shared = 0.6 if kind == "last.special" else 1.2
-    elif kind in _TAPS:
-        # a part of the taps of each result
-        held = 12.0
-        shared = 1.1
-        again = taps / 5.0 * out
-    elif kind == "last.direct":
-        # elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter
-        steps = 40.0
-    elif kind == "last.filter":
-        launches = 1.0  # of parts and of their sum
-    units = max(ceil(units), 1.0)
-    # strides leave none out of an image's gradient
-    flop = 2.0 * taps * (image if op.direction == "dgrad" else out) / width / units
-    return units, flop, held, steps, shared * taps * image, again, launches
-
-
-_TURN = 32.0  # side of what a block of a layout kernel turns
-# From the times of 300 layout kernels in the H200 database: how much slower than turning an element
-# it is to pad one, to turn and pad one of a filter at once; and the fixed time of each over that of
-# the kernel of the
-# product.
-_SLOW_PAD = 1.6
-_SLOW_TRANSFORM = 7.5
-_LIGHT = 0.35
-_LIGHT_TRANSFORM = 2.0
-# of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many
+_TURN_SIDE = 32.0  # of what a block of a layout kernel turns
+# Bytes of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many
 # channels
 _TAP_BYTE = 64.0
+_MANY_CHANNELS = 32
+_LEAST_TAP_CHANNELS = 16.0
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_KINDS])
-_MANY_PIXELS = 6000.0
-_BLOCKS_OF_SM = 2.0  # that a split of K aims at, as products before Hopper do
-CONVOLUTION_CHOICE_COLUMNS = (
-    *(
-        "m",
-        "n",
-        "k",
-        "small_m",
-        "small_out",
-        "dtype",
-        "log_c",
-        "log_rs",
-        "stride",
-        "channels_last",
-        "align_c",
-    ),
-    *("align_k", "log_batch", "log_side", "dgrad", "wgrad"),
-)
 
 
-class _Sizes(NamedTuple):
-    """Arrays ``(row,)``."""
+class _Layouts(NamedTuple):
+    """How likely operands of each row are turned or padded, and the work of doing so, ``(row,)``."""
 
-    n: Array  # output channels of a group
-    c: Array  # input channels of a group
-    rs: Array
-    product_m: Array  # sides of the implicit product of a group
-    product_n: Array
-    product_c: Array  # channels of a tap that it walks over; pixels, for the gradient of a filter
-    product_rs: Array  # taps that it walks over
-    groups: Array
-    width: Array
-    image: Array  # bytes
-    weight: Array
-    out: Array
-    last: Array  # 1: channels lie last
-    simt: Array  # 1: a format for CUDA cores
-    depthwise: Array  # 1: a channel a group
-    batch: Array
-    side: Array  # pixels of an image
-    out_side: Array
-    high: Array
-    stride: Array
-    # share of the image's pixels under any filter: strides beyond the filter leave pixels out
-    touched: Array
-    code: Array  # of the number format
-    dgrad: Array  # 1: the gradient of the image
-    wgrad: Array  # 1: the gradient of the filter
-    read: Array  # bytes
-    write: Array
-
-    @property
-    def product(self) -> tuple[Array, Array, Array, Array]:
-        """The implicit products: how many, M, N and K."""
-        return self.groups, self.product_m, self.product_n, self.product_c * self.product_rs
+    turned: Array
+    padded_in: Array
+    padded_out: Array
+    byte: Array  # read and written by layout kernels
+    elements: Array  # that they turn, in whole blocks
+    launches: Array  # of all kernels; a layout kernel starts in part of the product's time
 
 
 def convolution_work(
-    ops: Sequence[Conv2d], told: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Conv2d], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return kernel families, work columns and features of convolutions that are not point
-    convolutions.
-    """
-    s = _collect_sizes(ops)
-    read = s.read - s.image * (1.0 - s.touched) * (s.dgrad == 0)
-    write = s.write
-    step = FAST_BYTE / s.width
-    product = s.product
-    simt = s.simt > 0
-    picks = _pick_kernels(ops, told, s, rate, reference)
-    # kernels that walk a tap at a time pad its channels
-    tap = np.where(
-        picks.kind == HOPPER_KIND, np.where(s.product_c > 32, 128.0, 64.0)[:, np.newaxis], _TAP_BYTE
-    )
-    tap = np.maximum(tap / s.width[:, np.newaxis], 16.0)
-    deep = s.product_c[:, np.newaxis]
-    k = s.product_rs[:, np.newaxis] * np.where(
-        _WHOLE_TAPS.take(picks.kind), deep, np.ceil(deep / tap) * tap
-    )
-    tile = tile_columns((*product[:3], k), s.width, s.width, rate, picks, reference)
-    plain = 1.0 - picks.of_kind("plain")
-    wide = plain - np.where(s.width <= 2, picks.of_kind("direct"), 0.0)
-    dense = 1.0 - s.depthwise
-    turned = dense * np.where(simt, s.last, 1.0 - s.last) * plain
-    pads = dense * (1.0 - s.simt) * s.last * wide
-    padded_in = pads * (s.c % step != 0)
-    padded_out = pads * (s.n % step != 0)
-    moved, turns, launches = _turn_layouts(s, turned, padded_in, padded_out, step)
-    kept = resident_share(read + write + moved, reference.l2_byte)
+    """Return kernel families, work and features of convolutions that are not point convolutions."""
+    shapes = collect_shapes(ops)
+    picks = _pick_kernels(ops, conditions, shapes, rate, reference)
+    padded_k = _pad_taps(shapes, picks)
+    groups, product_m, product_n, product_k = shapes.product
+    product = (groups, product_m, product_n, padded_k)
+    tile = tile_columns(product, shapes.width, shapes.width, rate, picks, reference)
+    layouts = _choose_layouts(shapes, picks)
+
+    untouched_byte = shapes.image_byte * (1.0 - shapes.touched_share) * (shapes.dgrad == 0)
+    read_byte = shapes.read_byte - untouched_byte
+    write_byte = shapes.write_byte
+    resident = resident_share(read_byte + write_byte + layouts.byte, reference.l2_byte)
     work = {
         "units": tile["units"],
         "unit_flop": tile["unit_flop"],
         "steps": tile["steps"],
-        "launches": launches,
+        "launches": layouts.launches,
         "l2_byte": tile["load_byte"],
-        "store_byte": write,
-        "between_byte": moved,
-        "turn_element": turns,
-        "shared_byte": tile["shared_byte"] + write,
-        "dram_read_byte": read * (1.0 - kept) + s.weight * kept,
-        "dram_write_byte": write * (1.0 - kept),
+        "store_byte": write_byte,
+        "between_byte": layouts.byte,
+        "turn_element": layouts.elements,
+        "shared_byte": tile["shared_byte"] + write_byte,
+        "dram_read_byte": read_byte * (1.0 - resident) + shapes.weight_byte * resident,
+        "dram_write_byte": write_byte * (1.0 - resident),
         "slots": tile["slots"],
     }
-    padding = k[:, 0] / product[3]
-    names = [
-        _depthwise_kind(op) if alone else ""
-        for op, alone in zip(ops, s.depthwise.tolist(), strict=True)
-    ]
-    if (rows := s.depthwise.nonzero()[0]).size:
-        work = {name: values.copy() for name, values in work.items()}
-        padding = padding * dense
-        *found, again, launches = as_columns(
-            [_take_depthwise(ops[i], names[i]) for i in rows.tolist()]
-        )
-        for name, values in zip(
-            ("units", "unit_flop", "slots", "steps", "shared_byte"), found, strict=True
-        ):
-            work[name][rows] = values
-        work["l2_byte"][rows], work["store_byte"][rows] = (read + write)[rows] + again, 0.0
-        work["launches"][rows] += launches
-    forms = CodedColumn(
-        *index_distinct((op.groups > 1, name) for op, name in zip(ops, names, strict=True))
+    depthwise_kinds = _name_depthwise(ops, shapes)
+    work = _with_depthwise(work, ops, depthwise_kinds, read_byte + write_byte)
+
+    forms = zip((op.groups > 1 for op in ops), depthwise_kinds, strict=True)
+    form_of_row = CodedColumn(*index_distinct(forms))
+    families, likelihoods = blend_families(_kernel_family, form_of_row, picks)
+    tap_padding = padded_k[:, 0] / product_k * (1.0 - shapes.depthwise)
+    plain, logs, aligned = _describe_rows(shapes, tile, layouts, reference)
+    plain |= {"tap_padding": tap_padding} | likelihoods
+    return FamilyColumns(families, work, plain, logs, aligned)
+
+
+def _pad_taps(shapes: ConvolutionShapes, picks: KernelPicks) -> Array:
+    """Return K of each product, ``(row, pick)``; kernels that walk tap by tap pad its channels."""
+    has_many_channels = (shapes.product_c > _MANY_CHANNELS)[:, np.newaxis]
+    hopper_byte = np.where(has_many_channels, 2.0 * _TAP_BYTE, _TAP_BYTE)
+    tap_byte = np.where(picks.kind == HOPPER_KIND, hopper_byte, _TAP_BYTE)
+    tap_channels = np.maximum(tap_byte / shapes.width[:, np.newaxis], _LEAST_TAP_CHANNELS)
+    channels = shapes.product_c[:, np.newaxis]
+    padded_channels = np.ceil(channels / tap_channels) * tap_channels
+    takes_whole_taps = _WHOLE_TAPS.take(picks.kind)
+    taps = shapes.product_taps[:, np.newaxis]
+    return taps * np.where(takes_whole_taps, channels, padded_channels)
+
+
+def _choose_layouts(shapes: ConvolutionShapes, picks: KernelPicks) -> _Layouts:
+    """Return how likely each kind of layout kernel runs, and the work of all of them."""
+    not_plain = 1.0 - picks.of_kind("plain")
+    half_direct = np.where(shapes.width <= 2, picks.of_kind("direct"), 0.0)
+    has_product = 1.0 - shapes.depthwise
+    wrong_layout = np.where(shapes.simt > 0, shapes.channels_last, 1.0 - shapes.channels_last)
+    turned = has_product * wrong_layout * not_plain
+    pads = has_product * (1.0 - shapes.simt) * shapes.channels_last * (not_plain - half_direct)
+    padded_in = pads * (shapes.inputs % shapes.fast_step != 0)
+    padded_out = pads * (shapes.outputs % shapes.fast_step != 0)
+    padded = np.maximum(padded_in, padded_out)
+
+    inputs = shapes.inputs * shapes.groups
+    outputs = shapes.outputs * shapes.groups
+    turned_filters = turned * (shapes.taps > 1)
+    is_ragged = (shapes.simt == 0) & (outputs % shapes.fast_step != 0)
+
+    # Elements that are turned, in whole blocks, and bytes that are padded
+    image_elements = _count_turned(shapes.batch, shapes.pixels, inputs)
+    out_elements = _count_turned(shapes.batch, shapes.out_pixels, outputs)
+    ragged_elements = CONVOLUTIONS.slow_transform * shapes.weight_byte / shapes.width
+    filter_elements = _count_turned(outputs, shapes.taps, shapes.inputs)
+    elements = turned * (image_elements + out_elements)
+    elements += turned_filters * np.where(is_ragged, ragged_elements, filter_elements)
+    pad_byte = padded_in * shapes.image_byte + padded_out * shapes.out_byte
+    pad_byte += padded * shapes.weight_byte
+    byte = turned * (shapes.image_byte + shapes.out_byte)
+    byte += turned_filters * shapes.weight_byte + pad_byte
+
+    # Starts, each as long as that of a kernel that turns
+    transform_start = CONVOLUTIONS.transform_start / CONVOLUTIONS.start
+    starts = 2.0 * turned + turned_filters * np.where(is_ragged, transform_start, 1.0)
+    starts += padded_in + padded_out + padded
+    return _Layouts(
+        turned=turned,
+        padded_in=padded_in,
+        padded_out=padded_out,
+        byte=2.0 * byte,
+        elements=elements + CONVOLUTIONS.slow_pad * pad_byte / shapes.width,
+        launches=1.0 + CONVOLUTIONS.start * starts,
     )
-    group, blend = blend_families(_kernel_family, forms, picks)
-    features_, logs, aligned = product_features(*product, tile, reference)
+
+
+def _count_turned(batch: Array, pixels: Array, channels: Array) -> Array:
+    """Return the elements of the whole blocks that turn ``batch`` images."""
+    pixel_blocks = np.ceil(pixels / _TURN_SIDE)
+    channel_blocks = np.ceil(channels / _TURN_SIDE)
+    return np.asarray(batch * pixel_blocks * channel_blocks * _TURN_SIDE**2)
+
+
+def _name_depthwise(ops: Sequence[Conv2d], shapes: ConvolutionShapes) -> list[str]:
+    """Return the kernel of each depthwise convolution; of others nothing."""
+    kinds = []
+    for op, is_depthwise in zip(ops, shapes.depthwise.tolist(), strict=True):
+        kinds.append(depthwise_kind(op) if is_depthwise else "")
+    return kinds
+
+
+def _with_depthwise(
+    work: Columns, ops: Sequence[Conv2d], kinds: Sequence[str], moved_byte: Array
+) -> Columns:
+    """Return work with the rows of depthwise convolutions replaced."""
+    rows = [row for row, kind in enumerate(kinds) if kind]
+    if not rows:
+        return work
+    work = {name: values.copy() for name, values in work.items()}
+    depthwise = DepthwiseWork(*as_columns([depthwise_work(ops[row], kinds[row]) for row in rows]))
+    work["units"][rows] = depthwise.units
+    work["unit_flop"][rows] = depthwise.unit_flop
+    work["slots"][rows] = depthwise.slots
+    work["steps"][rows] = depthwise.steps
+    work["shared_byte"][rows] = depthwise.shared_byte
+    work["l2_byte"][rows] = moved_byte[rows] + depthwise.reread_byte
+    work["store_byte"][rows] = 0.0
+    work["launches"][rows] += depthwise.launches
+    return work
+
+
+def _describe_rows(
+    shapes: ConvolutionShapes, tile: Columns, layouts: _Layouts, reference: ReferenceChip
+) -> tuple[Columns, Columns, Columns]:
+    """Return features of the learned residual: plain, in logs, and by alignment."""
+    plain, logs, aligned = product_features(shapes.product, tile, reference)
+    shape_plain, shape_logs, shape_aligned = shape_features(shapes)
     logs |= {
-        "log_turns": turns,
-        "log_moved": moved,
-        "log_groups": s.groups,
-        "log_image": s.image,
-        "log_out": s.out,
+        "log_turns": layouts.elements,
+        "log_moved": layouts.byte,
+        "log_groups": shapes.groups,
+        "log_image": shapes.image_byte,
+        "log_out": shapes.out_byte,
     }
-    of_shape = _shape_features(s)
-    aligned |= {"align_side": s.side} | of_shape[2]
-    features_ |= of_shape[0]
-    features_ |= {
-        "turned": turned,
-        "padded_in": padded_in,
-        "padded_out": padded_out,
-        "tap_padding": padding,
+    plain |= shape_plain
+    plain |= {
+        "turned": layouts.turned,
+        "padded_in": layouts.padded_in,
+        "padded_out": layouts.padded_out,
     }
-    return FamilyColumns(group, work, features_ | blend, logs | of_shape[1], aligned)
+    aligned |= {"align_side": shapes.pixels} | shape_aligned
+    return plain, logs | shape_logs, aligned
 
 
 def convolution_choice_inputs(
-    ops: Sequence[Conv2d], told: ConditionColumns
-) -> tuple[list[str], tuple[Array, ...], Columns]:
-    """Return what the kernel choice sees of convolutions: choosers (none for depthwise ones), sizes
-    and shapes.
+    ops: Sequence[Conv2d], conditions: ConditionColumns
+) -> tuple[list[str], ProductSizes, Columns]:
+    """Return what the kernel choice sees: choosers (none for depthwise ones), sizes and shapes."""
+    shapes = collect_shapes(ops)
+    return _name_choosers(ops, shapes), shapes.product, describe_shapes(shapes)
+
+
+def _name_choosers(ops: Sequence[Conv2d], shapes: ConvolutionShapes) -> list[str]:
+    """Return the chooser of each convolution.
+
+    Convolutions for which cuDNN chooses among the same kernels share one.
     """
-    s = _collect_sizes(ops)
-    return _name_choosers(ops, s), s.product, _describe_shape(s)
+    names = []
+    for op, is_depthwise in zip(ops, shapes.depthwise.tolist(), strict=True):
+        names.append("" if is_depthwise else _CHOOSERS.get(op.dtype, "conv2d-half"))
+    return names
 
 
-def _describe_shape(s: _Sizes) -> Columns:
-    plain, logs, aligned = _shape_features(s)
-    found = choice_columns(*s.product) | plain
-    found |= zip(logs, log2_size(list(logs.values())), strict=True)
-    return found | dict(zip(aligned, log2_alignment(list(aligned.values())), strict=True))
-
-
-def _shape_features(s: _Sizes) -> tuple[Columns, Columns, Columns]:
-    """Return sizes that the choice and the residual see: as they are, in logs, and by what divides
-    them.
-    """
-    plain = {
-        "stride": s.stride,
-        "channels_last": s.last,
-        "dtype": s.code,
-        "dgrad": s.dgrad,
-        "wgrad": s.wgrad,
-    }
-    logs = {"log_c": s.c, "log_rs": s.rs, "log_side": s.high, "log_batch": s.batch}
-    return plain, logs, {"align_c": s.c, "align_k": s.n}
-
-
-def _name_choosers(ops: Sequence[Conv2d], s: _Sizes) -> list[str]:
-    """Return the chooser of each: convolutions for which cuDNN chooses among the same kernels share
-    one.
-    """
-    known = zip(ops, s.depthwise.tolist(), strict=True)
-    return ["" if depthwise else _CHOOSER.get(op.dtype, "conv2d-half") for op, depthwise in known]
-
-
-_CHOOSER = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
-
-
-def _collect_sizes(ops: Sequence[Conv2d]) -> _Sizes:
-    return _Sizes(*as_columns([_fill_row(op) for op in ops]))
-
-
-def _fill_row(op: Conv2d) -> tuple[float, ...]:
-    """Return the columns of one convolution."""
-    images = op.n
-    groups = op.groups
-    r = op.r
-    stride = op.stride
-    dtype = op.dtype
-    width = dtype.byte
-    taps = r * op.s
-    side = op.h * op.w
-    out_side = op.p * op.q
-    c = op.c // groups
-    n = op.k // groups
-    pixels = images * out_side
-    image = images * op.c * side * width
-    weight = op.k * c * taps * width
-    out = op.k * pixels * width
-    wgrad = op.direction == "wgrad"
-    dgrad = op.direction == "dgrad"
-    product: tuple[float, ...]
-    if wgrad:
-        whole = max(FAST_BYTE // width, 1)  # channels of an image are padded to 16 bytes
-        product = (n, -(-c // whole) * whole * taps, pixels, 1)
-        read = image + out
-        write = weight
-    elif dgrad:
-        all_ = images * side
-        product = (all_, c, n, taps * min(pixels / all_, 1.0))
-        read = out + weight
-        write = image
-    else:
-        product = (pixels, n, c, taps)
-        read = image + weight
-        write = out
-    touched = min(r / stride, 1.0) * min(op.s / (op.stride_w or stride), 1.0)
-    depthwise = groups > 1 and c == 1
-    simt = dtype in CUDA_CORE_FORMATS
-    return (
-        *(
-            n,
-            c,
-            taps,
-            *product,
-            groups,
-            width,
-            image,
-            weight,
-            out,
-            op.channels_last,
-            simt,
-            depthwise,
-        ),
-        *(
-            images,
-            side,
-            out_side,
-            op.h,
-            stride,
-            touched,
-            pipe_code(dtype),
-            dgrad,
-            wgrad,
-            read,
-            write,
-        ),
-    )
+_CHOOSERS = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
 
 
 def _pick_kernels(
-    ops: Sequence[Conv2d], told: ConditionColumns, s: _Sizes, rate: Array, reference: ReferenceChip
+    ops: Sequence[Conv2d],
+    conditions: ConditionColumns,
+    shapes: ConvolutionShapes,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> KernelPicks:
-    sizes = s.product
-    classes = _name_choosers(ops, s)
-
-    def usual() -> list[KernelLabel]:
-        """Return labels of convolutions without a fitted choice; those of others are never looked
-        at.
-        """
-        rows = np.array(
-            [i for i, name in enumerate(classes) if name not in (reference.choice or ())]
-        )
-        never = np.zeros(len(rows), dtype=bool)
-        b, m, n, k, width, of_pipe = (values[rows] for values in (*sizes, s.width, rate))
-        on_cores = s.simt[rows] > 0
-        n, m, _ = fastest_tile(
-            (b, m, n, k), width, of_pipe, never, ~never, reference, cuda=on_cores
-        )
-        fast = "ampere" if reference.style is LibraryStyle.AMPERE else "hopper"
-        found = [VECTOR_LABEL] * len(ops)
-        for i, tile_n, tile_m in zip(rows.tolist(), n.tolist(), m.tolist(), strict=True):
-            found[i] = KernelLabel("simt" if s.simt[i] else fast, int(tile_n), int(tile_m), False)
-        return found
-
-    ran = told.ran
-    if not told.usual:
-        ran = [NOT_RUN if d else of for of, d in zip(told.ran, s.depthwise.tolist(), strict=True)]
+    choosers = _name_choosers(ops, shapes)
+    kernels_run = conditions.ran
+    if not conditions.usual:
+        # No tile is read off the names of depthwise kernels.
+        kernels_run = [
+            NOT_RUN if is_depthwise else run
+            for run, is_depthwise in zip(conditions.ran, shapes.depthwise.tolist(), strict=True)
+        ]
     picks = pick_kernels(
-        reference.choice, classes, ran, sizes, _describe_shape(s), usual, reference.sm_count
+        reference.choice,
+        choosers,
+        kernels_run,
+        shapes.product,
+        describe_shapes(shapes),
+        lambda: _choose_fastest(choosers, shapes, rate, reference),
+        reference.sm_count,
     )
-    if not s.wgrad.any():
+    if not shapes.wgrad.any():
         return picks
-    # Hopper's kernels of a filter's gradient share K among blocks for few tiles and many pixels (a
-    # workspace is prepared for those), which their names do not say
-    groups, m, n, k = (size[:, np.newaxis] for size in s.product)
+    return replace(picks, split=_split_filter_gradients(shapes, picks, reference))
+
+
+def _choose_fastest(
+    choosers: Sequence[str], shapes: ConvolutionShapes, rate: Array, reference: ReferenceChip
+) -> list[KernelLabel]:
+    """Return labels of convolutions without a fitted choice; nobody looks at those of others."""
+    fitted = reference.choice or ()
+    rows = np.array([row for row, name in enumerate(choosers) if name not in fitted])
+    b, m, n, k = (size[rows] for size in shapes.product)
+    is_simt = shapes.simt[rows] > 0
+    never = np.zeros(len(rows), dtype=bool)
+    rules = LibraryRules(slim=never, whole=~never, cuda=is_simt)
+    tile = fastest_tile((b, m, n, k), shapes.width[rows], rate[rows], rules, reference)
+
+    fast_kind = "ampere" if reference.style is LibraryStyle.AMPERE else "hopper"
+    labels = [VECTOR_LABEL] * len(choosers)
+    for row, tile_n, tile_m in zip(rows.tolist(), tile.n.tolist(), tile.m.tolist(), strict=True):
+        kind = "simt" if shapes.simt[row] else fast_kind
+        labels[row] = KernelLabel(kind, int(tile_n), int(tile_m), False)
+    return labels
+
+
+def _split_filter_gradients(
+    shapes: ConvolutionShapes, picks: KernelPicks, reference: ReferenceChip
+) -> Array:
+    """Return the parts of K of all picks, ``(row, pick)``.
+
+    Hopper's kernels of a filter's gradient share K among blocks for few tiles and many pixels (a
+    workspace is prepared for those), which their names do not say.
+    """
+    groups, m, n, k = (size[:, np.newaxis] for size in shapes.product)
     tiles = groups * np.ceil(n / picks.tile_n) * np.ceil(m / picks.tile_m)
-    few = (picks.kind == HOPPER_KIND) & (tiles <= reference.sm_count / 2.0)
-    many = (s.wgrad[:, np.newaxis] > 0) & (k > _MANY_PIXELS)
-    split = np.where(few & many, 0.0, picks.split)
-    if reference.choice is None:
-        # so do those of every library: without, a filter of 64 x 64 would keep one SM busy
-        filling = np.maximum(np.floor(_BLOCKS_OF_SM * reference.sm_count / tiles), 1.0)
-        split = np.where(many & (picks.kind != HOPPER_KIND), filling, split)
-    return replace(picks, split=split)
-
-
-def _turn_layouts(
-    s: _Sizes, turned: Array, padded_in: Array, padded_out: Array, step: Array
-) -> tuple[Array, Array, Array]:
-    """Return bytes that layout kernels read and write, elements they turn (in whole blocks), and
-    all kernels' starts.
-
-    ``turned``, ``padded_in`` and ``padded_out`` say how likely each is. A layout kernel starts in
-    part of the time that the product's takes."""
-    c = s.c * s.groups
-    n = s.n * s.groups
-    filters = turned * (s.rs > 1)
-    padded = np.maximum(padded_in, padded_out)
-    ragged = (s.simt == 0) & (n % step != 0)
-    turn = turned * (_count_turned(s.batch, s.side, c) + _count_turned(s.batch, s.out_side, n))
-    turn += filters * np.where(
-        ragged, _SLOW_TRANSFORM * s.weight / s.width, _count_turned(n, s.rs, s.c)
-    )
-    pad = padded_in * s.image + padded_out * s.out + padded * s.weight
-    byte = turned * (s.image + s.out) + filters * s.weight + pad
-    starts = (
-        2.0 * turned
-        + filters * np.where(ragged, _LIGHT_TRANSFORM / _LIGHT, 1.0)
-        + padded_in
-        + padded_out
-        + padded
-    )
-    return 2.0 * byte, turn + _SLOW_PAD * pad / s.width, 1.0 + _LIGHT * starts
-
-
-def _count_turned(batch: Array, side: Array, channels: Array) -> Array:
-    """Return the elements of the whole blocks that turn ``batch`` images."""
-    return np.asarray(batch * np.ceil(side / _TURN) * np.ceil(channels / _TURN) * _TURN**2)
+    is_hopper = picks.kind == HOPPER_KIND
+    has_many_pixels = (shapes.wgrad[:, np.newaxis] > 0) & (k > CONVOLUTIONS.many_pixels)
+    has_few_tiles = is_hopper & (tiles <= reference.sm_count / 2.0)
+    split = np.where(has_few_tiles & has_many_pixels, 0.0, picks.split)
+    if reference.choice is not None:
+        return split
+    # So do the kernels of every library: without, a filter of 64 x 64 would keep one SM busy.
+    filling = np.floor(CONVOLUTIONS.split_blocks * reference.sm_count / tiles)
+    return np.where(has_many_pixels & ~is_hopper, np.maximum(filling, 1.0), split)
 
 
 @cache
 def _kernel_family(form: tuple[bool, str], kind: str) -> str:
     """Return the kernel family: by the kind of kernel that cuDNN or PyTorch has."""
-    grouped, depthwise = form
+    is_grouped, depthwise = form
     if depthwise:
         return f"conv2d.depthwise.{depthwise}"
-    return "conv2d.grouped" if grouped else f"conv2d.{kind}"
+    return "conv2d.grouped" if is_grouped else f"conv2d.{kind}"
 
 
 _DENSE = KernelMapping(convolution_work, tensor_cores=True, choice_inputs=convolution_choice_inputs)
@@ -489,8 +350,9 @@ _DEPTHWISE = KernelMapping(
 
 
 def _convolution_kernels(op: Conv2d) -> KernelMapping:
-    """Choose the kernels: a point convolution is a matrix product, a depthwise one has none and
-    uses CUDA cores.
+    """Choose the kernels of a convolution.
+
+    A point convolution is a matrix product. A depthwise one has none and uses CUDA cores.
     """
     if is_point_convolution(op):
         return PRODUCT_KERNELS

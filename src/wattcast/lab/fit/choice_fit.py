@@ -16,10 +16,13 @@ import numpy.typing as npt
 from wattcast.calibrate.kernel_rows import KernelRows
 from wattcast.calibrate.latency_fit import pack_trees
 from wattcast.core.arrays import Array
-from wattcast.kernels import ReferenceChip, kernel_choice
-from wattcast.kernels.families.convolutions import CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS
-from wattcast.kernels.families.matrix_products import PRODUCT_CHOICE_COLUMNS as PRODUCT_COLUMNS
-from wattcast.kernels.kernel_choice import KernelChooser, KernelLabel, TreeVotes
+from wattcast.kernels import ReferenceChip, kernel_choice, kernel_labels
+from wattcast.kernels.families.convolution_shapes import (
+    CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS,
+)
+from wattcast.kernels.families.product_shapes import PRODUCT_CHOICE_COLUMNS as PRODUCT_COLUMNS
+from wattcast.kernels.kernel_choice import Candidates, KernelChooser, TreeVotes
+from wattcast.kernels.kernel_labels import KernelLabel
 from wattcast.kernels.lowering import kernel_choice_inputs
 
 _SHARED_RIDGE = 0.02
@@ -92,10 +95,10 @@ def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
     classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
     found = []
     for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
-        label = kernel_choice.find_label(names) if name and names else None
+        label = kernel_labels.find_label(names) if name and names else None
         parts = 0
         tiled = label is not None and label.kind not in ("hopper", "vector")
-        at = kernel_choice.find_product_kernel(names) if tiled else None
+        at = kernel_labels.find_product_kernel(names) if tiled else None
         if label is not None and at is not None and at < len(blocks):
             per_tile = blocks[at] / (
                 b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m)
@@ -116,7 +119,7 @@ def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabe
         picks = kernel_choice.pick_kernels(
             reference.choice,
             [classes[i] for i in known],
-            [kernel_choice.NOT_RUN] * len(known),
+            [kernel_labels.NOT_RUN] * len(known),
             (b[at], m[at], n[at], k[at]),
             {name: values[at] for name, values in shape.items()},
             list,
@@ -142,9 +145,10 @@ def _fit_chooser(
     tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
     split = np.array([c.split for c in candidates])
     b, m, n, k = sizes
-    terms = np.moveaxis(
-        kernel_choice.candidate_terms(b, m, n, k, kind, tile_n, tile_m, split, sms), 0, -1
+    by_term = kernel_choice.candidate_terms(
+        (b, m, n, k), Candidates(kind, tile_n, tile_m, split), sms
     )
+    terms = np.moveaxis(by_term, 0, -1)
     scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
     mean = table.mean(axis=0)
     spread = np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)

@@ -1,0 +1,123 @@
+"""Depthwise convolutions, for which cuDNN and PyTorch have kernels of their own.
+
+They have no product in them and run on CUDA cores.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from wattcast.core import Dtype
+from wattcast.workload.operator_types import Conv2d
+
+# Elements of a result, or of an image's gradient, that a block of each kernel works on
+_PLAIN_ELEMENTS = 1024.0
+_SPECIAL_ELEMENTS = 5000.0
+_BACK_ELEMENTS = 4096.0
+_REDUCE_STEPS = 5.0  # a sum over a block takes about as long as five loads
+_WIDE_FILTER_TAPS = 25  # beyond which an SM holds fewer blocks
+# One kernel, which loads every tap; it is slower in half precision, which it widens.
+_TAP_KERNELS = ("last.plain", "last.wide")
+
+
+class DepthwiseWork(NamedTuple):
+    """What a depthwise convolution takes."""
+
+    units: float
+    unit_flop: float
+    slots: float  # blocks that an SM holds
+    steps: float  # dependent ones
+    shared_byte: float
+    reread_byte: float  # that pass L2 once more
+    launches: float  # further kernels
+
+
+def depthwise_kind(op: Conv2d) -> str:
+    """Return the kernel that cuDNN or PyTorch has for a depthwise convolution."""
+    layout = "last" if op.channels_last else "first"
+    if op.direction == "wgrad":
+        return f"{layout}.filter"
+    if op.direction == "dgrad":
+        return f"{layout}.back"
+    if not op.channels_last:
+        is_small = op.r * op.s <= 9 and op.stride == 1
+        return "first.tiled" if is_small and op.dtype is Dtype.FP16 else "first.plain"
+    if op.r * op.s == 1 and (op.stride > 1 or op.c <= 16):
+        return "last.direct"
+    if op.dtype.byte > 2:
+        return "last.wide"
+    return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
+
+
+def depthwise_work(op: Conv2d, kind: str) -> DepthwiseWork:
+    """Return what a depthwise convolution takes, by its kernel."""
+    width = op.dtype.byte
+    taps = op.r * op.s
+    image_byte, _, out_byte = op.tensors_byte
+    work = _plain_work(op, taps)
+    if kind == "first.tiled":
+        tiles = ceil(op.q / 40.0) * ceil(op.p / 10.0)
+        work = work._replace(units=op.n * op.c * tiles / 8.0, slots=4.0)
+    elif kind == "first.back":
+        work = work._replace(units=image_byte / width / _PLAIN_ELEMENTS)
+    elif kind == "first.filter":
+        work = _filter_work(op, work)
+    elif kind == "last.special":
+        units = out_byte / width / _SPECIAL_ELEMENTS
+        work = work._replace(units=units, slots=_wide_slots(taps), shared_byte=0.6)
+    elif kind == "last.back":
+        units = image_byte / width / _BACK_ELEMENTS
+        work = work._replace(units=units, slots=_wide_slots(taps))
+    elif kind in _TAP_KERNELS:
+        # A part of the taps of each result passes L2 again.
+        work = work._replace(slots=12.0, shared_byte=1.1, reread_byte=taps / 5.0 * out_byte)
+    elif kind == "last.direct":
+        # Elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter.
+        work = work._replace(steps=40.0)
+    elif kind == "last.filter":
+        work = work._replace(launches=1.0)  # of parts and of their sum
+
+    units = max(ceil(work.units), 1.0)
+    # Strides leave no pixel out of an image's gradient.
+    results_byte = image_byte if op.direction == "dgrad" else out_byte
+    return work._replace(
+        units=units,
+        unit_flop=2.0 * taps * results_byte / width / units,
+        shared_byte=work.shared_byte * taps * image_byte,
+    )
+
+
+def _plain_work(op: Conv2d, taps: int) -> DepthwiseWork:
+    """Return the work of the plain kernel; ``shared_byte`` is that of a tap and a byte of image."""
+    _, _, out_byte = op.tensors_byte
+    return DepthwiseWork(
+        units=out_byte / op.dtype.byte / _PLAIN_ELEMENTS,
+        unit_flop=0.0,
+        slots=2.0,
+        steps=taps + _REDUCE_STEPS,
+        shared_byte=1.2,
+        reread_byte=0.0,
+        launches=0.0,
+    )
+
+
+def _wide_slots(taps: int) -> float:
+    return 2.0 if taps > _WIDE_FILTER_TAPS else 6.0
+
+
+def _filter_work(op: Conv2d, plain: DepthwiseWork) -> DepthwiseWork:
+    """Return the work of a filter's gradient, channels first: a block for each weight.
+
+    Up to eight warps walk over images, and to begin with one is as long as four steps: eleven
+    launches of the H200 database. It loads all operands for each weight.
+    """
+    taps = op.r * op.s
+    image_byte, _, out_byte = op.tensors_byte
+    image_steps = ceil(op.p * op.q / 32.0) + 4.0
+    return plain._replace(
+        units=float(op.groups * taps),
+        slots=min(64.0 / min(op.n, 8.0), 32.0),
+        steps=ceil(op.n / 8.0) * image_steps + _REDUCE_STEPS,
+        reread_byte=(taps - 1.0) * (image_byte + out_byte),
+    )
