@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = [pytest.mark.realtime, pytest.mark.alone]
 RUNS = 5
-MOST_S, MOST_MODULES, ROUNDS = 0.45, 100, 6
+MOST_S, MOST_MODULES, ROUNDS = 0.45, 130, 6
 NUMPY = "import numpy"
 PREDICT = (
     "from wattcast.cli.main import main\n"
