@@ -21,11 +21,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from wattcast.measure import energy_samples as layout
 from wattcast.measure import polling_process
-from wattcast.measure.energy_samples import EnergySamples, SampleRing
+from wattcast.measure import sample_ring as layout
+from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity, NvmlSource, SlowReadings
-from wattcast.measure.measured_run import LEAD_S, MeasuredRun, summarise_window
+from wattcast.measure.measured_run import LEAD_S, MeasuredRun
+from wattcast.measure.sample_ring import SampleRing
+from wattcast.measure.window_summary import summarise_window
 
 LIMIT_W = 700.0
 EPOCH_S = 1000.0  # of the card's time

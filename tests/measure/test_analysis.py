@@ -31,10 +31,12 @@ from wattcast.lab.campaigns.nsight_counters import (
     read_counter_table,
     read_wanted_metrics,
 )
-from wattcast.measure.energy_samples import EnergySamples, find_ticks
-from wattcast.measure.measured_run import Measurement, ModelTerm, compare_with_prediction
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.energy_samples import EnergySamples
+from wattcast.measure.run_verdict import ModelTerm, compare_with_prediction
 from wattcast.measure.sampler import describe_sensor
 from wattcast.measure.steady_state import SettlingRule, find_settled_window
+from wattcast.measure.window_summary import Measurement
 
 CAPPED = (
     DATA / "h200_capped.npz"

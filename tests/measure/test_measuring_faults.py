@@ -19,8 +19,9 @@ from synthetic import DATA
 
 from standin import StandIn
 from wattcast.core.errors import ExitCode, Refused
-from wattcast.measure.energy_samples import COLUMNS, EnergySamples, UnwrappedCounter, find_ticks
-from wattcast.measure.measured_run import summarise_window
+from wattcast.measure.counter_ticks import UnwrappedCounter, find_ticks
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples
+from wattcast.measure.window_summary import summarise_window
 
 MOST_OFF = 0.05
 

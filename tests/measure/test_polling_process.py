@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from wattcast.measure import energy_samples as layout
 from wattcast.measure import polling_process
-from wattcast.measure.energy_samples import EnergySamples, SampleRing
+from wattcast.measure import sample_ring as layout
+from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import ReadError, SlowReadings
-from wattcast.measure.measured_run import Measurement, summarise_window
+from wattcast.measure.sample_ring import SampleRing
+from wattcast.measure.window_summary import Measurement, summarise_window
 
 
 class ImaginedGpu:

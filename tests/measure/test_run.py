@@ -28,13 +28,8 @@ from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, CannotWrite, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
-from wattcast.measure.measured_run import (
-    MeasuredRun,
-    Measurement,
-    measure_idle,
-    run_command,
-    summarise_window,
-)
+from wattcast.measure.measured_run import MeasuredRun, measure_idle, run_command
+from wattcast.measure.window_summary import Measurement, summarise_window
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1.2)"]
 

@@ -16,7 +16,7 @@ import pytest
 from standin import StandIn, undisturbed
 from wattcast.core.errors import MissingTool, Refused
 from wattcast.measure import sampler as module
-from wattcast.measure.energy_samples import find_ticks
+from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.sampler import Sampler
 
 

@@ -14,17 +14,11 @@ from hypothesis import strategies as st
 from synthetic import synthetic
 
 from wattcast.core.errors import CannotWrite, Refused
-from wattcast.measure.energy_samples import (
-    COLUMNS,
-    CounterTicks,
-    EnergySamples,
-    SampleRing,
-    UnwrappedCounter,
-    find_ticks,
-    name_throttle_reasons,
-)
-from wattcast.measure.measured_run import bound_energy_j, find_stretches, summarise_window
+from wattcast.measure.counter_ticks import CounterTicks, UnwrappedCounter, find_ticks
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples, name_throttle_reasons
+from wattcast.measure.sample_ring import SampleRing
 from wattcast.measure.steady_state import SettlingRule, find_settled_window, take_window
+from wattcast.measure.window_summary import bound_energy_j, find_stretches, summarise_window
 
 
 @given(power_w=st.floats(40.0, 1000.0), poll_s=st.floats(0.001, 0.005), seed=st.integers(0, 1000))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from wattcast.core.errors import MissingTool, UnknownName
-from wattcast.measure.energy_samples import COLUMNS, EnergySamples, find_ticks
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import AmdSource, RaplSource, ReadError, open_source
 from wattcast.measure.polling_process import PollingPace
 

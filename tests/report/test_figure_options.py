@@ -138,7 +138,7 @@ def test_a_figure_by_an_unknown_name_lists_those_there_are(call) -> None:
 def test_a_bare_node_refuses_a_bad_name_before_it_runs_and_writes_whole_files(
     tmp_path: Path, capsys
 ) -> None:
-    from wattcast.measure import measured_run
+    from wattcast.measure import run_figure
     from wattcast.measure.__main__ import main
 
     ran = tmp_path / "ran"
@@ -157,8 +157,8 @@ def test_a_bare_node_refuses_a_bad_name_before_it_runs_and_writes_whole_files(
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        measured_run.save_run_figure(Broken(), old)
+        run_figure.save_run_figure(Broken(), old)
     assert old.read_bytes() == b"old"
-    measured_run.save_run_figure(figure_style.new_figure(2.0, 2.0), old)
+    run_figure.save_run_figure(figure_style.new_figure(2.0, 2.0), old)
     assert old.read_bytes().startswith(b"<?xml")
     assert [path.name for path in tmp_path.iterdir()] == ["old.svg"]

@@ -14,7 +14,9 @@ from wattcast.core.errors import BadInput, UnknownName
 from wattcast.lab.validate.ledger_figures import HELD_OUT_QUANTITIES, draw_held_out
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
-from wattcast.measure.measured_run import MeasuredRun, draw_run_power, summarise_window
+from wattcast.measure.measured_run import MeasuredRun
+from wattcast.measure.run_figure import draw_run_power
+from wattcast.measure.window_summary import summarise_window
 from wattcast.predictor import api, pipeline
 from wattcast.predictor.pipeline import analyse_graph
 from wattcast.predictor.prediction_json import encode_json, predictions_to_output

@@ -8,7 +8,8 @@ from pathlib import Path
 from wattcast.core.measured_rows import KernelRow
 from wattcast.core.row_tables import ROWS_FILE, read_table, write_table
 from wattcast.lab.campaigns.settle_capped_rows import settle_capped_rows, settle_database
-from wattcast.measure.energy_samples import EnergySamples, find_ticks
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.energy_samples import EnergySamples
 
 CAPPED = (
     Path(__file__).parent.parent / "measure" / "data" / "h200_capped.npz"

@@ -28,8 +28,9 @@ from wattcast.lab.campaigns.nsight_counters import make_collect_command
 from wattcast.lab.counter_models import launch_power
 from wattcast.lab.counter_models.gpmtool_files import read_nsys_activity
 from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics
-from wattcast.measure.energy_samples import find_ticks
-from wattcast.measure.measured_run import MeasuredRun, Measurement, summarise_window
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.measured_run import MeasuredRun
+from wattcast.measure.window_summary import Measurement, summarise_window
 from wattcast.power.power_model import SavedModel, load_saved_model
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.forecast import forecast_rule

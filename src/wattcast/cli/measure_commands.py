@@ -43,7 +43,9 @@ def run(
     Example: wattcast measure run --against gpt2 --gpu h200 --batch 8 --seq 1024 --iterations 50 --
     python loop.py Example: wattcast measure run --model m.yaml --counters ncu.csv --launches
     trace.json -- python traced.py"""
-    from wattcast.measure.measured_run import compare_with_prediction, draw_run_power, run_command
+    from wattcast.measure.measured_run import run_command
+    from wattcast.measure.run_figure import draw_run_power
+    from wattcast.measure.run_verdict import compare_with_prediction
     from wattcast.report.figure_style import save_figure
 
     # before the run, where a bad name costs nothing

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from wattcast import VerbPackage
-from wattcast.measure.measured_run import Measurement, measure
+from wattcast.measure.measured_run import measure
+from wattcast.measure.window_summary import Measurement
 
 __all__ = ["Measurement", "measure"]
 

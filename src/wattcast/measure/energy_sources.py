@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from wattcast.core import MissingTool, unknown_name
-from wattcast.measure.energy_samples import UnwrappedCounter
+from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.visible_devices import (
     DeviceChoice,
     ListedCard,

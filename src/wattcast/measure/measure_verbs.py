@@ -48,12 +48,8 @@ def run(
     """Measure time, joules, mean and peak watts and clock of a command; its exit code passes
     through.
     """
-    from wattcast.measure.measured_run import (
-        check_figure_path,
-        draw_run_power,
-        run_command,
-        save_run_figure,
-    )
+    from wattcast.measure.measured_run import run_command
+    from wattcast.measure.run_figure import check_figure_path, draw_run_power, save_run_figure
 
     if plot:
         check_figure_path(plot)

@@ -20,9 +20,10 @@ from statistics import median
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool
-from wattcast.measure import energy_samples as layout
-from wattcast.measure.energy_samples import SampleRing, UnwrappedCounter
+from wattcast.measure import sample_ring as layout
+from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.energy_sources import EnergySource, ReadError, SlowReadings, open_source
+from wattcast.measure.sample_ring import SampleRing
 
 FINE_S = 0.001  # between polls when the counter is about to step
 EARLY_S = 0.008  # how long before the expected step fine polling begins

@@ -27,9 +27,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from wattcast.core import BadInput, MissingTool, Refused
-from wattcast.measure import energy_samples as layout
-from wattcast.measure.energy_samples import COLUMNS, EnergySamples, SampleRing, find_ticks
+from wattcast.measure import sample_ring as layout
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity, find_source_makers
+from wattcast.measure.sample_ring import SampleRing
 
 SILENCE_S = 3.0  # a healthy sampler is never silent this long
 

@@ -21,7 +21,8 @@ from enum import StrEnum
 import numpy as np
 
 from wattcast.core.units import show
-from wattcast.measure.energy_samples import COLUMNS, Array, CounterTicks, EnergySamples
+from wattcast.measure.counter_ticks import CounterTicks
+from wattcast.measure.energy_samples import COLUMNS, Array, EnergySamples
 
 AVERAGE_S = 1.0  # that NVML_FI_DEV_POWER_AVERAGE looks back (an H200: docs/method/measuring.md)
 SENSOR_SHARE = (

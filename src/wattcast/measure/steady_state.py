@@ -24,8 +24,9 @@ import numpy as np
 
 from wattcast.core import Refused
 from wattcast.core.measured_rows import RunInfo
+from wattcast.measure.counter_ticks import CounterTicks, find_ticks
 from wattcast.measure.cuda_device import ClockSpinner, make_spinner
-from wattcast.measure.energy_samples import BENIGN, CounterTicks, EnergySamples, find_ticks
+from wattcast.measure.energy_samples import BENIGN, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.source_check import MOST_W, check_sources, drop_impossible

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from wattcast.core.errors import BadInput, MissingTool, bad_value
-from wattcast.measure.energy_samples import UnwrappedCounter
+from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.energy_sources import EnergySource, ReadError, open_source
 from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
 

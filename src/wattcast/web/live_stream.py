@@ -21,7 +21,8 @@ import numpy as np
 from wattcast.core import BadInput, files
 from wattcast.core.errors import MissingTool
 from wattcast.core.strict_files import decode_json, read_bytes
-from wattcast.measure.energy_samples import EnergySamples, find_ticks
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.sampler import Sampler
 
 MOST_RECORDING_BYTE = 64 << 20

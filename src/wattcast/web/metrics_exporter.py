@@ -23,7 +23,8 @@ from wattcast.core.units import parse_amount
 from wattcast.explore.explorations import ExploreObjective, explore
 from wattcast.hardware import Gpu
 from wattcast.measure import energy_sources
-from wattcast.measure.energy_samples import UnwrappedCounter, name_throttle_reasons
+from wattcast.measure.counter_ticks import UnwrappedCounter
+from wattcast.measure.energy_samples import name_throttle_reasons
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings
 from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
 from wattcast.predictor.prediction import Prediction

@@ -29,10 +29,11 @@ from wattcast.core.errors import CannotWrite, WattcastError, bad_value
 from wattcast.core.row_journals import Journal, append_rows, read_lines
 from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights, lora_adapters
 from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
-from wattcast.measure.energy_samples import EnergySamples, find_ticks
-from wattcast.measure.measured_run import summarise_window
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import format_now, make_run_name, make_torch_run_info, say
+from wattcast.measure.window_summary import summarise_window
 
 DRAIN_S = 6.0  # after the last arrival, then requests that are not finished are given up
 SPIN_S = 0.0003  # before an arrival, the last part of a wait is spent reading the clock

@@ -19,9 +19,10 @@ from wattcast.core.whole_files import write_whole
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
 from wattcast.lab.campaigns.operator_rows import CampaignGpu, CapturedGraph, measure_sustained_row
-from wattcast.measure.energy_samples import find_ticks
-from wattcast.measure.measured_run import measure, run_command, summarise_window
+from wattcast.measure.counter_ticks import find_ticks
+from wattcast.measure.measured_run import measure, run_command
 from wattcast.measure.sampler import Sampler
+from wattcast.measure.window_summary import summarise_window
 
 SETTLE_S = 1.2
 

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from wattcast.core.measured_rows import KernelRow, Plain
 from wattcast.core.row_tables import ROWS_FILE, read_table, write_table
 from wattcast.lab.campaigns.database_files import CYCLE_TICKS
-from wattcast.measure.energy_samples import Array, EnergySamples, find_sightings, find_ticks
+from wattcast.measure.counter_ticks import find_sightings, find_ticks
+from wattcast.measure.energy_samples import Array, EnergySamples
 
 SKIP_S = 0.35  # from the begin of the load until the governor has answered
 QUEUED_S = 0.05  # the load runs on this long after its window has closed
