@@ -126,11 +126,10 @@ class TickSightings:
 
 def find_sightings(samples: EnergySamples) -> TickSightings:
     """Find every change of the energy counter, as polling met it."""
-    is_read = np.isfinite(samples["energy_j"])
-    time_s = samples["time_s"][is_read]
-    energy_j = samples["energy_j"][is_read]
-    before = np.flatnonzero(np.diff(energy_j) != 0.0)
-    return TickSightings(time_s[before], time_s[before + 1], energy_j[before + 1])
+    counter = samples.read_column("energy_j")
+    before = np.flatnonzero(np.diff(counter.values) != 0.0)
+    after = before + 1
+    return TickSightings(counter.time_s[before], counter.time_s[after], counter.values[after])
 
 
 def find_ticks(samples: EnergySamples) -> CounterTicks:

@@ -67,20 +67,12 @@ Bytes = npt.NDArray[np.generic]
 LARGE_SHARED = 48 * 1024  # beyond this a kernel has to ask
 ARGUMENT_TYPES = (*(ctypes.c_void_p,) * 4, ctypes.c_ulonglong, ctypes.c_uint, ctypes.c_int)
 WAIT_S = 20.0  # no wait for the device lasts longer
-BENIGN = {
-    1,
-    2,
-    101,
-    200,
-    201,
-    209,
-    218,
-    222,
-    301,
-    500,
-    600,
-    701,
-}  # errors of a call that leave the context whole
+# Errors of a call that leave the context whole.
+BENIGN = {1, 2, 101, 200, 201, 209, 218, 222, 301, 500, 600, 701}
+NOT_READY = 600
+ADDRESS_ALIGNMENT = 64  # bytes, of the description of a tensor map
+POLL_S = 1e-4  # between looks whether the device is done
+LONGEST_NAME = 96  # bytes
 
 
 class DeviceFault(CudaError):
@@ -98,10 +90,12 @@ class DeviceEvent:
         """Wait until the stream has come here; a device that does not answer is a fault."""
         deadline = time.monotonic() + longest_s
         query = self.device.driver.cuEventQuery
-        while int(status := query(self.handle)[0]) == 600:  # not ready
+        status = query(self.handle)[0]
+        while int(status) == NOT_READY:
             if time.monotonic() > deadline:
                 raise DeviceFault(f"the device was still busy after {longest_s:.0f} s.")
-            time.sleep(1e-4)
+            time.sleep(POLL_S)
+            status = query(self.handle)[0]
         self.device.check((status,), "waiting for the device")
 
     def elapsed_time(self, later: DeviceEvent) -> float:
@@ -150,20 +144,13 @@ class CudaDevice:
         handle = device.call("cuDeviceGet", index)
         context = device.call("cuDevicePrimaryCtxRetain", handle)
         device.call("cuCtxSetCurrent", context)
-        names = driver.CUdevice_attribute
 
         def read(name: str) -> int:
-            return int(
-                device.call(
-                    "cuDeviceGetAttribute", getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}"), handle
-                )
-            )
+            attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(device.call("cuDeviceGetAttribute", attribute, handle))
 
-        device.name = (
-            bytes(device.call("cuDeviceGetName", 96, handle))
-            .split(b"\0")[0]
-            .decode(errors="replace")
-        )
+        name = bytes(device.call("cuDeviceGetName", LONGEST_NAME, handle))
+        device.name = name.split(b"\0")[0].decode(errors="replace")
         device.capability = read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")
         device.sm_count = read("MULTIPROCESSOR_COUNT")
         device.l2_byte = read("L2_CACHE_SIZE")
@@ -207,9 +194,8 @@ class CudaDevice:
         """Copy a host array to device memory."""
         values = np.ascontiguousarray(values)
         self.call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
-        self.call(
-            "cuCtxSynchronize"
-        )  # the copy may still be under way, and our stream does not wait for it
+        # The copy may still be under way, and our stream does not wait for it.
+        self.call("cuCtxSynchronize")
 
     def download(self, address: int, count: int, dtype: npt.DTypeLike) -> Bytes:
         """Copy device memory to a new host array; waits for the stream first."""
@@ -280,16 +266,16 @@ class CudaDevice:
 
     def texture(self, address: int, size: int) -> int:
         """Return the handle of a texture of four-word elements over linear memory."""
-        d = self.driver
-        resource = d.CUDA_RESOURCE_DESC()
-        resource.resType = d.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
-        resource.res.linear.devPtr = d.CUdeviceptr(address)
-        resource.res.linear.format = d.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32
+        driver = self.driver
+        resource = driver.CUDA_RESOURCE_DESC()
+        resource.resType = driver.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
+        resource.res.linear.devPtr = driver.CUdeviceptr(address)
+        resource.res.linear.format = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32
         resource.res.linear.numChannels = 4
         resource.res.linear.sizeInBytes = size
-        how = d.CUDA_TEXTURE_DESC()
-        how.flags = 1  # read as integers
-        return int(self.call("cuTexObjectCreate", resource, how, None))
+        reading = driver.CUDA_TEXTURE_DESC()
+        reading.flags = 1  # read as integers
+        return int(self.call("cuTexObjectCreate", resource, reading, None))
 
     def tensor_map(
         self, address: int, columns: int, rows: int, box_columns: int, box_rows: int
@@ -299,26 +285,31 @@ class CudaDevice:
 
         In shared memory a box lies as tensor cores read it: groups of 16 bytes swizzled within 128.
         """
-        d = self.driver
-        room = np.zeros(
-            24, dtype=np.uint64
-        )  # the bindings' own do not always lie where 64 divides the address
-        made = room[-room.ctypes.data // 8 % 8 :][:16]
-        lists = [np.array([columns, rows], np.uint64), np.array([2 * columns], np.uint64)]
-        lists += [np.array([box_columns, box_rows], np.uint32), np.ones(2, np.uint32)]
-        status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
-            ctypes.c_void_p(made.ctypes.data),
-            int(d.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+        driver = self.driver
+        # The bindings' own descriptions do not always lie at an address that 64 divides.
+        words = np.zeros(24, dtype=np.uint64)
+        first_word = -words.ctypes.data // 8 % (ADDRESS_ALIGNMENT // 8)
+        description = words[first_word:][:16]
+        lists: list[Bytes] = [
+            np.array([columns, rows], np.uint64),
+            np.array([2 * columns], np.uint64),
+            np.array([box_columns, box_rows], np.uint32),
+            np.ones(2, np.uint32),
+        ]
+        encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+        status = encode(
+            ctypes.c_void_p(description.ctypes.data),
+            int(driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
             2,
             ctypes.c_void_p(address),
             *(ctypes.c_void_p(values.ctypes.data) for values in lists),
-            int(d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-            int(d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
-            int(d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE),
-            int(d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+            int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+            int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+            int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE),
+            int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         )
-        self.check((d.CUresult(status),), "cuTensorMapEncodeTiled")
-        return made
+        self.check((driver.CUresult(status),), "cuTensorMapEncodeTiled")
+        return description
 
     def profile(self, on: bool) -> None:
         """Tell a profiler that listens to begin or to end."""
@@ -344,11 +335,12 @@ class ClockSpinner:
 
     def start(self, cycles: int) -> None:
         """Launch beside whatever runs; returns at once."""
-        arguments = (self.out.data_ptr(), cycles), (ctypes.c_void_p, ctypes.c_ulonglong)
+        values = (self.out.data_ptr(), cycles)
+        types = (ctypes.c_void_p, ctypes.c_ulonglong)
         shape = (1, 1, 1, 32, 1, 1, 0)
-        _check(
-            self.driver.cuLaunchKernel(self.function, *shape, self.stream.cuda_stream, arguments, 0)
-        )
+        stream = self.stream.cuda_stream
+        launch = self.driver.cuLaunchKernel
+        _check(launch(self.function, *shape, stream, (values, types), 0))
 
     def clock_hz(self) -> float:
         """Wait for the spin to end: cycles over seconds."""

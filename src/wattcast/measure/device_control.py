@@ -26,23 +26,26 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0  # a driver that does not answer for this long is as good as gone
 MOST_LATE_CALLS = 32  # calls that hang, after which a driver is not asked again
-# NVML_CLOCK_SM, NVML_CLOCK_MEM
+# Clocks: NVML_CLOCK_SM, NVML_CLOCK_MEM.
 SM_CLOCK = 1
 MEMORY_CLOCK = 2
 IDLE_BIT = 0x1  # event reason: the card has nothing to do
 BUSY = 0.5  # share of time with a kernel running, from which a clock says what the card is allowed
-LIMITED_BITS = (
-    0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80
-)  # event reasons: power cap, slowdown, sync boost, heat, brake
-# Shares of cycles in which pipes issue; their sum times the clock is a rate of work, like VALUBusy
-# in paper 004
-GPM_PIPES = (4, 5, 11, 12, 13)  # integer, any tensor, fp64, fp32, fp16 utilisation
+# Event reasons: power cap, slowdown, sync boost, heat, brake.
+LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80
+# Shares of cycles in which pipes issue: integer, any tensor, fp64, fp32, fp16 utilisation. Their
+# sum times the clock is a rate of work, like VALUBusy in paper 004.
+GPM_PIPES = (4, 5, 11, 12, 13)
 GPM_SM = 2
 GPM_DRAM = 10
-# busy below, DRAM and pipe use above which kinds begin
+# A program is idle below this use of the card, in a memory phase above this use of DRAM, and in a
+# compute phase above this use of pipes.
 IDLE_BUSY = 0.1
 MEMORY_PHASE = 0.6
 COMPUTE_PHASE = 0.3
+# Clocks of a card that lists none: from the highest down to a third of it, in these steps.
+CLOCK_STEP_MHZ = 15
+LOWEST_SHARE = 3
 
 
 @dataclass(frozen=True)
@@ -55,19 +58,18 @@ class NvmlReading:
     core_hz: float
     memory_hz: float
     busy: float = math.nan  # share of time with a kernel running
-    memory_busy: float = (
-        math.nan
-    )  # share of time, or of bandwidth where GPM tells, memory is in use
-    work_per_s: float = math.nan  # pipe activity times clock, where GPM tells; any unit
+    # Share of time in which memory is in use, or of its bandwidth where GPM is there.
+    memory_busy: float = math.nan
+    work_per_s: float = math.nan  # pipe activity times clock, where GPM is there; any unit
 
     @property
     def phase(self) -> str | None:
         """Name what limits the program now: idle, memory, compute or latency; None where that is
         not known.
 
-        Where GPM tells, DRAM in use for 60 % of its bandwidth is a memory phase, pipes that issue
-        in 30 % of cycles a compute phase, and neither a phase that waits. Without GPM, utilisation
-        tells busy from idle alone."""
+        With GPM, DRAM in use for 60 % of its bandwidth is a memory phase, pipes that issue in 30 %
+        of cycles a compute phase, and neither a phase that waits. Without GPM, utilisation separates
+        busy from idle alone."""
         if self.busy < IDLE_BUSY:
             return "idle"
         if not math.isfinite(self.work_per_s):
@@ -79,8 +81,8 @@ class NvmlReading:
 
 @dataclass(frozen=True)
 class ClockReading:
-    """What the clocks say now, and whether they say what the card is allowed; None where it does
-    not tell.
+    """What the clocks say now, and whether they say what the card is allowed; None where the card
+    does not report it.
     """
 
     core_hz: float
@@ -100,7 +102,8 @@ class NvmlCard:
         self._handle: Any = None
         self._gpm: _Gpm | None = None
         self._caller: _Caller | None = None
-        self.name = self.uuid = ""
+        self.name = ""
+        self.uuid = ""
 
     def open(self) -> None:
         """Connect to the driver; raises ``MissingTool`` when there is nothing to connect to."""
@@ -113,7 +116,7 @@ class NvmlCard:
         self._handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, self.index)
         self.name = decode_text(self._call(pynvml.nvmlDeviceGetName, self._handle))
         self.uuid = decode_text(self._call(pynvml.nvmlDeviceGetUUID, self._handle))
-        self._gpm = self._optional(_Gpm.of, pynvml, self._handle)
+        self._gpm = self._optional(_Gpm.start, pynvml, self._handle)
 
     @property
     def has_call_under_way(self) -> bool:
@@ -131,35 +134,49 @@ class NvmlCard:
         without a list.
         """
         nvml = self._nvml
-        memory = self._optional(nvml.nvmlDeviceGetSupportedMemoryClocks, self._handle) or []
-        top_memory = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, MEMORY_CLOCK)
-        memory = sorted(set(memory)) or ([top_memory] if top_memory else [])
-        core: list[int] = []
-        if memory:
-            core = (
-                self._optional(nvml.nvmlDeviceGetSupportedGraphicsClocks, self._handle, memory[-1])
-                or []
+        memory_mhz = self._optional(nvml.nvmlDeviceGetSupportedMemoryClocks, self._handle)
+        if not memory_mhz:
+            top_mhz = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, MEMORY_CLOCK)
+            memory_mhz = [top_mhz] if top_mhz else []
+        memory_mhz = sorted(set(memory_mhz))
+        core_mhz = self._list_core_clocks_mhz(memory_mhz)
+        core_hz = tuple(1e6 * mhz for mhz in sorted(set(core_mhz)))
+        return core_hz, tuple(1e6 * mhz for mhz in memory_mhz)
+
+    def _list_core_clocks_mhz(self, memory_mhz: list[int]) -> list[int]:
+        """Return the core clocks at the highest memory clock."""
+        nvml = self._nvml
+        if memory_mhz:
+            highest_mhz = memory_mhz[-1]
+            core_mhz: list[int] | None = self._optional(
+                nvml.nvmlDeviceGetSupportedGraphicsClocks, self._handle, highest_mhz
             )
-        if not core:
-            top = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, SM_CLOCK)
-            core = list(range(top, top // 3, -15)) if top else []
-        return tuple(sorted(c * 1e6 for c in set(core))), tuple(m * 1e6 for m in memory)
+            if core_mhz:
+                return core_mhz
+        top_mhz = self._optional(nvml.nvmlDeviceGetMaxClockInfo, self._handle, SM_CLOCK)
+        if not top_mhz:
+            return []
+        return list(range(top_mhz, top_mhz // LOWEST_SHARE, -CLOCK_STEP_MHZ))
 
     def limits_w(self) -> tuple[float, float, float] | None:
         """Return the power limit in force, and the lowest and highest that can be set; None where
-        it is not told.
+        the card does not report them.
         """
-        now = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimit, self._handle)
-        ends = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints, self._handle)
-        return None if now is None or ends is None else (now / 1e3, ends[0] / 1e3, ends[1] / 1e3)
+        now_mw = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimit, self._handle)
+        read_range = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints
+        range_mw = self._optional(read_range, self._handle)
+        if now_mw is None or range_mw is None:
+            return None
+        lowest_mw, highest_mw = range_mw
+        return now_mw / 1e3, lowest_mw / 1e3, highest_mw / 1e3
 
     def limit_w(self) -> float | None:
-        """Return the power limit that is set; None where it is not told."""
+        """Return the power limit that is set; None where the card does not report it."""
         limit_mw = self._optional(self._nvml.nvmlDeviceGetPowerManagementLimit, self._handle)
         return None if limit_mw is None else limit_mw / 1e3
 
     def default_limit_w(self) -> float | None:
-        """Return the power limit that the board comes with; None where it is not told."""
+        """Return the power limit that the board comes with; None where the card does not report it."""
         read_default = self._nvml.nvmlDeviceGetPowerManagementDefaultLimit
         limit_mw = self._optional(read_default, self._handle)
         return None if limit_mw is None else limit_mw / 1e3
@@ -167,43 +184,57 @@ class NvmlCard:
     def read_clocks(self) -> ClockReading:
         """Return both clocks, and whether the card works and whether anything holds it down."""
         nvml = self._nvml
-        core_mhz = self._optional(nvml.nvmlDeviceGetClockInfo, self._handle, SM_CLOCK)
-        memory_mhz = self._optional(nvml.nvmlDeviceGetClockInfo, self._handle, MEMORY_CLOCK)
         rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, self._handle)
         bits = self._optional(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
-
-        is_working = None if bits is None else not bits & IDLE_BIT
+        is_working = None
+        is_limited = None
+        if bits is not None:
+            is_working = not bits & IDLE_BIT
+            is_limited = bool(bits & LIMITED_BITS)
         if rates is not None:
             is_working = rates.gpu / 100.0 >= BUSY
         return ClockReading(
-            core_hz=math.nan if core_mhz is None else core_mhz * 1e6,
-            memory_hz=math.nan if memory_mhz is None else memory_mhz * 1e6,
+            core_hz=self._read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, SM_CLOCK),
+            memory_hz=self._read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, MEMORY_CLOCK),
             is_working=is_working,
-            is_limited=None if bits is None else bool(bits & LIMITED_BITS),
+            is_limited=is_limited,
         )
 
     def read(self) -> NvmlReading:
         """Return all readings now; raise ``MissingTool`` when the card is lost."""
         nvml = self._nvml
-
-        def read_scaled(factor: float, function: Any, *arguments: int) -> float:
-            value = self._optional(function, self._handle, *arguments)
-            return math.nan if value is None else float(value * factor)
-
-        energy_j = read_scaled(1e-3, nvml.nvmlDeviceGetTotalEnergyConsumption)
-        power_w = read_scaled(1e-3, nvml.nvmlDeviceGetPowerUsage)
-        core_hz, memory_hz = (
-            read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, k) for k in (SM_CLOCK, MEMORY_CLOCK)
-        )
+        energy_j = self._read_scaled(1e-3, nvml.nvmlDeviceGetTotalEnergyConsumption)
+        power_w = self._read_scaled(1e-3, nvml.nvmlDeviceGetPowerUsage)
+        core_hz = self._read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, SM_CLOCK)
+        memory_hz = self._read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, MEMORY_CLOCK)
+        busy = math.nan
+        memory_busy = math.nan
+        work_per_s = math.nan
         rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, self._handle)
-        use = (
-            (math.nan,) * 3
-            if rates is None
-            else (rates.gpu / 100.0, rates.memory / 100.0, math.nan)
+        if rates is not None:
+            busy = rates.gpu / 100.0
+            memory_busy = rates.memory / 100.0
+
+        # Where the card has GPM, it knows its use better.
+        activity = None if self._gpm is None else self._optional(self._gpm.read)
+        if activity is not None:
+            busy, memory_busy, pipes = activity
+            work_per_s = pipes * core_hz
+        return NvmlReading(
+            time.monotonic(),
+            energy_j,
+            power_w,
+            core_hz,
+            memory_hz,
+            busy,
+            memory_busy,
+            work_per_s,
         )
-        if self._gpm is not None and (seen := self._optional(self._gpm.read)) is not None:
-            use = seen[0], seen[1], seen[2] * core_hz
-        return NvmlReading(time.monotonic(), energy_j, power_w, core_hz, memory_hz, *use)
+
+    def _read_scaled(self, factor: float, function: Any, *arguments: int) -> float:
+        """Return a reading in its SI unit; NaN where the card does not have it."""
+        value = self._optional(function, self._handle, *arguments)
+        return math.nan if value is None else float(value * factor)
 
     def set_knob(self, knob: str, value: Any) -> None:
         """Lock the ``core`` or ``memory`` clock to a range in Hz, or set the power ``limit`` in W.
@@ -211,18 +242,17 @@ class NvmlCard:
         None gives a clock back to the driver. ``Refused`` when the driver will not.
         """
         nvml = self._nvml
-        name = {"core": "Gpu", "memory": "Memory"}.get(knob)
-        if name is None:
+        clock_name = {"core": "Gpu", "memory": "Memory"}.get(knob)
+        if clock_name is None:
             set_limit = nvml.nvmlDeviceSetPowerManagementLimit
             self._set(set_limit, f"set the power limit to {value:.0f} W", round(1e3 * value))
         elif value is None:
-            self._set(
-                getattr(nvml, f"nvmlDeviceReset{name}LockedClocks"), f"reset the {knob} clock"
-            )
+            reset_clock = getattr(nvml, f"nvmlDeviceReset{clock_name}LockedClocks")
+            self._set(reset_clock, f"reset the {knob} clock")
         else:
-            low, high = (round(hz / 1e6) for hz in value)
-            lock = getattr(nvml, f"nvmlDeviceSet{name}LockedClocks")
-            self._set(lock, f"lock the {knob} clock at {high} MHz", low, high)
+            low_mhz, high_mhz = (round(hz / 1e6) for hz in value)
+            lock_clock = getattr(nvml, f"nvmlDeviceSet{clock_name}LockedClocks")
+            self._set(lock_clock, f"lock the {knob} clock at {high_mhz} MHz", low_mhz, high_mhz)
 
     def _set(self, function: Any, what: str, *arguments: int) -> None:
         try:
@@ -241,20 +271,16 @@ class NvmlCard:
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         assert self._caller is not None, "open the card first"
+        nvml = self._nvml
         try:
             return self._caller.call(function, *arguments)
-        except self._nvml.NVMLError as error:
-            if error.value in (
-                self._nvml.NVML_ERROR_GPU_IS_LOST,
-                self._nvml.NVML_ERROR_UNINITIALIZED,
-            ):
-                raise MissingTool(
-                    f"the card {self.name or self.index} is lost ({error})."
-                ) from None
+        except nvml.NVMLError as error:
+            if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED):
+                lost = f"the card {self.name or self.index} is lost ({error})."
+                raise MissingTool(lost) from None
             if self._handle is None:
-                raise MissingTool(
-                    f"no NVIDIA card {self.index}: the driver says {error}."
-                ) from None
+                missing = f"no NVIDIA card {self.index}: the driver says {error}."
+                raise MissingTool(missing) from None
             raise
 
 
@@ -309,8 +335,8 @@ class _Caller:
         except TimeoutError:
             self._late_answer = answer
             _late_answers.append(answer)
-            why = f"the driver has not answered for {self._timeout_s:g} s."
-            raise MissingTool(why) from None
+            reason = f"the driver has not answered for {self._timeout_s:g} s."
+            raise MissingTool(reason) from None
 
     def _serve(self) -> None:
         while self._late_answer is None:
@@ -329,15 +355,16 @@ class _Gpm:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._old, self._new = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        self._old = nvml.nvmlGpmSampleAlloc()
+        self._new = nvml.nvmlGpmSampleAlloc()
         nvml.nvmlGpmSampleGet(handle, self._old)
 
     @classmethod
-    def of(cls, nvml: Any, handle: Any) -> _Gpm | None:
+    def start(cls, nvml: Any, handle: Any) -> _Gpm | None:
         """Start monitoring; return None where the card or the binding has no such thing."""
         try:
-            supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
-            return cls(nvml, handle) if supported else None
+            is_supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
+            return cls(nvml, handle) if is_supported else None
         except (nvml.NVMLError, AttributeError):  # an old driver, or an old binding
             return None
 
@@ -347,16 +374,20 @@ class _Gpm:
         """
         nvml = self._nvml
         nvml.nvmlGpmSampleGet(self._handle, self._new)
+        metrics = (GPM_SM, GPM_DRAM, *GPM_PIPES)
         request = nvml.c_nvmlGpmMetricsGet_t()
         request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        wanted = (GPM_SM, GPM_DRAM, *GPM_PIPES)
-        request.numMetrics = len(wanted)
+        request.numMetrics = len(metrics)
         request.sample1 = self._old
         request.sample2 = self._new
-        for i, metric in enumerate(wanted):
-            request.metrics[i].metricId = metric
+        for place, metric in enumerate(metrics):
+            request.metrics[place].metricId = metric
         nvml.nvmlGpmMetricsGet(request)
         self._old, self._new = self._new, self._old
-        found = [request.metrics[i] for i in range(len(wanted))]
-        values = [m.value / 100.0 if m.nvmlReturn == 0 else math.nan for m in found]
-        return values[0], values[1], sum(values[2:])
+
+        shares = []
+        for place in range(len(metrics)):
+            answer = request.metrics[place]
+            shares.append(answer.value / 100.0 if answer.nvmlReturn == 0 else math.nan)
+        sm_share, dram_share, *pipe_shares = shares
+        return sm_share, dram_share, sum(pipe_shares)

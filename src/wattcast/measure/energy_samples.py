@@ -44,6 +44,22 @@ BENIGN = frozenset({"gpu_idle", "sw_power_cap"})
 
 
 @dataclass(frozen=True)
+class ColumnReadings:
+    """The values of one column, at the moments they were read."""
+
+    time_s: Array
+    values: Array
+
+    def between(self, start_s: float, end_s: float) -> ColumnReadings:
+        """Return the readings in the closed interval."""
+        is_inside = (self.time_s >= start_s) & (self.time_s <= end_s)
+        return ColumnReadings(self.time_s[is_inside], self.values[is_inside])
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+
+@dataclass(frozen=True)
 class EnergySamples:
     """What the sampler saw: one array per column of ``COLUMNS``."""
 
@@ -60,6 +76,12 @@ class EnergySamples:
         time_s = self["time_s"]
         is_inside = (time_s >= start_s) & (time_s <= end_s)
         return EnergySamples(self.rows[is_inside])
+
+    def read_column(self, column: str) -> ColumnReadings:
+        """Return the readings of a column, without the polls that did not read it."""
+        values = self[column]
+        is_read = np.isfinite(values)
+        return ColumnReadings(self["time_s"][is_read], values[is_read])
 
     def known(self, column: str) -> Array:
         """Return the values of a column where it was read."""

@@ -83,7 +83,7 @@ class EnergySource(Protocol):
         return math.nan
 
     def slow(self) -> SlowReadings:
-        """Return everything else that the device tells."""
+        """Return everything else that the device can tell."""
         return SlowReadings()
 
     def close(self) -> None:
@@ -99,9 +99,11 @@ def find_source_makers(name: str) -> dict[str, Callable[[int | None], EnergySour
         "amd": AmdSource,
         "rapl": RaplSource,
     }
-    if name != "auto" and name not in makers:
+    if name == "auto":
+        return makers
+    if name not in makers:
         raise unknown_name("energy source", name, makers, f"Known: auto, {', '.join(makers)}.")
-    return makers if name == "auto" else {name: makers[name]}
+    return {name: makers[name]}
 
 
 def open_source(
@@ -113,26 +115,30 @@ def open_source(
     Without an ``index``, the card is the first that ``CUDA_VISIBLE_DEVICES`` and its relatives
     show.
     """
-    said: list[str] = []
+    refusals: list[str] = []
     for label, make in find_source_makers(name).items():
         source = make(index)
         try:
             return source, source.open()
         except MissingTool as error:
-            said.append(f"{label}: {error}")
+            refusals.append(f"{label}: {error}")
     raise MissingTool(
         "no energy source on this machine: measuring needs an NVIDIA GPU with its driver and nvidia-ml-py, an AMD "
-        f"GPU with amdsmi, or a CPU whose RAPL counters may be read. Tried {' '.join(said)}"
+        f"GPU with amdsmi, or a CPU whose RAPL counters may be read. Tried {' '.join(refusals)}"
     )
 
 
-# NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT
+# Fields of a power reading: NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT.
 AVERAGE = 185
 INSTANT = 186
-# NVML_POWER_SCOPE_*
+# Their scopes: NVML_POWER_SCOPE_*.
 GPU = 0
 MEMORY = 2
 POWER_FIELDS = [(AVERAGE, GPU), (INSTANT, GPU), (AVERAGE, MEMORY)]
+# Clocks: NVML_CLOCK_SM, NVML_CLOCK_MEM.
+SM_CLOCK = 1
+MEMORY_CLOCK = 2
+COUNTER_RANGE_J = 2.0**32 / 1e3  # the counter is 64 bits of mJ; some firmware keeps 32
 
 
 def choose_nvml_index(nvml: Any, environ: Mapping[str, str]) -> DeviceChoice:
@@ -162,9 +168,7 @@ def choose_nvml_index(nvml: Any, environ: Mapping[str, str]) -> DeviceChoice:
 class NvmlSource(EnergySource):
     """One GPU, by NVML index, or the one that this process's CUDA programs use."""
 
-    energy_range_j: float | None = (
-        2.0**32 / 1e3
-    )  # the counter is 64 bits of mJ; some firmware keeps 32
+    energy_range_j: float | None = COUNTER_RANGE_J
 
     def __init__(self, index: int | None = None) -> None:
         self._index = index
@@ -188,74 +192,86 @@ class NvmlSource(EnergySource):
             name = decode_text(pynvml.nvmlDeviceGetName(self._handle))
         except pynvml.NVMLError as error:
             raise MissingTool(f"NVML answers {error}.") from None
+        return self._identify(name, chosen)
+
+    def _identify(self, name: str, chosen: DeviceChoice) -> DeviceIdentity:
+        """Describe the card; what it does not report stays empty."""
+        nvml = self._nvml
+        handle = self._handle
+        limit_mw = self._or(None, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        top_clock_mhz = self._or(None, nvml.nvmlDeviceGetMaxClockInfo, handle, SM_CLOCK)
         return DeviceIdentity(
             name,
-            uuid=decode_text(self._or("", pynvml.nvmlDeviceGetUUID, self._handle)),
-            serial=decode_text(self._or("", pynvml.nvmlDeviceGetSerial, self._handle)),
-            board=decode_text(self._or("", pynvml.nvmlDeviceGetBoardPartNumber, self._handle)),
-            driver=decode_text(self._or("", pynvml.nvmlSystemGetDriverVersion)),
-            library=decode_text(self._or("", pynvml.nvmlSystemGetNVMLVersion)),
-            power_limit_w=self._or(
-                None, lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3
-            ),
-            top_clock_hz=self._or(
-                None, lambda: pynvml.nvmlDeviceGetMaxClockInfo(self._handle, 1) * 1e6
-            ),
+            uuid=decode_text(self._or("", nvml.nvmlDeviceGetUUID, handle)),
+            serial=decode_text(self._or("", nvml.nvmlDeviceGetSerial, handle)),
+            board=decode_text(self._or("", nvml.nvmlDeviceGetBoardPartNumber, handle)),
+            driver=decode_text(self._or("", nvml.nvmlSystemGetDriverVersion)),
+            library=decode_text(self._or("", nvml.nvmlSystemGetNVMLVersion)),
+            power_limit_w=None if limit_mw is None else limit_mw / 1e3,
+            top_clock_hz=None if top_clock_mhz is None else top_clock_mhz * 1e6,
             index=chosen.index,
             note=chosen.note,
             flag=chosen.flag,
         )
 
     def energy_j(self) -> float:
-        return self._read(
-            lambda n: n.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3, needed=True
-        )
+        nvml = self._nvml
+        millijoules = self._read(nvml.nvmlDeviceGetTotalEnergyConsumption, needed=True)
+        return millijoules / 1e3
 
     def sm_clock_hz(self) -> float:
-        return self._read(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 1) * 1e6, needed=True)
+        return 1e6 * self._read(self._nvml.nvmlDeviceGetClockInfo, SM_CLOCK, needed=True)
 
     def slow(self) -> SlowReadings:
-        powers = self._ask(lambda n: n.nvmlDeviceGetFieldValues(self._handle, POWER_FIELDS)) or ()
-        watts = [v.value.uiVal / 1e3 if v.nvmlReturn == 0 else math.nan for v in powers] or [
-            math.nan
-        ] * 3
-        if math.isnan(watts[0]) and math.isnan(watts[1]):  # older cards have one reading for all
-            watts[1] = self._read(lambda n: n.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
+        nvml = self._nvml
+        average_w, instant_w, memory_w = self._read_powers_w()
         return SlowReadings(
-            memory_clock_hz=self._read(lambda n: n.nvmlDeviceGetClockInfo(self._handle, 2) * 1e6),
-            average_w=watts[0],
-            instant_w=watts[1],
-            memory_w=watts[2],
-            temperature_c=self._read(lambda n: n.nvmlDeviceGetTemperature(self._handle, 0)),
-            throttle=self._read(
-                lambda n: n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
-            ),
+            memory_clock_hz=1e6 * self._read(nvml.nvmlDeviceGetClockInfo, MEMORY_CLOCK),
+            average_w=average_w,
+            instant_w=instant_w,
+            memory_w=memory_w,
+            temperature_c=self._read(nvml.nvmlDeviceGetTemperature, 0),
+            throttle=self._read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons),
         )
+
+    def _read_powers_w(self) -> tuple[float, float, float]:
+        """Return average and instant power of the card, and average power of its memory."""
+        fields = self._ask(self._nvml.nvmlDeviceGetFieldValues, POWER_FIELDS)
+        watts = [math.nan] * len(POWER_FIELDS)
+        for place, reading in enumerate(fields or ()):
+            if reading.nvmlReturn == 0:
+                watts[place] = reading.value.uiVal / 1e3
+        average_w, instant_w, memory_w = watts
+        if math.isnan(average_w) and math.isnan(instant_w):
+            # Older cards have one reading for all.
+            instant_w = self._read(self._nvml.nvmlDeviceGetPowerUsage) / 1e3
+        return average_w, instant_w, memory_w
 
     def close(self) -> None:
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _read(self, call: Callable[[Any], float], needed: bool = False) -> float:
+    def _read(self, call: Callable[..., float], *arguments: Any, needed: bool = False) -> float:
         """Return a reading; NaN where the card does not have it, or where one fails that we can do
         without.
         """
-        value = self._ask(call, needed)
+        value = self._ask(call, *arguments, needed=needed)
         return math.nan if value is None else float(value)
 
-    def _ask(self, call: Callable[[Any], Any], needed: bool = False) -> Any:
+    def _ask(self, call: Callable[..., Any], *arguments: Any, needed: bool = False) -> Any:
         """Return what the driver answers, None where it refuses; a lost card is an error."""
         nvml = self._nvml
         try:
-            return call(nvml)
+            return call(self._handle, *arguments)
         except nvml.NVMLError as error:
-            lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED)
-            if lost or (needed and error.value != nvml.NVML_ERROR_NOT_SUPPORTED):
-                raise ReadError(str(error), lost) from None
+            is_lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED)
+            if is_lost or (needed and error.value != nvml.NVML_ERROR_NOT_SUPPORTED):
+                raise ReadError(str(error), is_lost) from None
             return None
 
     def _or(self, otherwise: Any, call: Any, *arguments: Any) -> Any:
+        """Return what the driver answers; ``otherwise`` where it refuses."""
         try:
             return call(*arguments)
         except self._nvml.NVMLError:
@@ -328,14 +344,16 @@ class AmdSource(EnergySource):
         return self._read_clock_hz(self._smi.AmdSmiClkType.GFX)
 
     def slow(self) -> SlowReadings:
-        sensor = self._smi.AmdSmiTemperatureType.HOTSPOT, self._smi.AmdSmiTemperatureMetric.CURRENT
-        power: dict[str, Any] = self._or({}, lambda: self._smi.amdsmi_get_power_info(self._handle))
+        smi = self._smi
+        sensor = smi.AmdSmiTemperatureType.HOTSPOT
+        metric = smi.AmdSmiTemperatureMetric.CURRENT
+        power: dict[str, Any] = self._or({}, lambda: smi.amdsmi_get_power_info(self._handle))
         return SlowReadings(
-            memory_clock_hz=self._read_clock_hz(self._smi.AmdSmiClkType.MEM),
+            memory_clock_hz=self._read_clock_hz(smi.AmdSmiClkType.MEM),
             instant_w=self._or(math.nan, lambda: float(power.get("current_socket_power", "N/A"))),
             average_w=self._or(math.nan, lambda: float(power.get("average_socket_power", "N/A"))),
             temperature_c=self._or(
-                math.nan, lambda: float(self._smi.amdsmi_get_temp_metric(self._handle, *sensor))
+                math.nan, lambda: float(smi.amdsmi_get_temp_metric(self._handle, sensor, metric))
             ),
         )
 
@@ -345,10 +363,8 @@ class AmdSource(EnergySource):
                 self._smi.amdsmi_shut_down()
 
     def _read_clock_hz(self, domain: Any) -> float:
-        return self._or(
-            math.nan,
-            lambda: float(self._smi.amdsmi_get_clock_info(self._handle, domain)["clk"]) * 1e6,
-        )
+        read_clock = self._smi.amdsmi_get_clock_info
+        return self._or(math.nan, lambda: float(read_clock(self._handle, domain)["clk"]) * 1e6)
 
     def _or(self, otherwise: T, call: Callable[[], T]) -> T:
         """Return what a call gives; ``otherwise`` where it fails, or gives the text N/A for a
@@ -371,7 +387,8 @@ class RaplSource(EnergySource):
     """
 
     def __init__(self, index: int | None = None, root: Path = ROOT) -> None:
-        self._index, self._root = index or 0, root
+        self._index = index or 0
+        self._root = root
         self._packages: list[tuple[Path, UnwrappedCounter]] = []
 
     def open(self) -> DeviceIdentity:

@@ -53,23 +53,25 @@ def run(
 
     if plot:
         check_figure_path(plot)
-    done = run_command(
-        command[1:] if command[:1] == ["--"] else command, source, device, pass_output=not json
-    )
-    code = done.shell_code
-    note = ""
+    words = command[1:] if command[:1] == ["--"] else command
+    measured = run_command(words, source, device, pass_output=not json)
+    code = measured.shell_code
+    notes = []
     if plot:
         try:
-            save_run_figure(draw_run_power(done), plot)
+            save_run_figure(draw_run_power(measured), plot)
         except CannotWrite as error:
             code = code or error.exit_code
-            note = f"{error}\n"
-    if done.identity.note:
-        note += f"{done.identity.note}\n"
-    took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
-    return VerbResult(
-        done.plain(), "", note + ("" if json else f"{done.measurement.sentence}\n{took}"), code
-    )
+            notes.append(str(error))
+    if measured.identity.note:
+        notes.append(measured.identity.note)
+    if json:
+        notes.append("")  # the note ends with a line of its own
+    else:
+        overhead = 100 * (measured.measurement.overhead or 0.0)
+        notes.append(measured.measurement.sentence)
+        notes.append(f"the sampler took {overhead:.2f} % of the processors")
+    return VerbResult(measured.plain(), "", "\n".join(notes), code)
 
 
 def idle(
@@ -85,7 +87,9 @@ def idle(
 
 
 def sensor(
-    out: Annotated[Path | None, Option("Folder for what was found and its samples.")] = None,
+    out: Annotated[
+        Path | None, Option("Folder for the periods and windows, and the samples.")
+    ] = None,
     source: Source = "auto",
     device: Device = None,
 ) -> VerbResult:
@@ -98,15 +102,16 @@ def sensor(
     note = ""
     if out:
         check_writable(out / "sensor.json")
-    found, samples = probe_sensor(source, device)
+    description, samples = probe_sensor(source, device)
+    plain = description.plain()
     try:
         if out:
             samples.save(out / "sensor_samples.npz")
-            write_whole(out / "sensor.json", json.dumps(found.plain(), indent=1).encode())
+            write_whole(out / "sensor.json", json.dumps(plain, indent=1).encode())
     except CannotWrite as error:
         code = error.exit_code
         note = str(error)
-    return VerbResult(found.plain(), "\n".join(found.implies), note, code)
+    return VerbResult(plain, "\n".join(description.implies), note, code)
 
 
 def log(
@@ -139,19 +144,24 @@ def log(
     power_log = read_power_log(file, interval_s, time_format)
     rails = power_log.summarise(start_s, end_s)
     lines = []
+    code = ExitCode.OK
     for name, rail in rails.items():
-        flags = f" [{'; '.join(rail.flags)}]" if rail.flags else ""
+        flags = ""
+        if rail.flags:
+            flags = f" [{'; '.join(rail.flags)}]"
+            code = ExitCode.REFUSED
         lines.append(
             f"{name}: {rail.power_w:.4g} W, at most {rail.largest_w:.4g} W, "
             f"{rail.energy_j:.4g} J in {rail.duration_s:.4g} s{flags}"
         )
-    is_doubtful = any(rail.flags for rail in rails.values())
-    plain = {"form": power_log.form, "rails": {name: asdict(rail) for name, rail in rails.items()}}
     return VerbResult(
-        plain,
-        "\n".join(lines),
+        plain={
+            "form": power_log.form,
+            "rails": {name: asdict(rail) for name, rail in rails.items()},
+        },
+        text="\n".join(lines),
         note=f"{file.name}: {power_log.form}",
-        exit_code=ExitCode.REFUSED if is_doubtful else ExitCode.OK,
+        exit_code=code,
     )
 
 

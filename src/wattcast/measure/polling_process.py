@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -28,25 +28,29 @@ from wattcast.measure.sample_ring import SampleRing
 FINE_S = 0.001  # between polls when the counter is about to step
 EARLY_S = 0.008  # how long before the expected step fine polling begins
 SHARP_S = 0.008  # between the polls around a step, for its time to be known
-QUICK_S = (
-    0.002  # between polls while the counter's period is being learnt, or when asked to be quick
-)
+# Between polls while the counter's period is being learnt, or when asked to be quick.
+QUICK_S = 0.002
 LEARNT = 8  # steps seen before the counter is taken as known
-# between readings of the clock, and of everything else; longer beside a program
+# Between readings of the clock, and of everything else; longer beside a program.
 CLOCK_S = 0.0045
 OTHER_S = 0.018
-SLOWEST_S = 0.5
+RELAXED_S = 0.2
+SLOWEST_S = 0.5  # a relaxed sampler reads the counter at least this often
 WAKE_S = 0.01  # between looks whether to stop or to be quick
-TOO_LONG_S = (
-    0.02,
-    0.1,
-)  # a call that took longer does not say when the counter was read; longest on a slow driver
-BACK_OFF_S = 0.05, 1.0  # between attempts to read a lost device: at first, and at most
+# A call that took longer does not say when the counter was read: at least the first, and at most
+# the second on a driver that is slow in all its calls.
+TOO_LONG_S = (0.02, 0.1)
+SLOW_CALL = 5.0  # times the quickest call, beyond which a call took long
+BACK_OFF_S = (0.05, 1.0)  # between attempts to read a lost device: at first, and at most
 GOLDEN = 0.618033988749895  # its multiples spread evenly over a turn
-# a counter that rises faster has not wrapped; where a card tells no limit
+# A counter that rises faster has not wrapped; MOST_W is the limit of a card that reports none.
 ABOVE_LIMIT = 3.0
 MOST_W = 5000.0
 AGE_SHARE = 0.02  # a relaxed sampler waits this share of its age
+WATCH_EVERY = 8.0  # usual waits between two steps of the counter that are watched closely
+RETRY_PERIODS = 2.5  # of the counter, through which a step that was missed is looked for
+# A wait that is longer than this share of the counter's period ends in the middle of a period.
+LONG_WAIT = 0.4
 
 
 class PollingPace:
@@ -59,66 +63,138 @@ class PollingPace:
         self._begun_s = math.nan
         self._step_s = math.inf
         self._phase_s = math.nan  # of the last step that was seen sharply
-        self._watching = False  # polling finely for the next one
+        self._is_watching = False  # polling finely for the next one
         self._tried_s = -math.inf  # when the last attempt to see one failed
-        self._lost = False  # it failed: look through a whole period
+        self._is_missed = False  # it failed: look through a whole period
         self._read_s = math.nan
         self._energy_j = math.nan
 
     def wait_s(self, now_s: float, energy_j: float, quick: bool = False) -> float:
         """Time until the next reading, given the one just made."""
-        self._note(now_s, energy_j)
+        self._note_reading(now_s, energy_j)
         if self._period_s <= 2.0 * FINE_S:
             return self._period_s
         if quick or len(self._steps) < LEARNT:
             return min(self._period_s, QUICK_S)
-        usual_s = self._period_s
-        if self._relaxed:
-            usual_s = min(
-                max(AGE_SHARE * (now_s - self._begun_s), self._period_s, self._step_s), SLOWEST_S
-            )
-        if self._lost and now_s - self._tried_s < 2.5 * self._step_s:
+        if self._is_missed and now_s - self._tried_s < RETRY_PERIODS * self._step_s:
             return QUICK_S
-        if now_s - max(self._phase_s, self._tried_s) < 8.0 * usual_s:
-            self._watching = False
-            if usual_s < 0.4 * self._step_s:
-                return usual_s
-            place = (
-                now_s + usual_s - self._phase_s
-            ) / self._step_s  # moved between steps, to belong to one of them
-            return max(usual_s + (math.floor(place) + 0.5 - place) * self._step_s, QUICK_S)
-        due_s = (
-            self._phase_s - now_s
-        ) % self._step_s  # the next step, wherever the last one was seen
-        if self._watching and EARLY_S < due_s < self._step_s - EARLY_S:  # it has passed unseen
-            self._watching = False
-            self._tried_s = now_s
-            self._lost = True
-            return QUICK_S
-        if due_s <= EARLY_S or (self._watching and due_s >= self._step_s - EARLY_S):
-            self._watching = True
+        usual_s = self._usual_wait_s(now_s)
+        if now_s - max(self._phase_s, self._tried_s) < WATCH_EVERY * usual_s:
+            self._is_watching = False
+            return self._wait_between_steps_s(now_s, usual_s)
+        return self._wait_for_step_s(now_s)
+
+    def _usual_wait_s(self, now_s: float) -> float:
+        """Return the time between readings, which grows with the age of a relaxed sampler."""
+        if not self._relaxed:
+            return self._period_s
+        age_s = now_s - self._begun_s
+        return min(max(AGE_SHARE * age_s, self._period_s, self._step_s), SLOWEST_S)
+
+    def _wait_between_steps_s(self, now_s: float, usual_s: float) -> float:
+        """Return a wait of about the usual time that ends in the middle of a period, so that the
+        reading belongs to one step.
+        """
+        if usual_s < LONG_WAIT * self._step_s:
+            return usual_s
+        periods = (now_s + usual_s - self._phase_s) / self._step_s
+        to_middle = math.floor(periods) + 0.5 - periods
+        return max(usual_s + to_middle * self._step_s, QUICK_S)
+
+    def _wait_for_step_s(self, now_s: float) -> float:
+        """Return the wait until fine polling begins, or between fine polls around a step."""
+        due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was
+        is_past = due_s >= self._step_s - EARLY_S
+        if due_s <= EARLY_S or (self._is_watching and is_past):
+            self._is_watching = True
             return FINE_S
+        if self._is_watching:  # it has passed unseen
+            self._is_watching = False
+            self._tried_s = now_s
+            self._is_missed = True
+            return QUICK_S
         return due_s - EARLY_S
 
-    def _note(self, now_s: float, energy_j: float) -> None:
-        """Remember when the counter stepped, if this reading and the one before saw it closely.
-
-        Its period is the usual time between steps, then, more exactly, that from the first step to
-        the latest."""
-        self._begun_s = now_s if math.isnan(self._begun_s) else self._begun_s
-        stepped = (
-            math.isfinite(energy_j) and math.isfinite(self._energy_j) and energy_j != self._energy_j
-        )
-        if stepped and now_s - self._read_s <= SHARP_S:
-            self._phase_s, self._lost = 0.5 * (self._read_s + now_s), False
-            if len(self._steps) < LEARNT:
-                self._steps.append(self._phase_s)
-                self._step_s = median([b - a for a, b in pairwise(self._steps)] or [math.inf])
-            if len(self._steps) == LEARNT:
-                passed_s = self._phase_s - self._steps[0]
-                self._step_s = passed_s / round(passed_s / self._step_s)
+    def _note_reading(self, now_s: float, energy_j: float) -> None:
+        """Remember when the counter stepped, if this reading and the one before saw it closely."""
+        if math.isnan(self._begun_s):
+            self._begun_s = now_s
+        if math.isfinite(energy_j):
+            has_stepped = math.isfinite(self._energy_j) and energy_j != self._energy_j
+            if has_stepped and now_s - self._read_s <= SHARP_S:
+                self._note_step(0.5 * (self._read_s + now_s))
+            self._energy_j = energy_j
         self._read_s = now_s
-        self._energy_j = energy_j if math.isfinite(energy_j) else self._energy_j
+
+    def _note_step(self, step_at_s: float) -> None:
+        """Learn the counter's period from the moment of a step.
+
+        It is the usual time between steps, then, more exactly, that from the first step to the
+        latest.
+        """
+        self._phase_s = step_at_s
+        self._is_missed = False
+        if len(self._steps) < LEARNT:
+            self._steps.append(step_at_s)
+            apart_s = [later - earlier for earlier, later in pairwise(self._steps)]
+            self._step_s = median(apart_s or [math.inf])
+        if len(self._steps) == LEARNT:
+            passed_s = step_at_s - self._steps[0]
+            self._step_s = passed_s / round(passed_s / self._step_s)
+
+
+@dataclass
+class _Schedule:
+    """When the counter, the clock and everything else are to be read next."""
+
+    clock_s: float  # between readings of the clock
+    other_s: float  # between readings of everything else
+    energy_due_s: float = 0.0
+    clock_due_s: float = 0.0
+    other_due_s: float = 0.0
+    readings: int = 0  # of everything else
+
+    @property
+    def due_s(self) -> float:
+        return min(self.energy_due_s, self.clock_due_s, self.other_due_s)
+
+    def plan_other(self, now_s: float, is_quick: bool) -> None:
+        """Choose when to read everything else next, at uneven times.
+
+        Readings in step with a load, such as every 0.2 s of one that pulses every 0.2 s, would see
+        one phase of it.
+        """
+        self.readings += 1
+        uneven = 0.75 + 0.5 * (self.readings * GOLDEN % 1.0)
+        self.other_due_s = now_s + (OTHER_S if is_quick else self.other_s * uneven)
+
+    def back_off(self, now_s: float, failed: int, is_lost: bool) -> None:
+        """Wait ever longer after readings that failed in a row."""
+        first_s, longest_s = BACK_OFF_S if is_lost else (FINE_S, BACK_OFF_S[0])
+        due_s = now_s + min(first_s * 2.0 ** min(failed, 20), longest_s)
+        self.energy_due_s = due_s
+        self.clock_due_s = due_s
+        self.other_due_s = due_s
+
+
+class _TimedCounter:
+    """Read the energy counter of a source, with the moment that each value belongs to."""
+
+    def __init__(self, source: EnergySource, limit_w: float | None) -> None:
+        self._source = source
+        most_w = ABOVE_LIMIT * (limit_w or MOST_W)
+        self._counter = UnwrappedCounter(source.energy_range_j, most_w)
+        self._quickest_s = math.inf
+
+    def read(self, began_s: float) -> tuple[float, float]:
+        """Return the moment and the joules; NaN where a call that hung leaves the moment open."""
+        energy_j = self._counter.follow(self._source.energy_j(), began_s)
+        took_s = time.monotonic() - began_s
+        self._quickest_s = min(self._quickest_s, took_s)
+        least_s, most_s = TOO_LONG_S
+        if took_s > min(max(least_s, SLOW_CALL * self._quickest_s), most_s):
+            energy_j = math.nan
+        return began_s + 0.5 * took_s, energy_j
 
 
 def poll_source(
@@ -130,59 +206,52 @@ def poll_source(
     limit_w: float | None = None,
 ) -> None:
     """Read until told to stop or orphaned; never raises for what the driver does."""
+    header = ring.header
     pace = PollingPace(period_s, relaxed)
-    counter = UnwrappedCounter(source.energy_range_j, ABOVE_LIMIT * (limit_w or MOST_W))
-    quickest_s = math.inf
-    clock_s, other_s = (0.2, 0.2) if relaxed else (max(CLOCK_S, period_s), max(OTHER_S, period_s))
-    energy_due_s = clock_due_s = other_due_s = 0.0
+    counter = _TimedCounter(source, limit_w)
+    schedule = _Schedule(RELAXED_S, RELAXED_S)
+    if not relaxed:
+        schedule = _Schedule(max(CLOCK_S, period_s), max(OTHER_S, period_s))
     failed = 0  # readings in a row
-    readings = 0
     born_ns = time.process_time_ns()
-    while not ring.header[layout.STOP] and os.getppid() == parent:
-        began_s = read_s = time.monotonic()
+    while not header[layout.STOP] and os.getppid() == parent:
+        began_s = time.monotonic()
+        read_s = began_s
         energy_j = math.nan
         clock_hz = math.nan
         slow = SlowReadings()
         try:
-            if began_s >= energy_due_s or ring.header[layout.QUICK]:
-                energy_j = counter.follow(source.energy_j(), began_s)
-                took_s = time.monotonic() - began_s
-                read_s = began_s + 0.5 * took_s
-                quickest_s = min(quickest_s, took_s)
-                if took_s > min(max(TOO_LONG_S[0], 5.0 * quickest_s), TOO_LONG_S[1]):
-                    energy_j = math.nan  # a call that hung leaves open to which moment it belongs
-                energy_due_s = read_s + pace.wait_s(
-                    read_s, energy_j, bool(ring.header[layout.QUICK])
-                )
-            if began_s >= clock_due_s:
+            if began_s >= schedule.energy_due_s or header[layout.QUICK]:
+                read_s, energy_j = counter.read(began_s)
+                wait_s = pace.wait_s(read_s, energy_j, bool(header[layout.QUICK]))
+                schedule.energy_due_s = read_s + wait_s
+            if began_s >= schedule.clock_due_s:
                 clock_hz = source.sm_clock_hz()
-                clock_due_s = began_s + clock_s
-            if began_s >= other_due_s:
+                schedule.clock_due_s = began_s + schedule.clock_s
+            if began_s >= schedule.other_due_s:
                 slow = source.slow()
-                readings += 1
-                # never in step with a load: readings every 0.2 s of one that pulses every 0.2 s see
-                # one phase of it
-                uneven = 0.75 + 0.5 * (readings * GOLDEN % 1.0)
-                other_due_s = began_s + (OTHER_S if ring.header[layout.QUICK] else other_s * uneven)
-            ring.header[layout.STATUS] = layout.SAMPLING
+                schedule.plan_other(began_s, bool(header[layout.QUICK]))
+            header[layout.STATUS] = layout.SAMPLING
             failed = 0
         except ReadError as error:
-            ring.header[layout.ERRORS] += 1
-            ring.header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
-            first_s, longest_s = BACK_OFF_S if error.lost else (FINE_S, BACK_OFF_S[0])
-            energy_due_s = clock_due_s = other_due_s = began_s + min(
-                first_s * 2.0 ** min(failed, 20), longest_s
-            )
+            header[layout.ERRORS] += 1
+            header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
+            schedule.back_off(began_s, failed, error.lost)
             failed += 1
         ring.write((read_s, energy_j, clock_hz, *astuple(slow)))
-        ring.header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
-        quick = ring.header[layout.QUICK]
-        due_s = min(energy_due_s, clock_due_s, other_due_s)
-        while (left_s := due_s - time.monotonic()) > 0.0:
-            if ring.header[layout.STOP] or ring.header[layout.QUICK] != quick:
-                break
-            time.sleep(min(left_s, WAKE_S))
-    ring.header[layout.STATUS] = layout.STOPPED
+        header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
+        _sleep_until(schedule.due_s, ring)
+    header[layout.STATUS] = layout.STOPPED
+
+
+def _sleep_until(due_s: float, ring: SampleRing) -> None:
+    """Sleep until a moment, or until the reader asks to stop or changes how quickly to read."""
+    header = ring.header
+    quick = header[layout.QUICK]
+    while (remaining_s := due_s - time.monotonic()) > 0.0:
+        if header[layout.STOP] or header[layout.QUICK] != quick:
+            break
+        time.sleep(min(remaining_s, WAKE_S))
 
 
 def main(order: dict[str, Any]) -> int:
@@ -192,8 +261,8 @@ def main(order: dict[str, Any]) -> int:
     try:
         source, identity = open_source(order["source"], order["index"])
     except (MissingTool, BadInput) as error:
-        told = {"missing": str(error), "is_users": isinstance(error, BadInput)}
-        print(json.dumps(told), flush=True)
+        refusal = {"missing": str(error), "is_users": isinstance(error, BadInput)}
+        print(json.dumps(refusal), flush=True)
         return int(error.exit_code)
     print(json.dumps(asdict(identity)), flush=True)
     try:

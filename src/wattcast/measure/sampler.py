@@ -32,16 +32,36 @@ from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity, find_source_makers
 from wattcast.measure.sample_ring import SampleRing
+from wattcast.measure.window_summary import LEAST_TICKS
 
 SILENCE_S = 3.0  # a healthy sampler is never silent this long
+START_POLL_S = 0.005  # between looks for the first sample
+STOP_S = 1.0  # that the polling process gets to end before it is killed
+
+# What describes a sensor.
+LONG_AVERAGE_S = 0.3  # power readings that look back further are of no use for short runs
+BEFORE_S = 0.4  # before a load begins, over which a reading is averaged
+AFTER_S = 0.3  # at the end of a load
+LEAST_RISE = 1.1  # of a reading, for its rise to be timed
+# A boxcar average rises linearly: the time between these shares of it is their difference.
+RISE_SHARES = (0.1, 0.9)
+
+# The load that a sensor is probed with.
+IDLE_S = 2.5
+LOAD_S = 3.0
+LOAD_ELEMENTS = 2**28  # copied again and again
+COPIES_A_WAIT = 40
 
 
 def make_child_environment() -> dict[str, str]:
     """Return this process's environment with Wattcast's own folder first on ``PYTHONPATH``."""
-    package = str(Path(__file__).parents[2])
-    return dict(os.environ) | {
-        "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    }
+    environment = dict(os.environ)
+    folders = [str(Path(__file__).parents[2])]
+    inherited = environment.get("PYTHONPATH")
+    if inherited:
+        folders.append(inherited)
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
+    return environment
 
 
 class Sampler:
@@ -75,9 +95,8 @@ class Sampler:
 
     def start(self, timeout_s: float = 20.0) -> None:
         """Start polling; returns once the first sample is there."""
-        find_source_makers(
-            self._order["source"]
-        )  # an unknown name is told before a process is started
+        # An unknown name is an error before a process is started.
+        find_source_makers(self._order["source"])
         self._folder = tempfile.TemporaryDirectory(prefix="wattcast-")
         path = Path(self._folder.name) / "samples"
         self._ring = SampleRing.create(path)
@@ -94,37 +113,37 @@ class Sampler:
         deadline = time.monotonic() + timeout_s
         assert self._process.stdout is not None
         while self.head == 0:
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                answer = self._process.stdout.readline() if ended else ""
+            has_ended = self._process.poll() is not None
+            if has_ended or time.monotonic() > deadline:
+                answer = self._process.stdout.readline() if has_ended else ""
                 self.stop()
                 self._raise_refusal(answer, timeout_s)
-            time.sleep(0.005)
+            time.sleep(START_POLL_S)
         self.identity = DeviceIdentity(**json.loads(self._process.stdout.readline()))
 
     @staticmethod
     def _raise_refusal(answer: str, timeout_s: float) -> NoReturn:
         """Raise the error that the polling process ended with, or that it did not answer."""
-        why = ""
+        reason = ""
         is_users = False
         with contextlib.suppress(ValueError):
             refusal = json.loads(answer)
-            why = str(refusal.get("missing", ""))
+            reason = str(refusal.get("missing", ""))
             is_users = bool(refusal.get("is_users"))
         if is_users:
-            raise BadInput(why)
-        raise MissingTool(why or f"the sampler gave no reading within {timeout_s:.0f} s.")
+            raise BadInput(reason)
+        raise MissingTool(reason or f"the sampler gave no reading within {timeout_s:.0f} s.")
 
     def stop(self) -> None:
         """End the polling process; kills it when it does not listen."""
         self._header[layout.STOP] = 1
         if self._process is not None:
             try:
-                self._process.wait(1.0)
+                self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
+                    self._process.wait(STOP_S)
             if self._process.stdout is not None:
                 self._process.stdout.close()
         self._process = None
@@ -160,11 +179,11 @@ class Sampler:
         """Readings that failed so far."""
         return int(self._header[layout.ERRORS])
 
-    def quick(self, wanted: bool) -> None:
+    def quick(self, is_quick: bool) -> None:
         """Read the counter as quickly as it goes, around a moment that matters; costs processor
         time.
         """
-        self._header[layout.QUICK] = int(wanted)
+        self._header[layout.QUICK] = int(is_quick)
 
     @property
     def processor_s(self) -> float:
@@ -178,9 +197,9 @@ class Sampler:
 
     def since(self, mark: int) -> EnergySamples:
         """Return the samples from number ``mark`` on."""
-        return EnergySamples(
-            np.empty((0, len(COLUMNS))) if self._ring is None else self._ring.read(mark)
-        )
+        if self._ring is None:
+            return EnergySamples(np.empty((0, len(COLUMNS))))
+        return EnergySamples(self._ring.read(mark))
 
     def check(self) -> None:
         """Raise ``Refused`` with the reason when samples can no longer be trusted."""
@@ -210,27 +229,29 @@ class PowerSensor:
     @property
     def implies(self) -> tuple[str, ...]:
         """What follows for anyone who measures with it."""
-        said = []
+        consequences = []
         if self.energy_period_s is None:
-            said.append(
-                "no energy counter: power comes from readings, and its maximum is the maximum of those."
+            consequences.append(
+                "no energy counter: power comes from readings, and its maximum is the maximum of "
+                "those."
             )
         else:
-            shortest_s = 5.0 * self.energy_period_s
-            said.append(
+            shortest_s = LEAST_TICKS * self.energy_period_s
+            consequences.append(
                 f"the energy counter steps every {1e3 * self.energy_period_s:.0f} ms: "
                 f"power needs {shortest_s:.1f} s of steady load."
             )
-        if self.average_window_s is not None and self.average_window_s > 0.3:
-            said.append(
+        if self.average_window_s is not None and self.average_window_s > LONG_AVERAGE_S:
+            consequences.append(
                 f"average power looks back {self.average_window_s:.1f} s: useless for shorter runs."
             )
         if self.instant_window_s is not None and self.instant_period_s is not None:
             longest_s = max(self.instant_window_s, self.instant_period_s)
-            said.append(
-                f"instant power answers within {1e3 * longest_s:.0f} ms; its maximum is one of those readings."
+            consequences.append(
+                f"instant power answers within {1e3 * longest_s:.0f} ms; its maximum is one of "
+                "those readings."
             )
-        return tuple(said)
+        return tuple(consequences)
 
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON."""
@@ -241,25 +262,26 @@ def describe_sensor(samples: EnergySamples, step_s: float | None = None) -> Powe
     """Return periods, by how often values change, and windows, by how long a load from ``step_s``
     takes to show.
     """
-    changed = {"instant": "instant_w", "average": "average_w", "clock": "sm_clock_hz"}
-    found: dict[str, Any] = {
-        f"{n}_period_s": find_change_period_s(samples, c) for n, c in changed.items()
-    }
-    found |= {
-        f"{n}_window_s": find_rise_s(samples, f"{n}_w", step_s)
-        for n in ("instant", "average", "memory")
-    }
-    energy_s = _median_or_none(np.diff(find_ticks(samples).time_s))
-    poll_s = float(np.median(np.diff(samples["time_s"]))) if len(samples) > 1 else float("nan")
-    return PowerSensor(energy_period_s=energy_s, poll_period_s=poll_s, **found)
+    poll_s = float("nan")
+    if len(samples) > 1:
+        poll_s = float(np.median(np.diff(samples["time_s"])))
+    return PowerSensor(
+        energy_period_s=_median_or_none(np.diff(find_ticks(samples).time_s)),
+        instant_period_s=find_change_period_s(samples, "instant_w"),
+        average_period_s=find_change_period_s(samples, "average_w"),
+        instant_window_s=find_rise_s(samples, "instant_w", step_s),
+        average_window_s=find_rise_s(samples, "average_w", step_s),
+        memory_window_s=find_rise_s(samples, "memory_w", step_s),
+        poll_period_s=poll_s,
+        clock_period_s=find_change_period_s(samples, "sm_clock_hz"),
+    )
 
 
 def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
     """Return the median time between changes of a column."""
-    read = np.isfinite(samples[column])
-    time_s = samples["time_s"][read]
-    value = samples[column][read]
-    return _median_or_none(np.diff(time_s[np.flatnonzero(np.diff(value) != 0.0) + 1]))
+    readings = samples.read_column(column)
+    changes = np.flatnonzero(np.diff(readings.values) != 0.0) + 1
+    return _median_or_none(np.diff(readings.time_s[changes]))
 
 
 def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> float | None:
@@ -271,25 +293,28 @@ def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> fl
     """
     if step_s is None:
         return None
-    read = np.isfinite(samples[column])
-    time_s = samples["time_s"][read]
-    value = samples[column][read]
-    before = value[(time_s > step_s - 0.4) & (time_s < step_s)]
-    after = value[time_s > time_s[-1] - 0.3]
-    if not len(before) or not len(after) or after.mean() < 1.1 * before.mean():
+    readings = samples.read_column(column)
+    time_s = readings.time_s
+    values = readings.values
+    before = values[(time_s > step_s - BEFORE_S) & (time_s < step_s)]
+    if not len(before):
         return None
-    share = (value - before.mean()) / (after.mean() - before.mean())
-    late = time_s >= step_s
-    reached = [time_s[late & (share >= level)] for level in (0.1, 0.9)]
-    return float((reached[1][0] - reached[0][0]) / 0.8) if all(map(len, reached)) else None
+    after = values[time_s > time_s[-1] - AFTER_S]
+    if not len(after) or after.mean() < LEAST_RISE * before.mean():
+        return None
+
+    share = (values - before.mean()) / (after.mean() - before.mean())
+    low, high = RISE_SHARES
+    is_late = time_s >= step_s
+    low_s = time_s[is_late & (share >= low)]
+    high_s = time_s[is_late & (share >= high)]
+    if not len(low_s) or not len(high_s):
+        return None
+    return float((high_s[0] - low_s[0]) / (high - low))
 
 
 def _median_or_none(values: np.ndarray) -> float | None:
     return float(np.median(values)) if len(values) else None
-
-
-IDLE_S = 2.5
-LOAD_S = 3.0
 
 
 def probe_sensor(
@@ -297,19 +322,27 @@ def probe_sensor(
 ) -> tuple[PowerSensor, EnergySamples]:
     """Idle, then copy random data steadily; return what the sensor showed and all samples."""
     with Sampler(source, index) as sampler:
-        torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
-        step_s = copied = None
-        if torch is not None and torch.cuda.is_available():
-            given = torch.randn(2**28, device="cuda")
-            copied = given.clone()
+        torch = _import_cuda_torch()
+        step_s = None
+        if torch is not None:
+            original = torch.randn(LOAD_ELEMENTS, device="cuda")
+            copy = original.clone()
             torch.cuda.synchronize()
         mark = sampler.head
         time.sleep(IDLE_S)
-        if copied is not None:
+        if torch is not None:
             step_s = time.monotonic()
             while time.monotonic() < step_s + LOAD_S:
-                for _ in range(40):
-                    copied.copy_(given)
+                for _ in range(COPIES_A_WAIT):
+                    copy.copy_(original)
                 torch.cuda.synchronize()
         samples = sampler.since(mark)
     return describe_sensor(samples, step_s), samples
+
+
+def _import_cuda_torch() -> Any:
+    """Return PyTorch where it is installed and has a GPU, else None."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    torch = importlib.import_module("torch")
+    return torch if torch.cuda.is_available() else None

@@ -26,13 +26,18 @@ from wattcast.core import Refused
 from wattcast.core.measured_rows import RunInfo
 from wattcast.measure.counter_ticks import CounterTicks, find_ticks
 from wattcast.measure.cuda_device import ClockSpinner, make_spinner
-from wattcast.measure.energy_samples import BENIGN, EnergySamples
+from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.source_check import MOST_W, check_sources, drop_impossible
+from wattcast.measure.window_summary import flag_throttling
 
 CHUNKS_AHEAD = 4  # queued before the host waits
 SPIN_CYCLES = 12_000_000
+# A power cap that is reported sooner after the start of a load belongs to the load before.
+CAP_REPORT_S = 0.05
+CLOCK_SAMPLES = 12  # latest samples in which the clock is looked up
+CLOCK_POLL_S = 0.02  # between looks at the clock
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,14 @@ class SettlingRule:
     least_s: float = 0.0  # of load before it may end
     linger_s: float = 0.0  # that the power cap of the load before may still be reported
     look_s: float = 0.0  # between looks at the samples, which take the host a millisecond or more
+
+    def least_settle_s(self, is_capped: bool) -> float:
+        """Return the time from the start of a load after which a window may begin."""
+        return self.capped_settle_s if is_capped else self.settle_s
+
+    def needed_ticks(self, is_capped: bool) -> int:
+        """Return the stretches between counter steps that a window needs."""
+        return self.capped_ticks if is_capped else self.least_ticks
 
 
 @dataclass(frozen=True)
@@ -78,26 +91,27 @@ class SettledWindow:
         when none does.
         """
         length_s = np.diff(edges_s)
-        inside = (edges_s[:-1] >= self.start_s) & (edges_s[1:] <= self.end_s)
-        return length_s[inside] if inside.any() else length_s[-1:]
+        is_inside = (edges_s[:-1] >= self.start_s) & (edges_s[1:] <= self.end_s)
+        return length_s[is_inside] if is_inside.any() else length_s[-1:]
 
 
 def find_settled_window(
     samples: EnergySamples, started_s: float, rule: SettlingRule
 ) -> SettledWindow | None:
-    """Return the latest window of a running load if it is steady, else None: keep the load running.
+    """Return the latest window of a running load if it is steady, else None: the load goes on.
 
     ``samples`` begin at or before ``started_s``, the moment the load began.
     """
-    stepped = find_ticks(samples)
-    if stepped.intervals < rule.least_ticks:
+    ticks = find_ticks(samples)
+    if ticks.intervals < rule.least_ticks:
         return None
-    capped = "sw_power_cap" in samples.between(started_s + 0.05, np.inf).throttle
-    last = stepped.last(rule.capped_ticks if capped else rule.least_ticks)
-    if last.time_s[0] < started_s + (rule.capped_settle_s if capped else rule.settle_s):
+    is_capped = "sw_power_cap" in samples.between(started_s + CAP_REPORT_S, np.inf).throttle
+    last = ticks.last(rule.needed_ticks(is_capped))
+    if last.time_s[0] < started_s + rule.least_settle_s(is_capped):
         return None
-    window = _make_window(samples, stepped, last, rule)
-    return None if {"clock_drift", "power_drift", "late_polls"} & set(window.flags) else window
+    window = _make_window(samples, ticks, last, rule)
+    is_unsteady = {"clock_drift", "power_drift", "late_polls"} & set(window.flags)
+    return None if is_unsteady else window
 
 
 def take_window(
@@ -106,40 +120,42 @@ def take_window(
     """Return all whole stretches inside ``start_s`` to ``end_s``; raise an error with the reason
     when too few.
     """
-    stepped = find_ticks(samples)
-    inside = stepped.between(start_s, end_s)
+    ticks = find_ticks(samples)
+    inside = ticks.between(start_s, end_s)
     if inside.intervals < rule.least_ticks:
         raise Refused(
             f"the window of {end_s - start_s:.2f} s holds {inside.intervals} whole steps of the energy counter, and "
             f"power needs {rule.least_ticks}: run longer, or repeat the work."
         )
-    return _make_window(samples, stepped, inside, rule)
+    return _make_window(samples, ticks, inside, rule)
 
 
 def _make_window(
-    samples: EnergySamples, stepped: CounterTicks, inside: CounterTicks, rule: SettlingRule
+    samples: EnergySamples, ticks: CounterTicks, inside: CounterTicks, rule: SettlingRule
 ) -> SettledWindow:
-    held = samples.between(float(inside.time_s[0]), float(inside.time_s[-1]))
+    start_s = float(inside.time_s[0])
+    end_s = float(inside.time_s[-1])
+    seen = samples.between(start_s, end_s)
+    is_capped = "sw_power_cap" in seen.throttle
+    clock_drift = rule.capped_drift if is_capped else rule.clock_drift
+    power_drift = rule.capped_drift if is_capped else rule.power_drift
     flags = []
-    capped = "sw_power_cap" in held.throttle
-    if _relative_drift(held.known("sm_clock_hz")) > (
-        rule.capped_drift if capped else rule.clock_drift
-    ):
+    if _relative_drift(seen.known("sm_clock_hz")) > clock_drift:
         flags.append("clock_drift")
-    if _relative_drift(inside.interval_w) > (rule.capped_drift if capped else rule.power_drift):
+    if _relative_drift(inside.interval_w) > power_drift:
         flags.append("power_drift")
     if inside.power_doubt > rule.late_share:
         flags.append("late_polls")
     if (np.diff(inside.energy_j) < 0.0).any():
         flags.append("counter_reset")
+
+    # The energy counter and the power readings have to agree.
     counted_j = float(inside.energy_j[-1] - inside.energy_j[0])
-    ends_s = (float(inside.time_s[0]), float(inside.time_s[-1]))
-    if check_sources(
-        drop_impossible(samples, MOST_W, ends_s)[0], stepped, ends_s, counted_j
-    ).doubts:
-        flags.append("sources_disagree")  # the energy counter and the power readings
-    flags += [f"throttle_{reason}" for reason in held.throttle if reason not in BENIGN]
-    return SettledWindow(held, inside, tuple(flags))
+    possible, _ = drop_impossible(samples, MOST_W, (start_s, end_s))
+    if check_sources(possible, ticks, (start_s, end_s), counted_j).doubts:
+        flags.append("sources_disagree")
+    flags += flag_throttling(seen.throttle)
+    return SettledWindow(seen, inside, tuple(flags))
 
 
 def _relative_drift(values: np.ndarray) -> float:
@@ -152,21 +168,50 @@ def _relative_drift(values: np.ndarray) -> float:
     return abs(second - first) / max(abs(first), 1e-12)
 
 
-def describe_window(held: SettledWindow) -> dict[str, Any]:
+def describe_window(window: SettledWindow) -> dict[str, Any]:
     """Return the fields that every kind of row takes from its window, under the names that rows
     use.
     """
     return {
-        "duration_s": held.duration_s,
-        "power_w": held.ticks.power_w,
-        "power_spread_w": held.ticks.spread_w,
-        "ticks": held.ticks.intervals,
-        "memory_power_w": held.samples.last("memory_w"),
-        "sm_clock_hz": held.samples.mean("sm_clock_hz"),
-        "temperature_c": held.samples.mean("temperature_c"),
-        "throttle": held.samples.throttle,
-        "flags": held.flags,
+        "duration_s": window.duration_s,
+        "power_w": window.ticks.power_w,
+        "power_spread_w": window.ticks.spread_w,
+        "ticks": window.ticks.intervals,
+        "memory_power_w": window.samples.last("memory_w"),
+        "sm_clock_hz": window.samples.mean("sm_clock_hz"),
+        "temperature_c": window.samples.mean("temperature_c"),
+        "throttle": window.samples.throttle,
+        "flags": window.flags,
     }
+
+
+class _ChunkQueue:
+    """Chunks of a load on a stream, with an event at the edge of each."""
+
+    def __init__(self, gpu: Any, queue_chunk: Callable[[], None], ahead: int) -> None:
+        self._gpu = gpu
+        self._queue_chunk = queue_chunk
+        self._ahead = ahead
+        first = gpu.mark()
+        first.synchronize()
+        self.started_s = time.monotonic()
+        self.marks = [first]
+        self._waiting = deque([first])
+
+    def advance(self) -> None:
+        """Queue chunks until enough are ahead, and wait for the oldest."""
+        while len(self._waiting) < self._ahead:
+            self._queue_chunk()
+            mark = self._gpu.mark()
+            self.marks.append(mark)
+            self._waiting.append(mark)
+        self._waiting.popleft().synchronize()
+
+    def edges_s(self) -> np.ndarray:
+        """Return the moments at the edges of all chunks, by the host's clock."""
+        first = self.marks[0]
+        passed_ms = [first.elapsed_time(mark) for mark in self.marks]
+        return self.started_s + np.array(passed_ms) / 1e3
 
 
 @dataclass(frozen=True)
@@ -207,42 +252,41 @@ def hold_load(
     ``gpu`` has ``mark`` and ``synchronize``. After the window has closed, the spin kernel reads the
     effective clock while the load goes on. A load that has not settled after ``rule.longest_s`` is
     flagged ``unsettled``."""
-    first = sampler.head
-    zero = gpu.mark()
-    zero.synchronize()
-    started_s = time.monotonic()
-    marks = [zero]
-    waiting = deque([zero])
-    held = None
+    head = sampler.head
+    queue = _ChunkQueue(gpu, queue_chunk, ahead)
+    started_s = queue.started_s
     looked_s = started_s
-    while held is None and time.monotonic() - started_s < rule.longest_s:
-        while len(waiting) < ahead:
-            queue_chunk()
-            marks.append(gpu.mark())
-            waiting.append(marks[-1])
-        waiting.popleft().synchronize()
+    window = None
+    while window is None and time.monotonic() - started_s < rule.longest_s:
+        queue.advance()
         sampler.check()
         now_s = time.monotonic()
         if now_s - started_s >= rule.least_s and now_s - looked_s >= rule.look_s:
-            seen = sampler.since(first)
+            samples = sampler.since(head)
             looked_s = now_s
-            recent = seen.between(started_s + rule.linger_s, np.inf) if rule.linger_s else seen
-            held = find_settled_window(recent, started_s, rule)
+            if rule.linger_s:
+                samples = samples.between(started_s + rule.linger_s, np.inf)
+            window = find_settled_window(samples, started_s, rule)
     clock_hz = None
     if spinner is not None:
-        queue_chunk()
-        spinner.start(SPIN_CYCLES)
-        queue_chunk()
-        queue_chunk()
-        clock_hz = spinner.clock_hz()
+        clock_hz = _spin_under_load(spinner, queue_chunk)
     gpu.synchronize()
-    if held is None:
-        held = take_window(
-            sampler.since(first), started_s + rule.capped_settle_s, time.monotonic(), rule
-        )
-        held = replace(held, flags=(*held.flags, "unsettled"))
-    edges_s = started_s + np.array([zero.elapsed_time(mark) for mark in marks]) / 1e3
-    return HeldLoad(held, held.whole(edges_s), len(marks) - 1, clock_hz, started_s, tuple(marks))
+    if window is None:
+        begin_s = started_s + rule.capped_settle_s
+        window = take_window(sampler.since(head), begin_s, time.monotonic(), rule)
+        window = replace(window, flags=(*window.flags, "unsettled"))
+    chunk_s = window.whole(queue.edges_s())
+    marks = tuple(queue.marks)
+    return HeldLoad(window, chunk_s, len(marks) - 1, clock_hz, started_s, marks)
+
+
+def _spin_under_load(spinner: ClockSpinner, queue_chunk: Callable[[], None]) -> float:
+    """Return the effective clock, by a spin kernel that runs between chunks of the load."""
+    queue_chunk()
+    spinner.start(SPIN_CYCLES)
+    queue_chunk()
+    queue_chunk()
+    return spinner.clock_hz()
 
 
 def await_clock(sampler: Sampler, least_hz: float, longest_s: float) -> bool:
@@ -251,10 +295,10 @@ def await_clock(sampler: Sampler, least_hz: float, longest_s: float) -> bool:
     """
     deadline_s = time.monotonic() + longest_s
     while time.monotonic() < deadline_s:
-        clock_hz = sampler.since(sampler.head - 12).last("sm_clock_hz")
+        clock_hz = sampler.since(sampler.head - CLOCK_SAMPLES).last("sm_clock_hz")
         if clock_hz is not None and clock_hz >= least_hz:
             return True
-        time.sleep(0.02)
+        time.sleep(CLOCK_POLL_S)
     return False
 
 
@@ -268,17 +312,26 @@ def format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def make_run_info(run: str, identity: DeviceIdentity, **given: Any) -> RunInfo:
-    """Describe the card as the sampler knows it, with its sizes and the versions of its libraries
-    as given.
+def make_run_info(run: str, identity: DeviceIdentity, **software: Any) -> RunInfo:
+    """Describe the card as the sampler identified it, with its sizes and the versions of its
+    libraries as the caller gives them.
     """
     from wattcast import __version__
 
-    given |= {
-        f"card_{name}": getattr(identity, name) for name in ("name", "uuid", "serial", "board")
-    }
-    given |= {name: getattr(identity, name) for name in ("driver", "power_limit_w", "top_clock_hz")}
-    return RunInfo(run, format_now(), nvml=identity.library, wattcast=__version__, **given)
+    return RunInfo(
+        run,
+        format_now(),
+        card_name=identity.name,
+        card_uuid=identity.uuid,
+        card_serial=identity.serial,
+        card_board=identity.board,
+        driver=identity.driver,
+        power_limit_w=identity.power_limit_w,
+        top_clock_hz=identity.top_clock_hz,
+        nvml=identity.library,
+        wattcast=__version__,
+        **software,
+    )
 
 
 def make_torch_run_info(run: str, identity: DeviceIdentity, torch: Any) -> RunInfo:

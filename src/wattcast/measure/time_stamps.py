@@ -35,9 +35,8 @@ EPOCH = datetime(1970, 1, 1)
 NUMBER_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 OLDEST_S = 946_684_800.0  # 2000-01-01: a number without a unit that is older is no date
 NEWEST_S = 4_102_444_800.0  # 2100-01-01
-LONGEST_STEP_S = (
-    60.0  # between lines of a log: a counter of microseconds since start-up steps further than this
-)
+LONGEST_STEP_S = 60.0  # between lines of a log: a counter of microseconds steps further than this
+MOST_BOUNDS = 500  # seconds that bound an interval: many thousands add nothing
 WHAT_TO_DO = (
     "Say how times are written with --time-format, such as '%d/%m/%Y %H:%M:%S' or ms, "
     "or give the time between lines, such as --interval 100ms."
@@ -114,15 +113,16 @@ def read_stamps(
 def check_rising(time_s: Array, lines: Sequence[int], where: str) -> None:
     """Refuse times that run backwards, with the line at which they do."""
     falls = np.flatnonzero(np.diff(time_s) < 0.0)
-    if len(falls):
-        place = int(falls[0])
-        back_s = float(time_s[place] - time_s[place + 1])
-        raise BadInput(
-            f"{where}: line {lines[place + 1]} is {back_s:.6g} s earlier than line {lines[place]}: "
-            "the clock was set back (daylight saving?), midnight passed in a log without dates, or "
-            "lines are out of order. Split the log there, or give the time between lines, "
-            "such as --interval 100ms."
-        )
+    if not len(falls):
+        return
+    place = int(falls[0])
+    back_s = float(time_s[place] - time_s[place + 1])
+    raise BadInput(
+        f"{where}: line {lines[place + 1]} is {back_s:.6g} s earlier than line {lines[place]}: "
+        "the clock was set back (daylight saving?), midnight passed in a log without dates, or "
+        "lines are out of order. Split the log there, or give the time between lines, "
+        "such as --interval 100ms."
+    )
 
 
 def place_whole_seconds(time_s: Array) -> tuple[Array, float]:
@@ -130,38 +130,44 @@ def place_whole_seconds(time_s: Array) -> tuple[Array, float]:
     relative doubt.
 
     Line i was written at a + b·i, and its stamp s_i says s_i <= a + b·i < s_i + 1. Every pair of
-    lines bounds b, and the middle of what is left is the best guess. The doubt is infinite where no
-    b fits, because lines were not written evenly.
+    lines bounds b, and the middle of the remaining range is the best guess. The doubt is infinite
+    where no b fits, because lines were not written evenly.
 
     >>> placed_s, doubt = place_whole_seconds(np.array([0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0]))
     >>> placed_s.tolist(), round(doubt, 3)
     ([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0], 0.2)
     """
-    count = len(time_s)
-    begins = np.flatnonzero(np.diff(time_s, prepend=-np.inf) > 0.0)  # first line of its second
-    ends = np.flatnonzero(np.diff(time_s, append=np.inf) > 0.0)  # last line of its second
-    step = max(len(begins) // 500, 1)  # bounds of many thousand seconds add nothing
-    begins = begins[::step]
-    ends = ends[::step]
-    apart = begins[None, :] - ends[:, None]  # from the end of a second to the begin of another
-    least = _slopes(time_s[begins][None, :] - time_s[ends][:, None] - 1.0, apart, apart > 0)
-    most = _slopes(time_s[ends][:, None] + 1.0 - time_s[begins][None, :], -apart, apart < 0)
-    low_s = float(least.max(initial=0.0))
-    high_s = float(most.min(initial=np.inf))
+    low_s, high_s = _bound_interval_s(time_s)
     if not low_s <= high_s < np.inf:
         return time_s, np.inf
+    count = len(time_s)
     interval_s = 0.5 * (low_s + high_s)
     mean_s = float(time_s[-1] - time_s[0]) / (count - 1)
     if low_s <= mean_s <= high_s:
         interval_s = mean_s
-    doubt = (
-        max(high_s - interval_s, interval_s - low_s) / interval_s if interval_s > 0.0 else np.inf
-    )
+    doubt = np.inf
+    if interval_s > 0.0:
+        doubt = max(high_s - interval_s, interval_s - low_s) / interval_s
     return time_s[0] + interval_s * np.arange(count), float(doubt)
 
 
-def _slopes(rise_s: Array, run: npt.NDArray[np.int64], wanted: npt.NDArray[np.bool_]) -> Array:
-    return rise_s[wanted] / run[wanted]
+def _bound_interval_s(time_s: Array) -> tuple[float, float]:
+    """Return the shortest and the longest time between lines that whole seconds leave open."""
+    firsts = np.flatnonzero(np.diff(time_s, prepend=-np.inf) > 0.0)  # first line of its second
+    lasts = np.flatnonzero(np.diff(time_s, append=np.inf) > 0.0)  # last line of its second
+    stride = max(len(firsts) // MOST_BOUNDS, 1)
+    firsts = firsts[::stride]
+    lasts = lasts[::stride]
+    first_s = time_s[firsts][None, :]
+    last_s = time_s[lasts][:, None]
+
+    # From the last line of one second (rows) to the first line of another (columns), or back.
+    apart = firsts[None, :] - lasts[:, None]
+    is_later = apart > 0
+    is_earlier = apart < 0
+    least_s = (first_s - last_s - 1.0)[is_later] / apart[is_later]
+    most_s = (last_s + 1.0 - first_s)[is_earlier] / -apart[is_earlier]
+    return float(least_s.max(initial=0.0)), float(most_s.min(initial=np.inf))
 
 
 def _read_numbers(stamps: Sequence[Stamp], where: str, scale: float) -> StampTimes:
@@ -169,15 +175,17 @@ def _read_numbers(stamps: Sequence[Stamp], where: str, scale: float) -> StampTim
         if not _is_number(stamp.text):
             raise _unreadable(stamp, where)
     values = np.array([float(stamp.text) for stamp in stamps])
-    are_whole = scale == 1.0 and not any("." in stamp.text for stamp in stamps)
+    has_fractions = any("." in stamp.text for stamp in stamps)
     origin = values[0] if len(values) else 0.0
-    return StampTimes((values - origin) * scale, are_whole)
+    return StampTimes((values - origin) * scale, scale == 1.0 and not has_fractions)
 
 
 def _read_numbers_since_1970(stamps: Sequence[Stamp], where: str, heading: str) -> StampTimes:
     """Read numbers without a unit, which are times since 1970 or refused."""
     values = np.array([float(stamp.text) for stamp in stamps])
-    usual_step = float(np.median(np.abs(np.diff(values)))) if len(values) > 1 else 0.0
+    usual_step = 0.0
+    if len(values) > 1:
+        usual_step = float(np.median(np.abs(np.diff(values))))
     for scale in NUMBER_UNITS.values():
         are_dates = values.min() * scale >= OLDEST_S and values.max() * scale <= NEWEST_S
         if are_dates and usual_step * scale <= LONGEST_STEP_S:
@@ -208,28 +216,41 @@ def _read_dates(stamps: Sequence[Stamp], where: str) -> StampTimes:
     Every order of day, month and year that fits all lines must give the same times.
     """
     parts = [_split_stamp(stamp, where) for stamp in stamps]
-    kinds = {part.kind for part in parts}
-    if len(kinds) > 1:
-        stamp = next(s for s, part in zip(stamps, parts, strict=True) if part.kind != parts[0].kind)
-        raise _unreadable(stamp, where, f"it is written differently from line {stamps[0].line}")
+    kind = parts[0].kind
+    for stamp, part in zip(stamps, parts, strict=True):
+        if part.kind != kind:
+            reason = f"it is written differently from line {stamps[0].line}"
+            raise _unreadable(stamp, where, reason)
+
     readings: list[Array] = []
-    first_error: Stamp | None = None
-    for order in _ORDERS.get(parts[0].kind, (("year", "month", "day"),)):
-        moments = [part.to_moment(order) for part in parts]
-        wrong = [stamp for stamp, moment in zip(stamps, moments, strict=True) if moment is None]
-        if wrong:
-            first_error = first_error or wrong[0]
-            continue
-        known = [moment for moment in moments if moment is not None]
-        readings.append(_count_seconds(known, stamps, where))
+    first_wrong: Stamp | None = None
+    for order in _ORDERS.get(kind, (("year", "month", "day"),)):
+        moments, wrong = _order_dates(parts, stamps, order)
+        if wrong is None:
+            readings.append(_count_seconds(moments, stamps, where))
+        elif first_wrong is None:
+            first_wrong = wrong
     if not readings:
-        raise _unreadable(first_error or stamps[0], where)
-    for other in readings[1:]:
-        differing = np.flatnonzero(np.abs(other - readings[0]) > 1e-6)
+        raise _unreadable(first_wrong or stamps[0], where)
+    for time_s in readings[1:]:
+        differing = np.flatnonzero(np.abs(time_s - readings[0]) > 1e-6)
         if len(differing):
             stamp = stamps[int(differing[0])]
             raise _unreadable(stamp, where, "its day and month could be either way round")
     return StampTimes(readings[0], not any(part.fraction for part in parts))
+
+
+def _order_dates(
+    parts: Sequence[_StampParts], stamps: Sequence[Stamp], order: tuple[str, str, str]
+) -> tuple[list[datetime], Stamp | None]:
+    """Return the moments of all lines for one order of a date, or the first line it does not fit."""
+    moments = []
+    for stamp, part in zip(stamps, parts, strict=True):
+        moment = part.to_moment(order)
+        if moment is None:
+            return [], stamp
+        moments.append(moment)
+    return moments, None
 
 
 @dataclass(frozen=True)
@@ -250,24 +271,19 @@ class _StampParts:
         None where there is no such day.
         """
         date = dict(zip(order, self.numbers, strict=True))
-        year = date["year"] + (2000 if self.kind == "neither" else 0)
+        if self.kind == "neither":
+            date["year"] += 2000
         microsecond = int((self.fraction + "000000")[:6])
+        clock = (self.hour, self.minute, self.second, microsecond)
         try:
-            moment = datetime(
-                year, date["month"], date["day"], self.hour, self.minute, self.second, microsecond
-            )
+            moment = datetime(date["year"], date["month"], date["day"], *clock)
         except ValueError:
             return None
         return moment.replace(tzinfo=_read_zone(self.zone)) if self.zone else moment
 
 
 def _split_stamp(stamp: Stamp, where: str) -> _StampParts:
-    text = stamp.text.strip().strip('"')
-    named = _NAMED_MONTH.fullmatch(text)
-    if named is not None and named["month"] in _MONTHS:
-        month = _MONTHS.index(named["month"]) + 1
-        zone = "Z" if named["zone"] in ("UTC", "GMT", "Z") else ""
-        text = f"{named['year']}-{month}-{named['day']} {named['time']} {zone}".strip()
+    text = _number_month(stamp.text.strip().strip('"'))
     match = _DATE_AND_TIME.fullmatch(text)
     if match is None:
         raise _unreadable(stamp, where)
@@ -276,17 +292,31 @@ def _split_stamp(stamp: Stamp, where: str) -> _StampParts:
     if match["half"]:
         if not 1 <= hour <= 12:
             raise _unreadable(stamp, where)
-        hour = hour % 12 + (12 if match["half"].lower() == "pm" else 0)
-    second = int(match["second_of"] or 0)
+        afternoon = 12 if match["half"].lower() == "pm" else 0
+        hour = hour % 12 + afternoon
     return _StampParts(
         kind,
         numbers,
         hour,
-        int(match["minute"]),
-        second,
-        match["fraction"] or "",
-        match["zone"] or "",
+        minute=int(match["minute"]),
+        second=int(match["second_of"] or 0),
+        fraction=match["fraction"] or "",
+        zone=match["zone"] or "",
     )
+
+
+def _number_month(text: str) -> str:
+    """Return a date with the name of its month in numbers; other texts as they are.
+
+    >>> _number_month("Sun Oct 25 02:59:00 2026")
+    '2026-10-25 02:59:00'
+    """
+    match = _NAMED_MONTH.fullmatch(text)
+    if match is None or match["month"] not in _MONTHS:
+        return text
+    month = _MONTHS.index(match["month"]) + 1
+    zone = "Z" if match["zone"] in ("UTC", "GMT", "Z") else ""
+    return f"{match['year']}-{month}-{match['day']} {match['time']} {zone}".strip()
 
 
 def _split_date(match: re.Match[str]) -> tuple[str, tuple[int, int, int]]:
@@ -296,9 +326,12 @@ def _split_date(match: re.Match[str]) -> tuple[str, tuple[int, int, int]]:
     if not match["first"]:
         return "clock", (1970, 1, 1)
     numbers = (int(match["first"]), int(match["second"]), int(match["third"]))
+    kind = "neither"
     if len(match["first"]) == 4:
-        return "first", numbers
-    return ("third" if len(match["third"]) == 4 else "neither"), numbers
+        kind = "first"
+    elif len(match["third"]) == 4:
+        kind = "third"
+    return kind, numbers
 
 
 def _read_zone(text: str) -> timezone:
@@ -312,17 +345,18 @@ def _read_zone(text: str) -> timezone:
 
 def _count_seconds(moments: Sequence[datetime], stamps: Sequence[Stamp], where: str) -> Array:
     """Return seconds from the first moment; all or none must name their zone."""
-    have_zones = [moment.tzinfo is not None for moment in moments]
-    if any(have_zones) and not all(have_zones):
-        stamp = stamps[have_zones.index(not have_zones[0])]
+    has_zone = [moment.tzinfo is not None for moment in moments]
+    if any(has_zone) and not all(has_zone):
+        stamp = stamps[has_zone.index(not has_zone[0])]
         raise _unreadable(stamp, where, "some lines name a time zone and others do not")
     if not moments:
         return np.zeros(0)
-    return np.array([(moment - moments[0]).total_seconds() for moment in moments])
+    origin = moments[0]
+    return np.array([(moment - origin).total_seconds() for moment in moments])
 
 
-def _unreadable(stamp: Stamp, where: str, why: str = "") -> BadInput:
-    because = f" ({why})" if why else ""
+def _unreadable(stamp: Stamp, where: str, reason: str = "") -> BadInput:
+    because = f" ({reason})" if reason else ""
     return BadInput(
         f"{where}: line {stamp.line}: cannot read the time {clip_text(stamp.text)!r}{because}. "
         f"{WHAT_TO_DO}"

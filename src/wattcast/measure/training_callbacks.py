@@ -2,12 +2,13 @@
 Transformers.
 
     meter = StepMeter(wattcast.predict("llama3-8b", gpu="h200", phase="train", batch=4, seq=2048))
-    Trainer(..., callbacks=[make_transformers_callback(meter, log_to_wandb)])      # or
-    log_to_mlflow, or both lightning.Trainer(..., callbacks=[make_lightning_callback(meter)])
-    # to the trainer's own loggers
 
-In a loop of one's own, ``with meter:``; after a step, ``if found := meter.read(step):
-log_to_mlflow(found, step)``."""
+    Trainer(..., callbacks=[make_transformers_callback(meter, log_to_wandb)])
+    lightning.Trainer(..., callbacks=[make_lightning_callback(meter)])  # logs to its own loggers
+
+``log_to_wandb`` and ``log_to_mlflow`` log to the active run. In a loop of your own, put ``with
+meter:`` around it, and after each step ``if numbers := meter.read(step): log_to_mlflow(numbers,
+step)``."""
 
 from __future__ import annotations
 
@@ -23,9 +24,8 @@ from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.energy_sources import EnergySource, ReadError, open_source
 from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
 
-StepLog = Callable[
-    [dict[str, float], int], object
-]  # takes the numbers, and the step they belong to
+# Takes the numbers, and the step they belong to.
+StepLog = Callable[[dict[str, float], int], object]
 
 
 LEAST_CHECKED_S = 1.0  # a counter steps every 100 ms: a shorter time says little about its rate
@@ -62,7 +62,8 @@ class _MeteredDevice:
         if passed_s < LEAST_CHECKED_S:
             return spent_j
         ends_w = (before_w, self._power_w)
-        return spent_j if is_plausible_power(spent_j / passed_s, ends_w, self._most_w) else None
+        is_plausible = is_plausible_power(spent_j / passed_s, ends_w, self._most_w)
+        return spent_j if is_plausible else None
 
     def close(self) -> None:
         """Disconnect."""
@@ -136,21 +137,22 @@ class StepMeter:
         spent = [device.count_joules(now_s, passed_s) for device in self._open]
         self._last_step = step
         self._last_s = now_s
+
         numbers = {"wattcast/step_s": passed_s / steps}
-        if any(joules is None for joules in spent):
-            return numbers | {"wattcast/doubtful": 1.0}
-        spent_j = sum(joules for joules in spent if joules is not None)
+        spent_j = 0.0
+        for joules in spent:
+            if joules is None:
+                return numbers | {"wattcast/doubtful": 1.0}
+            spent_j += joules
         self._total_j += spent_j
-        numbers |= {
-            "wattcast/total_energy_j": self._total_j,
-            "wattcast/energy_j_per_step": spent_j / steps,
-            "wattcast/power_w": spent_j / passed_s,
-        }
+        numbers["wattcast/total_energy_j"] = self._total_j
+        numbers["wattcast/energy_j_per_step"] = spent_j / steps
+        numbers["wattcast/power_w"] = spent_j / passed_s
         if self._predicted is not None and spent_j > 0:
-            joules = float(self._predicted.energy_j) * len(self._devices)
-            numbers["wattcast/predicted_energy_j_per_step"] = joules
+            predicted_j = float(self._predicted.energy_j) * len(self._devices)
+            numbers["wattcast/predicted_energy_j_per_step"] = predicted_j
             numbers["wattcast/predicted_step_s"] = float(self._predicted.latency_s)
-            numbers["wattcast/predicted_over_measured_energy"] = joules * steps / spent_j
+            numbers["wattcast/predicted_over_measured_energy"] = predicted_j * steps / spent_j
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
     def stop(self) -> None:
@@ -166,7 +168,7 @@ class StepMeter:
         self.stop()
 
 
-def log_to_wandb(found: dict[str, float], step: int) -> None:
+def log_to_wandb(numbers: dict[str, float], step: int) -> None:
     """Log to the active run of Weights & Biases, over a step of our own: other logs may count
     theirs differently.
     """
@@ -175,22 +177,23 @@ def log_to_wandb(found: dict[str, float], step: int) -> None:
     if wandb.run is None:
         raise BadInput("Weights & Biases has no run to log to. Call wandb.init() first.")
     wandb.run.define_metric("wattcast/*", step_metric="wattcast/step")
-    wandb.run.log(found | {"wattcast/step": step})
+    wandb.run.log(numbers | {"wattcast/step": step})
 
 
-def log_to_mlflow(found: dict[str, float], step: int) -> None:
+def log_to_mlflow(numbers: dict[str, float], step: int) -> None:
     """Log to the active run of MLflow, which begins one where there is none."""
     import mlflow
 
-    mlflow.log_metrics(found, step=step)
+    mlflow.log_metrics(numbers, step=step)
 
 
 def make_lightning_callback(meter: StepMeter, *logs: StepLog) -> Any:
     """Return a Lightning callback that logs to the trainer's loggers and to ``logs``, from one
     process.
     """
-    old = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
-    base: Any = import_module("pytorch_lightning" if old else "lightning.pytorch").Callback
+    is_old = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
+    lightning = import_module("pytorch_lightning" if is_old else "lightning.pytorch")
+    base: Any = lightning.Callback
 
     class EnergyCallback(base):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -198,9 +201,13 @@ def make_lightning_callback(meter: StepMeter, *logs: StepLog) -> Any:
                 meter.start(trainer.global_step)
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if found := meter.read(trainer.global_step):
-                for log in (*(logger.log_metrics for logger in trainer.loggers), *logs):
-                    log(found, trainer.global_step)
+            numbers = meter.read(trainer.global_step)
+            if not numbers:
+                return
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers, trainer.global_step)
+            for log in logs:
+                log(numbers, trainer.global_step)
 
         def teardown(self, trainer: Any, module: Any, stage: str) -> None:
             meter.stop()
@@ -218,10 +225,12 @@ def make_transformers_callback(meter: StepMeter, *logs: StepLog) -> Any:
                 meter.start(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if found := meter.read(state.global_step):
-                state.log_history.append({**found, "step": state.global_step})
-                for log in logs:
-                    log(found, state.global_step)
+            numbers = meter.read(state.global_step)
+            if not numbers:
+                return
+            state.log_history.append({**numbers, "step": state.global_step})
+            for log in logs:
+                log(numbers, state.global_step)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             meter.stop()

@@ -55,25 +55,13 @@ def choose_nvidia_card(
 
     ``find_mig_parent`` returns the UUID of the card that a MIG instance belongs to.
     """
-    everything = tuple(card.index for card in cards)
     if CUDA_LIST not in environ:
-        return DeviceChoice(0, everything, _describe_choice(0, everything, cards))
+        visible = tuple(card.index for card in cards)
+        return DeviceChoice(0, visible, _describe_choice(0, visible, cards))
     text = environ[CUDA_LIST]
     entries = [entry.strip() for entry in text.split(",")]
-    chosen: list[int] = []
-    is_part = False
-    for entry in entries:
-        index, is_mig = _find_nvidia_card(entry, cards, find_mig_parent)
-        if index is None:
-            break  # CUDA ignores this entry and all after it
-        if index in chosen and not is_mig:
-            raise _refuse_list(
-                CUDA_LIST, text, f"names GPU {index} twice, and CUDA then shows none"
-            )
-        is_part = is_part or is_mig
-        if index not in chosen:
-            chosen.append(index)
-    if not chosen:
+    visible, is_part = _list_visible_cards(entries, text, cards, find_mig_parent)
+    if not visible:
         raise _refuse_list(CUDA_LIST, text, f"hides all {len(cards)} GPUs of this machine")
     is_counted = entries[0].lstrip("+").isdigit()
     if is_counted and not _counts_as_nvidia_smi(cards, environ):
@@ -83,61 +71,96 @@ def choose_nvidia_card(
             f"this machine differ ({clip_text(names)}). Set {CUDA_ORDER}=PCI_BUS_ID for the program, "
             f"or name the card by its UUID. {OVERRIDE}."
         )
-    flag = "MIG: the counter is that of the whole card, other instances included" if is_part else ""
-    return DeviceChoice(
-        chosen[0], tuple(chosen), _describe_choice(chosen[0], tuple(chosen), cards), flag
-    )
+    flag = ""
+    if is_part:
+        flag = "MIG: the counter is that of the whole card, other instances included"
+    index = visible[0]
+    return DeviceChoice(index, visible, _describe_choice(index, visible, cards), flag)
+
+
+def _list_visible_cards(
+    entries: Sequence[str],
+    text: str,
+    cards: Sequence[ListedCard],
+    find_mig_parent: Callable[[str], str | None],
+) -> tuple[tuple[int, ...], bool]:
+    """Return the cards that a list names, and whether one of its entries is a part of a card."""
+    visible: list[int] = []
+    has_part = False
+    for entry in entries:
+        index, is_mig = _find_nvidia_card(entry, cards, find_mig_parent)
+        if index is None:
+            break  # CUDA ignores this entry and all after it
+        has_part = has_part or is_mig
+        if index not in visible:
+            visible.append(index)
+        elif not is_mig:
+            reason = f"names GPU {index} twice, and CUDA then shows none"
+            raise _refuse_list(CUDA_LIST, text, reason)
+    return tuple(visible), has_part
 
 
 def choose_amd_card(cards: Sequence[ListedCard], environ: Mapping[str, str]) -> DeviceChoice:
     """Return the first card that a HIP program with this environment uses."""
-    visible = [card.index for card in cards]
+    visible = list(cards)
     for names in ((ROCR_LIST,), HIP_LISTS):
         name = next((name for name in names if name in environ), None)
         if name is None:
             continue
         text = environ[name]
-        chosen: list[int] = []
+        chosen: list[ListedCard] = []
         for entry in text.split(","):
-            index = _find_amd_card(entry.strip(), [cards[i] for i in visible])
-            if index is None:
+            card = _find_amd_card(entry.strip(), visible)
+            if card is None:
                 break
-            chosen.append(index)
+            chosen.append(card)
         if not chosen:
             raise _refuse_list(name, text, f"hides all {len(cards)} GPUs of this machine")
         visible = chosen
     if not visible:
         return DeviceChoice(0)
-    return DeviceChoice(visible[0], tuple(visible), _describe_choice(visible[0], visible, cards))
+    numbers = tuple(card.index for card in visible)
+    return DeviceChoice(numbers[0], numbers, _describe_choice(numbers[0], numbers, cards))
 
 
 def _find_nvidia_card(
     entry: str, cards: Sequence[ListedCard], find_mig_parent: Callable[[str], str | None]
 ) -> tuple[int | None, bool]:
     """Return the number of the card that an entry names, and whether it names a part of it."""
+    card: ListedCard | None = None
+    is_part = entry.startswith("MIG-")
     if entry.isdigit():
-        number = int(entry) if len(entry) < 10 else len(cards)
-        return (cards[number].index if number < len(cards) else None), False
-    if entry.startswith("MIG-GPU-"):  # as drivers before 470 wrote it: MIG-GPU-uuid/instance/part
+        card = _find_numbered(entry, cards)
+    elif entry.startswith("MIG-GPU-"):  # as drivers before 470 wrote it: MIG-GPU-uuid/instance/part
         parent = entry.removeprefix("MIG-").partition("/")[0]
-        return _match_uuid(parent, cards), True
-    if entry.startswith("MIG-"):
+        card = _match_uuid(parent, cards)
+    elif is_part:
         parent_uuid = find_mig_parent(entry)
-        return (None if parent_uuid is None else _match_uuid(parent_uuid, cards)), True
-    return (_match_uuid(entry, cards) if entry.startswith("GPU-") else None), False
+        if parent_uuid is not None:
+            card = _match_uuid(parent_uuid, cards)
+    elif entry.startswith("GPU-"):
+        card = _match_uuid(entry, cards)
+    return (None if card is None else card.index), is_part
 
 
-def _find_amd_card(entry: str, cards: Sequence[ListedCard]) -> int | None:
+def _find_amd_card(entry: str, cards: Sequence[ListedCard]) -> ListedCard | None:
     if entry.isdigit():
-        number = int(entry) if len(entry) < 10 else len(cards)
-        return cards[number].index if number < len(cards) else None
+        return _find_numbered(entry, cards)
     return _match_uuid(entry, cards) if entry.startswith("GPU-") else None
 
 
-def _match_uuid(text: str, cards: Sequence[ListedCard]) -> int | None:
+def _find_numbered(digits: str, cards: Sequence[ListedCard]) -> ListedCard | None:
+    """Return the card at a place of a list; None where the list is shorter."""
+    if len(digits) > LONGEST_NUMBER or int(digits) >= len(cards):
+        return None
+    return cards[int(digits)]
+
+
+def _match_uuid(text: str, cards: Sequence[ListedCard]) -> ListedCard | None:
     """Return the card whose UUID begins with ``text``; None where none or several do."""
-    exact = [card.index for card in cards if card.uuid == text]
-    matching = exact or [card.index for card in cards if card.uuid.startswith(text)]
+    matching = [card for card in cards if card.uuid == text]
+    if not matching:
+        matching = [card for card in cards if card.uuid.startswith(text)]
     return matching[0] if len(matching) == 1 else None
 
 
@@ -149,13 +172,15 @@ def _counts_as_nvidia_smi(cards: Sequence[ListedCard], environ: Mapping[str, str
 def _describe_choice(index: int, visible: Sequence[int], cards: Sequence[ListedCard]) -> str:
     if len(visible) < 2:
         return ""
-    numbers = ", ".join(map(str, visible[:8])) + (", ..." if len(visible) > 8 else "")
-    told = (
+    numbers = ", ".join(map(str, visible[:MOST_NAMED]))
+    if len(visible) > MOST_NAMED:
+        numbers += ", ..."
+    note = (
         f"the program may use GPUs {numbers}; only GPU {index} is measured (--device N for another)"
     )
     if len({card.name for card in cards}) > 1:
-        told += f"; these differ, and CUDA's number 0 is the fastest unless {CUDA_ORDER}=PCI_BUS_ID"
-    return told
+        note += f"; these differ, and CUDA's number 0 is the fastest unless {CUDA_ORDER}=PCI_BUS_ID"
+    return note
 
 
 def _refuse_list(name: str, text: str, why: str) -> BadInput:
@@ -163,3 +188,7 @@ def _refuse_list(name: str, text: str, why: str) -> BadInput:
         f"{name}={clip_text(text)!r} {why}, so the program uses no card that could be measured. "
         f"{OVERRIDE}, or measure the processor with --source rapl."
     )
+
+
+MOST_NAMED = 8  # cards that a note lists one by one
+LONGEST_NUMBER = 9  # digits: a longer number names no card

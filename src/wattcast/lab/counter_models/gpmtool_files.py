@@ -29,7 +29,7 @@ from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.counter_table import CounterPredictor, CounterTable
 from wattcast.lab.counter_models.launch_power import query_nsys
 from wattcast.lab.counter_models.rail_terms import ACTIVE_CYCLE
-from wattcast.measure.power_logs import read_dcgm_rounds
+from wattcast.measure.power_log_forms import read_dcgm_rounds
 from wattcast.power.activity import Activity, ActivitySource
 
 HEADER_LINES = 4
