@@ -27,7 +27,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.regular_files import read_shipped_table
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
-# SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API)
+# SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API).
 SM_GRAIN = 8
 SM_SHARES = (0.5, 0.625, 0.75, 0.875)
 LEVELS = 16
@@ -72,10 +72,10 @@ class Knob:
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.levels or any(b <= a for a, b in pairwise(self.levels)) or self.levels[0] <= 0:
-            raise bad_value(
-                f"knob {self.role}", "positive levels, each above the one before", self.levels
-            )
+        is_rising = all(low < high for low, high in pairwise(self.levels))
+        if not self.levels or not is_rising or self.levels[0] <= 0:
+            form = "positive levels, each above the one before"
+            raise bad_value(f"knob {self.role}", form, self.levels)
 
 
 class LatticeLine(NamedTuple):
@@ -109,7 +109,7 @@ class Lattice:
     @cached_property
     def top(self) -> Settings:
         """Return the setting with every knob at its highest level."""
-        return tuple(n - 1 for n in self.shape)
+        return tuple(count - 1 for count in self.shape)
 
     @cached_property
     def bottom(self) -> Settings:
@@ -119,7 +119,7 @@ class Lattice:
     @cached_property
     def log_levels(self) -> tuple[tuple[float, ...], ...]:
         """Return the logarithms of the levels, by knob."""
-        return tuple(tuple(math.log(value) for value in knob.levels) for knob in self.knobs)
+        return tuple(tuple(map(math.log, knob.levels)) for knob in self.knobs)
 
     def flat_index(self, settings: Settings) -> int:
         """Return the position of a setting in flat tables, where the last knob varies fastest."""
@@ -134,21 +134,25 @@ class Lattice:
         return {}
 
     def lines_through(self, settings: Settings) -> tuple[LatticeLine, ...]:
-        """Return the lines through a setting, one per knob. They are kept, as every decision asks
-        for them.
+        """Return the lines through a setting, one per knob. They are remembered, as every decision
+        asks for them.
         """
         if settings not in self._lines:
             lines = []
             for knob, count in enumerate(self.shape):
-                along = tuple(move_knob(settings, knob, level) for level in range(count))
-                lines.append(LatticeLine(settings[:knob] + settings[knob + 1 :], along))
+                ahead = settings[:knob]
+                behind = settings[knob + 1 :]
+                along = tuple([(*ahead, level, *behind) for level in range(count)])
+                lines.append(LatticeLine(ahead + behind, along))
             self._lines[settings] = tuple(lines)
         return self._lines[settings]
 
     def contains(self, settings: Settings) -> bool:
         """Tell whether a setting exists."""
-        inside = (0 <= level < n for level, n in zip(settings, self.shape, strict=False))
-        return len(settings) == len(self.shape) and all(inside)
+        if len(settings) != len(self.shape):
+            return False
+        levels = zip(settings, self.shape, strict=True)
+        return all(0 <= level < count for level, count in levels)
 
     def level_values(self, settings: Settings) -> tuple[float, ...]:
         """Return the SI values of a setting."""
@@ -156,14 +160,18 @@ class Lattice:
 
     def nearest_settings(self, *values: float) -> Settings:
         """Return the setting whose values are closest, knob by knob."""
-        return tuple(
-            int(np.argmin(np.abs(np.asarray(knob.levels) - value)))
-            for knob, value in zip(self.knobs, values, strict=True)
-        )
+        settings = []
+        for knob, value in zip(self.knobs, values, strict=True):
+            distance = np.abs(np.asarray(knob.levels) - value)
+            settings.append(int(np.argmin(distance)))
+        return tuple(settings)
 
     def find_knob(self, role: KnobRole) -> int | None:
         """Return the position of the knob with this role, or None where the card lacks it."""
-        return next((i for i, knob in enumerate(self.knobs) if knob.role is role), None)
+        for place, knob in enumerate(self.knobs):
+            if knob.role is role:
+                return place
+        return None
 
     def knob_values(self, role: KnobRole) -> Array:
         """Return the SI value of a knob at every setting, ``(setting,)``; 1 where the card lacks
@@ -172,24 +180,29 @@ class Lattice:
         which = self.find_knob(role)
         if which is None:
             return np.ones(self.count)
-        levels = np.asarray(self.knobs[which].levels)
-        return np.asarray(levels[np.indices(self.shape)[which].ravel()], dtype=np.float64)
+        levels = np.asarray(self.knobs[which].levels, dtype=np.float64)
+        level_of_setting = np.indices(self.shape)[which].ravel()
+        return np.asarray(levels[level_of_setting], dtype=np.float64)
 
     def describe(self, settings: Settings) -> str:
         """Write a setting for people: ``32 units, 1 GHz core, 1.375 GHz memory``."""
-        values = zip(self.knobs, self.level_values(settings), strict=True)
-        facts = [(value, KNOB_FACTS[knob.role]) for knob, value in values]
-        return ", ".join(
-            f"{units.show(value, fact['unit'])} {fact['word']}" for value, fact in facts
-        )
+        words = []
+        for knob, value in zip(self.knobs, self.level_values(settings), strict=True):
+            facts = KNOB_FACTS[knob.role]
+            words.append(f"{units.show(value, facts['unit'])} {facts['word']}")
+        return ", ".join(words)
 
 
 def list_sm_counts(total: int) -> tuple[float, ...]:
     """List how many SMs a green context can have: about eighths of the card down to a half, and all
     of it.
     """
-    lower = {SM_GRAIN * round(share * total / SM_GRAIN) for share in SM_SHARES}
-    return tuple(float(n) for n in sorted({n for n in lower if n < total} | {total}))
+    counts = {total}
+    for share in SM_SHARES:
+        count = SM_GRAIN * round(share * total / SM_GRAIN)
+        if count < total:
+            counts.add(count)
+    return tuple(map(float, sorted(counts)))
 
 
 def build_card_lattice(
@@ -203,16 +216,19 @@ def build_card_lattice(
 
     ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of
     it to all of it."""
-    usable = [c for c in core_hz if c >= LOWEST * core_hz[-1]] if core_hz else []
-    if not usable:
+    usable_hz = [clock_hz for clock_hz in core_hz if clock_hz >= LOWEST * core_hz[-1]]
+    if not usable_hz:
         raise MissingTool("the card names no core clock that could be locked.")
-    step = max(1, math.ceil((len(usable) - 1) / (LEVELS - 1)))
-    knobs = [Knob(KnobRole.CORE_CLOCK, tuple(sorted(usable[::-1][::step])))]
+    stride = max(1, math.ceil((len(usable_hz) - 1) / (LEVELS - 1)))
+    from_highest_hz = usable_hz[::-1][::stride]
+    knobs = [Knob(KnobRole.CORE_CLOCK, tuple(sorted(from_highest_hz)))]
     if len(memory_hz) > 1:
         knobs.append(Knob(KnobRole.MEMORY_CLOCK, tuple(sorted(memory_hz))))
-    if limits_w is not None and limits_w[1] < limits_w[0]:
-        even = np.linspace(max(limits_w[1], LOWEST * limits_w[0]), limits_w[0], LIMIT_LEVELS)
-        knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(float(round(w, 3)) for w in even)))
+    if limits_w is not None:
+        now_w, lowest_w, _ = limits_w
+        if lowest_w < now_w:
+            even_w = np.linspace(max(lowest_w, LOWEST * now_w), now_w, LIMIT_LEVELS)
+            knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(np.round(even_w, 3).tolist())))
     if len(units) > 1:
         knobs.append(Knob(KnobRole.COMPUTE_UNITS, units))
     return Lattice(tuple(knobs))
@@ -299,30 +315,26 @@ class PlantTables:
     time_s: Array  # (phase, setting)
     power_w: Array  # (phase, setting)
     applications: Mapping[str, npt.NDArray[np.int64]]  # name -> phases in the order they run
-    work: Array | None = (
-        None  # (phase,) instructions, relative; None: every run of a kernel is alike
-    )
+    # (phase,) instructions, relative; None: every run of a kernel is alike.
+    work: Array | None = None
     counters: Mapping[str, Array] = field(default_factory=dict)  # name -> (phase, setting)
     memory_w: Array | None = None  # (phase, setting) part of power_w drawn by memory
     board_w: float | None = None  # constant part of power_w
     idle_w: float | None = None
-    clock_hz: Array | None = (
-        None  # (phase, setting) core clock the governor allows; None: not known
-    )
+    # (phase, setting) core clock the governor allows; None: not known.
+    clock_hz: Array | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
         shape = (len(self.kernels), self.lattice.count)
-        clocks = {} if self.clock_hz is None else {"clock": self.clock_hz}
-        for what, table in {
-            "time": self.time_s,
-            "power": self.power_w,
-            **clocks,
-            **self.counters,
-        }.items():
+        tables = {"time": self.time_s, "power": self.power_w, **self.counters}
+        if self.clock_hz is not None:
+            tables["clock"] = self.clock_hz
+        for what, table in tables.items():
             if table.shape != shape:
                 raise bad_value(f"{self.name}: {what}", f"a table of {shape}", table.shape)
-        for what, table in {"time": self.time_s, "power": self.power_w}.items():
+        for what in ("time", "power"):
+            table = tables[what]
             if not (np.isfinite(table) & (table > 0)).all():
                 raise bad_value(f"{self.name}: {what}", "finite numbers above zero", "others")
         if not self.lattice.contains(self.default):
@@ -362,16 +374,16 @@ class TablePlant:
         self._tables = tables
         self._order: list[int] = tables.order(application).tolist()
         noise = noise or MeasurementNoise()
-        drawn = np.random.default_rng(seed).standard_normal((2, len(self._order)))
-        self._time_factor, self._power_factor = (
-            np.exp(noise.time * drawn[0]),
-            np.exp(noise.power * drawn[1]),
-        )
+        deviations = np.random.default_rng(seed).standard_normal((2, len(self._order)))
+        self._time_factor = np.exp(noise.time * deviations[0])
+        self._power_factor = np.exp(noise.power * deviations[1])
         self.settings: list[int] = []  # flat index of each iteration so far
 
     def next_kernel(self) -> str | None:
         position = len(self.settings)
-        return None if position >= len(self._order) else self._tables.kernels[self._order[position]]
+        if position >= len(self._order):
+            return None
+        return self._tables.kernels[self._order[position]]
 
     def run(self, settings: Settings) -> Observation:
         tables = self._tables

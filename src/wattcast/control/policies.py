@@ -92,9 +92,8 @@ class Harmonia:
     free: tuple[bool, ...] | None = None  # knobs it may turn; None: all
     fine: bool = True
     first: Settings | None = None  # of a kernel's first run; None: the default
-    hint: Mapping[str, Settings] = field(
-        default_factory=dict
-    )  # kernel -> first guess, instead of a coarse step
+    # First guess of a kernel, instead of a coarse step.
+    hint: Mapping[str, Settings] = field(default_factory=dict)
 
     @cached_property
     def problem(self) -> SearchProblem:
@@ -130,46 +129,55 @@ class Harmonia:
     ) -> tuple[ControllerState, Settings]:
         """Return the next state and the settings for this kernel's next run."""
         kernel = observation.kernel
-        problem = self.problem
-        tuning = self.tuning
-        memory = state.kernels.get(kernel) or PhaseMemory(
-            problem.start, target=self.hint.get(kernel)
-        )
-        known = observation.settings == memory.next_settings or self.lattice.contains(
-            observation.settings
-        )
-        if not (observation.usable and known):
-            # Stay; after several in a row fall back to the start settings, which need no reading to
-            # be safe.
-            memory = memory._replace(bad=memory.bad + 1)
-            if memory.bad >= tuning.patience:
-                memory = memory._replace(
-                    next_settings=problem.start, why="blind", settled=False, rest=0
-                )
-            return ControllerState(
-                {**state.kernels, kernel: memory}, state.shelf
-            ), memory.next_settings
-        state, memory = self._detect_phase(state, memory, observation)
-        runs = memory.runs.record(
-            observation, self._find_effective(memory.runs, observation), problem.slope_levels
-        )
+        memory = state.kernels.get(kernel)
+        if memory is None:
+            memory = PhaseMemory(self.problem.start, target=self.hint.get(kernel))
+        settings = observation.settings
+        is_on_lattice = settings == memory.next_settings or self.lattice.contains(settings)
+        if observation.usable and is_on_lattice:
+            state, memory = self._detect_phase(state, memory, observation)
+            memory = self._learn_run(memory, observation)
+        else:
+            memory = self._skip_run(memory)
+        kernels = {**state.kernels, kernel: memory}
+        return ControllerState(kernels, state.shelf), memory.next_settings
+
+    def _skip_run(self, memory: PhaseMemory) -> PhaseMemory:
+        """Stay after an unusable observation; after several in a row fall back to the start
+        settings, which need no reading to be safe.
+        """
+        bad = memory.bad + 1
+        if bad < self.tuning.patience:
+            return memory._replace(bad=bad)
+        start = self.problem.start
+        return memory._replace(bad=bad, next_settings=start, why="blind", settled=False, rest=0)
+
+    def _learn_run(self, memory: PhaseMemory, observation: Observation) -> PhaseMemory:
+        """Record a run and choose the settings of the next one."""
+        effective = self._find_effective(memory.runs, observation)
+        runs = memory.runs.record(observation, effective, self.problem.slope_levels)
         if memory.settled and memory.rest > 0:
             move = SearchMove(memory.next_settings, True, memory.why)
             rest = memory.rest - 1
         else:
             move = self._choose_move(memory, runs)
-            rest = 0 if move.why == TRADING else tuning.rest
-        # after these moves, a coarse step that the cap refused until now is not looked at again
+            rest = 0 if move.why == TRADING else self.tuning.rest
+        # After these moves, a coarse step that the cap refused until now is not looked at again.
         target = None if move.why in (STEP, TRADING) else memory.target
-        (to, settled, why, turn), last, (beliefs, bins) = (
-            move,
-            observation.settings,
-            (memory.beliefs, memory.bins),
+        return PhaseMemory(
+            move.settings,
+            move.why,
+            runs,
+            memory.beliefs,
+            memory.bins,
+            target,
+            last=observation.settings,
+            settled=move.settled,
+            rest=rest,
+            odd=memory.odd,
+            bad=0,
+            turn=move.turn,
         )
-        memory = PhaseMemory(
-            to, why, runs, beliefs, bins, target, last, settled, rest, memory.odd, 0, turn
-        )
-        return ControllerState({**state.kernels, kernel: memory}, state.shelf), memory.next_settings
 
     def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
         """Return the settings the card really ran at: the lowest core clock that would have been
@@ -178,18 +186,19 @@ class Harmonia:
         A governor (power, heat) that holds the clock between two levels would hold it there for the
         upper one, too. A clock that wavers by one level between runs counts as the same."""
         settings = observation.settings
-        which = self.problem.core
+        core = self.problem.core
         clock_hz = observation.core_hz
-        if which is None:
+        if core is None:
             return settings
-        levels = self.lattice.knobs[which].levels
-        if not clock_hz < levels[settings[which]] * (1.0 - CLOCK_TOLERANCE):  # also where it is NaN
+        levels_hz = self.lattice.knobs[core].levels
+        is_lower = clock_hz < levels_hz[settings[core]] * (1.0 - CLOCK_TOLERANCE)  # not where NaN
+        if not is_lower:
             return settings
-        level = bisect_left(levels, clock_hz * (1.0 - CLOCK_TOLERANCE))
+        level = bisect_left(levels_hz, clock_hz * (1.0 - CLOCK_TOLERANCE))
         before = runs.held.get(settings)
-        if before is not None and abs(before[which] - level) <= 1:
+        if before is not None and abs(before[core] - level) <= 1:
             return before
-        return plants.move_knob(settings, which, level)
+        return plants.move_knob(settings, core, level)
 
     def _detect_phase(
         self, state: ControllerState, memory: PhaseMemory, observation: Observation
@@ -198,34 +207,39 @@ class Harmonia:
         (without).
         """
         counters = observation.usable_counters
-        tuning = self.tuning
         if self.model is None or counters is None:
-            if memory.runs.surprise(observation, tuning.prior_sigma) <= tuning.surprise:
-                return state, memory if memory.odd == 0 else memory._replace(odd=0)
-            if memory.odd + 1 < tuning.patience:
-                return state, memory._replace(odd=memory.odd + 1)
-            return state, PhaseMemory(
-                self.problem.start, last=memory.last
-            )  # all that was learned is out of date
+            return state, self._detect_surprise(memory, observation)
         if memory.bins is not None and memory.last != observation.settings:
             return state, memory  # sensitivities that moved with a knob say nothing of the program
         compute, bandwidth = self.model.predict(counters)
         bins = (bin_sensitivity(compute), bin_sensitivity(bandwidth))
         if bins == memory.bins:
             return state, memory
-        beliefs = SensitivityBeliefs(compute, bandwidth, tuning.margin)
+
+        beliefs = SensitivityBeliefs(compute, bandwidth, self.tuning.margin)
         target = self._coarse_targets[bins]
         if memory.bins is None:
             return state, memory._replace(beliefs=beliefs, bins=bins, target=target)
-        if memory.runs.confirms(observation, tuning.resolution):
-            return state, memory._replace(
-                beliefs=beliefs
-            )  # the same program: it looks different from other settings
-        shelf = {**state.shelf, (observation.kernel, memory.bins): memory}
-        known = shelf.get((observation.kernel, bins))
-        if known is None:
-            known = PhaseMemory(memory.next_settings, beliefs=beliefs, bins=bins, target=target)
-        return ControllerState(state.kernels, shelf), known._replace(last=memory.last)
+        if memory.runs.confirms(observation, self.tuning.resolution):
+            # The same program, which looks different from other settings.
+            return state, memory._replace(beliefs=beliefs)
+
+        # Another phase: the present one may come back, and the new one may have been there before.
+        kernel = observation.kernel
+        shelf = {**state.shelf, (kernel, memory.bins): memory}
+        earlier = shelf.get((kernel, bins))
+        if earlier is None:
+            earlier = PhaseMemory(memory.next_settings, beliefs=beliefs, bins=bins, target=target)
+        return ControllerState(state.kernels, shelf), earlier._replace(last=memory.last)
+
+    def _detect_surprise(self, memory: PhaseMemory, observation: Observation) -> PhaseMemory:
+        """Return an empty memory after several runs in a row that took another time than before."""
+        tuning = self.tuning
+        if memory.runs.surprise(observation, tuning.prior_sigma) <= tuning.surprise:
+            return memory if memory.odd == 0 else memory._replace(odd=0)
+        if memory.odd + 1 < tuning.patience:
+            return memory._replace(odd=memory.odd + 1)
+        return PhaseMemory(self.problem.start, last=memory.last)
 
     @cached_property
     def _coarse_targets(self) -> dict[Bins, Settings | None]:
@@ -234,16 +248,20 @@ class Harmonia:
 
         No knob goes above its default, and none that may not be turned moves.
         """
-        found: dict[Bins, Settings | None] = {}
+        targets: dict[Bins, Settings | None] = {}
         for compute in SensitivityBin:
             for bandwidth in SensitivityBin:
-                wanted = self.tuning.coarse_target(self.lattice, compute, bandwidth)
-                each = zip(wanted, self.default, self.problem.free, strict=True)
-                kept = tuple(
-                    min(level, default) if free else default for level, default, free in each
-                )
-                found[compute, bandwidth] = None if kept == self.default else kept
-        return found
+                levels = self.tuning.coarse_target(self.lattice, compute, bandwidth)
+                target = self._limit_target(levels)
+                targets[compute, bandwidth] = None if target == self.default else target
+        return targets
+
+    def _limit_target(self, levels: Settings) -> Settings:
+        limited = list(self.default)
+        for knob, is_free in enumerate(self.problem.free):
+            if is_free:
+                limited[knob] = min(levels[knob], self.default[knob])
+        return tuple(limited)
 
     def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
         if self.fine:
@@ -304,15 +322,21 @@ class PrintedHarmonia:
         if counters is None:
             return state, memory.next_settings
         compute, bandwidth = self.model.predict(counters)
-        bins = bin_sensitivity(compute), bin_sensitivity(bandwidth)
-        here = observation.settings
+        bins = (bin_sensitivity(compute), bin_sensitivity(bandwidth))
         busy = counters["VALUBusy"]
+        after = self._choose_next(memory, observation.settings, bins, busy)
+        kernels: Any = {**state.kernels, kernel: after}
+        return ControllerState(kernels, state.shelf), after.next_settings
+
+    def _choose_next(
+        self, memory: PrintedMemory, here: Settings, bins: Bins, busy: float
+    ) -> PrintedMemory:
+        """Return what to remember of a run, and the settings of the next one."""
         flat = memory.flat
         dithering = memory.dithering
         settled = False
-        to = here
         if bins != memory.bins:
-            if memory.last not in (None, here):
+            if memory.last is not None and memory.last != here:
                 to = memory.last  # sensitivities artificially changed due to configuration change
             else:
                 to = self.tuning.coarse_target(self.lattice, *bins)
@@ -325,12 +349,10 @@ class PrintedHarmonia:
             flat = here
             to = tuple(max(level - 1, 0) for level in here)
         else:
-            to = tuple(
-                min(level + 1, top) for level, top in zip(here, self.lattice.top, strict=True)
-            )
+            tops = zip(here, self.lattice.top, strict=True)
+            to = tuple(min(level + 1, top) for level, top in tops)
             dithering += 1
-        after = PrintedMemory(to, bins, busy, here, flat, dithering, settled)
-        return ControllerState({**state.kernels, kernel: after}, state.shelf), to  # type: ignore[dict-item]
+        return PrintedMemory(to, bins, busy, here, flat, dithering, settled)
 
 
 class PolicyName(StrEnum):
@@ -355,9 +377,8 @@ class PolicySetup:
     objective: Objective = field(default_factory=Objective)
     model: SensitivityModel | None = None
     tuning: ControllerTuning = field(default_factory=ControllerTuning)
-    forecast: Mapping[str, Settings] = field(
-        default_factory=dict
-    )  # application -> settings chosen beforehand
+    # Settings of an application that were chosen beforehand.
+    forecast: Mapping[str, Settings] = field(default_factory=dict)
     noise: MeasurementNoise | None = None
     seed: int = 0
 
@@ -386,19 +407,27 @@ def find_static_best(tables: PlantTables, application: str, objective: Objective
     """Find the one setting that serves the whole application best; a slowdown bounds its total
     time.
     """
-    counts = np.bincount(tables.order(application), minlength=len(tables.kernels)).astype(
-        np.float64
-    )
+    counts = _count_runs(tables, application)
     time_s = counts @ tables.time_s
     energy_j = counts @ tables.energy_j
-    each = replace(objective, slowdown=None)  # latency and cap hold for every run
-    penalty = (score_tables(tables, each) - score_tables(tables, Objective(objective.goal)))[
-        counts > 0
-    ].max(axis=0)
+
+    # The penalty of a bound that some run breaks: latency and cap hold for every run.
+    bounds_of_runs = replace(objective, slowdown=None)
+    bounded = score_tables(tables, bounds_of_runs)
+    unbounded = score_tables(tables, Objective(objective.goal))
+    penalty = (bounded - unbounded)[counts > 0].max(axis=0)
     if objective.slowdown is not None:
-        limit_s = time_s[tables.lattice.flat_index(tables.default)] * (1 + objective.slowdown)
+        default_s = time_s[tables.lattice.flat_index(tables.default)]
+        limit_s = default_s * (1 + objective.slowdown)
         penalty = penalty + np.where(time_s > limit_s * (1 + 1e-9), BOUND_PENALTY, 0.0)
-    return int((np.log(objective.total(time_s, energy_j)) + penalty).argmin())
+    score = np.log(objective.total(time_s, energy_j)) + penalty
+    return int(score.argmin())
+
+
+def _count_runs(tables: PlantTables, application: str) -> Array:
+    """Return how often each phase of the tables runs in an application."""
+    counts = np.bincount(tables.order(application), minlength=len(tables.kernels))
+    return counts.astype(np.float64)
 
 
 def make_controller(
@@ -408,21 +437,22 @@ def make_controller(
     counter it needs.
     """
     if policy is PolicyName.PRINTED:
-        known = setup.model is not None and "VALUBusy" in tables.counters
-        return (
-            PrintedHarmonia(tables.lattice, tables.default, setup.model)
-            if known and setup.model
-            else None
-        )
+        if setup.model is None or "VALUBusy" not in tables.counters:
+            return None
+        return PrintedHarmonia(tables.lattice, tables.default, setup.model)
     free = None
     if policy is PolicyName.CORE_CLOCK:
         free = tuple(knob.role is KnobRole.CORE_CLOCK for knob in tables.lattice.knobs)
         if not any(free):
             return None
-    model = setup.model if tables.counters else None
-    fine = policy is not PolicyName.COARSE
     return Harmonia(
-        tables.lattice, tables.default, setup.objective, model, setup.tuning, free, fine
+        tables.lattice,
+        tables.default,
+        setup.objective,
+        model=setup.model if tables.counters else None,
+        tuning=setup.tuning,
+        free=free,
+        fine=policy is not PolicyName.COARSE,
     )
 
 
@@ -433,58 +463,73 @@ def run_policy(
     needs.
     """
     objective = setup.objective
-    order = tables.order(application)
-    usual = tables.lattice.flat_index(tables.default)
-    chosen = np.full(len(tables.kernels), usual, dtype=np.int64)
-    idle_s = 0.0
+    lattice = tables.lattice
+    needs_forecast = policy in (PolicyName.PREDICTIVE, PolicyName.GUIDED)
+    if needs_forecast and application not in setup.forecast:
+        return None
     match policy:
-        case PolicyName.ORACLE:
-            chosen[:] = score_tables(tables, objective).argmin(
-                axis=-1
-            )  # of each phase, from the whole table
+        case PolicyName.DEFAULT:
+            chosen = _choose_everywhere(tables, lattice.flat_index(tables.default))
+        case PolicyName.ORACLE:  # the best of each phase, from the whole table
+            chosen = score_tables(tables, objective).argmin(axis=-1)
         case PolicyName.STATIC:
-            chosen[:] = find_static_best(tables, application, objective)
-        case PolicyName.PREDICTIVE | PolicyName.GUIDED if application not in setup.forecast:
-            return None
+            chosen = _choose_everywhere(tables, find_static_best(tables, application, objective))
         case PolicyName.PREDICTIVE:
-            chosen[:] = tables.lattice.flat_index(setup.forecast[application])
-        case PolicyName.RACE_TO_IDLE:  # at the highest settings, then idle until the deadline
-            chosen[:] = tables.lattice.flat_index(tables.lattice.top)
-            usual_s = float(tables.time_s[order, usual].sum())
-            deadline_s = 0.0 if objective.slowdown is None else usual_s * (1.0 + objective.slowdown)
-            deadline_s = (
-                deadline_s if objective.latency_s is None else objective.latency_s * len(order)
-            )
-            idle_s = max(deadline_s - float(tables.time_s[order, chosen[order]].sum()), 0.0)
-            if idle_s > 0 and tables.idle_w is None:
-                return None
-        case (
-            PolicyName.HARMONIA
-            | PolicyName.COARSE
-            | PolicyName.CORE_CLOCK
-            | PolicyName.GUIDED
-            | PolicyName.PRINTED
-        ):
-            controller: Any = make_controller(tables, policy, setup)
-            if controller is None:
-                return None
-            if policy is PolicyName.GUIDED:
-                hint = setup.forecast[application]
-                controller = replace(controller, hint={tables.kernels[p]: hint for p in order})
-            played, state = plants.play_application(
-                tables, application, controller, setup.noise, setup.seed
-            )
-            # The settings kept at the end: those a kernel with one phase settled on, else those of
-            # the last run.
-            chosen[played.phase] = played.chosen  # later runs overwrite earlier ones
-            for phase in np.unique(played.phase):
-                memory = state.kernels.get(tables.kernels[phase])
-                if (
-                    memory is not None
-                    and memory.settled
-                    and tables.kernels.count(tables.kernels[phase]) == 1
-                ):
-                    chosen[phase] = tables.lattice.flat_index(memory.next_settings)
-            return PolicyRun(policy, played, chosen)
+            forecast = lattice.flat_index(setup.forecast[application])
+            chosen = _choose_everywhere(tables, forecast)
+        case PolicyName.RACE_TO_IDLE:
+            return _race_to_idle(tables, application, objective)
+        case _:
+            return _run_controller(tables, application, policy, setup)
+    order = tables.order(application)
+    return PolicyRun(policy, plants.run_at_settings(tables, application, chosen[order]), chosen)
+
+
+def _choose_everywhere(tables: PlantTables, index: int) -> Indices:
+    """Return one setting for every phase."""
+    return np.full(len(tables.kernels), index, dtype=np.int64)
+
+
+def _race_to_idle(tables: PlantTables, application: str, objective: Objective) -> PolicyRun | None:
+    """Run at the highest settings, then idle until the deadline; None where idle power is unknown."""
+    order = tables.order(application)
+    default_s = float(tables.time_s[order, tables.lattice.flat_index(tables.default)].sum())
+    deadline_s = 0.0
+    if objective.latency_s is not None:
+        deadline_s = objective.latency_s * len(order)
+    elif objective.slowdown is not None:
+        deadline_s = default_s * (1.0 + objective.slowdown)
+    chosen = _choose_everywhere(tables, tables.lattice.flat_index(tables.lattice.top))
     played = plants.run_at_settings(tables, application, chosen[order])
-    return PolicyRun(policy, played, chosen, idle_s * (tables.idle_w or 0.0))
+    idle_s = max(deadline_s - played.total_s, 0.0)
+    if idle_s > 0 and tables.idle_w is None:
+        return None
+    return PolicyRun(PolicyName.RACE_TO_IDLE, played, chosen, idle_s * (tables.idle_w or 0.0))
+
+
+def _run_controller(
+    tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
+) -> PolicyRun | None:
+    """Play an application under the controller, or under one of its other forms."""
+    controller: Any = make_controller(tables, policy, setup)
+    if controller is None:
+        return None
+    if policy is PolicyName.GUIDED:
+        kernels = [tables.kernels[phase] for phase in tables.order(application)]
+        hint = dict.fromkeys(kernels, setup.forecast[application])
+        controller = replace(controller, hint=hint)
+    played, state = plants.play_application(
+        tables, application, controller, setup.noise, setup.seed
+    )
+
+    # The settings kept at the end: those that a kernel with one phase settled on, else those of the
+    # last run (later runs overwrite earlier ones).
+    chosen = _choose_everywhere(tables, tables.lattice.flat_index(tables.default))
+    chosen[played.phase] = played.chosen
+    for phase in np.unique(played.phase):
+        kernel = tables.kernels[phase]
+        memory = state.kernels.get(kernel)
+        has_settled = memory is not None and memory.settled
+        if has_settled and tables.kernels.count(kernel) == 1:
+            chosen[phase] = tables.lattice.flat_index(memory.next_settings)
+    return PolicyRun(policy, played, chosen)

@@ -65,13 +65,11 @@ class RunMemory(NamedTuple):
         learn how power rises."""
         log_time = log_time_per_work(observation)
         log_power = math.log(observation.power_w)
-        held = self.held
-        settings = observation.settings
-        if effective is not None and effective != settings:
-            held = {**held, settings: effective}
-            settings = effective
-        elif settings in held:  # the governor let go: the old record belongs to another state
-            held = {asked: got for asked, got in held.items() if asked != settings}
+        held = self._note_effective(observation.settings, effective)
+        settings = held.get(observation.settings, observation.settings)
+
+        # Welford's update of the means and of the sums of squares about them. A setting that a
+        # governor held until now has a record that belongs to another state.
         old = self.seen.get(settings) if settings not in self.held else None
         if old is None:
             new = SettingRecord(1, log_time, log_power)
@@ -79,21 +77,24 @@ class RunMemory(NamedTuple):
             off_time = 0.0
             off_power = 0.0
         else:
-            n = old.runs + 1
+            runs = old.runs + 1
+            share = old.runs / runs
             off_time = log_time - old.log_time
             off_power = log_power - old.log_power
-            new = SettingRecord(n, old.log_time + off_time / n, old.log_power + off_power / n)
-            share = (n - 1) / n  # Welford's update of the sum of squares
-        seen = {**self.seen, settings: new}
-        knobs = self.knobs
+            new_time = old.log_time + off_time / runs
+            new = SettingRecord(runs, new_time, old.log_power + off_power / runs)
+
+        # All settings of one state share the record.
         changed = [settings]
         if held:
-            changed += [asked for asked, got in held.items() if got == settings]
-            seen.update(dict.fromkeys(changed, new))
-        for one in changed:
-            was = self.seen.get(one)
-            if was is None or (log_levels is not None and was.log_power != new.log_power):
-                knobs = _note_setting(knobs, seen, one, log_levels)
+            changed += [asked for asked, state in held.items() if state == settings]
+        seen = {**self.seen, **dict.fromkeys(changed, new)}
+        knobs = self.knobs
+        for each_settings in changed:
+            before = self.seen.get(each_settings)
+            has_new_power = before is None or before.log_power != new.log_power
+            if before is None or (log_levels is not None and has_new_power):
+                knobs = _note_setting(knobs, seen, each_settings, log_levels)
         return RunMemory(
             seen,
             self.runs + 1,
@@ -103,6 +104,16 @@ class RunMemory(NamedTuple):
             knobs,
             held,
         )
+
+    def _note_effective(
+        self, settings: Settings, effective: Settings | None
+    ) -> Mapping[Settings, Settings]:
+        """Return which settings a governor makes of others, with those of the latest run."""
+        if effective is not None and effective != settings:
+            return {**self.held, settings: effective}
+        if settings in self.held:  # the governor let go
+            return {asked: state for asked, state in self.held.items() if asked != settings}
+        return self.held
 
     def score_sigma(self, time_weight: float, prior: float) -> float:
         """Return the standard deviation of one run's score; ``prior`` counts as one repeat."""
@@ -118,10 +129,9 @@ class RunMemory(NamedTuple):
         old = self.seen.get(observation.settings)
         if old is None:
             return False
-        off_time = log_time_per_work(observation) - old.log_time
-        return (
-            abs(off_time) < within and abs(math.log(observation.power_w) - old.log_power) < within
-        )
+        off_time = abs(log_time_per_work(observation) - old.log_time)
+        off_power = abs(math.log(observation.power_w) - old.log_power)
+        return off_time < within and off_power < within
 
     def surprise(self, observation: Observation, prior: float) -> float:
         """Return how far, in log time, a run lies off its setting's mean; 0 where scatter explains
@@ -130,8 +140,8 @@ class RunMemory(NamedTuple):
         old = self.seen.get(observation.settings)
         if old is None:
             return 0.0
-        off = abs(log_time_per_work(observation) - old.log_time)
-        return off if off > 6.0 * self.time_sigma(prior) else 0.0
+        off_time = abs(log_time_per_work(observation) - old.log_time)
+        return off_time if off_time > SURPRISE_SIGMAS * self.time_sigma(prior) else 0.0
 
 
 def log_time_per_work(observation: Observation) -> float:
@@ -148,32 +158,47 @@ def _note_setting(
     log_levels: LogLevels | None,
 ) -> tuple[KnobHistory, ...]:
     """Return the histories with a setting that is new or whose power changed."""
-    found = []
-    for i, history in enumerate(knobs or (KnobHistory({}, {}),) * len(settings)):
+    histories = []
+    for which, history in enumerate(knobs or (KnobHistory({}, {}),) * len(settings)):
         levels, pairs, up, down = history
-        ahead = settings[:i]
-        level = settings[i]
-        behind = settings[i + 1 :]
-        others = ahead + behind
+        level = settings[which]
+        others = settings[:which] + settings[which + 1 :]
         line = levels.get(others, ())
         if level not in line:
-            line = (*line, level) if not line or level > line[-1] else tuple(sorted((*line, level)))
+            line = tuple(sorted((*line, level)))
             levels = {**levels, others: line}
             if len(line) > 1:
                 pairs = {**pairs, others: line}
         if log_levels is not None and len(line) > 1:
-            logs = log_levels[i]
-            power = seen[settings].log_power
-            at = line.index(level)
-            for near in (*line[max(at - 1, 0) : at], *line[at + 1 : at + 2]):
-                slope = (seen[(*ahead, near, *behind)].log_power - power) / (
-                    logs[near] - logs[level]
-                )
+            for slope in _list_slopes(seen, settings, which, line, log_levels[which]):
                 rise = max(slope, 0.0)
                 up = max(up, STEEPER_RISE * rise + LEAST_EXPONENT)
                 down = min(down, FALL_CREDIT * rise)
-        found.append(KnobHistory(levels, pairs, up, down))
-    return tuple(found)
+        histories.append(KnobHistory(levels, pairs, up, down))
+    return tuple(histories)
+
+
+def _list_slopes(
+    seen: Mapping[Settings, SettingRecord],
+    settings: Settings,
+    which: int,
+    line: tuple[int, ...],
+    logs: tuple[float, ...],
+) -> list[float]:
+    """Return how log power rises between a setting and its neighbours on a line."""
+    ahead = settings[:which]
+    level = settings[which]
+    behind = settings[which + 1 :]
+    log_power = seen[settings].log_power
+    place = line.index(level)
+    slopes = []
+    for near in (*line[max(place - 1, 0) : place], *line[place + 1 : place + 2]):
+        near_power = seen[(*ahead, near, *behind)].log_power
+        slopes.append((near_power - log_power) / (logs[near] - logs[level]))
+    return slopes
+
+
+SURPRISE_SIGMAS = 6.0  # standard deviations of log time beyond which a run is no scatter
 
 
 class SensitivityBeliefs(NamedTuple):
@@ -197,7 +222,8 @@ class SensitivityBeliefs(NamedTuple):
         mean = self.sensitivity_to(role)
         if mean is None:
             return 0.0, 1.0
-        low = high = mean
+        low = mean
+        high = mean
         if role is KnobRole.COMPUTE_UNITS:
             low = 2.0 * mean - 1.0
         elif role is KnobRole.CORE_CLOCK and has_units:
@@ -212,12 +238,14 @@ class SensitivityBeliefs(NamedTuple):
 _RISES = read_knob_facts("power_up")
 _FALLS = read_knob_facts("power_down")
 POWER_EXPONENTS = {role: (_RISES[role], _FALLS[role]) for role in KnobRole}
-# the next rise may be this much steeper than the steepest seen
+# The next rise may be this much steeper than the steepest seen.
 STEEPER_RISE = 1.1
 LEAST_EXPONENT = 0.02
 FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
 OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16  # steps from the present setting to the lowest, when looking for one below the cap
+LOOSENESS = 1.1  # less the sensitivity to a knob: how far it goes down beside the others
+UNKNOWN_SENSITIVITY = 0.5
 
 
 class PowerCapCheck:
@@ -234,10 +262,10 @@ class PowerCapCheck:
         self._logs = lattice.log_levels
         self._seen = memory.seen
         self._log_cap = log_cap
-        each = zip(memory.knobs, lattice.knobs, strict=True)
-        self._exponents = [
-            (h.up, h.down) if h.pairs else POWER_EXPONENTS[knob.role] for h, knob in each
-        ]
+        self._exponents = []
+        for history, knob in zip(memory.knobs, lattice.knobs, strict=True):
+            measured = (history.up, history.down)
+            self._exponents.append(measured if history.pairs else POWER_EXPONENTS[knob.role])
         self._log_powers: list[float] = []
         self._levels: list[Settings] = []  # by knob: the level of every run setting
         self._columns: dict[tuple[int, int], list[float]] = {}  # by knob and level
@@ -246,9 +274,9 @@ class PowerCapCheck:
         """Tell whether a setting keeps to the cap: it was run and did, or it is expected to from
         any run.
         """
-        known = self._seen.get(settings)
-        if known is not None:
-            return known.log_power <= self._log_cap
+        record = self._seen.get(settings)
+        if record is not None:
+            return record.log_power <= self._log_cap
         if not self._levels:
             self._levels = list(zip(*self._seen, strict=True))
             self._log_powers = list(map(itemgetter(2), self._seen.values()))
@@ -257,23 +285,28 @@ class PowerCapCheck:
         for key in enumerate(settings):
             column = columns.get(key)
             if column is None:
-                which, to = key
-                logs, (up, down) = self._logs[which], self._exponents[which]
-                column = [
-                    (up if level < to else down) * (logs[to] - logs[level])
-                    for level in self._levels[which]
-                ]
+                column = self._make_column(*key)
                 columns[key] = column
             expected = map(add, expected, column)
         return min(expected) <= self._log_cap
+
+    def _make_column(self, which: int, to: int) -> list[float]:
+        """Return the log power that a level of a knob adds on the way from every run setting."""
+        logs = self._logs[which]
+        log_to = logs[to]
+        up, down = self._exponents[which]
+        return [
+            (up if level < to else down) * (log_to - logs[level]) for level in self._levels[which]
+        ]
 
     def highest_level(self, settings: Settings, which: int) -> int:
         """Return the highest level of one knob that is expected to keep to the cap, from a setting
         that was run.
         """
         logs = self._logs[which]
+        up, _ = self._exponents[which]
         room = self._log_cap - self._seen[settings].log_power
-        return bisect_right(logs, logs[settings[which]] + room / self._exponents[which][0]) - 1
+        return bisect_right(logs, logs[settings[which]] + room / up) - 1
 
 
 def lower_below_cap(
@@ -287,29 +320,35 @@ def lower_below_cap(
 
     All knobs go down together from the setting of least power, the farther the less they matter to
     the kernel."""
-    start = min(seen, key=lambda s: seen[s].log_power)
+    start = min(seen, key=lambda settings: seen[settings].log_power)
     missing = seen[start].log_power - log_cap
     if missing <= 0 or start == lattice.bottom:
         return None
-    known = [beliefs.sensitivity_to(knob.role) if beliefs else None for knob in lattice.knobs]
-    loose = [1.1 - (0.5 if s is None else s) for s in known]
-    weights = [w / max(loose) for w in loose]
+    weights = _weigh_knobs(lattice, beliefs)
 
     def lower_all(part: int) -> Settings:
-        return tuple(
-            [
-                level - math.ceil(level * w * part / PARTS)
-                for level, w in zip(start, weights, strict=True)
-            ]
-        )
+        levels = zip(start, weights, strict=True)
+        return tuple(level - math.ceil(level * weight * part / PARTS) for level, weight in levels)
 
     def is_enough(part: int) -> bool:
-        to = lower_all(part)
-        each = zip(lattice.knobs, lattice.log_levels, start, to, strict=True)
-        fall = sum(
-            [POWER_EXPONENTS[knob.role][1] * (logs[a] - logs[b]) for knob, logs, a, b in each]
-        )
-        return to != start and fall >= OVERSHOOT * missing
+        settings = lower_all(part)
+        fall = 0.0
+        for which, knob in enumerate(lattice.knobs):
+            _, exponent = POWER_EXPONENTS[knob.role]
+            logs = lattice.log_levels[which]
+            fall += exponent * (logs[start[which]] - logs[settings[which]])
+        return settings != start and fall >= OVERSHOOT * missing
 
-    to = lower_all(min(bisect_left(range(1, PARTS), True, key=is_enough) + 1, PARTS))
-    return to if to != start else lattice.bottom
+    part = bisect_left(range(1, PARTS), True, key=is_enough) + 1
+    lowered = lower_all(min(part, PARTS))
+    return lowered if lowered != start else lattice.bottom
+
+
+def _weigh_knobs(lattice: Lattice, beliefs: SensitivityBeliefs | None) -> list[float]:
+    """Return how far each knob goes down, relative to the one that matters least."""
+    loose = []
+    for knob in lattice.knobs:
+        sensitivity = None if beliefs is None else beliefs.sensitivity_to(knob.role)
+        loose.append(LOOSENESS - (UNKNOWN_SENSITIVITY if sensitivity is None else sensitivity))
+    loosest = max(loose)
+    return [looseness / loosest for looseness in loose]

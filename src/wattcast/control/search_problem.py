@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -122,26 +122,23 @@ class ControllerTuning:
     worth: float = 0.003  # a step must promise this much of the score
     polish: float = 0.05  # the smallest step is tried where it cannot cost more than this
     margin: float = 0.15  # predicted sensitivities may be off by this
-    measured_margin: float = (
-        0.20  # sensitivity to memory inferred from that to the core clock, likewise
-    )
+    # Likewise, sensitivity to memory that is inferred from that to the core clock.
+    measured_margin: float = 0.20
     prior_sigma: float = 0.002  # scatter of a score before any repeat is seen
     confident: float = 1.5  # standard errors at which two settings are told apart
     quick_runs: int = 2  # runs of a close rival before the search goes on
     rival_runs: int = 4  # runs of a close rival at most
-    default_runs: int = (
-        10  # runs of the default settings at most, while a gain over them is in doubt
-    )
+    # Runs of the default settings at most, while a gain over them is in doubt.
+    default_runs: int = 10
     verified: float = 1.3  # standard errors by which a setting must beat the default to replace it
-    risky_ratio: float = (
-        1.5  # a knob lowered by more than this in one step may cost more than it can save
-    )
+    # A knob lowered by more than this ratio in one step may cost more than it can save.
+    risky_ratio: float = 1.5
     prior_time: float = 0.0005  # scatter of log time before any repeat is seen
-    bound_sigmas: float = (
-        2.0  # standard errors by which a time must keep to its bound, for a chance of 95 % and more
-    )
-    bound_doubt: float = 0.03  # settings closer than this to a bound
-    bound_runs: int = 3  # are run so often at least before they count as keeping it
+    # Standard errors by which a time must keep to its bound, for a chance of 95 % and more.
+    bound_sigmas: float = 2.0
+    # Settings closer than this to a bound are run at least so often before they count as keeping it.
+    bound_doubt: float = 0.03
+    bound_runs: int = 3
     budget: float = 0.01  # share of the objective that risky probes may cost
     surprise: float = 0.10  # log change of time at unchanged settings that is taken for a new phase
     patience: int = 2  # surprises, or unusable observations, in a row before acting on them
@@ -156,14 +153,20 @@ class ControllerTuning:
         """Return the settings of the coarse step: all knobs at once, by bin (Algorithm 1,
         SetCU_Freq_MemBW).
         """
-        alone = lattice.find_knob(KnobRole.COMPUTE_UNITS) is None
+        has_units = lattice.find_knob(KnobRole.COMPUTE_UNITS) is not None
         levels = []
         for knob in lattice.knobs:
-            clock_alone = alone and knob.role is KnobRole.CORE_CLOCK
-            shares = COARSE_SHARES_CLOCK_ALONE if clock_alone else self.coarse[knob.role]
-            wanted = shares[compute if knob.role.is_compute else bandwidth] * knob.levels[-1]
-            levels.append(next(i for i, v in enumerate(knob.levels) if v >= wanted * (1 - 1e-9)))
+            shares = self.coarse[knob.role]
+            if knob.role is KnobRole.CORE_CLOCK and not has_units:
+                shares = COARSE_SHARES_CLOCK_ALONE
+            share = shares[compute if knob.role.is_compute else bandwidth]
+            least = share * knob.levels[-1] * (1 - 1e-9)
+            levels.append(bisect_left(knob.levels, least))
         return tuple(levels)
+
+
+# A fine step may change a knob by this share of ``probe_change``.
+LEAST_PROBE = 0.75
 
 
 def _step_levels(knob: Knob, level: int, down: bool, change: float) -> int:
@@ -198,57 +201,64 @@ class SearchProblem:
         self.tuning = tuning
         self.free = free
         self.time_weight = objective.time_weight
-        self.turns = tuple(
-            i for i, may_turn in enumerate(free) if may_turn
-        )  # knobs the search may turn
+        # Knobs that the search may turn.
+        self.turns = tuple(knob for knob, may_turn in enumerate(free) if may_turn)
         self.roles = tuple(knob.role for knob in lattice.knobs)
         self.elastic = tuple(POWER_ELASTICITY[role] for role in self.roles)
         self.has_units = KnobRole.COMPUTE_UNITS in self.roles
         self.core = lattice.find_knob(KnobRole.CORE_CLOCK)
+        # The memory clock, where the search may turn it.
         memory = lattice.find_knob(KnobRole.MEMORY_CLOCK)
-        self.memory = (
-            memory if memory is not None and free[memory] else None
-        )  # where the search may turn it
+        self.memory = memory if memory is not None and free[memory] else None
         self.log_levels = lattice.log_levels
         # Log levels along which run memories keep how power rises, which only a cap asks for.
         self.slope_levels = None if objective.cap_w is None else self.log_levels
         # The lowest level of each knob that no risk is run with, from each of its levels.
-        self.safe = tuple(
-            tuple(
-                next(i for i, low in enumerate(k.levels) if high / low <= tuning.risky_ratio)
-                for high in k.levels
-            )
-            for k in lattice.knobs
-        )
+        self.safe = tuple(_list_safe_levels(knob, tuning.risky_ratio) for knob in lattice.knobs)
         # A fine step changes a knob by about probe_change; the smallest one by what can be told
         # apart.
-        change = 0.75 * tuning.probe_change
-        least = tuning.resolution
-        self.stride_down, self.stride_up = (
-            self._list_step_levels(change, down) for down in (True, False)
-        )
-        self.finest_down, self.finest_up = (
-            self._list_step_levels(least, down) for down in (True, False)
-        )
+        change = LEAST_PROBE * tuning.probe_change
+        self.stride_down = self._list_step_levels(change, True)
+        self.stride_up = self._list_step_levels(change, False)
+        self.finest_down = self._list_step_levels(tuning.resolution, True)
+        self.finest_up = self._list_step_levels(tuning.resolution, False)
         self.sensing_down = self._list_step_levels(tuning.sense_change, True)
 
     def _list_step_levels(self, change: float, down: bool) -> StepLevels:
-        knobs = self.lattice.knobs
-        return tuple(
-            tuple(_step_levels(k, i, down, change) for i in range(len(k.levels))) for k in knobs
-        )
+        """Return the levels of a step of every knob, from each of its levels."""
+        steps = []
+        for knob in self.lattice.knobs:
+            levels = range(len(knob.levels))
+            steps.append(tuple(_step_levels(knob, level, down, change) for level in levels))
+        return tuple(steps)
 
     def sensing_step(self, start: Settings) -> tuple[Settings, float] | None:
         """Return the sensing step from a setting, one step of the core clock down, and its log
         ratio.
         """
-        which = self.core
-        if which is None or not self.free[which] or start[which] == 0:
+        core = self.core
+        if core is None or not self.free[core] or start[core] == 0:
             return None
-        here = start[which]
-        logs = self.log_levels[which]
-        to = here - self.sensing_down[which][here]
-        return move_knob(start, which, to), logs[here] - logs[to]
+        here = start[core]
+        to = here - self.sensing_down[core][here]
+        logs = self.log_levels[core]
+        return move_knob(start, core, to), logs[here] - logs[to]
+
+
+def _list_safe_levels(knob: Knob, risky_ratio: float) -> tuple[int, ...]:
+    """Return, from each level of a knob, the lowest one that is not risky to go to."""
+    safe = []
+    lowest = 0
+    for value in knob.levels:
+        while value / knob.levels[lowest] > risky_ratio:
+            lowest += 1
+        safe.append(lowest)
+    return tuple(safe)
+
+
+# No error of a difference is larger than sqrt(2) standard deviations of a score.
+LARGEST_ERROR = 1.5
+MOST_LOSS = 3.0  # of a run, in logs of the score, in the sum of what runs have cost
 
 
 class SearchView:
@@ -267,94 +277,101 @@ class SearchView:
         step.
         """
         objective = problem.objective
-        tuning = problem.tuning
         self.problem = problem
         self.memory = memory
         self.seen = memory.seen
         self.runs = memory.runs
         self.knobs = memory.knobs
         self.held = memory.held
-        capped = check_cap and objective.cap_w is not None
-        self._cap = PowerCapCheck(problem.lattice, memory, objective.log_cap) if capped else None
-        # Whether a setting may be run: under a cap, only when it is expected to keep to it.
-        self.permits: Callable[[Settings], bool] = (
-            (lambda _: True) if self._cap is None else self._cap.permits
-        )
-        self.sigma = memory.score_sigma(problem.time_weight, tuning.prior_sigma)
-        self.open_bounds: dict[
-            Settings, float
-        ] = {}  # settings whose time may break a bound or not -> their score
+        self._cap: PowerCapCheck | None = None
+        if check_cap and objective.cap_w is not None:
+            self._cap = PowerCapCheck(problem.lattice, memory, objective.log_cap)
+        self.sigma = memory.score_sigma(problem.time_weight, problem.tuning.prior_sigma)
+        # Settings whose time may break a bound or not, with their score.
+        self.open_bounds: dict[Settings, float] = {}
         self.score = self._score_seen()
         self._ordered = sorted(self.score.values())
-        self.alike = self.plateau(
-            min(self.score, key=self.score.__getitem__)
-        )  # the same state as the best
+        # Settings that are the same state as the best.
+        self.alike = self.plateau(min(self.score, key=self.score.__getitem__))
         self.best = self.alike[0]
         self.lines = problem.lattice.lines_through(self.best)
-        self.over_cap = (
-            capped and self.seen[self.best].log_power > objective.log_cap
-        )  # only when all settings are
+        # The best setting is over the cap only when all settings are.
+        best_log_power = self.seen[self.best].log_power
+        self.over_cap = self._cap is not None and best_log_power > objective.log_cap
+        # Clocks above a plateau's edge change nothing.
         self.tops = problem.lattice.top
-        if (
-            problem.core is not None and len(self.alike) > 1
-        ):  # clocks above a plateau's edge change nothing
+        if problem.core is not None and len(self.alike) > 1:
             self.tops = move_knob(self.tops, problem.core, self.best[problem.core])
-        self.measured = beliefs is None
-        if (
-            beliefs is None
-        ):  # compute sensitivity from the sensing step, and the rest of 1 for that to memory
-            sensing = problem.sensing_step(self.default)
-            compute = None
-            memory_bound = None
-            if sensing is not None and sensing[0] in self.seen and self.default in self.seen:
-                low = self.seen[sensing[0]]
-                high = self.seen[self.default]
-                compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
-                memory_bound = 1.0 - compute
-            beliefs = SensitivityBeliefs(compute, memory_bound, tuning.measured_margin)
-        self.beliefs = beliefs
+        self.believed = beliefs  # from counters
+        self.beliefs = self._sense_beliefs() if beliefs is None else beliefs
+
+    def permits(self, settings: Settings) -> bool:
+        """Tell whether a setting may be run: under a cap, only when it is expected to keep to it."""
+        return self._cap is None or self._cap.permits(settings)
+
+    def _sense_beliefs(self) -> SensitivityBeliefs:
+        """Take compute sensitivity from the sensing step, and the remainder of 1 for that to memory."""
+        margin = self.problem.tuning.measured_margin
+        sensing = self.problem.sensing_step(self.default)
+        high = self.seen.get(self.default)
+        low = None if sensing is None else self.seen.get(sensing[0])
+        if sensing is None or low is None or high is None:
+            return SensitivityBeliefs(None, None, margin)
+        compute = min(max((low.log_time - high.log_time) / sensing[1], 0.0), 1.0)
+        return SensitivityBeliefs(compute, 1.0 - compute, margin)
 
     def _score_seen(self) -> dict[Settings, float]:
         """Return ``Objective.log_scores`` of all settings seen, on plain numbers, which decisions
         are faster with.
         """
-        objective = self.problem.objective
         weight = self.problem.time_weight
-        cap = objective.log_cap
-        most = objective.log_cap + BOUND_SLACK
-        found = {
-            s: power + weight * time
-            if power <= most
-            else power + weight * time + BOUND_PENALTY * (1.0 + power - cap)
-            for s, (_, time, power) in self.seen.items()
-        }
-        default = self.problem.default
-        tuning = self.problem.tuning
-        reference = self.seen.get(default)  # not known before the default settings were run
-        limits = [] if objective.latency_s is None else [math.log(objective.latency_s)]
-        if objective.slowdown is not None and reference is not None:
-            limits.append(reference.log_time + math.log1p(objective.slowdown))
-        if limits:
-            sigma = self.memory.time_sigma(tuning.prior_time)
-            limit = min(limits)
-            repeats = 1.0 / reference.runs if reference and objective.slowdown is not None else 0.0
-            for s, (runs, time, _) in self.seen.items():
-                margin = tuning.bound_sigmas * sigma * math.sqrt(1.0 / runs + repeats)
-                is_close = runs < tuning.bound_runs and time > limit - tuning.bound_doubt
-                if s != default and time <= limit < time + margin + (
-                    tuning.bound_doubt if is_close else 0.0
-                ):
-                    self.open_bounds[s] = found[s]
-                over = (time if s == default else time + margin) - limit
-                if over > BOUND_SLACK:
-                    found[s] += BOUND_PENALTY + BOUND_PENALTY * over
-        return found
+        cap = self.problem.objective.log_cap
+        most = cap + BOUND_SLACK
+        scores = {}
+        for settings, (_, log_time, log_power) in self.seen.items():
+            score = log_power + weight * log_time
+            if log_power > most:
+                score += BOUND_PENALTY * (1.0 + log_power - cap)
+            scores[settings] = score
+        limit = self._log_time_limit()
+        if limit is not None:
+            self._penalise_late(scores, limit)
+        return scores
 
-    @cached_property
-    def default(self) -> Settings:
-        """Return the default settings, or the lowest clock tried that is the same state."""
+    def _log_time_limit(self) -> float | None:
+        """Return the log time that no setting may exceed; None where there is no such bound.
+
+        A bound relative to the default is not known before the default settings were run.
+        """
+        objective = self.problem.objective
+        default = self.seen.get(self.problem.default)
+        limits = []
+        if objective.latency_s is not None:
+            limits.append(math.log(objective.latency_s))
+        if objective.slowdown is not None and default is not None:
+            limits.append(default.log_time + math.log1p(objective.slowdown))
+        return min(limits) if limits else None
+
+    def _penalise_late(self, scores: dict[Settings, float], limit: float) -> None:
+        """Add a penalty to settings that do not surely keep to the time, and note which may."""
+        tuning = self.problem.tuning
         default = self.problem.default
-        return self.alike[0] if default in self.alike else self.plateau(default)[0]
+        sigma = self.memory.time_sigma(tuning.prior_time)
+        repeats = 0.0
+        if self.problem.objective.slowdown is not None and default in self.seen:
+            repeats = 1.0 / self.seen[default].runs
+        for settings, (runs, log_time, _) in self.seen.items():
+            over = log_time - limit
+            if settings != default:
+                margin = tuning.bound_sigmas * sigma * math.sqrt(1.0 / runs + repeats)
+                doubt = margin
+                if runs < tuning.bound_runs and log_time > limit - tuning.bound_doubt:
+                    doubt += tuning.bound_doubt
+                if log_time <= limit < log_time + doubt:
+                    self.open_bounds[settings] = scores[settings]
+                over = log_time + margin - limit
+            if over > BOUND_SLACK:
+                scores[settings] += BOUND_PENALTY + BOUND_PENALTY * over
 
     def plateau(self, settings: Settings) -> list[Settings]:
         """Return the settings tried that are the same state as this one, itself included, lowest
@@ -365,90 +382,116 @@ class SearchView:
         the core clock's line between which neither time nor power differ, as far as scatter lets
         that be seen."""
         problem = self.problem
-        which = self.problem.core
-        held = self.held
-        if which is None or settings not in self.seen:
+        core = problem.core
+        if core is None or settings not in self.seen:
             return [settings]
-        if held:
-            edge = held.get(settings, settings)
-            return [edge, *sorted(asked for asked, got in held.items() if got == edge)]
-        sigma = problem.tuning.prior_sigma
-        if self.sigma > sigma:
+        if self.held:
+            edge = self.held.get(settings, settings)
+            above = [asked for asked, effective in self.held.items() if effective == edge]
+            return [edge, *sorted(above)]
+        if self.sigma > problem.tuning.prior_sigma:
             return [settings]  # no two settings can be called equal within this scatter
-        line = problem.lattice.lines_through(settings)[which]
-        levels = self.knobs[which].levels[line.others]
-        if len(levels) == 1:
+        line = problem.lattice.lines_through(settings)[core]
+        levels = self.knobs[core].levels[line.others]
+        if len(levels) == 1 or not self._has_near_score(settings):
             return [settings]
-        most = (1.0 + problem.time_weight) * sigma
-        low = self.score[settings] - most
-        high = self.score[settings] + most
-        if bisect_right(self._ordered, high) - bisect_left(self._ordered, low) == 1:
-            return [settings]
-        logs = problem.log_levels[which]
-        here = self.seen[settings]
-
-        def is_same(level: int) -> bool:
-            there = self.seen[line.along[level]]
-            least = min(IDLE_KNOB * abs(logs[settings[which]] - logs[level]), sigma)
-            return (
-                abs(there.log_time - here.log_time) <= least
-                and abs(there.log_power - here.log_power) <= least
-            )
-
-        first = last = bisect_left(levels, settings[which])
-        while first > 0 and is_same(levels[first - 1]):
+        first = bisect_left(levels, settings[core])
+        last = first
+        while first > 0 and self._is_same(settings, line.along[levels[first - 1]]):
             first -= 1
-        while last + 1 < len(levels) and is_same(levels[last + 1]):
+        while last + 1 < len(levels) and self._is_same(settings, line.along[levels[last + 1]]):
             last += 1
         return [line.along[level] for level in levels[first : last + 1]]
+
+    def _has_near_score(self, settings: Settings) -> bool:
+        """Tell whether another setting has a score that could be that of the same state."""
+        most = (1.0 + self.problem.time_weight) * self.problem.tuning.prior_sigma
+        score = self.score[settings]
+        low = bisect_left(self._ordered, score - most)
+        high = bisect_right(self._ordered, score + most)
+        return high - low > 1
+
+    def _is_same(self, one: Settings, another: Settings) -> bool:
+        """Tell whether two settings that differ in the core clock have the same time and power."""
+        core = self.problem.core
+        assert core is not None
+        logs = self.problem.log_levels[core]
+        ratio = abs(logs[one[core]] - logs[another[core]])
+        least = min(IDLE_KNOB * ratio, self.problem.tuning.prior_sigma)
+        here = self.seen[one]
+        there = self.seen[another]
+        if abs(there.log_time - here.log_time) > least:
+            return False
+        return abs(there.log_power - here.log_power) <= least
 
     def bins(self) -> tuple[SensitivityBin, SensitivityBin]:
         """Return compute and bandwidth sensitivity as believed, binned; what is not known counts as
         high.
         """
-        known = (self.beliefs.compute, self.beliefs.bandwidth)
-        compute, bandwidth = (
-            SensitivityBin.HIGH if s is None else bin_sensitivity(s) for s in known
+        compute = self.beliefs.compute
+        bandwidth = self.beliefs.bandwidth
+        high = SensitivityBin.HIGH
+        return (
+            high if compute is None else bin_sensitivity(compute),
+            high if bandwidth is None else bin_sensitivity(bandwidth),
         )
-        return compute, bandwidth
 
     def neighbours(self, which: int) -> tuple[int | None, int | None]:
         """Return the nearest levels of a knob below and above that were tried with all others at
         their best.
         """
         levels = self.knobs[which].levels[self.lines[which].others]
-        i = bisect_left(levels, self.best[which])
-        above = levels[i + 1] if i + 1 < len(levels) and levels[i + 1] <= self.tops[which] else None
-        return levels[i - 1] if i else None, above
+        place = bisect_left(levels, self.best[which])
+        below = levels[place - 1] if place else None
+        above = levels[place + 1] if place + 1 < len(levels) else None
+        if above is not None and above > self.tops[which]:
+            above = None
+        return below, above
 
-    def error(self, a: Settings, b: Settings) -> float:
+    def fewest_runs(self, one: Settings, another: Settings) -> Settings:
+        """Return which of two settings ran less often, the first where both did alike."""
+        return another if self.seen[another].runs < self.seen[one].runs else one
+
+    @cached_property
+    def default(self) -> Settings:
+        """Return the default settings, or the lowest clock tried that is the same state."""
+        default = self.problem.default
+        return self.alike[0] if default in self.alike else self.plateau(default)[0]
+
+    def error(self, one: Settings, another: Settings) -> float:
         """Return the standard error of the difference of two scores."""
-        return self.sigma * math.sqrt(1.0 / self.seen[a].runs + 1.0 / self.seen[b].runs)
+        return self.sigma * math.sqrt(1.0 / self.seen[one].runs + 1.0 / self.seen[another].runs)
 
     @cached_property
     def close_rivals(self) -> list[Settings]:
         """Return the settings whose score scatter does not tell from the best, other than the
         best's own plateau.
         """
-        score = self.score
         confident = self.problem.tuning.confident
         floor = self.score[self.best]
-        farthest = (
-            floor + 1.5 * confident * self.sigma
-        )  # no error of a difference is larger than sqrt(2) sigma
+        farthest = floor + LARGEST_ERROR * confident * self.sigma
         if bisect_left(self._ordered, farthest) <= 1:  # none but the best
             return []
-        near = [s for s, value in score.items() if value < farthest and s not in self.alike]
-        return [s for s in near if score[s] - floor < confident * self.error(s, self.best)]
+        rivals = []
+        for settings, score in self.score.items():
+            if score >= farthest or settings in self.alike:
+                continue
+            if score - floor < confident * self.error(settings, self.best):
+                rivals.append(settings)
+        return rivals
 
     def highest_level(self, which: int) -> int:
         """Return the highest level of a knob that a cap leaves room for, all others at their best."""
         top = self.tops[which]
-        return top if self._cap is None else min(top, self._cap.highest_level(self.best, which))
+        if self._cap is None:
+            return top
+        return min(top, self._cap.highest_level(self.best, which))
 
     def loss(self) -> float:
         """Return what all runs off the best setting have cost, in runs' worth of the objective."""
         floor = self.score[self.best]
-        return sum(
-            x.runs * math.expm1(min(self.score[s] - floor, 3.0)) for s, x in self.seen.items()
-        )
+        loss = 0.0
+        for settings, record in self.seen.items():
+            excess = min(self.score[settings] - floor, MOST_LOSS)
+            loss += record.runs * math.expm1(excess)
+        return loss

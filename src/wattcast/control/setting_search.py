@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from operator import sub
 from typing import NamedTuple
 
@@ -56,51 +57,81 @@ def choose_next_move(
     coarse step. Under a cap, when no step of one knob is left, decisions of their own look for
     trades between two, for one knob after another; ``turn`` and ``settled`` are those of the move
     before."""
-    seen = memory.seen
-    if not seen:
+    if not memory.seen:
         return SearchMove(problem.start, False, "start")
     view = SearchView(problem, memory, beliefs)
-    if problem.default not in seen and view.permits(problem.default):
-        return SearchMove(problem.default, False, "default")
+    move = _choose_opening(view, target)
+    if move is None:
+        move = _choose_search_step(view, turn, settled)
+    if move is None:
+        move = _choose_end(view)
+    return move
+
+
+def _choose_opening(view: SearchView, target: Settings | None) -> SearchMove | None:
+    """Choose what comes before the search: the default, the cap, the coarse step and its doubts."""
+    problem = view.problem
+    seen = view.seen
+    default = problem.default
+    if default not in seen and view.permits(default):
+        return SearchMove(default, False, "default")
     if view.over_cap:
-        lower = lower_below_cap(problem.lattice, seen, beliefs, problem.objective.log_cap)
+        lower = lower_below_cap(problem.lattice, seen, view.believed, problem.objective.log_cap)
         if lower is not None:
             return SearchMove(lower, False, "cap")
     if target is not None and target not in seen and view.permits(target):
         return SearchMove(target, False, "coarse")
-    if (found := choose_sensing_step(view)) is not None:
-        return SearchMove(found, False, "sense")
-    if (found := _choose_doubtful(view)) is not None:
-        return SearchMove(found, False, "bound")
-    if (found := _choose_rival(view, problem.tuning.quick_runs)) is not None:
-        return SearchMove(found, False, "again")
+    sensing = choose_sensing_step(view)
+    if sensing is not None:
+        return SearchMove(sensing, False, "sense")
+    doubtful = _choose_doubtful(view)
+    if doubtful is not None:
+        return SearchMove(doubtful, False, "bound")
+    rival = _choose_rival(view, problem.tuning.quick_runs)
+    if rival is not None:
+        return SearchMove(rival, False, "again")
+    return None
+
+
+def _choose_search_step(view: SearchView, turn: int, settled: bool) -> SearchMove | None:
+    """Choose a fine step, or a trade of one knob for another; None when none is worth a try."""
+    problem = view.problem
     if turn == 0:
-        if (found := _choose_step(view)) is not None:
-            return SearchMove(found, False, STEP)
+        step = _choose_step(view)
+        if step is not None:
+            return SearchMove(step, False, STEP)
         if problem.objective.cap_w is not None and not settled:
             return SearchMove(view.best, False, TRADING, 1)
-    else:
-        if (found := _trade_knob(view, problem.turns[turn - 1])) is not None:
-            return SearchMove(found, False, STEP)
-        if turn < len(problem.turns):
-            return SearchMove(view.best, False, TRADING, turn + 1)
-    if (found := _choose_rival(view, problem.tuning.rival_runs)) is not None:
-        return SearchMove(found, False, "again")
-    # Settle on the best setting once it is surely better than the default; until then, run both in
-    # turn
+        return None
+    trade = _trade_knob(view, problem.turns[turn - 1])
+    if trade is not None:
+        return SearchMove(trade, False, STEP)
+    if turn < len(problem.turns):
+        return SearchMove(view.best, False, TRADING, turn + 1)
+    return None
+
+
+def _choose_end(view: SearchView) -> SearchMove:
+    """Settle on the best setting once it is surely better than the default; until then, run both in
+    turn.
+    """
+    tuning = view.problem.tuning
+    rival = _choose_rival(view, tuning.rival_runs)
+    if rival is not None:
+        return SearchMove(rival, False, "again")
     default = view.default
     best = view.best
     score = view.score
-    tuning = problem.tuning
     if best != default:
-        if default not in score or score[default] - score[best] > tuning.verified * view.error(
-            default, best
-        ):
+        if default not in score:
             return SearchMove(best, True, "settled")
-        fewest = min((default, best), key=lambda s: seen[s].runs)
-        if seen[fewest].runs < tuning.default_runs:
+        gain = score[default] - score[best]
+        if gain > tuning.verified * view.error(default, best):
+            return SearchMove(best, True, "settled")
+        fewest = view.fewest_runs(default, best)
+        if view.seen[fewest].runs < tuning.default_runs:
             return SearchMove(fewest, False, "verify")
-    return SearchMove(problem.default, True, "settled")
+    return SearchMove(view.problem.default, True, "settled")
 
 
 def choose_sensing_step(view: SearchView) -> Settings | None:
@@ -109,10 +140,9 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
 
     It is repeated while a risky step of the memory clock depends on an answer that scatter leaves
     open."""
-    if not view.measured:
+    if view.believed is not None:
         return None
     problem = view.problem
-    tuning = view.problem.tuning
     seen = view.seen
     high = view.default
     sensing = problem.sensing_step(high)
@@ -121,32 +151,41 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
     low, ratio = sensing
     if low not in seen:
         return low if view.permits(low) else None
-    which = problem.memory
-    if view.beliefs.bandwidth is None or which is None:
+    bandwidth = view.beliefs.bandwidth
+    if bandwidth is None or not _is_memory_step_risky(view):
         return None
-    here = view.best[which]
-    levels = problem.lattice.knobs[which].levels
-    if here == 0 or view.neighbours(which)[0] is not None:
-        return None
-    if levels[here] / levels[here - problem.stride_down[which][here]] <= tuning.risky_ratio:
-        return None
-    fewest = min(low, high, key=lambda s: seen[s].runs)
+
+    # Standard error of the sensitivity, by the runs of both settings.
+    tuning = problem.tuning
     time_sigma = view.memory.time_sigma(tuning.prior_sigma / problem.time_weight)
-    error = (
-        time_sigma * math.sqrt(1.0 / seen[low].runs + 1.0 / seen[high].runs) / ratio
-    )  # of the sensitivity
-    is_open = abs(view.beliefs.bandwidth - LOW_EDGE) < tuning.confident * error
+    error = time_sigma * math.sqrt(1.0 / seen[low].runs + 1.0 / seen[high].runs) / ratio
+    is_open = abs(bandwidth - LOW_EDGE) < tuning.confident * error
+    fewest = view.fewest_runs(low, high)
     return fewest if is_open and seen[fewest].runs < tuning.rival_runs else None
+
+
+def _is_memory_step_risky(view: SearchView) -> bool:
+    """Tell whether the next step down of the memory clock is untried and large."""
+    problem = view.problem
+    knob = problem.memory
+    if knob is None:
+        return False
+    here = view.best[knob]
+    if here == 0 or view.neighbours(knob)[0] is not None:
+        return False
+    levels = problem.lattice.knobs[knob].levels
+    below = here - problem.stride_down[knob][here]
+    return levels[here] / levels[below] > problem.tuning.risky_ratio
 
 
 def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
     """Choose the least tried setting that scatter does not tell from the best, or the best itself."""
     seen = view.seen
     score = view.score
-    close = [s for s in view.close_rivals if seen[s].runs < most_runs]
+    close = [settings for settings in view.close_rivals if seen[settings].runs < most_runs]
     if not close:
         return None
-    return min([*close, view.best], key=lambda s: (seen[s].runs, score[s]))
+    return min([*close, view.best], key=lambda settings: (seen[settings].runs, score[settings]))
 
 
 def _choose_doubtful(view: SearchView) -> Settings | None:
@@ -155,93 +194,109 @@ def _choose_doubtful(view: SearchView) -> Settings | None:
     """
     if not view.open_bounds:
         return None
-    seen = view.seen
-    tuning = view.problem.tuning
+    most_runs = view.problem.tuning.default_runs
+    lowest = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values()))
+    first = None
+    for settings, score in view.open_bounds.items():
+        if score < lowest and view.seen[settings].runs < most_runs:
+            first = settings
+            lowest = score
     default = view.problem.default
-    best = min(view.score[view.best], BOUND_PENALTY + min(view.open_bounds.values()))
-    open_bounds = [
-        s
-        for s, score in view.open_bounds.items()
-        if score < best and seen[s].runs < tuning.default_runs
-    ]
-    if not open_bounds:
-        return None
-    first = min(open_bounds, key=view.open_bounds.__getitem__)
-    return min((first, default), key=lambda s: seen[s].runs) if default in seen else first
+    if first is None or default not in view.seen:
+        return first
+    return view.fewest_runs(first, default)
 
 
 def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]]:
     """List the fine steps worth a try, best first, and the smallest steps as (knob, level), of
     every free knob.
     """
-    problem = view.problem
     least = -view.problem.tuning.worth
     steps: list[FineStep] = []
     smallest: list[tuple[int, int]] = []
-    for which in problem.turns:
+    for which in view.problem.turns:
         below, above = view.neighbours(which)
-        here = view.best[which]
-        top = view.tops[which]
-        if below is None and here > 0:
-            stride = problem.stride_down[which][here]
-            finest = problem.finest_down[which][here]
-            if _is_step_allowed(view, which, here - stride):
-                promise = _estimate_change(view, which, here - stride)
-                if promise < least:
-                    steps.append(FineStep(promise, which, here - stride, True))
-            if finest < stride and here - finest >= 0:
-                smallest.append((which, here - finest))
-        if above is None and here < top:
-            stride = problem.stride_up[which][here]
-            finest = problem.finest_up[which][here]
-            to = min(here + stride, top)
-            promise = _estimate_change(view, which, to)
-            if promise < least:
-                steps.append(FineStep(promise, which, to, True))
-            if finest < stride and here + finest <= top:
-                smallest.append((which, here + finest))
-        if below is not None or above is not None:
-            inner = _step_between(view, which, below, above)
-            if (
-                inner is not None
-                and inner.promise < least
-                and view.lines[which].along[inner.to] not in view.seen
-            ):
-                steps.append(inner)
+        if below is None and view.best[which] > 0:
+            _add_step_down(view, which, steps, smallest)
+        if above is None and view.best[which] < view.tops[which]:
+            _add_step_up(view, which, steps, smallest)
+        if below is None and above is None:
+            continue
+        inner = _step_between(view, which, below, above)
+        if inner is None or inner.promise >= least:
+            continue
+        if view.lines[which].along[inner.to] not in view.seen:
+            steps.append(inner)
     return sorted(steps), smallest
+
+
+def _add_step_down(
+    view: SearchView, which: int, steps: list[FineStep], smallest: list[tuple[int, int]]
+) -> None:
+    """Add the step of a knob below all levels tried, where it is worth a try and no risk."""
+    problem = view.problem
+    here = view.best[which]
+    stride = problem.stride_down[which][here]
+    finest = problem.finest_down[which][here]
+    if _is_step_allowed(view, which, here - stride):
+        promise = _estimate_change(view, which, here - stride)
+        if promise < -problem.tuning.worth:
+            steps.append(FineStep(promise, which, here - stride, True))
+    if finest < stride and here >= finest:
+        smallest.append((which, here - finest))
+
+
+def _add_step_up(
+    view: SearchView, which: int, steps: list[FineStep], smallest: list[tuple[int, int]]
+) -> None:
+    """Add the step of a knob above all levels tried, where it is worth a try."""
+    problem = view.problem
+    here = view.best[which]
+    top = view.tops[which]
+    stride = problem.stride_up[which][here]
+    finest = problem.finest_up[which][here]
+    to = min(here + stride, top)
+    promise = _estimate_change(view, which, to)
+    if promise < -problem.tuning.worth:
+        steps.append(FineStep(promise, which, to, True))
+    if finest < stride and here + finest <= top:
+        smallest.append((which, here + finest))
 
 
 def _step_between(
     view: SearchView, which: int, below: int | None, above: int | None
 ) -> FineStep | None:
-    """Find a level between known neighbours: the vertex of the parabola through them, or part of
-    the way to one.
+    """Find a level between neighbours that were tried: the vertex of the parabola through them, or
+    part of the way to one.
     """
     problem = view.problem
     here = view.best[which]
     down = problem.finest_down[which][here]
     up = problem.finest_up[which][here]
-    room_below = below is not None and here - below > down
-    room_above = above is not None and above - here > up
-    if not (room_below or room_above):
+    has_room_below = below is not None and here - below > down
+    has_room_above = above is not None and above - here > up
+    if not (has_room_below or has_room_above):
         return None
-    wall_below = below is not None and _breaks_bound(view, which, below)
-    wall_above = above is not None and _breaks_bound(view, which, above)
-    if below is not None and above is not None and not (wall_below or wall_above):
+    is_wall_below = below is not None and _breaks_bound(view, which, below)
+    is_wall_above = above is not None and _breaks_bound(view, which, above)
+    if below is not None and above is not None and not (is_wall_below or is_wall_above):
         return _find_vertex(view, which, below, above)
+
+    # Half of the way to a setting that breaks a bound, a third of it to another.
     promise = -2.0 * problem.tuning.worth
-    if below is not None and room_below:
-        return FineStep(
-            promise, which, here - max(down, (here - below) // (2 if wall_below else 3)), False
-        )
-    if above is not None and room_above:
-        to = here + max(up, (above - here) // (2 if wall_above else 3))
-        return FineStep(promise, which, max(min(to, view.highest_level(which)), here + up), False)
+    if below is not None and has_room_below:
+        part = (here - below) // (2 if is_wall_below else 3)
+        return FineStep(promise, which, here - max(down, part), False)
+    if above is not None and has_room_above:
+        part = (above - here) // (2 if is_wall_above else 3)
+        to = min(here + max(up, part), view.highest_level(which))
+        return FineStep(promise, which, max(to, here + up), False)
     return None
 
 
 def _breaks_bound(view: SearchView, which: int, level: int) -> bool:
-    return view.score[view.lines[which].along[level]] - view.score[view.best] > 0.5 * BOUND_PENALTY
+    score = view.score[view.lines[which].along[level]]
+    return score - view.score[view.best] > 0.5 * BOUND_PENALTY
 
 
 def _find_vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | None:
@@ -275,34 +330,45 @@ def _choose_step(view: SearchView) -> Settings | None:
 
     The smallest one goes beyond what was tried, where it cannot cost much and a fine step is
     larger."""
-    (steps, smallest), best = _list_steps(view), view.best
-    if len(steps) > 1:
-        down = {
-            s.which: s.to for s in steps if s.outer and s.to < best[s.which] and _keeps_cap(view, s)
-        }
-        if len(down) > 1:
-            joint = tuple([down.get(i, level) for i, level in enumerate(best)])
-            if joint not in view.seen:
-                return joint
+    steps, smallest = _list_steps(view)
+    joint = _join_steps_down(view, steps)
+    if joint is not None and joint not in view.seen:
+        return joint
     for step in steps:
         if _keeps_cap(view, step):
             return view.lines[step.which].along[step.to]
     for which, to in smallest:
-        cheap = _estimate_change(view, which, to) < view.problem.tuning.polish
-        if cheap and (to > best[which] or _is_step_allowed(view, which, to)):
+        is_cheap = _estimate_change(view, which, to) < view.problem.tuning.polish
+        is_up = to > view.best[which]
+        if is_cheap and (is_up or _is_step_allowed(view, which, to)):
             settings = view.lines[which].along[to]
             if view.permits(settings):
                 return settings
     return None
 
 
+def _join_steps_down(view: SearchView, steps: list[FineStep]) -> Settings | None:
+    """Return the settings with all promising steps down beyond what was tried; None for fewer than
+    two.
+    """
+    if len(steps) < 2:
+        return None
+    best = view.best
+    joint = list(best)
+    count = 0
+    for step in steps:
+        if step.outer and step.to < best[step.which] and _keeps_cap(view, step):
+            joint[step.which] = step.to
+            count += 1
+    return tuple(joint) if count > 1 else None
+
+
 def _keeps_cap(view: SearchView, step: FineStep) -> bool:
     """Tell whether a step from the best setting keeps to the cap; downwards from one that does, it
     always does.
     """
-    return step.to <= view.highest_level(step.which) or (
-        step.to < view.best[step.which] and not view.over_cap
-    )
+    is_down = step.to < view.best[step.which]
+    return step.to <= view.highest_level(step.which) or (is_down and not view.over_cap)
 
 
 def _trade_knob(view: SearchView, which: int) -> Settings | None:
@@ -313,25 +379,44 @@ def _trade_knob(view: SearchView, which: int) -> Settings | None:
     whose fall was never measured is lowered alone first, because its power says how much room there
     is."""
     best = view.best
-    seen = view.seen
     least = -view.problem.tuning.worth
+    movable = [up for up in view.problem.turns if best[up] < view.tops[up]]
+    rises = sorted((_estimate_change(view, up, best[up] + 1), up) for up in movable)
+    along = view.lines[which].along
+    here = best[which]
+    offers = [(rise, along[here + 1]) for rise, up in rises if up == which and rise < least]
+    if here > 0:
+        offers += _list_trades(view, which, rises)
+    for _, settings in sorted(offers):
+        if settings not in view.seen and view.permits(settings):
+            return settings
+    return None
+
+
+def _list_trades(
+    view: SearchView, which: int, rises: list[tuple[float, int]]
+) -> list[tuple[float, Settings]]:
+    """Return the trades of a knob's fall for the rise of another that promise a gain."""
+    best = view.best
     here = best[which]
     logs = view.problem.log_levels[which]
     along = view.lines[which].along
-    raised = [up for up in view.problem.turns if best[up] < view.tops[up]]
-    rises = sorted([(_estimate_change(view, up, best[up] + 1), up) for up in raised])
-    offers = [(rise, along[here + 1]) for rise, up in rises if up == which and rise < least]
-    if here > 0:
-        known = view.neighbours(which)[0] is not None
-        slope = _estimate_change(view, which, here - 1) / (logs[here] - logs[here - 1])
-        for to in range(here - 1, max(here - MOST_TRADED, 0) - 1, -1):
-            fall = slope * (logs[here] - logs[to])
-            for rise, up in rises:
-                if rise + fall >= least:
-                    break
-                if up != which and (traded := move_knob(along[to], up, best[up] + 1)) not in seen:
-                    offers.append((rise + fall, traded if known else along[here - 1]))
-    return next((to for _, to in sorted(offers) if to not in seen and view.permits(to)), None)
+    least = -view.problem.tuning.worth
+    is_fall_measured = view.neighbours(which)[0] is not None
+    slope = _estimate_change(view, which, here - 1) / (logs[here] - logs[here - 1])
+    lowest = max(here - MOST_TRADED, 0)
+    trades = []
+    for to in range(here - 1, lowest - 1, -1):
+        fall = slope * (logs[here] - logs[to])
+        for rise, up in rises:
+            if rise + fall >= least:
+                break
+            if up == which:
+                continue
+            traded = move_knob(along[to], up, best[up] + 1)
+            if traded not in view.seen:
+                trades.append((rise + fall, traded if is_fall_measured else along[here - 1]))
+    return trades
 
 
 def _estimate_change(view: SearchView, which: int, to: int) -> float:
@@ -342,11 +427,15 @@ def _estimate_change(view: SearchView, which: int, to: int) -> float:
     here = view.best[which]
     logs = problem.log_levels[which]
     s, e = _measured_elasticities(view, which, to, logs)
-    if (
-        -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB
-    ):  # nothing known, or not what held the card
+    if -IDLE_KNOB < s < IDLE_KNOB and -IDLE_KNOB < e < IDLE_KNOB:
+        # Nothing is known, or the knob was not what held the card.
         low, high = view.beliefs.bounds(problem.roles[which], problem.has_units)
-        s, e = (low, problem.elastic[which]) if to < here else (high, LEAST_ELASTICITY)
+        if to < here:
+            s = low
+            e = problem.elastic[which]
+        else:
+            s = high
+            e = LEAST_ELASTICITY
     return (problem.time_weight * s - e) * (logs[here] - logs[to])
 
 
@@ -374,43 +463,53 @@ def _measured_elasticities(
 
     The same step on the nearest parallel line is like it, else the step before it on the same line.
     """
-    here = view.best[which]
-    mine = view.lines[which].others
-    seen = view.seen
-    low, high = (to, here) if to < here else (here, to)
-    others = None
-    nearest = 0
     pairs = view.knobs[which].pairs
     if not pairs:
         return 0.0, 0.0
-    own = pairs.get(mine)
-    if own is not None and to in own:
-        others = mine
-    else:
-        for rest, levels in pairs.items():
-            if low in levels and high in levels:
-                apart = sum(map(abs, map(sub, rest, mine)))
-                if others is None or apart < nearest:
-                    others = rest
-                    nearest = apart
-                    if apart == 1:
-                        break
-    if others is None:
-        if own is None:
+    here = view.best[which]
+    others = view.lines[which].others
+    low = min(to, here)
+    high = max(to, here)
+    levels = pairs.get(others)
+    if levels is None or to not in levels:
+        parallel = _find_parallel(pairs, others, low, high)
+        if parallel is not None:
+            others = parallel
+        elif levels is None:
             return 0.0, 0.0
-        below, above = view.neighbours(which)
-        if to < here:
-            low = here
-            high = -1 if above is None else above
         else:
-            low = -1 if below is None else below
-            high = here
-        if low < 0 or high < 0:
-            return 0.0, 0.0
-        others = mine
+            low, high = _find_step_before(view, which, to)
+            if low < 0 or high < 0:
+                return 0.0, 0.0
     ahead = others[:which]
     behind = others[which:]
-    _, low_time, low_power = seen[(*ahead, low, *behind)]
-    _, high_time, high_power = seen[(*ahead, high, *behind)]
+    _, low_time, low_power = view.seen[(*ahead, low, *behind)]
+    _, high_time, high_power = view.seen[(*ahead, high, *behind)]
     ratio = logs[high] - logs[low]
     return (low_time - high_time) / ratio, (high_power - low_power) / ratio
+
+
+def _find_parallel(
+    pairs: Mapping[Settings, tuple[int, ...]], here_others: Settings, low: int, high: int
+) -> Settings | None:
+    """Return the nearest line on which both levels of a knob were tried, by its other levels."""
+    nearest = None
+    nearest_apart = 0
+    for others, levels in pairs.items():
+        if low in levels and high in levels:
+            apart = sum(map(abs, map(sub, others, here_others)))
+            if nearest is None or apart < nearest_apart:
+                nearest = others
+                nearest_apart = apart
+                if apart == 1:
+                    break
+    return nearest
+
+
+def _find_step_before(view: SearchView, which: int, to: int) -> tuple[int, int]:
+    """Return the ends of the step on the other side of the best level; -1 where none was tried."""
+    here = view.best[which]
+    below, above = view.neighbours(which)
+    if to < here:
+        return here, -1 if above is None else above
+    return -1 if below is None else below, here

@@ -328,8 +328,8 @@ def bound_energy_j(
     ticks: CounterTicks, samples: EnergySamples, start_s: float, end_s: float
 ) -> tuple[float, float]:
     """Return the joules between two moments, and by how many they may be off."""
-    at_start = _locate_energy(ticks, samples, start_s, is_end=False)
-    at_end = _locate_energy(ticks, samples, end_s, is_end=True)
+    at_start = _locate_energy(ticks, samples, float(start_s), is_end=False)
+    at_end = _locate_energy(ticks, samples, float(end_s), is_end=True)
     best_j = at_end.best_j - at_start.best_j
     least_j = at_end.least_j - at_start.most_j
     most_j = at_end.most_j - at_start.least_j
@@ -370,7 +370,7 @@ def _locate_energy(
     counted_j = step_w * (passed_s + remaining_s)
     around_w = _list_powers_around(ticks, samples, place)
     lowest_w, highest_w = _bound_power(watts, place, around_w)
-    blur_j = BLUR_S * (max(step_w, around_w.max(initial=step_w)) - lowest_w)
+    blur_j = BLUR_S * (float(around_w.max(initial=step_w)) - lowest_w)
     least_j = max(lowest_w * passed_s, counted_j - highest_w * remaining_s) - blur_j
     most_j = min(highest_w * passed_s, counted_j - lowest_w * remaining_s) + blur_j
 
@@ -446,4 +446,4 @@ def _make_stretch(inside: CounterTicks, begin: int, end: int, origin_s: float) -
     start_s = float(inside.time_s[begin])
     duration_s = float(inside.time_s[end]) - start_s
     spent_j = float(inside.energy_j[end] - inside.energy_j[begin])
-    return SteadyStretch(start_s - origin_s, duration_s, spent_j / duration_s)
+    return SteadyStretch(start_s - float(origin_s), duration_s, spent_j / duration_s)
