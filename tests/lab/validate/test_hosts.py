@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import wattcast
 from wattcast.core.strict_files import reference_folder
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model
+from wattcast.lab.fit.engine_host_times import learn_host_factor
 from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.validate.engine_commands import make_engine_rows
 from wattcast.lab.validate.public_checks.coverage_checks import ModelSet, load_model_sets
@@ -21,6 +23,7 @@ from wattcast.lab.validate.public_checks.learn_distances import (
     widen_to_hosts,
 )
 from wattcast.lab.validate.typed_commands import JudgedRow, judge_rows
+from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.support_widening import learned_distances
 from wattcast.predictor.timeline import compute_latency_s
 
@@ -63,7 +66,7 @@ def test_intervals_hold_hosts_that_nobody_told(named_runs: tuple[ModelSet, ...])
 @needs_reference
 def test_a_host_that_is_told_meets_its_other_models(named_runs: tuple[ModelSet, ...]) -> None:
     """The cost of an operator is learned from the other models that ran on the same host: 12.1 %
-    off, where 12 % are wanted. Some of these runs flip between two speeds, a quarter apart.
+    off, where 12 % are wanted. One run in four is slower than the others of its model by a quarter.
     """
     errors: list[float] = []
     for some in named_runs:
@@ -117,7 +120,38 @@ def test_prompts_of_engines_through_predict() -> None:
     """Held-out models: 6 % in time and 3 % in power. Mixtures, whose hosts differ by a third from
     process to process, are 11 % off in time.
     """
-    rows = _list_prefills()
+    off, mixed = _judge_prefills(_list_prefills())
+    assert off["latency"].mean() < 6.0
+    assert off["power"].mean() < 3.0
+    assert off["latency"][mixed].mean() < 11.5
+    if off["latency"][mixed].mean() > 10.0:
+        pytest.xfail("the goal of mixtures is 10 %: their hosts differ by two thirds")
+
+
+def test_prompts_of_engines_whose_host_is_told() -> None:
+    """``--host-launch`` tells the host of an engine too. Learned from the other models that ran on
+    the same host, it brings mixtures within 10 %.
+    """
+    records = load_engine_records("h200")
+    measured = {row["id"]: row for row in records.rows}
+    usual_s = float(np.mean(bundle_for(wattcast.load_gpu("h200")).launch.host_s_per_operator))
+    told = []
+    for row in _list_prefills():
+        run = measured[row.name.rpartition(": ")[2]]
+        factor = learn_host_factor(records, run["card_uuid"], run["model"])
+        options = dict(row.command.options)
+        if factor is not None:
+            options["host_launch"] = f"{1e6 * factor * usual_s:.3f} us"
+        told.append(replace(row, command=replace(row.command, options=options)))
+    assert sum("host_launch" in row.command.options for row in told) == 137
+    off, mixed = _judge_prefills(told)
+    assert off["latency"].mean() < 6.0
+    assert off["power"].mean() < 3.0
+    assert off["latency"][mixed].mean() < 10.0
+
+
+def _judge_prefills(rows: list[JudgedRow]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return how far each row is off in percent, by quantity, and which are mixtures."""
     predicted = judge_rows(rows)
     assert len(rows) == 143
     off = {
@@ -129,10 +163,6 @@ def test_prompts_of_engines_through_predict() -> None:
         )
         for quantity in ("latency", "power")
     }
-    assert off["latency"].mean() < 6.0
-    assert off["power"].mean() < 3.0
     models = [row.name.rpartition(": ")[2].partition("/")[0] for row in rows]
     mixed = np.array([bool(getattr(load_measured_model(m).dims, "experts", 0)) for m in models])
-    assert off["latency"][mixed].mean() < 11.5
-    if off["latency"][mixed].mean() > 10.0:
-        pytest.xfail("the goal of mixtures is 10 %: their hosts differ by two thirds")
+    return off, mixed

@@ -15,9 +15,11 @@ from wattcast.lab.validate.public_checks.published_runs import (
 )
 from wattcast.lab.validate.public_checks.wide_format_checks import (
     INSIDE,
+    ask_speed_rows,
     fp32_rows,
     training_speed_rows,
 )
+from wattcast.lab.validate.typed_commands import judge_rows
 
 
 def test_a_window_is_removed_from_time_and_energy() -> None:
@@ -63,6 +65,31 @@ def test_fp32_models_are_judged_and_meet_their_goals(reference: Path) -> None:
 
 def test_training_speeds_of_single_cards_are_judged_whole(reference: Path) -> None:
     """All 24 rows count, those of ResNet-50 too, which is forecast with channels first."""
+    rows = training_speed_rows(reference)
+    assert sum(row["n"] for row in rows if " on " not in row["quantity"]) == 24
+
+
+def test_squad_computes_no_logits_of_the_vocabulary(reference: Path) -> None:
+    """The head for masked tokens was a fifth of BERT-base's work and a tenth of BERT-large's: base
+    came out 11 to 17 points slower than large on the same card. Without it they agree.
+    """
+    rows = [row for row in ask_speed_rows(reference) if row.command.subject.startswith("bert")]
+    assert len(rows) == 16
+    predicted = judge_rows(rows)
+    off: dict[str, list[float]] = {}
+    for row, one in zip(rows, predicted, strict=True):
+        options = row.command.options
+        card = f"{options['gpu']} {options['dtype']}"
+        off.setdefault(card, []).append(one["latency"] / row.measured["latency"] - 1.0)
+    gaps = {card: abs(base - large) for card, (base, large) in off.items()}
+    assert len(gaps) == 8
+    assert np.median(list(gaps.values())) < 0.04, gaps
+
+
+@pytest.mark.xfail(
+    reason="the goal is 8 %: trained BERT comes out 4 to 18 % too fast on V100 and A100",
+    strict=True,
+)
+def test_trained_bert_meets_the_goal_of_long_runs(reference: Path) -> None:
     rows = {row["quantity"]: row for row in training_speed_rows(reference)}
-    assert sum(row["n"] for name, row in rows.items() if " on " not in name) == 24
-    assert rows["latency, BERT on V100 and A100"]["mape"] < 9.0
+    assert rows["latency, BERT on V100 and A100"]["mape"] <= 8.0

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.core.measured_rows import Plain
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.lab.fit.engine_records import COMPILING_S, EngineRecords, load_engine_records
 from wattcast.predictor.engine_host import load_host_times
@@ -187,23 +188,46 @@ def list_host_ratios(records: EngineRecords) -> tuple[list[float], list[str]]:
 
     Steps count that no full queue held up. Those that only decode are left out: one graph is soon
     launched."""
-    times = load_host_times()
     ratios: list[float] = []
     hosts: list[str] = []
     for row in records.select_kind("prefill", "mixed"):
-        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
-        if row["held_out"] or held_up or row["launch_s"] > COMPILING_S:
-            continue
-        options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, batch=1, seq=16)
-        step = build_graph(load_measured_model(row["model"]), options).blocks[0].step
-        assert step is not None  # graphs of engines have steps
-        counts = times.count_launches(step.launches, by_openai=True)
-        tokens, decodes, prompts = (int(row[name] or 0) for name in ("tokens", "batch", "prompts"))
-        ratios.append(
-            row["host_s"] / times.repeated_step_s(counts, tokens, decodes, prompts, admitted=0.0)
-        )
-        hosts.append(row["card_uuid"])
+        ratio = None if row["held_out"] else _compare_host(row)
+        if ratio is not None:
+            ratios.append(ratio)
+            hosts.append(row["card_uuid"])
     return ratios, hosts
+
+
+def learn_host_factor(records: EngineRecords, card: str, model: str) -> float | None:
+    """Return the times of the host of a card over those of the law, by the other models that ran
+    there; None: none did.
+
+    All their repeated steps count that no full queue held up, and models count alike."""
+    logs: dict[str, list[float]] = {}
+    for row in records.select_kind("decode", "prefill", "mixed"):
+        if row["card_uuid"] != card or row["model"] == model:
+            continue
+        ratio = _compare_host(row)
+        if ratio is not None:
+            logs.setdefault(row["model"], []).append(float(np.log(ratio)))
+    return float(np.exp(np.mean([np.mean(own) for own in logs.values()]))) if logs else None
+
+
+def _compare_host(row: Plain) -> float | None:
+    """Return what the host took for a repeated step over what the law gives; None where a full
+    queue held it up or the engine compiled.
+    """
+    held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
+    if row["tokens"] is None or held_up or row["launch_s"] > COMPILING_S:
+        return None
+    options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, batch=1, seq=16)
+    step = build_graph(load_measured_model(row["model"]), options).blocks[0].step
+    assert step is not None  # graphs of engines have steps
+    times = load_host_times()
+    counts = times.count_launches(step.launches, by_openai=True)
+    tokens, decodes, prompts = (int(row[name] or 0) for name in ("tokens", "batch", "prompts"))
+    law_s = times.repeated_step_s(counts, tokens, decodes, prompts, admitted=0.0)
+    return float(row["host_s"]) / law_s
 
 
 if __name__ == "__main__":
