@@ -32,7 +32,6 @@ from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import SamplingMethod
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
-from wattcast.predictor.api import Workload
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.report import figure_style
 from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_axes
@@ -42,6 +41,7 @@ from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
 from wattcast.serving.plan_options import MOST_TOKENS
 from wattcast.serving.plan_search import ServingPlan
 from wattcast.serving.service_demand import ServiceDemand
+from wattcast.workload.readers.load_workload import Workload
 
 
 def sweep_json(done: SweepResult) -> dict[str, Any]:

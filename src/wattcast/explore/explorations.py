@@ -30,7 +30,7 @@ from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
-from wattcast.predictor.api import Workload, find_gpu
+from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graph
@@ -39,6 +39,7 @@ from wattcast.predictor.support_distances import SupportWord
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions
 from wattcast.workload.readers import load_workload
+from wattcast.workload.readers.load_workload import Workload
 
 
 def explore_designs(

@@ -273,7 +273,7 @@ class ConfigurationView:
 
 
 def view_configuration(
-    workload: api.Workload,
+    workload: load_workload.Workload,
     gpu: Gpu,
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
     **settings: Unpack[api.SettingKeywords],

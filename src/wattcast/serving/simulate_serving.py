@@ -14,8 +14,9 @@ import numpy as np
 from wattcast.core import bad_value, check_names, units
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.predictor.api import check_power_limit, find_gpu, predict
+from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
+from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
 from wattcast.serving.engine_simulator import EngineReplica, Patience, ReplicaRun
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds

@@ -18,18 +18,12 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node
-from wattcast.predictor.api import (
-    FORCE,
-    Quantity,
-    check_context,
-    check_power_limit,
-    find_bundle,
-    find_gpu,
-    resolve_settings,
-)
+from wattcast.predictor.api import find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
+from wattcast.predictor.run_settings import Quantity, RunSettings, resolve_settings
+from wattcast.predictor.runnable_checks import FORCE, check_context, check_power_limit
 from wattcast.training import microbatch, step_time, training_strategy
 from wattcast.training.microbatch import (
     MicrobatchWork,
@@ -388,7 +382,9 @@ def train(
         raise bad_value(
             "network", f"the network of a {box.name}", "unknown", "Give --network 50GB/s."
         )
-    _, at, fitted = resolve_settings(chip, fitted, clock, power_limit)
+    _, at, fitted = resolve_settings(
+        chip, fitted, RunSettings(clock=clock, power_limit=power_limit)
+    )
     if not force:
         check_power_limit(chip, at)
     links = step_time.ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))

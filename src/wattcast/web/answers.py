@@ -25,13 +25,13 @@ from wattcast.core.strict_files import decode_json, encode_csv
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.answer_lines import rank_assumptions
-from wattcast.predictor.api import check_power_limit
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output, take_fields
 from wattcast.predictor.prediction_values import OperatorShare
 from wattcast.predictor.prices import parse_prices
+from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.report import configuration_view
 from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
