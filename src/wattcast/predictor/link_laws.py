@@ -1,22 +1,25 @@
-"""How long GPUs take to exchange data: alpha-beta laws of each algorithm and protocol a library
-has.
+"""Compute how long GPUs take to exchange data, by laws of each algorithm and protocol of a library.
 
 A collective of S bytes over n GPUs takes s dependent steps and sends W = S·s/n bytes per GPU over
 links of B bytes a second: s = 2(n-1) for all-reduce, n-1 for all-gather, reduce-scatter and
 all-to-all [Thakur2005]. Each protocol of NCCL then takes
 
-    LL      launch + s·α_LL + W/R_LL                          flags in every word: soonest, R_LL
-    fixed by few channels LL128   launch + s·α_128 + W/(η_128·B) + (S/n)/(λ_128·B)   flags in every
-    cache line Simple  launch + A + s·α_S + W/(η_S·B) + (S/n)/(λ_S·B)     fences between large
-    chunks: highest rate NVLS    launch + A_N + S·(1 + 1/n)/(η_N·B)                 the switch adds
-    up: all-reduce over three GPUs and more peers   launch + A_p + (n-1)·α_p + ...
-    all-to-all and send: LL at a fixed rate, or Simple
+    LL      launch + s·α_LL + W/R_LL                         flags in every word: starts soonest, at
+                                                             a rate R_LL that few channels fix
+    LL128   launch + s·α_128 + W/(η_128·B) + (S/n)/(λ_128·B)   flags in every cache line
+    Simple  launch + A + s·α_S + W/(η_S·B) + (S/n)/(λ_S·B)     fences between large chunks: highest
+                                                             rate
+    NVLS    launch + A_N + S·(1 + 1/n)/(η_N·B)               the switch adds up: all-reduce over
+                                                             three GPUs and more
+    peers   launch + A_p + (n-1)·α_p + ...                   all-to-all and send: LL at a fixed rate,
+                                                             or Simple
 
 and the library takes the fastest. (S/n)/λB is a GPU's own share, which passes through the same SMs.
 Serving engines have all-reduce kernels of their own for buffers of a few MB: one-shot (every GPU
 reads all others' buffers, (n-1)·S bytes) and two-shot (2·S·(n-1)/n bytes in two halves). Across
 nodes every GPU sends through its own network card. Coefficients and where they come from:
-``link_laws.yaml``; how well they do: docs/method/collectives.md."""
+``link_laws.yaml``; how well they do: docs/method/collectives.md.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +121,12 @@ class CollectiveRows:
         """Dependent steps of a ring."""
         return np.where(self.all_reduce, 2.0, 1.0) * (self.gpus - 1.0)
 
+    @property
+    def copied_byte(self) -> Array:
+        """A GPU's own share of the buffer, which passes through the same SMs; a send has none."""
+        own_byte = self.byte / self.gpus
+        return own_byte if self.sends is None else np.where(self.sends, 0.0, own_byte)
+
 
 def nccl_protocol_s(
     law: LinkLaw,
@@ -132,43 +141,61 @@ def nccl_protocol_s(
     is left where others use the same way, by the law's own rule if it is not given. What a
     collective cannot use is infinite.
     """
+    if crowd is None:
+        crowd = (2.0 / np.maximum(rows.gpus, 2.0)) ** law.crowding
+    crowd = np.asarray(crowd)
+    ring = _ring_protocol_s(law, rows, link_byte_per_s, crowd)
+    peers = _peer_protocol_s(law, rows, link_byte_per_s, crowd)
+    shape = np.broadcast_shapes(*(np.shape(seconds) for seconds in ring))
+    protocols = []
+    for ring_s, peer_s in zip(ring, peers, strict=True):
+        protocols.append(np.broadcast_to(np.where(rows.peers, peer_s, ring_s), shape))
+    return np.stack(protocols)
+
+
+def _ring_protocol_s(
+    law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepable, crowd: Array
+) -> tuple[Array, ...]:
+    """Return the seconds of LL, LL128, Simple and NVLS."""
     n = rows.gpus
     steps = rows.steps
-    own_byte = rows.byte / n
-    sent_byte = own_byte * steps
-    own_crowd = (2.0 / np.maximum(n, 2.0)) ** law.crowding
-    left: Array = own_crowd if crowd is None else np.asarray(crowd)
-    rate = link_byte_per_s * left
-    # a GPU's own share of the buffer, which passes through the same SMs; a send has none
-    copied_byte = own_byte if rows.sends is None else np.where(rows.sends, 0.0, own_byte)
+    sent_byte = rows.byte / n * steps
+    rate = link_byte_per_s * crowd
 
-    ll = law.launch_s + steps * law.ll_step_s + sent_byte / (law.ll_byte_per_s * left)
+    ll = law.launch_s + steps * law.ll_step_s + sent_byte / (law.ll_byte_per_s * crowd)
+
     ll128 = law.launch_s + steps * law.ll128_step_s + sent_byte / (law.ll128_share * rate)
-    ll128 = ll128 + copied_byte / (law.ll128_local * link_byte_per_s)
+    ll128 = ll128 + rows.copied_byte / (law.ll128_local * link_byte_per_s)
+
     simple = law.launch_s + law.simple_start_s + steps * law.simple_step_s
     simple = simple + sent_byte / (law.simple_share * rate)
-    simple = simple + copied_byte / (law.simple_local * link_byte_per_s)
-
-    peer_s = law.launch_s + (n - 1.0) * law.peer_step_s
-    peer_ll = peer_s + law.peer_ll_start_s + own_byte / (law.peer_ll_byte_per_s * left)
-    peer_simple = peer_s + law.peer_simple_start_s + sent_byte / (law.peer_simple_share * rate)
-    peer_simple = peer_simple + copied_byte / (law.peer_simple_local * link_byte_per_s)
+    simple = simple + rows.copied_byte / (law.simple_local * link_byte_per_s)
 
     nvls: Array = np.full(n.shape, np.inf)
     if law.nvls_start_s is not None and law.nvls_share is not None:
         added_s = rows.byte * (1.0 + 1.0 / n) / (law.nvls_share * rate)
-        taken = law.launch_s + law.nvls_start_s + added_s
-        nvls = np.where(rows.all_reduce & rows.multicast & (n > 2), taken, np.inf)
+        switch_s = law.launch_s + law.nvls_start_s + added_s
+        nvls = np.where(rows.all_reduce & rows.multicast & (n > 2), switch_s, np.inf)
+    return ll, ll128, simple, nvls
+
+
+def _peer_protocol_s(
+    law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepable, crowd: Array
+) -> tuple[Array, ...]:
+    """Return the seconds of peers' LL and Simple, and twice infinity for protocols they lack."""
+    n = rows.gpus
+    own_byte = rows.byte / n
+    sent_byte = own_byte * rows.steps
+    rate = link_byte_per_s * crowd
+    peer_s = law.launch_s + (n - 1.0) * law.peer_step_s
+
+    ll = peer_s + law.peer_ll_start_s + own_byte / (law.peer_ll_byte_per_s * crowd)
+
+    simple = peer_s + law.peer_simple_start_s + sent_byte / (law.peer_simple_share * rate)
+    simple = simple + rows.copied_byte / (law.peer_simple_local * link_byte_per_s)
+
     never = np.full(n.shape, np.inf)
-    ring = (ll, ll128, simple, nvls)
-    peers = (peer_ll, peer_simple, never, never)
-    shape = np.broadcast_shapes(*(np.shape(value) for value in ring))
-    return np.stack(
-        [
-            np.broadcast_to(np.where(rows.peers, p, r), shape)
-            for p, r in zip(peers, ring, strict=True)
-        ]
-    )
+    return ll, simple, never, never
 
 
 def pcie_crowd(
@@ -218,65 +245,80 @@ def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
     """
     node = gpu.node or node_of_gpu(gpu.name)
     laws = load_laws()
-    size, total, stride = np.array(
-        [(op.bytes, op.gpus, op.stride) for op in ops], dtype=np.float64
-    ).T
     kind = np.array([op.collective for op in ops])
-    peers = (kind == "all_to_all") | (kind == "send")
     # a send is a peer's part of an all-to-all between two: S bytes go out, none stay
     sends = kind == "send"
-    size = np.where(sends, 2.0 * size, size)
-    total = np.where(sends, 2.0, total)
-    together = np.minimum(np.maximum(node.gpu_count // stride, 1.0), total)
-    wide = np.array([op.dtype not in (Dtype.INT8, Dtype.FP8) for op in ops])
-    can_add_up = wide & node.multicast
-    rows = CollectiveRows(size, together, kind == "all_reduce", peers, can_add_up, sends)
-    taken_s = _within_node_s(
-        rows, gpu, node, laws, np.array([op.software == "engine" for op in ops])
+    byte = np.where(sends, 2.0, 1.0) * np.array([float(op.bytes) for op in ops])
+    total_gpus = np.where(sends, 2.0, np.array([float(op.gpus) for op in ops]))
+    stride = np.array([float(op.stride) for op in ops])
+    gpus_in_node = np.minimum(np.maximum(node.gpu_count // stride, 1.0), total_gpus)
+    can_add_up = np.array([op.dtype not in (Dtype.INT8, Dtype.FP8) for op in ops])
+    rows = CollectiveRows(
+        byte=byte,
+        gpus=gpus_in_node,
+        all_reduce=kind == "all_reduce",
+        peers=(kind == "all_to_all") | sends,
+        multicast=can_add_up & node.multicast,
+        sends=sends,
     )
-    nodes = np.ceil(total / together)
+    by_engine = np.array([op.software == "engine" for op in ops])
+    seconds = _within_node_s(rows, gpu, node, laws, by_engine)
+    nodes = np.ceil(total_gpus / gpus_in_node)
     if (nodes > 1).any():
-        taken_s = np.where(
-            nodes > 1, _across_nodes_s(rows, total, nodes, taken_s, gpu, node, laws), taken_s
-        )
-    return taken_s
+        across_s = _across_nodes_s(rows, total_gpus, seconds, gpu, node, laws)
+        seconds = np.where(nodes > 1, across_s, seconds)
+    return seconds
 
 
 def _within_node_s(
-    rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws, engine: Mask
+    rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws, by_engine: Mask
 ) -> Array:
     """Return the seconds of collectives of GPUs of one node, ``(*sweep, row)``; nothing where there
     is one GPU.
     """
-    links = gpu.links
-    bridged = node.fabric is Fabric.BRIDGE
-    fast = links.nvlink_byte_per_s if node.fabric is not Fabric.PCIE else None
-    slow = links.pcie_byte_per_s
-    taken_s: Array = np.zeros(())
-    if fast is not None:
-        law = laws.link_law(gpu.architecture)
-        rate = 0.5 * np.asarray(fast)
-        if node.fabric is Fabric.MESH:
-            rate = rate * (rows.gpus - 1.0) / (node.gpu_count - 1.0)
-        taken_s = nccl_protocol_s(law, rows, np.maximum(rate, 1.0)).min(axis=0)
-        own_s = engine_all_reduce_s(laws.engine, rows, np.maximum(rate, 1.0))
-        taken_s = np.where(engine, np.minimum(taken_s, own_s), taken_s)
-    if fast is None or (bridged and (rows.gpus > 2).any()):
-        if slow is None:
-            raise MissingSpecification(
-                f"{gpu.name}: no link to other GPUs is known. Use one GPU, or give its links."
-            )
-        link = 0.5 * np.asarray(slow)
-        crowd = None if node.is_timed else pcie_crowd(rows, node, link, laws)
-        over_pcie_s = nccl_protocol_s(laws.pcie, rows, link[..., np.newaxis], crowd).min(axis=0)
-        taken_s = over_pcie_s if fast is None else np.where(rows.gpus > 2, over_pcie_s, taken_s)
-    return np.where(rows.gpus > 1, taken_s, 0.0)
+    nvlink = gpu.links.nvlink_byte_per_s
+    if nvlink is None or node.fabric is Fabric.PCIE:
+        seconds = _over_pcie_s(rows, gpu, node, laws)
+    else:
+        seconds = _over_nvlink_s(rows, 0.5 * np.asarray(nvlink), gpu, node, laws, by_engine)
+        if node.fabric is Fabric.BRIDGE and (rows.gpus > 2).any():
+            # a bridge joins two cards
+            over_pcie_s = _over_pcie_s(rows, gpu, node, laws)
+            seconds = np.where(rows.gpus > 2, over_pcie_s, seconds)
+    return np.where(rows.gpus > 1, seconds, 0.0)
+
+
+def _over_nvlink_s(
+    rows: CollectiveRows,
+    rate: Array,
+    gpu: Gpu,
+    node: Node,
+    laws: CollectiveLaws,
+    by_engine: Mask,
+) -> Array:
+    """Return the seconds over NVLink at a ``rate`` of all of a GPU's links, in one direction."""
+    if node.fabric is Fabric.MESH:
+        rate = rate * (rows.gpus - 1.0) / (node.gpu_count - 1.0)
+    rate = np.maximum(rate, 1.0)
+    nccl_s = nccl_protocol_s(laws.link_law(gpu.architecture), rows, rate).min(axis=0)
+    engine_s = engine_all_reduce_s(laws.engine, rows, rate)
+    return np.asarray(np.where(by_engine, np.minimum(nccl_s, engine_s), nccl_s))
+
+
+def _over_pcie_s(rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws) -> Array:
+    pcie = gpu.links.pcie_byte_per_s
+    if pcie is None:
+        raise MissingSpecification(
+            f"{gpu.name}: no link to other GPUs is known. Use one GPU, or give its links."
+        )
+    link = 0.5 * np.asarray(pcie)
+    crowd = None if node.is_timed else pcie_crowd(rows, node, link, laws)
+    return np.asarray(nccl_protocol_s(laws.pcie, rows, link[..., np.newaxis], crowd).min(axis=0))
 
 
 def _across_nodes_s(
     rows: CollectiveRows,
-    total: Array,
-    nodes: Array,
+    total_gpus: Array,
     within_s: Array,
     gpu: Gpu,
     node: Node,
@@ -286,26 +328,35 @@ def _across_nodes_s(
 
     Rings of all local GPUs cross with one network card each, so W = S·s/N bytes of N GPUs leave a
     node through as many cards as it has members; small all-reduces go up and down a tree of nodes,
-    others step from node to node. Peers send each share straight through the sender's card."""
+    others step from node to node. Peers send each share straight through the sender's card.
+    """
     if node.network_byte_per_s is None:
         raise MissingSpecification(
-            f"{node.name}: no network is known, and {int(total.max())} GPUs need more than one node of "
-            f"{node.gpu_count}. Give a node with a network (--node hgx-h100, or your own file)."
+            f"{node.name}: no network is known, and {int(total_gpus.max())} GPUs need more than "
+            f"one node of {node.gpu_count}. Give a node with a network (--node hgx-h100, or your "
+            "own file)."
         )
     law = laws.network
-    card = laws.network.share * node.network_byte_per_s
-    ring_byte = np.where(rows.all_reduce, 2.0, 1.0) * rows.byte * (total - 1.0) / total
-    peer_byte = rows.byte * (total - rows.gpus) / total
+    card = law.share * node.network_byte_per_s
+    ring_passes = np.where(rows.all_reduce, 2.0, 1.0)
+    ring_byte = ring_passes * rows.byte * (total_gpus - 1.0) / total_gpus
+    peer_byte = rows.byte * (total_gpus - rows.gpus) / total_gpus
     sent_s = np.where(rows.peers, peer_byte / card, ring_byte / (card * rows.gpus))
-    depth = np.where(
-        rows.all_reduce, 2.0 * np.ceil(np.log2(nodes)), np.where(rows.peers, 1.0, nodes - 1.0)
-    )
+
+    nodes = np.ceil(total_gpus / rows.gpus)
+    ring_steps = np.where(rows.peers, 1.0, nodes - 1.0)
+    tree_steps = 2.0 * np.ceil(np.log2(nodes))
+    steps = np.where(rows.all_reduce, tree_steps, ring_steps)
+
     # chunks cross the network while others cross the links, so the slower of the two counts
     within_s = np.maximum(within_s, laws.link_law(gpu.architecture).launch_s)
-    soon = depth * law.ll_step_s + np.maximum(within_s, 2.0 * sent_s)  # flags double the bytes
-    return np.minimum(soon, depth * law.simple_step_s + np.maximum(within_s, sent_s))
+    # flags double the bytes of LL
+    ll_s = steps * law.ll_step_s + np.maximum(within_s, 2.0 * sent_s)
+    simple_s = steps * law.simple_step_s + np.maximum(within_s, sent_s)
+    return np.minimum(ll_s, simple_s)
 
 
+NOTEWORTHY_SLOWDOWN = 1.02  # of all GPUs over half of them, to warn of it
 TIMED_NODE = "l40s-box"  # the one node with PCIe cards alone whose collectives were published
 
 
@@ -323,9 +374,13 @@ def timed_node_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
     Groups that leave a node take what they take.
     """
     node = gpu.node or node_of_gpu(gpu.name)
-    timed = replace(load_node(TIMED_NODE), gpu_count=node.gpu_count, fabric=node.fabric)
-    timed = replace(timed, network_byte_per_s=node.network_byte_per_s)
-    return collective_s(ops, replace(gpu, node=timed))
+    timed_node = replace(
+        load_node(TIMED_NODE),
+        gpu_count=node.gpu_count,
+        fabric=node.fabric,
+        network_byte_per_s=node.network_byte_per_s,
+    )
+    return collective_s(ops, replace(gpu, node=timed_node))
 
 
 def describe_links(gpu: Gpu, gpus: int) -> str:
@@ -355,19 +410,21 @@ def warn_of_slow_links(
     largest = max(op.gpus for op, _ in calls)
     if largest < 2:
         return None
-    halves = [(replace(op, gpus=op.gpus // 2), count) for op, count in calls if op.gpus == largest]
     half_s = 2.0 * other_s
     if largest > 2:
-        each_s = np.max(np.atleast_2d(collective_s([op for op, _ in halves], gpu)), axis=0)
-        half_s += float(each_s @ np.array([count for _, count in halves]))
+        halves = [replace(op, gpus=op.gpus // 2) for op, _ in calls if op.gpus == largest]
+        counts = np.array([count for op, count in calls if op.gpus == largest])
+        call_s = np.max(np.atleast_2d(collective_s(halves, gpu)), axis=0)
+        half_s += float(call_s @ counts)
     whole_s = collective_spent_s + other_s
-    if whole_s <= 1.02 * half_s:
+    if whole_s <= NOTEWORTHY_SLOWDOWN * half_s:
         return None
     node = gpu.node or node_of_gpu(gpu.name)
+    exchange_share = collective_spent_s / whole_s
     return (
         f"careful: {largest} GPUs are slower than {largest // 2} would be (about "
         f"{units.show(half_s, 's')}), since they exchange data for "
-        f"{collective_spent_s / whole_s:.0%} of the time over the links of the {node.name}: "
+        f"{exchange_share:.0%} of the time over the links of the {node.name}: "
         "use fewer, or pipeline stages (--pp)"
     )
 
@@ -388,23 +445,22 @@ def hidden_s(timeline: Timeline, gpu: Gpu) -> Array:
     """Return the seconds of each collective that compute beside it hides, ``(kernel,)``, at the
     highest clock.
 
-    A collective issued in several places hides what it can hide in the worst of them.
+    A collective issued in several places hides what it can hide in the worst of them; in a sweep it
+    hides what it can hide on the fastest design.
     """
-    each_s = compute_kernel_s(timeline.phases, np.asarray(gpu.clocks.max_hz))
-    each_s = each_s.reshape(-1, each_s.shape[-1]).min(
-        axis=0
-    )  # of a sweep, what the fastest design hides
+    swept_s = compute_kernel_s(timeline.phases, np.asarray(gpu.clocks.max_hz))
+    kernel_s = swept_s.reshape(-1, swept_s.shape[-1]).min(axis=0)
     ops = timeline.kernels.ops
     sm_share = float(np.max(COPYING_SMS / np.asarray(gpu.sm_count)))
     hidden = np.full(len(ops), np.inf)
     for segment in timeline.kernels.segments:
-        spent_s = each_s[segment.rows] * segment.counts
+        spent_s = kernel_s[segment.rows] * segment.counts
         for place, row in enumerate(segment.rows.tolist()):
             op = ops[row]
             if isinstance(op, Collective) and op.overlaps:
                 compute_s = spent_s[place + 1 : place + 1 + op.overlaps].sum()
-                both_s = overlapped_s(each_s[row], compute_s, sm_share)
-                hidden[row] = min(hidden[row], each_s[row] + compute_s - both_s)
+                both_s = overlapped_s(kernel_s[row], compute_s, sm_share)
+                hidden[row] = min(hidden[row], kernel_s[row] + compute_s - both_s)
     return np.where(np.isfinite(hidden), np.maximum(hidden, 0.0), 0.0)
 
 
@@ -432,10 +488,10 @@ def mean_law(laws: Sequence[LinkLaw]) -> LinkLaw:
     """Return the geometric mean of laws; what only some of them have is the mean of those."""
     mean: dict[str, float | None] = {}
     for item in fields(LinkLaw):
-        values = [value for law in laws if (value := getattr(law, item.name)) is not None]
-        mean[item.name] = (
-            float(np.exp(np.mean(np.log(values)))) if values and min(values) > 0 else 0.0
-        )
+        values = [getattr(law, item.name) for law in laws]
+        values = [value for value in values if value is not None]
+        is_positive = bool(values) and min(values) > 0
+        mean[item.name] = float(np.exp(np.mean(np.log(values)))) if is_positive else 0.0
     if mean["nvls_share"] == 0.0:
         mean |= {"nvls_share": None, "nvls_start_s": None}
     return LinkLaw(**mean)  # type: ignore[arg-type]  # only what may be None is None

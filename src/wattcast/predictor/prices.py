@@ -1,5 +1,6 @@
-"""What energy and GPU time cost, and the carbon they stand for. Unknown prices stay unknown:
-nothing is assumed.
+"""Compute what energy and GPU time cost, and the carbon that they cause.
+
+Unknown prices stay unknown: nothing is assumed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
 
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
+MOST_PUE = 10.0  # beyond it, somebody's finger slipped
 ANY_GPU = ""  # in ``rent_per_s``: every GPU that is not named
 _SIGNS = {"$": "USD", "€": "EUR"}
 _Amount = TypeVar("_Amount", float, Array)
@@ -28,33 +30,40 @@ class Prices:
     per_j: float | None = None  # currency per joule at the meter
     currency: str = ""
     carbon_g_per_j: float | None = None
-    rent_per_s: Mapping[str, float] = field(
-        default_factory=dict
-    )  # GPU -> currency per second of one GPU
+    # GPU -> currency per second of one GPU
+    rent_per_s: Mapping[str, float] = field(default_factory=dict)
     pue: float = 1.0  # joules at the meter per joule of the GPU
     notes: tuple[str, ...] = ()
 
     def cost(self, gpu: str, energy_j: _Amount, gpu_s: _Amount) -> _Amount | None:
-        """Money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no price is
-        known.
+        """Return the money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no
+        price is known.
 
         cost = E·PUE·tariff + t·rent. Where only one of tariff and rent is given, that one alone is
-        counted; where GPUs have rents, one without has an unknown cost."""
-        names = (gpu, strip_board(gpu), ANY_GPU)
-        rent = next((self.rent_per_s[name] for name in names if name in self.rent_per_s), None)
-        if (self.per_j is None and rent is None) or (self.rent_per_s and rent is None):
+        counted; where GPUs have rents, one without has an unknown cost.
+        """
+        rent = self._find_rent(gpu)
+        if rent is None and (self.per_j is None or self.rent_per_s):
             return None
         return energy_j * self.pue * (self.per_j or 0.0) + gpu_s * (rent or 0.0)
 
+    def _find_rent(self, gpu: str) -> float | None:
+        for name in (gpu, strip_board(gpu), ANY_GPU):
+            if name in self.rent_per_s:
+                return self.rent_per_s[name]
+        return None
+
     def carbon_g(self, energy_j: _Amount) -> _Amount | None:
-        """Grams of CO2 equivalent for ``energy_j`` drawn by GPUs; None where the intensity is
-        unknown.
+        """Return the grams of CO2 equivalent for ``energy_j`` drawn by GPUs; None where the
+        intensity is unknown.
         """
-        return None if self.carbon_g_per_j is None else energy_j * self.pue * self.carbon_g_per_j
+        if self.carbon_g_per_j is None:
+            return None
+        return energy_j * self.pue * self.carbon_g_per_j
 
 
 class PriceKeywords(TypedDict, total=False):
-    """What ``parse_prices`` takes, as functions and commands take it: ``**prices:
+    """The options of ``parse_prices``, for functions that take them too: ``**prices:
     Unpack[PriceKeywords]``.
     """
 
@@ -71,38 +80,48 @@ def parse_prices(
     pue: float = 1.0,
     **unknown: object,
 ) -> Prices:
-    """Prices as people write them.
+    """Read prices as people write them.
 
     ``price`` is the rent of a GPU, ``2.50/h`` or ``h200=3.50USD/h`` for one kind, or several of
     them, in a list or with commas between; an amount without a time is for an hour;
     ``electricity`` a tariff, ``0.12USD/kWh``; ``carbon`` an intensity, ``400g/kWh``, or a region,
-    ``us``; ``pue`` the energy at the meter per energy of the GPU."""
-    known = (
-        PriceKeywords.__annotations__
-    )  # ``unknown`` are of whichever function takes prices beside its own options
-    check_names("option", unknown, known, f"Prices: {', '.join(known)}.")
-    if not 1.0 <= pue <= 10.0:
-        raise bad_value("pue", "a number from 1 to 10", pue)
-    per_j, currency = (
-        (None, "")
-        if electricity is None
-        else _read_money(electricity, "J", "electricity", "0.12USD/kWh")
-    )
+    ``us``; ``pue`` the energy at the meter per energy of the GPU. ``unknown`` are options of
+    whichever function takes prices beside its own.
+    """
+    names = PriceKeywords.__annotations__
+    check_names("option", unknown, names, f"Prices: {', '.join(names)}.")
+    if not 1.0 <= pue <= MOST_PUE:
+        raise bad_value("pue", f"a number from 1 to {MOST_PUE:g}", pue)
+
+    tariff_per_j = None
+    currency = ""
+    if electricity is not None:
+        tariff_per_j, currency = _read_money(electricity, "J", "electricity", "0.12USD/kWh")
     rents = {}
     for text in _split_prices(price):
-        name, equals, amount = text.rpartition("=")
-        gpu = resolve_gpu_name(name.strip()) if equals else ANY_GPU
-        where = f"price {gpu}" if equals else "price"
-        example = "3.50USD/h" if equals else "3.50USD/h, or h200=3.50USD/h"
-        each, found = _read_money(_add_hour(amount), "s", where, example)
-        if currency and found and found != currency:
+        gpu, rent_per_s, rent_currency = _read_rent(text)
+        if currency and rent_currency and rent_currency != currency:
             raise bad_value("price", f"one currency, {currency}", text)
-        currency = currency or found
-        rents[gpu] = each
-    carbon_g_per_j, notes = (None, []) if carbon is None else _read_carbon(carbon)
+        currency = currency or rent_currency
+        rents[gpu] = rent_per_s
+
+    carbon_g_per_j = None
+    notes: list[str] = []
+    if carbon is not None:
+        carbon_g_per_j, notes = _read_carbon(carbon)
     if pue == 1.0 and (rents or electricity or carbon):
         notes.append("energy at the GPU's board: PUE 1, no host")
-    return Prices(per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
+    return Prices(tariff_per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
+
+
+def _read_rent(text: str) -> tuple[str, float, str]:
+    """Return the GPU of a rent, the rent per second, and its currency."""
+    name, equals, amount = text.rpartition("=")
+    if not equals:
+        example = "3.50USD/h, or h200=3.50USD/h"
+        return ANY_GPU, *_read_money(_add_hour(amount), "s", "price", example)
+    gpu = resolve_gpu_name(name.strip())
+    return gpu, *_read_money(_add_hour(amount), "s", f"price {gpu}", "3.50USD/h")
 
 
 def _split_prices(price: str | Sequence[str] | None) -> list[str]:
@@ -117,23 +136,26 @@ def _add_hour(amount: str) -> str:
     >>> _add_hour("2.50 USD")
     '2.50 USD/h'
     """
-    return amount if "/" in amount or not amount.strip() else f"{amount}/h"
+    if "/" in amount or not amount.strip():
+        return amount
+    return f"{amount}/h"
 
 
 @cache
 def carbon_regions() -> dict[str, tuple[float, str]]:
-    """Grams of CO2 equivalent per kWh by region, with the year and the source."""
-    rows = read_shipped_table("wattcast.predictor", "carbon.csv")
-    return {
-        row["region"]: (float(row["g_per_kwh"]), f"{row['year']}, {row['source']}") for row in rows
-    }
+    """Return the grams of CO2 equivalent per kWh by region, with the year and the source."""
+    regions = {}
+    for row in read_shipped_table("wattcast.predictor", "carbon.csv"):
+        source = f"{row['year']}, {row['source']}"
+        regions[row["region"]] = (float(row["g_per_kwh"]), source)
+    return regions
 
 
 def _read_money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
+    """Return an amount of money per unit, and its currency."""
     sign = text.strip()[:1]
-    text = (
-        text.replace(sign, "", 1).replace("/", f" {_SIGNS[sign]}/", 1) if sign in _SIGNS else text
-    )
+    if sign in _SIGNS:  # $2/h is read as 2 USD/h
+        text = text.replace(sign, "", 1).replace("/", f" {_SIGNS[sign]}/", 1)
     for currency in CURRENCIES:
         try:
             value = units.parse(text, f"{currency}/{per}", where)
@@ -146,13 +168,15 @@ def _read_money(text: str, per: str, where: str, example: str) -> tuple[float, s
 
 
 def _read_carbon(text: str) -> tuple[float, list[str]]:
+    """Return the grams of CO2 equivalent per joule, and a note where they are those of a region."""
     if text[:1].isdigit() or text[:1] in ".+-":
         value = units.parse(text, "g/J", "carbon")
         if value < 0:
             raise bad_value("carbon", "zero or more", text)
         return value, []
     table = carbon_regions()
-    folded = {errors.fold_name(region): region for region in table} | _REGION_ALIASES
+    folded = {errors.fold_name(region): region for region in table}
+    folded |= _REGION_ALIASES
     if errors.fold_name(text) not in folded:
         do = f"Known: {', '.join(table)}. Or give a number, such as 400g/kWh."
         raise unknown_name("region of carbon intensity", text, table, do)

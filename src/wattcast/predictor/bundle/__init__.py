@@ -1,4 +1,4 @@
-"""What was fitted, one bundle a device; and the forecast for a device nobody measured."""
+"""What was fitted, one bundle per device, and the forecast for a device that nobody measured."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ __all__ = ["Bundle", "bundle_for", "fit_status", "forecast_bundle", "shipped_bun
 
 
 def bundle_for(gpu: Gpu) -> Bundle:
-    """The measured bundle that ships for this GPU, else its forecast, with the calibration that
-    ships if one does.
+    """Return the measured bundle that ships for this GPU, else its forecast, with the calibration
+    that ships if one does.
     """
     if gpu.board:
-        from wattcast.predictor.bundle.calibrated import (
-            shipped_board_bundle,  # few GPUs have boards of their own
-        )
+        # few GPUs have boards of their own
+        from wattcast.predictor.bundle.calibrated import shipped_board_bundle
 
         return shipped_board_bundle(gpu.name, gpu.board)
-    found = shipped_bundle(gpu.name)
-    if found is None and gpu.compute_capability in forecast_rule().same_processor:
+    measured = shipped_bundle(gpu.name)
+    if measured is not None:
+        return measured
+    calibrated = None
+    if gpu.compute_capability in forecast_rule().same_processor:
         from wattcast.predictor.bundle.calibrated import calibrated_bundle  # few GPUs have one
 
-        found = calibrated_bundle(gpu)
-    return found or forecast_bundle(gpu)
+        calibrated = calibrated_bundle(gpu)
+    return calibrated or forecast_bundle(gpu)
 
 
 def fit_status(gpu: str) -> FitStatus:
@@ -36,8 +38,6 @@ def fit_status(gpu: str) -> FitStatus:
     folder = files("wattcast.predictor.bundle").joinpath(strip_board(gpu))
     if folder.joinpath("bundle.json").is_file():
         return FitStatus.MEASURED
-    return (
-        FitStatus.CALIBRATED
-        if folder.joinpath("calibration.yaml").is_file()
-        else FitStatus.FORECAST
-    )
+    if folder.joinpath("calibration.yaml").is_file():
+        return FitStatus.CALIBRATED
+    return FitStatus.FORECAST

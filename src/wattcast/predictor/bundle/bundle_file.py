@@ -2,7 +2,8 @@
 
 A bundle is a folder with ``bundle.json`` and, where factors were learned, ``arrays.npz``: plain
 arrays under dotted names, never a pickle. Structs that end in ``File`` are the forms in which YAML
-writes a noun with units in strings."""
+writes a noun with units in strings.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +81,8 @@ class ResidualEnds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, (low, high) in (("latency", self.latency), ("power", self.power)):
             if low > high:
-                raise bad_value(
-                    f"residuals: {name}", "a low end below the high one", f"{low} and {high}"
-                )
+                where = f"residuals: {name}"
+                raise bad_value(where, "a low end below the high one", f"{low} and {high}")
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ class MeasuredRange:
     dtypes: tuple[str, ...]
     groups: tuple[str, ...]  # kinds of kernels
     sizes: Mapping[str, tuple[float, float]]  # least and most of each size, in log2
-    forms: Mapping[str, tuple[str, ...]] | None = (
-        None  # by kind, forms that ran (``Operator.form``); None: unknown
-    )
+    # by kind, forms that ran (``Operator.form``); None: unknown
+    forms: Mapping[str, tuple[str, ...]] | None = None
     clock_hz: tuple[float, float] | None = None  # lowest and highest of rows; None: unknown
 
     @cached_property
@@ -108,7 +107,9 @@ class MeasuredRange:
     @cached_property
     def every_form(self) -> frozenset[str]:
         """Forms measured, whatever they ran as."""
-        return frozenset(name for names in (self.forms or {}).values() for name in names)
+        if self.forms is None:
+            return frozenset()
+        return frozenset().union(*self.forms.values())
 
 
 @dataclass(frozen=True)
@@ -125,38 +126,30 @@ class Bundle:
     residuals: Mapping[str, ResidualEnds]
     toggling: Mapping[str, float]  # kind of data -> dynamic energy relative to random data
     reference: ReferenceChip  # the chip whose library chose the kernels
-    learned: LearnedFactors | None = None  # what the scaffold leaves over
-    seen: Mapping[str, MeasuredRange] = field(
-        default_factory=dict
-    )  # family -> what was measured of it
+    learned: LearnedFactors | None = None  # corrects what the scaffold misses
+    # family -> what was measured of it
+    seen: Mapping[str, MeasuredRange] = field(default_factory=dict)
     interval_level: float = 0.9
     governor_share: float = 1.0  # of a power limit at which the governor holds the board
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
-    step_energy: float = (
-        1.0  # dynamic energy of kernels in an engine's steps, over that of the same alone
-    )
+    # dynamic energy of kernels in an engine's steps, over that of the same kernels alone
+    step_energy: float = 1.0
     assumptions: tuple[str, ...] = ()
-    cards: CardSpread = field(
-        default_factory=published_spread
-    )  # how far another card of the kind may be
-    widening: Widening = field(
-        default_factory=default_widening
-    )  # of intervals, away from what was measured
-    cold: ColdCacheDelay | None = None  # what operators take more among others; None: not known
-    power_limit_w: tuple[float, float] | None = (
-        None  # lowest and highest that rows ran under; None: unknown
-    )
+    # how far another card of the kind may be
+    cards: CardSpread = field(default_factory=published_spread)
+    # of intervals, away from what was measured
+    widening: Widening = field(default_factory=default_widening)
+    cold: ColdCacheDelay | None = None  # of operators inside a model; None: not known
+    # lowest and highest limit that rows ran under; None: unknown
+    power_limit_w: tuple[float, float] | None = None
     temperature_c: tuple[float, float] | None = None  # lowest and highest of rows; None: unknown
 
     def __post_init__(self) -> None:
         for table, name in ((self.corrections, "corrections"), (self.residuals, "residuals")):
             missing = [family for family in FAMILIES if family not in table]
             if missing:
-                raise bad_value(
-                    f"bundle {self.gpu}: {name}",
-                    "every kernel family",
-                    f"none for {', '.join(missing)}",
-                )
+                where = f"bundle {self.gpu}: {name}"
+                raise bad_value(where, "every kernel family", f"none for {', '.join(missing)}")
 
     @property
     def has_engine_kernels(self) -> bool:
@@ -164,25 +157,28 @@ class Bundle:
         return any(name.startswith("engine_") for name in self.seen)
 
     def for_data(self, data: str) -> Bundle:
-        """This bundle for a workload whose operands are ``data`` (``random``, ``zeros`` ...)."""
+        """Return this bundle for a workload whose operands are ``data`` (``random``, ``zeros``
+        ...).
+        """
         check_names("data", data, self.toggling)
         factor = self.toggling[data]
-        law = replace(self.clock_law, toggling=factor) if self.clock_law else None
+        law = self.clock_law
+        if law is not None:
+            law = replace(law, toggling=factor)
         return replace(self, power=self.power.with_data_factor(factor), clock_law=law)
 
     def for_bursts(self) -> Bundle:
-        """This bundle for runs of some milliseconds after a pause: without a clock law of long runs
-        alone.
+        """Return this bundle for runs of some milliseconds after a pause.
+
+        A clock law that holds in long runs alone goes.
         """
-        return (
-            replace(self, clock_law=None)
-            if self.clock_law and not self.clock_law.in_bursts
-            else self
-        )
+        if self.clock_law is None or self.clock_law.in_bursts:
+            return self
+        return replace(self, clock_law=None)
 
     def for_this_card(self) -> Bundle:
-        """This bundle for the very card it was fitted on: intervals leave out how far other cards
-        may be.
+        """Return this bundle for the very card it was fitted on: intervals leave out how far other
+        cards may be.
         """
         return replace(self, cards=THIS_CARD)
 
@@ -206,18 +202,17 @@ class LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     """``LaunchCosts`` as YAML writes them."""
 
     host_per_operator: str
-    link_per_message: str = (
-        ""  # of older bundles, and unused: predictor/link_laws.yaml has the laws
-    )
+    # of older bundles, and unused: predictor/link_laws.yaml has the laws
+    link_per_message: str = ""
     host_weights: dict[str, Weight] = {}
     start_clock: str = ""  # at which fixed times hold, where they are cycles
 
     def to_costs(self, where: str) -> LaunchCosts:
         """Return the costs in seconds."""
         host_s = _parse_short_time(self.host_per_operator, f"{where}.host_per_operator")
-        start_hz = (
-            _parse_clock(self.start_clock, f"{where}.start_clock") if self.start_clock else None
-        )
+        start_hz = None
+        if self.start_clock:
+            start_hz = _parse_clock(self.start_clock, f"{where}.start_clock")
         return LaunchCosts(host_s, self.host_weights, start_hz=start_hz)
 
 
@@ -258,12 +253,27 @@ class ClockLawFile(msgspec.Struct, forbid_unknown_fields=True):
         activity = np.array(self.activity)
         ratio = np.array(self.ratio)
         if activity.shape != ratio.shape or (np.diff(activity) < 0).any():
-            raise bad_value(
-                where, "a ratio for each activity, which rise", f"{len(ratio)} for {len(activity)}"
-            )
-        top_hz = _parse_clock(self.top, where)
+            counts = f"{len(ratio)} for {len(activity)}"
+            raise bad_value(where, "a ratio for each activity, which rise", counts)
         return ClockLaw(
-            self.without, activity, ratio, 1.0, self.clock_power, top_hz, self.in_bursts
+            without=self.without,
+            activity=activity,
+            ratio=ratio,
+            clock_power=self.clock_power,
+            top_hz=_parse_clock(self.top, where),
+            in_bursts=self.in_bursts,
+        )
+
+    @classmethod
+    def from_law(cls, law: ClockLaw) -> ClockLawFile:
+        """Return a law as YAML writes it."""
+        return cls(
+            without=law.without,
+            activity=law.activity.tolist(),
+            ratio=law.ratio.tolist(),
+            clock_power=law.clock_power,
+            top=f"{law.top_hz!r} Hz",
+            in_bursts=law.in_bursts,
         )
 
 
@@ -283,10 +293,24 @@ class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     dtypes: tuple[str, ...]
     groups: tuple[str, ...]
     sizes: dict[str, tuple[float, float]]
-    forms: dict[str, str] | None = (
-        None  # group -> forms with commas between: a list is slower to read
-    )
+    # group -> forms with commas between: a list is slower to read
+    forms: dict[str, str] | None = None
     clock_hz: tuple[Hertz, Hertz] | None = None
+
+    def to_range(self) -> MeasuredRange:
+        """Return the range, its forms in lists."""
+        forms = None
+        if self.forms is not None:
+            forms = {kind: tuple(names.split(", ")) for kind, names in self.forms.items()}
+        return MeasuredRange(self.dtypes, self.groups, self.sizes, forms, self.clock_hz)
+
+    @classmethod
+    def from_range(cls, seen: MeasuredRange) -> _RangeFile:
+        """Return a range as YAML writes it."""
+        forms = None
+        if seen.forms is not None:
+            forms = {kind: ", ".join(names) for kind, names in seen.forms.items()}
+        return cls(seen.dtypes, seen.groups, dict(seen.sizes), forms, seen.clock_hz)
 
 
 class _PowerFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -311,9 +335,8 @@ class _BundleFile(msgspec.Struct, forbid_unknown_fields=True):
     step_energy: Annotated[float, Meta(ge=0.1, le=10.0)] = 1.0
     assumptions: tuple[str, ...] = ()
     reference: _ReferenceFile | None = None  # absent: the catalogue's chip
-    learned_on: _ReferenceFile | None = (
-        None  # the chip learned factors were fitted on, where it is another
-    )
+    # the chip learned factors were fitted on, where it is another
+    learned_on: _ReferenceFile | None = None
     seen: dict[str, _RangeFile] = {}
     cards: CardSpread | None = None  # absent: the published figures
     widening: Widening | None = None  # absent: the default
@@ -327,14 +350,15 @@ def read_bundle(path: Path) -> Bundle:
     """Read a bundle from its ``bundle.json`` (or the folder of it) and, where it says so, the
     arrays beside it.
     """
-    path = path / "bundle.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "bundle.json"
     data = read_bytes(path)
-    beside = path.parent / ARRAYS_FILE
-    decode = (
-        decode_json if data.startswith(b"{") else decode_yaml
-    )  # a bundle may be written as YAML too
-    arrays = read_bytes(beside) if beside.exists() else None
-    return _from_file(decode(data, _BundleFile, path.name), path.name, arrays)
+    # a bundle may be written as YAML too
+    decode = decode_json if data.startswith(b"{") else decode_yaml
+    file = decode(data, _BundleFile, path.name)
+    arrays_path = path.parent / ARRAYS_FILE
+    arrays = read_bytes(arrays_path) if arrays_path.exists() else None
+    return _make_bundle(file, path.name, arrays)
 
 
 @cache
@@ -346,64 +370,32 @@ def shipped_bundle(gpu: str) -> Bundle | None:
 
 def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
     """Make a bundle without learned factors from the plain mappings that ``bundle_to_plain`` gives."""
-    return _from_file(convert_plain(plain, _BundleFile, where), where, None)
+    return _make_bundle(convert_plain(plain, _BundleFile, where), where, None)
 
 
-def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
-    if file.format != BUNDLE_FORMAT:
-        raise bad_value(
-            f"{where}: format",
-            f"{BUNDLE_FORMAT}",
-            file.format,
-            "This Wattcast reads no other; fit again.",
-        )
-    if file.arrays and arrays is None:
-        raise bad_value(
-            f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", "Copy the whole folder."
-        )
-    if not 0.5 <= file.settles <= 1.0:
-        raise bad_value(
-            f"{where}: settles", "a share of the power limit between 0.5 and 1", file.settles
-        )
-    given, trained = (
-        of and ReferenceChip(**msgspec.structs.asdict(of))
-        for of in (file.reference, file.learned_on)
-    )
-    reference = given or reference_chip(hardware.load_gpu(file.gpu))
+def _make_bundle(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
+    _check_file(file, where, arrays)
+    reference = _read_reference(file.reference) or reference_chip(hardware.load_gpu(file.gpu))
     learned = None
     if file.arrays and arrays is not None:
-        learned = residuals_from_bytes(arrays, trained or reference)
-        if trained is None:
-            reference = learned.reference
-        else:
-            learned = CarriedFactors(learned.reference, learned.time, learned.energy)
-            if (
-                "gemm" in learned.time
-            ):  # its library is the one that the kernel choice was fitted on
-                reference = replace(reference, choice=learned.reference.choice)
+        learned, reference = _read_learned(file, arrays, reference)
     law = file.effective_clock
     cold = None
     if file.cold is not None:
         operator_s = _parse_short_time(file.cold.operator, f"{where}: cold.operator")
         cold = ColdCacheDelay(operator_s, file.cold.s_per_byte, file.cold.layers)
-    seen = {}
-    for name, s in file.seen.items():
-        forms = (
-            None if s.forms is None else {kind: tuple(f.split(", ")) for kind, f in s.forms.items()}
-        )
-        seen[name] = MeasuredRange(s.dtypes, s.groups, s.sizes, forms, s.clock_hz)
+    corrections = {}
+    for name, correction in file.corrections.items():
+        corrections[name] = correction.to_correction(f"{where}: corrections.{name}")
     return Bundle(
-        **{name: getattr(file, name) for name in _KEPT_AS_THEY_ARE},
-        corrections={
-            name: c.to_correction(f"{where}: corrections.{name}")
-            for name, c in file.corrections.items()
-        },
+        **{name: getattr(file, name) for name in _UNCHANGED_FIELDS},
+        corrections=corrections,
         launch=file.launch.to_costs(f"{where}: launch"),
         power=build_power_model(file.power.kind, file.power.model, f"{where}: power.model"),
         clock_law=None if law is None else law.to_law(f"{where}: effective_clock.top"),
         reference=reference,
         learned=learned,
-        seen=seen,
+        seen={name: seen.to_range() for name, seen in file.seen.items()},
         governor_share=file.settles,
         cards=file.cards or published_spread(),
         widening=file.widening or default_widening(),
@@ -411,70 +403,100 @@ def _from_file(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
     )
 
 
-_KEPT_AS_THEY_ARE = (  # fields of a bundle that a file has under the same names
-    *(
-        "gpu",
-        "status",
-        "provenance",
-        "residuals",
-        "toggling",
-        "interval_level",
-        "waiting_sm",
-        "step_energy",
-    ),
-    *("assumptions", "power_limit_w", "temperature_c"),
+def _check_file(file: _BundleFile, where: str, arrays: bytes | None) -> None:
+    """Raise an error where a file has another format, lacks its arrays, or has an absurd share."""
+    if file.format != BUNDLE_FORMAT:
+        do = "This Wattcast reads no other; fit again."
+        raise bad_value(f"{where}: format", f"{BUNDLE_FORMAT}", file.format, do)
+    if file.arrays and arrays is None:
+        do = "Copy the whole folder."
+        raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", do)
+    if not 0.5 <= file.settles <= 1.0:
+        expected = "a share of the power limit between 0.5 and 1"
+        raise bad_value(f"{where}: settles", expected, file.settles)
+
+
+def _read_learned(
+    file: _BundleFile, arrays: bytes, reference: ReferenceChip
+) -> tuple[LearnedFactors, ReferenceChip]:
+    """Return the learned factors of a bundle, and its reference chip with the kernel choice that
+    was learned.
+    """
+    other_chip = _read_reference(file.learned_on)
+    if other_chip is None:
+        learned = residuals_from_bytes(arrays, reference)
+        return learned, learned.reference
+    learned = residuals_from_bytes(arrays, other_chip)
+    if "gemm" in learned.time:  # its library is the one that the kernel choice was fitted on
+        reference = replace(reference, choice=learned.reference.choice)
+    return CarriedFactors(learned.reference, learned.time, learned.energy), reference
+
+
+def _read_reference(file: _ReferenceFile | None) -> ReferenceChip | None:
+    return None if file is None else ReferenceChip(**msgspec.structs.asdict(file))
+
+
+# fields of a bundle that a file has under the same names
+_UNCHANGED_FIELDS = (
+    "gpu",
+    "status",
+    "provenance",
+    "residuals",
+    "toggling",
+    "interval_level",
+    "waiting_sm",
+    "step_energy",
+    "assumptions",
+    "power_limit_w",
+    "temperature_c",
 )
 
 
 def bundle_to_plain(bundle: Bundle) -> dict[str, Any]:
     """Return a bundle as plain mappings, for a file; ``plain_to_bundle`` reads them back."""
-    launch = bundle.launch
     law = bundle.clock_law
-    cold = bundle.cold
-    learned = bundle.learned
-    clock = None
-    seen = {}
-    if law is not None:
-        curve = law.without, law.activity.tolist(), law.ratio.tolist()
-        clock = ClockLawFile(*curve, law.clock_power, f"{law.top_hz!r} Hz", law.in_bursts)
-    for name, s in bundle.seen.items():
-        forms = None if s.forms is None else {kind: ", ".join(f) for kind, f in s.forms.items()}
-        seen[name] = _RangeFile(s.dtypes, s.groups, dict(s.sizes), forms, s.clock_hz)
+    cold = None
+    if bundle.cold is not None:
+        operator = f"{bundle.cold.operator_s!r} s"
+        cold = _ColdFile(operator, bundle.cold.s_per_byte, bundle.cold.layers)
+    learned_on = None
+    if isinstance(bundle.learned, CarriedFactors):
+        learned_on = _write_reference(bundle.learned.reference)
     file = _BundleFile(
-        **{name: getattr(bundle, name) for name in _KEPT_AS_THEY_ARE},
+        **{name: getattr(bundle, name) for name in _UNCHANGED_FIELDS},
         format=BUNDLE_FORMAT,
-        launch=LaunchFile(
-            f"{float(launch.host_s_per_operator)!r} s",
-            host_weights=dict(launch.host_weights),
-            start_clock="" if launch.start_hz is None else f"{launch.start_hz!r} Hz",
-        ),
-        corrections={
-            name: CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
-            for name, c in bundle.corrections.items()
-        },
+        launch=_write_launch(bundle.launch),
+        corrections={name: _write_correction(c) for name, c in bundle.corrections.items()},
         power=_PowerFile(bundle.power.kind, bundle.power.to_plain()),
-        effective_clock=clock,
+        effective_clock=None if law is None else ClockLawFile.from_law(law),
         settles=bundle.governor_share,
         reference=_write_reference(bundle.reference),
-        learned_on=_write_reference(learned.reference)
-        if isinstance(learned, CarriedFactors)
-        else None,
-        seen=seen,
+        learned_on=learned_on,
+        seen={name: _RangeFile.from_range(seen) for name, seen in bundle.seen.items()},
         cards=None if bundle.cards == published_spread() else bundle.cards,
         widening=None if bundle.widening == default_widening() else bundle.widening,
-        cold=None
-        if cold is None
-        else _ColdFile(f"{cold.operator_s!r} s", cold.s_per_byte, cold.layers),
-        arrays=learned is not None,
+        cold=cold,
+        arrays=bundle.learned is not None,
     )
     plain: dict[str, Any] = msgspec.to_builtins(file)
     return {name: value for name, value in plain.items() if value is not None}
 
 
-def _write_reference(reference: ReferenceChip) -> _ReferenceFile:
-    return _ReferenceFile(
-        **{name: getattr(reference, name) for name in _ReferenceFile.__struct_fields__}
+def _write_launch(launch: LaunchCosts) -> LaunchFile:
+    return LaunchFile(
+        host_per_operator=f"{float(launch.host_s_per_operator)!r} s",
+        host_weights=dict(launch.host_weights),
+        start_clock="" if launch.start_hz is None else f"{launch.start_hz!r} Hz",
     )
+
+
+def _write_correction(c: Correction) -> CorrectionFile:
+    return CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
+
+
+def _write_reference(reference: ReferenceChip) -> _ReferenceFile:
+    names = _ReferenceFile.__struct_fields__
+    return _ReferenceFile(**{name: getattr(reference, name) for name in names})
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:
@@ -483,9 +505,8 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
 
     if bundle.learned is not None:
         write_whole(path.parent / ARRAYS_FILE, residuals_to_bytes(bundle.learned))
-    write_whole(
-        path, msgspec.json.format(msgspec.json.encode(bundle_to_plain(bundle)), indent=1) + b"\n"
-    )
+    text = msgspec.json.format(msgspec.json.encode(bundle_to_plain(bundle)), indent=1)
+    write_whole(path, text + b"\n")
 
 
 def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
@@ -502,39 +523,37 @@ def residuals_to_bytes(residuals: LearnedFactors) -> bytes:
             if model.kriging is not None:
                 arrays |= model.kriging.to_arrays(f"{prefix}.kriging")
     buffer = io.BytesIO()
-    np.savez(
-        buffer, **arrays
-    )  # inflating would take a tenth of a cold command; wheels are packed anyway
+    # not compressed: inflating would take a tenth of a cold command, and wheels are packed anyway
+    np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 
 def residuals_from_bytes(data: bytes, reference: ReferenceChip) -> LearnedFactors:
     """Read what ``residuals_to_bytes`` saved."""
     arrays = read_arrays(data, ARRAYS_FILE)
-    found: dict[str, dict[str, LearnedFactor]] = {"time": {}, "energy": {}}
+    factors: dict[str, dict[str, LearnedFactor]] = {"time": {}, "energy": {}}
     try:
         choice = kernel_choice.choice_from_arrays(arrays, "choice")
-        for prefix in [name.removesuffix(".range") for name in arrays if name.endswith(".range")]:
-            kind, _, family = prefix.partition(".")
-            forest = f"{prefix}.forest"
-            kriging = f"{prefix}.kriging"
-            low, high = (float(x) for x in arrays[f"{prefix}.range"])
-            if not -MOST_LOG_FACTOR <= low <= high <= MOST_LOG_FACTOR:
-                raise ValueError(
-                    f"{prefix}.range: {low} to {high} is no range of logarithms of factors"
-                )
-            found[kind][family] = LearnedFactor(
-                TreeEnsemble.from_arrays(arrays, forest)
-                if f"{forest}.features" in arrays
-                else None,
-                GaussianProcess.from_arrays(arrays, kriging)
-                if f"{kriging}.features" in arrays
-                else None,
-                low,
-                high,
-            )
+        for name in arrays:
+            prefix = name.removesuffix(".range")
+            if prefix != name:
+                kind, _, family = prefix.partition(".")
+                factors[kind][family] = _read_factor(arrays, prefix)
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise bad_value(
-            ARRAYS_FILE, "arrays saved by `wattcast lab fit kernels`", str(error)
-        ) from None
-    return LearnedFactors(replace(reference, choice=choice or None), found["time"], found["energy"])
+        expected = "arrays saved by `wattcast lab fit kernels`"
+        raise bad_value(ARRAYS_FILE, expected, str(error)) from None
+    chip = replace(reference, choice=choice or None)
+    return LearnedFactors(chip, factors["time"], factors["energy"])
+
+
+def _read_factor(arrays: Mapping[str, Any], prefix: str) -> LearnedFactor:
+    low, high = arrays[f"{prefix}.range"]
+    if not -MOST_LOG_FACTOR <= low <= high <= MOST_LOG_FACTOR:
+        raise ValueError(f"{prefix}.range: {low} to {high} is no range of logarithms of factors")
+    forest = None
+    if f"{prefix}.forest.features" in arrays:
+        forest = TreeEnsemble.from_arrays(arrays, f"{prefix}.forest")
+    kriging = None
+    if f"{prefix}.kriging.features" in arrays:
+        kriging = GaussianProcess.from_arrays(arrays, f"{prefix}.kriging")
+    return LearnedFactor(forest, kriging, float(low), float(high))

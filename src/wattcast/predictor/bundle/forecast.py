@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from wattcast.predictor.bundle.support_widening import (
     default_widening,
     learned_distances,
 )
-from wattcast.predictor.kernel_phases import Correction
+from wattcast.predictor.kernel_phases import Correction, LaunchCosts
 from wattcast.predictor.learned_factors import CarriedFactors
 from wattcast.predictor.timeline import ClockLaw
 
@@ -125,13 +125,12 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
 
     def process(self, gpu: Gpu) -> ProcessRule:
         """Return the process of a chip: the longest name that its catalogue entry contains."""
-        found = [p for p in self.processes if p.name.lower() in gpu.process.lower()]
-        if not found:
-            known = ", ".join(p.name for p in self.processes)
-            raise bad_value(
-                f"{gpu.name}: process", f"one the forecast knows ({known})", gpu.process
-            )
-        return max(found, key=lambda p: len(p.name))
+        matching = [rule for rule in self.processes if rule.name.lower() in gpu.process.lower()]
+        if not matching:
+            names = ", ".join(rule.name for rule in self.processes)
+            expected = f"one the forecast knows ({names})"
+            raise bad_value(f"{gpu.name}: process", expected, gpu.process)
+        return max(matching, key=lambda rule: len(rule.name))
 
 
 @cache
@@ -140,96 +139,81 @@ def forecast_rule() -> ForecastRule:
     return read_shipped_yaml(ForecastRule, "wattcast.predictor.bundle", "forecast.yaml")
 
 
-_Made = TypeVar("_Made")
-_MOST_KEPT = 64
+_Result = TypeVar("_Result")
+_MOST_REMEMBERED = 64
 
 
-def keep_by_gpu(make: Callable[[Gpu], _Made]) -> Callable[[Gpu], _Made]:
-    """Keep what a function makes of a GPU by all of its numbers; of a swept GPU nothing is kept.
+def remember_by_gpu(compute: Callable[[Gpu], _Result]) -> Callable[[Gpu], _Result]:
+    """Remember what a function computes of a GPU by all of its numbers; of a swept GPU nothing is
+    remembered.
 
-    A bundle is kept with the learned factors of workloads met before.
+    A bundle is remembered with the learned factors of workloads met before.
     """
-    kept: dict[str, _Made] = {}
+    results: dict[str, _Result] = {}
 
-    @wraps(make)
-    def find(gpu: Gpu) -> _Made:
-        if any(
-            isinstance(value, np.ndarray)
-            for value in (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w)
-        ):
-            return make(gpu)
-        if (key := repr(gpu)) not in kept:
-            if len(kept) >= _MOST_KEPT:
-                kept.clear()
-            kept[key] = make(gpu)
-        return kept[key]
+    @wraps(compute)
+    def recall(gpu: Gpu) -> _Result:
+        swept_fields = (gpu.sm_count, gpu.clocks.max_hz, gpu.power.limit_w)
+        if any(isinstance(value, np.ndarray) for value in swept_fields):
+            return compute(gpu)
+        key = repr(gpu)
+        if key not in results:
+            if len(results) >= _MOST_REMEMBERED:
+                results.clear()
+            results[key] = compute(gpu)
+        return results[key]
 
-    return find
+    return recall
 
 
-@keep_by_gpu
+@dataclass(frozen=True)
+class _Forecast:
+    """A GPU that is forecast, and what it is forecast from."""
+
+    gpu: Gpu
+    rule: ForecastRule
+    parent: Bundle
+    parent_chip: Gpu
+
+    @property
+    def architecture(self) -> ArchitectureRule:
+        return self.rule.architecture(self.gpu.architecture)
+
+    @property
+    def style(self) -> StyleRule:
+        return self.rule.styles[self.architecture.style]
+
+
+@remember_by_gpu
 def forecast_bundle(gpu: Gpu) -> Bundle:
     """Forecast the bundle of ``gpu`` from a measured parent; everything it assumes is in its
     assumptions.
     """
-    the = forecast_rule()
-    parent = shipped_bundle(the.parent)
-    chip = load_gpu(the.parent)
+    rule = forecast_rule()
+    parent = shipped_bundle(rule.parent)
     assert parent is not None, "the bundle that all forecasts inherit from ships"
-    kind = the.architecture(gpu.architecture)
-    power = parent.power.as_module_power()
-    idle, idle_note = _forecast_idle(gpu, the, power.idle)
-    voltage, voltage_note = _forecast_voltage(gpu, chip, the, kind, power.voltage)
-    missing = [
-        f"{gpu.name}: {path} is unknown: {cost}"
-        for path, cost in the.missing.items()
-        if path in gpu.unknown
-    ]
-    process = the.process(gpu)
-    host = the.host.get(gpu.architecture, the.host["default"])
-    weights = ", ".join(f"{w:g} {kind}" for kind, w in parent.launch.host_weights.items())
-    learned = None
-    if (of := parent.learned) is not None:
-        same = {
-            name: model
-            for name, model in of.time.items()
-            if kind.whole or name in the.same_programs
-        }
-        learned = CarriedFactors(of.reference, same, of.energy)
-    notes = (
-        f"forecast: no measurement of the {gpu.name}; carried over from the {the.parent} by specification",
-        f"energy per operation: {process.logic:g} times the {the.parent}'s for logic ({gpu.process}), "
-        f"{_find_memory_rule(gpu, the).factor:g} for {gpu.memory.kind}",
-        f"host: times the mean operator's cost {weights}",
-        idle_note,
-        voltage_note,
-        *missing,
-    )
+    forecast = _Forecast(gpu, rule, parent, load_gpu(rule.parent))
+    architecture = forecast.architecture
+    parent_power = parent.power.as_module_power()
+    idle, idle_note = _forecast_idle(gpu, rule, parent_power.idle)
+    voltage, voltage_note = _forecast_voltage(forecast, parent_power.voltage)
+    notes = [*_describe_rule(forecast), idle_note, voltage_note, *_list_missing(gpu, rule)]
+    choice = parent.reference.choice if architecture.whole else None
     return Bundle(
         gpu=gpu.name,
         status=FitStatus.FORECAST,
-        provenance=Provenance(the.source, the.date, note=f"parent: {parent.provenance.source}"),
-        corrections=_carry_corrections(parent, gpu, chip, the, kind),
-        launch=replace(
-            parent.launch,
-            host_s_per_operator=parent.launch.host_s_per_operator
-            if host == "parent"
-            else units.parse(host, "s"),
-            start_hz=None if kind.clock_law else _take_scalar(gpu.clocks.max_hz),
-        ),
-        power=_forecast_power(gpu, the, power, idle, voltage),
-        clock_law=_carry_clock_law(parent, gpu, kind),
+        provenance=Provenance(rule.source, rule.date, note=f"parent: {parent.provenance.source}"),
+        corrections=_carry_corrections(forecast),
+        launch=_carry_launch(forecast),
+        power=_forecast_power(gpu, rule, parent_power, idle, voltage),
+        clock_law=_carry_clock_law(forecast),
         residuals=forecast_residuals(parent.residuals, learned_distances().forecast),
         toggling=parent.toggling,
-        reference=replace(
-            reference_chip(gpu),
-            style=kind.style,
-            choice=parent.reference.choice if kind.whole else None,
-        ),
-        learned=learned,
+        reference=replace(reference_chip(gpu), style=architecture.style, choice=choice),
+        learned=_carry_factors(forecast),
         seen=parent.seen,
         interval_level=parent.interval_level,
-        waiting_sm=_waiting_sm(gpu, chip, the),
+        waiting_sm=_waiting_sm(forecast),
         step_energy=parent.step_energy,
         assumptions=tuple(note for note in notes if note),
         cards=parent.cards,
@@ -238,134 +222,215 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
     )
 
 
+def _describe_rule(forecast: _Forecast) -> list[str]:
+    """Say what the forecast is carried over from, and by which factors."""
+    gpu = forecast.gpu
+    parent_name = forecast.rule.parent
+    logic = forecast.rule.process(gpu).logic
+    memory = _find_memory_rule(gpu, forecast.rule).factor
+    host_weights = forecast.parent.launch.host_weights
+    weights = ", ".join(f"{weight:g} {kind}" for kind, weight in host_weights.items())
+    return [
+        f"forecast: no measurement of the {gpu.name}; carried over from the {parent_name} "
+        "by specification",
+        f"energy per operation: {logic:g} times the {parent_name}'s for logic ({gpu.process}), "
+        f"{memory:g} for {gpu.memory.kind}",
+        f"host: times the mean operator's cost {weights}",
+    ]
+
+
+def _list_missing(gpu: Gpu, rule: ForecastRule) -> list[str]:
+    """Say which fields of the catalogue are missing, and what is taken instead."""
+    missing = []
+    for path, cost in rule.missing.items():
+        if path in gpu.unknown:
+            missing.append(f"{gpu.name}: {path} is unknown: {cost}")
+    return missing
+
+
+def _carry_launch(forecast: _Forecast) -> LaunchCosts:
+    """Carry the host's times over: hosts are as old as the cards they are sold with."""
+    rule = forecast.rule
+    launch = forecast.parent.launch
+    host = rule.host.get(forecast.gpu.architecture, rule.host["default"])
+    host_s = launch.host_s_per_operator if host == "parent" else units.parse(host, "s")
+    start_hz = None
+    if not forecast.architecture.clock_law:
+        start_hz = _take_scalar(forecast.gpu.clocks.max_hz)
+    return replace(launch, host_s_per_operator=host_s, start_hz=start_hz)
+
+
+def _carry_factors(forecast: _Forecast) -> CarriedFactors | None:
+    """Carry the learned factors of kernels over that are the same programs on both chips."""
+    learned = forecast.parent.learned
+    if learned is None:
+        return None
+    time = dict(learned.time)
+    if not forecast.architecture.whole:
+        same_programs = forecast.rule.same_programs
+        time = {name: model for name, model in time.items() if name in same_programs}
+    return CarriedFactors(learned.reference, time, learned.energy)
+
+
 def _forecast_power(
-    gpu: Gpu, the: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve
+    gpu: Gpu, rule: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve
 ) -> ModulePower:
     """Return the parent's joules per event at the card's top voltage, times the factor of the
     event's module.
 
     A byte of memory costs energy on its own rail and, at the interface, on the chip.
     """
-    filled = dict(parent.energy_j)
-    for event, how in the.formats.items():
-        if event != "source" and event not in filled and how["of"] in filled:
-            filled[event] = float(how["factor"]) * filled[how["of"]]
-    filled.setdefault("link_byte", the.link_energy_j_per_byte)
-    factor = module_factors(gpu, the)
-    known = known_events()
-    memory = _find_memory_rule(gpu, the)
-    mean_j = float(
-        np.mean([joules for event, joules in parent.energy_j.items() if event.startswith("dram")])
-    )
-    rail = min(the.memory_rail_j_per_byte / mean_j, 1.0)
+    energy_j = dict(parent.energy_j)
+    for event, format_rule in rule.formats.items():
+        if event != "source" and event not in energy_j and format_rule["of"] in energy_j:
+            energy_j[event] = float(format_rule["factor"]) * energy_j[format_rule["of"]]
+    energy_j.setdefault("link_byte", rule.link_energy_j_per_byte)
+
+    factor = module_factors(gpu, rule)
+    memory = _find_memory_rule(gpu, rule)
+    dram_j = [joules for event, joules in parent.energy_j.items() if event.startswith("dram")]
+    rail = min(rule.memory_rail_j_per_byte / float(np.mean(dram_j)), 1.0)
     on_chip = (1.0 - rail) * memory.interface * factor["l2"]
     factor["dram"] = rail * memory.factor + on_chip
-    joules = {event: each * factor[known[event].module] for event, each in filled.items()}
-    return ModulePower(joules, idle, voltage, memory_on_core=on_chip / factor["dram"])
+
+    events = known_events()
+    for event in energy_j:
+        energy_j[event] *= factor[events[event].module]
+    return ModulePower(energy_j, idle, voltage, memory_on_core=on_chip / factor["dram"])
 
 
-def module_factors(gpu: Gpu, the: ForecastRule) -> dict[str, float]:
+def module_factors(gpu: Gpu, rule: ForecastRule) -> dict[str, float]:
     """Return the energy per operation of each module relative to the parent's, both at their top
     voltage.
     """
-    process = the.process(gpu)
-    style = the.styles[the.architecture(gpu.architecture).style]
-    volts = 1.0
+    process = rule.process(gpu)
+    style = rule.styles[rule.architecture(gpu.architecture).style]
+    voltage_square = 1.0
     if process.nominal and gpu.power.voltage_v is not None:
-        volts = (
-            float(gpu.power.voltage_v.value.max()) / units.parse(process.nominal, "V", "nominal")
-        ) ** 2
-    factor = {module: volts * process.logic**power for module, power in the.classes.items()}
+        top_v = float(gpu.power.voltage_v.value.max())
+        voltage_square = (top_v / units.parse(process.nominal, "V", "nominal")) ** 2
+    factor = {}
+    for module, exponent in rule.classes.items():
+        factor[module] = voltage_square * process.logic**exponent
     factor["tensor"] *= style.tensor_delivery
     # the capacitance of a working SM: a fixed part, fp32 lanes and tensor cores
-    factor["sm"] *= the.sm_alike + (1.0 - the.sm_alike) * 0.5 * sum(_compare_pipes(gpu, the))
+    mean_pipes = 0.5 * sum(_compare_pipes(gpu, rule))
+    factor["sm"] *= rule.sm_alike + (1.0 - rule.sm_alike) * mean_pipes
     factor["link"] = 1.0
     return factor
 
 
-def _waiting_sm(gpu: Gpu, chip: Gpu, the: ForecastRule) -> float:
+def _waiting_sm(forecast: _Forecast) -> float:
     """Return the energy of an SM that waits for memory over that of one with work.
 
     An SM of the parent gets β/(S·f) bytes a cycle where memory bounds a kernel, and what its warps
     issue goes with that. One that gets less issues less; clocks and schedulers, ``sm_waiting`` of
-    its energy, run on."""
-    own, parents = (
-        _take_scalar(g.memory.byte_per_s)
-        / (_take_scalar(g.sm_count) * _take_scalar(g.clocks.max_hz))
-        for g in (gpu, chip)
+    its energy, run on.
+    """
+    byte_share = _memory_byte_per_sm_cycle(forecast.gpu) / _memory_byte_per_sm_cycle(
+        forecast.parent_chip
     )
-    return the.sm_waiting + (1.0 - the.sm_waiting) * min(own / parents, 1.0)
+    waiting = forecast.rule.sm_waiting
+    return waiting + (1.0 - waiting) * min(byte_share, 1.0)
 
 
-def _compare_pipes(gpu: Gpu, the: ForecastRule) -> tuple[float, float]:
+def _memory_byte_per_sm_cycle(gpu: Gpu) -> float:
+    sm_cycles_per_s = _take_scalar(gpu.sm_count) * _take_scalar(gpu.clocks.max_hz)
+    return _take_scalar(gpu.memory.byte_per_s) / sm_cycles_per_s
+
+
+def _compare_pipes(gpu: Gpu, rule: ForecastRule) -> tuple[float, float]:
     """Return the fp32 lanes and the tensor arithmetic of an SM in a cycle, relative to the
     parent's.
     """
-    own = gpu.pipes
-    parents = load_gpu(the.parent).pipes
-    lanes = _divide(own.cuda_flop_per_cycle[Dtype.FP32], parents.cuda_flop_per_cycle[Dtype.FP32])
-    return lanes, _divide(
-        own.tensor_flop_per_cycle.get(Dtype.FP16, 0.0), parents.tensor_flop_per_cycle[Dtype.FP16]
+    pipes = gpu.pipes
+    parent_pipes = load_gpu(rule.parent).pipes
+    lanes = _divide(
+        pipes.cuda_flop_per_cycle[Dtype.FP32], parent_pipes.cuda_flop_per_cycle[Dtype.FP32]
     )
+    tensor_flop = pipes.tensor_flop_per_cycle.get(Dtype.FP16, 0.0)
+    return lanes, _divide(tensor_flop, parent_pipes.tensor_flop_per_cycle[Dtype.FP16])
 
 
-def _find_memory_rule(gpu: Gpu, the: ForecastRule) -> MemoryRule:
-    for name, kind in the.memory.items():
+def _find_memory_rule(gpu: Gpu, rule: ForecastRule) -> MemoryRule:
+    for name, memory in rule.memory.items():
         if name.lower() == gpu.memory.kind.lower():
-            return kind
-    raise bad_value(f"{gpu.name}: memory.kind", f"one of {', '.join(the.memory)}", gpu.memory.kind)
+            return memory
+    expected = f"one of {', '.join(rule.memory)}"
+    raise bad_value(f"{gpu.name}: memory.kind", expected, gpu.memory.kind)
 
 
 _WIDENING = "gemm.engine.weight_only"  # products that widen their weights
 
 
-def _carry_corrections(
-    parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule
-) -> dict[str, Correction]:
+def _carry_corrections(forecast: _Forecast) -> dict[str, Correction]:
     """Carry the parent's λ over: older kernel styles without Hopper's penalties, fixed times as
     cycles.
     """
-    style = the.styles[kind.style]
-    slower = _divide(chip.clocks.max_hz, gpu.clocks.max_hz)
-    lanes, tensor = _compare_pipes(gpu, the)
-    instructions = 1.0 - the.fp32_instructions + the.fp32_instructions / lanes
-    # unknown ones count as equal
-    own = gpu.pipes.int32_op_per_cycle
-    parents = chip.pipes.int32_op_per_cycle
-    integers = 1.0 if own is None or parents is None else _divide(own, parents)
-    found = {}
-    for name, c in parent.corrections.items():
-        changed = replace(c, fixed_s=c.fixed_s * slower)
-        if name in style.old_groups:
-            changed = replace(changed, compute=c.compute * style.mma_on_parent)
-        if name in style.sharing:
-            changed = replace(changed, l2=c.l2 / style.sharing[name])
-        if name in style.load_bound:
-            compute = max(c.compute * tensor, parent.corrections["gemm.tensor"].compute)
-            changed = replace(changed, compute=compute, l2=_carry_l2(c.l2, gpu, chip))
-            changed = _carry_streaming(changed, parent, gpu, chip, the)
-        if name in the.integer_groups:
-            changed = replace(changed, compute=c.compute / integers)
-        if name in the.issue_bound:
-            crowded = float(np.clip(2.0 * lanes - 1.0, 0.0, 1.0))
-            free = min(the.issue_free, c.compute)
-            changed = replace(changed, compute=free + (c.compute - free) * crowded)
-        if name.startswith(
-            _WIDENING
-        ):  # arithmetic, far below 1, did not bound them on the parent; here it may
-            changed = replace(changed, compute=max(c.compute, 1.0))
-        if name.startswith(tuple(the.l2_bound)):
-            changed = replace(changed, l2=c.l2 / the.l2_loads.get(gpu.compute_capability, 1.0))
-        if name.partition(".")[0] in the.same_programs:
-            changed = replace(
-                changed, serial_cycle=c.serial_cycle * instructions, l2=_carry_l2(c.l2, gpu, chip)
-            )
-            changed = _carry_streaming(changed, parent, gpu, chip, the)
-        found[name] = changed
-    for old, new in style.native.items():
-        if old in found and new in found:
-            found[old] = found[new]
-    return found | {new: found[old] for new, old in style.renamed.items() if old in found}
+    carried = {}
+    for group, correction in forecast.parent.corrections.items():
+        carried[group] = _carry_correction(group, correction, forecast)
+    for old, native in forecast.style.native.items():
+        if old in carried and native in carried:
+            carried[old] = carried[native]
+    renamed = {}
+    for new, old in forecast.style.renamed.items():
+        if old in carried:
+            renamed[new] = carried[old]
+    return carried | renamed
+
+
+def _carry_correction(group: str, c: Correction, forecast: _Forecast) -> Correction:
+    """Carry the λ of a group of kernels over, by each rule that names the group."""
+    gpu = forecast.gpu
+    chip = forecast.parent_chip
+    rule = forecast.rule
+    style = forecast.style
+    lanes, tensor = _compare_pipes(gpu, rule)
+
+    changed = replace(c, fixed_s=c.fixed_s * _divide(chip.clocks.max_hz, gpu.clocks.max_hz))
+    if group in style.old_groups:
+        changed = replace(changed, compute=c.compute * style.mma_on_parent)
+    if group in style.sharing:
+        changed = replace(changed, l2=c.l2 / style.sharing[group])
+    if group in style.load_bound:
+        least = forecast.parent.corrections["gemm.tensor"].compute
+        changed = replace(
+            changed, compute=max(c.compute * tensor, least), l2=_carry_l2(c.l2, gpu, chip)
+        )
+        changed = _carry_streaming(changed, forecast)
+    if group in rule.integer_groups:
+        changed = replace(changed, compute=c.compute / _compare_integers(gpu, chip))
+    if group in rule.issue_bound:
+        crowded = float(np.clip(2.0 * lanes - 1.0, 0.0, 1.0))
+        free = min(rule.issue_free, c.compute)
+        changed = replace(changed, compute=free + (c.compute - free) * crowded)
+    if group.startswith(_WIDENING):
+        # arithmetic, far below 1, did not bound them on the parent; here it may
+        changed = replace(changed, compute=max(c.compute, 1.0))
+    if group.startswith(tuple(rule.l2_bound)):
+        changed = replace(changed, l2=c.l2 / rule.l2_loads.get(gpu.compute_capability, 1.0))
+    if group.partition(".")[0] in rule.same_programs:
+        instructions = 1.0 - rule.fp32_instructions + rule.fp32_instructions / lanes
+        changed = replace(
+            changed,
+            serial_cycle=c.serial_cycle * instructions,
+            l2=_carry_l2(c.l2, gpu, chip),
+        )
+        changed = _carry_streaming(changed, forecast)
+    return changed
+
+
+_WIDENING = "gemm.engine.weight_only"  # products that widen their weights
+
+
+def _compare_integers(gpu: Gpu, chip: Gpu) -> float:
+    """Return the integer lanes of an SM relative to the parent's; unknown ones count as equal."""
+    lanes = gpu.pipes.int32_op_per_cycle
+    parent_lanes = chip.pipes.int32_op_per_cycle
+    if lanes is None or parent_lanes is None:
+        return 1.0
+    return _divide(lanes, parent_lanes)
 
 
 def _carry_l2(l2: float, gpu: Gpu, chip: Gpu) -> float:
@@ -380,30 +445,30 @@ def _carry_l2(l2: float, gpu: Gpu, chip: Gpu) -> float:
     return max(1.0, l2 * rates * _take_scalar(chip.sm_count) / _take_scalar(gpu.sm_count))
 
 
-def _carry_streaming(
-    c: Correction, parent: Bundle, gpu: Gpu, chip: Gpu, the: ForecastRule
-) -> Correction:
+def _carry_streaming(c: Correction, forecast: _Forecast) -> Correction:
     """Carry λ of memory over for a kernel that the bytes in flight of the SMs bound on the parent.
 
     Little's law: rate = SMs · bytes in flight / latency, and a latency of memory is much the same
     in seconds. So λ_d·Q/β_DRAM on the parent takes as much longer here as there are fewer SMs,
     whatever the memory; no kernel streams faster than the plain ones. A λ below theirs says only
-    that memory did not bound the kernel on the parent."""
-    least = parent.corrections[the.streaming].memory
+    that memory did not bound the kernel on the parent.
+    """
+    least = forecast.parent.corrections[forecast.rule.streaming].memory
     if c.memory <= least:
         return replace(c, memory=least)
-    rates = _divide(gpu.memory.byte_per_s, chip.memory.byte_per_s)
-    return replace(c, memory=max(least, c.memory * rates * _divide(chip.sm_count, gpu.sm_count)))
+    rates = _divide(forecast.gpu.memory.byte_per_s, forecast.parent_chip.memory.byte_per_s)
+    fewer_sms = _divide(forecast.parent_chip.sm_count, forecast.gpu.sm_count)
+    return replace(c, memory=max(least, c.memory * rates * fewer_sms))
 
 
-def _carry_clock_law(parent: Bundle, gpu: Gpu, kind: ArchitectureRule) -> ClockLaw | None:
+def _carry_clock_law(forecast: _Forecast) -> ClockLaw | None:
     """Carry the parent's effective clock over: its whole law, or the share of tensor kernels alone."""
-    law = parent.clock_law
+    law = forecast.parent.clock_law
     if law is None:
         return None
-    if kind.clock_law:
-        return replace(law, top_hz=_take_scalar(gpu.clocks.max_hz))
-    if not kind.tensor_share:
+    if forecast.architecture.clock_law:
+        return replace(law, top_hz=_take_scalar(forecast.gpu.clocks.max_hz))
+    if not forecast.architecture.tensor_share:
         return None
     least_load = law.activity[:1]
     share = law.ratio[:1]
@@ -416,59 +481,59 @@ def forecast_residuals(
     """Return the ends of a forecast: those of GPUs that were left out, which say more than the
     parent's own rows.
     """
-    rest = ends["other"]
-    assert rest.power is not None, "power of other kernels stands for all"
-    named = {
-        name: ResidualEnds(e.latency, e.power or rest.power, e.rows) for name, e in ends.items()
-    }
+    usual_power = ends["other"].power
+    assert usual_power is not None, "power of other kernels stands for all"
+    learned = {}
+    for name, end in ends.items():
+        learned[name] = ResidualEnds(end.latency, end.power or usual_power, end.rows)
     # a kind (a name with a dot) that none of them has takes the ends of the nearest name above it
-    return {
-        f: r if f == "collective" else named["other"] for f, r in parent.items() if "." not in f
-    } | named
+    residuals = {}
+    for family, residual in parent.items():
+        if "." not in family:
+            residuals[family] = residual if family == "collective" else learned["other"]
+    return residuals | learned
 
 
-def _forecast_idle(gpu: Gpu, the: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
+def _forecast_idle(gpu: Gpu, rule: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
+    """Return idle power as published, else as shares of the limit, and a note of the latter."""
     warming = {"reference_c": parent.reference_c, "per_c": parent.per_c}
     if gpu.power.idle_w is not None:
         return IdlePower(gpu.power.idle_w.clock_hz, gpu.power.idle_w.value, **warming), ""
-    limit_w, low_hz, top_hz = map(
-        _take_scalar, (gpu.power.limit_w, gpu.clocks.lowest_hz, gpu.clocks.max_hz)
-    )
-    lowest, top = (
-        the.idle.graphics_memory
-        if gpu.memory.kind.startswith("GDDR")
-        else (the.idle.lowest, the.idle.top)
-    )
+    lowest = rule.idle.lowest
+    top = rule.idle.top
+    if gpu.memory.kind.startswith("GDDR"):
+        lowest, top = rule.idle.graphics_memory
+    limit_w = _take_scalar(gpu.power.limit_w)
     low_w = lowest * limit_w
     top_w = top * limit_w
-    clock_hz = np.array(
-        [min(low_hz, 0.5 * top_hz), *(share * top_hz for share in the.idle.clock_share)]
-    )
-    power_w = low_w + (top_w - low_w) * np.array([0.0, *the.idle.rise])
+    top_hz = _take_scalar(gpu.clocks.max_hz)
+    low_hz = min(_take_scalar(gpu.clocks.lowest_hz), 0.5 * top_hz)
+    clock_hz = np.array([low_hz, *(share * top_hz for share in rule.idle.clock_share)])
+    power_w = low_w + (top_w - low_w) * np.array([0.0, *rule.idle.rise])
     note = (
-        f"no idle power of the {gpu.name} is published: taken as {low_w:.0f} W at the lowest clock, {top_w:.0f} W at "
-        f"the top; cards with a table lie within a quarter of that"
+        f"no idle power of the {gpu.name} is published: taken as {low_w:.0f} W at the lowest "
+        f"clock, {top_w:.0f} W at the top; cards with a table lie within a quarter of that"
     )
     return IdlePower(clock_hz, power_w, **warming), note
 
 
-def _forecast_voltage(
-    gpu: Gpu, chip: Gpu, the: ForecastRule, kind: ArchitectureRule, parent: VoltageCurve
-) -> tuple[VoltageCurve, str]:
+def _forecast_voltage(forecast: _Forecast, parent: VoltageCurve) -> tuple[VoltageCurve, str]:
     """Return V(f) as published, else in the parent's shape on its architecture, else in the shape
     of the rule.
     """
+    gpu = forecast.gpu
+    rule = forecast.rule
     published = gpu.power.voltage_v
     if published is not None:
         rising = np.maximum.accumulate(published.value)
         return VoltageCurve(published.clock_hz, rising / rising[-1]), ""
-    share = np.array(the.voltage.clock_share)
-    relative = np.array(the.voltage.relative)
+    share = np.array(rule.voltage.clock_share)
+    relative = np.array(rule.voltage.relative)
     shape = "of the A100-PCIE's table"
-    if kind.whole:
-        share = parent.clock_hz / _take_scalar(chip.clocks.max_hz)
+    if forecast.architecture.whole:
+        share = parent.clock_hz / _take_scalar(forecast.parent_chip.clocks.max_hz)
         relative = parent.relative
-        shape = f"inferred on the {the.parent}"
+        shape = f"inferred on the {rule.parent}"
     note = f"no V(f) of the {gpu.name} is published: the shape {shape}, over its own top clock"
     return VoltageCurve(share * _take_scalar(gpu.clocks.max_hz), relative), note
 

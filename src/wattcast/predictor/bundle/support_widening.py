@@ -7,7 +7,9 @@ hosts and GPUs.
 interval of a kernel gains with its distance from measured rows and with a reason to be outside of
 them (``OutsideReason``). ``LearnedDistances`` is ``distances.yaml``: these two where a bundle has
 none of its own, and what was learned from rows of several GPUs, clocks, limits and hosts
-(``wattcast/lab/validate/public_checks/learn_distances.py``). YAML is read into the classes as they stand."""
+(``wattcast/lab/validate/public_checks/learn_distances.py``). YAML is read into the classes as they
+stand.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,8 @@ class CardSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, value in (("latency", self.latency), ("power", self.power)):
             if not 0.0 <= value < 1.0:
-                raise bad_value(
-                    f"cards.{name}", "a standard deviation of logs, from 0 to below 1", value
-                )
+                expected = "a standard deviation of logs, from 0 to below 1"
+                raise bad_value(f"cards.{name}", expected, value)
 
 
 THIS_CARD = CardSpread(0.0, 0.0, 1, "the card that was measured")
@@ -55,17 +56,19 @@ class PublishedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     latency_median: float
     power_p90: float
-    counts_for: (
-        float  # differences between cards that these figures weigh as much as, beside measured ones
-    )
+    # differences between cards that these figures weigh as much as, beside measured ones
+    counts_for: float
     source: str
 
 
 def published_spread() -> CardSpread:
     """Return the spread of cards to assume where only one card was measured."""
-    seen = learned_distances().cards
+    published = learned_distances().cards
     return CardSpread(
-        seen.latency_median / NORMAL_MEDIAN, seen.power_p90 / NORMAL_P90, 1, seen.source
+        latency=published.latency_median / NORMAL_MEDIAN,
+        power=published.power_p90 / NORMAL_P90,
+        cards=1,
+        source=published.source,
     )
 
 
@@ -96,9 +99,8 @@ class ReasonWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, value in (("latency", self.latency), ("power", self.power)):
             if not 0.0 <= value < 5.0:
-                raise bad_value(
-                    f"widening.{name}", "a half-width of logs, from 0 to below 5", value
-                )
+                expected = "a half-width of logs, from 0 to below 5"
+                raise bad_value(f"widening.{name}", expected, value)
 
 
 class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
@@ -108,9 +110,8 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
     apart: dict[OutsideReason, ReasonWidening]
     source: str
     near_power: NearnessLine = UNSCALED
-    among: dict[str, Any] | None = (
-        None  # of older bundles, and unused: ``LearnedDistances.together``
-    )
+    # of older bundles, and unused: ``LearnedDistances.together``
+    among: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for line in (self.near, self.near_power):
@@ -118,9 +119,8 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
                 raise bad_value("widening.near", "a above 0, b of 0 or more, c from 0 to 1", line)
         missing = [str(reason) for reason in OutsideReason if reason not in self.apart]
         if missing:
-            raise bad_value(
-                "widening.apart", "a half-width for every reason", f"none for {', '.join(missing)}"
-            )
+            lacking = f"none for {', '.join(missing)}"
+            raise bad_value("widening.apart", "a half-width for every reason", lacking)
 
     def with_nearness(self, near: tuple[NearnessLine, NearnessLine]) -> Widening:
         """Return this widening with other nearness lines of latency and of power."""
@@ -128,10 +128,9 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
 
     def without_sizes(self) -> Widening:
         """Return this widening for ends that hold rows of every size and function of a kind."""
-        held = {
-            reason: ReasonWidening(0.0, 0.0) for reason in (OutsideReason.SIZE, OutsideReason.FORM)
-        }
-        return msgspec.structs.replace(self, apart={**self.apart, **held})
+        nothing = ReasonWidening(0.0, 0.0)
+        apart = {**self.apart, OutsideReason.SIZE: nothing, OutsideReason.FORM: nothing}
+        return msgspec.structs.replace(self, apart=apart)
 
     def scale(self, near: Array | None) -> Array | None:
         """Return the factors on log-ends of latency and of power, ``(2, kernel)``; None where all
@@ -157,8 +156,8 @@ def nearness_scale(near: Array, line: NearnessLine | Array) -> Array:
     >>> nearness_scale(np.array([1.0, 0.5, np.nan]), (0.5, 1.0, 0.75)).tolist()
     [0.75, 1.0, 1.0]
     """
-    found = line[0] + line[1] * (1.0 - np.minimum(near, line[2]))
-    return np.asarray(np.where(np.isnan(found), 1.0, found))
+    scale = line[0] + line[1] * (1.0 - np.minimum(near, line[2]))
+    return np.asarray(np.where(np.isnan(scale), 1.0, scale))
 
 
 def default_widening() -> Widening:
@@ -225,9 +224,8 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
     forecast_source: str
-    engines: dict[
-        str, ForecastEnds
-    ] = {}  # kinds of an engine's kernels on a measured card, by other versions of it
+    # kinds of an engine's kernels on a measured card, by other versions of it
+    engines: dict[str, ForecastEnds] = {}
 
 
 @cache
