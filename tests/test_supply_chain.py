@@ -83,7 +83,9 @@ def test_a_workflow_has_few_rights_and_names_its_actions_exactly(path: Path) -> 
     for job in plain["jobs"].values():
         for step in job["steps"]:
             if "uses" in step:
-                assert re.fullmatch(r"[\w./-]+@(v\d+\.\d+\.\d+|[0-9a-f]{40})", step["uses"]), step
+                assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"]), step
+    for line in path.read_text(encoding="utf-8").splitlines():
+        assert "uses:" not in line or re.search(r"  # v\d+\.\d+\.\d+$", line), line
 
 
 def test_packages_are_scanned_every_night() -> None:
@@ -91,6 +93,19 @@ def test_packages_are_scanned_every_night() -> None:
     assert "pip_audit" in nightly
     assert "piplicenses" in nightly
     assert "test_structured_files 200000" in nightly
+
+
+def test_every_folder_with_slow_tests_runs_at_night() -> None:
+    """Slow tests were run by hand, or by nobody."""
+    nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8"))
+    groups = nightly["jobs"]["slow"]["strategy"]["matrix"]["include"]
+    named = " ".join(group["run"].partition(" --ignore")[0] for group in groups).split()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if "pytest.mark.slow" not in path.read_text(encoding="utf-8"):
+            continue
+        place = path.relative_to(ROOT)
+        places = {str(place), *map(str, place.parents)}
+        assert places & set(named) or place.match("tests/test_*.py"), place
 
 
 def test_containers_have_few_rights() -> None:
