@@ -37,14 +37,13 @@ from wattcast.report.comparison import (
     logarithmic_mean,
     split_difference,
 )
+from wattcast.report.comparison_report import comparison_to_plain, write_sentence
 from wattcast.report.comparison_sides import (
     PredictionSpec,
     compare,
-    comparison_to_plain,
     group_kernels,
     parse_prediction_spec,
     read_pair,
-    write_sentence,
 )
 from wattcast.report.prediction_figures import find_kernel_family
 
@@ -239,7 +238,7 @@ def test_a_measured_run_has_totals_alone(tmp_path: Path) -> None:
     assert found.b.latency_s == pytest.approx(0.006)
     assert found.operators == ()
     assert found.latency_s[ALL] == pytest.approx(found.b.latency_s - found.a.latency_s, rel=1e-6)
-    assert any("totals alone" in note for note in found.notes)
+    assert any("totals only" in note for note in found.notes)
 
 
 ROW = ModelRow(

@@ -112,13 +112,16 @@ def compare(
     ... compare llama3-8b qwen3-8b --gpu h200 --phase decode --batch 32
     ... compare llama3-8b@h200,batch=8,seq=512 ,power_limit=500W
     """
-    from wattcast.report import comparison_sides as sides
+    from wattcast.report.comparison_report import (
+        comparison_to_plain,
+        draw_difference,
+        print_comparison,
+    )
+    from wattcast.report.comparison_sides import compare as compare_sides
 
     given = {name: value for name, value in options.items() if name in env.given}
-    found = sides.compare(first, second, gpu=gpu, iterations=iterations, **given)
-    return CommandOutput.of(
-        found, sides.comparison_to_plain, sides.print_comparison, sides.draw_difference
-    )
+    result = compare_sides(first, second, gpu=gpu, iterations=iterations, **given)
+    return CommandOutput.of(result, comparison_to_plain, print_comparison, draw_difference)
 
 
 @command("report", MODEL_OPTIONS, SETTINGS)

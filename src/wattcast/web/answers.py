@@ -34,7 +34,7 @@ from wattcast.predictor.prices import parse_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.report import configuration_view
 from wattcast.report.comparison import compare_runs, summarise_prediction
-from wattcast.report.comparison_sides import comparison_to_plain, write_sentence
+from wattcast.report.comparison_report import comparison_to_plain, write_sentence
 from wattcast.report.figure_style import check_figure_format, encode_figure
 from wattcast.report.html_report import build_report_page
 from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, find_roofs
