@@ -151,17 +151,17 @@ def _table_totals(result: RunComparison) -> Table:
         rows.add_row("GPUs", str(a.gpu_count), str(b.gpu_count), more, relative)
         quantities += _ONE_GPU
     for name, column, unit in (*quantities, *_CLOCKS):
-        left = getattr(a, column)
-        right = getattr(b, column)
-        if not (left and right):
+        value_a = getattr(a, column)
+        value_b = getattr(b, column)
+        if not (value_a and value_b):
             continue
-        change = f"{right / left - 1:+.1%}"
         if unit:
-            difference = _format_signed(right - left, unit)
-            rows.add_row(name, show(left, unit), show(right, unit), difference, change)
+            shown = [show(value_a, unit), show(value_b, unit)]
+            difference = _format_signed(value_b - value_a, unit)
         else:
-            difference = f"{right - left:+,.4g}"
-            rows.add_row(name, round_number(left, 4), round_number(right, 4), difference, change)
+            shown = [round_number(value_a, 4), round_number(value_b, 4)]
+            difference = f"{value_b - value_a:+,.4g}"
+        rows.add_row(name, *shown, difference, f"{value_b / value_a - 1:+.1%}")
     return rows
 
 
@@ -296,9 +296,9 @@ def draw_difference(result: RunComparison) -> Figure:
     Where no module is known, watts are drawn by term.
     """
     figure = new_figure(11.0, 5.5)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_times(left, _list_times(result))
-    _draw_watts(right, result)
+    time_axes, power_axes = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_times(time_axes, _list_times(result))
+    _draw_watts(power_axes, result)
     figure.suptitle(f"{result.a.name}  →  {result.b.name}\n{_describe_change(result)}", fontsize=10)
     return add_caption(figure, f"Contributions to B - A. {result.rule}.")
 

@@ -80,11 +80,11 @@ def compare(
     True
     """
     if isinstance(a, str) and isinstance(b, str):
-        left, right = read_pair(a, b, gpu, iterations, **options)
+        side_a, side_b = read_pair(a, b, gpu, iterations, **options)
     else:
-        left = _summarise_side(a, gpu, iterations, options)
-        right = _summarise_side(b, gpu, iterations, options)
-    return comparison.compare_runs(left, right)
+        side_a = _summarise_side(a, gpu, iterations, options)
+        side_b = _summarise_side(b, gpu, iterations, options)
+    return comparison.compare_runs(side_a, side_b)
 
 
 def _summarise_side(
@@ -112,9 +112,9 @@ def read_pair(
         return read_run(a, gpu, iterations), predicted
     first = parse_prediction_spec(a, common) if is_prediction_spec(a, common) else None
     second = parse_prediction_spec(b, common, first) if is_prediction_spec(b, common) else None
-    left = predict_spec(first) if first else read_run(a, gpu, iterations)
-    right = predict_spec(second) if second else read_run(b, gpu, iterations)
-    return left, right
+    side_a = predict_spec(first) if first else read_run(a, gpu, iterations)
+    side_b = predict_spec(second) if second else read_run(b, gpu, iterations)
+    return side_a, side_b
 
 
 # Predictions

@@ -2,7 +2,8 @@
 curve, memory.
 
 Reports, the page in the browser and ``--plot`` all take a ``ConfigurationView``, so that they show
-the numbers of one prediction."""
+the numbers of one prediction.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
 
-MOST_LAUNCHES = 200_000  # beyond this each stretch of the issue order is drawn at its mean power
+# Launches beyond which each stretch of the issue order is drawn at its mean power.
+MOST_LAUNCHES = 200_000
+CLOCK_POINTS = 48  # points of a clock curve
+_NO_WAIT_S = 1e-12  # rounding, not a wait
 GAP = "waiting for the host"
 
 
@@ -61,31 +65,32 @@ class PowerTrace:
 
     def part(self, first: int, last: int) -> PowerTrace:
         """Return some of the intervals, at their own times."""
-        cut = {
-            name: getattr(self, name)[first:last]
-            for name in ("start_s", "end_s", "part_w", "which")
-        }
-        return replace(self, **cut)
+        chosen = slice(first, last)
+        return replace(
+            self,
+            start_s=self.start_s[chosen],
+            end_s=self.end_s[chosen],
+            part_w=self.part_w[chosen],
+            which=self.which[chosen],
+        )
 
     def binned(self, bins: int) -> PowerTrace:
-        """Return the same energy in at most ``bins`` steps of equal length; a shorter trace is
-        returned unchanged.
+        """Return the same energy in at most ``bins`` steps of equal length.
+
+        A shorter trace is returned unchanged.
         """
         if len(self.start_s) <= bins:
             return self
         edges = np.linspace(0.0, self.duration_s, bins + 1)
-        known = np.concatenate([self.start_s, self.end_s[-1:]])
-        length = self.end_s - self.start_s
-        joules = np.vstack(
-            [np.zeros(len(self.parts)), np.cumsum(length[:, np.newaxis] * self.part_w, axis=0)]
-        )
-        at_edges = np.stack(
-            [np.interp(edges, known, joules[:, i]) for i in range(len(self.parts))], axis=-1
-        )
+        # joules of each part up to the moments of the trace, and up to the edges of the steps
+        moments_s = np.concatenate([self.start_s, self.end_s[-1:]])
+        length_s = (self.end_s - self.start_s)[:, np.newaxis]
+        spent_j = np.cumsum(length_s * self.part_w, axis=0)
+        joules = np.vstack([np.zeros(len(self.parts)), spent_j])
+        at_edges = np.stack([np.interp(edges, moments_s, part_j) for part_j in joules.T], axis=-1)
         part_w = np.diff(at_edges, axis=0) / np.diff(edges)[:, np.newaxis]
-        return replace(
-            self, start_s=edges[:-1], end_s=edges[1:], part_w=part_w, which=np.full(bins, -1)
-        )
+        which = np.full(bins, -1)
+        return replace(self, start_s=edges[:-1], end_s=edges[1:], part_w=part_w, which=which)
 
 
 def build_power_trace(prediction: Prediction) -> PowerTrace:
@@ -94,53 +99,56 @@ def build_power_trace(prediction: Prediction) -> PowerTrace:
     detail = prediction.basis.detail
     totals = prediction.basis.totals
     if detail.kernel_s.ndim != 1:
-        raise bad_value(
-            "power over time",
-            "a single operating point",
-            f"a sweep of {detail.kernel_s.shape[:-1]}",
-        )
+        sweep = f"a sweep of {detail.kernel_s.shape[:-1]}"
+        raise bad_value("power over time", "a single operating point", sweep)
     launches = float(timeline.calls.sum())
     gap_s = float(totals.latency_s - totals.busy_s)
     gap_w = np.zeros(len(detail.parts))
-    if gap_s > 1e-12:  # what the kernels do not take, by part
-        gap_w = np.asarray(
-            (detail.part_j - (detail.kernel_s * timeline.calls) @ detail.kernel_part_w) / gap_s
-        )
-    make = _each_launch if launches <= MOST_LAUNCHES else _each_stretch
-    start_s, end_s, which, part_w = make(timeline, detail, gap_w)
+    if gap_s > _NO_WAIT_S:  # what the kernels do not take, by part
+        kernel_j = (detail.kernel_s * timeline.calls) @ detail.kernel_part_w
+        gap_w = np.asarray((detail.part_j - kernel_j) / gap_s)
+    is_whole = launches <= MOST_LAUNCHES
+    trace_intervals = _each_launch if is_whole else _each_stretch
+    start_s, end_s, which, part_w = trace_intervals(timeline, detail, gap_w)
     labels = (*(str(op) for op in timeline.kernels.ops), GAP)
-    return PowerTrace(
-        start_s, end_s, part_w, detail.parts, labels, which, launches <= MOST_LAUNCHES
-    )
+    return PowerTrace(start_s, end_s, part_w, detail.parts, labels, which, is_whole)
 
 
 def _each_launch(
     timeline: Timeline, detail: KernelDetail, gap_w: Array
 ) -> tuple[Array, Array, RowIndex, Array]:
-    """Return every launch, and every gap before one.
-
-    end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of
-    durations, solves the queue recursion in one pass."""
-    launches = [_list_launches(segment) for segment in timeline.kernels.segments]
-    order = np.concatenate(launches)
+    """Return every launch, and every gap before one."""
+    order = np.concatenate([_list_launches(segment) for segment in timeline.kernels.segments])
     run_s = detail.kernel_s[order]
-    if timeline.engine is None:
-        issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
-        done_s = np.cumsum(run_s)
-        end_s = done_s + np.maximum.accumulate(issued_s - (done_s - run_s))
-    else:
-        end_s = np.cumsum(run_s + _spread_waiting(timeline, timeline.engine, detail))
+    end_s = _end_launches(timeline, detail, order)
     start_s = end_s - run_s
     previous_s = np.concatenate([[0.0], end_s[:-1]])
-    waited = start_s - previous_s > 1e-12
-    start_s = np.where(waited, start_s, previous_s)
+    has_waited = start_s - previous_s > _NO_WAIT_S
+    start_s = np.where(has_waited, start_s, previous_s)
+
+    # (launch, 2): the gap before a launch, and the launch; gaps that last no time are left out
     gap = len(detail.kernel_s)
     which = np.stack([np.full(order.size, gap), order], axis=-1)
     starts = np.stack([previous_s, start_s], axis=-1)
     ends = np.stack([start_s, end_s], axis=-1)
-    keep = np.stack([waited, np.ones(order.size, dtype=bool)], axis=-1)
+    is_interval = np.stack([has_waited, np.ones(order.size, dtype=bool)], axis=-1)
     levels = np.vstack([detail.kernel_part_w, gap_w])
-    return starts[keep], ends[keep], which[keep], levels[which[keep]]
+    chosen = which[is_interval]
+    return starts[is_interval], ends[is_interval], chosen, levels[chosen]
+
+
+def _end_launches(timeline: Timeline, detail: KernelDetail, order: RowIndex) -> Array:
+    """Return when each launch ends.
+
+    end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of
+    durations, solves the queue recursion in one pass.
+    """
+    run_s = detail.kernel_s[order]
+    if timeline.engine is not None:
+        return np.cumsum(run_s + _spread_waiting(timeline, timeline.engine, detail))
+    issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
+    done_s = np.cumsum(run_s)
+    return np.asarray(done_s + np.maximum.accumulate(issued_s - (done_s - run_s)))
 
 
 def _list_launches(segment: IssueSegment) -> RowIndex:
@@ -153,9 +161,8 @@ def _spread_waiting(timeline: Timeline, engine: EngineHost, detail: KernelDetail
     waits = []
     for stretch in list_engine_steps(timeline, engine, detail.kernel_s):
         launches = sum(len(_list_launches(segment)) for segment in stretch.segments)
-        waits.append(
-            np.full(launches, float(stretch.latency_s - stretch.device_s) / max(launches, 1))
-        )
+        wait_s = float(stretch.latency_s - stretch.device_s)
+        waits.append(np.full(launches, wait_s / max(launches, 1)))
     return np.concatenate(waits)
 
 
@@ -179,35 +186,42 @@ def _each_stretch(
     timeline: Timeline, detail: KernelDetail, gap_w: Array
 ) -> tuple[Array, Array, RowIndex, Array]:
     """Return one interval per stretch at its mean power; repeated R times it takes R·max(C, D)."""
-    host_s = np.broadcast_to(timeline.host_s, detail.kernel_s.shape)
-    length: list[float] = []
-    energy: list[Array] = []
     if timeline.engine is not None:
-        length, energy = _engine_stretches(timeline, timeline.engine, detail, gap_w)
-    for segment in timeline.kernels.segments if timeline.engine is None else ():
+        lengths_s, joules = _engine_stretches(timeline, timeline.engine, detail, gap_w)
+    else:
+        lengths_s, joules = _host_stretches(timeline, detail, gap_w)
+    seconds = np.array(lengths_s)
+    end_s = np.cumsum(seconds)
+    start_s = np.concatenate([[0.0], end_s[:-1]])
+    part_w = np.array(joules) / seconds[:, np.newaxis]
+    return start_s, end_s, np.full(len(seconds), -1), part_w
+
+
+def _host_stretches(
+    timeline: Timeline, detail: KernelDetail, gap_w: Array
+) -> tuple[list[float], list[Array]]:
+    """Return seconds of each stretch that a host issues, and its joules by part."""
+    host_s = np.broadcast_to(timeline.host_s, detail.kernel_s.shape)
+    seconds = []
+    joules = []
+    for segment in timeline.kernels.segments:
         rows = segment.rows
         counts = segment.counts
         run_s = float(detail.kernel_s[rows] @ counts)
         issue_s = float(host_s[rows] @ counts)
         once_s = max(run_s, issue_s)
-        part_j = (detail.kernel_s[rows] * counts) @ detail.kernel_part_w[rows] + (
-            once_s - run_s
-        ) * gap_w
-        length.append(segment.repeat * once_s)
-        energy.append(segment.repeat * part_j)
-    seconds = np.array(length)
-    end_s = np.cumsum(seconds)
-    start_s = np.concatenate([[0.0], end_s[:-1]])
-    return start_s, end_s, np.full(len(length), -1), np.array(energy) / seconds[:, np.newaxis]
-
-
-CLOCK_POINTS = 48  # points of a clock curve
+        kernel_j = (detail.kernel_s[rows] * counts) @ detail.kernel_part_w[rows]
+        part_j = kernel_j + (once_s - run_s) * gap_w
+        seconds.append(segment.repeat * once_s)
+        joules.append(segment.repeat * part_j)
+    return seconds, joules
 
 
 @dataclass(frozen=True)
 class MemoryRoom:
-    """What a run holds in memory by purpose, and the largest batch that would fit; None where it is
-    not known.
+    """What a run holds in memory by purpose, and the largest batch that would fit.
+
+    None stands for what is not known.
     """
 
     footprint: build_model.MemoryFootprint | None
@@ -217,8 +231,9 @@ class MemoryRoom:
 
 @dataclass(frozen=True)
 class ConfigurationView:
-    """A prediction of one configuration; curves and memory are computed from its basis when they
-    are asked for.
+    """A prediction of one configuration.
+
+    Curves and memory are computed from its basis when they are needed.
     """
 
     prediction: Prediction
@@ -237,27 +252,25 @@ class ConfigurationView:
 
     @cached_property
     def clocks(self) -> dict[str, Array]:
-        """Latency, power and energy at clocks from the lowest to the highest, under the same power
-        limit.
+        """Latency, power and energy at all clocks of the card, under the same power limit.
 
         Power rises with the clock, so every clock that the governor lowers ends at the same one,
         found once. A run whose stretches settle at clocks of their own goes through the governor at
-        every clock."""
-        basis, (low_hz, high_hz) = self.prediction.basis, find_clock_span(self.gpu)
+        every clock.
+        """
+        basis = self.prediction.basis
+        low_hz, high_hz = find_clock_span(self.gpu)
         asked_hz = np.linspace(low_hz, high_hz, CLOCK_POINTS)
-        timeline = basis.timeline
-        bundle = basis.bundle
-        top = run_governed(timeline, basis.gpu, replace(basis.at, clock_hz=high_hz), bundle)[0]
+        at_top = replace(basis.at, clock_hz=high_hz)
+        top = run_governed(basis.timeline, basis.gpu, at_top, basis.bundle)[0]
         if top.divisions:
-            settled, totals, _ = run_governed(
-                timeline, basis.gpu, replace(basis.at, clock_hz=as_sweep(asked_hz)), bundle
-            )
+            at_all = replace(basis.at, clock_hz=as_sweep(asked_hz))
+            settled, totals, _ = run_governed(basis.timeline, basis.gpu, at_all, basis.bundle)
             clock_hz = np.array(settled.clock_hz[..., 0])
         else:
             clock_hz = np.minimum(asked_hz, float(top.clock_hz[..., 0]))
-            totals = total_at_clock(
-                timeline, replace(basis.at, clock_hz=as_sweep(clock_hz)), bundle
-            )
+            at_settled = replace(basis.at, clock_hz=as_sweep(clock_hz))
+            totals = total_at_clock(basis.timeline, at_settled, basis.bundle)
         return {
             "asked_hz": asked_hz,
             "clock_hz": clock_hz,
@@ -278,8 +291,9 @@ def view_configuration(
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
     **settings: Unpack[api.SettingKeywords],
 ) -> ConfigurationView:
-    """Predict a workload on a GPU, with settings as ``wattcast.predict`` takes them, and view the
-    prediction.
+    """Predict a workload on a GPU, and view the prediction.
+
+    The settings are those of ``wattcast.predict``.
     """
     (prediction,) = api.predict_many([(workload, vars(options))], gpu, **settings)
     return ConfigurationView(prediction, load_workload.find_model(workload), options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,24 +23,20 @@ else:
     Axes = Figure = Any  # matplotlib is loaded with the first figure
 
 MODULE_COLOURS = {
-    **{
-        "static": "#999999",
-        "clock": "#666666",
-        "tensor": "#D55E00",
-        "cuda": "#E69F00",
-        "sfu": "#F0E442",
-    },
-    **{"shared": "#009E73", "l2": "#56B4E9", "dram": "#0072B2", "link": "#CC79A7", "sm": "#882255"},
+    "static": "#999999",
+    "clock": "#666666",
+    "tensor": "#D55E00",
+    "cuda": "#E69F00",
+    "sfu": "#F0E442",
+    "shared": "#009E73",
+    "l2": "#56B4E9",
+    "dram": "#0072B2",
+    "link": "#CC79A7",
+    "sm": "#882255",
 }
 SERIES_COLOURS = (
-    "#332288",
-    "#CC6677",
-    "#117733",
-    "#88CCEE",
-    "#DDCC77",
-    "#AA4499",
-    "#44AA99",
-    "#999933",
+    *("#332288", "#CC6677", "#117733", "#88CCEE"),
+    *("#DDCC77", "#AA4499", "#44AA99", "#999933"),
 )
 MEASURED = "#000000"
 PREDICTED = "#332288"
@@ -51,8 +48,8 @@ FigureMaker = Callable[[], Figure]  # draws when called
 
 def describe_origin(p: Prediction | Bundle) -> str:
     """Say where coefficients come from, for captions."""
-    known = [p.provenance.source, p.provenance.device, p.provenance.date]
-    return f"{p.status} coefficients: {', '.join(text for text in known if text)}"
+    origins = [p.provenance.source, p.provenance.device, p.provenance.date]
+    return f"{p.status} coefficients: {', '.join(text for text in origins if text)}"
 
 
 def encode_figure(figure: Figure, ending: str) -> bytes:
@@ -62,16 +59,8 @@ def encode_figure(figure: Figure, ending: str) -> bytes:
     from matplotlib.text import Text
 
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    # Turn off mathematics in all text except labels of logarithmic axes, since names may hold
-    # dollar signs
-    logarithmic = {
-        text
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        if axis.get_scale() == "log"
-        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
-        for text in (tick.label1, tick.label2)
-    }
+    # names may hold dollar signs, which are no mathematics; the labels of logarithmic axes are
+    logarithmic = _list_logarithmic_labels(figure)
     for text in figure.findobj(Text):
         if text not in logarithmic:
             text.set_parse_math(False)
@@ -81,30 +70,43 @@ def encode_figure(figure: Figure, ending: str) -> bytes:
     return buffer.getvalue()
 
 
+def _list_logarithmic_labels(figure: Figure) -> set[Any]:
+    """Return the labels at the ticks of logarithmic axes."""
+    labels = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() != "log":
+                continue
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                labels |= {tick.label1, tick.label2}
+    return labels
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the ending of ``path``; never half a file."""
     write_whole(path, encode_figure(figure, check_figure_path(path)))
 
 
-def save_figures(made: Mapping[str, FigureMaker], folder: Path, ending: str) -> list[Path]:
+def save_figures(makers: Mapping[str, FigureMaker], folder: Path, ending: str) -> list[Path]:
     """Draw several figures into a folder, one after the other, and return their files."""
+    check_figure_format(ending)
     paths = []
-    for name, make in made.items():
-        safe = "".join(
-            c if c.isalnum() or c in "-_" else "_" for c in name
-        )  # names may hold what users wrote
-        paths.append(folder / f"{safe}.{check_figure_format(ending)}")
-        save_figure(make(), paths[-1])
+    for name, make in makers.items():
+        safe = re.sub(r"[^\w-]", "_", name)  # names may hold what users wrote
+        path = folder / f"{safe}.{ending}"
+        save_figure(make(), path)
+        paths.append(path)
     return paths
 
 
-def draw_named(made: Mapping[str, FigureMaker], name: str | None = None) -> Figure:
+def draw_named(makers: Mapping[str, FigureMaker], name: str | None = None) -> Figure:
     """Draw one of several figures by name, or the first where no name is given."""
-    known = list(made)
-    if not known:
+    if not makers:
         raise bad_value("figure", "something to draw", "none")
-    check_names("figure", known[0] if name is None else name, known)
-    return made[known[0] if name is None else name]()
+    first = next(iter(makers))
+    chosen = first if name is None else name
+    check_names("figure", chosen, list(makers))
+    return makers[chosen]()
 
 
 def check_figure_path(path: Path) -> str:
@@ -125,8 +127,9 @@ def check_figure_format(ending: str) -> str:
 
 
 def require_matplotlib() -> None:
-    """Raise an error that says how to get matplotlib where it is not installed; this does not
-    import it.
+    """Raise an error that says how to get matplotlib where it is not installed.
+
+    This does not import it.
     """
     if find_spec("matplotlib") is None:
         raise MissingTool(NO_MATPLOTLIB)
@@ -135,19 +138,18 @@ def require_matplotlib() -> None:
 def add_caption(figure: Figure, text: str) -> Figure:
     """Write where the numbers came from below a figure, and return the figure."""
     letters = int(12.0 * figure.get_figwidth())  # that fit its width
-    figure.supxlabel(
-        "\n".join(wrap(text, letters)), x=0.01, ha="left", fontsize=10, color="#595959"
-    )
+    lines = "\n".join(wrap(text, letters))
+    figure.supxlabel(lines, x=0.01, ha="left", fontsize=10, color="#595959")
     return figure
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of that size in inches, or raise an error that says how to get
-    matplotlib.
+    """Return an empty figure of that size in inches.
 
     Its axes have no top and right side, and their lines take ``SERIES_COLOURS`` in turn. Text keeps
     matplotlib's 10 points and more, which stays legible where a page shows the figure at half its
-    size."""
+    size. Where matplotlib is not installed, the error says how to get it.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -164,11 +166,8 @@ def new_figure(width: float, height: float) -> Figure:
         def draw(self, renderer: Any) -> None:
             """Only arrange where ``savefig`` asks for a first pass, whose strokes nobody sees."""
             engine = self.get_layout_engine()
-            if (
-                isinstance(engine, ConstrainedLayoutEngine)
-                and self.axes
-                and self.canvas.is_saving()
-            ):
+            is_saved = bool(self.axes) and self.canvas.is_saving()
+            if isinstance(engine, ConstrainedLayoutEngine) and is_saved:
                 engine.execute(self)
             else:
                 super().draw(renderer)

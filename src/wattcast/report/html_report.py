@@ -27,6 +27,7 @@ from wattcast.hardware import Gpu
 from wattcast.predictor import answer_lines
 from wattcast.predictor.answer_lines import AnswerLine, judge_confidence, list_answers, round_number
 from wattcast.predictor.api import SettingKeywords
+from wattcast.predictor.prediction import Prediction
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import Figure, encode_figure
 from wattcast.report.prediction_figures import (
@@ -38,12 +39,8 @@ from wattcast.report.prediction_figures import (
 from wattcast.report.text_tables import describe_clock
 from wattcast.workload.model_options import ModelOptions
 
-BROWSERS = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-)  # that print pages
+# Browsers that print pages.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PAPERS = ("A4", "Letter")
 
 
@@ -53,28 +50,26 @@ class HtmlMarkup(str):
 
 def join_markup(*pieces: object) -> HtmlMarkup:
     """Join pieces one after another, and escape those that are not markup."""
-    return HtmlMarkup("".join(p if isinstance(p, HtmlMarkup) else escape(str(p)) for p in pieces))
+    return HtmlMarkup("".join(map(_as_markup, pieces)))
+
+
+def _as_markup(piece: object) -> str:
+    return piece if isinstance(piece, HtmlMarkup) else escape(str(piece))
 
 
 def make_element(name: str, *inside: object, **attributes: str) -> HtmlMarkup:
     """Make one element; ``class_`` writes ``class``."""
-    said = "".join(f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items())
-    return HtmlMarkup(f"<{name}{said}>{join_markup(*inside)}</{name}>")
+    pairs = [f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items()]
+    return HtmlMarkup(f"<{name}{''.join(pairs)}>{join_markup(*inside)}</{name}>")
 
 
 def make_html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> HtmlMarkup:
-    """Make a table whose first column names the row and whose other columns are right-aligned
-    numbers.
-    """
+    """Make a table; its first column names the row, the others are right-aligned numbers."""
     top = make_element("tr", *(make_element("th", cell, scope="col") for cell in head))
-    body = [
-        make_element(
-            "tr",
-            make_element("th", row[0], scope="row"),
-            *(make_element("td", cell) for cell in row[1:]),
-        )
-        for row in rows
-    ]
+    body = []
+    for row in rows:
+        cells = [make_element("td", cell) for cell in row[1:]]
+        body.append(make_element("tr", make_element("th", row[0], scope="row"), *cells))
     table = make_element("table", make_element("thead", top), make_element("tbody", *body))
     return make_element("div", table, class_="wide", tabindex="0")
 
@@ -87,18 +82,18 @@ def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
     for size in ("width", "height"):
         svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
     attributes = f' role="img" aria-label="{escape(label)}"'
-    prefix = (
-        re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"
-    )  # ids must differ from those of other drawings
-    named = re.sub(
-        r'(\bid="|href="#|url\(#)', rf"\1{prefix}", svg.replace("<svg", f"<svg{attributes}", 1)
-    )
-    return make_element("figure", HtmlMarkup(named))
+    svg = svg.replace("<svg", f"<svg{attributes}", 1)
+    # ids must differ from those of other drawings
+    prefix = re.sub(r"[^a-z0-9]", "", label.lower())[:24] + "-"
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}", svg)
+    return make_element("figure", HtmlMarkup(svg))
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 MOST_REPORT_OPS = 20
-_FIGURES = {"latency_s": "s", "power_w": "W", "energy_j": "J"}  # of operators
+MOST_COMPARED = 8  # configurations in one figure
+_LEAST_SAVING = 0.02  # share of the energy, below which another clock is not worth naming
+_OPERATOR_FIGURES = {"latency_s": "s", "power_w": "W", "energy_j": "J"}
 _COMPARED = {"total_power_w": "W", "total_energy_j": "J", "latency_s": "s", "clock_hz": "Hz"}
 
 
@@ -109,10 +104,9 @@ def build_report(
     how: str = "",
     **settings: Unpack[SettingKeywords],
 ) -> str:
-    """Build the page: the first GPU at length, and the others compared with it at their own clock
-    and limit.
+    """Build the page: the first GPU at length, and the others compared with it.
 
-    ``how`` is the command that made it.
+    The others run at their own clock and power limit. ``how`` is the command that made the page.
     """
     main = view_configuration(workload, gpus[0], options, **settings)
     others: dict[str, ConfigurationView | str] = {}
@@ -131,225 +125,256 @@ def build_report_page(
     """Build the page of a configuration and of others, each a view or the reason why there is none."""
     p = main.prediction
     title = f"{p.name} on {p.gpu}"
-    seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))][:8]
-    compared = (
-        embed_figure(draw_clock_curves(seen), "clock curves compared")
-        if len(seen) > 1
-        else HtmlMarkup("")
-    )
-    roof = make_element("p", "No operator of this workload does arithmetic.")
-    if any(o.op.flop for o in p.ops):
-        roof = embed_figure(draw_figure("roofline", main), f"roofline of {title}")
-    sections = [
-        (
-            "Where the power goes",
-            embed_figure(draw_figure("breakdown", main), f"power breakdown of {title}"),
+    sections = {
+        "Where the power goes": embed_figure(
+            draw_figure("breakdown", main), f"power breakdown of {title}"
         ),
-        ("Over the clock", embed_figure(draw_figure("clocks", main), f"clock curves of {title}")),
-        ("Beside others", _write_others(main, others)),
-    ]
-    details = [
-        ("Does it fit?", _write_memory(main)),
-        ("Modules and operators", _write_breakdown(main)),
-        ("Over time", embed_figure(draw_figure("timeline", main), f"power over time of {title}")),
-        ("Against the roof", roof),
-        ("Clock curves compared", compared),
-        (
-            "Assumed",
-            make_element(
-                "ul", *(make_element("li", note) for note in answer_lines.rank_assumptions(p))
-            ),
-        ),
-        ("Where it comes from", _write_provenance(main, how)),
-    ]
-    body, appendix = (
-        [
-            make_element("section", make_element("h2", name), inside)
-            for name, inside in part
-            if inside
-        ]
-        for part in (sections, details)
-    )
-    template, style = (
-        files("wattcast.report").joinpath(name).read_text(encoding="utf-8")
-        for name in ("report.html", "report.css")
-    )
-    return Template(template).substitute(
+        "Over the clock": embed_figure(draw_figure("clocks", main), f"clock curves of {title}"),
+        "Beside others": _write_others(main, others),
+    }
+    details = {
+        "Does it fit?": _write_memory(main),
+        "Modules and operators": _write_breakdown(main),
+        "Over time": embed_figure(draw_figure("timeline", main), f"power over time of {title}"),
+        "Against the roof": _write_roofline(main, title),
+        "Clock curves compared": _write_clock_curves(main, others),
+        "Assumed": _write_list(answer_lines.rank_assumptions(p)),
+        "Where it comes from": _write_provenance(main, how),
+    }
+    return Template(_read_shipped("report.html")).substitute(
         policy=POLICY,
-        style=style,
+        style=_read_shipped("report.css"),
         title=escape(title),
         conclusion=escape(conclude_view(main)),
-        main=join_markup(_write_summary(main), *body),
-        appendix=join_markup(*appendix),
+        main=join_markup(_write_summary(main), _write_sections(sections)),
+        appendix=_write_sections(details),
     )
 
 
-def conclude_view(seen: ConfigurationView) -> str:
-    """Return the conclusion in three sentences: the answer, what decides it, and what a clock would
-    change.
+def _read_shipped(name: str) -> str:
+    return files("wattcast.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _write_sections(sections: Mapping[str, HtmlMarkup]) -> HtmlMarkup:
+    """Return sections by their titles; empty ones are left out."""
+    pieces = []
+    for title, content in sections.items():
+        if content:
+            pieces.append(make_element("section", make_element("h2", title), content))
+    return join_markup(*pieces)
+
+
+def _write_list(items: Iterable[str]) -> HtmlMarkup:
+    return make_element("ul", *(make_element("li", item) for item in items))
+
+
+def _write_roofline(main: ConfigurationView, title: str) -> HtmlMarkup:
+    if any(share.op.flop for share in main.prediction.ops):
+        return embed_figure(draw_figure("roofline", main), f"roofline of {title}")
+    return make_element("p", "No operator of this workload does arithmetic.")
+
+
+def _list_views(
+    main: ConfigurationView, others: Mapping[str, ConfigurationView | str]
+) -> list[ConfigurationView]:
+    """Return the configurations that have a prediction."""
+    return [main, *(view for view in others.values() if isinstance(view, ConfigurationView))]
+
+
+def _write_clock_curves(
+    main: ConfigurationView, others: Mapping[str, ConfigurationView | str]
+) -> HtmlMarkup:
+    views = _list_views(main, others)[:MOST_COMPARED]
+    if len(views) == 1:
+        return HtmlMarkup("")
+    return embed_figure(draw_clock_curves(views), "clock curves compared")
+
+
+def conclude_view(view: ConfigurationView) -> str:
+    """Return the conclusion in three sentences.
+
+    They are the answer, what decides it, and what another clock would change.
     """
-    p = seen.prediction
-    said = {line.label: line for line in list_answers(seen.prediction)}
-    speed = (
-        f"runs at {said['throughput'].value}"
-        if "throughput" in said
-        else f"takes {said['latency'].value}"
-    )
-    cost = f" and {said['cost'].value}" if "cost" in said else ""
-    answer = f"It {speed}, draws {said['total power'].value} in all and takes {said['energy'].value}{cost}."
-    first, second = sorted(p.modules, key=lambda m: -float(m.power_w))[:2]
-    shares = " and ".join(
-        f"{m.name} ({float(m.power_w) / float(p.power_w):.0%})" for m in (first, second)
-    )
-    waits = 1.0 - float(p.busy_s) / float(p.latency_s)
-    fits = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[p.fits]
-    held = answer_lines.describe_cap(p)
-    waiting = (
-        f"the GPU waits for the host {waits:.0%} of the time"
-        if waits > answer_lines.MUCH_WAITING
-        else ""
-    )
-    cause = (
-        "; ".join(filter(None, [f"Most of the power goes to {shares}", held, waiting, fits])) + "."
-    )
-    best = int(np.argmin(seen.clocks["energy_j"]))
-    saved = 1.0 - float(seen.clocks["energy_j"][best]) / float(p.energy_j)
-    slower = float(seen.clocks["latency_s"][best]) / float(p.latency_s) - 1.0
-    clock = show(float(seen.clocks["clock_hz"][best]), "Hz", 3)
-    trade = f"At {clock} it would take {saved:.0%} less energy and {slower:.0%} more time"
-    trade = trade if saved > 0.02 else "No other clock would take much less energy"
-    return f"{answer} {cause} {trade}; these numbers are {judge_confidence(p).value}."
+    answer = _conclude_answer(view.prediction)
+    cause = _conclude_cause(view.prediction)
+    trade = _conclude_trade(view)
+    confidence = judge_confidence(view.prediction).value
+    return f"{answer} {cause} {trade}; these numbers are {confidence}."
 
 
-def _write_summary(seen: ConfigurationView) -> HtmlMarkup:
+def _conclude_answer(p: Prediction) -> str:
+    """Say how fast the workload runs and what it takes."""
+    values = {line.label: line.value for line in list_answers(p)}
+    if "throughput" in values:
+        speed = f"runs at {values['throughput']}"
+    else:
+        speed = f"takes {values['latency']}"
+    cost = f" and {values['cost']}" if "cost" in values else ""
+    power = f"draws {values['total power']} in all"
+    return f"It {speed}, {power} and takes {values['energy']}{cost}."
+
+
+def _conclude_cause(p: Prediction) -> str:
+    """Say where the power goes, and what holds the workload back."""
+    largest = sorted(p.modules, key=lambda m: -float(m.power_w))[:2]
+    shares = [f"{m.name} ({float(m.power_w) / float(p.power_w):.0%})" for m in largest]
+    causes = [f"Most of the power goes to {' and '.join(shares)}", answer_lines.describe_cap(p)]
+    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
+    if waiting > answer_lines.MUCH_WAITING:
+        causes.append(f"the GPU waits for the host {waiting:.0%} of the time")
+    verdicts = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}
+    causes.append(verdicts[p.fits])
+    return "; ".join(filter(None, causes)) + "."
+
+
+def _conclude_trade(view: ConfigurationView) -> str:
+    """Say at which clock the workload would take least energy, and how much slower it would be."""
+    p = view.prediction
+    best = int(np.argmin(view.clocks["energy_j"]))
+    saved = 1.0 - float(view.clocks["energy_j"][best]) / float(p.energy_j)
+    if saved <= _LEAST_SAVING:
+        return "No other clock would take much less energy"
+    slower = float(view.clocks["latency_s"][best]) / float(p.latency_s) - 1.0
+    clock = show(float(view.clocks["clock_hz"][best]), "Hz", 3)
+    return f"At {clock} it would take {saved:.0%} less energy and {slower:.0%} more time"
+
+
+def _write_summary(view: ConfigurationView) -> HtmlMarkup:
     """Return the answer in tiles, as the first screen of ``predict`` gives it, and the clock."""
-    p = seen.prediction
-    held = describe_clock(p) or "as asked for"
-    clock = AnswerLine("clock", show(float(p.clock_hz), "Hz"), held)
+    p = view.prediction
+    clock = AnswerLine("clock", show(float(p.clock_hz), "Hz"), describe_clock(p) or "as asked for")
     tiles = []
     for line in (*list_answers(p), clock, judge_confidence(p), answer_lines.support_line(p)):
-        said = make_element("span", line.label, class_="name"), make_element("strong", line.value)
-        tiles.append(make_element("div", *said, make_element("span", line.remark), class_="tile"))
+        name = make_element("span", line.label, class_="name")
+        value = make_element("strong", line.value)
+        remark = make_element("span", line.remark)
+        tiles.append(make_element("div", name, value, remark, class_="tile"))
     note = f"{p.interval.level:.0%} intervals below the numbers."
     return join_markup(make_element("div", *tiles, class_="tiles"), make_element("p", note))
 
 
-def _write_memory(seen: ConfigurationView) -> HtmlMarkup:
-    room = seen.room
-    p = seen.prediction
+def _write_memory(view: ConfigurationView) -> HtmlMarkup:
+    """Say whether the workload fits, and what it holds in memory."""
+    room = view.room
+    p = view.prediction
     capacity = show(room.capacity_byte, "byte")
-    if room.footprint is None:
-        said = "A list of operators does not say what it holds;"
+    footprint = room.footprint
+    if footprint is None:
+        need = "A list of operators does not say what it holds;"
         if p.memory_byte is not None:
-            said = f"{'Yes' if p.fits else 'No'}: the list states {show(p.memory_byte, 'byte')},"
-        return make_element("p", f"{said} the {p.gpu} has {capacity}.")
-    held = room.footprint
-    sizes = {name: float(value) for name, value in vars(held).items() if value} | {
-        "total": float(held.total_byte)
-    }
-    rows = [
-        (name.removesuffix("_byte").replace("_", " "), show(byte, "byte"))
-        for name, byte in sizes.items()
-    ]
-    fits = held.fits(room.capacity_byte)
-    answer = make_element("strong", "Yes" if fits else "No", class_="yes" if fits else "no")
-    many = (
-        ""
-        if room.largest_batch is None
-        else f" The largest batch that fits is {room.largest_batch:,}."
-    )
-    said = f": {show(float(held.total_byte), 'byte')} of {capacity}. The CUDA context comes on top.{many}"
-    return join_markup(make_element("p", answer, said), make_html_table(("held", "bytes"), rows))
+            verdict = "Yes" if p.fits else "No"
+            need = f"{verdict}: the list states {show(p.memory_byte, 'byte')},"
+        return make_element("p", f"{need} the {p.gpu} has {capacity}.")
+
+    sizes = {name: float(value) for name, value in vars(footprint).items() if value}
+    sizes["total"] = float(footprint.total_byte)
+    rows = []
+    for name, byte in sizes.items():
+        rows.append((name.removesuffix("_byte").replace("_", " "), show(byte, "byte")))
+    fits = footprint.fits(room.capacity_byte)
+    verdict = make_element("strong", "Yes" if fits else "No", class_="yes" if fits else "no")
+    total = show(float(footprint.total_byte), "byte")
+    sentence = f": {total} of {capacity}. The CUDA context comes on top."
+    if room.largest_batch is not None:
+        sentence += f" The largest batch that fits is {room.largest_batch:,}."
+    table = make_html_table(("held", "bytes"), rows)
+    return join_markup(make_element("p", verdict, sentence), table)
 
 
-def _write_breakdown(seen: ConfigurationView) -> HtmlMarkup:
-    p = seen.prediction
+def _write_breakdown(view: ConfigurationView) -> HtmlMarkup:
+    """Return the modules, and the operators that take most energy."""
+    p = view.prediction
     modules = []
-    for m in p.modules:
-        busy = "" if m.utilisation is None else f"{float(m.utilisation):.1%}"
-        share = f"{float(m.power_w) / float(p.power_w):.1%}"
-        modules.append((m.name, show(float(m.power_w), "W", 3), share, busy))
+    for module in p.modules:
+        busy = "" if module.utilisation is None else f"{float(module.utilisation):.1%}"
+        share = f"{float(module.power_w) / float(p.power_w):.1%}"
+        modules.append((module.name, show(float(module.power_w), "W", 3), share, busy))
     ranked = p.rank_ops()
-    ops = []
-    for o in ranked[:MOST_REPORT_OPS]:
-        figures = (show(float(getattr(o, name)), unit, 3) for name, unit in _FIGURES.items())
-        ops.append((o.op, f"{o.count:,}", *figures, f"{float(o.energy_j) / float(p.energy_j):.1%}"))
-    rest = f"{len(ranked) - MOST_REPORT_OPS} smaller operators are not listed."
-    by_module = make_html_table(("module", "power", "share", "utilisation"), modules)
-    by_operator = make_html_table(("operator", "calls", "time", "power", "energy", "share"), ops)
-    whose = (
-        make_element("p", f"Of one of {p.gpu_count} GPUs, which are taken to do the same.")
-        if p.gpu_count > 1
-        else ""
-    )
-    return join_markup(
-        whose,
-        by_module,
-        by_operator,
-        make_element("p", rest) if len(ranked) > MOST_REPORT_OPS else "",
-    )
+    operators = []
+    for row in ranked[:MOST_REPORT_OPS]:
+        figures = _show_figures(row, _OPERATOR_FIGURES, 3)
+        share = f"{float(row.energy_j) / float(p.energy_j):.1%}"
+        operators.append((row.op, f"{row.count:,}", *figures, share))
+    titles = ("operator", "calls", "time", "power", "energy", "share")
+    pieces = [
+        make_html_table(("module", "power", "share", "utilisation"), modules),
+        make_html_table(titles, operators),
+    ]
+    if p.gpu_count > 1:
+        whose = f"Of one of {p.gpu_count} GPUs, which are taken to do the same."
+        pieces.insert(0, make_element("p", whose))
+    if len(ranked) > MOST_REPORT_OPS:
+        hidden = len(ranked) - MOST_REPORT_OPS
+        pieces.append(make_element("p", f"{hidden} smaller operators are not listed."))
+    return join_markup(*pieces)
+
+
+def _show_figures(row: object, columns: Mapping[str, str], digits: int) -> list[str]:
+    """Return some attributes of an object in their units."""
+    return [show(float(getattr(row, name)), unit, digits) for name, unit in columns.items()]
 
 
 def _write_others(
     main: ConfigurationView, others: Mapping[str, ConfigurationView | str]
 ) -> HtmlMarkup:
+    """Compare the configurations by speed and energy; empty where there is one only."""
     if not others:
         return HtmlMarkup("")
-    seen = [main, *(o for o in others.values() if isinstance(o, ConfigurationView))]
-    named = {label: look.prediction for label, look in zip(label_views(seen), seen, strict=True)}
-    rows = []
-    for label, p in named.items():
-        unit, units_a_run = p.basis.graph.unit
-        speed = f"{round_number(units_a_run / float(p.latency_s), 4)} {unit}s/s"
-        each = f"{show(float(p.total_energy_j) / units_a_run, 'J')}/{unit}"
-        figures = (show(float(getattr(p, name)), shown) for name, shown in _COMPARED.items())
-        fits = {True: "fits", False: "does not fit", None: "unknown"}[p.fits]
-        rows.append((label, str(p.gpu_count), speed, each, *figures, fits, p.status))
+    views = _list_views(main, others)
+    predictions = [view.prediction for view in views]
+    named = dict(zip(label_views(views), predictions, strict=True))
     titles = (
-        "",
-        "GPUs",
-        "speed",
-        "energy each",
-        "total power",
-        "total energy",
-        "latency",
-        "clock",
-        "memory",
+        *("", "GPUs", "speed", "energy each"),
+        *("total power", "total energy", "latency", "clock", "memory", "coefficients"),
     )
-    pieces = [make_html_table((*titles, "coefficients"), rows)]
-    if refused := [
-        make_element("li", f"{name}: {why}") for name, why in others.items() if isinstance(why, str)
-    ]:
-        pieces.append(make_element("ul", *refused))
-    if len(seen) > 1:
+    rows = [(label, *_compare_prediction(p)) for label, p in named.items()]
+    pieces = [make_html_table(titles, rows)]
+    reasons = [f"{name}: {why}" for name, why in others.items() if isinstance(why, str)]
+    if reasons:
+        pieces.append(_write_list(reasons))
+    if len(views) > 1:
         points = {
             label: (1e3 * float(p.latency_s), float(p.total_energy_j)) for label, p in named.items()
         }
-        many = any(p.gpu_count > 1 for p in named.values())
-        energy = "Energy of all GPUs (J)" if many else "Energy (J)"
+        has_several = any(p.gpu_count > 1 for p in predictions)
+        energy = "Energy of all GPUs (J)" if has_several else "Energy (J)"
         figure = draw_pareto(points, "Latency (ms)", energy, main.prediction.name, "predicted")
         pieces.append(embed_figure(figure, "by latency and energy"))
     return join_markup(*pieces)
 
 
-def _write_provenance(seen: ConfigurationView, how: str) -> HtmlMarkup:
-    p = seen.prediction
-    said = {
+def _compare_prediction(p: Prediction) -> list[str]:
+    """Return the cells of a prediction that is compared with others."""
+    unit, units_a_run = p.basis.graph.unit
+    verdicts = {True: "fits", False: "does not fit", None: "unknown"}
+    return [
+        str(p.gpu_count),
+        f"{round_number(units_a_run / float(p.latency_s), 4)} {unit}s/s",
+        f"{show(float(p.total_energy_j) / units_a_run, 'J')}/{unit}",
+        *_show_figures(p, _COMPARED, 4),
+        verdicts[p.fits],
+        p.status,
+    ]
+
+
+def _write_provenance(view: ConfigurationView, how: str) -> HtmlMarkup:
+    """Say where the coefficients come from, and how the page was made."""
+    p = view.prediction
+    origins = {
         "coefficients": p.status,
         "source": p.provenance.source,
         "device": p.provenance.device,
         "date of the fit": p.provenance.date,
         "note": p.provenance.note,
-        "GPU": f"{seen.gpu.name}: {seen.gpu.title}",
+        "GPU": f"{view.gpu.name}: {view.gpu.title}",
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by Wattcast {__version__}",
         "made by": how,
     }
-    known = (
-        (make_element("dt", name), make_element("dd", value))
-        for name, value in said.items()
-        if value
-    )
-    return make_element("dl", *(piece for pair in known for piece in pair))
+    pieces = []
+    for name, value in origins.items():
+        if value:
+            pieces += [make_element("dt", name), make_element("dd", value)]
+    return make_element("dl", *pieces)
 
 
 def print_report(page: str, paper: str = "A4") -> bytes:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:  # commands import this file before they know whether they pre
     from wattcast.predictor.answer_lines import AnswerLine
     from wattcast.predictor.prediction import Prediction
 
-# of a first screen
-FEW_OPS = 5
-FEW_NOTES = 3
+FEW_OPS = 5  # operators of a first screen
+FEW_NOTES = 3  # assumptions of a first screen
 _UNIT_BY_ENDING = (
     ("byte_per_s", "byte/s"),
     ("byte_per_cycle", "byte/cycle"),
@@ -40,17 +39,17 @@ def new_table(
     rows: Iterable[Sequence[str]] = (),
     left: Collection[str] = (),
 ) -> Table:
-    """Return a plain table of ``rows``; the first column and those of ``left`` are left-aligned,
-    others right.
+    """Return a plain table of ``rows``.
+
+    The first column and those of ``left`` are left-aligned, the others right.
     """
-    built = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        built.add_column(
-            column, justify="left" if index == 0 or column in left else "right", overflow="fold"
-        )
+        is_text = index == 0 or column in left
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
-        built.add_row(*row)
-    return built
+        table.add_row(*row)
+    return table
 
 
 def format_cell(column: str, value: Any) -> str:
@@ -68,33 +67,32 @@ def format_cell(column: str, value: Any) -> str:
         return "yes" if value else ""
     if isinstance(value, str):
         return escape(value)
-    unit = next((unit for ending, unit in _UNIT_BY_ENDING if column.endswith(ending)), "")
-    return (
-        show(float(value), unit)
-        if unit
-        else f"{value:.4g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-    )
+    for ending, unit in _UNIT_BY_ENDING:
+        if column.endswith(ending):
+            if unit:
+                return show(float(value), unit)
+            break
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def print_rows(
     console: Console,
-    found: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]],
     columns: Mapping[str, str],
     title: str | None = None,
     left: Collection[str] = (),
 ) -> None:
-    """Print rows as a table; ``columns`` maps columns to headings, ``left`` names those that hold
-    text.
+    """Print records as a table.
 
-    Columns that are empty everywhere are left out.
+    ``columns`` maps columns to headings, ``left`` names those that hold text. Columns that are
+    empty everywhere are left out.
     """
-    used = {c: h for c, h in columns.items() if any(row.get(c) is not None for row in found)}
-    rows = ([format_cell(column, row.get(column)) for column in used] for row in found)
-    console.print(
-        new_table(*used.values(), title=title, rows=rows, left=[columns[name] for name in left])
-    )
+    filled = [name for name in columns if any(row.get(name) is not None for row in records)]
+    headings = [columns[name] for name in filled]
+    table = new_table(*headings, title=title, left=[columns[name] for name in left])
+    for row in records:
+        table.add_row(*(format_cell(name, row.get(name)) for name in filled))
+    console.print(table)
 
 
 def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") -> None:
@@ -108,32 +106,39 @@ def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") 
 def print_predictions(
     console: Console, predictions: Sequence[Prediction], details: bool = False
 ) -> None:
-    """Print one prediction as one screen, or several as one table; ``details`` prints everything
-    about each.
+    """Print one prediction as one screen, or several as one table.
+
+    ``details`` prints everything about each.
     """
+    if len(predictions) == 1:
+        _print_one(console, predictions[0], details)
+        return
+    console.print(_table_predictions(predictions))
+    far = [p.support.reason for p in predictions if not p.support.inside]
+    for reason in dict.fromkeys(far):
+        console.print(f"Far from what was measured: {escape(reason)}")
+    if details:
+        for p in predictions:
+            _print_one(console, p, details)
+    else:
+        print_notes(console, [note for p in predictions for note in p.assumptions])
+
+
+def _table_predictions(predictions: Sequence[Prediction]) -> Table:
+    """Return the answers of several predictions, a row each."""
     from wattcast.predictor.answer_lines import judge_confidence, list_answers
 
-    if len(predictions) > 1:
-        first = predictions[0]
-        names = ("per second", "energy", "total power", "latency", "memory", "sure", "support")
-        title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
-        rows = new_table("workload", "GPUs", *names, title=title)
-        for p in predictions:
-            lines = {line.label: line.value for line in reversed(list_answers(p))}
-            told = (
-                lines.get(name, "")
-                for name in ("throughput", "energy", "total power", "latency", "memory")
-            )
-            rows.add_row(
-                escape(p.name), str(p.gpu_count), *told, judge_confidence(p).value, p.support.word
-            )
-        console.print(rows)
-        for reason in dict.fromkeys(p.support.reason for p in predictions if not p.support.inside):
-            console.print(f"Far from what was measured: {escape(reason)}")
-    for p in predictions if details or len(predictions) == 1 else ():
-        _print_one(console, p, details)
-    if len(predictions) > 1 and not details:
-        print_notes(console, [note for p in predictions for note in p.assumptions])
+    first = predictions[0]
+    title = f"{len(predictions)} workloads on {first.gpu}, which is {first.status}"
+    names = ("per second", "energy", "total power", "latency", "memory", "sure", "support")
+    rows = new_table("workload", "GPUs", *names, title=title)
+    labels = ("throughput", "energy", "total power", "latency", "memory")
+    for p in predictions:
+        values = {line.label: line.value for line in reversed(list_answers(p))}
+        answers = [values.get(label, "") for label in labels]
+        confidence = judge_confidence(p).value
+        rows.add_row(escape(p.name), str(p.gpu_count), *answers, confidence, p.support.word)
+    return rows
 
 
 def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> None:
@@ -146,23 +151,30 @@ def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> 
         console.print(f"{text} [dim]{escape(remark)}[/dim]" if line.remark else text)
 
 
+_CAPPED = "held down by the power limit"
+
+
 def describe_clock(p: Prediction) -> str:
-    """Say what decides the clock of a run, and that it is a mean where parts of the run have their
-    own.
+    """Say what decides the clock of a run.
+
+    It is a mean where parts of the run have clocks of their own.
     """
-    held = "held down by the power limit" if p.capped else ""
-    return f"mean over the time; {held}" if p.phases else held
+    cause = _CAPPED if p.capped else ""
+    return f"mean over the time; {cause}" if p.phases else cause
 
 
 def _table_phases(p: Prediction) -> Table:
     """Return the parts of a run that settle at clocks of their own."""
     rows = new_table("phase, one GPU", "time", "share", "power", "clock", "")
     for phase in p.phases:
-        share = f"{float(phase.latency_s) / float(p.latency_s):.0%}"
-        held = "held down by the power limit" if phase.capped else ""
-        amounts = ((phase.latency_s, "s"), (phase.power_w, "W"), (phase.clock_hz, "Hz"))
-        time, watts, clock = (show(float(value), unit, 3) for value, unit in amounts)
-        rows.add_row(escape(phase.name), time, share, watts, clock, held)
+        rows.add_row(
+            escape(phase.name),
+            show(float(phase.latency_s), "s", 3),
+            f"{float(phase.latency_s) / float(p.latency_s):.0%}",
+            show(float(phase.power_w), "W", 3),
+            show(float(phase.clock_hz), "Hz", 3),
+            _CAPPED if phase.capped else "",
+        )
     return rows
 
 
@@ -176,47 +188,68 @@ def _print_one(console: Console, p: Prediction, details: bool) -> None:
         answer_lines.support_line(p),
     )
     print_answers(console, answer_lines.title_of(p), lines)
-    rows = new_table("power of one GPU", "", "share", "busy")
-    for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
-        busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
-        watts = float(module.power_w)
-        rows.add_row(module.name, show(watts, "W", 2), f"{watts / float(p.power_w):.0%}", busy)
-    console.print(rows)
+    console.print(_table_modules(p))
     if p.phases:
         console.print(_table_phases(p))
-    rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
-    for share in p.rank_ops(None if details else FEW_OPS):
-        seconds = float(share.latency_s)
-        watts = float(share.power_w)
-        joules = float(share.energy_j)
-        time = show(seconds, "s", 2), f"{seconds / float(p.latency_s):.0%}"
-        energy = show(joules, "J", 2), f"{joules / float(p.energy_j):.0%}"
-        rows.add_row(escape(str(share.op)), str(share.count), *time, show(watts, "W", 2), *energy)
-    console.print(rows)
+    console.print(_table_operators(p, None if details else FEW_OPS))
     if details:
-        rows = new_table("", "predicted", f"{p.interval.level:.0%} interval", title="One GPU")
-        for name, value, ends, unit in (
-            ("latency", p.latency_s, p.interval.latency_s, "s"),
-            ("power", p.power_w, p.interval.power_w, "W"),
-            ("energy", p.energy_j, p.interval.energy_j, "J"),
-        ):
-            rows.add_row(
-                name, show(float(value), unit), answer_lines.show_between(value, ends, unit)[1]
-            )
-        rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
-        rows.add_row("clock", show(float(p.clock_hz), "Hz"), describe_clock(p))
-        rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
-        rows.add_row(
-            "waiting for the host", f"{1.0 - float(p.busy_s) / float(p.latency_s):.1%}", ""
-        )
-        origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
-        rows.add_row("coefficients", str(p.status), escape(origin))
-        console.print(rows)
+        console.print(_table_one_gpu(p))
     notes = answer_lines.rank_assumptions(p)
     shown = notes if details else notes[:FEW_NOTES]
     print_notes(console, shown)
     if not details:
-        rest = len(notes) - len(shown)
+        hidden = len(notes) - len(shown)
         ops = len(p.basis.timeline.calls)
-        more = f"{rest} more assumptions, all {ops} operators, intervals and clocks: --details"
+        more = f"{hidden} more assumptions, all {ops} operators, intervals and clocks: --details"
         console.print(f"  {more}", style="dim")
+
+
+def _table_modules(p: Prediction) -> Table:
+    """Return the power of each module, the largest first."""
+    rows = new_table("power of one GPU", "", "share", "busy")
+    for module in sorted(p.modules, key=lambda m: -float(m.power_w)):
+        busy = "" if module.utilisation is None else f"{float(module.utilisation):.0%}"
+        power_w = float(module.power_w)
+        share = f"{power_w / float(p.power_w):.0%}"
+        rows.add_row(module.name, show(power_w, "W", 2), share, busy)
+    return rows
+
+
+def _table_operators(p: Prediction, most: int | None) -> Table:
+    """Return the operators that take most energy."""
+    rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
+    for share in p.rank_ops(most):
+        seconds = float(share.latency_s)
+        joules = float(share.energy_j)
+        rows.add_row(
+            escape(str(share.op)),
+            str(share.count),
+            show(seconds, "s", 2),
+            f"{seconds / float(p.latency_s):.0%}",
+            show(float(share.power_w), "W", 2),
+            show(joules, "J", 2),
+            f"{joules / float(p.energy_j):.0%}",
+        )
+    return rows
+
+
+def _table_one_gpu(p: Prediction) -> Table:
+    """Return latency, power, energy and clocks of one GPU, with their intervals."""
+    from wattcast.predictor import answer_lines
+
+    rows = new_table("", "predicted", f"{p.interval.level:.0%} interval", title="One GPU")
+    for name, value, ends, unit in (
+        ("latency", p.latency_s, p.interval.latency_s, "s"),
+        ("power", p.power_w, p.interval.power_w, "W"),
+        ("energy", p.energy_j, p.interval.energy_j, "J"),
+    ):
+        interval = answer_lines.show_between(value, ends, unit)[1]
+        rows.add_row(name, show(float(value), unit), interval)
+    rows.add_row("highest power", show(float(p.peak_power_w), "W"), "of any kernel")
+    rows.add_row("clock", show(float(p.clock_hz), "Hz"), describe_clock(p))
+    rows.add_row("effective clock", show(float(p.effective_clock_hz), "Hz"), "")
+    waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
+    rows.add_row("waiting for the host", f"{waiting:.1%}", "")
+    origin = ", ".join(filter(None, (p.provenance.source, p.provenance.device)))
+    rows.add_row("coefficients", str(p.status), escape(origin))
+    return rows
