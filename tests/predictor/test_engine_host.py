@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
 
 import wattcast
 from wattcast.hardware import load_gpu
+from wattcast.lab.fit.engine_host_times import fit_host_times
+from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.predictor.engine_host import EngineHost, LaunchCounts, load_host_times
 from wattcast.report.configuration_view import build_power_trace
 from wattcast.serving.governed_steps import predict_steady_step
@@ -128,3 +131,73 @@ def test_traffic_launches_slower_than_repeated_steps() -> None:
     decode = graph.blocks[0].step
     assert decode is not None
     assert EngineHost(times, by_openai=True).step_s(decode) < 3e-3
+
+
+@cache
+def _fitted_host_times() -> dict[str, float]:
+    return fit_host_times(load_engine_records("h200"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "schedule",
+        "schedule_per_sequence",
+        "launch_graph",
+        "launch_graph_per_sequence",
+        "launch_layer",
+        "launch_same_layer",
+        "launch_loose_layer",
+        "launch_same_loose_layer",
+        "output",
+        "output_per_sequence",
+        "admit",
+        "expert_layers",
+        "same_expert_layers",
+        "launch_spread",
+        "launch_memory",
+    ],
+)
+def test_host_times_are_those_of_measured_steps(name: str) -> None:
+    """The steps that vLLM took on an H200 ship with Wattcast."""
+    times = vars(load_host_times())
+    shipped = times[name] if name in times else times[f"{name}_s"]
+    assert shipped == pytest.approx(_fitted_host_times()[name], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "measured_s"),
+    [
+        ("gpt-oss-20b", 2048, (57e-3, 87e-3)),
+        ("nemotron-h-8b", 2048, (70e-3, 89e-3)),
+        ("nemotron-h-8b", 256, (35e-3, 43e-3)),
+    ],
+)
+def test_steps_of_one_model_take_what_their_host_took(
+    model: str, tokens: int, measured_s: tuple[float, float]
+) -> None:
+    """vLLM's steps of five prompts of gpt-oss-20b took 57 to 87 ms on the host, those of
+    nemotron-h-8b 77 to 82 ms with 512 tokens and more, and 39 ms with 256 tokens (within a tenth).
+    """
+    options = ModelOptions.from_names(phase="prefill", stack="engine", batch=1, seq=tokens)
+    step = build_graph(model, options).blocks[0].step
+    assert step is not None
+    low_s, high_s = measured_s
+    assert low_s < EngineHost(load_host_times(), by_openai=True).step_s(step) < high_s
+
+
+def test_an_engine_sees_the_memory_that_cuda_reports() -> None:
+    """CUDA reports 150.1 GB of an H200's 141 GB."""
+    assert 141.0 * load_host_times().visible_memory == pytest.approx(150.1, rel=0.01)
+
+
+def test_a_waiting_gpu_draws_little_more_than_an_idle_one() -> None:
+    """Between kernels of six steps that waited for their host, an H200 drew 0.99 to 1.39 times its
+    idle power.
+    """
+    assert 0.99 < load_host_times().waiting_power < 1.39
+
+
+def test_the_first_decode_step_after_prompts_takes_longer() -> None:
+    """By 470 to 770 us in six runs of traffic."""
+    assert 470e-6 < load_host_times().switch_s < 770e-6

@@ -10,7 +10,6 @@ from wattcast.predictor.engine_host import HostTimes, load_host_times
 from wattcast.serving.step_costs import StepCosts
 
 NO_HOST = HostTimes(
-    engine="none",
     **{
         f"{name}_s": 0.0
         for name in (

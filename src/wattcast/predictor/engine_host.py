@@ -16,16 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-import msgspec
-
-from wattcast.core import units
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array
-from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.workload.engine_schedule import EngineLaunches, EngineStep
 
-LARGE_GRAPHS = tuple(
-    range(528, 1025, 16)
-)  # that vLLM captures for gpt-oss besides (``GptOssForCausalLMConfig``)
+ENGINE = "vLLM 0.25.1"
+# Tokens of the steps that vLLM captures as CUDA graphs by default (its ``cudagraph_capture_sizes``)
+CAPTURE_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+# ... and besides for gpt-oss (its ``GptOssForCausalLMConfig``)
+LARGE_CAPTURE_SIZES = (*CAPTURE_SIZES, *range(528, 1025, 16))
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,13 @@ class LaunchCounts:
 
 
 @dataclass(frozen=True)
-class HostTimes:
+class HostCoefficients:
     """Host times of one engine. Launches of layers come on top of ``launch_graph_s``.
 
     Without graphs, a layer with experts, latent attention or a scan counts as several dense ones:
     ``expert_layers`` and the like are layers on top of the one that holds them.
     """
 
-    engine: str
     schedule_s: float
     schedule_per_sequence_s: float
     launch_graph_s: float
@@ -72,7 +70,13 @@ class HostTimes:
     launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
     launch_memory: float  # correlation of that logarithm with the one of the step before
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one
-    capture_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostTimes(HostCoefficients):
+    """The time that the host of an engine takes for a step."""
+
+    capture_sizes: tuple[int, ...] = CAPTURE_SIZES  # tokens of steps that one graph holds
 
     def launch_s(
         self, counts: LaunchCounts, tokens: int, decodes: int, layer_s: float, factor: float = 1.0
@@ -132,7 +136,7 @@ class HostTimes:
 
     def capture_large_graphs(self) -> HostTimes:
         """Return the times of an engine that captures steps of up to 1024 tokens."""
-        return replace(self, capture_sizes=(*self.capture_sizes, *LARGE_GRAPHS))
+        return replace(self, capture_sizes=LARGE_CAPTURE_SIZES)
 
 
 @dataclass(frozen=True)
@@ -153,26 +157,7 @@ class EngineHost:
         )
 
 
-class _Sourced(msgspec.Struct, forbid_unknown_fields=True):
-    value: str | float
-    source: str
-
-
-class _HostFile(msgspec.Struct, forbid_unknown_fields=True):
-    engine: str
-    values: dict[str, _Sourced]
-    ratios: dict[str, _Sourced]
-    capture_sizes: tuple[int, ...]
-
-
 @cache
 def load_host_times() -> HostTimes:
     """Read the host times that ship with Wattcast."""
-    where = "engine_host.yaml"
-    file = read_shipped_yaml(_HostFile, "wattcast.predictor", where)
-    times = {
-        f"{n}_s": units.parse(str(item.value), "s", f"{where}: {n}")
-        for n, item in file.values.items()
-    }
-    ratios = {name: float(item.value) for name, item in file.ratios.items()}
-    return HostTimes(file.engine, **times, **ratios, capture_sizes=file.capture_sizes)
+    return HostTimes(**vars(load_coefficients("engine_host", HostCoefficients)))

@@ -27,7 +27,7 @@ from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
 from wattcast.kernels import LibraryStyle
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.engine_host import HostTimes, load_host_times
+from wattcast.predictor.engine_host import ENGINE, HostTimes, load_host_times
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
 from wattcast.predictor.run_settings import RunSettings, resolve_settings
 from wattcast.predictor.runnable_checks import check_formats
@@ -121,7 +121,7 @@ def tabulate_step_costs(
 
     limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
     notes = [note for note in graphs.assumptions if not _NOTES_OF_ONE_STEP.match(note)]
-    notes.append(f"host times: {host.engine}, one process, asynchronous scheduling")
+    notes.append(f"host times: {ENGINE}, one process, asynchronous scheduling")
     notes.append(cache.note)
     notes += _describe_lanes(options)
     return StepCosts(

@@ -1,4 +1,4 @@
-"""Fit the host times of ``predictor/engine_host.yaml`` on the fitting models of a database of
+"""Fit the host times of ``coefficients/engine_host.yaml`` on the fitting models of a database of
 engines.
 
     python -m wattcast.lab.fit.engine_host_times
