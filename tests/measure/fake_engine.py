@@ -4,6 +4,7 @@ as told.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -176,6 +177,7 @@ class FakeEngine:
         self.queue: deque[tuple[Any, Any]] = deque()
         self.unfinished: dict[str, _Request] = {}
         self.fail_after = 10**9
+        self.tokens_alike = False  # every sequence yields the same token
 
     def add_request(
         self, name: str, prompt: dict[str, list[int]], parameters: SimpleNamespace
@@ -226,5 +228,6 @@ class FakeEngine:
         if finished:
             self.unfinished.pop(request.request_id)
             self.scheduler.running.remove(request)
-        outputs = [SimpleNamespace(token_ids=[7])]
+        token = 7 if self.tokens_alike else zlib.crc32(request.request_id.encode())
+        outputs = [SimpleNamespace(token_ids=[token])]
         return SimpleNamespace(request_id=request.request_id, outputs=outputs, finished=finished)

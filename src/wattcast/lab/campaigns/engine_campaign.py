@@ -385,15 +385,19 @@ def _run_group(
         for child in children.values():
             _send_line(child, left_s)
         give_up_s = time.monotonic() + START_SHARE * slowest_start_s + LEAST_WORK_S
+        ready = []
         for model in group:
             _wait_until_ready(request, model, children[model.name], min(give_up_s, deadline_s))
-        for number, model in enumerate(group):
-            if not ready_path(request, model).exists():
-                _end_child(children[model.name])  # it must not work while others are measured
+        for model in group:
+            if ready_path(request, model).exists():
+                ready.append(model)
+            else:
+                # It must not work while others are measured: one that did drew 400 W beside them.
+                _end_child(children[model.name])
                 _report_failure(request, model, "did not become ready", 0, counts)
-                continue
+        for number, model in enumerate(ready):
             # What is left is shared evenly by the engines whose turn is still to come.
-            turn_s = (deadline_s - time.monotonic()) / (len(group) - number)
+            turn_s = (deadline_s - time.monotonic()) / (len(ready) - number)
             _run_child(request, model, children[model.name], turn_s, counts)
     finally:
         for child in children.values():

@@ -332,10 +332,16 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     settle_s = RULE.capped_settle_s if capped else RULE.settle_s
     held = take_window(samples, started_s + settle_s, ended_s, RULE)
     row = summarise_steps(table, held, point)
+    row["distinct_tokens"] = feeder.distinct_tokens
+    if point.batch >= MANY_SEQUENCES and feeder.distinct_tokens < DISTINCT_SHARE * point.batch:
+        row["flags"].append("tokens_alike")
     bench.sleep(CAPPED_REST_S if capped else REST_S)
     return row | {"added_s": feeder.added_s, "run_s": ended_s - started_s}
 
 
+# Sequences that all yield the same token look alike to a router, which then visits few experts.
+MANY_SEQUENCES = 8
+DISTINCT_SHARE = 0.5
 MET_STEPS = 3  # enough for a kernel to be compiled and its graph to be replayed
 
 
@@ -469,7 +475,17 @@ class _Feeder:
         self._pool = [bench.prompt(point.prompt_tokens) for _ in range(8 if point.prompts else 0)]
         self._backlog = 0
         self._spent_s = 0.0
+        self._latest: list[Any] = []
         self.names: list[str] = []
+
+    @property
+    def distinct_tokens(self) -> int:
+        """Different tokens that the latest step yielded, over all sequences."""
+        tokens = set()
+        for output in self._latest:
+            token_ids = output.outputs[0].token_ids
+            tokens.update(token_ids[-1:])
+        return len(tokens)
 
     @property
     def added_s(self) -> float:
@@ -497,7 +513,7 @@ class _Feeder:
                 self._backlog += len(ids)
             self._spent_s += recorder.clock() - began_s
         number = len(recorder.records)
-        recorder.step()
+        self._latest = recorder.step()
         if len(recorder.records) > number:
             self._backlog -= max(recorder.records[-1].tokens - point.batch, 0)
 

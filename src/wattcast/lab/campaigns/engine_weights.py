@@ -21,7 +21,10 @@ from wattcast.measure.steady_state import say
 WEIGHT_SPREAD = 0.02  # standard deviation of the weights of an untrained model
 FP8_SPREAD = 64.0  # of codes in fp8, whose scale makes WEIGHT_SPREAD of them
 FP4_SCALE = 120  # the byte of an e8m0 scale of 2^-7: makes N(0, 0.02) of equally likely fp4 codes
-INT4_SPREAD = 6.5  # standard deviation of the difference of two uniform codes of four bits
+INT4_SPREAD = 4.6  # standard deviation of uniform codes of four bits
+# Two codes of the zero that symmetric weights have. Random zeros would shift whole columns: all
+# tokens would then look alike, and a router would send them to the same few experts.
+INT4_ZEROS = 0x88
 LARGE_BYTE = 2**20  # smaller tensors (norms, biases, tables) may well be constant
 _INDEX_NAMES = ("g_idx", "sort_indices", "expert_map", "workspace")  # places, not numbers
 
@@ -79,7 +82,11 @@ def _fill_parameter(name: str, parameter: Any, torch: Any) -> int:
         parameter.fill_(1.0 if "norm" in name else 0.0)
         return 0
     if not parameter.is_floating_point():
-        parameter.view(torch.uint8).random_(0, 256)
+        codes = parameter.view(torch.uint8)
+        if "zero" in name:
+            codes.fill_(INT4_ZEROS)
+        else:
+            codes.random_(0, 256)
     elif parameter.element_size() > 1:
         parameter.normal_(0.0, WEIGHT_SPREAD)
     elif parameter.dtype is torch.float8_e4m3fn:

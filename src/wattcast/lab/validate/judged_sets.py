@@ -15,7 +15,11 @@ from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.validate.engine_commands import make_engine_rows
-from wattcast.lab.validate.model_checks import NARROW_SIDES, ask_model_row, load_narrow_records
+from wattcast.lab.validate.model_checks import (
+    FURTHER_STEPS,
+    ask_model_row,
+    load_further_records,
+)
 from wattcast.lab.validate.public_checks.public_sets import list_public_rows
 from wattcast.lab.validate.typed_commands import JudgedRow, find_rows
 
@@ -50,9 +54,10 @@ def list_judged_rows(reference: Path | None) -> list[JudgedRow]:
             rows += make_engine_rows(records, gpu, SIDES)
             for board in list_boards(gpu):
                 rows += make_engine_rows(records, gpu, BOARD_TOLD, board)
-            narrow = load_narrow_records(gpu)
-            for board in list_boards(gpu):
-                rows += make_engine_rows(narrow, gpu, NARROW_SIDES, board)
+            for steps in FURTHER_STEPS:
+                further = load_further_records(gpu, steps)
+                for board in list_boards(gpu):
+                    rows += make_engine_rows(further, gpu, steps.sides, board)
             rows += [ask_model_row(case, gpu) for case in whole_models.load_models(gpu)]
         except WattcastError:  # a database without them; the ledger says so
             continue

@@ -77,17 +77,38 @@ GOALS: dict[str, dict[str, tuple[float, float]]] = {  # of rows of a kind: must,
     },
 }
 
-# Steps of models in int4 and fp4, measured after the others and judged as a set of their own
-NARROW_FOLDER = "narrow"
-NARROW_SIDES = {
-    False: "vLLM int4 and fp4 steps, fitting models",
-    True: "vLLM int4 and fp4 steps, held-out models",
-}
-NARROW_GOALS: dict[str, dict[str, tuple[float, float]]] = {
-    "decode": {"latency": (6.0, 3.5)},
-    "prefill": {"latency": (6.0, 3.0)},
-    "mixed": {},
-}
+
+@dataclass(frozen=True)
+class FurtherSteps:
+    """Steps of vLLM that were measured after the others and are judged as sets of their own."""
+
+    folder: str  # of the GPU's database
+    sides: Mapping[bool, str]  # names of the sets: of fitting models, and of held-out ones (True)
+    goals: Mapping[str, Mapping[str, tuple[float, float]]]
+
+
+FURTHER_STEPS = (
+    FurtherSteps(
+        "narrow",
+        {
+            False: "vLLM int4 and fp4 steps, fitting models",
+            True: "vLLM int4 and fp4 steps, held-out models",
+        },
+        {
+            "decode": {"latency": (6.0, 3.5)},
+            "prefill": {"latency": (6.0, 3.0)},
+            "mixed": {},
+        },
+    ),
+    FurtherSteps(
+        "variants",
+        {
+            False: "vLLM int8, block fp8, scans and long contexts, fitting models",
+            True: "vLLM int4, block fp8 and long latent contexts, held-out models",
+        },
+        {"decode": GOALS["decode"], "prefill": GOALS["prefill"], "mixed": {}},
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -411,20 +432,23 @@ def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow
     rows += make_serving_rows(
         gpu, compare_known_boards(records, gpu), {True: "held-out models, board told"}
     )
-    return rows + narrow_rows(gpu, database)
+    return rows + make_further_rows(gpu, database)
 
 
-def narrow_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow]:
-    """Return ledger rows of steps of models in int4 and fp4, each asked of its card's board."""
+def make_further_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow]:
+    """Return ledger rows of steps that were measured later, each asked of its card's board."""
+    rows: list[LedgerRow] = []
     if database is not None:
-        return []
-    found = compare_known_boards(load_narrow_records(gpu), gpu, held_out=None)
-    return make_serving_rows(gpu, found, NARROW_SIDES, NARROW_GOALS)
+        return rows
+    for steps in FURTHER_STEPS:
+        compared = compare_known_boards(load_further_records(gpu, steps), gpu, held_out=None)
+        rows += make_serving_rows(gpu, compared, steps.sides, steps.goals)
+    return rows
 
 
-def load_narrow_records(gpu: str) -> EngineRecords:
-    """Read the measured steps of models in int4 and fp4."""
-    return load_engine_records(database_folder(gpu) / NARROW_FOLDER)
+def load_further_records(gpu: str, steps: FurtherSteps) -> EngineRecords:
+    """Read the rows of steps that were measured later."""
+    return load_engine_records(database_folder(gpu) / steps.folder)
 
 
 def compare_known_boards(
