@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise, takewhile
 from math import prod
 from typing import TypeAlias
 
@@ -19,9 +18,8 @@ from wattcast.workload.operator_types import Elementwise, Layout
 Shape: TypeAlias = tuple[int, ...]
 Placed: TypeAlias = tuple[Shape, Shape]  # shape and strides of a tensor
 Operand: TypeAlias = tuple[Shape, Shape, Dtype]  # shape, strides and number format
-Extents: TypeAlias = tuple[
-    int | None, int | None
-]  # ``rows`` and ``run`` of an elementwise operator
+# ``rows`` and ``run`` of an elementwise operator
+Extents: TypeAlias = tuple[int | None, int | None]
 
 _INTEGERS = (Dtype.INT64, Dtype.INT32, Dtype.INT8, Dtype.BOOL)
 
@@ -43,12 +41,17 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def is_dense(shape: Shape, strides: Shape, exact: bool = False) -> bool:
-    """Tell whether the elements fill their memory without holes or repeats; ``exact``: in row-major
-    order.
+    """Tell whether the elements fill their memory without holes or repeats.
+
+    ``exact``: in row-major order.
     """
     pairs = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    if exact:
+        pairs.reverse()
+    else:
+        pairs.sort()
     step = 1
-    for stride, size in reversed(pairs) if exact else sorted(pairs):
+    for stride, size in pairs:
         if stride != step:
             return False
         step *= size
@@ -56,33 +59,47 @@ def is_dense(shape: Shape, strides: Shape, exact: bool = False) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def view_strides(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
-    """Return the strides of a view as ``wanted``, or None where only a copy can have that shape.
+def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
+    """Return the strides of a view as ``target``, or None where only a copy can have that shape.
 
     >>> view_strides((2, 8, 4), (32, 4, 1), (2, 32)), view_strides((8, 2, 4), (4, 32, 1), (8, 8))
     ((32, 1), None)
     """
     if prod(shape) and shape and strides == contiguous_strides(shape):
-        return contiguous_strides(wanted)
+        return contiguous_strides(target)
+
+    # Each stretch of evenly spaced elements, from the innermost outwards, has to be covered by
+    # whole dimensions of the target.
     result: list[int] = []
-    axis = len(wanted) - 1
-    run = 1
-    base = strides[-1] if strides else 1
-    for d in range(len(shape) - 1, -1, -1):
-        run *= shape[d]
-        if d and (shape[d - 1] == 1 or strides[d - 1] == run * base):
-            continue  # the next dimension outwards continues this stretch of evenly spaced elements
+    axis = len(target) - 1
+    for length, step in _even_stretches(shape, strides):
         covered = 1
-        while axis >= 0 and (covered < run or wanted[axis] == 1):
-            result.append(covered * base)
-            covered *= wanted[axis]
+        while axis >= 0 and (covered < length or target[axis] == 1):
+            result.append(covered * step)
+            covered *= target[axis]
             axis -= 1
-        if covered != run:
+        if covered != length:
             return None
-        if d > 0:
-            run = 1
-            base = strides[d - 1]
     return tuple(reversed(result)) if axis == -1 else None
+
+
+def _even_stretches(shape: Shape, strides: Shape) -> list[tuple[int, int]]:
+    """Return the stretches of evenly spaced elements, innermost first: length and spacing."""
+    stretches = []
+    length = 1
+    step = strides[-1] if strides else 1
+    for axis in range(len(shape) - 1, -1, -1):
+        length *= shape[axis]
+        if axis == 0:
+            stretches.append((length, step))
+            continue
+        outer = axis - 1
+        continues = shape[outer] == 1 or strides[outer] == length * step
+        if not continues:
+            stretches.append((length, step))
+            length = 1
+            step = strides[outer]
+    return stretches
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
@@ -94,7 +111,8 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     if shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     rank = max([len(shape) for shape in shapes])
-    return tuple(map(max, *[(1,) * (rank - len(shape)) + shape for shape in shapes]))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(map(max, *padded))
 
 
 def promote_dtypes(operands: Sequence[Operand]) -> Dtype:
@@ -102,17 +120,21 @@ def promote_dtypes(operands: Sequence[Operand]) -> Dtype:
 
     Where none is floating, it is the widest whole-number format; of equally wide ones the first.
     """
-    given = [dtype for shape, _, dtype in operands if shape] or [dtype for _, _, dtype in operands]
-    if given.count(given[0]) == len(given):
-        return given[0]
-    return max([d for d in given if d not in _INTEGERS] or given, key=lambda d: d.byte)
+    dtypes = [dtype for shape, _, dtype in operands if shape]
+    if not dtypes:
+        dtypes = [dtype for _, _, dtype in operands]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return dtypes[0]
+    floating = [dtype for dtype in dtypes if dtype not in _INTEGERS]
+    return max(floating or dtypes, key=lambda dtype: dtype.byte)
 
 
-def held_byte(shape: Shape, strides: Shape, dtype: Dtype) -> int:
+def count_byte(shape: Shape, strides: Shape, dtype: Dtype) -> int:
     """Return the bytes of a tensor, where dimensions of stride 0 count once."""
     if 0 not in strides:
         return prod(shape) * dtype.byte
-    return prod(size for size, stride in zip(shape, strides, strict=True) if stride) * dtype.byte
+    distinct = prod(size for size, stride in zip(shape, strides, strict=True) if stride)
+    return distinct * dtype.byte
 
 
 @lru_cache(maxsize=4096)
@@ -124,122 +146,141 @@ def plan_pointwise(
 
     The operator is of the format of its largest operand, which decides how many elements a thread
     loads at once."""
+    walks = [operand[:2] for operand in operands]
     shape = broadcast_shapes(*[operand[0] for operand in operands])
-    strides = output_strides(shape, [operand[:2] for operand in operands])
+    strides = output_strides(shape, walks)
     result = out_dtype or promote_dtypes(operands)
     main = max(operands, key=lambda operand: (prod(operand[0]), operand[2].byte))
-    layout = classify_layout(shape, strides, [operand[:2] for operand in operands])
-    return (
-        shape,
-        strides,
-        result,
-        describe_pointwise(function, operands, (shape, strides, result), main[2], layout),
-    )
+    layout = classify_layout(shape, strides, walks)
+    out = (shape, strides, result)
+    op = describe_pointwise(function, operands, out, main[2], layout)
+    return shape, strides, result, op
 
 
 def describe_pointwise(
-    function: str, operands: Sequence[Operand], out: Operand, dtype: Dtype, layout: Layout,
+    function: str,
+    operands: Sequence[Operand],
+    out: Operand,
+    dtype: Dtype,
+    layout: Layout,
     extents: Extents | None = None,
-) -> Elementwise:  # fmt: skip
-    """Return the operator of a pointwise kernel; bytes are stated only where they do not follow
-    from its size.
+) -> Elementwise:
+    """Return the operator of a pointwise kernel.
+
+    Bytes are stated only where they do not follow from its size.
     """
     shape, strides, result = out
     n = prod(shape) or 1
-    rows, run = extents or measure_extent(
-        layout, shape, strides, [operand[:2] for operand in operands]
-    )
-    read = sum([held_byte(*operand) for operand in operands])
+    if extents is None:
+        extents = measure_extent(layout, shape, strides, [operand[:2] for operand in operands])
+    rows, run = extents
+    read = sum([count_byte(*operand) for operand in operands])
+    usual_read = find_function(function).inputs * n * dtype.byte
     return Elementwise(
-        function, n, None if result is dtype else result, layout, rows=rows, run=run, dtype=dtype,
-        read=None if read == find_function(function).inputs * n * dtype.byte else read,
-    )  # fmt: skip
+        function,
+        n,
+        out_dtype=None if result is dtype else result,
+        layout=layout,
+        rows=rows,
+        run=run,
+        read=None if read == usual_read else read,
+        dtype=dtype,
+    )
 
 
 def output_strides(shape: Shape, inputs: Sequence[Placed]) -> Shape:
-    """Return the strides a pointwise kernel gives its output: dense, with dimensions ordered as in
-    the inputs.
+    """Return the strides a pointwise kernel uses for its output.
 
-    This is the rule of PyTorch's TensorIterator: dimensions are sorted by the first input that
-    tells two of them apart; ties keep row-major order."""
-    if all(strides == contiguous_strides(have) for have, strides in inputs):
+    The output is dense, with dimensions ordered as in the inputs. This is the rule of PyTorch's
+    TensorIterator: dimensions are sorted by the first input that tells two of them apart; ties keep
+    row-major order."""
+    if all(strides == contiguous_strides(sizes) for sizes, strides in inputs):
         return contiguous_strides(shape)
-    operands = [_broadcast_strides(shape, have, strides) for have, strides in inputs]
+    operands = [_broadcast_strides(shape, sizes, strides) for sizes, strides in inputs]
     result = [0] * len(shape)
     step = 1
-    for d in _innermost_first(shape, operands):
-        result[d] = step
-        step *= shape[d]
+    for axis in _innermost_first(shape, operands):
+        result[axis] = step
+        step *= shape[axis]
     return tuple(result)
 
 
 def _innermost_first(shape: Shape, operands: Sequence[Shape]) -> list[int]:
-    """Return the dimensions in the order of the inputs' memory."""
+    """Return the dimensions in the order of the inputs' memory, by an insertion sort."""
     first = operands[0]
-    if 0 not in first:
-        by_stride = sorted(range(len(shape)), key=first.__getitem__)
-        if all(
-            first[a] != first[b] for a, b in pairwise(by_stride)
-        ):  # the first input tells all of them apart
-            return by_stride
-
-    def compare(a: int, b: int) -> int:
-        """Return 1 when dimension ``a``, now further inside, belongs outside ``b``, -1 when not, 0
-        if unknown.
-        """
-        for strides in operands:
-            inner = strides[a]
-            outer = strides[b]
-            if inner and outer and inner != outer:
-                return 1 if inner > outer else -1
-            if inner and outer and shape[a] > shape[b]:
-                return 1
-        return 0
+    if 0 not in first and len(set(first)) == len(first):  # it tells all dimensions apart
+        return sorted(range(len(shape)), key=first.__getitem__)
 
     order = list(range(len(shape) - 1, -1, -1))
-    for i in range(1, len(order)):
-        at = i
-        for j in range(i - 1, -1, -1):
-            verdict = compare(order[j], order[at])
+    for index in range(1, len(order)):
+        place = index
+        for inner in range(index - 1, -1, -1):
+            verdict = _compare_dimensions(shape, operands, order[inner], order[place])
             if verdict > 0:
-                order[j], order[at] = order[at], order[j]
-                at = j
+                order[inner], order[place] = order[place], order[inner]
+                place = inner
             elif verdict < 0:
                 break
     return order
 
 
-def _broadcast_strides(shape: Shape, have: Shape, strides: Shape) -> Shape:
+def _compare_dimensions(shape: Shape, operands: Sequence[Shape], inner: int, outer: int) -> int:
+    """Compare a dimension that is now further inside with one that is further outside.
+
+    1: it belongs outside the other; -1: it does not; 0: no operand tells.
+    """
+    for strides in operands:
+        inner_step = strides[inner]
+        outer_step = strides[outer]
+        if not (inner_step and outer_step):
+            continue
+        if inner_step != outer_step:
+            return 1 if inner_step > outer_step else -1
+        if shape[inner] > shape[outer]:
+            return 1
+    return 0
+
+
+def _broadcast_strides(shape: Shape, sizes: Shape, strides: Shape) -> Shape:
     """Return the strides of an operand in all dimensions of the result: 0 where it is repeated."""
-    if have == shape:
+    if sizes == shape:
         return strides
-    lead = len(shape) - len(have)
-    inner = [
-        0 if h == 1 and w != 1 else s for h, s, w in zip(have, strides, shape[lead:], strict=True)
-    ]
-    return (*([0] * lead), *inner)
+    new_dims = len(shape) - len(sizes)
+    inner = list(strides)
+    for axis, size in enumerate(sizes):
+        if size == 1 and shape[new_dims + axis] != 1:
+            inner[axis] = 0
+    return (*([0] * new_dims), *inner)
 
 
 def classify_layout(shape: Shape, strides: Shape, inputs: Sequence[Placed]) -> Layout:
     """Tell how a pointwise kernel with this output walks over its inputs."""
     layout = Layout.CONTIGUOUS
-    if all(have == shape and step == strides for have, step in inputs):
+    if all(sizes == shape and steps == strides for sizes, steps in inputs):
         return layout
-    for have, step in inputs:
-        if have.count(1) == len(have):  # a scalar does not matter
+    for sizes, steps in inputs:
+        if sizes.count(1) == len(sizes):  # a scalar does not matter
             continue
-        operand = _broadcast_strides(shape, have, step)
-        if 0 in operand and any(
-            not s and size != 1 for s, size in zip(operand, shape, strict=True)
-        ):
+        operand = _broadcast_strides(shape, sizes, steps)
+        if _repeats_elements(shape, operand):
             return Layout.BROADCAST
-        if not is_dense(have, step):
+        if not is_dense(sizes, steps):
             layout = Layout.STRIDED
-        elif layout is Layout.CONTIGUOUS and _outermost_first(shape, operand) != _outermost_first(
-            shape, strides
-        ):
+        elif layout is Layout.CONTIGUOUS and _differ_in_order(shape, operand, strides):
             layout = Layout.TRANSPOSED
     return layout
+
+
+def _differ_in_order(shape: Shape, operand: Shape, strides: Shape) -> bool:
+    """Tell whether dimensions follow one another otherwise in an operand than in the output."""
+    return _outermost_first(shape, operand) != _outermost_first(shape, strides)
+
+
+def _repeats_elements(shape: Shape, operand: Shape) -> bool:
+    """Tell whether an operand serves several elements of the output with one of its elements."""
+    if 0 not in operand:
+        return False
+    return any(not step and size != 1 for step, size in zip(operand, shape, strict=True))
 
 
 def measure_extent(
@@ -250,54 +291,70 @@ def measure_extent(
     They follow from the input that makes the layout what it is, dimensions taken in the order of
     the output's memory.
 
-    >>> measure_extent(Layout.BROADCAST, (8, 4, 16), (64, 16, 1), [((8, 4, 16), (64, 16, 1)), ((16,), (1,))])
+    >>> whole, small = ((8, 4, 16), (64, 16, 1)), ((16,), (1,))
+    >>> measure_extent(Layout.BROADCAST, (8, 4, 16), (64, 16, 1), [whole, small])
     (32, None)
-    >>> measure_extent(Layout.TRANSPOSED, (2, 8, 4, 16), (512, 64, 16, 1), [((2, 8, 4, 16), (512, 16, 128, 1))])
+    >>> swapped = ((2, 8, 4, 16), (512, 16, 128, 1))
+    >>> measure_extent(Layout.TRANSPOSED, (2, 8, 4, 16), (512, 64, 16, 1), [swapped])
     (256, 16)
     """
-    if layout is Layout.CONTIGUOUS or not prod(shape):
+    n = prod(shape)
+    if layout is Layout.CONTIGUOUS or not n:
         return None, None
     order = _outermost_first(shape, strides)
-    sizes = [shape[d] for d in order]
+    sizes = [shape[axis] for axis in order]
     walks = []
-    for have, step in inputs:
-        if have.count(1) < len(have) and broadcasts_to(have, shape):
-            operand = _broadcast_strides(shape, have, step)
-            walks.append([operand[d] for d in order])
+    for input_shape, steps in inputs:
+        if input_shape.count(1) < len(input_shape) and broadcasts_to(input_shape, shape):
+            operand = _broadcast_strides(shape, input_shape, steps)
+            walks.append([operand[axis] for axis in order])
+
     if layout is Layout.BROADCAST:
-        small = [walk for walk in walks if 0 in walk]
-        if not small:
+        repeated = [walk for walk in walks if 0 in walk]
+        if not repeated:
             return None, None
-        inner = zip(
-            sizes[::-1], small[-1][::-1], strict=True
-        )  # dimensions that are all repeated, or all not
-        alike = takewhile(lambda pair: bool(pair[1]) is bool(small[-1][-1]), inner)
-        return prod(shape) // prod(size for size, _ in alike), None
+        return n // _count_alike(sizes, repeated[-1]), None
     if not walks:
         return None, None
     run = min([_inner_neighbours(sizes, walk) for walk in walks])
     if layout is Layout.STRIDED:
-        return prod(shape) // run, None
-    next_size = 1
+        return n // run, None
+    return n // _next_size(sizes, run), run
+
+
+def _count_alike(sizes: Sequence[int], walk: Sequence[int]) -> int:
+    """Count the elements of the innermost dimensions that are all repeated, or all not."""
+    is_repeated = walk[-1] == 0
+    count = 1
+    for size, step in zip(reversed(sizes), reversed(walk), strict=True):
+        if (step == 0) is not is_repeated:
+            break
+        count *= size
+    return count
+
+
+def _next_size(sizes: Sequence[int], run: int) -> int:
+    """Return the size of the dimension just outside a run of neighbours; 1 where there is none."""
     covered = 1
     for size in reversed(sizes):
         if covered >= run:
-            next_size = size
-            break
+            return size
         covered *= size
-    return prod(shape) // next_size, run
+    return 1
 
 
-def broadcasts_to(have: Shape, shape: Shape) -> bool:
-    """Tell whether a tensor of shape ``have`` can be broadcast to ``shape``."""
-    lead = len(shape) - len(have)
-    return lead >= 0 and all(h in (1, w) for h, w in zip(have, shape[lead:], strict=True))
+def broadcasts_to(sizes: Shape, shape: Shape) -> bool:
+    """Tell whether a tensor of shape ``sizes`` can be broadcast to ``shape``."""
+    new_dims = len(shape) - len(sizes)
+    if new_dims < 0:
+        return False
+    return all(size in (1, out) for size, out in zip(sizes, shape[new_dims:], strict=True))
 
 
 def _inner_neighbours(sizes: Sequence[int], walk: Sequence[int]) -> int:
     """Count neighbours in the output that are neighbours in the input."""
     count = 1
-    for size, step in zip(sizes[::-1], walk[::-1], strict=True):
+    for size, step in zip(reversed(sizes), reversed(walk), strict=True):
         if step != count:
             break
         count *= size
@@ -306,6 +363,5 @@ def _inner_neighbours(sizes: Sequence[int], walk: Sequence[int]) -> int:
 
 def _outermost_first(shape: Shape, strides: Shape) -> list[int]:
     """Return the dimensions larger than 1, outermost in memory first."""
-    return sorted(
-        [d for d, size in enumerate(shape) if size != 1], key=strides.__getitem__, reverse=True
-    )
+    axes = [axis for axis, size in enumerate(shape) if size != 1]
+    return sorted(axes, key=strides.__getitem__, reverse=True)

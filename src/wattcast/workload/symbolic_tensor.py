@@ -26,8 +26,9 @@ from wattcast.workload.operator_types import Elementwise, Layout
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """The bytes behind a tensor and its views; ``resident`` ones (weights, caches) outlive the
-    pass.
+    """The bytes behind a tensor and its views.
+
+    ``resident`` ones (weights, caches) outlive the pass.
     """
 
     byte: int
@@ -52,10 +53,11 @@ class Tensor:
 
     @property
     def byte(self) -> int:
-        """Bytes that a kernel reading all of it must fetch: repeated (stride 0) dimensions count
-        once.
+        """Bytes that a kernel reading all of it must fetch.
+
+        Repeated dimensions (of stride 0) count once.
         """
-        return memory_layout.held_byte(self.shape, self.strides, self.dtype)
+        return memory_layout.count_byte(self.shape, self.strides, self.dtype)
 
     @property
     def operand(self) -> Operand:
@@ -67,6 +69,10 @@ class Tensor:
         """Whether it lies in memory row by row, without holes."""
         row_major = self.strides == contiguous_strides(self.shape)
         return row_major or memory_layout.is_dense(self.shape, self.strides, exact=True)
+
+    def on_tape(self, tape: Tape) -> Tensor:
+        """Return the same tensor, which writes to another tape and needs no gradient."""
+        return Tensor(tape, self.shape, self.strides, self.dtype, self.storage)
 
     # Views: no operator, and the gradient is the inverse view.
 
@@ -81,23 +87,27 @@ class Tensor:
         return self._try_view(shape) or self.clone().view(*shape)
 
     def _try_view(self, shape: Shape) -> Tensor | None:
-        if (product := prod(shape)) < 0:  # -1 is one of the factors
-            shape = tuple([self.numel // -product if size == -1 else size for size in shape])
+        product = prod(shape)
+        if product < 0:  # -1 is one of the factors
+            missing = self.numel // -product
+            shape = tuple([missing if size == -1 else size for size in shape])
         assert prod(shape) == self.numel, f"{self.numel} elements as {shape}"
         strides = memory_layout.view_strides(self.shape, self.strides, shape)
+        if strides is None:
+            return None
         before = self.shape
-        return (
-            None if strides is None else self._view_as(shape, strides, lambda g: g.reshape(*before))
-        )
+        return self._view_as(shape, strides, lambda g: g.reshape(*before))
 
     def _view_as(self, shape: Shape, strides: Shape, rule: GradientRule) -> Tensor:
-        return Tensor(self.tape, shape, strides, self.dtype, self.storage).with_gradient(rule, self)
+        out = Tensor(self.tape, shape, strides, self.dtype, self.storage)
+        return out.with_gradient(rule, self)
 
     def with_gradient(
         self, rule: GradientRule, *inputs: Tensor | None, save: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Note how the gradient flows back to the inputs, and return the tensor; ``save`` is kept
-        until then.
+        """Note how the gradient flows back to the inputs, and return the tensor.
+
+        ``save`` stays in memory until then.
         """
         self.tape.record((self,), inputs, rule, save)
         return self
@@ -110,10 +120,11 @@ class Tensor:
 
     def permute(self, *order: int) -> Tensor:
         """Put the dimensions into another order."""
-        axes = [axis % len(order) for axis in order]
-        inverse = sorted(range(len(order)), key=axes.__getitem__)
-        shape = tuple([self.shape[d] for d in order])
-        strides = tuple([self.strides[d] for d in order])
+        rank = len(order)
+        axes = [axis % rank for axis in order]
+        inverse = sorted(range(rank), key=axes.__getitem__)
+        shape = tuple([self.shape[axis] for axis in order])
+        strides = tuple([self.strides[axis] for axis in order])
         return self._view_as(shape, strides, lambda g: g.permute(*inverse))
 
     def unsqueeze(self, axis: int) -> Tensor:
@@ -131,28 +142,32 @@ class Tensor:
         before = self.shape
         if shape == before:
             return self._view_as(shape, self.strides, lambda g: g)
-        lead = len(shape) - len(before)
-        have = (1,) * lead + before
-        steps = (0,) * lead + self.strides
-        strides = tuple(
-            [0 if h != want else step for h, step, want in zip(have, steps, shape, strict=True)]
-        )
-        return self._view_as(shape, strides, lambda g: g.sum_to(before))
+        new_dims = len(shape) - len(before)
+        sizes = (1,) * new_dims + before
+        strides = [0] * new_dims + list(self.strides)
+        for axis, size in enumerate(shape):
+            if sizes[axis] != size:
+                strides[axis] = 0
+        return self._view_as(shape, tuple(strides), lambda g: g.sum_to(before))
 
     def slice(self, axis: int, start: int, stop: int) -> Tensor:
         """Return ``self[..., start:stop, ...]``; the gradient is zeros with a copy inside."""
         before = self.shape
         axis %= len(before)
         shape = (*before[:axis], stop - start, *before[axis + 1 :])
-        return self._view_as(
-            shape, self.strides, lambda g: g if shape == before else g.pad_back(before)
-        )
+
+        def back(g: Tensor) -> Tensor:
+            return g if shape == before else g.pad_back(before)
+
+        return self._view_as(shape, self.strides, back)
 
     def select(self, axis: int) -> Tensor:
         """Return one index of a dimension, which goes away."""
         before = self.shape
+        steps = self.strides
         axis %= len(before)
-        shape, strides = ((*sizes[:axis], *sizes[axis + 1 :]) for sizes in (before, self.strides))
+        shape = (*before[:axis], *before[axis + 1 :])
+        strides = (*steps[:axis], *steps[axis + 1 :])
         return self._view_as(shape, strides, lambda g: g.pad_back(before))
 
     def split(self, *sizes: int) -> tuple[Tensor, ...]:
@@ -164,9 +179,11 @@ class Tensor:
                 for size in sizes
             ]
         )
-        self.tape.record(
-            parts, (self,), lambda *grads: cat([g for g in grads if g is not None], -1)
-        )
+
+        def back(*grads: Tensor | None) -> Tensor:
+            return cat([grad for grad in grads if grad is not None], -1)
+
+        self.tape.record(parts, (self,), back)
         return parts
 
     # Methods that launch a kernel.
@@ -174,9 +191,8 @@ class Tensor:
     def clone(self) -> Tensor:
         """Return a row-major copy."""
         out = self.tape.empty(self.shape, self.dtype)
-        layout = memory_layout.classify_layout(
-            self.shape, out.strides, [(self.shape, self.strides)]
-        )
+        walk = (self.shape, self.strides)
+        layout = memory_layout.classify_layout(self.shape, out.strides, [walk])
         self.tape.emit_pointwise("copy", (self,), out, layout)
         return out.with_gradient(lambda g: g, self)
 
@@ -188,21 +204,23 @@ class Tensor:
         """Cast to another number format; nothing happens where it is the same."""
         if dtype is self.dtype:
             return self
-        return pointwise("cast", self, out_dtype=dtype).with_gradient(
-            lambda g: g.to(self.dtype), self
-        )
+        out = pointwise("cast", self, out_dtype=dtype)
+        return out.with_gradient(lambda g: g.to(self.dtype), self)
 
     def sum_to(self, shape: Shape) -> Tensor:
-        """Sum what was broadcast, so that ``shape`` is left; nothing happens where it is the shape
-        already.
+        """Sum what was broadcast, so that ``shape`` is left.
+
+        Nothing happens where that is the shape already.
         """
         if self.shape == shape:
             return self
-        return reduce("sum", self, shape, across=bool(shape) and shape[-1] == self.shape[-1] > 1)
+        keeps_innermost = bool(shape) and shape[-1] == self.shape[-1] > 1
+        return reduce("sum", self, shape, across=keeps_innermost)
 
     def pad_back(self, shape: Shape) -> Tensor:
-        """Return zeros of ``shape`` with this tensor copied into a part of them: the gradient of a
-        slice.
+        """Return zeros of ``shape`` with this tensor copied into a part of them.
+
+        That is the gradient of a slice.
         """
         out = fill(self.tape, shape, self.dtype)
         op = describe_pointwise("copy", (self.operand,), self.operand, self.dtype, Layout.STRIDED)
@@ -222,12 +240,13 @@ class Tensor:
         if not isinstance(other, Tensor):
             return unary("scale", self, lambda g: g * other)
 
+        def scale(g: Tensor, factor: Tensor, target: Tensor) -> Tensor | None:
+            if not target.needs_grad:
+                return None
+            return pointwise("mul", g, factor).sum_to(target.shape).to(target.dtype)
+
         def back(g: Tensor) -> list[Tensor | None]:
-            pairs = ((self, other), (other, self))
-            return [
-                pointwise("mul", g, b).sum_to(a.shape).to(a.dtype) if a.needs_grad else None
-                for a, b in pairs
-            ]
+            return [scale(g, other, self), scale(g, self, other)]
 
         return pointwise("mul", self, other).with_gradient(back, self, other, save=(self, other))
 
@@ -235,15 +254,15 @@ class Tensor:
         return unary("neg", self, lambda g: -g)
 
 
-GradientRule: TypeAlias = Callable[
-    ..., Tensor | Sequence[Tensor | None]
-]  # of one input its gradient alone
+# Turns the gradients of results into those of the inputs; of one input into its gradient alone.
+GradientRule: TypeAlias = Callable[..., Tensor | Sequence[Tensor | None]]
 
 
 @dataclass(slots=True)
 class GradientNode:
-    """One step of the backward pass: ``rule`` turns gradients of ``outputs`` into gradients of
-    ``inputs``.
+    """One step of the backward pass.
+
+    ``rule`` turns gradients of ``outputs`` into gradients of ``inputs``.
     """
 
     outputs: Sequence[Tensor]
@@ -275,9 +294,8 @@ class Tape:
     label: str = ""
     cache_byte: int = 0  # keys and values that outlive the pass
     frozen: bool = False  # weights get no gradient unless they are ``trainable``
-    recording: bool = field(
-        init=False
-    )  # whether gradient rules are noted: in training, during the forward pass
+    # whether gradient rules are noted: in training, during the forward pass
+    recording: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.recording = self.training
@@ -294,46 +312,42 @@ class Tape:
 
     def clear(self) -> None:
         """Forget all that was written, so that tensors and tape no longer refer to each other."""
-        for written in (self.entries, self.nodes, self.parameters, self.tied):
-            written.clear()
+        self.entries.clear()
+        self.nodes.clear()
+        self.parameters.clear()
+        self.tied.clear()
         self.saved.clear()
 
     def math_dtype(self, dtype: Dtype) -> Dtype:
-        """Return the format products are computed in: TF32 for fp32 tensors where the user allows
-        it.
+        """Return the format products are computed in.
+
+        It is TF32 for fp32 tensors where the user allows it.
         """
         return Dtype.TF32 if self.tf32 and dtype is Dtype.FP32 else dtype
 
     def convolution_dtype(self, dtype: Dtype, *, depthwise: bool = False) -> Dtype:
-        """Return the format convolutions are computed in: TF32 for fp32 tensors, whatever ``tf32``
-        says.
+        """Return the format convolutions are computed in.
 
-        PyTorch lets cuDNN round fp32 to TF32 unless a user forbids it
-        (``torch.backends.cudnn.allow_tf32`` is True), and does not let cuBLAS. Depthwise
-        convolutions have no product in them and run on CUDA cores.
+        It is TF32 for fp32 tensors, whatever ``tf32`` says: PyTorch lets cuDNN round fp32 to TF32
+        unless a user forbids it (``torch.backends.cudnn.allow_tf32`` is True), and does not let
+        cuBLAS. Depthwise convolutions have no product in them and run on CUDA cores.
         """
         return Dtype.TF32 if dtype is Dtype.FP32 and not depthwise else dtype
 
     def empty(self, shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
-        """Return a new tensor, row-major unless strides are given."""
-        return Tensor(
-            self,
-            shape,
-            strides or contiguous_strides(shape),
-            dtype,
-            Storage(prod(shape) * dtype.byte),
-        )
+        """Return a new tensor, row-major unless strides are stated."""
+        storage = Storage(prod(shape) * dtype.byte)
+        return Tensor(self, shape, strides or contiguous_strides(shape), dtype, storage)
 
     def parameter(
         self, *shape: int, dtype: Dtype, tied: bool = False, trainable: bool = False
     ) -> Tensor:
         """Return a weight of the model; a ``tied`` one is counted where it first appeared."""
         weight = self.empty(shape, dtype)
-        weight.storage.resident, weight.needs_grad = (
-            True,
-            self.training and (trainable or not self.frozen),
-        )
-        (self.tied if tied else self.parameters).append(weight)
+        weight.storage.resident = True
+        weight.needs_grad = self.training and (trainable or not self.frozen)
+        weights = self.tied if tied else self.parameters
+        weights.append(weight)
         return weight
 
     def emit(self, op: Operator, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
@@ -344,8 +358,9 @@ class Tape:
     def launch(
         self, op: Operator, reads: Sequence[Tensor], shape: Shape, dtype: Dtype | None = None
     ) -> Tensor:
-        """Append an operator and return the new tensor that it writes, by default in the format of
-        the first read.
+        """Append an operator and return the new tensor that it writes.
+
+        By default it is in the format of the first tensor read.
         """
         out = self.empty(shape, dtype or reads[0].dtype)
         self.emit(op, reads, (out,))
@@ -359,12 +374,13 @@ class Tape:
         layout: Layout,
         extents: Extents | None = None,
     ) -> None:
-        """Append the elementwise operator that computes ``out`` in the number format of the first
-        input.
+        """Append the elementwise operator that computes ``out``.
+
+        It computes in the number format of the first input.
         """
-        op = describe_pointwise(
-            function, [t.operand for t in reads], out.operand, reads[0].dtype, layout, extents
-        )
+        operands = [tensor.operand for tensor in reads]
+        dtype = reads[0].dtype
+        op = describe_pointwise(function, operands, out.operand, dtype, layout, extents)
         self.emit(op, reads, (out,))
 
     def record(
@@ -374,10 +390,13 @@ class Tape:
         rule: GradientRule,
         save: Sequence[Tensor] = (),
     ) -> None:
-        """Note how gradients flow back, when any input wants one; ``save`` is kept in memory until
-        then.
+        """Note how gradients flow back, when any input needs one.
+
+        ``save`` stays in memory until then.
         """
-        if not self.recording or not any(t is not None and t.needs_grad for t in inputs):
+        if not self.recording:
+            return
+        if not any(tensor is not None and tensor.needs_grad for tensor in inputs):
             return
         for out in outputs:
             out.needs_grad = True
@@ -415,12 +434,13 @@ def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
     return out
 
 
-def add_into(total: Tensor, more: Tensor) -> Tensor:
-    """Compute ``total += more``, as autograd gathers the gradients of a tensor that was used twice."""
-    layout = memory_layout.classify_layout(
-        total.shape, total.strides, [(t.shape, t.strides) for t in (total, more)]
-    )
-    total.tape.emit_pointwise("add", (total, more), total, layout)
+def add_into(total: Tensor, summand: Tensor) -> Tensor:
+    """Compute ``total += summand``.
+
+    Autograd gathers the gradients of a tensor that was used twice in this way."""
+    walks = [(tensor.shape, tensor.strides) for tensor in (total, summand)]
+    layout = memory_layout.classify_layout(total.shape, total.strides, walks)
+    total.tape.emit_pointwise("add", (total, summand), total, layout)
     return total
 
 
@@ -429,19 +449,23 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     parts = [part for part in parts if part.numel]
     first = parts[0]
     axis %= len(first.shape)
-    whole = sum(t.shape[axis] for t in parts)
-    out = first.tape.empty((*first.shape[:axis], whole, *first.shape[axis + 1 :]), first.dtype)
-    first.tape.emit_pointwise("cat", parts, out, *describe_concatenation(parts, axis))
+    length = sum([part.shape[axis] for part in parts])
+    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+    out = first.tape.empty(shape, first.dtype)
+    layout, extents = describe_concatenation(parts, axis)
+    first.tape.emit_pointwise("cat", parts, out, layout, extents)
 
     def back(g: Tensor) -> list[Tensor]:
-        return [Tensor(g.tape, t.shape, g.strides, g.dtype, g.storage) for t in parts]
+        return [Tensor(g.tape, part.shape, g.strides, g.dtype, g.storage) for part in parts]
 
     return out.with_gradient(back, *parts)
 
 
 def is_turned(a: Tensor, b: Tensor) -> bool:
     """Return whether both factors of a product lie with the dimension that is summed outermost."""
-    return min(a.shape[-2:]) > 1 and a.strides[-2] == 1 != a.strides[-1] and b.strides[-1] == 1
+    if min(a.shape[-2:]) <= 1:
+        return False
+    return a.strides[-2] == 1 != a.strides[-1] and b.strides[-1] == 1
 
 
 def describe_concatenation(parts: Sequence[Tensor], axis: int) -> tuple[Layout, tuple[int, int]]:
@@ -450,22 +474,28 @@ def describe_concatenation(parts: Sequence[Tensor], axis: int) -> tuple[Layout, 
     A part alone stood beside an empty tensor, as the first of a cache does: PyTorch copies it
     element by element."""
     rows = max(prod(parts[0].shape[:axis]), 1)
-    whole = len(parts) > 1 and all(t.is_contiguous for t in parts)
-    return Layout.CONTIGUOUS if whole else Layout.STRIDED, (rows, max(parts[-1].numel // rows, 1))
+    run = max(parts[-1].numel // rows, 1)
+    is_whole = len(parts) > 1 and all(part.is_contiguous for part in parts)
+    layout = Layout.CONTIGUOUS if is_whole else Layout.STRIDED
+    return layout, (rows, run)
 
 
 def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> Tensor:
-    """Make few elements out of many; ``n`` counts those read. ``across``: the innermost dimension
-    stays.
+    """Make few elements out of many; ``n`` counts those read.
+
+    ``across``: the innermost dimension stays.
     """
     out = x.tape.empty(shape, x.dtype)
     layout = Layout.CONTIGUOUS if x.is_contiguous else Layout.STRIDED
     if across and x.strides[-1] == 1:
         layout = Layout.TRANSPOSED
-    read = None if x.byte == x.numel * x.dtype.byte else x.byte
-    x.tape.emit(
-        Elementwise(function, x.numel, dtype=x.dtype, layout=layout, read=read, write=out.byte),
-        (x,),
-        (out,),
+    op = Elementwise(
+        function,
+        x.numel,
+        dtype=x.dtype,
+        layout=layout,
+        read=None if x.byte == x.numel * x.dtype.byte else x.byte,
+        write=out.byte,
     )
+    x.tape.emit(op, (x,), (out,))
     return out

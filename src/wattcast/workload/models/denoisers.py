@@ -192,7 +192,7 @@ def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
         pixels = dims.patch * dims.patch * 2 * dims.channels
         return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
 
-    program.stack(embed, layer, head, dims.layers, kept=1)
+    program.stack(embed, layer, head, dims.layers, head_inputs=1)
 
 
 def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
