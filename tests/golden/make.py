@@ -29,7 +29,9 @@ def schema_of_bundle() -> object:
 
 
 def schema_of_workload() -> object:
-    import wattcast.workload.engine_operators  # noqa: F401  registers its operators
+    import wattcast.workload.engine_operators
+    import wattcast.workload.engine_row_operators
+    import wattcast.workload.scan_operators  # noqa: F401
     from wattcast.workload.operator_base import load_functions, registered_operators
     from wattcast.workload.readers.from_json import operator_struct
 

@@ -22,17 +22,19 @@ from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
     SMALL_TILES,
-    AlignTokens,
     BlockProduct,
-    CompiledRows,
-    EngineRmsNorm,
     FusedExperts,
     LatentAttention,
     PagedAttention,
-    Quantize,
-    Sampling,
     ScaledProduct,
     WeightOnlyProduct,
+)
+from wattcast.workload.engine_row_operators import (
+    AlignTokens,
+    CompiledRows,
+    EngineRmsNorm,
+    Quantize,
+    Sampling,
 )
 from wattcast.workload.model_options import RECIPES, ModelOptions
 from wattcast.workload.operator_base import Operator, registered_operators

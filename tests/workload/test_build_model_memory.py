@@ -9,7 +9,8 @@ import pytest
 from wattcast.core.errors import BadInput
 from wattcast.workload import ModelOptions, build_graph, build_model, model_catalogue
 from wattcast.workload.build_model import count_parameters
-from wattcast.workload.engine_operators import FusedExperts, StateScan, WeightOnlyProduct
+from wattcast.workload.engine_operators import FusedExperts, WeightOnlyProduct
+from wattcast.workload.scan_operators import StateScan
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "bert-large", "resnet50", "deepseek-v3"])

@@ -16,9 +16,10 @@ import wattcast
 from wattcast.core.errors import BadInput
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.build_model import compute_footprint, count_parameters
-from wattcast.workload.engine_operators import PagedAttention, StateScan
+from wattcast.workload.engine_operators import PagedAttention
 from wattcast.workload.graph import compute_totals
 from wattcast.workload.readers.from_huggingface import convert_config
+from wattcast.workload.scan_operators import StateScan
 
 
 def test_fifty_were_collected() -> None:

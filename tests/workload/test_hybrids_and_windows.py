@@ -14,11 +14,11 @@ import wattcast
 from wattcast.core.errors import BadInput
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.build_model import compute_footprint, count_parameters
-from wattcast.workload.engine_operators import CausalConv, StateScan
 from wattcast.workload.graph import Graph, compute_totals
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.operator_types import Attention, Bmm, Conv2d
 from wattcast.workload.readers.from_huggingface import convert_config
+from wattcast.workload.scan_operators import CausalConv, StateScan
 
 TINY: dict[str, dict[str, Any]] = {
     "T5ForConditionalGeneration": {"num_layers": 2, "d_model": 256, "num_heads": 4, "d_ff": 512, "vocab_size": 1000},

@@ -40,7 +40,7 @@ from wattcast.hardware import Gpu, load_gpu
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import RunCondition
 from wattcast.kernels.families.engine.fused_experts import has_tuned_tiles
-from wattcast.workload import engine_operators
+from wattcast.workload import engine_operators, engine_row_operators
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Linear
 
@@ -405,17 +405,17 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         op = engine_operators.ScaledProduct(
             m, n, k, "token" if file.engine == "vllm" else "tensor", dtype=Dtype.FP8
         )
-        beside = (engine_operators.Quantize(m, k, op.scales, dtype=Dtype.BF16),)
+        beside = (engine_row_operators.Quantize(m, k, op.scales, dtype=Dtype.BF16),)
     elif word == "fp8_block" and Dtype.FP8 in tensor:
         if file.engine == "vllm" and row["latency"] < HOST_BOUND_MS:
             return "fp8_block bound by the host"
         kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
         op = engine_operators.BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
-        beside = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
+        beside = (engine_row_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
         copies = 1
     elif word == "nvfp4" and Dtype.FP4 in tensor:
         op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
-        beside = (engine_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
+        beside = (engine_row_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
         copies = 1
     elif word in ("int8_wo", "int4_wo"):
         weights = word.partition("_")[0]
@@ -462,7 +462,7 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         bound=length,
         dtype=_HALF[row["attn_dtype"]],
     )
-    writes = engine_operators.CacheWrite(
+    writes = engine_row_operators.CacheWrite(
         batch * new, kv_heads * dim, 1, 1, kv_heads * dim, cache, dtype=op.dtype
     )
     return op, RunCondition(rotated="none"), (writes,)

@@ -38,7 +38,7 @@ from wattcast.predictor.timeline import (
     compute_latency_s,
     compute_waiting_s,
 )
-from wattcast.workload.engine_operators import Sampling
+from wattcast.workload.engine_row_operators import Sampling
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_base import Operator, index_words

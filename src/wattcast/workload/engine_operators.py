@@ -1,5 +1,5 @@
 """Operators of an inference engine: attention over paged caches, narrow products, fused experts,
-small fused kernels.
+and small fused kernels.
 
 Each is one call as vLLM makes it. A measured row of ``database/*/engine`` is such an operator in
 JSON, so field names here are the keys of the rows."""
@@ -15,10 +15,10 @@ from typing import ClassVar
 from wattcast.core import Dtype, bad_value
 from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
 
-GRAPH_TOKENS = (
-    512  # steps of at most so many tokens replay CUDA graphs, in which a sequence may be split
-)
+# Steps of at most so many tokens replay CUDA graphs, in which a sequence may be split.
+GRAPH_TOKENS = 512
 GRAPH_SPLITS = 32
+# Bits of a weight, without scales.
 WEIGHT_BIT = {
     "bf16": 16.0,
     "fp16": 16.0,
@@ -26,7 +26,16 @@ WEIGHT_BIT = {
     "int8": 8.0,
     "int4": 4.0,
     "fp4": 4.0,
-}  # without scales
+}
+# Bytes of scales for a weight, by what shares a scale.
+_SCALE_BYTE = {
+    "block": 4.0 / 128.0**2,
+    "group": 2.0 / 128.0,
+    "mx": 1.0 / 32.0,
+    "nv": 1.0 / 16.0,
+}
+# Values of a key head and of a value head in DeepSeek's prefill, where the latent is expanded.
+_EXPANDED_DIMS = (192, 128)
 
 
 @register_operator("engine_attention", family="attention")
@@ -60,10 +69,10 @@ class PagedAttention(Operator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads % self.kv_heads:
-            raise bad_value(
-                "engine_attention.kv_heads", f"a divisor of heads={self.heads}", self.kv_heads
-            )
-        if not self.groups or any(not (count > 0 and 0 < q <= kv) for count, q, kv in self.groups):
+            wanted = f"a divisor of heads={self.heads}"
+            raise bad_value("engine_attention.kv_heads", wanted, self.kv_heads)
+        are_valid = all(count > 0 and 0 < q <= kv for count, q, kv in self.groups)
+        if not self.groups or not are_valid:
             wanted = "lists of sequences, new tokens and at least as many keys"
             raise bad_value("engine_attention.groups", wanted, self.groups)
 
@@ -73,13 +82,16 @@ class PagedAttention(Operator):
 
     def __str__(self) -> str:
         batch = " + ".join(f"{count}x{q}of{kv}" for count, q, kv in self.groups)
-        return f"{self.name} {batch} {self.heads}/{self.kv_heads}x{self.head_dim} {self.kv_dtype}"
+        heads = f"{self.heads}/{self.kv_heads}x{self.head_dim}"
+        return f"{self.name} {batch} {heads} {self.kv_dtype}"
 
     @cached_property
     def kind_of_batch(self) -> str:
         """``decode``: one new token each; ``prefill``: several each; ``mixed``: some of either."""
-        single = [q == 1 for _, q, _ in self.groups]
-        return "decode" if all(single) else "mixed" if any(single) else "prefill"
+        decodes = [q == 1 for _, q, _ in self.groups]
+        if all(decodes):
+            return "decode"
+        return "mixed" if any(decodes) else "prefill"
 
     @cached_property
     def tokens(self) -> int:
@@ -89,25 +101,21 @@ class PagedAttention(Operator):
     @cached_property
     def scores(self) -> float:
         """Scores of one head that the causal mask and the window keep."""
-        return sum(count * _kept_scores(q, kv, self.window) for count, q, kv in self.groups)
+        return sum(count * _visible_scores(q, kv, self.window) for count, q, kv in self.groups)
 
     @cached_property
     def keys(self) -> float:
         """Keys that any token sees, over all sequences."""
-        seen = (
-            (count, min(kv, self.window + q - 1) if self.window else kv)
-            for count, q, kv in self.groups
-        )
-        return float(sum(count * keys for count, keys in seen))
+        keys = 0
+        for count, q, kv in self.groups:
+            visible = min(kv, self.window + q - 1) if self.window else kv
+            keys += count * visible
+        return float(keys)
 
     @property
     def flop_dense(self) -> float:
-        return (
-            4.0
-            * sum(float(count) * q * kv for count, q, kv in self.groups)
-            * self.heads
-            * self.head_dim
-        )
+        scores = sum(float(count) * q * kv for count, q, kv in self.groups)
+        return 4.0 * scores * self.heads * self.head_dim
 
     @property
     def cache_byte(self) -> float:
@@ -117,30 +125,35 @@ class PagedAttention(Operator):
     @cached_property
     def work(self) -> OperatorWork:
         queries = float(self.tokens) * self.heads * self.head_dim
-        read = self.cache_byte + queries * self.math_dtype.byte
-        write = queries * self.dtype.byte
         return OperatorWork(
-            4.0 * self.scores * self.heads * self.head_dim, read, write, self.scores * self.heads
+            flop=4.0 * self.scores * self.heads * self.head_dim,
+            read_byte=self.cache_byte + queries * self.math_dtype.byte,
+            write_byte=queries * self.dtype.byte,
+            sfu_op=self.scores * self.heads,
         )
 
 
-def _kept_scores(q: int, kv: int, window: int) -> float:
-    """Return the scores that a causal mask aligned to the last key, and a window, keep of q tokens."""
+def _visible_scores(q: int, kv: int, window: int) -> float:
+    """Return the scores of q tokens that a causal mask and a window keep.
+
+    The mask is aligned to the last key.
+    """
     if not window or window >= kv:
         return q * (kv - 0.5 * (q - 1))
-    first = kv - q + 1  # keys that the first token may see
-    full = min(max(kv - window + 1, 0), q) if first < window else q  # tokens whose window is full
-    rest = q - full
-    return full * float(window) + rest * (first + 0.5 * (rest - 1))
+    first_keys = kv - q + 1  # keys that the first token may see
+    full = q  # tokens whose window is full
+    if first_keys < window:
+        full = min(max(kv - window + 1, 0), q)
+    partial = q - full
+    return full * float(window) + partial * (first_keys + 0.5 * (partial - 1))
 
 
 @register_operator("engine_latent", family="attention")
 class LatentAttention(Operator):
-    """Latent attention. In decode all heads read one cache of ``latent`` + ``rope`` values a token,
-    once.
+    """Latent attention.
 
-    In prefill keys and values are expanded: 192 values of a query or key head and 128 of a value
-    head."""
+    In decode all heads read one cache of ``latent`` + ``rope`` values a token, once. In prefill
+    keys and values are expanded: 192 values of a query or key head and 128 of a value head."""
 
     is_product: ClassVar[bool] = True
     form_text: ClassVar[str] = "{op.kind} {op.phase} by {op.kernel} over {op.kv_dtype}"
@@ -169,33 +182,40 @@ class LatentAttention(Operator):
     @property
     def dims(self) -> tuple[int, int]:
         """Values of a key and of a value, as they are multiplied."""
-        return (self.latent + self.rope, self.latent) if self.phase == "decode" else (192, 128)
+        if self.phase == "decode":
+            return self.latent + self.rope, self.latent
+        return _EXPANDED_DIMS
 
     @property
     def scores(self) -> float:
         """Scores of one head."""
-        return self.batch * _kept_scores(self.q_len, self.kv_len, 0)
+        return self.batch * _visible_scores(self.q_len, self.kv_len, 0)
 
     @property
     def cache_byte(self) -> float:
         """Bytes of the cache, read once; in prefill those of keys and values of all heads."""
-        each = self.latent + self.rope if self.phase == "decode" else self.heads * sum(self.dims)
-        return float(self.batch) * self.kv_len * each * self.kv_dtype.byte
+        values = self.latent + self.rope  # of a token
+        if self.phase != "decode":
+            values = self.heads * sum(self.dims)
+        return float(self.batch) * self.kv_len * values * self.kv_dtype.byte
 
     @cached_property
     def work(self) -> OperatorWork:
-        (key, value), queries = self.dims, float(self.batch) * self.q_len * self.heads
-        read = self.cache_byte + queries * key * self.math_dtype.byte
-        write = queries * value * self.dtype.byte
+        key, value = self.dims
+        queries = float(self.batch) * self.q_len * self.heads
         return OperatorWork(
-            2.0 * self.scores * self.heads * (key + value), read, write, self.scores * self.heads
+            flop=2.0 * self.scores * self.heads * (key + value),
+            read_byte=self.cache_byte + queries * key * self.math_dtype.byte,
+            write_byte=queries * value * self.dtype.byte,
+            sfu_op=self.scores * self.heads,
         )
 
 
 @dataclass(frozen=True)
 class NarrowProduct(Operator):
-    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ`` with weights narrower than the bf16 result; see the
-    subclasses.
+    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ`` with weights narrower than the bf16 result.
+
+    The subclasses say how.
     """
 
     is_product: ClassVar[bool] = True
@@ -222,7 +242,7 @@ class NarrowProduct(Operator):
 
 @register_operator("engine_scaled_mm", family="gemm")
 class ScaledProduct(NarrowProduct):
-    """fp8 by fp8 (CUTLASS) with one scale for a tensor, or one for each token and output channel."""
+    """fp8 by fp8 (CUTLASS) with one scale a tensor, or one for each token and output channel."""
 
     form_text: ClassVar[str] = "{op.kind} with scales of a {op.scales}"
     scales: str = "token"
@@ -231,10 +251,9 @@ class ScaledProduct(NarrowProduct):
 
 @register_operator("engine_block_mm", family="gemm")
 class BlockProduct(NarrowProduct):
-    """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights (DeepGEMM or
-    CUTLASS).
+    """fp8 by fp8 with a scale for 128 values of a token and one for 128 by 128 weights.
 
-    In ``dtype`` fp4 a scale is for 16 values of either.
+    DeepGEMM or CUTLASS runs it. In ``dtype`` fp4 a scale is for 16 values of either.
     """
 
     form_text: ClassVar[str] = "{op.kind} by {op.kernel}"
@@ -270,30 +289,26 @@ class WeightOnlyProduct(NarrowProduct):
     @property
     def weight_byte(self) -> float:
         scale = 2.0 if self.weights == "int4" else 1.0  # fp4: a byte for a group
-        scale += 0.5 * self.zero_points
-        each = WEIGHT_BIT[self.weights] / 8.0 + (scale / self.group if self.group > 0 else 0.0)
-        return float(self.n) * self.k * each
+        if self.zero_points:
+            scale += 0.5
+        byte = WEIGHT_BIT[self.weights] / 8.0
+        if self.group > 0:
+            byte += scale / self.group
+        return float(self.n) * self.k * byte
 
 
 # The chance that a token visits an expert falls as 1 / rank^exponent. "power" stands for the "power
 # laws" of public tables: 0.55 gives the experts that get any token, as their times show.
 RANK_EXPONENTS = {"skewed": 1.0, "power": 0.55}
-EXPERT_LIBRARIES = (
-    "marlin",
-    "cutlass",
-    "trtllm",
-    "deepgemm",
-    "oai",
-)  # besides vLLM's own Triton kernels
-SMALL_TILES = (
-    "triton_small"  # vLLM's own before 0.17, which chose tiles of 64 x 64 where none are tuned
-)
+# Libraries other than vLLM's Triton kernels.
+EXPERT_LIBRARIES = ("marlin", "cutlass", "trtllm", "deepgemm", "oai")
+# vLLM's Triton kernels before 0.17, which chose tiles of 64 x 64 where none are tuned
+SMALL_TILES = "triton_small"
 
 
 @register_operator("engine_experts", family="gemm")
 class FusedExperts(Operator):
-    """The experts of a mixture layer behind the router: sort, two grouped products, gate and sum
-    (Triton).
+    """The experts of a mixture layer behind the router: sort, two grouped products, gate and sum.
 
     ``routing``: ``even`` draws experts at random, ``skewed`` with a chance that falls as 1 / rank
     of the expert, ``power`` with one that falls more slowly, ``balanced`` gives all experts equally
@@ -328,8 +343,10 @@ class FusedExperts(Operator):
 
     @property
     def form(self) -> str:
-        scales = f" with scales of a {self.scales}" if self.scales != "none" else ""
-        return f"{self.kind} in {self.weights}{scales}"
+        form = f"{self.kind} in {self.weights}"
+        if self.scales == "none":
+            return form
+        return f"{form} with scales of a {self.scales}"
 
     @property
     def picks(self) -> int:
@@ -347,21 +364,32 @@ class FusedExperts(Operator):
         if self.routing == "same" or self.skew >= 1.0:
             return ((float(self.top_k), 1.0),)
         if self.skew:
-            rest = (1.0 - self.skew) * share
-            return (float(self.top_k), self.skew + rest), (float(self.experts - self.top_k), rest)
+            even = (1.0 - self.skew) * share
+            busy_experts = (float(self.top_k), self.skew + even)
+            other_experts = (float(self.experts - self.top_k), even)
+            return busy_experts, other_experts
         if self.routing not in RANK_EXPONENTS:
             return ((float(self.experts), share),)
+        return tuple([(1.0, chance) for chance in self._solve_rank_chances()])
+
+    def _solve_rank_chances(self) -> list[float]:
+        """Return the chance of each expert where it falls with the expert's rank.
+
+        The factor λ is doubled until the chances add up to too many, then bisected."""
         exponent = RANK_EXPONENTS[self.routing]
         low = 0.0
-        high = 1e9
-        for _ in range(60):
-            factor = 0.5 * (low + high) if high < 1e8 else max(2.0 * low, 1.0)
-            chance = [-expm1(-factor * rank**-exponent) for rank in range(1, self.experts + 1)]
-            if sum(chance) < self.top_k:
+        high = _UNBOUNDED
+        chances: list[float] = []
+        for _ in range(_BISECTIONS):
+            is_bounded = high < _LARGEST_FACTOR
+            factor = 0.5 * (low + high) if is_bounded else max(2.0 * low, 1.0)
+            ranks = range(1, self.experts + 1)
+            chances = [-expm1(-factor * rank**-exponent) for rank in ranks]
+            if sum(chances) < self.top_k:
                 low = factor
             else:
                 high = factor
-        return tuple((1.0, one) for one in chance)
+        return chances
 
     @cached_property
     def active(self) -> float:
@@ -371,311 +399,51 @@ class FusedExperts(Operator):
         return sum(many * (1.0 - (1.0 - chance) ** self.tokens) for many, chance in self.loads)
 
     def count_blocks(self, block: int) -> float:
-        """Return the blocks of ``block`` rows that hold the tokens of each expert, as expected: Σ_j
-        P(n > j·block).
+        """Return the expected number of blocks of ``block`` rows that hold the tokens of experts.
 
-        The first term is of the binomial n of tokens of an expert, the others of a normal one as
-        wide."""
+        It is Σ_j P(n > j·block). The first term is of the binomial n of tokens of an expert, the
+        others of a normal one as wide."""
         if self.routing == "balanced":
             return self.active * ceil(self.picks / (self.active * block))
-        found = 0.0
-        for many, chance in self.loads:
+        blocks = 0.0
+        for experts, chance in self.loads:
             mean = self.tokens * chance
-            spread = max(mean * (1.0 - chance), 1e-12) ** 0.5
-            sure = max(
-                int((mean - 4.0 * spread - 0.5) / block), 0
-            )  # further blocks that are full for certain
-            beyond = (sure + j for j in range(1, int(8.0 * spread / block) + 3))
-            more = sure + sum(
-                0.5 * erfc((j * block + 0.5 - mean) / (spread * 2**0.5)) for j in beyond
-            )
-            found += many * (1.0 - (1.0 - chance) ** self.tokens + more)
-        return found
+            first = 1.0 - (1.0 - chance) ** self.tokens
+            further = _expected_further_blocks(mean, mean * (1.0 - chance), block)
+            blocks += experts * (first + further)
+        return blocks
 
     @property
     def expert_byte(self) -> float:
         """Bytes of the weights of one expert, with scales of blocks or groups."""
-        scales = {"block": 4.0 / 128.0**2, "group": 2.0 / 128.0, "mx": 1.0 / 32.0, "nv": 1.0 / 16.0}
-        each = WEIGHT_BIT[self.weights] / 8.0 + scales.get(self.scales, 0.0)
-        return 3.0 * self.hidden * self.intermediate * each
+        weight_byte = WEIGHT_BIT[self.weights] / 8.0 + _SCALE_BYTE.get(self.scales, 0.0)
+        return 3.0 * self.hidden * self.intermediate * weight_byte
 
     @cached_property
     def work(self) -> OperatorWork:
-        values = 2.0 * self.tokens * self.hidden
-        flop = 6.0 * self.picks * self.hidden * self.intermediate
-        return OperatorWork(flop, self.active * self.expert_byte + values, values)
-
-
-@dataclass(frozen=True)
-class RowKernel(Operator):
-    """A small fused kernel over ``rows`` tokens of ``dim`` values each; see the subclasses."""
-
-    flop_per_element: ClassVar[float] = 2.0
-    sfu_per_element: ClassVar[float] = 0.0
-    rows: int
-    dim: int
-
-    @property
-    def elements(self) -> float:
-        """Values of all rows."""
-        return float(self.rows) * self.dim
-
-    @property
-    def moved_byte(self) -> tuple[float, float]:
-        """Bytes read and written for one element."""
-        return 2.0, 2.0
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        n, (read, write) = self.elements, self.moved_byte
+        token_byte = 2.0 * self.tokens * self.hidden
         return OperatorWork(
-            self.flop_per_element * n, read * n, write * n, self.sfu_per_element * n
+            flop=6.0 * self.picks * self.hidden * self.intermediate,
+            read_byte=self.active * self.expert_byte + token_byte,
+            write_byte=token_byte,
         )
 
 
-@register_operator("engine_rms_norm", family="rmsnorm")
-class EngineRmsNorm(RowKernel):
-    """RMS norm, with the residual added first, and with fp8 results (``quant``: static, or a scale
-    a token).
-    """
-
-    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"quant": ("", "static", "token")}
-    form_words: ClassVar[Mapping[str, str]] = {
-        "residual": " of a sum",
-        "quant": " to fp8 {op.quant}",
-    }
-    flop_per_element: ClassVar[float] = 5.0
-    residual: bool = False
-    quant: str = ""
-
-    @property
-    def moved_byte(self) -> tuple[float, float]:
-        return 2.0 + 2.0 * self.residual, (1.0 if self.quant else 2.0) + 2.0 * self.residual
+# Numerical guards of the loads of experts.
+_UNBOUNDED = 1e9
+_LARGEST_FACTOR = 1e8
+_BISECTIONS = 60
+_LEAST_VARIANCE = 1e-12
+_CERTAIN = 4.0  # standard deviations beyond which nothing is expected
 
 
-@register_operator("engine_silu_and_mul", family="elementwise")
-class EngineGate(RowKernel):
-    """``silu(x[:dim]) * x[dim:]`` of each row; ``quant``: fp8 results with a static scale or one
-    for 128 values.
-    """
-
-    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {"quant": ("", "static", "block")}
-    form_words: ClassVar[Mapping[str, str]] = {"quant": " to fp8 {op.quant}"}
-    flop_per_element: ClassVar[float] = 5.0
-    sfu_per_element: ClassVar[float] = 2.0
-    quant: str = ""
-
-    @property
-    def moved_byte(self) -> tuple[float, float]:
-        return 4.0, 1.0 if self.quant else 2.0
-
-
-@register_operator("engine_rotary", family="elementwise")
-class EngineRotary(RowKernel):
-    """Rotary embedding of queries and keys in place; ``dim`` is the width of the keys."""
-
-    heads: int = 1
-    kv_heads: int = 1
-    head_dim: int = 1
-
-    @property
-    def elements(self) -> float:
-        return float(self.rows) * (self.heads + self.kv_heads) * self.head_dim
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        table = 2.0 * self.rows * self.head_dim
-        return OperatorWork(3.0 * self.elements, 2.0 * self.elements + table, 2.0 * self.elements)
-
-
-@register_operator("engine_cache_write", family="elementwise")
-class CacheWrite(RowKernel):
-    """New keys and values into their pages, converted where the cache is fp8; ``dim`` is the width
-    of the keys.
-    """
-
-    form_text: ClassVar[str] = "{op.kind} of {op.kv_dtype}"
-    heads: int = 1
-    kv_heads: int = 1
-    head_dim: int = 1
-    kv_dtype: Dtype = Dtype.BF16
-
-    @property
-    def elements(self) -> float:
-        return 2.0 * self.rows * self.dim
-
-    @property
-    def moved_byte(self) -> tuple[float, float]:
-        return 2.0, self.kv_dtype.byte
-
-
-@register_operator("engine_quantize", family="elementwise")
-class Quantize(RowKernel):
-    """bf16 to fp8 with a given scale (static), one found for the tensor, one a token, or one for
-    128 values.
-    """
-
-    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "mode": ("static", "tensor", "token", "block")
-    }
-    form_text: ClassVar[str] = "{op.kind} by {op.mode}"
-    flop_per_element: ClassVar[float] = 3.0
-    mode: str = "static"
-
-    @property
-    def moved_byte(self) -> tuple[float, float]:
-        return 4.0 if self.mode == "tensor" else 2.0, 1.0
-
-
-@register_operator("engine_route", family="elementwise")
-class Route(RowKernel):
-    """The ``top_k`` experts of each token from the router's scores; ``grouped`` as DeepSeek-V3
-    chooses.
-    """
-
-    form_text: ClassVar[str] = "{op.kind} by {op.mode}"
-    experts: int = 1
-    top_k: int = 1
-    mode: str = "softmax"
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        read = self.elements * (4.0 if self.mode == "grouped" else 2.0)
-        return OperatorWork(8.0 * self.elements, read, 12.0 * self.rows * self.top_k, self.elements)
-
-
-@register_operator("engine_align", family="elementwise")
-class AlignTokens(RowKernel):
-    """Sort the choices of ``rows`` tokens by expert, each expert's padded to whole blocks; ``dim``
-    is the experts.
-    """
-
-    experts: int = 1
-    top_k: int = 1
-    block: int = 16
-
-    @property
-    def elements(self) -> float:
-        return float(self.rows) * self.top_k
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        padded = self.elements + self.experts * (self.block - 1.0)
-        return OperatorWork(2.0 * self.elements, 4.0 * self.elements, 4.0 * padded)
-
-
-@register_operator("engine_sampling", family="elementwise")
-class Sampling(RowKernel):
-    """The next token of each row of logits: greedy, at random, or at random among the likeliest
-    (``top_p``).
-    """
-
-    form_text: ClassVar[str] = "{op.kind} {op.mode}"
-    mode: str = "greedy"
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        n = self.elements
-        passes = {"greedy": 2.0, "random": 7.0}.get(
-            self.mode, 20.0
-        )  # of logits in fp32, written or read again
-        exponentials = 0.0 if self.mode == "greedy" else 2.0 * n
-        return OperatorWork(4.0 * n, n * (2.0 + 2.0 * passes), n * 2.0 * passes, exponentials)
-
-
-@register_operator("engine_compiled", family="elementwise")
-class CompiledRows(RowKernel):
-    """A norm or gate as torch.compile emits it in vLLM; ``quant``: its results are in fp8."""
-
-    form_text: ClassVar[str] = "{op.kind} {op.function}"
-    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "function": tuple(
-            name + end
-            for end in ("", "_quant")
-            for name in ("rms_norm", "add_rms_norm", "silu_and_mul")
-        )
-    }
-    function: str = "add_rms_norm"
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        n = self.elements
-        name = self.function
-        read = 2.0 if name.startswith("rms_norm") else 4.0
-        write = (1.0 if name.endswith("quant") else 2.0) + 2.0 * name.startswith("add")
-        return OperatorWork(
-            5.0 * n, n * read, n * write, 2.0 * n if name.startswith("silu") else 0.0
-        )
-
-
-@register_operator("causal_conv", family="elementwise")
-class CausalConv(Operator):
-    """Convolve every channel with its own few taps over earlier tokens, and apply an activation."""
-
-    batch: int
-    length: int
-    channels: int
-    kernel: int
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        flop = float(self.batch) * self.length * self.channels * (2.0 * self.kernel + 4.0)
-        tokens = float(self.batch * (self.length + self.kernel * (self.length == 1)))
-        byte = self.dtype.byte * self.channels
-        return OperatorWork(flop, byte * (tokens + self.kernel), byte * tokens)
-
-
-@register_operator("state_scan", family="gemm")
-class StateScan(Operator):
-    """Carry a state of ``key_dim`` by ``value_dim`` of each head along a sequence.
-
-    A prompt is cut into chunks of Q tokens. With K = ``key_dim``, V = ``value_dim`` and g key heads
-    for h heads, a token of a head costs 2QK·g/h (scores inside the chunk), 2QV (their sum of
-    values) and 4KV (into and out of the state) [Dao2024, section 6]. The delta rule solves a
-    triangle besides: 2QK·g/h + 2Q(K + V) + 2Q²/3 + 2KV more [Yang2024]. A single token costs 6KV,
-    by the delta rule 8KV. ``resumed``: an earlier state is read. ``wide_state``: the state is kept
-    in fp32.
-
-    Mamba's first rule decays every value of the state by itself, so that heads are channels (V = 1)
-    and tokens follow one another: 7K each, for exp(Δ·A), (Δ·x)·B, the state's a·h + b and the sum
-    of C·h [Gu2023, algorithm 2]."""
-
-    form_text: ClassVar[str] = "{op.kind} {op.rule}"
-    allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "rule": ("mamba", "mamba2", "delta", "lightning")
-    }
-    batch: int
-    length: int
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
-    chunk: int
-    rule: str = "mamba2"
-    resumed: bool = False
-    wide_state: bool = False
-
-    @cached_property
-    def work(self) -> OperatorWork:
-        k = float(self.key_dim)
-        v = float(self.value_dim)
-        chunk = float(self.chunk)
-        delta = self.rule == "delta"
-        if self.rule == "mamba":
-            each = 7.0 * k * v
-        elif self.length == 1:
-            each = (8.0 if delta else 6.0) * k * v
-        else:
-            scores = 2.0 * chunk * k * self.key_heads / self.heads
-            each = scores + 2.0 * chunk * v + 4.0 * k * v
-            if delta:
-                each += scores + 2.0 * chunk * (k + v) + 2.0 * chunk * chunk / 3.0 + 2.0 * k * v
-        tokens = float(self.batch) * self.length
-        state = (
-            self.batch * self.heads * k * v * (4 if self.wide_state else self.dtype.byte)
-        )  # of all sequences
-        token = self.heads * self.value_dim + 2 * self.key_heads * self.key_dim + 2 * self.heads
-        read = self.dtype.byte * tokens * token + state * self.resumed
-        write = self.dtype.byte * tokens * self.heads * v + state
-        exponentials = tokens * self.heads * (k if self.rule == "mamba" else 1.0)
-        return OperatorWork(tokens * self.heads * each, read, write, exponentials)
+def _expected_further_blocks(mean: float, variance: float, block: int) -> float:
+    """Return Σ_j P(n > j·block) over j from 1 of a normal n."""
+    deviation = max(variance, _LEAST_VARIANCE) ** 0.5
+    certain = max(int((mean - _CERTAIN * deviation - 0.5) / block), 0)
+    uncertain = int(2.0 * _CERTAIN * deviation / block) + 2
+    chances = 0.0
+    for place in range(certain + 1, certain + uncertain + 1):
+        excess = (place * block + 0.5 - mean) / (deviation * 2**0.5)
+        chances += 0.5 * erfc(excess)
+    return certain + chances

@@ -1,8 +1,7 @@
 """Cut a pass of a model into the steps of an inference engine, as the engine's host sees them.
 
 An engine computes at most ``STEP_TOKENS`` tokens in a step, so that a longer prompt, or more
-prompts, take several. How long the host takes for a step is not said here: that is
-``predictor.engine_host``."""
+prompts, take several. ``predictor.engine_host`` says how long the host takes for a step."""
 
 from __future__ import annotations
 
@@ -11,25 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from wattcast.core import bad_value
-from wattcast.workload.engine_operators import (
-    FusedExperts,
-    LatentAttention,
-    PagedAttention,
-    StateScan,
-)
+from wattcast.workload.engine_operators import FusedExperts, LatentAttention, PagedAttention
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.operator_base import MOST_CALLS, Operator
 from wattcast.workload.operator_types import Attention
+from wattcast.workload.scan_operators import StateScan
 
-STEP_TOKENS = (
-    8192  # the most that vLLM computes in a step unless told otherwise (max_num_batched_tokens)
-)
+# The most that vLLM computes in a step by default (max_num_batched_tokens).
+STEP_TOKENS = 8192
 ATTENTION = (Attention, PagedAttention, LatentAttention)
 
 
 @dataclass(frozen=True)
 class EngineLaunches:
-    """What the host of an inference engine launches one by one in a step that no CUDA graph holds."""
+    """What the host of an engine launches one by one in a step that no CUDA graph holds."""
 
     layers: int  # with attention of any kind, or with a scan
     experts: int = 0  # layers with fused experts
@@ -75,7 +69,10 @@ def count_launches(
     calls: Iterable[tuple[Operator, int]], dims: Any, options: ModelOptions
 ) -> EngineLaunches:
     """Count the layers of a pass, given as operators with their numbers of runs."""
-    attention = experts = latent = scans = 0
+    attention = 0
+    experts = 0
+    latent = 0
+    scans = 0
     for op, count in calls:
         attention += count * isinstance(op, ATTENTION)
         experts += count * isinstance(op, FusedExperts)

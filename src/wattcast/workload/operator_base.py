@@ -1,4 +1,4 @@
-"""The base class of operators, the registry that finds an operator class by its name, and pointwise
+"""The base class of operators, their registry by name, many of them in columns, and pointwise
 functions.
 
 A new operator is one class under ``@register_operator("its name")``, which makes it a frozen
@@ -40,60 +40,60 @@ class Operator:
     ``count`` says how often in a row it is issued, ``label`` where in the model. Neither changes
     the cost of one call, so neither takes part in equality."""
 
-    kind: ClassVar[str] = ""  # the registered name, which is "op" in workload JSON
-    family: ClassVar[str] = (
-        ""  # operators of one family run on the same kind of kernel; mostly the kind itself
-    )
-    form_text: ClassVar[str] = "{op.name}"  # of ``form``, with fields as ``{op.mode}``
-    form_words: ClassVar[
-        Mapping[str, str]
-    ] = {}  # that follow it where a field is neither 0 nor empty
-    is_product: ClassVar[bool] = (
-        False  # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
-    )
-    json_names: ClassVar[Mapping[str, str]] = {}  # fields that have another key in workload JSON
-    allowed: ClassVar[Mapping[str, Collection[str]]] = {}  # words that a field may hold
-    hidden_sizes: ClassVar[frozenset[str]] = frozenset(
-        {"count"}
-    )  # whole numbers that ``str()`` leaves out
+    # the registered name, which is "op" in workload JSON
+    kind: ClassVar[str] = ""
+    # operators of one family run on the same kind of kernel; mostly the kind itself
+    family: ClassVar[str] = ""
+    # text of ``form``, with fields as ``{op.mode}``
+    form_text: ClassVar[str] = "{op.name}"
+    # words that follow the text where a field is neither 0 nor empty
+    form_words: ClassVar[Mapping[str, str]] = {}
+    # matrix products, convolutions, attention: what PyTorch's FLOP counter counts
+    is_product: ClassVar[bool] = False
+    # fields that have another key in workload JSON
+    json_names: ClassVar[Mapping[str, str]] = {}
+    # words that a field may hold
+    allowed: ClassVar[Mapping[str, Collection[str]]] = {}
+    # whole numbers that ``str()`` leaves out
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count"})
 
-    stacks: ClassVar[bool] = (
-        False  # sizes change neither form nor kernels, and ``work`` takes arrays of them
-    )
-    size_names: ClassVar[
-        tuple[str, ...]
-    ] = ()  # count and, where it stacks, whole numbers that decide the cost
-    read_words: ClassVar[Callable[[Any], Hashable]]  # returns all else that does
+    # whether sizes change neither form nor kernels, and ``work`` takes arrays of them
+    stacks: ClassVar[bool] = False
+    # count and, where it stacks, whole numbers that decide the cost
+    size_names: ClassVar[tuple[str, ...]] = ()
+    # returns everything else that decides the cost
+    read_words: ClassVar[Callable[[Any], Hashable]]
 
-    _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()  # fields and the least value of each
+    # fields and the least value of each
+    _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()
 
     dtype: Dtype = field(default=Dtype.BF16, kw_only=True)
     count: int = field(default=1, kw_only=True, compare=False)
     label: str = field(default="", kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        given = self.__dict__
+        values = self.__dict__
         for name, least in self._whole_numbers:
-            value = given[name]
+            value = values[name]
             if not isinstance(value, (int, np.ndarray)) or is_any(value < least):
                 raise bad_value(f"{self.name}.{name}", f"a whole number of at least {least}", value)
         for name, words in self.allowed.items():
-            if given[name] not in words:
+            if values[name] not in words:
                 where = f"{self.kind}.{self.json_names.get(name, name)}"
-                raise bad_value(where, f"one of {', '.join(words)}", given[name])
+                raise bad_value(where, f"one of {', '.join(words)}", values[name])
 
     def with_label(self: _OperatorType, label: str) -> _OperatorType:
         """Return the same operator under another label, without checking its fields again."""
-        other = object.__new__(self.__class__)
-        other.__dict__.update(self.__dict__, label=label)
-        return other
+        twin = object.__new__(self.__class__)
+        twin.__dict__.update(self.__dict__, label=label)
+        return twin
 
     def with_sizes(self: _OperatorType, sizes: Mapping[str, object]) -> _OperatorType:
-        """Return an operator alike but for its sizes, which may be arrays; nothing checks them."""
-        other = object.__new__(self.__class__)
-        other.__dict__.update(self.__dict__, **sizes)
-        other.__dict__.pop("work", None)
-        return other
+        """Return the operator with other sizes, which may be arrays; nothing checks them."""
+        twin = object.__new__(self.__class__)
+        twin.__dict__.update(self.__dict__, **sizes)
+        twin.__dict__.pop("work", None)  # the cached work of the old sizes
+        return twin
 
     @property
     def name(self) -> str:
@@ -107,8 +107,7 @@ class Operator:
 
     @property
     def form(self) -> str:
-        """Return what makes it another thing to measure than others of its family, in words; sizes
-        do not.
+        """Return a label of everything except size that needs its own measurement.
 
         A prediction of a form that was never measured says so.
         """
@@ -117,8 +116,11 @@ class Operator:
 
     def __str__(self) -> str:
         """Return name, sizes and number format, such as ``linear 8192x4096x4096 bf16``."""
-        sizes = (v for k, v in vars(self).items() if k not in self.hidden_sizes and type(v) is int)
-        return f"{self.name} {'x'.join(map(str, sizes))} {self.dtype}"
+        sizes = []
+        for name, value in vars(self).items():
+            if type(value) is int and name not in self.hidden_sizes:
+                sizes.append(str(value))
+        return f"{self.name} {'x'.join(sizes)} {self.dtype}"
 
     @cached_property
     def work(self) -> OperatorWork:
@@ -175,25 +177,24 @@ def check_size(op: Operator) -> None:
     if is_any(op.count > MOST_CALLS):
         raise bad_value(f"{op.name}.count", f"at most {MOST_CALLS:,} calls", np.max(op.count))
     if byte > MOST_BYTE:
-        raise bad_value(
-            clip_text(op, 200), "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes."
-        )
+        where = clip_text(op, 200)
+        raise bad_value(where, "at most 2^40 elements", f"{byte:.3g} bytes", "Check its sizes.")
 
 
-MANY_OPS = 4096  # from which columns gain more than making them takes
+MANY_OPS = 4096  # from so many on, columns gain more than making them takes
 RowIndex = npt.NDArray[np.intp]
-OperatorRecords = tuple[
-    RowIndex, type[Operator], Sequence[Any]
-]  # rows, their class, and what has its fields
+# Rows, their class, and objects that have its fields.
+OperatorRecords = tuple[RowIndex, type[Operator], Sequence[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class OperatorColumns(Sequence[Operator]):
-    """Many operators in columns; one is made when somebody looks at it. Those of a form differ in
-    sizes alone.
+    """Many operators in columns; one is made when somebody looks at it.
+
+    Operators of a form differ in sizes alone.
     """
 
-    forms: CodedColumn[Operator]  # one operator of the form of each
+    forms: CodedColumn[Operator]  # one operator for each form
     sizes: Array  # (size, row) as ``size_names`` of the form has them
     labels: CodedColumn[str]
 
@@ -210,22 +211,23 @@ class OperatorColumns(Sequence[Operator]):
         for rows, kind, records in parts:
             _, place = index_distinct(map(kind.read_words, records))
             form[rows] = place + len(examples)
-            examples += [
-                make(kind, records[i]) for i in np.unique(place, return_index=True)[1].tolist()
-            ]
+            _, first_places = np.unique(place, return_index=True)
+            examples += [make(kind, records[i]) for i in first_places.tolist()]
             for column, name in zip(sizes, kind.size_names, strict=False):
-                column[rows] = np.fromiter(map(attrgetter(name), records), np.float64, len(records))
+                values = map(attrgetter(name), records)
+                column[rows] = np.fromiter(values, np.float64, len(records))
             labels.append((rows, map(attrgetter("label"), records)))
         return cls(CodedColumn(examples, form), sizes, CodedColumn.from_parts(labels, count))
 
     @classmethod
     def from_operators(cls, ops: Sequence[Operator]) -> OperatorColumns:
-        """Stack operators, unless they are."""
+        """Stack operators, unless they are stacked already."""
         if isinstance(ops, OperatorColumns):
             return ops
         kinds, place = index_distinct(map(type, ops))
-        rows_of = zip(split_rows(place, len(kinds)), kinds, strict=True)
-        parts = [(rows, kind, select_operators(ops, rows)) for rows, kind in rows_of]
+        parts = []
+        for rows, kind in zip(split_rows(place, len(kinds)), kinds, strict=True):
+            parts.append((rows, kind, select_operators(ops, rows)))
         return cls.from_records(parts, lambda _, op: op)
 
     def __len__(self) -> int:
@@ -234,9 +236,10 @@ class OperatorColumns(Sequence[Operator]):
     def __getitem__(self, row: Any) -> Any:
         if not isinstance(row, (int, np.integer)):
             return self.select_rows(row)
-        one = self.forms[row]
-        sizes = dict(zip(one.size_names, map(int, self.sizes[:, row].tolist()), strict=False))
-        return one.with_sizes(sizes | {"label": self.labels[row]})
+        form = self.forms[row]
+        values = map(int, self.sizes[:, row].tolist())
+        sizes = dict(zip(form.size_names, values, strict=False))
+        return form.with_sizes(sizes | {"label": self.labels[row]})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -255,12 +258,14 @@ class OperatorColumns(Sequence[Operator]):
 
     def stack_forms(self) -> Iterator[Operator]:
         """Yield one operator for each form, whose sizes are arrays of those of all its rows."""
-        for one, rows in zip(self.forms.values, self.rows_by_form, strict=True):
-            yield one.with_sizes(dict(zip(one.size_names, self.sizes[:, rows], strict=False)))
+        for form, rows in zip(self.forms.values, self.rows_by_form, strict=True):
+            sizes = dict(zip(form.size_names, self.sizes[:, rows], strict=False))
+            yield form.with_sizes(sizes)
 
     def merge_equal(self) -> tuple[OperatorColumns, RowIndex]:
-        """Return the distinct operators, those of a form together, and the place of each operator
-        among them.
+        """Return the distinct operators and the place of each operator among them.
+
+        Those of a form follow one another.
         """
         first = find_equal(np.array([self.forms.place, *self.sizes[1:]]))
         by_form = np.concatenate(self.rows_by_form)
@@ -272,21 +277,22 @@ class OperatorColumns(Sequence[Operator]):
     def describe(self) -> list[str]:
         """Return the text of each operator."""
         texts = np.empty(len(self), object)
-        for one, rows in zip(self.forms.values, self.rows_by_form, strict=True):
-            marks = {
-                name: 10**15 + i for i, name in enumerate(one.size_names)
-            }  # stand for sizes in the text of all
-            text = str(one.with_sizes(marks))
+        for form, rows in zip(self.forms.values, self.rows_by_form, strict=True):
+            # The text of a form, with marks in place of its sizes
+            marks = {name: _FIRST_MARK + i for i, name in enumerate(form.size_names)}
+            text = str(form.with_sizes(marks))
             for i, mark in enumerate(marks.values()):
                 text = text.replace(str(mark), f"{{{i}}}")
-            texts[rows] = list(
-                map(text.format, *self.sizes[: len(marks), rows].astype(np.int64).tolist())
-            )
+            sizes = self.sizes[: len(marks), rows].astype(np.int64)
+            texts[rows] = list(map(text.format, *sizes.tolist()))
         return texts.tolist()
 
 
+_FIRST_MARK = 10**15  # no operator is as large
+
+
 def index_words(ops: Sequence[Any], read: Callable[[Any], _Word]) -> CodedColumn[_Word]:
-    """Return what ``read`` gives for each operator, where sizes do not change it."""
+    """Return what ``read`` returns for each operator, where sizes do not change it."""
     if not isinstance(ops, OperatorColumns):
         return CodedColumn(*index_distinct(map(read, ops)))
     words, place = index_distinct(map(read, ops.forms.values))
@@ -295,29 +301,24 @@ def index_words(ops: Sequence[Any], read: Callable[[Any], _Word]) -> CodedColumn
 
 def select_operators(ops: Sequence[Operator], rows: RowIndex) -> Sequence[Operator]:
     """Return some of the operators, in columns where all are."""
-    return (
-        ops.select_rows(rows)
-        if isinstance(ops, OperatorColumns)
-        else tuple([ops[i] for i in rows.tolist()])
-    )
+    if isinstance(ops, OperatorColumns):
+        return ops.select_rows(rows)
+    return tuple([ops[i] for i in rows.tolist()])
 
 
 _REGISTRY: dict[str, type[Operator]] = {}
-# other whole numbers are at least 1
-_LEAST = {
-    **dict.fromkeys(
-        ("padding", "bytes", "overlaps", "window", "splits", "elsewhere", "all_tokens"), 0
-    ),
-    "group": -1,
-}
+# The least values of some fields; other whole numbers are at least 1.
+_MAY_BE_ZERO = ("padding", "bytes", "overlaps", "window", "splits", "elsewhere", "all_tokens")
+_LEAST = dict.fromkeys(_MAY_BE_ZERO, 0) | {"group": -1}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register_operator(
     kind: str, family: str = ""
 ) -> Callable[[type[_OperatorType]], type[_OperatorType]]:
-    """Make a class a frozen dataclass, known as an operator under ``kind``, the word for it in
-    workload JSON.
+    """Make a class a frozen dataclass and register it as an operator under ``kind``.
+
+    That is the word for it in workload JSON.
 
     >>> @register_operator("sort")
     ... class Sort(Operator):
@@ -328,16 +329,20 @@ def register_operator(
 
     def register(cls: type[_OperatorType]) -> type[_OperatorType]:
         assert kind not in _REGISTRY, f"two operators are called {kind}"
-        cls = cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)
-        cls.kind, cls.family = kind, family or kind
-        sizes = {f.name: cls.stacks and f.type == "int" for f in fields(cls) if f.compare}
-        cls.size_names = ("count", *(name for name, whole in sizes.items() if whole))
-        cls.read_words = staticmethod(
-            attrgetter(*(name for name, whole in sizes.items() if not whole))
-        )
-        cls._whole_numbers = tuple(
-            (f.name, _LEAST.get(f.name, 1)) for f in fields(cls) if f.type == "int"
-        )
+        if "__dataclass_fields__" not in vars(cls):
+            cls = dataclass(frozen=True)(cls)
+        cls.kind = kind
+        cls.family = family or kind
+
+        whole_numbers = [item.name for item in fields(cls) if item.type == "int"]
+        cls._whole_numbers = tuple([(name, _LEAST.get(name, 1)) for name in whole_numbers])
+
+        # Fields that decide the cost: sizes, where many operators stack, and words
+        compared = [item.name for item in fields(cls) if item.compare]
+        sizes = [name for name in compared if cls.stacks and name in whole_numbers]
+        words = [name for name in compared if name not in sizes]
+        cls.size_names = ("count", *sizes)
+        cls.read_words = staticmethod(attrgetter(*words))
         _REGISTRY[kind] = cls
         return cls
 
@@ -363,18 +368,17 @@ class PointwiseFunction:
 @cache
 def load_functions() -> dict[str, PointwiseFunction]:
     """Read all pointwise functions, by name."""
-    rows = (row.values() for row in read_shipped_table("wattcast.workload", "elementwise.csv"))
-    return {
-        name: PointwiseFunction(name, int(n), float(flop), float(sfu), word)
-        for name, n, flop, sfu, word in rows
-    }
+    functions = {}
+    for row in read_shipped_table("wattcast.workload", "elementwise.csv"):
+        name, inputs, flop, sfu_op, meaning = row.values()
+        functions[name] = PointwiseFunction(name, int(inputs), float(flop), float(sfu_op), meaning)
+    return functions
 
 
 def find_function(name: str) -> PointwiseFunction:
     """Return the pointwise function called ``name``, or raise an error with the nearest names."""
     table = load_functions()
     if name not in table:
-        raise unknown_name(
-            "elementwise function", name, table, f"Known: {', '.join(sorted(table))}."
-        )
+        advice = f"Known: {', '.join(sorted(table))}."
+        raise unknown_name("elementwise function", name, table, advice)
     return table[name]

@@ -29,15 +29,15 @@ class Layout(StrEnum):
     BROADCAST = "broadcast"
     TRANSPOSED = "transposed"
 
-    __hash__ = (
-        str.__hash__
-    )  # it equals its word, so it must hash like it; faster than the hash of Enum
+    # It equals its word, so it must hash like it; this is faster than the hash of Enum.
+    __hash__ = str.__hash__
 
 
 @register_operator("linear", family="gemm")
 class Linear(Operator):
-    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ (+ bias[n])``: m tokens, n output features, k input
-    features.
+    """``out[m, n] = in[m, k] @ weight[n, k]ᵀ (+ bias[n])``.
+
+    There are m tokens, n output features and k input features.
 
     ``weight_dtype`` differs from ``dtype`` for int8 or fp8 weights that are narrow in memory.
     ``turned`` says that both operands lie in memory with k outermost (rows of m and n elements), as
@@ -62,17 +62,22 @@ class Linear(Operator):
         m = 1.0 * self.m
         n = 1.0 * self.n
         k = self.k
-        read = (
-            self.dtype.byte * (m * k + n * self.bias)
-            + (self.weight_dtype or self.dtype).byte * n * k
+        weight_dtype = self.weight_dtype or self.dtype
+        out_dtype = self.out_dtype or self.dtype
+        input_byte = self.dtype.byte * (m * k + n * self.bias)
+        weight_byte = weight_dtype.byte * n * k
+        return OperatorWork(
+            flop=2.0 * m * n * k,
+            read_byte=input_byte + weight_byte,
+            write_byte=out_dtype.byte * m * n,
         )
-        return OperatorWork(2.0 * m * n * k, read, (self.out_dtype or self.dtype).byte * m * n)
 
 
 @register_operator("bmm", family="gemm")
 class Bmm(Operator):
-    """``b`` independent products ``[m, k] @ [k, n]``; ``weight_dtype`` and ``turned`` are those of
-    ``Linear``.
+    """``b`` independent products ``[m, k] @ [k, n]``.
+
+    ``weight_dtype`` and ``turned`` are those of ``Linear``.
     """
 
     is_product: ClassVar[bool] = True
@@ -95,9 +100,12 @@ class Bmm(Operator):
         m = self.m
         n = self.n
         k = self.k
-        read = b * (self.dtype.byte * m + (self.weight_dtype or self.dtype).byte * n) * k
+        weight_dtype = self.weight_dtype or self.dtype
+        out_dtype = self.out_dtype or self.dtype
         return OperatorWork(
-            2.0 * b * m * n * k, read, (self.out_dtype or self.dtype).byte * b * m * n
+            flop=2.0 * b * m * n * k,
+            read_byte=b * (self.dtype.byte * m + weight_dtype.byte * n) * k,
+            write_byte=out_dtype.byte * b * m * n,
         )
 
 
@@ -140,30 +148,31 @@ class Conv2d(Operator):
         if self.c % self.groups or self.k % self.groups:
             raise bad_value("conv2d.groups", f"a divisor of c={self.c} and k={self.k}", self.groups)
         if self.p < 1 or self.q < 1:
-            raise bad_value(
-                "conv2d",
-                "a filter that fits the padded image",
-                f"an output of {self.p} by {self.q}",
-            )
+            output = f"an output of {self.p} by {self.q}"
+            raise bad_value("conv2d", "a filter that fits the padded image", output)
 
     @cached_property
     def p(self) -> int:
         """Rows of the output image."""
-        return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
+        covered = self.dilation * (self.r - 1) + 1
+        return (self.h + 2 * self.padding - covered) // self.stride + 1
 
     @cached_property
     def q(self) -> int:
         """Columns of the output image."""
         padding = self.padding if self.padding_w is None else self.padding_w
         stride = self.stride if self.stride_w is None else self.stride_w
-        return (self.w + 2 * padding - self.dilation * (self.s - 1) - 1) // stride + 1
+        covered = self.dilation * (self.s - 1) + 1
+        return (self.w + 2 * padding - covered) // stride + 1
 
     @property
     def form(self) -> str:
         form = self.kind if self.direction == "forward" else f"{self.kind} {self.direction}"
         if self.groups > 1:
             form += " depthwise" if self.groups == self.c else " in groups"
-        return form + " dilated" * (self.dilation != 1)
+        if self.dilation != 1:
+            form += " dilated"
+        return form
 
     @property
     def tensors_byte(self) -> tuple[float, float, float]:
@@ -171,18 +180,19 @@ class Conv2d(Operator):
         image = float(self.n) * self.c * self.h * self.w
         weight = float(self.k) * (self.c // self.groups) * self.r * self.s
         out = float(self.n) * self.k * self.p * self.q
-        return image * self.dtype.byte, weight * self.dtype.byte, out * self.dtype.byte
+        byte = self.dtype.byte
+        return image * byte, weight * byte, out * byte
 
     @cached_property
     def work(self) -> OperatorWork:
         image, weight, out = self.tensors_byte
-        flop = 2.0 * self.n * self.p * self.q * self.k * (self.c // self.groups) * self.r * self.s
-        moved = {
-            "forward": (image + weight, out),
-            "dgrad": (out + weight, image),
-            "wgrad": (image + out, weight),
-        }
-        return OperatorWork(flop, *moved[self.direction])
+        outputs = 2.0 * self.n * self.p * self.q * self.k
+        flop = outputs * (self.c // self.groups) * self.r * self.s
+        if self.direction == "forward":
+            return OperatorWork(flop, read_byte=image + weight, write_byte=out)
+        if self.direction == "dgrad":
+            return OperatorWork(flop, read_byte=out + weight, write_byte=image)
+        return OperatorWork(flop, read_byte=image + out, write_byte=weight)
 
 
 @register_operator("attention")
@@ -213,13 +223,14 @@ class Attention(Operator):
 
     @property
     def form(self) -> str:
-        apart = self.v_head_dim is not None and self.v_head_dim != self.head_dim
-        words = (
-            " backward" * self.backward,
-            " with dropout" * self.dropout,
-            " with values of another width" * apart,
-        )
-        return self.kind + "".join(words)
+        form = self.kind
+        if self.backward:
+            form += " backward"
+        if self.dropout:
+            form += " with dropout"
+        if self.v_head_dim is not None and self.v_head_dim != self.head_dim:
+            form += " with values of another width"
+        return form
 
     @property
     def _scores(self) -> float:
@@ -230,19 +241,18 @@ class Attention(Operator):
         """Arithmetic of the products with no mask: 2 (forward) or 5 (backward) of them."""
         qk = self.head_dim
         v = self.v_head_dim or self.head_dim
-        products = (3 * qk + 2 * v) if self.backward else (qk + v)
-        return 2.0 * self._scores * products
+        width = (3 * qk + 2 * v) if self.backward else (qk + v)
+        return 2.0 * self._scores * width
 
     @property
-    def kept(self) -> float:
+    def visible_share(self) -> float:
         """Share of the scores a causal mask keeps, aligned to the last key."""
         if not self.causal:
             return 1.0
         q = 1.0 * self.q_len
         kv = 1.0 * self.kv_len
-        rows = 0.5 * (
-            q + kv - abs(q - kv)
-        )  # that see any key: the lesser of both, of arrays as well
+        # Rows that see any key: the lesser of q and kv, of arrays as well
+        rows = 0.5 * (q + kv - abs(q - kv))
         return rows * (2.0 * kv + 1.0 - rows) / (2.0 * q * kv)
 
     @cached_property
@@ -253,15 +263,19 @@ class Attention(Operator):
         keys = 1.0 * self.batch * self.kv_heads * self.kv_len
         qkv = self.dtype.byte * (queries * qk + keys * (qk + v))
         out = self.dtype.byte * queries * v
-        read, write = (qkv + 2.0 * out, qkv) if self.backward else (qkv, out)
-        return OperatorWork(self.flop_dense * self.kept, read, write, self._scores * self.kept)
+        return OperatorWork(
+            flop=self.flop_dense * self.visible_share,
+            read_byte=qkv + 2.0 * out if self.backward else qkv,
+            write_byte=qkv if self.backward else out,
+            sfu_op=self._scores * self.visible_share,
+        )
 
 
 @dataclass(frozen=True)
 class RowReduction(Operator):
     """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses.
 
-    ``read`` and ``write`` (bytes) are given where other work is fused in: a residual added, a mask
+    ``read`` and ``write`` (bytes) are stated where other work is fused in: a residual added, a mask
     read."""
 
     hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "read", "write"})
@@ -283,12 +297,16 @@ class RowReduction(Operator):
 
     @cached_property
     def work(self) -> OperatorWork:
-        passes = self.elements * (2.0 if self.backward else 1.0)
-        read = self.dtype.byte * passes if self.read is None else 1.0 * self.read
-        wide = (self.out_dtype or self.dtype).byte * self.elements
-        exponentials = 0.0 if self.backward else self.sfu_per_element * self.elements
-        write = wide if self.write is None else 1.0 * self.write
-        return OperatorWork(self.flop_per_element * passes, read, write, exponentials)
+        reads = self.elements * (2.0 if self.backward else 1.0)
+        out_dtype = self.out_dtype or self.dtype
+        usual_read = self.dtype.byte * reads
+        usual_write = out_dtype.byte * self.elements
+        return OperatorWork(
+            flop=self.flop_per_element * reads,
+            read_byte=usual_read if self.read is None else 1.0 * self.read,
+            write_byte=usual_write if self.write is None else 1.0 * self.write,
+            sfu_op=0.0 if self.backward else self.sfu_per_element * self.elements,
+        )
 
 
 @register_operator("softmax")
@@ -322,7 +340,7 @@ class RmsNorm(RowReduction):
 class Elementwise(Operator):
     """Compute a pointwise ``function`` (a row of ``elementwise.csv``) of ``n`` output elements.
 
-    ``read`` and ``write`` (bytes) are given when they do not follow from ``n``: broadcasts,
+    ``read`` and ``write`` (bytes) are stated when they do not follow from ``n``: broadcasts,
     concatenations, gathers, reductions. ``out_dtype`` differs from ``dtype`` in casts.
 
     ``rows`` and ``run`` describe the walk through memory where the layout leaves it open (None: not
@@ -356,14 +374,19 @@ class Elementwise(Operator):
     def __post_init__(self) -> None:
         super().__post_init__()
         find_function(self.function)
-        for item, value in (("read", self.read), ("write", self.write)):
-            if value is not None and value < 0:
-                raise bad_value(f"{self.function}.{item}", "bytes, zero or more", value)
-        for item, value in (("rows", self.rows), ("run", self.run)):
-            if value is not None and (value < 1 or is_any(self.n < value)):
-                raise bad_value(
-                    f"{self.function}.{item}", f"from 1 to its {self.n} elements", value
-                )
+        self._check_byte("read", self.read)
+        self._check_byte("write", self.write)
+        self._check_elements("rows", self.rows)
+        self._check_elements("run", self.run)
+
+    def _check_byte(self, name: str, value: int | None) -> None:
+        if value is not None and value < 0:
+            raise bad_value(f"{self.function}.{name}", "bytes, zero or more", value)
+
+    def _check_elements(self, name: str, value: int | None) -> None:
+        if value is not None and (value < 1 or is_any(self.n < value)):
+            wanted = f"from 1 to its {self.n} elements"
+            raise bad_value(f"{self.function}.{name}", wanted, value)
 
     @property
     def name(self) -> str:
@@ -373,9 +396,15 @@ class Elementwise(Operator):
     def work(self) -> OperatorWork:
         function = find_function(self.function)
         n = self.n
-        read = function.inputs * n * self.dtype.byte if self.read is None else self.read
-        write = n * (self.out_dtype or self.dtype).byte if self.write is None else self.write
-        return OperatorWork(function.flop * n, 1.0 * read, 1.0 * write, function.sfu_op * n)
+        out_dtype = self.out_dtype or self.dtype
+        usual_read = function.inputs * n * self.dtype.byte
+        usual_write = n * out_dtype.byte
+        return OperatorWork(
+            flop=function.flop * n,
+            read_byte=1.0 * (usual_read if self.read is None else self.read),
+            write_byte=1.0 * (usual_write if self.write is None else self.write),
+            sfu_op=function.sfu_op * n,
+        )
 
 
 @register_operator("collective")
@@ -384,8 +413,8 @@ class Collective(Operator):
     send.
 
     ``stride`` says how GPUs of the group are numbered: neighbours (1), or every ``stride``-th, with
-    other groups between them. ``software`` is nccl, or engine where a serving engine has kernels of
-    its own. ``overlaps`` is how many of the operators issued next run beside it."""
+    other groups between them. ``software`` is nccl, or engine where a serving engine uses its own
+    kernels. ``overlaps`` is how many of the operators issued next run at the same time."""
 
     json_names: ClassVar[Mapping[str, str]] = {"collective": "kind"}
     allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -254,7 +254,7 @@ _read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(
     "flop",
     "read_byte",
     "write_byte",
-    "kept",
+    "visible_share",
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from wattcast.core import Dtype
 from wattcast.workload import engine_operators as engine
+from wattcast.workload import engine_row_operators as row_kernels
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead, WeightRecipe
 from wattcast.workload.operator_base import Operator
@@ -471,7 +472,7 @@ def language_head(
         if run.served and run.head is OutputHead.LAST:
             rows = logits.numel // logits.shape[-1]
             x.tape.emit(
-                engine.Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype),
+                row_kernels.Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype),
                 (logits,),
                 (logits,),
             )
@@ -548,7 +549,7 @@ def project_narrow(
     if recipe.activations is not None:
         if x.dtype is run.dtype:
             x = tape.launch(
-                engine.Quantize(m, k, recipe.mode, dtype=run.dtype),
+                row_kernels.Quantize(m, k, recipe.mode, dtype=run.dtype),
                 (x,),
                 x.shape,
                 recipe.activations,
@@ -577,7 +578,9 @@ def _compiled_rows(x: Tensor, function: str, dim: int, quantized: bool = False) 
     are in fp8.
     """
     shape = (*x.shape[:-1], dim)
-    op = engine.CompiledRows(prod(shape[:-1]), dim, function + "_quant" * quantized, dtype=x.dtype)
+    op = row_kernels.CompiledRows(
+        prod(shape[:-1]), dim, function + "_quant" * quantized, dtype=x.dtype
+    )
     return x.tape.launch(op, (x,), shape, Dtype.FP8 if quantized else x.dtype)
 
 
@@ -624,7 +627,7 @@ def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_d
     heads = q.numel // tokens // width
     kv_heads = k.numel // tokens // width
     if run.served:
-        op: Operator = engine.EngineRotary(
+        op: Operator = row_kernels.EngineRotary(
             tokens, kv_heads * head_dim, heads, kv_heads, head_dim, dtype=q.dtype
         )
     else:
@@ -643,7 +646,9 @@ def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int)
         tokens = run.batch * run.length
         if run.served:
             half = elements // 2
-            op: Operator = engine.CacheWrite(tokens, half, 1, 1, half, run.cache_dtype, dtype=dtype)
+            op: Operator = row_kernels.CacheWrite(
+                tokens, half, 1, 1, half, run.cache_dtype, dtype=dtype
+            )
         else:
             op = Elementwise("copy", tokens * elements, dtype=dtype, layout=Layout.STRIDED)
         tape.emit(op, parts, ())
@@ -674,7 +679,9 @@ def paged_attention(
     if run.served:
         if run.cache_dtype is Dtype.FP8:
             tape.emit(
-                engine.Quantize(batch * length, heads * dim, "static", dtype=q.dtype), (q,), (q,)
+                row_kernels.Quantize(batch * length, heads * dim, "static", dtype=q.dtype),
+                (q,),
+                (q,),
             )
         last = seen + (0 if causal else (length - 1) // 2)  # keys of the last token
         splits = engine.GRAPH_SPLITS if batch * length <= engine.GRAPH_TOKENS else 0

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from wattcast.core import Dtype, bad_value
 from wattcast.workload import tensor_functions as functional
-from wattcast.workload.engine_operators import CausalConv, FusedExperts, Route, StateScan
+from wattcast.workload.engine_operators import FusedExperts
+from wattcast.workload.engine_row_operators import Route
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import Elementwise, RmsNorm
 from wattcast.workload.program import PassSettings
+from wattcast.workload.scan_operators import CausalConv, StateScan
 from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce
 
 if TYPE_CHECKING:

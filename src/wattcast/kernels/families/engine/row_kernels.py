@@ -23,7 +23,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     count_each,
     fill_slots,
 )
-from wattcast.workload.engine_operators import (
+from wattcast.workload.engine_row_operators import (
     AlignTokens,
     CacheWrite,
     CompiledRows,

@@ -15,7 +15,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     OperatorRun,
     count_each,
 )
-from wattcast.workload.engine_operators import CausalConv, StateScan
+from wattcast.workload.scan_operators import CausalConv, StateScan
 
 # Values of a block of a convolution, or of the state that a single token changes
 _BLOCK_VALUES = 4096.0

@@ -32,12 +32,11 @@ from wattcast.workload.engine_operators import (
     GRAPH_SPLITS,
     GRAPH_TOKENS,
     BlockProduct,
-    CacheWrite,
     FusedExperts,
     PagedAttention,
-    Quantize,
     ScaledProduct,
 )
+from wattcast.workload.engine_row_operators import CacheWrite, Quantize
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention, Bmm, Elementwise, Linear
 
