@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +19,10 @@ from wattcast.control.site_budget import (
     Site,
     SiteCoordinator,
     SiteGpu,
-    SiteNode,
     SitePlan,
     rehearse_site,
 )
-from wattcast.core.errors import BadInput, MissingTool, Refused
+from wattcast.core.errors import BadInput, Refused
 
 DAY_S = 86_400
 
@@ -148,45 +151,64 @@ def test_no_second_of_a_day_exceeds_the_budget() -> None:
 
 
 class SiteDaemon:
-    """The daemon of a node in this process: it holds cards for a connection and gives them back."""
+    """The daemon of a node in this process."""
 
     def __init__(self, count: int) -> None:
         self.limits_w = {f"GPU-{i}": 300.0 for i in range(count)}
-        self.held: set[str] = set()
+        self.holder: dict[str, SiteLink] = {}
         self.lost: set[str] = set()
+        self.hanging: set[str] = set()
+        self.goes_on = threading.Event()
         self.is_down = False
         self.connections = 0
 
-    def link(self, path: Path) -> SiteDaemon:
+    def link(self, path: Path) -> SiteLink:
         if self.is_down:
-            raise MissingTool(f"no daemon listens at {path}.")
+            raise SilentDaemon(f"the daemon at {path} accepts nobody.")
         self.connections += 1
-        return self
-
-    def close(self) -> None:
-        for uuid in list(self.held):
-            self.give_back(uuid)
+        return SiteLink(self)
 
     def give_back(self, uuid: str) -> None:
-        self.held.discard(uuid)
+        self.holder.pop(uuid, None)
         self.limits_w[uuid] = 300.0
 
+    def go_down(self) -> None:
+        """End, and give back all cards."""
+        self.is_down = True
+        for uuid in list(self.holder):
+            self.give_back(uuid)
+
+
+class SiteLink:
+    """A connection to that daemon, which gives back what it holds when it is closed."""
+
+    def __init__(self, daemon: SiteDaemon) -> None:
+        self.daemon = daemon
+
+    def close(self) -> None:
+        for uuid, holder in list(self.daemon.holder.items()):
+            if holder is self:
+                self.daemon.give_back(uuid)
+
     def status(self) -> list[CardStatus]:
-        return [CardStatus(uuid, "", "", CardSettings(), None) for uuid in self.limits_w]
+        return [CardStatus(uuid, "", "", CardSettings(), None) for uuid in self.daemon.limits_w]
 
     def ask(self, request: DaemonRequest) -> DaemonReply:
-        if self.is_down:
-            raise SilentDaemon("the daemon has ended.")
+        daemon = self.daemon
         uuid = request.gpu
-        if request.op in ("read", "set") and uuid in self.lost:
+        if uuid in daemon.hanging:
+            daemon.goes_on.wait(60.0)
+        if daemon.is_down:
+            raise SilentDaemon("the daemon has ended.")
+        if request.op in ("read", "set") and uuid in daemon.lost:
             raise Refused(f"the card {uuid} is lost.")
         if request.op == "claim":
-            self.held.add(uuid)
-        elif request.op != "read" and uuid not in self.held:
+            daemon.holder[uuid] = self
+        elif request.op != "read" and daemon.holder.get(uuid) is not self:
             raise Refused(f"{uuid} is not held by you.")
         if request.limit_w is not None:
-            self.limits_w[uuid] = request.limit_w
-        limit_w = self.limits_w[uuid]
+            daemon.limits_w[uuid] = request.limit_w
+        limit_w = daemon.limits_w[uuid]
         return DaemonReply(True, power_w=limit_w, limits_w=(limit_w, 200.0, 700.0))
 
 
@@ -194,55 +216,87 @@ class SiteDaemon:
 def daemon(monkeypatch: pytest.MonkeyPatch) -> SiteDaemon:
     made = SiteDaemon(4)
     monkeypatch.setattr(site_budget, "DaemonLink", made.link)
+    monkeypatch.setattr(site_budget, "PATIENCE_S", 30.0)  # on a machine that is busy
     return made
 
 
-def start_site(said: list[str], budget_w: float = 1600.0) -> Site:
-    """Start a site of four cards, and let it run until each has its share of what is left."""
-    site = Site([SiteNode(Path("socket"))], budget_w, {}, said.append)
-    for _ in range(10):
-        site.step()
-    return site
+@pytest.fixture
+def said() -> list[str]:
+    return []
 
 
-def test_a_lost_card_leaves_the_others_their_shares(daemon: SiteDaemon) -> None:
+@pytest.fixture
+def site(daemon: SiteDaemon, said: list[str]) -> Iterator[Site]:
+    """A site of four cards, each of which has its share of what is left."""
+    with closing(Site([Path("socket")], 1600.0, {}, said.append)) as made:
+        for _ in range(10):
+            made.step()
+        assert daemon.limits_w == pytest.approx({f"GPU-{i}": 400.0 for i in range(4)})
+        assert daemon.connections == 5
+        yield made
+
+
+def test_a_lost_card_leaves_the_others_their_shares(
+    site: Site, daemon: SiteDaemon, said: list[str]
+) -> None:
     """Each second that a card of a node was lost, all others went back to their safe shares."""
-    said: list[str] = []
-    site = start_site(said)
-    assert min(daemon.limits_w.values()) == pytest.approx(400.0)
     daemon.lost.add("GPU-2")
     for _ in range(5):
         site.step()
         others = [watts for uuid, watts in daemon.limits_w.items() if uuid != "GPU-2"]
         assert min(others) == pytest.approx(400.0)
-    assert daemon.connections == 1
+    assert daemon.connections == 5
     assert said == ["GPU-2: the card GPU-2 is lost."] * 5
 
 
-def test_a_card_that_was_given_back_is_claimed_again_from_its_safe_share(
-    daemon: SiteDaemon,
+def test_a_card_that_hangs_makes_no_other_late(
+    site: Site, daemon: SiteDaemon, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    site = start_site(said)
+    """Others were not heard while the coordinator waited for one, and lost their shares."""
+    daemon.hanging.add("GPU-2")
+    monkeypatch.setattr(site_budget, "PATIENCE_S", 0.2)
+    drawn_w, limits_w = site.step()
+    assert 2 not in drawn_w
+    assert limits_w == pytest.approx([400.0] * 4)  # reserved
+    assert said[0].startswith("GPU-2: the daemon has not answered")
+    monkeypatch.setattr(site_budget, "PATIENCE_S", 30.0)
+    drawn_w, _ = site.step()  # does not wait for it
+    assert set(drawn_w) == {0, 1, 3}
+    daemon.goes_on.set()
+    while 2 not in drawn_w:
+        drawn_w, limits_w = site.step()
+    assert limits_w == pytest.approx([400.0] * 4)
+
+
+def test_a_card_that_was_given_back_is_claimed_again_from_its_safe_share(
+    site: Site, daemon: SiteDaemon, said: list[str]
+) -> None:
     daemon.give_back("GPU-1")
     _, limits_w = site.step()
     assert 300.0 < limits_w[1] <= 350.0  # by the ramp, from the safe share
     assert min(limits_w[i] for i in (0, 2, 3)) >= 399.9
     assert sum(limits_w) <= 1600.0
-    assert daemon.connections == 1
+    assert daemon.connections == 5
     assert said == []
 
 
-def test_a_node_that_is_lost_is_reached_again(daemon: SiteDaemon) -> None:
-    said: list[str] = []
-    site = start_site(said)
-    daemon.is_down = True
+def test_an_idle_card_is_heard_without_a_question(site: Site, daemon: SiteDaemon) -> None:
+    """Beats came once a round, however long the round was."""
+    daemon.give_back("GPU-1")
+    end_s = time.monotonic() + 60.0
+    while "GPU-1" not in daemon.holder:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_node_that_is_lost_is_reached_again(site: Site, daemon: SiteDaemon) -> None:
+    daemon.go_down()
     for _ in range(3):
         _, limits_w = site.step()
         assert limits_w == pytest.approx([400.0] * 4)  # reserved: nobody knows
     daemon.is_down = False
     _, limits_w = site.step()
-    assert daemon.connections == 2
+    assert daemon.connections == 9
     assert limits_w == pytest.approx([350.0] * 4)
     assert daemon.limits_w == pytest.approx({f"GPU-{i}": 350.0 for i in range(4)})
     for _ in range(5):

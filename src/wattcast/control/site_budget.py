@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import Future, wait
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from wattcast.control.card_daemon import DaemonReply, DaemonRequest
+from wattcast.control.card_daemon import BEAT_S, DaemonRequest
 from wattcast.control.daemon_client import DaemonLink, SilentDaemon
 from wattcast.core.arrays import Array
 from wattcast.core.errors import Refused, WattcastError, bad_value
@@ -27,7 +31,10 @@ HELD_DOWN = 0.95  # of its limit, from which a card would draw more if it might
 MORE = 1.3
 ROOM = 1.1
 PERIOD_S = 1.0
+PATIENCE_S = 1.0  # with the daemon of one GPU, before the others are looked after
 ROUNDED_DOWN = 1 - 1e-9  # no sum of shares exceeds a budget by rounding
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,112 +120,155 @@ class SiteCoordinator:
         return self.promised_w
 
 
-class SiteNode:
-    """Reach the GPUs of one node through its daemon.
+class SiteCard:
+    """Hold one GPU through a connection of its own, in a thread of its own.
 
-    A GPU that fails leaves the others of its node as they are. Where the connection is lost, all of
-    them go back to their safe shares and are claimed anew."""
+    A GPU that hangs, lies or is lost so makes no other one late. The thread is heard by the daemon
+    whenever it has nothing else to ask."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, uuid: str) -> None:
+        self.uuid = uuid
         self._path = path
-        self.link = DaemonLink(path)
-        self.is_lost = False
-        self.uuids = [card.uuid for card in self.link.status()]
-        for uuid in self.uuids:
-            self.link.ask(DaemonRequest("claim", uuid))
+        self._link: DaemonLink | None = DaemonLink(path)
+        self._was_given_back = False
+        self._ask("claim")
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._latest: Future[Any] = Future()
+        self._latest.set_result(None)
+        self._thread = Thread(target=self._work, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Give all GPUs back."""
-        self.link.close()
+        """Give the GPU back."""
+        self._jobs.put(None)
+        self._thread.join(PATIENCE_S)
+        if self._link is not None:
+            self._link.close()
 
-    def reconnect(self) -> bool:
-        """Try to reach a lost node again, and tell whether it answers."""
-        self.link.close()
+    @property
+    def is_busy(self) -> bool:
+        """Whether an earlier question has no answer yet."""
+        return not self._latest.done()
+
+    def start_look(self) -> Future[tuple[float | None, bool]]:
+        """Ask what the GPU draws, and whether it was given back since it was asked last."""
+        return self._start(self._look)
+
+    def start_set(self, limit_w: float) -> Future[bool]:
+        """Ask for a power limit; the answer is whether the daemon has confirmed it."""
+        return self._start(lambda: self._ask("set", limit_w).ok)
+
+    def _start(self, job: Callable[[], T]) -> Future[T]:
+        answer: Future[T] = Future()
+        self._latest = answer
+        self._jobs.put((answer, job))
+        return answer
+
+    def _work(self) -> None:
+        while True:
+            try:
+                item = self._jobs.get(timeout=BEAT_S / 2)
+            except Empty:
+                with suppress(WattcastError):
+                    self._keep()
+                continue
+            if item is None:
+                return
+            answer, job = item
+            try:
+                answer.set_result(job())
+            except Exception as error:
+                answer.set_exception(error)
+
+    def _look(self) -> tuple[float | None, bool]:
+        self._keep()
+        was_given_back = self._was_given_back
+        self._was_given_back = False
+        return self._ask("read").power_w, was_given_back
+
+    def _keep(self) -> None:
+        """Hold on to the GPU; one that the daemon gave back is claimed anew, at its safe share."""
         try:
-            self.link = DaemonLink(self._path)
-        except WattcastError:
-            return False
-        self.is_lost = False
-        return True
-
-    def ask(self, request: DaemonRequest) -> DaemonReply:
-        """Ask the daemon; one that does not answer is lost until ``reconnect``."""
-        try:
-            return self.link.ask(request)
-        except SilentDaemon:
-            self.is_lost = True
-            raise
-
-    def read_power_w(self, uuid: str) -> float | None:
-        """Return what a GPU draws, if its driver tells."""
-        return self.ask(DaemonRequest("read", uuid)).power_w
-
-    def keep(self, uuid: str) -> bool:
-        """Hold on to a GPU, and tell whether it was ours.
-
-        One that the daemon gave back meanwhile is claimed anew, at its safe share.
-        """
-        try:
-            self.ask(DaemonRequest("beat", uuid))
+            self._ask("beat")
         except Refused:
-            self.ask(DaemonRequest("claim", uuid))
-            return False
-        return True
+            self._ask("claim")
+            self._was_given_back = True
+
+    def _ask(
+        self, op: Literal["read", "beat", "claim", "set"], limit_w: float | None = None
+    ) -> Any:
+        """Ask the daemon, through a new connection where the last one was lost."""
+        try:
+            if self._link is None:
+                self._link = DaemonLink(self._path)
+            return self._link.ask(DaemonRequest(op, self.uuid, limit_w=limit_w))
+        except SilentDaemon:
+            if self._link is not None:
+                self._link.close()
+            self._link = None
+            raise
 
 
 class Site:
     """Keep the budget of all GPUs behind the sockets of several daemons.
 
-    What a GPU was promised stays reserved until its node answers again."""
+    What a GPU was promised stays reserved until its daemon answers again."""
 
     def __init__(
         self,
-        nodes: Sequence[SiteNode],
+        nodes: Sequence[Path],
         budget_w: float,
         priorities: Mapping[str, int],
         say: Callable[[str], None],
     ) -> None:
-        self._nodes = nodes
         self._say = say
-        self._cards = [(node, uuid) for node in nodes for uuid in node.uuids]
+        self._cards: list[SiteCard] = []
         gpus = []
-        for node, uuid in self._cards:
-            limits_w = node.ask(DaemonRequest("read", uuid)).limits_w
-            if limits_w is None:
-                why = "does not tell its power limit, so that it cannot share a budget"
-                raise Refused(f"{uuid} {why}.")
-            gpus.append(SiteGpu(uuid, limits_w[0], limits_w[2], priorities.get(uuid, 0)))
+        for path in nodes:
+            with closing(DaemonLink(path)) as link:
+                for card in link.status():
+                    limits_w = link.ask(DaemonRequest("read", card.uuid)).limits_w
+                    if limits_w is None:
+                        why = "does not tell its power limit, so that it cannot share a budget"
+                        raise Refused(f"{card.uuid} {why}.")
+                    rank = priorities.get(card.uuid, 0)
+                    gpus.append(SiteGpu(card.uuid, limits_w[0], limits_w[2], rank))
+                    self._cards.append(SiteCard(path, card.uuid))
         self.plan = SitePlan(budget_w, tuple(gpus))
         self.coordinator = SiteCoordinator(self.plan, self._set_limit)
 
-    def _set_limit(self, i: int, watts: float) -> bool:
-        node, uuid = self._cards[i]
-        try:
-            return node.ask(DaemonRequest("set", uuid, limit_w=watts)).ok
-        except WattcastError as error:
-            self._say(f"{uuid}: {error}")
-            return False
+    def close(self) -> None:
+        """Give all GPUs back."""
+        for card in self._cards:
+            card.close()
 
     def step(self) -> tuple[dict[int, float], list[float]]:
         """Take one second's readings; return what GPUs draw and the limits they are promised."""
-        for node in self._nodes:
-            if node.is_lost and not node.reconnect():
-                self._say(f"{', '.join(node.uuids)}: the daemon does not answer.")
-
+        looks = {i: card.start_look() for i, card in enumerate(self._cards) if not card.is_busy}
+        wait(looks.values(), PATIENCE_S)
         drawn_w: dict[int, float] = {}
-        for i, (node, uuid) in enumerate(self._cards):
-            if node.is_lost:
-                continue
+        for i, look in looks.items():
             try:
-                if not node.keep(uuid):
-                    self.coordinator.promised_w[i] = self.plan.gpus[i].safe_w
-                power_w = node.read_power_w(uuid)
-            except WattcastError as error:
-                self._say(f"{uuid}: {error}")
+                power_w, was_given_back = look.result(0.0)
+            except (WattcastError, TimeoutError) as error:
+                self._report(i, error)
                 continue
+            if was_given_back:
+                self.coordinator.promised_w[i] = self.plan.gpus[i].safe_w
             if power_w is not None:
                 drawn_w[i] = power_w
         return drawn_w, self.coordinator.step(drawn_w)
+
+    def _set_limit(self, i: int, watts: float) -> bool:
+        try:
+            return self._cards[i].start_set(watts).result(PATIENCE_S)
+        except (WattcastError, TimeoutError) as error:
+            self._report(i, error)
+            return False
+
+    def _report(self, i: int, error: Exception) -> None:
+        why = str(error) or f"the daemon has not answered for {PATIENCE_S:.0f} s."
+        self._say(f"{self._cards[i].uuid}: {why}")
 
 
 def coordinate_site(
@@ -231,9 +281,7 @@ def coordinate_site(
     """Share a budget among the GPUs behind the sockets of several daemons until ``alive`` ends.
 
     Sockets of other nodes are forwarded (``ssh -L /run/site/b.sock:/run/wattcast/socket b``)."""
-    with ExitStack() as stack:
-        reached = [stack.enter_context(closing(SiteNode(path))) for path in nodes]
-        site = Site(reached, budget_w, priorities, say)
+    with closing(Site(nodes, budget_w, priorities, say)) as site:
         earlier_limits = ""
         while alive():
             time.sleep(PERIOD_S)
