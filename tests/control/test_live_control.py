@@ -18,20 +18,19 @@ from numpy.testing import assert_allclose
 
 import wattcast
 from wattcast.calibrate.calibration_rows import read_calibration_rows
-from wattcast.control import live_control
+from wattcast.control import clock_plane, live_control, program_files
 from wattcast.control.card_settings import RefusedKnob
-from wattcast.control.live_control import (
-    MPS_PIPE,
-    MPS_SHARE,
-    PROGRAM_KERNEL,
-    LivePlant,
-    ProgressFile,
-    SmCountFile,
-    control_plant,
-    limit_sm_share,
-)
+from wattcast.control.live_control import control_plant
+from wattcast.control.live_plant import PROGRAM_KERNEL, LivePlant
 from wattcast.control.plants import KnobRole, Observation, Settings, build_card_lattice, play_plant
 from wattcast.control.policies import Harmonia
+from wattcast.control.program_files import (
+    MPS_PIPE,
+    MPS_SHARE,
+    ProgressFile,
+    SmCountFile,
+    limit_sm_share,
+)
 from wattcast.control.search_problem import Goal, Objective
 from wattcast.control.watch_card import advise_clock, follow_clock, watch_card
 from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused
@@ -315,7 +314,7 @@ def test_progress_in_lines_adds_amounts_up_and_ignores_what_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "done"
-    monkeypatch.setenv(live_control.PROGRESS_VARIABLE, str(path))
+    monkeypatch.setenv(program_files.PROGRESS_VARIABLE, str(path))
     live_control.report_work(4096)
     told = ProgressFile(path)
     assert told.count() == 4096.0
@@ -431,14 +430,14 @@ def test_clocks_that_are_refused_and_programs_that_fail_are_told(tmp_path: Path)
     fails_at_2000 = [sys.executable, "-c", "raise SystemExit({core} == 2000)"]
     plane = [(2e9, 3e9), (1e9, 3e9), (0.5e9, 3e9)]
     assert list(
-        live_control.visit_clock_plane(card, plane, fails_at_2000, said.append, os.environ).values()
+        clock_plane.visit_clock_plane(card, plane, fails_at_2000, said.append, os.environ).values()
     ) == [*(1, None, 0)]
     assert said == ["1000 and 3000 MHz are left out: 1000 MHz will not be set"]
     with pytest.raises(MissingTool, match="cannot be started"):
-        live_control.visit_clock_plane(card, plane, ["/nowhere"], said.append, os.environ)
+        clock_plane.visit_clock_plane(card, plane, ["/nowhere"], said.append, os.environ)
     assert card.given_back == 2
     with pytest.raises(MissingTool, match="no clocks"):
-        live_control.choose_clock_plane([], [], 2, 1)
+        clock_plane.choose_clock_plane([], [], 2, 1)
 
 
 def test_a_share_of_the_units_needs_an_mps_server(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from wattcast.control.live_control import LivePlant, ProgressFile, control_plant
+from wattcast.control.live_control import control_plant
+from wattcast.control.live_plant import LivePlant
 from wattcast.control.plants import Observation, build_card_lattice
+from wattcast.control.program_files import ProgressFile
 from wattcast.control.savings import (
     LEAST_PAIRS,
     MeasuredSavings,

@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from wattcast.control.live_control import LivePlant, control_serving
+from wattcast.control.live_control import control_serving
+from wattcast.control.live_plant import LivePlant
 from wattcast.control.plants import Knob, KnobRole, Lattice
 from wattcast.control.serving_control import (
     KEPT,

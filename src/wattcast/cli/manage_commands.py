@@ -167,7 +167,13 @@ def run(
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
-    from wattcast.control import daemon_client, live_control, serving_control, watch_card
+    from wattcast.control import (
+        daemon_client,
+        live_control,
+        program_files,
+        serving_control,
+        watch_card,
+    )
     from wattcast.measure.device_control import NvmlCard
     from wattcast.serving.simulate_serving import find_language_model
 
@@ -193,7 +199,7 @@ def run(
         check_writable(rows)
     variables = dict(env.variables)
     if sm_percent is not None:
-        variables |= live_control.limit_sm_share(sm_percent, variables)
+        variables |= program_files.limit_sm_share(sm_percent, variables)
     card = NvmlCard(device)
     card.open()
     if not apply:
@@ -206,7 +212,7 @@ def run(
         total = sms or int(
             _catalogue_gpu(card.name, "--units", "Tell how many SMs it has (--sms).").sm_count
         )
-        told = live_control.SmCountFile(units, total)
+        told = program_files.SmCountFile(units, total)
     keeper: Any = None if metrics is None else partial(serving_control.LatencyKeeper, limits=limits)
     if model is not None:
         chip = _catalogue_gpu(
@@ -239,12 +245,12 @@ def plane(
 
     Example: wattcast manage plane --apply --cores 8 -- wattcast lab microbench --out
     rows/{core}-{memory}"""
-    from wattcast.control import daemon_client, live_control
+    from wattcast.control import clock_plane, daemon_client
     from wattcast.measure.device_control import NvmlCard
 
     card = NvmlCard(device)
     card.open()
-    points = live_control.choose_clock_plane(*card.clocks_hz(), cores, memories)
+    points = clock_plane.choose_clock_plane(*card.clocks_hz(), cores, memories)
     told = ", ".join(f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for core, memory in points)
     if not apply:
         env.say(
@@ -252,7 +258,7 @@ def plane(
         )
         raise typer.Exit
     with daemon_client.hold_card(card, socket) as held:
-        codes = live_control.visit_clock_plane(held, points, command, env.say, env.variables)
+        codes = clock_plane.visit_clock_plane(held, points, command, env.say, env.variables)
     failed = [
         f"{core / 1e6:.0f}/{memory / 1e6:.0f}"
         for (core, memory), code in codes.items()

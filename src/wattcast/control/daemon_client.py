@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -346,21 +346,22 @@ def read_status(socket_path: Path | None = None) -> tuple[dict[str, Any], str, E
     """
     silence = ""
     is_stuck = False
-    cards: tuple[CardStatus, ...] = ()
+    cards: list[CardStatus] = []
     try:
         with closing(DaemonLink(socket_path or SOCKET)) as link:
-            cards = link.status()
+            cards += link.status()
     except MissingTool as error:
         silence = str(error)
         is_stuck = isinstance(error, SilentDaemon)
     tended = {card.uuid for card in cards}
-    others = [note for note in card_notes.list_notes() if note.uuid not in tended]
-    cards = (*cards, *(_describe_untended(note, bool(silence)) for note in others))
+    for note in card_notes.list_notes():
+        if note.uuid not in tended:
+            cards.append(_describe_untended(note, bool(silence)))
     lines = [silence] if silence else []
     lines += [_describe_card(card) for card in cards]
     plain = {"daemon": not silence, "why": silence, "cards": msgspec.to_builtins(cards)}
-    is_left = is_stuck or any(card.trouble for card in cards)
-    return plain, "\n".join(lines), ExitCode.REFUSED if is_left else ExitCode.OK
+    has_trouble = is_stuck or any(card.trouble for card in cards)
+    return plain, "\n".join(lines), ExitCode.REFUSED if has_trouble else ExitCode.OK
 
 
 def _describe_untended(note: CardNote, is_silent: bool) -> CardStatus:
@@ -397,39 +398,58 @@ def restore_cards(
     by_defaults: bool = False,
 ) -> None:
     """Give cards back what they had; ``Refused`` lists those that did not take it."""
-    path = socket_path or SOCKET
-    troubles: list[str] = []
     tended: set[str] = set()
-    is_any_changed = False
+    to_restore: list[str] = []
+    troubles: list[str] = []
     try:
-        with closing(DaemonLink(path)) as link:
+        with closing(DaemonLink(socket_path or SOCKET)) as link:
             cards = link.status()
             tended = {card.uuid for card in cards}
-            changed = [c.uuid for c in cards if c.before is not None or c.trouble or c.holder]
-            wanted = changed if uuid is None else [uuid] if uuid in tended else []
-            is_any_changed = bool(wanted)
-            for one in wanted:
-                troubles += _ask_to_restore(link, one, by_defaults, say)
+            to_restore = _list_to_restore(cards, uuid)
+            for card_uuid in to_restore:
+                troubles += _ask_to_restore(link, card_uuid, by_defaults, say)
     except SilentDaemon as error:
-        why = f"a daemon is there and was not reached ({error})"
-        do = "Nothing is known to be given back: try again, or end that daemon first."
-        left = [describe_leftover(note) for note in list_leftovers()]
-        raise Refused(f"{why}. {do} {'. '.join(left)}".rstrip()) from None
+        raise _refuse_to_restore(error) from None
     except MissingTool:
         if os.geteuid() != 0:
             raise
-    left_notes = [note for note in list_leftovers() if note.uuid not in tended]
-    left_notes = [note for note in left_notes if uuid in (None, note.uuid)]
-    if tended and uuid is None:  # cards of another daemon are its own
-        left_notes = [note for note in left_notes if not card_notes.is_tended(note.uuid)]
-    if left_notes:
-        troubles += _restore_untended(left_notes, say, by_defaults)
+    leftovers = _list_untended(tended, uuid)
+    if leftovers:
+        troubles += _restore_untended(leftovers, say, by_defaults)
     elif uuid is not None and tended and uuid not in tended:
         troubles.append(f"no GPU {uuid} here. `wattcast manage status` lists them.")
-    elif not is_any_changed:
+    elif not to_restore:
         say("no card is changed.")
     if troubles:
         raise Refused(" ".join(troubles))
+
+
+def _list_to_restore(cards: Sequence[CardStatus], uuid: str | None) -> list[str]:
+    """Return the cards that the daemon is to give back: one, or all that are changed."""
+    if uuid is not None:
+        return [card.uuid for card in cards if card.uuid == uuid]
+    changed = [c for c in cards if c.before is not None or c.trouble or c.holder]
+    return [card.uuid for card in changed]
+
+
+def _list_untended(tended: set[str], uuid: str | None) -> list[CardNote]:
+    """Return the notes of changed cards that the daemon does not tend to."""
+    notes = []
+    for note in list_leftovers():
+        if note.uuid in tended or uuid not in (None, note.uuid):
+            continue
+        is_of_another_daemon = tended and uuid is None and card_notes.is_tended(note.uuid)
+        if not is_of_another_daemon:
+            notes.append(note)
+    return notes
+
+
+def _refuse_to_restore(error: SilentDaemon) -> Refused:
+    """Return the error that says which cards may be changed while a daemon does not answer."""
+    reason = f"a daemon is there and was not reached ({error})"
+    advice = "Nothing is known to be given back: try again, or end that daemon first."
+    leftovers = ". ".join(describe_leftover(note) for note in list_leftovers())
+    return Refused(f"{reason}. {advice} {leftovers}".rstrip())
 
 
 def _ask_to_restore(

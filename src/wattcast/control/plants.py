@@ -2,7 +2,7 @@
 
 A plant runs one kernel (or one period) at given settings and reports what a controller may observe.
 ``PlantTables`` holds time, power and counters of every kernel at every setting, whether simulated,
-predicted or measured; ``TablePlant`` plays one application from them. ``control/live_control.py``
+predicted or measured; ``TablePlant`` plays one application from them. ``control/live_plant.py``
 has the plant that is a real card.
 
 A setting is a tuple of level indices, one per knob, 0 being the lowest level. The lattice of all

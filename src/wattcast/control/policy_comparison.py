@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HD7970 = "hd-7970"
-# perturbed plants that results are reported on; the controller was tuned on seeds below 100
+# Perturbed plants that results are reported on; the controller was tuned on seeds below 100.
 FIRST_SEED = 1000
 ITERATIONS = 100
 ENDINGS = ("", "_with_probing")  # of shares: at the settings converged to, and of the whole run
+WORSE = 0.01  # a run whose product is larger than the default's by more than this share is worse
 _RUN = re.compile(r"(?P<name>.+)_freq(?P<mhz>\d{2,5})_iter(?P<count>\d+)(?:\.csv)?")
 
 
@@ -122,30 +124,30 @@ def compare_policies(
 def _judge_run(
     tables: PlantTables, run: PolicyRun, base: PlayedRun, best: PlayedRun, objective: Objective
 ) -> PolicyOutcome:
+    """Compare a run with the vendor's default (``base``) and the oracle (``best``)."""
     application = run.played.application
     order = tables.order(application)
+    powers = {"ed2": Goal.ED2.delay_power, "objective": objective.goal.delay_power}
 
     def judge(played: PlayedRun) -> dict[str, float]:
         time_s = played.total_s
         energy_j = played.total_j + run.idle_j
-        found = {}
-        for name, power in (
-            ("ed2", Goal.ED2.delay_power),
-            ("objective", objective.goal.delay_power),
-        ):
+        shares = {}
+        for name, power in powers.items():
             total = energy_j * time_s**power
-            found[f"{name}_gain_over_default"] = 1 - total / (base.total_j * base.total_s**power)
-            found[f"{name}_over_oracle"] = total / (best.total_j * best.total_s**power) - 1
-        found["slowdown"] = time_s / base.total_s - 1
-        found["power_saving"] = 1 - energy_j / time_s / (base.total_j / base.total_s)
-        return found | {"energy_saving": 1 - energy_j / base.total_j}
+            shares[f"{name}_gain_over_default"] = 1 - total / (base.total_j * base.total_s**power)
+            shares[f"{name}_over_oracle"] = total / (best.total_j * best.total_s**power) - 1
+        shares["slowdown"] = time_s / base.total_s - 1
+        shares["power_saving"] = 1 - energy_j / time_s / (base.total_j / base.total_s)
+        shares["energy_saving"] = 1 - energy_j / base.total_j
+        return shares
 
-    both = judge(run_at_settings(tables, application, run.converged[order])), judge(run.played)
-    shares = {
-        name + end: found[name]
-        for name in both[0]
-        for end, found in zip(ENDINGS, both, strict=True)
-    }
+    converged = judge(run_at_settings(tables, application, run.converged[order]))
+    whole = judge(run.played)
+    shares = {}
+    for name in converged:
+        for ending, judged in zip(ENDINGS, (converged, whole), strict=True):
+            shares[name + ending] = judged[name]
     used = np.unique(run.converged[np.unique(order)])
     settings = tables.lattice.settings_at(int(used[0])) if len(used) == 1 else None
     return PolicyOutcome(run.policy, application, settings, shares)
@@ -161,10 +163,12 @@ def geometric_mean_gain(
 
     ``without`` leaves applications out, as the second mean of the paper's figures leaves out the
     stress benchmarks."""
-    sign = 1.0 if "slowdown" in share or "over_oracle" in share else -1.0
-    ratios = [1.0 + sign * o.shares[share] for o in outcomes if o.application not in without]
+    is_excess = "slowdown" in share or "over_oracle" in share
+    sign = 1.0 if is_excess else -1.0
+    included = [outcome for outcome in outcomes if outcome.application not in without]
+    ratios = [1.0 + sign * outcome.shares[share] for outcome in included]
     mean = float(np.exp(np.mean(np.log(ratios))))
-    return mean - 1.0 if sign > 0 else 1.0 - mean
+    return mean - 1.0 if is_excess else 1.0 - mean
 
 
 def count_worse_runs(
@@ -173,19 +177,18 @@ def count_worse_runs(
     """Return the share of noisy runs of the controller that are worse than the default by more than
     a percent.
     """
-    rows: list[PolicyOutcome] = []
-    for seed in range(repeats):
-        rows += compare_policies(
-            plants, replace(setup, seed=setup.seed + seed), [PolicyName.HARMONIA]
-        ).outcomes
-    gain = "objective_gain_over_default"
-    over = "ed2_over_oracle"
-    found = {"runs": float(len(rows))}
-    found |= {
-        f"share_over_1_percent_worse{e}": fmean(o.shares[gain + e] < -0.01 for o in rows)
-        for e in ENDINGS
-    }
-    return found | {over + e: fmean(o.shares[over + e] for o in rows) for e in ENDINGS}
+    outcomes: list[PolicyOutcome] = []
+    for repeat in range(repeats):
+        repeated = replace(setup, seed=setup.seed + repeat)
+        outcomes += compare_policies(plants, repeated, [PolicyName.HARMONIA]).outcomes
+    figures = {"runs": float(len(outcomes))}
+    for ending in ENDINGS:
+        gains = [outcome.shares[f"objective_gain_over_default{ending}"] for outcome in outcomes]
+        figures[f"share_over_1_percent_worse{ending}"] = fmean(gain < -WORSE for gain in gains)
+    for ending in ENDINGS:
+        name = f"ed2_over_oracle{ending}"
+        figures[name] = fmean(outcome.shares[name] for outcome in outcomes)
+    return figures
 
 
 def comparison_json(
@@ -197,64 +200,91 @@ def comparison_json(
     """Return one comparison as plain mappings, per application and in the mean; fields are never
     renamed.
     """
-    plant_of = {application: tables for tables in plants for application in tables.applications}
-    applications: dict[str, dict[str, Any]] = {}
-    for o in comparison.outcomes:
-        at = None if o.settings is None else _settings_json(plant_of[o.application], o.settings)
-        shares = {name: _round_off(value) for name, value in o.shares.items()}
-        applications.setdefault(o.application, {})[str(o.policy)] = {**shares, "settings": at}
     mean = {}
     for policy in PolicyName:
-        if not (rows := comparison.for_policy(policy)):
-            continue
-        worst = {
-            "worst_ed2_gain_over_default": min(o.shares["ed2_gain_over_default"] for o in rows),
-            "worst_slowdown": max(o.shares["slowdown"] for o in rows),
-            "ed2_gain_geometric_mean_with_probing": geometric_mean_gain(rows),
-        }
-        if without:
-            worst["ed2_gain_geometric_mean_2_with_probing"] = geometric_mean_gain(rows, without)
-        means, worst = (
-            {k: _round_off(v) for k, v in each.items()} for each in (comparison.mean(policy), worst)
-        )
-        mean[str(policy)] = {**means, "applications": len(rows), **worst}
+        outcomes = comparison.for_policy(policy)
+        if outcomes:
+            mean[str(policy)] = _mean_json(comparison.mean(policy), outcomes, without)
     objective = comparison.objective
-    bounds = {
-        "slowdown": objective.slowdown,
-        "latency_s": objective.latency_s,
-        "cap_w": objective.cap_w,
-    }
+    objective_json: dict[str, Any] = {"goal": str(objective.goal)}
+    for name in ("slowdown", "latency_s", "cap_w"):
+        bound = getattr(objective, name)
+        if bound is not None:
+            objective_json[name] = bound
     return {
         "wattcast": __version__,
-        "objective": {
-            "goal": str(objective.goal),
-            **{k: v for k, v in bounds.items() if v is not None},
-        },
-        "plants": [
-            {
-                "name": tables.name,
-                "source": tables.source,
-                "settings": tables.lattice.count,
-                "knobs": {str(k.role): list(k.levels) for k in tables.lattice.knobs},
-                "default": _settings_json(tables, tables.default),
-                "applications": len(tables.applications),
-                "iterations": max(len(order) for order in tables.applications.values()),
-            }
-            for tables in plants
-        ],
-        "applications": [
-            {"name": name, "policies": policies} for name, policies in applications.items()
-        ],
+        "objective": objective_json,
+        "plants": [_plant_json(tables) for tables in plants],
+        "applications": _applications_json(comparison, plants),
         "mean": mean,
         "notes": list(notes),
     }
 
 
-def _settings_json(tables: PlantTables, settings: Settings) -> dict[str, float]:
-    return {
-        str(k.role): v
-        for k, v in zip(tables.lattice.knobs, tables.lattice.level_values(settings), strict=True)
+def _mean_json(
+    means: Mapping[str, float], outcomes: Sequence[PolicyOutcome], without: Sequence[str]
+) -> dict[str, Any]:
+    """Return the means of a policy over applications, and its worst application."""
+    gains = [outcome.shares["ed2_gain_over_default"] for outcome in outcomes]
+    slowdowns = [outcome.shares["slowdown"] for outcome in outcomes]
+    worst = {
+        "worst_ed2_gain_over_default": min(gains),
+        "worst_slowdown": max(slowdowns),
+        "ed2_gain_geometric_mean_with_probing": geometric_mean_gain(outcomes),
     }
+    if without:
+        second_mean = geometric_mean_gain(outcomes, without)
+        worst["ed2_gain_geometric_mean_2_with_probing"] = second_mean
+    rounded_means = {name: _round_off(value) for name, value in means.items()}
+    rounded_worst = {name: _round_off(value) for name, value in worst.items()}
+    return {**rounded_means, "applications": len(outcomes), **rounded_worst}
+
+
+def _plant_json(tables: PlantTables) -> dict[str, Any]:
+    return {
+        "name": tables.name,
+        "source": tables.source,
+        "settings": tables.lattice.count,
+        "knobs": {str(knob.role): list(knob.levels) for knob in tables.lattice.knobs},
+        "default": _settings_json(tables, tables.default),
+        "applications": len(tables.applications),
+        "iterations": max(len(order) for order in tables.applications.values()),
+    }
+
+
+def _applications_json(
+    comparison: PolicyComparison, plants: Sequence[PlantTables]
+) -> list[dict[str, Any]]:
+    """Return the outcomes of each application by policy."""
+    plant_of: dict[str, PlantTables] = {}
+    for tables in plants:
+        plant_of |= dict.fromkeys(tables.applications, tables)
+    applications: dict[str, dict[str, Any]] = {}
+    for outcome in comparison.outcomes:
+        application = outcome.application
+        plain: dict[str, Any] = {n: _round_off(value) for n, value in outcome.shares.items()}
+        plain["settings"] = None
+        if outcome.settings is not None:
+            plain["settings"] = _settings_json(plant_of[application], outcome.settings)
+        applications.setdefault(application, {})[str(outcome.policy)] = plain
+    return [{"name": name, "policies": policies} for name, policies in applications.items()]
+
+
+def _settings_json(tables: PlantTables, settings: Settings) -> dict[str, float]:
+    values = tables.lattice.level_values(settings)
+    roles = [str(knob.role) for knob in tables.lattice.knobs]
+    return dict(zip(roles, values, strict=True))
+
+
+_COLUMNS = {
+    "objective_gain_over_default": "{goal} gain",
+    "objective_gain_over_default_with_probing": "with probing",
+    "objective_over_oracle": "over oracle",
+    "objective_over_oracle_with_probing": "with probing",
+    "slowdown": "slowdown",
+    "power_saving": "power saved",
+    "energy_saving": "energy saved",
+}
 
 
 def _round_off(value: float) -> float:
@@ -275,47 +305,39 @@ def print_comparison(
     from wattcast.report.text_tables import new_table
 
     goal = comparison.objective.goal.label
-    columns = {
-        "objective_gain_over_default": f"{goal} gain",
-        "objective_gain_over_default_with_probing": "with probing",
-        "objective_over_oracle": "over oracle",
-        "objective_over_oracle_with_probing": "with probing",
-        "slowdown": "slowdown",
-        "power_saving": "power saved",
-        "energy_saving": "energy saved",
-    }
-    by_application = new_table(
-        "application", *columns.values(), title=f"{title}: {PolicyName.HARMONIA}"
-    )
+    headings = [heading.format(goal=goal) for heading in _COLUMNS.values()]
+    title = f"{title}: {PolicyName.HARMONIA}"
+    by_application = new_table("application", *headings, title=title)
+    for outcome in comparison.for_policy(PolicyName.HARMONIA):
+        by_application.add_row(outcome.application, *_format_shares(outcome.shares))
+
     geometric = f"geometric mean of {goal} gain, with probing"
-    means = new_table("policy", *columns.values(), geometric, title="mean of applications")
-    for o in comparison.for_policy(PolicyName.HARMONIA):
-        by_application.add_row(o.application, *(f"{o.shares[name]:.2%}" for name in columns))
+    means = new_table("policy", *headings, geometric, title="mean of applications")
+    share = "objective_gain_over_default_with_probing"
     for policy in PolicyName:
-        rows = comparison.for_policy(policy)
-        if rows:
-            mean = comparison.mean(policy)
-            share = "objective_gain_over_default_with_probing"
-            both = [
-                geometric_mean_gain(rows, left_out, share)
-                for left_out in ([(), without] if without else [()])
-            ]
-            means.add_row(
-                policy,
-                *(f"{mean[name]:.2%}" for name in columns),
-                " / ".join(f"{g:.2%}" for g in both),
-            )
+        outcomes = comparison.for_policy(policy)
+        if not outcomes:
+            continue
+        gains = [geometric_mean_gain(outcomes, (), share)]
+        if without:
+            gains.append(geometric_mean_gain(outcomes, without, share))
+        shown_gains = " / ".join(f"{gain:.2%}" for gain in gains)
+        means.add_row(policy, *_format_shares(comparison.mean(policy)), shown_gains)
     console.print(by_application)
     console.print(means)
-    for what, found in (more or {}).items():
-        for key, value in found.items():
-            is_swept = isinstance(value, Mapping)
-            said = (
-                f"median {value['median']:.2%} of {value['plants']} plants"
-                if is_swept
-                else f"{value:.6g}"
-            )
-            console.print(f"{what}: {key}: {said}")
+    for what, figures in (more or {}).items():
+        for name, value in figures.items():
+            console.print(f"{what}: {name}: {_format_figure(value)}")
+
+
+def _format_shares(shares: Mapping[str, float]) -> list[str]:
+    return [f"{shares[name]:.2%}" for name in _COLUMNS]
+
+
+def _format_figure(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"median {value['median']:.2%} of {value['plants']} plants"
+    return f"{value:.6g}"
 
 
 def choose_plant(
@@ -331,26 +353,27 @@ def choose_plant(
     seq, phase), and ``roles`` which of its knobs are turned."""
     model = read_sensitivity_model(sensitivity) if sensitivity is not None else None
     if fold_name(gpu) == fold_name(HD7970):
-        if workloads:
-            raise bad_value(
-                "workloads", f"none with {HD7970}, which has its own 14 applications", workloads[0]
-            )
-        if options or set(roles) != {KnobRole.CORE_CLOCK}:
-            found = f"--{next(iter(options))}" if options else "--knobs"
-            raise bad_value(
-                "options",
-                f"none of a workload or its knobs with {HD7970}, which has its own",
-                found,
-            )
+        _refuse_options(workloads, options, roles)
         return hd7970.load_tables(), model or load_shipped_model("hd7970_simulated")
     if not workloads:
-        raise bad_value(
-            "workloads", f"one or more to run on {gpu}", "none", "Name a model or a workload file."
-        )
-    named = {w: w for w in workloads}
-    return clock_forecast.build_predicted_plant(
-        named, api.find_gpu(gpu), options, roles=roles
-    ), model
+        form = f"one or more to run on {gpu}"
+        raise bad_value("workloads", form, "none", "Name a model or a workload file.")
+    named = {workload: workload for workload in workloads}
+    card = api.find_gpu(gpu)
+    return clock_forecast.build_predicted_plant(named, card, options, roles=roles), model
+
+
+def _refuse_options(
+    workloads: Sequence[str], options: Mapping[str, object] | None, roles: Sequence[KnobRole]
+) -> None:
+    """Raise an error for options that the simulated card has no use for."""
+    if workloads:
+        form = f"none with {HD7970}, which has its own 14 applications"
+        raise bad_value("workloads", form, workloads[0])
+    if options or set(roles) != {KnobRole.CORE_CLOCK}:
+        form = f"none of a workload or its knobs with {HD7970}, which has its own"
+        option = f"--{next(iter(options))}" if options else "--knobs"
+        raise bad_value("options", form, option)
 
 
 def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict[str, Any]:
@@ -358,44 +381,43 @@ def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict
     own oracle.
     """
     means = []
-    for i in range(count):
-        tables = hd7970.perturb_simulation(hd7970.load_simulation(), FIRST_SEED + seed + i)
-        means.append(
-            compare_policies([tables], setup, [PolicyName.HARMONIA]).mean(PolicyName.HARMONIA)
-        )
-    found = {}
-    for name in (
-        "ed2_over_oracle_with_probing",
-        "ed2_over_oracle",
-        "slowdown_with_probing",
-        "slowdown",
-    ):
-        figures = map(_round_off, np.percentile([mean[name] for mean in means], (50, 10, 90)))
-        found[name] = dict(zip(("median", "p10", "p90"), figures, strict=True)) | {"plants": count}
-    return found
+    for number in range(count):
+        simulation = hd7970.load_simulation()
+        tables = hd7970.perturb_simulation(simulation, FIRST_SEED + seed + number)
+        comparison = compare_policies([tables], setup, [PolicyName.HARMONIA])
+        means.append(comparison.mean(PolicyName.HARMONIA))
+    figures = {}
+    for quantity in ("ed2_over_oracle", "slowdown"):
+        for name in (f"{quantity}_with_probing", quantity):
+            median, low, high = np.percentile([mean[name] for mean in means], (50, 10, 90))
+            figures[name] = {
+                "median": _round_off(median),
+                "p10": _round_off(low),
+                "p90": _round_off(high),
+                "plants": count,
+            }
+    return figures
 
 
 def export_tables(tables: PlantTables, path: Path) -> None:
     """Save time, power and counters of every phase at every setting as CSV, which ``lab
     sensitivity`` reads.
     """
-    roles = [str(knob.role) for knob in tables.lattice.knobs]
-    columns = [tables.lattice.knob_values(knob.role) for knob in tables.lattice.knobs]
-    lines = [["kernel", "phase", *roles, "time_s", "power_w", *tables.counters]]
-    for row, kernel in enumerate(tables.kernels):
+    roles = [knob.role for knob in tables.lattice.knobs]
+    columns = [tables.lattice.knob_values(role) for role in roles]
+    quantities = [tables.time_s, tables.power_w, *tables.counters.values()]
+    lines = [["kernel", "phase", *map(str, roles), "time_s", "power_w", *tables.counters]]
+    for phase, kernel in enumerate(tables.kernels):
         for setting in range(tables.lattice.count):
             knobs = [repr(float(column[setting])) for column in columns]
-            seen = [tables.time_s[row, setting], tables.power_w[row, setting]]
-            counters = [table[row, setting] for table in tables.counters.values()]
-            lines.append(
-                [kernel, str(row), *knobs, *(f"{value:.9g}" for value in [*seen, *counters])]
-            )
+            values = [f"{table[phase, setting]:.9g}" for table in quantities]
+            lines.append([kernel, str(phase), *knobs, *values])
     write_whole(path, encode_csv(lines))
 
 
-Rows = dict[
-    tuple[float, float], tuple[float, float, float]
-]  # by memory and core Hz: s, W, Hz it ran at on average
+# By memory and core Hz: seconds, watts, and the Hz it ran at on average.
+Rows = dict[tuple[float, float], tuple[float, float, float]]
+Clocks = tuple[float, ...]
 
 
 def read_replay_tables(
@@ -407,52 +429,75 @@ def read_replay_tables(
     ``default`` is ``CORE/MEM`` in MHz or with units (``1164/3505``, ``1410 MHz``); without it the
     highest clocks."""
     text = decode_text(read_bytes(path), path.name)
+    blocks: dict[str, Rows] = {}
     if text.lstrip().startswith("workload,"):
         blocks = _parse_runs(text, path.name)
     else:
-        programs = parse_program_blocks(text, path.name)
-        blocks = {
-            name: {at: (*row, math.nan) for at, row in rows.items()}
-            for name, rows in programs.items()
-        }
+        for name, block in parse_program_blocks(text, path.name).items():
+            blocks[name] = {at: (*row, math.nan) for at, row in block.items()}
     if not blocks:
         raise bad_value(path.name, "one application at least", "none")
-    groups: dict[tuple[tuple[float, ...], tuple[float, ...]], dict[str, Rows]] = {}
+    groups: dict[tuple[Clocks, Clocks], dict[str, Rows]] = {}
     for name, rows in blocks.items():
-        memory = tuple(sorted({m for m, _ in rows}))
-        core = tuple(c for c in sorted({c for _, c in rows}) if all((m, c) in rows for m in memory))
-        if len(core) < 2:
-            found = f"{len(rows)} rows that share {len(core)} core clock"
-            raise bad_value(
-                f"{path.name}: {name}", "two core clocks or more at every memory clock", found
-            )
-        groups.setdefault((memory, core), {})[name] = rows
+        clocks = _find_complete_clocks(rows, f"{path.name}: {name}")
+        groups.setdefault(clocks, {})[name] = rows
+
     plants = []
-    for (memory, core), apps in groups.items():
-        knobs = [(KnobRole.CORE_CLOCK, core), (KnobRole.MEMORY_CLOCK, memory)][
-            : 1 + (len(memory) > 1)
-        ]
-        lattice = Lattice(tuple(Knob(*knob) for knob in knobs))
-        order = [(m, c) for c in core for m in memory]
-        table = np.array(
-            [[rows[key] for key in order] for rows in apps.values()]
-        )  # (application, setting, quantity)
-        time_s, power_w, ran_hz = np.moveaxis(table, -1, 0)
-        tables = PlantTables(
-            name=path.name,
-            lattice=lattice,
-            default=_parse_default(lattice, default, path.name),
-            kernels=tuple(apps),
-            time_s=time_s,
-            power_w=power_w,
-            applications={
-                app: np.full(iterations, i, dtype=np.int64) for i, app in enumerate(apps)
-            },
-            clock_hz=ran_hz if np.isfinite(ran_hz).all() else None,
-            source=f"measurements replayed from {path.name}",
-        )
-        plants.append(tables)
+    for clocks, applications in groups.items():
+        plants.append(_make_replay(path.name, clocks, default, applications, iterations))
     return plants
+
+
+def _find_complete_clocks(rows: Rows, where: str) -> tuple[Clocks, Clocks]:
+    """Return the memory clocks of an application, and the core clocks that all of them have."""
+    memory_hz = tuple(sorted({memory for memory, _ in rows}))
+    core_hz = {core for _, core in rows}
+    for memory in memory_hz:
+        core_hz &= {core for row_memory, core in rows if row_memory == memory}
+    if len(core_hz) < 2:
+        shared = f"{len(rows)} rows that share {len(core_hz)} core clock"
+        raise bad_value(where, "two core clocks or more at every memory clock", shared)
+    return memory_hz, tuple(sorted(core_hz))
+
+
+def _make_replay(
+    name: str,
+    clocks: tuple[Clocks, Clocks],
+    default: str | None,
+    applications: Mapping[str, Rows],
+    iterations: int,
+) -> PlantTables:
+    """Return the plant that replays the rows of applications with the same clocks."""
+    memory_hz, core_hz = clocks
+    knobs = [Knob(KnobRole.CORE_CLOCK, core_hz)]
+    if len(memory_hz) > 1:
+        knobs.append(Knob(KnobRole.MEMORY_CLOCK, memory_hz))
+    lattice = Lattice(tuple(knobs))
+
+    # Flat tables, in which the last knob varies fastest.
+    settings = [(memory, core) for core, memory in product(core_hz, memory_hz)]
+    table = np.array([_order_rows(rows, settings) for rows in applications.values()])
+    time_s, power_w, mean_hz = np.moveaxis(table, -1, 0)
+    orders = {}
+    for phase, application in enumerate(applications):
+        orders[application] = np.full(iterations, phase, dtype=np.int64)
+    return PlantTables(
+        name=name,
+        lattice=lattice,
+        default=_parse_default(lattice, default, name),
+        kernels=tuple(applications),
+        time_s=time_s,
+        power_w=power_w,
+        applications=orders,
+        clock_hz=mean_hz if np.isfinite(mean_hz).all() else None,
+        source=f"measurements replayed from {name}",
+    )
+
+
+def _order_rows(
+    rows: Rows, settings: Sequence[tuple[float, float]]
+) -> list[tuple[float, float, float]]:
+    return [rows[clocks] for clocks in settings]
 
 
 def leave_out_applications(

@@ -2,11 +2,13 @@
 
 How time follows the core clock is the predictor's law for the card: the share of the time in which
 memory is busy goes as a decode step, which memory holds back until L2 slows down with the clock,
-and the rest as a product of large matrices. Power is idle power, which follows the clock, plus switched power, which follows
-V² f and the rate of work. Idle power and V(f) come from the card's bundle: fitted where the card
-was measured, carried over elsewhere. A card the catalogue does not know gets the A100's voltage
-curve, a share of the present power, and a way to device memory that follows the clock below a knee. The result is advice to try, not a forecast, and is labelled
-so wherever it is shown."""
+and the remainder as a product of large matrices. Power is idle power, which follows the clock, plus
+switched power, which follows V² f and the rate of work. Idle power and V(f) come from the card's
+bundle: fitted where the card was measured, carried over elsewhere. A card the catalogue does not
+have gets the A100's voltage curve, a share of the present power as idle power, and a way to device
+memory that follows the clock below a knee. The result is advice to try, not a forecast, and is
+labelled so wherever it is shown.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.power.module_power import ModulePower
-from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle import Bundle, bundle_for
 from wattcast.predictor.timeline import MEMORY_KNEE
 
 if TYPE_CHECKING:
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 FLAT_TO = 0.72
 TOP_OVER_FLAT = 1.29
 IDLE_SHARE = 0.2  # of present power, where the catalogue gives no idle power
+CLOCK_SLACK = 1e-4  # by which a level may lie above the clock that the card reports
 LABEL = "an estimate from readings; nothing was set"
-SHOWN = {  # quantities shown of a card: name and unit, % for shares
+# Quantities shown of a card: name and unit, % for shares.
+SHOWN = {
     "power_w": ("power", "W"),
     "core_hz": ("core clock", "Hz"),
     "busy": ("utilisation", "%"),
@@ -60,43 +64,55 @@ def advise_clock(
     at clock f relative to now is m·D(f)/D(f_now) + (1 - m)·C(f)/C(f_now), and power is idle(f) +
     switched power now · (V / V_now)² / time."""
     readings = (power_w, core_hz, memory_busy)
-    if not all(math.isfinite(x) for x in readings) or power_w <= 0 or core_hz <= 0:
+    if not all(map(math.isfinite, readings)) or power_w <= 0 or core_hz <= 0:
         return None
-    levels = levels_hz[levels_hz <= core_hz * 1.0001]
+    levels = levels_hz[levels_hz <= core_hz * (1.0 + CLOCK_SLACK)]
     if levels.size == 0:
         return None
+    top_hz = float(levels_hz[-1])
+    clocks = np.append(levels, core_hz)  # the clock now stands last
     share = min(max(memory_busy, 0.0), 1.0)
-    clocks = np.append(levels, core_hz)
-    slower, note = follow_clock(clocks, share, float(levels_hz[-1]), gpu)
-    notes = [note]
+    stretch, time_note = follow_clock(clocks, share, top_hz, gpu)
     bundle = None if gpu is None else bundle_for(gpu)
-    if bundle is not None:
-        curve = np.minimum(bundle.power.idle_power_w(clocks), power_w)
-        idle = curve[:-1]
-        idle_now = float(curve[-1])
-        notes.append(f"idle power by clock from the {bundle.status} bundle of {bundle.gpu}")
-    else:
-        idle = np.full(levels.shape, IDLE_SHARE * power_w)
-        idle_now = IDLE_SHARE * power_w
-        notes.append(f"idle power taken as {IDLE_SHARE:.0%} of the power now")
-    if bundle is not None and isinstance(bundle.power, ModulePower):
-        voltage = bundle.power.voltage.level_at(clocks)
-        notes.append(f"voltage by clock from the {bundle.status} bundle of {bundle.gpu}")
-    else:
-        voltage = np.interp(clocks / float(levels_hz[-1]), [FLAT_TO, 1.0], [1.0, TOP_OVER_FLAT])
-        notes.append("voltage by clock as published for the A100-PCIE")
-    duration = slower[:-1] / slower[-1]
-    power = idle + max(power_w - idle_now, 0.0) * (voltage[:-1] / voltage[-1]) ** 2 / duration
-    best = int(np.argmin(objective.log_scores(duration, power, np.asarray(1.0))))
-    t = float(duration[best])
-    p = float(power[best] / power_w)
-    gains = {
-        "slowdown": t - 1,
-        "power_saving": 1 - p,
-        "energy_saving": 1 - p * t,
-        "ed2_gain": 1 - p * t**3,
+    idle_w, idle_note = _follow_idle_power(clocks, power_w, bundle)
+    voltage, voltage_note = _follow_voltage(clocks, top_hz, bundle)
+
+    # Time relative to now, and power, at each level.
+    duration = stretch[:-1] / stretch[-1]
+    switched_w = max(power_w - float(idle_w[-1]), 0.0)
+    voltage_ratio = voltage[:-1] / voltage[-1]
+    level_w = idle_w[:-1] + switched_w * voltage_ratio**2 / duration
+    best = int(np.argmin(objective.log_scores(duration, level_w, np.asarray(1.0))))
+    time_ratio = float(duration[best])
+    power_ratio = float(level_w[best] / power_w)
+    return {
+        "core_hz": float(levels[best]),
+        "slowdown": time_ratio - 1,
+        "power_saving": 1 - power_ratio,
+        "energy_saving": 1 - power_ratio * time_ratio,
+        "ed2_gain": 1 - power_ratio * time_ratio**3,
+        "assumptions": [time_note, idle_note, voltage_note],
     }
-    return {"core_hz": float(levels[best]), **gains, "assumptions": notes}
+
+
+def _follow_idle_power(
+    clocks_hz: Array, power_w: float, bundle: Bundle | None
+) -> tuple[Array, str]:
+    """Return idle power at each clock, and a sentence about where it comes from."""
+    if bundle is None:
+        idle_w = np.full(clocks_hz.shape, IDLE_SHARE * power_w)
+        return idle_w, f"idle power taken as {IDLE_SHARE:.0%} of the power now"
+    idle_w = np.minimum(bundle.power.idle_power_w(clocks_hz), power_w)
+    return idle_w, f"idle power by clock from the {bundle.status} bundle of {bundle.gpu}"
+
+
+def _follow_voltage(clocks_hz: Array, top_hz: float, bundle: Bundle | None) -> tuple[Array, str]:
+    """Return the voltage at each clock, up to a factor, and where it comes from."""
+    if bundle is not None and isinstance(bundle.power, ModulePower):
+        voltage = bundle.power.voltage.level_at(clocks_hz)
+        return voltage, f"voltage by clock from the {bundle.status} bundle of {bundle.gpu}"
+    voltage = np.interp(clocks_hz / top_hz, [FLAT_TO, 1.0], [1.0, TOP_OVER_FLAT])
+    return voltage, "voltage by clock as published for the A100-PCIE"
 
 
 _DECODE: dict[str, Any] = {"phase": "decode", "batch": 8, "seq": 1024}  # of llama3-8b
@@ -107,28 +123,28 @@ def follow_clock(
     clocks_hz: Array, memory_share: float, top_hz: float, gpu: Gpu | None
 ) -> tuple[Array, str]:
     """Return the time at each clock, up to a factor, and a sentence about where it comes from."""
+    compute_share = 1.0 - memory_share
     if gpu is None:
         stretch = top_hz / clocks_hz
         memory = np.maximum(1.0, MEMORY_KNEE * stretch)
-        said = f"time follows the core clock, that of memory below {MEMORY_KNEE:.0%} of the top"
-        return memory_share * memory + (1.0 - memory_share) * stretch, said
+        note = f"time follows the core clock, that of memory below {MEMORY_KNEE:.0%} of the top"
+        return memory_share * memory + compute_share * stretch, note
     from wattcast.predictor import api  # a card that is not in the catalogue needs no predictor
 
-    # a card may reach clocks that its catalogue entry does not name: take the nearest that it does
+    # A card may reach clocks that its catalogue entry does not name: take the nearest that it does.
     lowest_hz = float(np.min(gpu.clocks.lowest_hz))
     highest_hz = float(np.max(gpu.clocks.max_hz))
-    asked_hz = np.clip(clocks_hz, lowest_hz, highest_hz)
-    shared: dict[str, Any] = {"clock": asked_hz, "power_limit": 1e6, "force": True}
+    named_hz = np.clip(clocks_hz, lowest_hz, highest_hz)
+    shared: dict[str, Any] = {"clock": named_hz, "power_limit": 1e6, "force": True}
     decode_s = np.asarray(api.predict("llama3-8b", gpu, **_DECODE, **shared).latency_s)
     product_s = np.asarray(api.predict(_PRODUCT, gpu, **shared).latency_s)
-    mixed = (
-        memory_share * decode_s / decode_s[-1] + (1.0 - memory_share) * product_s / product_s[-1]
-    )
-    said = (
+    memory = decode_s / decode_s[-1]
+    compute = product_s / product_s[-1]
+    note = (
         f"time as predicted for the {gpu.name}: {memory_share:.0%} (memory utilisation) as a decode "
         "step, the rest as a large product"
     )
-    return np.asarray(mixed), said
+    return np.asarray(memory_share * memory + compute_share * compute), note
 
 
 def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice], Settings | None]:
@@ -137,16 +153,17 @@ def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice
     """
 
     def advise(reading: Any, lattice: Lattice) -> Settings | None:
-        which = lattice.find_knob(KnobRole.CORE_CLOCK)
-        if which is None:
+        core = lattice.find_knob(KnobRole.CORE_CLOCK)
+        if core is None:
             return None
-        levels = np.asarray(lattice.knobs[which].levels)
-        found = advise_clock(
+        levels = np.asarray(lattice.knobs[core].levels)
+        advice = advise_clock(
             reading.power_w, reading.core_hz, reading.memory_busy, levels, objective, gpu
         )
-        if found is None or found["core_hz"] >= reading.core_hz:
+        if advice is None or advice["core_hz"] >= reading.core_hz:
             return None
-        return move_knob(lattice.top, which, int(np.argmin(abs(levels - found["core_hz"]))))
+        level = int(np.argmin(abs(levels - advice["core_hz"])))
+        return move_knob(lattice.top, core, level)
 
     return advise
 
@@ -165,77 +182,104 @@ def watch_card(
     """
     lattice = build_card_lattice(*card.clocks_hz())
     chip = find_catalogue_gpu(card.name) if gpu is None else hardware.load_gpu(gpu)
-    readings: list[Any] = [card.read()]
+    first = card.read()
+    readings: list[Any] = []
     try:
-        while count == 0 or len(readings) <= count:
+        while count == 0 or len(readings) < count:
             sleep(period_s)
             readings.append(card.read())
-            now = readings[-1]
-            first = ("", now.power_w, "{:.1f} W"), ("core ", now.core_hz / 1e6, "{:.0f} MHz")
-            parts = (*first, ("memory busy ", now.memory_busy, "{:.0%}"))
-            say(
-                ", ".join(
-                    name + (form.format(v) if math.isfinite(v) else "unknown")
-                    for name, v, form in parts
-                )
-            )
+            say(_describe_reading(readings[-1]))
     except KeyboardInterrupt:
         say("interrupted")
-    read_values = {
-        name: [v for r in readings[1:] if math.isfinite(v := getattr(r, name))] for name in SHOWN
-    }
-    mean = {
-        name: sum(known) / len(known) if known else math.nan for name, known in read_values.items()
-    }
-    joules = readings[-1].energy_j - readings[0].energy_j
-    seconds = readings[-1].at_s - readings[0].at_s
-    if math.isfinite(joules) and joules > 0 and seconds > 0:
-        mean["power_w"] = float(joules / seconds)
-    read = mean["power_w"], mean["core_hz"], mean["memory_busy"]
-    advice = advise_clock(*read, np.asarray(lattice.knobs[0].levels), objective, chip)
-    why_not = None
+    mean = _average_readings(first, readings)
+    levels = np.asarray(lattice.knobs[0].levels)
+    advice = advise_clock(
+        mean["power_w"], mean["core_hz"], mean["memory_busy"], levels, objective, chip
+    )
+    reason = None
     if advice is None:
-        names = ("power", "the core clock", "memory utilisation")
-        missing = [
-            name for name, value in zip(names, read, strict=True) if not math.isfinite(value)
-        ]
-        why_not = (
-            f"the card does not tell {', '.join(missing)}"
-            if missing
-            else "no lower clock can be locked"
+        reason = _explain_no_advice(mean)
+    else:
+        curves = (
+            f"curves of {chip.name}" if chip is not None else "the card is not in the catalogue"
         )
-    phases = [phase for r in readings[1:] if (phase := r.phase) is not None]
-    named = f"curves of {chip.name}" if chip is not None else "the card is not in the catalogue"
+        advice["assumptions"] = [LABEL, curves, *advice["assumptions"]]
     return {
         "card": card.name,
-        "readings": len(readings) - 1,
+        "readings": len(readings),
         **{name: value if math.isfinite(value) else None for name, value in mean.items()},
-        "phases": {
-            phase: phases.count(phase) / (len(readings) - 1) for phase in dict.fromkeys(phases)
-        },
-        "advice": advice and {**advice, "assumptions": [LABEL, named, *advice["assumptions"]]},
-        "why_no_advice": why_not,
+        "phases": _count_phases(readings),
+        "advice": advice,
+        "why_no_advice": reason,
     }
 
 
-def print_watched(console: Console, found: dict[str, Any]) -> None:
-    """Print what ``watch_card`` found for people."""
-    said = []
+def _describe_reading(reading: Any) -> str:
+    """Say in a line what a card reports."""
+    parts = []
+    for name, value, form in (
+        ("", reading.power_w, "{:.1f} W"),
+        ("core ", reading.core_hz / 1e6, "{:.0f} MHz"),
+        ("memory busy ", reading.memory_busy, "{:.0%}"),
+    ):
+        shown = form.format(value) if math.isfinite(value) else "unknown"
+        parts.append(name + shown)
+    return ", ".join(parts)
+
+
+def _average_readings(first: Any, readings: list[Any]) -> dict[str, float]:
+    """Return the mean of each quantity where it was read, and power by the energy counter."""
+    mean = {}
+    for name in SHOWN:
+        values = [getattr(reading, name) for reading in readings]
+        finite = [value for value in values if math.isfinite(value)]
+        mean[name] = sum(finite) / len(finite) if finite else math.nan
+    last = readings[-1] if readings else first
+    joules = last.energy_j - first.energy_j
+    seconds = last.at_s - first.at_s
+    if math.isfinite(joules) and joules > 0 and seconds > 0:
+        mean["power_w"] = float(joules / seconds)
+    return mean
+
+
+def _explain_no_advice(mean: dict[str, float]) -> str:
+    """Say why there is no advice."""
+    needed = {
+        "power_w": "power",
+        "core_hz": "the core clock",
+        "memory_busy": "memory utilisation",
+    }
+    missing = [word for name, word in needed.items() if not math.isfinite(mean[name])]
+    if missing:
+        return f"the card does not report {', '.join(missing)}"
+    return "no lower clock can be locked"
+
+
+def _count_phases(readings: list[Any]) -> dict[str, float]:
+    """Return the share of readings in each phase that the card could tell."""
+    counts: dict[str, int] = {}
+    for reading in readings:
+        phase = reading.phase
+        if phase is not None:
+            counts[phase] = counts.get(phase, 0) + 1
+    return {phase: number / len(readings) for phase, number in counts.items()}
+
+
+def print_watched(console: Console, watched: dict[str, Any]) -> None:
+    """Print what ``watch_card`` returns for people."""
+    parts = []
     for key, (word, unit) in SHOWN.items():
-        value = found[key]
-        shown = (
-            "unknown"
-            if value is None
-            else f"{value:.0%}"
-            if unit == "%"
-            else units.show(value, unit)
-        )
-        said.append(f"{word} {shown}")
-    said += [f"{phase} phase {share:.0%} of the time" for phase, share in found["phases"].items()]
-    console.print(f"{found['card']}: {', '.join(said)}")
-    advice = found["advice"]
+        value = watched[key]
+        shown = "unknown"
+        if value is not None:
+            shown = f"{value:.0%}" if unit == "%" else units.show(value, unit)
+        parts.append(f"{word} {shown}")
+    for phase, share in watched["phases"].items():
+        parts.append(f"{phase} phase {share:.0%} of the time")
+    console.print(f"{watched['card']}: {', '.join(parts)}")
+    advice = watched["advice"]
     if advice is None:
-        console.print(f"no advice: {found['why_no_advice']}")
+        console.print(f"no advice: {watched['why_no_advice']}")
         return
     console.print(
         f"would try {advice['core_hz'] / 1e6:.0f} MHz: time {advice['slowdown']:+.1%}, "

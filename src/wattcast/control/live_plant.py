@@ -1,0 +1,301 @@
+"""Run a real card and a program in periods, as a plant that the controller observes.
+
+One period is one observation: energy comes from the card's counter, work from what the program
+reports (``ProgressFile``) or, where the card measures it, from how busy its pipes were. The card is
+set through the daemon (``daemon_client.py``), which gives it back whatever happens here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from wattcast.control.card_settings import RefusedKnob
+from wattcast.control.daemon_client import DaemonCard
+from wattcast.control.plants import Knob, KnobRole, Lattice, Observation, Settings
+from wattcast.control.program_files import ProgressFile, SmCountFile
+from wattcast.core import MissingTool, Refused
+from wattcast.core.arrays import Array
+from wattcast.measure.device_control import BUSY
+from wattcast.measure.source_check import AVERAGE_S, MOST_W, is_plausible_power
+
+PROGRAM_KERNEL = "program"
+SATURATED = 0.95  # share of time with a kernel running, below which a card waits for work
+# Share of its memory, or of its issue slots, from which a card without a program's own signal
+# counts as busy.
+IN_USE = 0.5
+BLIND_PERIODS = 5  # without visible work, after which the user is told
+POLL_S = 0.01  # step of waiting
+BEAT_POLLS = 5  # of these steps between two signs of life to the daemon
+SETTLE_S = 0.2  # time that a new setting gets, at most
+SETTLE_SHARE = 0.2  # of a period, likewise
+MARK_S = 0.3  # wait for a step of the counter, at most
+MARK_SHARE = 0.3  # of a period, likewise
+RANGE_SLACK = 0.001  # by which levels may lie outside a range that the daemon allows
+ROLES = {
+    "core": KnobRole.CORE_CLOCK,
+    "memory": KnobRole.MEMORY_CLOCK,
+    "limit": KnobRole.POWER_LIMIT,
+}
+
+
+@dataclass(frozen=True)
+class _CounterMark:
+    """What the card and the program had counted, each at the moment its counter stepped."""
+
+    reading: Any
+    energy_s: float
+    energy_j: float
+    work_s: float
+    work: float
+
+
+@dataclass
+class LivePlant:
+    """Run a card and a program in periods."""
+
+    card: DaemonCard
+    lattice: Lattice  # of fewer knobs after the driver or the daemon refused some
+    period_s: float
+    alive: Callable[[], bool]
+    wait: Callable[[float], None]
+    progress: ProgressFile | None = None
+    say: Callable[[str], None] = lambda text: None
+    units: SmCountFile | None = None
+    controlled: bool = True
+    reading: Any = None  # the last one
+    # Seconds, units of work, joules and core cycles at each setting.
+    totals: dict[Settings, Array] = field(default_factory=dict)
+    _now: Settings | None = None
+    _worked: set[KnobRole] = field(default_factory=set)  # knobs that were set at least once
+    _busy: deque[float] = field(default_factory=lambda: deque(maxlen=BLIND_PERIODS))
+    _reported: bool = False  # whether the program has reported any progress
+    _blind: int = 0  # periods in a row without visible work
+
+    @property
+    def default(self) -> Settings:
+        return self.lattice.top
+
+    @property
+    def saturated(self) -> bool:
+        """Tell whether the card is kept busy, as far as it reports that: else its throughput is
+        that of the demand.
+        """
+        return not self._busy or sum(self._busy) / len(self._busy) >= SATURATED
+
+    def next_kernel(self) -> str | None:
+        return PROGRAM_KERNEL if self.alive() else None
+
+    def run(self, settings: Settings) -> Observation:
+        """Run one period. Settings the card refuses are left out from then on; the program runs on."""
+        remaining_s = self.period_s
+        if self.controlled and settings != self._now and self._set_knobs(settings):
+            remaining_s -= self.pause_heard(min(SETTLE_S, SETTLE_SHARE * self.period_s))
+        begin, used_s = self._mark_counters()
+        self.pause_heard(remaining_s - used_s)
+        end, _ = self._mark_counters()
+        if begin is None or end is None:
+            return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
+
+        self.reading = end.reading
+        power_w, is_stale = _measure_power_w(begin, end)
+        seconds, work = self._measure_work(begin, end)
+        self._watch_for_work(work)
+        self._watch_saturation(end.reading)
+        return Observation(
+            PROGRAM_KERNEL,
+            settings,
+            seconds,
+            power_w,
+            work,
+            counters=None,
+            stale=is_stale,
+            core_hz=self._read_governed_clock(end.reading),
+        )
+
+    def _measure_work(self, begin: _CounterMark, end: _CounterMark) -> tuple[float, float]:
+        """Return the seconds and the work of a period, by the program's report or by the pipes."""
+        work = end.work - begin.work
+        self._reported = self._reported or work > 0
+        if self._reported:
+            return end.work_s - begin.work_s, work
+        seconds = end.reading.at_s - begin.reading.at_s
+        return seconds, end.reading.work_per_s * seconds
+
+    def _watch_for_work(self, work: float) -> None:
+        """Tell the user when no work was seen for several periods."""
+        self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
+        if self._blind == BLIND_PERIODS and self.controlled:
+            self.say(
+                "no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)"
+            )
+
+    def _watch_saturation(self, reading: Any) -> None:
+        """Remember how busy the card was, and tell the user when it begins to wait for work."""
+        busy = float(reading.busy)
+        is_memory_used = reading.memory_busy >= IN_USE  # False for NaN
+        if not self._reported and math.isfinite(reading.work_per_s) and not is_memory_used:
+            # A kernel may run and wait: only pipes that issue show that the card works.
+            is_working = reading.work_per_s >= IN_USE * reading.core_hz
+            busy = min(busy, float(reading.busy >= SATURATED and is_working))
+        if not math.isfinite(busy):
+            return
+        was_saturated = self.saturated
+        self._busy.append(busy)
+        if was_saturated and not self.saturated and self.controlled:
+            self.say(
+                "the card waits for work, so that a lower clock would lengthen response times "
+                "unseen; nothing is slowed without a latency signal (--metrics)"
+            )
+
+    def _read_governed_clock(self, reading: Any) -> float:
+        """Return the clock that a governor allows; NaN while the card idles, whose clock says
+        nothing of it.
+        """
+        first = self.lattice.knobs[0]
+        lowest_hz = first.levels[0] if first.role is KnobRole.CORE_CLOCK else 0.0
+        is_working = reading.busy >= BUSY and reading.core_hz >= lowest_hz  # False for NaN
+        return float(reading.core_hz) if is_working else math.nan
+
+    def _set_knobs(self, settings: Settings) -> bool:
+        """Set the knobs; those at their default get back what they had before. Tell whether
+        anything changed.
+        """
+        is_default = settings == self.default
+        if is_default and self._now is None and not self._worked:
+            self._now = settings
+            return False
+        values: dict[KnobRole, float | None] = {}
+        levels = self.lattice.level_values(settings)
+        for which, knob in enumerate(self.lattice.knobs):
+            is_top = settings[which] == self.default[which]
+            values[knob.role] = None if is_top else levels[which]
+        with self.ending_control():
+            if self.units is not None:
+                self.units.set(values.get(KnobRole.COMPUTE_UNITS) or self.units.total)
+            try:
+                self.card.apply(*(values.get(role) for role in ROLES.values()))
+            except RefusedKnob as error:
+                self._leave_out_refused(error, settings)
+                return False
+            self._worked |= {role for role, value in values.items() if value is not None}
+            self._now = settings
+            description = f"{self.lattice.describe(settings)}: set"
+            self.say("the card as before" if is_default else description)
+            return True
+        return False
+
+    def _leave_out_refused(self, error: RefusedKnob, settings: Settings) -> None:
+        """Leave refused levels out: those outside the range that is allowed, or the whole knob if
+        it never worked.
+        """
+        role = ROLES[error.knob]
+        knobs = []
+        for knob, level in zip(self.lattice.knobs, settings, strict=True):
+            levels = knob.levels
+            if knob.role is role:
+                levels = self._list_allowed_levels(error, knob, level)
+            if len(levels) > 1:
+                knobs.append(Knob(knob.role, levels))
+        if not any(knob.role in ROLES.values() for knob in knobs):
+            self._end_control(f"nothing is left to set: {error}")
+            return
+        self.say(f"{error} It is left alone from now on.")
+        self.lattice = Lattice(tuple(knobs))
+        self._now = None
+        self.totals = {}
+
+    def _list_allowed_levels(
+        self, error: RefusedKnob, knob: Knob, refused_level: int
+    ) -> tuple[float, ...]:
+        """Return the levels of a refused knob that may still be set."""
+        if error.allowed is not None:
+            lowest, highest = error.allowed
+            low = lowest * (1.0 - RANGE_SLACK)
+            high = highest * (1.0 + RANGE_SLACK)
+            return tuple(value for value in knob.levels if low <= value <= high)
+        if knob.role not in self._worked:
+            return ()
+        return knob.levels[:refused_level] + knob.levels[refused_level + 1 :]
+
+    def _end_control(self, reason: str) -> None:
+        """Stop steering: the card gets back what it had, and the program runs on."""
+        self.controlled = False
+        self.say(f"control ends: {reason}")
+        if self.units is not None:
+            self.units.reset()
+        with suppress(Refused, MissingTool):
+            self.card.give_back()
+
+    @contextmanager
+    def ending_control(self) -> Iterator[None]:
+        """Stop steering where the card, its driver or the daemon refuses what is done in the block."""
+        try:
+            yield
+        except (Refused, MissingTool) as error:
+            if self.controlled:
+                self._end_control(str(error))
+
+    def pause_heard(self, seconds: float) -> float:
+        """Wait, being heard meanwhile, and return how long."""
+        waited_s = 0.0
+        while waited_s < seconds - 1e-9 and self.alive():
+            step_s = min(seconds - waited_s, BEAT_POLLS * POLL_S)
+            self.wait(step_s)
+            waited_s += step_s
+            if self.controlled:
+                with self.ending_control():
+                    self.card.beat()
+        return waited_s
+
+    def _count_work(self) -> float:
+        return self.progress.count() if self.progress else 0.0
+
+    def _mark_counters(self) -> tuple[_CounterMark | None, float]:
+        """Read the card just after its energy counter stepped, and the work just after a unit
+        ended.
+
+        Both counters move in steps; read at any other moment, a step more or less would be noise.
+        Return also how long that took."""
+        waited_s = 0.0
+        most_s = min(MARK_S, MARK_SHARE * self.period_s)
+        energy: tuple[float, float] | None = None  # when the counter stepped, and joules
+        work: tuple[float, float] | None = None  # when a unit ended, and units
+        with self.ending_control():
+            first = self.card.read()
+            first_work = self._count_work()
+            while True:
+                waited_s += self.pause_heard(POLL_S)
+                reading = self.card.read()
+                count = self._count_work()
+                if energy is None and reading.energy_j != first.energy_j:
+                    energy = (reading.at_s, reading.energy_j)
+                if work is None and count != first_work:
+                    work = (reading.at_s, count)
+                is_complete = energy and (work or self.progress is None)
+                if is_complete or waited_s >= most_s or not self.alive():
+                    energy_s, energy_j = energy or (reading.at_s, reading.energy_j)
+                    work_s, work_count = work or (reading.at_s, count)
+                    return _CounterMark(reading, energy_s, energy_j, work_s, work_count), waited_s
+        return None, waited_s
+
+
+def _measure_power_w(begin: _CounterMark, end: _CounterMark) -> tuple[float, bool]:
+    """Return the mean power of a period, and whether the counter cannot be believed."""
+    joules = end.energy_j - begin.energy_j
+    span_s = end.energy_s - begin.energy_s
+    if not math.isfinite(joules):
+        return float(end.reading.power_w), False
+    if joules <= 0:  # the counter stood still, or was reset
+        return float(end.reading.power_w), True
+    if span_s <= 0:
+        return float(end.reading.power_w), False
+    power_w = joules / span_s
+    if span_s < AVERAGE_S:  # power readings are means over a second
+        return power_w, False
+    ends_w = (begin.reading.power_w, end.reading.power_w)
+    return power_w, not is_plausible_power(power_w, ends_w, MOST_W)

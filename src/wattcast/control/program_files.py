@@ -1,0 +1,104 @@
+"""Exchange numbers with a running program through files: the work it has done, the SMs it may use.
+
+A program names its progress in the file of ``WATTCAST_PROGRESS``. The number of SMs is a knob that
+only the program can turn: green contexts (CUDA 12.4 and later) are changed from inside it. Before
+each unit of work it reads how many SMs to use from the file named in ``WATTCAST_UNITS`` and runs
+that unit in a green context of that size. A program that does not look keeps all SMs; time and
+power then do not change with the knob, and the controller leaves it where it was. MPS, in contrast,
+fixes a program's share when it starts (``limit_sm_share``).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from wattcast.control import plants
+from wattcast.core import Refused, bad_value
+from wattcast.core.regular_files import open_regular
+from wattcast.core.whole_files import write_whole
+
+PROGRESS_VARIABLE = "WATTCAST_PROGRESS"
+SM_COUNT_VARIABLE = "WATTCAST_UNITS"
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+MPS_DEFAULT_PIPE = "/tmp/nvidia-mps"  # noqa: S108  (NVIDIA's own default)
+READ_BYTE = 2**20  # of a progress file, at a time
+
+
+@dataclass(frozen=True)
+class SmCountFile:
+    """Tell a program through a file how many of a card's SMs to use."""
+
+    path: Path
+    total: int
+
+    def __post_init__(self) -> None:
+        if self.total < 2 * plants.SM_GRAIN:
+            raise bad_value("--sms", f"{2 * plants.SM_GRAIN} SMs or more", self.total)
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Return the counts that a program can be told."""
+        return plants.list_sm_counts(self.total)
+
+    def set(self, count: float) -> None:
+        """Ask for this many; a reader sees the old number or the new one."""
+        write_whole(self.path, f"{count:.0f}\n".encode())
+
+    def reset(self) -> None:
+        """Ask for all of them again."""
+        self.set(self.total)
+
+
+def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that give a program a share of the SMs through MPS; Refused where no MPS
+    server listens.
+    """
+    if not 1 <= percent <= 100:
+        raise bad_value("--sm-percent", "1 to 100", percent)
+    pipe = Path(variables.get(MPS_PIPE, MPS_DEFAULT_PIPE)) / "control"
+    if not pipe.exists():
+        raise Refused(
+            f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d."
+        )
+    return {MPS_SHARE: str(percent)}
+
+
+class ProgressFile:
+    """Count units of work done so far from a file the program appends to.
+
+    Every byte is a unit. A file that starts with "+" has lines instead, each a "+" and an amount,
+    such as "+4096"."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._sum = 0.0
+        self._incomplete = b""  # a line that has not ended yet
+
+    def count(self) -> float:
+        """Return the units done so far; 0 before the program made the file."""
+        try:
+            with open_regular(self._path) as stream:
+                if stream.read(1) != b"+":
+                    return float(os.fstat(stream.fileno()).st_size)
+                stream.seek(self._read)
+                data = stream.read(READ_BYTE)
+        except FileNotFoundError:
+            return 0.0
+        except OSError as error:
+            reason = error.strerror or "none"
+            raise bad_value(str(self._path), "a file the program appends to", reason) from None
+        self._read += len(data)
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):
+                amount = float(line)
+                if 0.0 <= amount < math.inf:
+                    self._sum += amount
+        return self._sum
