@@ -49,6 +49,8 @@ NO_LIMIT_W = 1e6
 FEWEST_FORECASTS = 5  # of other families, that a bound can be calibrated on
 ONE_SIDED_Z = 1.644854  # 95 % quantile of the normal distribution
 LEVELS = 24  # of the core clock, where the catalogue's steps are finer
+LOWEST_SHARE = 0.3  # of the top clock, below which nothing is forecast
+ERROR_POINTS = 71  # at which errors of forecasts are compared
 _NAMED = re.compile(
     r"(?P<family>[a-z0-9]+)model_(?P<model>[\w.-]+?)_p(?P<dtype>bf16|fp16|fp32)_b(?P<batch>\d+)_s(?P<seq>\d+)"
     r"_mode(?P<phase>prefill|decode)(?:_attn(?P<attention>eager|flash))?"
@@ -81,45 +83,31 @@ def build_predicted_plant(
     Its knobs are those of ``roles``: core clock, memory clock, number of SMs; others stay at their
     highest. Bandwidth follows the memory clock. Work on fewer SMs is predicted as on a card that
     has no more; idle power stays that of the card."""
-    units: tuple[float, ...] = (float(np.max(gpu.sm_count)),)
-    memory_hz: tuple[float, ...] = (1.0,)
-    if KnobRole.COMPUTE_UNITS in roles:
-        units = list_sm_counts(int(np.max(gpu.sm_count)))
-    if KnobRole.MEMORY_CLOCK in roles:
-        memory_hz = tuple(sorted(gpu.clocks.memory_hz or ()))
-        if len(memory_hz) < 2:
-            raise bad_value(
-                "--knobs",
-                f"core or sms, as the catalogue lists no two memory clocks of {gpu.name}",
-                "memory",
-            )
-    core_hz = list_core_clocks(gpu)[0 if KnobRole.CORE_CLOCK in roles else -1 :]
-    knobs = (
-        (KnobRole.COMPUTE_UNITS, units),
-        (KnobRole.CORE_CLOCK, core_hz),
-        (KnobRole.MEMORY_CLOCK, memory_hz),
+    axes = _list_axes(gpu, roles)
+    knobs = [Knob(role, levels) for role, levels in axes.items() if len(levels) > 1]
+    lattice = Lattice(tuple(knobs))
+    cards = _list_cards(gpu, axes)
+    core_hz = np.asarray(axes[KnobRole.CORE_CLOCK])
+    more: dict[str, Any] = {**(options or {}), "clock": core_hz}
+    predictions = [_predict_on_cards(workload, cards, more) for workload in workloads.values()]
+    shape = (
+        len(workloads),
+        len(axes[KnobRole.COMPUTE_UNITS]),
+        len(axes[KnobRole.MEMORY_CLOCK]),
+        len(core_hz),
     )
-    lattice = Lattice(tuple(Knob(role, levels) for role, levels in knobs if len(levels) > 1))
-    bandwidths = [gpu.memory.byte_per_s * hz / memory_hz[-1] for hz in memory_hz]
-    cards = [
-        replace(gpu, sm_count=n, memory=replace(gpu.memory, byte_per_s=b))
-        for n in units
-        for b in bandwidths
-    ]
-    more: dict[str, Any] = {**(options or {}), "clock": np.asarray(core_hz)}
-    found = [
-        [api.predict(workload, card, **more) for card in cards] for workload in workloads.values()
-    ]
 
     def tabulate(name: str) -> Array:
-        each = np.stack([[getattr(prediction, name) for prediction in row] for row in found])
-        shape = (len(found), len(units), len(memory_hz), len(core_hz))
-        return (
-            each.reshape(shape).swapaxes(2, 3).reshape(len(found), -1)
-        )  # the last knob varies fastest
+        """Return a quantity as a flat table, in which the last knob varies fastest."""
+        rows = [[getattr(prediction, name) for prediction in row] for row in predictions]
+        by_memory_then_core = np.stack(rows).reshape(shape)
+        return by_memory_then_core.swapaxes(2, 3).reshape(len(workloads), -1)
 
     idle = gpu.power.idle_w
     lowest_hz = float(np.min(gpu.clocks.min_hz or gpu.clocks.max_hz))
+    orders = {}
+    for phase, name in enumerate(workloads):
+        orders[name] = np.full(iterations, phase, dtype=np.int64)
     return PlantTables(
         name=gpu.name,
         lattice=lattice,
@@ -127,20 +115,59 @@ def build_predicted_plant(
         kernels=tuple(workloads),
         time_s=tabulate("latency_s"),
         power_w=tabulate("power_w"),
-        applications={
-            name: np.full(iterations, i, dtype=np.int64) for i, name in enumerate(workloads)
-        },
+        applications=orders,
         idle_w=None if idle is None else float(np.min(idle.value_at(lowest_hz))),
         clock_hz=tabulate("clock_hz"),
-        source=f"predicted by Wattcast ({found[0][0].status} coefficients)",
+        source=f"predicted by Wattcast ({predictions[0][0].status} coefficients)",
     )
+
+
+def _predict_on_cards(
+    workload: str | Path | Graph, cards: Sequence[Gpu], options: Mapping[str, Any]
+) -> list[Any]:
+    return [api.predict(workload, card, **options) for card in cards]
+
+
+def _list_axes(gpu: Gpu, roles: Sequence[KnobRole]) -> dict[KnobRole, tuple[float, ...]]:
+    """Return the levels of each knob; one level for a knob that is not turned."""
+    sm_count = int(np.max(gpu.sm_count))
+    core_hz = list_core_clocks(gpu)
+    axes: dict[KnobRole, tuple[float, ...]] = {
+        KnobRole.COMPUTE_UNITS: (float(sm_count),),
+        KnobRole.CORE_CLOCK: core_hz[-1:],
+        KnobRole.MEMORY_CLOCK: (1.0,),
+    }
+    if KnobRole.COMPUTE_UNITS in roles:
+        axes[KnobRole.COMPUTE_UNITS] = list_sm_counts(sm_count)
+    if KnobRole.CORE_CLOCK in roles:
+        axes[KnobRole.CORE_CLOCK] = core_hz
+    if KnobRole.MEMORY_CLOCK in roles:
+        memory_hz = tuple(sorted(gpu.clocks.memory_hz or ()))
+        if len(memory_hz) < 2:
+            form = f"core or sms, as the catalogue lists no two memory clocks of {gpu.name}"
+            raise bad_value("--knobs", form, "memory")
+        axes[KnobRole.MEMORY_CLOCK] = memory_hz
+    return axes
+
+
+def _list_cards(gpu: Gpu, axes: Mapping[KnobRole, tuple[float, ...]]) -> list[Gpu]:
+    """Return the card with each number of SMs, and each memory clock for each of them."""
+    memory_hz = axes[KnobRole.MEMORY_CLOCK]
+    cards = []
+    for sm_count in axes[KnobRole.COMPUTE_UNITS]:
+        for clock_hz in memory_hz:
+            byte_per_s = gpu.memory.byte_per_s * clock_hz / memory_hz[-1]
+            memory = replace(gpu.memory, byte_per_s=byte_per_s)
+            cards.append(replace(gpu, sm_count=sm_count, memory=memory))
+    return cards
 
 
 def list_core_clocks(gpu: Gpu, levels: int = LEVELS) -> tuple[float, ...]:
     """List core clocks of a catalogue GPU, on its own steps where they are published."""
-    high = float(np.max(gpu.clocks.max_hz))
-    wanted = np.linspace(max(float(np.min(gpu.clocks.lowest_hz)), 0.3 * high), high, levels)
-    return tuple(np.unique(gpu.clocks.snap_to_steps(wanted)).tolist())
+    high_hz = float(np.max(gpu.clocks.max_hz))
+    low_hz = max(float(np.min(gpu.clocks.lowest_hz)), LOWEST_SHARE * high_hz)
+    clocks_hz = gpu.clocks.snap_to_steps(np.linspace(low_hz, high_hz, levels))
+    return tuple(np.unique(clocks_hz).tolist())
 
 
 def forecast_workload(
@@ -154,13 +181,14 @@ def forecast_workload(
     idle = gpu.power.idle_w
     more: dict[str, Any] = dict(options or {})
     free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, force=True, **more)
+    idle_w = np.zeros(grid.shape)
+    if idle is not None:
+        idle_w = np.minimum(idle.value_at(grid), free.power_w)
     return ClockCurves(
         clock_hz=grid,
         time_s=np.asarray(free.latency_s),
         power_w=np.asarray(free.power_w),
-        idle_w=np.zeros(grid.shape)
-        if idle is None
-        else np.minimum(idle.value_at(grid), free.power_w),
+        idle_w=idle_w,
         limit_w=float(np.min(gpu.power.limit_w)),
         status=str(free.status),
     )
@@ -175,15 +203,15 @@ def forecast_applications(
     attention's tag) where they are there. Otherwise its name is taken apart and the model's own
     template is used."""
     _, clocks = _find_core_clocks(tables)
-    found: dict[str, ClockCurves] = {}
+    forecasts: dict[str, ClockCurves] = {}
     missing: dict[str, str] = {}
     for name in tables.applications:
         try:
             workload, options = find_named_workload(name, folder)
-            found[name] = forecast_workload(workload, gpu, clocks.tolist(), options)
+            forecasts[name] = forecast_workload(workload, gpu, clocks.tolist(), options)
         except (BadInput, UnknownName) as error:
             missing[name] = str(error)
-    return found, missing
+    return forecasts, missing
 
 
 def _find_core_clocks(tables: PlantTables) -> tuple[int, Array]:
@@ -232,40 +260,46 @@ class SlowdownErrors:
         before the first "_"), the margin is m + t·s·√(1 + 1/n), t being Student's 95 % quantile.
         None where fewer than five are known."""
         family = application.split("_")[0]
-        others = [row for name, row in self.by_application.items() if name.split("_")[0] != family]
-        if len(others) < FEWEST_FORECASTS:
+        rows = [
+            np.interp(clock_share, self.clock_share, row)
+            for name, row in self.by_application.items()
+            if name.split("_")[0] != family
+        ]
+        count = len(rows)
+        if count < FEWEST_FORECASTS:
             return None
-        n = len(others)
-        each = np.stack([np.interp(clock_share, self.clock_share, row) for row in others])
-        spread = student_t(n - 1, ONE_SIDED_Z) * each.std(axis=0, ddof=1) * np.sqrt(1 + 1 / n)
-        return np.asarray(np.where(clock_share < 1.0, each.mean(axis=0) + spread, 0.0))
+        errors = np.stack(rows)
+        quantile = student_t(count - 1, ONE_SIDED_Z)
+        spread = quantile * errors.std(axis=0, ddof=1) * np.sqrt(1 + 1 / count)
+        return np.asarray(np.where(clock_share < 1.0, errors.mean(axis=0) + spread, 0.0))
 
 
 def measure_slowdown_errors(
-    plants: Sequence[PlantTables], found: Mapping[str, ClockCurves]
+    plants: Sequence[PlantTables], forecasts: Mapping[str, ClockCurves]
 ) -> SlowdownErrors:
     """Compare forecast and measured slowdowns of all applications that have both."""
-    shares = np.linspace(0.3, 1.0, 71)
+    shares = np.linspace(LOWEST_SHARE, 1.0, ERROR_POINTS)
     errors: dict[str, Array] = {}
     for tables in plants:
-        (which, levels), default = _find_core_clocks(tables), tables.default
-        along = [
-            tables.lattice.flat_index(move_knob(default, which, level))
-            for level in range(len(levels))
-        ]
+        core, levels_hz = _find_core_clocks(tables)
+        settings = [move_knob(tables.default, core, level) for level in range(len(levels_hz))]
+        along = [tables.lattice.flat_index(setting) for setting in settings]
+        default = tables.default[core]
         for name in tables.applications:
-            if name in found:
-                forecast_s, _ = estimate_card_behaviour(found[name], levels)
-                measured_s = tables.time_s[tables.order(name)[0], along]
-                slower = (each_s / each_s[default[which]] for each_s in (measured_s, forecast_s))
-                off = np.subtract(*map(np.log, slower))
-                errors[name] = np.interp(shares, levels / levels[default[which]], off)
+            if name not in forecasts:
+                continue
+            forecast_s, _ = estimate_card_behaviour(forecasts[name], levels_hz)
+            measured_s = tables.time_s[tables.order(name)[0], along]
+            measured = np.log(measured_s / measured_s[default])
+            forecast = np.log(forecast_s / forecast_s[default])
+            level_shares = levels_hz / levels_hz[default]
+            errors[name] = np.interp(shares, level_shares, measured - forecast)
     return SlowdownErrors(shares, errors)
 
 
 def choose_forecast_settings(
     tables: PlantTables,
-    found: Mapping[str, ClockCurves],
+    forecasts: Mapping[str, ClockCurves],
     objective: Objective,
     errors: SlowdownErrors | None = None,
 ) -> dict[str, Settings]:
@@ -273,18 +307,18 @@ def choose_forecast_settings(
 
     With ``errors``, a bound on the slowdown is kept with a chance of 95 %, by how forecasts of
     other applications missed; without, it is kept by the forecast at its word."""
-    (which, levels), default = _find_core_clocks(tables), tables.default
+    core, levels_hz = _find_core_clocks(tables)
+    default = tables.default[core]
     worth = ControllerTuning().worth
     chosen = {}
-    for name, curves in found.items():
-        if name in tables.applications:
-            margins = (
-                errors.margins(name, levels / levels[default[which]])
-                if errors is not None
-                else None
-            )
-            level = choose_clock_level(curves, levels, objective, default[which], worth, margins)
-            chosen[name] = move_knob(default, which, level)
+    for name, curves in forecasts.items():
+        if name not in tables.applications:
+            continue
+        margins = None
+        if errors is not None:
+            margins = errors.margins(name, levels_hz / levels_hz[default])
+        level = choose_clock_level(curves, levels_hz, objective, default, worth, margins)
+        chosen[name] = move_knob(tables.default, core, level)
     return chosen
 
 
@@ -317,22 +351,24 @@ def estimate_card_behaviour(curves: ClockCurves, levels_hz: Array) -> tuple[Arra
     that do not, time at f is t_core·f_top/f + t_rest·max(1, 0.86·f_top/f). Work that takes longer
     draws less: the energy above idle power is spread over its time. A level whose power exceeds
     0.98 of the limit runs at the highest clock that does not."""
-    core_s, rest_s = split_core_time(curves)
+    core_s, other_s = split_core_time(curves)
     stretch = curves.clock_hz[-1] / curves.clock_hz
-    slower = (core_s * stretch + rest_s * np.maximum(1.0, MEMORY_KNEE * stretch)) / (
-        core_s * stretch + rest_s
-    )
-    time_s = curves.time_s * slower
-    power_w = curves.idle_w + (curves.power_w - curves.idle_w) / slower
+    by_law_s = core_s * stretch + other_s * np.maximum(1.0, MEMORY_KNEE * stretch)
+    slowdown = by_law_s / (core_s * stretch + other_s)
+    time_s = curves.time_s * slowdown
+    power_w = curves.idle_w + (curves.power_w - curves.idle_w) / slowdown
+
+    # The clock that the power limit allows.
     limit_w = HELD * curves.limit_w
-    held_hz = float(curves.clock_hz[-1])
+    allowed_hz = float(curves.clock_hz[-1])
     over = np.nonzero(power_w > limit_w)[0]
     if over.size:
         first = int(over[0])
         around = slice(max(first - 1, 0), first + 1)  # the two points that the limit lies between
-        held_hz = float(np.interp(limit_w, power_w[around], curves.clock_hz[around]))
-    at_hz = np.minimum(levels_hz, held_hz)
-    return np.interp(at_hz, curves.clock_hz, time_s), np.interp(at_hz, curves.clock_hz, power_w)
+        allowed_hz = float(np.interp(limit_w, power_w[around], curves.clock_hz[around]))
+    clock_hz = np.minimum(levels_hz, allowed_hz)
+    level_s = np.interp(clock_hz, curves.clock_hz, time_s)
+    return level_s, np.interp(clock_hz, curves.clock_hz, power_w)
 
 
 def split_core_time(curves: ClockCurves) -> tuple[float, float]:

@@ -99,24 +99,30 @@ def duration_s(
 
     t = (t_valu^p + t_dram^p)^(1/p) + t_serial + t_fixed, with p rising with occupancy. Valid
     between the card's lowest and highest settings, for one kernel at a time."""
-    col = {name: values[:, np.newaxis] for name, values in work.items()}
-    top_hz = at["core_hz"].max()
-    units_top = at["unit_count"].max()
-    per_unit = (units_top / at["unit_count"]) * (top_hz / at["core_hz"])
-    valu = col["valu_s"] * per_unit
-    fetch = col["fetch_s"] * per_unit
-    crowd = np.clip(
-        (at["unit_count"] - col["fits"]) / np.maximum(units_top - col["fits"], 1.0), 0.0, 1.0
-    )
-    traffic = 1.0 - col["thrash"] * (1.0 - crowd)
-    supply = bandwidth_byte_per_s(card, col["occupancy"], at)
-    dram = col["dram_s"] * traffic * supply[:, -1:] / supply
-    serial = col["serial_s"] * top_hz / at["core_hz"]
-    exponent = card["overlap_base"] + card["overlap_per_occupancy"] * col["occupancy"]
+    demand = {name: values[:, np.newaxis] for name, values in work.items()}
+    clock_ratio = at["core_hz"].max() / at["core_hz"]
+    most_units = at["unit_count"].max()
+
+    # Work of the units follows their number and their clock.
+    per_unit = (most_units / at["unit_count"]) * clock_ratio
+    valu = demand["valu_s"] * per_unit
+    fetch = demand["fetch_s"] * per_unit
+    serial = demand["serial_s"] * clock_ratio
+
+    # Units beyond those whose working sets fit into the cache thrash it.
+    crowding = at["unit_count"] - demand["fits"]
+    most_crowding = np.maximum(most_units - demand["fits"], 1.0)
+    crowded = np.clip(crowding / most_crowding, 0.0, 1.0)
+    traffic = 1.0 - demand["thrash"] * (1.0 - crowded)
+    supply = bandwidth_byte_per_s(card, demand["occupancy"], at)
+    dram_byte = demand["dram_s"] * traffic * supply[:, -1:]
+    dram = dram_byte / supply
+
+    exponent = card["overlap_base"] + card["overlap_per_occupancy"] * demand["occupancy"]
     overlapped = (valu**exponent + dram**exponent) ** (1.0 / exponent)
-    total = overlapped + serial + col["fixed_s"]
-    moved_byte = col["dram_s"] * traffic * supply[:, -1:]
-    return total, {"valu": valu, "fetch": fetch, "dram": dram, "serial": serial}, moved_byte / total
+    total = overlapped + serial + demand["fixed_s"]
+    parts = {"valu": valu, "fetch": fetch, "dram": dram, "serial": serial}
+    return total, parts, dram_byte / total
 
 
 def bandwidth_byte_per_s(
@@ -192,50 +198,96 @@ def load_tables() -> PlantTables:
 def load_simulation() -> SimulatedHd7970:
     """Return the card and kernels as shipped."""
     file = read_data("hd7970.yaml")
-    gpu = hardware.load_gpu(file["gpu"])
-    unit_counts = Knob(KnobRole.COMPUTE_UNITS, tuple(map(float, file["units"]["value"])))
-    clocks = (
-        Knob(role, tuple(units.parse(v, "Hz", f"hd7970.yaml: {role}") for v in file[role]["value"]))
-        for role in (KnobRole.CORE_CLOCK, KnobRole.MEMORY_CLOCK)
+    lattice = _read_lattice(file)
+    card = _read_card(file)
+    kernels = _read_kernels(card)
+    units_count, core_clock, memory_clock = file["default"]["value"]
+    default = lattice.nearest_settings(
+        float(units_count), units.parse(core_clock, "Hz"), units.parse(memory_clock, "Hz")
     )
-    lattice = Lattice((unit_counts, *clocks))
-    unit_count, core_hz, memory_hz = (lattice.knob_values(knob.role) for knob in lattice.knobs)
+    return SimulatedHd7970(
+        card,
+        lattice,
+        _make_columns(file["gpu"], lattice),
+        default,
+        kernels.names,
+        kernels.order,
+        kernels.demand,
+    )
+
+
+def _read_lattice(file: Mapping[str, Any]) -> Lattice:
+    """Return the knobs of the card."""
+    unit_counts = tuple(map(float, file["units"]["value"]))
+    knobs = [Knob(KnobRole.COMPUTE_UNITS, unit_counts)]
+    for role in (KnobRole.CORE_CLOCK, KnobRole.MEMORY_CLOCK):
+        place = f"hd7970.yaml: {role}"
+        levels = tuple(units.parse(text, "Hz", place) for text in file[role]["value"])
+        knobs.append(Knob(role, levels))
+    return Lattice(tuple(knobs))
+
+
+def _make_columns(gpu_name: str, lattice: Lattice) -> dict[str, Array]:
+    """Return what each setting means for the card, ``(setting,)``."""
+    gpu = hardware.load_gpu(gpu_name)
     voltage = gpu.power.voltage_v
     if voltage is None:
-        raise bad_value(file["gpu"], "a voltage curve in the catalogue", "none")
+        raise bad_value(gpu_name, "a voltage curve in the catalogue", "none")
+    unit_count, core_hz, memory_hz = (lattice.knob_values(knob.role) for knob in lattice.knobs)
     volts = voltage.value_at(core_hz)
-    bus_byte_per_s = float(np.asarray(gpu.memory.byte_per_s)) * memory_hz / memory_hz.max()
-    columns = {"unit_count": unit_count, "core_hz": core_hz, "memory_hz": memory_hz}
-    columns |= {"relative_v": volts / volts.max(), "bus_byte_per_s": bus_byte_per_s}
+    top_byte_per_s = float(np.asarray(gpu.memory.byte_per_s))
+    return {
+        "unit_count": unit_count,
+        "core_hz": core_hz,
+        "memory_hz": memory_hz,
+        "relative_v": volts / volts.max(),
+        "bus_byte_per_s": top_byte_per_s * memory_hz / memory_hz.max(),
+    }
+
+
+def _read_card(file: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of the card's memory, its overlap and its power."""
     card = {name: float(number["value"]) for name, number in file["memory"].items()}
-    card |= {f"overlap_{name}": float(file["overlap"][name]) for name in ("base", "per_occupancy")}
+    for name in ("base", "per_occupancy"):
+        card[f"overlap_{name}"] = float(file["overlap"][name])
     for name, number in file["power"].items():
         if name == "memory_stretch":
             card[name] = float(number["value"])
         else:
             card[f"{name}_w"] = units.parse(number["value"], "W", name)
-    # Phases of all kernels in the order of the file, and the order applications run them in.
-    rows: list[dict[str, float]] = []
+    return card
+
+
+@dataclass(frozen=True)
+class _SimulatedKernels:
+    """The phases of all kernels, and the order in which applications run them."""
+
+    names: tuple[str, ...]  # of the kernel of each phase
+    order: dict[str, npt.NDArray[np.int64]]  # by application
+    demand: dict[str, Array]  # (phase,)
+
+
+def _read_kernels(card: Mapping[str, float]) -> _SimulatedKernels:
+    """Return the kernels in the order of their file."""
+    demands: list[dict[str, float]] = []
     names: list[str] = []
     order: dict[str, npt.NDArray[np.int64]] = {}
     kernels = [UNSAID | kernel for kernel in read_data("hd7970_kernels.yaml")["kernels"]]
-    for application, group in groupby(kernels, key=lambda kernel: kernel["name"].split(".")[0]):
+    for application, group in groupby(kernels, key=_name_application):
         runs = []
         for kernel in group:
-            phases = [
-                _phase_demand(card, kernel, **phase)
-                for phase in kernel.get("phases", [{"work": 1.0}])
-            ]
-            runs.append(len(rows) + np.arange(kernel["iterations"]) % len(phases))
-            rows += phases
+            phases = kernel.get("phases", [{"work": 1.0}])
+            first = len(demands)
+            runs.append(first + np.arange(kernel["iterations"]) % len(phases))
+            demands += [_phase_demand(card, kernel, **phase) for phase in phases]
             names += [kernel["name"]] * len(phases)
         order[application] = np.stack(runs, axis=1).ravel()
-    work = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    top = file["default"]["value"]
-    default = lattice.nearest_settings(
-        float(top[0]), units.parse(top[1], "Hz"), units.parse(top[2], "Hz")
-    )
-    return SimulatedHd7970(card, lattice, columns, default, tuple(names), order, work)
+    columns = {name: np.array([row[name] for row in demands]) for name in demands[0]}
+    return _SimulatedKernels(tuple(names), order, columns)
+
+
+def _name_application(kernel: Mapping[str, Any]) -> str:
+    return str(kernel["name"]).split(".")[0]
 
 
 def _phase_demand(
@@ -255,10 +307,17 @@ def _phase_demand(
     overlapped = (valu_part**exponent + dram_part**exponent) ** (1.0 / exponent)
     relative = overlapped + kernel["serial"] + kernel["fixed"]
     scale = units.parse(kernel["time"], "s", kernel["name"]) * work / relative
-    found = {"valu_s": valu_part, "dram_s": dram_part, "fetch_s": kernel["fetch"] * dram}
-    found |= {"serial_s": kernel["serial"], "fixed_s": kernel["fixed"]}
-    found = {name: part * scale for name, part in found.items()}
-    return found | {name: float(kernel[name]) for name in UNCHANGED} | {"work": work}
+    demand = {
+        "valu_s": valu_part * scale,
+        "dram_s": dram_part * scale,
+        "fetch_s": kernel["fetch"] * dram * scale,
+        "serial_s": kernel["serial"] * scale,
+        "fixed_s": kernel["fixed"] * scale,
+        "work": work,
+    }
+    for name in UNCHANGED:
+        demand[name] = float(kernel[name])
+    return demand
 
 
 # Standard deviations of the logarithm of each kind of number, for perturbed cards.

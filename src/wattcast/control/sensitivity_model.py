@@ -164,19 +164,19 @@ def combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:
     The paper aggregates the two compute knobs without saying how (section 4.1). We take their mean:
     throughput is the product of units and clock, so a kernel that follows one of them follows half
     of throughput, in logarithms."""
-    compute = [by_knob[k] for k in (KnobRole.COMPUTE_UNITS, KnobRole.CORE_CLOCK) if k in by_knob]
+    compute_roles = (KnobRole.COMPUTE_UNITS, KnobRole.CORE_CLOCK)
+    compute = [by_knob[role] for role in compute_roles if role in by_knob]
     bandwidth = by_knob.get(KnobRole.MEMORY_CLOCK, np.zeros_like(compute[0]))
     return {"compute": np.asarray(0.5 * (compute[0] + compute[-1])), "bandwidth": bandwidth}
 
 
 def with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
     """Return the counters, and compute-to-memory intensity where its parts are among them."""
-    if not set(RAW_COUNTERS) <= set(counters):
-        return dict(counters)
-    return {
-        **counters,
-        INTENSITY_COUNTER: compute_to_memory_percent(*(counters[name] for name in RAW_COUNTERS)),
-    }
+    extended = dict(counters)
+    if set(RAW_COUNTERS) <= set(counters):
+        parts = [counters[name] for name in RAW_COUNTERS]
+        extended[INTENSITY_COUNTER] = compute_to_memory_percent(*parts)
+    return extended
 
 
 @dataclass(frozen=True)
@@ -201,51 +201,76 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
     rows = parse_csv(read_bytes(path), path.name)
     cells = {name: [row[name] for row in rows] for name in rows[0]}
     knobs = [str(role) for role in KnobRole if role in cells]
-    if (
-        not {"kernel", "time_s"} <= set(cells)
-        or KnobRole.MEMORY_CLOCK not in knobs
-        or len(knobs) < 2
-    ):
-        wanted = "columns kernel, time_s, memory_clock and compute_units or core_clock"
-        raise bad_value(path.name, wanted, ", ".join(cells))
+    has_columns = {"kernel", "time_s"} <= set(cells)
+    if not has_columns or KnobRole.MEMORY_CLOCK not in knobs or len(knobs) < 2:
+        form = "columns kernel, time_s, memory_clock and compute_units or core_clock"
+        raise bad_value(path.name, form, ", ".join(cells))
+    columns = _read_numbers(cells, path.name)
+
+    # Every phase of a kernel is a row of the table.
     phases = list(zip(cells["kernel"], cells.get("phase", cells["kernel"]), strict=True))
-    number = {
-        name: np.array([read_number(cell, f"{path.name}: {name}") for cell in column])
-        for name, column in cells.items()
-        if name not in ("kernel", "phase")
-    }
-    counters = with_intensity(
-        {n: column for n, column in number.items() if n not in {*knobs, "time_s", "power_w"}}
-    )
-    groups = {
-        phase: np.array([each == phase for each in phases]) for phase in dict.fromkeys(phases)
-    }
+    masks: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
+    for phase in dict.fromkeys(phases):
+        masks[phase] = np.array([row_phase == phase for row_phase in phases])
+    by_knob = {knob: _measure_knob(columns, knobs, knob, masks) for knob in knobs}
+    means = {}
+    for name, column in with_intensity(_list_counters(columns, knobs)).items():
+        means[name] = np.array([column[mask].mean() for mask in masks.values()])
+    kernels = tuple(kernel for kernel, _ in masks)
+    return SensitivityTable(kernels, means, combine_knobs(by_knob))
 
-    def average(knob: str, kernel: str, rows: npt.NDArray[np.bool_]) -> float:
-        """Return the mean sensitivity of some rows to one knob, all other knobs at their highest."""
-        for other in knobs:
-            if other != knob:
-                rows = rows & (number[other] == number[other][rows].max())
-        values = number[knob][rows]
-        time_s = number["time_s"][rows]
-        if len(np.unique(values)) < 2 or len(np.unique(values)) != len(values):
-            wanted = f"two or more levels of {knob} with the other knobs at their highest"
-            raise bad_value(kernel, wanted, len(values))
-        top = int(values.argmax())
-        rest = np.arange(len(values)) != top
-        return float(
-            measure_sensitivity(time_s[rest], time_s[top], values[rest], values[top]).mean()
-        )
 
-    by_knob = {
-        knob: np.array([average(knob, kernel, rows) for (kernel, _), rows in groups.items()])
-        for knob in knobs
-    }
-    means = {
-        name: np.array([column[rows].mean() for rows in groups.values()])
-        for name, column in counters.items()
-    }
-    return SensitivityTable(tuple(kernel for kernel, _ in groups), means, combine_knobs(by_knob))
+def _read_numbers(cells: Mapping[str, Sequence[str]], where: str) -> dict[str, Array]:
+    """Return the columns of numbers."""
+    columns = {}
+    for name, texts in cells.items():
+        if name not in ("kernel", "phase"):
+            place = f"{where}: {name}"
+            columns[name] = np.array([read_number(text, place) for text in texts])
+    return columns
+
+
+def _list_counters(columns: Mapping[str, Array], knobs: Sequence[str]) -> dict[str, Array]:
+    """Return the columns that are neither time, nor power, nor a knob."""
+    not_counters = {*knobs, "time_s", "power_w"}
+    return {name: column for name, column in columns.items() if name not in not_counters}
+
+
+def _measure_knob(
+    columns: Mapping[str, Array],
+    knobs: Sequence[str],
+    knob: str,
+    masks: Mapping[tuple[str, str], npt.NDArray[np.bool_]],
+) -> Array:
+    """Return the mean sensitivity of each phase to a knob, ``(kernel,)``."""
+    means = []
+    for (kernel, _), mask in masks.items():
+        means.append(_average_sensitivity(columns, knobs, knob, kernel, mask))
+    return np.array(means)
+
+
+def _average_sensitivity(
+    columns: Mapping[str, Array],
+    knobs: Sequence[str],
+    knob: str,
+    kernel: str,
+    rows: npt.NDArray[np.bool_],
+) -> float:
+    """Return the mean sensitivity of some rows to one knob, all other knobs at their highest."""
+    for fixed_knob in knobs:
+        if fixed_knob != knob:
+            column = columns[fixed_knob]
+            rows = rows & (column == column[rows].max())
+    values = columns[knob][rows]
+    time_s = columns["time_s"][rows]
+    levels = len(np.unique(values))
+    if levels < 2 or levels != len(values):
+        form = f"two or more levels of {knob} with the other knobs at their highest"
+        raise bad_value(kernel, form, len(values))
+    top = int(values.argmax())
+    below = np.arange(len(values)) != top
+    sensitivity = measure_sensitivity(time_s[below], time_s[top], values[below], values[top])
+    return float(sensitivity.mean())
 
 
 @dataclass(frozen=True)
@@ -271,45 +296,58 @@ def fit_sensitivity(
     """
     models = {}
     error = {}
-    left_out = {}
+    left_out_error = {}
     correlation = {}
-    for which in ("compute", "bandwidth"):
-        target = sensitivity[which]
+    every_row = np.ones(len(groups), dtype=bool)
+    for kind in ("compute", "bandwidth"):
+        target = sensitivity[kind]
         names = select_counters(counters, target)
-        models[which] = _least_squares(counters, target, names, np.ones(len(target), dtype=bool))
-        predicted = models[which].predict_columns(counters)
-        error[which] = float(np.mean(np.abs(predicted - target)))
-        errors = []  # on each group, by a model fitted to the others
-        for group in dict.fromkeys(groups):
-            here = np.array([each == group for each in groups])
-            without = _least_squares(counters, target, names, ~here)
-            errors.append(np.abs(without.predict_columns(counters) - target)[here])
-        left_out[which] = float(np.mean(np.concatenate(errors)))
+        models[kind] = _least_squares(counters, target, names, every_row)
+        predicted = models[kind].predict_columns(counters)
+        error[kind] = float(np.mean(np.abs(predicted - target)))
+        left_out_error[kind] = _leave_groups_out(counters, target, names, groups)
         spread = predicted.std() * target.std()
-        correlation[which] = float(np.corrcoef(predicted, target)[0, 1]) if spread > 0 else 0.0
+        correlation[kind] = 0.0
+        if spread > 0:
+            correlation[kind] = float(np.corrcoef(predicted, target)[0, 1])
     model = SensitivityModel(FORMAT, name, source, models["compute"], models["bandwidth"])
-    return FittedSensitivity(model, len(groups), error, left_out, correlation)
+    return FittedSensitivity(model, len(groups), error, left_out_error, correlation)
+
+
+def _leave_groups_out(
+    counters: Mapping[str, Array], target: Array, names: Sequence[str], groups: Sequence[str]
+) -> float:
+    """Return the mean error on each group of a model that was fitted to the others."""
+    errors = []
+    for group in dict.fromkeys(groups):
+        is_here = np.array([row_group == group for row_group in groups])
+        model = _least_squares(counters, target, names, ~is_here)
+        errors.append(np.abs(model.predict_columns(counters) - target)[is_here])
+    return float(np.mean(np.concatenate(errors)))
 
 
 def select_counters(counters: Mapping[str, Array], target: Array) -> list[str]:
     """Return the counters strongly correlated with the target, strongest first, at least one
     (section 4.3).
     """
+    strengths = {}
     with np.errstate(invalid="ignore", divide="ignore"):
-        score = {
-            name: abs(float(np.corrcoef(column, target)[0, 1])) for name, column in counters.items()
-        }
-    known = {name: value for name, value in score.items() if np.isfinite(value)}
-    if not known:
+        for name, column in counters.items():
+            correlation = float(np.corrcoef(column, target)[0, 1])
+            if np.isfinite(correlation):
+                strengths[name] = abs(correlation)
+    if not strengths:
         raise bad_value("counters", "one that varies between kernels", "none that does")
-    ranked = sorted(known, key=lambda name: -known[name])
-    strong = [name for name in ranked if known[name] >= STRONG_CORRELATION]
+    ranked = sorted(strengths, key=lambda name: -strengths[name])
+    strong = [name for name in ranked if strengths[name] >= STRONG_CORRELATION]
     return strong[:MOST_COUNTERS] or ranked[:1]
 
 
 def _least_squares(
     counters: Mapping[str, Array], target: Array, names: Sequence[str], rows: npt.NDArray[np.bool_]
 ) -> LinearModel:
-    columns = np.column_stack([np.ones(int(rows.sum())), *(counters[name][rows] for name in names)])
+    ones = np.ones(int(rows.sum()))
+    columns = np.column_stack([ones, *(counters[name][rows] for name in names)])
     solution = np.linalg.lstsq(columns, target[rows], rcond=None)[0]
-    return LinearModel(float(solution[0]), dict(zip(names, map(float, solution[1:]), strict=True)))
+    constant, *coefficients = map(float, solution)
+    return LinearModel(constant, dict(zip(names, coefficients, strict=True)))

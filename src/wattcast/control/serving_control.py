@@ -19,7 +19,7 @@ import re
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,6 +57,19 @@ FEW_SEQUENCES = 8  # below, the mean of two readings does not tell how many ther
 # how much the scales of a forecast, and without one, are held together
 TIED = 1.0
 LOOSELY_TIED = 0.001
+MOST_LEVELS_DOWN = 4  # of the clock, at once
+LATE_SHARE = 0.01  # of the requests of a minute, above which less of the limits is used
+CARE_FALL = 0.85  # by which the used share of the limits falls then
+CARE_RISE = 1.005  # by which it rises in a minute without
+LEAST_CARE = 0.5
+SEAT_SPREAD = 0.7  # of the deviation of the number of requests, for which there have to be seats
+QUEUED_SHARE = 0.3  # of the requests of a TTFT limit, above which a queue raises the clock
+FASTEST = 1.02  # times of steps within this of the shortest are as fast as the power limit allows
+LEAST_SCALE = 0.05  # by which a forecast may be scaled at least
+NEW_LENGTHS = 0.2  # log change of the lengths of requests, beyond which a forecast is made anew
+EMPTY_SHARE = 0.3  # of a token's time that a step takes without sequences, before it is learned
+ALIKE_LOAD = 0.1  # relative difference within which two loads are compared by energy
+CHEAPER = 1.1  # ratio of joules per token, beyond which a lower level costs more
 READ_TIMEOUT_S = 2.0
 LARGEST_ANSWER = 4 * 2**20
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -118,31 +131,50 @@ def parse_engine_metrics(text: str) -> EngineReading:
         if match is None:
             continue
         name, labels, value = match.groups()
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        if not math.isfinite(number):
+        number = _read_finite(value)
+        if number is None:
             continue
         edge = _EDGE.search(labels or "")
         if name.endswith("_bucket") and edge is not None:
             series = buckets.setdefault(name.removesuffix("_bucket"), {})
-            at = float(edge[1].replace("+Inf", "inf"))
-            series[at] = series.get(at, 0.0) + number
+            edge_s = float(edge[1].replace("+Inf", "inf"))
+            series[edge_s] = series.get(edge_s, 0.0) + number
         else:
             plain[name] = plain.get(name, 0.0) + number
-    found = []
-    for names in (FIRST_TOKEN, PER_TOKEN):
-        name = next((name for name in names if name in buckets and math.inf in buckets[name]), None)
-        if name is None:
-            raise bad_value(
-                "--metrics", f"a histogram {names[0]} (vLLM) or {names[-1]} (SGLang)", "none"
-            )
-        edges = tuple(sorted(buckets[name]))
-        counts = tuple(buckets[name][edge] for edge in edges)
-        found.append(LatencyHistogram(edges, counts, plain.get(f"{name}_sum", 0.0)))
-    plainly = (next((plain[name] for name in names if name in plain), 0.0) for names in GAUGES)
-    return EngineReading(found[0], found[1], *plainly)
+    gauges = [_find_gauge(names, plain) for names in GAUGES]
+    first_token = _find_histogram(FIRST_TOKEN, buckets, plain)
+    return EngineReading(first_token, _find_histogram(PER_TOKEN, buckets, plain), *gauges)
+
+
+def _read_finite(text: str) -> float | None:
+    """Return a finite number; None for anything else."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _find_gauge(names: Sequence[str], plain: Mapping[str, float]) -> float:
+    """Return the first of these values that the engine reports; 0 where it reports none."""
+    return next((plain[name] for name in names if name in plain), 0.0)
+
+
+def _find_histogram(
+    names: Sequence[str], buckets: Mapping[str, Mapping[float, float]], plain: Mapping[str, float]
+) -> LatencyHistogram:
+    """Return the first histogram of these names that is complete."""
+    for name in names:
+        series = buckets.get(name, {})
+        if math.inf in series:
+            edges = tuple(sorted(series))
+            counts = tuple(series[edge] for edge in edges)
+            return LatencyHistogram(edges, counts, plain.get(f"{name}_sum", 0.0))
+    form = f"a histogram {names[0]} (vLLM) or {names[-1]} (SGLang)"
+    raise bad_value("--metrics", form, "none")
+
+
+FEW_AND_MANY = (4, 128)  # sequences in the steps that a forecast is taken from
 
 
 def read_engine_metrics(url: str) -> EngineReading:
@@ -184,24 +216,26 @@ def forecast_steps(by_level: Sequence[StepCosts], prompt: float, output: float) 
     """Take both times from steps of 4 and 128 sequences without and with a prompt, as the power
     limit holds them.
     """
-    few = 4
-    many = 128
+    few, many = FEW_AND_MANY
     context = prompt + 0.5 * output
-    empty = []
-    request = []
+    empty_s = []
+    request_s = []
     for costs in by_level:
-        chunk = min(max(round(prompt), 1), len(costs.prompt) - 1 - many)
-        asked = (many + chunk, many, context, [(chunk, 0)], many + 1)
-        rows = (
-            costs.decode_cost(few, few, context),
-            costs.decode_cost(many, many, context),
-            costs.mixed_cost(*asked),
-        )
-        few_s, many_s, mixed_s = (govern_steps(costs, row, 1, 0.0)[0] for row in rows)
+        most_tokens = len(costs.prompt) - 1 - many
+        chunk = min(max(round(prompt), 1), most_tokens)
+        mixed = costs.mixed_cost(many + chunk, many, context, [(chunk, 0)], many + 1)
+        few_s = _govern_step_s(costs, costs.decode_cost(few, few, context))
+        many_s = _govern_step_s(costs, costs.decode_cost(many, many, context))
+        prompt_s = (_govern_step_s(costs, mixed) - many_s) * prompt / chunk
         per_token_s = (many_s - few_s) / (many - few)
-        empty.append(few_s - few * per_token_s)
-        request.append(output * per_token_s + (mixed_s - many_s) * prompt / chunk)
-    return StepForecast(np.array(empty), np.array(request))
+        empty_s.append(few_s - few * per_token_s)
+        request_s.append(output * per_token_s + prompt_s)
+    return StepForecast(np.array(empty_s), np.array(request_s))
+
+
+def _govern_step_s(costs: StepCosts, cost: Any) -> float:
+    """Return the seconds of a step under the power limit."""
+    return govern_steps(costs, cost, 1, 0.0)[0]
 
 
 @dataclass
@@ -227,17 +261,14 @@ class LatencyKeeper:
 
     levels_hz: Sequence[float]  # ascending
     limits: ServingLimits
-    forecast: Callable[[float, float], StepForecast] | None = (
-        None  # by mean tokens of prompts and of outputs
-    )
+    # By mean tokens of prompts and of outputs.
+    forecast: Callable[[float, float], StepForecast] | None = None
     seats: float = 256.0  # requests that the engine computes at once; vLLM's max_num_seqs
-    spread: float = (
-        3.5  # z: standard deviations of the number of requests that the limits leave room for
-    )
+    # z: standard deviations of the number of requests that the limits leave room for.
+    spread: float = 3.5
     goal: float = 0.92  # of a limit, which the expected percentile keeps to
-    guard: float = (
-        0.8  # of a limit, above which the requests that are in the engine now raise the clock
-    )
+    # Share of a limit, above which the requests that are in the engine now raise the clock.
+    guard: float = 0.8
     tail: float = 4.5  # 99th percentile of TTFT over its mean
     load_s: float = 300.0  # window behind the load; the shorter one tells that it rises
     short_s: float = 60.0
@@ -248,10 +279,10 @@ class LatencyKeeper:
 
     def __post_init__(self) -> None:
         self.level = len(self.levels_hz) - 1
-        self._readings: deque[tuple[float, EngineReading, float]] = (
-            deque()
-        )  # time, engine, joules of the card
-        self._moved_s = self._judged_s = 0.0
+        # Time, engine, joules of the card.
+        self._readings: deque[tuple[float, EngineReading, float]] = deque()
+        self._moved_s = 0.0
+        self._judged_s = 0.0
         self._care = 1.0  # share of the limits that is made use of
         self._steps: StepForecast | None = None
         self._lengths = np.ones(2)  # tokens of prompts and outputs that the forecast is for
@@ -263,59 +294,82 @@ class LatencyKeeper:
         self._readings.append((now_s, reading, energy_j))
         while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.load_s:
             self._readings.popleft()
-        latest, lately, long = (
-            self._read_window(seconds) for seconds in (0.0, self.short_s, self.load_s)
-        )
-        if (
-            lately.seconds < 0.5 * self.short_s
-            or min(lately.ttft.count, long.tokens, long.tpot.mean_s) <= 0
-        ):
+        latest = self._read_window(0.0)
+        lately = self._read_window(self.short_s)
+        long = self._read_window(self.load_s)
+        is_served = min(lately.ttft.count, long.tokens, long.tpot.mean_s) > 0
+        if lately.seconds < 0.5 * self.short_s or not is_served:
             return self.level
-        if (
-            now_s - self._judged_s >= self.short_s
-        ):  # a minute with 1 % late requests is remembered for an hour or so
-            self._judged_s = now_s
-            late = (
-                lately.ttft.count_above(self.limits.ttft_s),
-                lately.tpot.count_above(self.limits.tpot_s),
-            )
-            is_late = max(late) > 0.01 * lately.ttft.count
-            self._care = max(0.85 * self._care, 0.5) if is_late else min(1.005 * self._care, 1.0)
-        output = long.tokens / long.ttft.count
-        tpot_s = self._care * self.limits.tpot_s
-        ttft_s = self.limits.ttft_s
-        steps = self._scale_forecast(latest, long, output)
-        a = steps.empty_s
-        w = steps.request_s
+        self._judge_lateness(now_s, lately)
+
+        # The load that is prepared for: a standard error above the count, or a rise that is surer.
         load = max(long.load, lately.load - 2 * math.sqrt(lately.load / lately.seconds))
-        load += math.sqrt(long.load / long.seconds)  # a standard error of the count
-        tau = a / np.maximum(1 - load * w, 1e-6)
-        varies = self.spread / np.sqrt(load * output * a)
-        fits = tau * (1 + varies * (1 - a / tau)) <= self.goal * tpot_s
-        fits &= load * output * tau * (1 + 0.7 * varies) <= self.seats + 0.5 * load * ttft_s
-        fits &= (
-            self.tail * long.ttft.mean_s / long.tpot.mean_s * tau <= self.goal * self._care * ttft_s
-        )
+        load += math.sqrt(long.load / long.seconds)
+        output = long.tokens / long.ttft.count
+        steps = self._scale_forecast(latest, long, output)
+        fits = self._find_fitting(steps, load, output, long)
         fits[: self._find_cheapest(now_s, long.load)] = False
-        wanted = _lowest_level(fits)
-        why = f"{load:.3g} requests/s take {load * w[wanted]:.0%} of its time"
-        inside = reading.running + reading.waiting
-        more = max(
-            inside - latest.begin.running - latest.begin.waiting, 0.0
-        )  # may come until the next reading
-        urgent = _lowest_level(a + w * (inside + more) / output <= self.guard * tpot_s)
-        if inside + 0.5 * more > self.seats or reading.waiting > 0.3 * load * ttft_s + 1:
-            urgent = _lowest_level(
-                w <= 1.02 * w.min()
-            )  # above, the power limit lets nothing run faster
-        if urgent > wanted:
-            wanted = urgent
-            why = f"{inside:.0f} requests are in the engine"
-        if wanted > self.level or (
-            wanted < self.level and now_s - self._moved_s >= self.patience_s
-        ):
-            self.level, self.why, self._moved_s = max(wanted, self.level - 4), why, now_s
+        level = _lowest_level(fits)
+        why = f"{load:.3g} requests/s take {load * steps.request_s[level]:.0%} of its time"
+        urgent = self._find_urgent(steps, load, output, reading, latest.begin)
+        if urgent > level:
+            level = urgent
+            why = f"{reading.running + reading.waiting:.0f} requests are in the engine"
+        may_fall = now_s - self._moved_s >= self.patience_s
+        if level > self.level or (level < self.level and may_fall):
+            self.level = max(level, self.level - MOST_LEVELS_DOWN)
+            self.why = why
+            self._moved_s = now_s
         return self.level
+
+    def _judge_lateness(self, now_s: float, lately: _ServingWindow) -> None:
+        """Use less of the limits after a minute with 1 % late requests, for an hour or so."""
+        if now_s - self._judged_s < self.short_s:
+            return
+        self._judged_s = now_s
+        late_first = lately.ttft.count_above(self.limits.ttft_s)
+        late_tokens = lately.tpot.count_above(self.limits.tpot_s)
+        if max(late_first, late_tokens) > LATE_SHARE * lately.ttft.count:
+            self._care = max(CARE_FALL * self._care, LEAST_CARE)
+        else:
+            self._care = min(CARE_RISE * self._care, 1.0)
+
+    def _find_fitting(
+        self, steps: StepForecast, load: float, output: float, long: _ServingWindow
+    ) -> npt.NDArray[np.bool_]:
+        """Tell at which levels the 99th percentiles keep their limits under a load, ``(level,)``."""
+        tpot_s = self.goal * self._care * self.limits.tpot_s
+        ttft_s = self.goal * self._care * self.limits.ttft_s
+        a = steps.empty_s
+        tau = a / np.maximum(1 - load * steps.request_s, 1e-6)
+        deviation = self.spread / np.sqrt(load * output * a)
+        fits = tau * (1 + deviation * (1 - a / tau)) <= tpot_s
+        running = load * output * tau * (1 + SEAT_SPREAD * deviation)
+        fits &= running <= self.seats + 0.5 * load * self.limits.ttft_s
+        ttft_over_tpot = long.ttft.mean_s / long.tpot.mean_s
+        fits &= self.tail * ttft_over_tpot * tau <= ttft_s
+        return fits
+
+    def _find_urgent(
+        self,
+        steps: StepForecast,
+        load: float,
+        output: float,
+        reading: EngineReading,
+        before: EngineReading,
+    ) -> int:
+        """Return the lowest level that copes with the requests that are in the engine now."""
+        inside = reading.running + reading.waiting
+        # As many more may come until the next reading as came since the last one.
+        more = max(inside - before.running - before.waiting, 0.0)
+        is_crowded = inside + 0.5 * more > self.seats
+        is_queueing = reading.waiting > QUEUED_SHARE * load * self.limits.ttft_s + 1
+        w = steps.request_s
+        if is_crowded or is_queueing:
+            # Above this level, the power limit lets nothing run faster.
+            return _lowest_level(w <= FASTEST * w.min())
+        step_s = steps.empty_s + w * (inside + more) / output
+        return _lowest_level(step_s <= self.guard * self._care * self.limits.tpot_s)
 
     def _scale_forecast(
         self, latest: _ServingWindow, long: _ServingWindow, output: float
@@ -323,41 +377,58 @@ class LatencyKeeper:
         """Return what steps take at each level: as forecast, times what was measured over that.
 
         The scales A and W minimise the mean of (A·x + W·y - 1)² + μ·(A - W)², with x = a·G/N and y
-        = w·G/L in an interval, which counts by exp(-age / ``learning_s``). With few sequences, N/G
-        is the TPOT of those that end."""
-        lengths = np.array([max(long.prompt_tokens / long.ttft.count, 1.0), output])
-        if self._steps is None or np.abs(np.log(lengths / self._lengths)).max() > 0.2:
-            self._lengths, self._sums = lengths, np.zeros(6)
-            if self.forecast is not None:
-                self._steps = self.forecast(*lengths.tolist())
-            else:
-                # most of the time is taken for that of requests, with which response times rise
-                # most
-                slower = self.levels_hz[self.level] / np.asarray(self.levels_hz)
-                self._steps = StepForecast(
-                    0.3 * long.tpot.mean_s * slower, 0.7 / long.load * slower
-                )
-        a = self._steps.empty_s
-        w = self._steps.request_s
-        inside = 0.5 * (latest.begin.running + self._readings[-1][1].running)
-        per_token_s = latest.tpot.mean_s
-        if inside >= FEW_SEQUENCES:
-            per_token_s = inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
+        = w·G/L in an interval, which counts by exp(-age / ``learning_s``)."""
+        steps = self._renew_forecast(long, output)
+        per_token_s = self._measure_per_token_s(latest)
         if per_token_s > 0:
-            x = a[self.level] / per_token_s
-            y = w[self.level] * latest.tokens / latest.seconds / output
-            kept = math.exp(-latest.seconds / self.learning_s)
-            self._sums = kept * self._sums + (1 - kept) * np.array([1.0, x * x, x * y, y * y, x, y])
+            x = steps.empty_s[self.level] / per_token_s
+            y = steps.request_s[self.level] * latest.tokens / latest.seconds / output
+            remembered = math.exp(-latest.seconds / self.learning_s)
+            interval = np.array([1.0, x * x, x * y, y * y, x, y])
+            self._sums = remembered * self._sums + (1 - remembered) * interval
         if not self._sums[0] > 0:
-            return self._steps
+            return steps
         xx, xy, yy, x, y = self._sums[1:] / self._sums[0]
         tie = TIED if self.forecast is not None else LOOSELY_TIED
         xx = xx + tie
         xy = xy - tie
         yy = yy + tie
-        size = xx * yy - xy * xy
-        scales = np.maximum([yy * x - xy * y, xx * y - xy * x], 0.05 * size) / size
-        return StepForecast(scales[0] * a, scales[1] * w)
+        determinant = xx * yy - xy * xy
+        least = LEAST_SCALE * determinant
+        scale_a = max(yy * x - xy * y, least) / determinant
+        scale_w = max(xx * y - xy * x, least) / determinant
+        return StepForecast(scale_a * steps.empty_s, scale_w * steps.request_s)
+
+    def _renew_forecast(self, long: _ServingWindow, output: float) -> StepForecast:
+        """Return the forecast for the lengths of requests, a new one where these changed."""
+        prompt = max(long.prompt_tokens / long.ttft.count, 1.0)
+        lengths = np.array([prompt, output])
+        if self._steps is not None:
+            change = np.abs(np.log(lengths / self._lengths))
+            if change.max() <= NEW_LENGTHS:
+                return self._steps
+        self._lengths = lengths
+        self._sums = np.zeros(6)
+        if self.forecast is not None:
+            self._steps = self.forecast(prompt, output)
+        else:
+            # Most of the time is taken for that of requests, with which response times rise most.
+            stretch = self.levels_hz[self.level] / np.asarray(self.levels_hz)
+            empty_s = EMPTY_SHARE * long.tpot.mean_s * stretch
+            request_s = (1.0 - EMPTY_SHARE) / long.load * stretch
+            self._steps = StepForecast(empty_s, request_s)
+        return self._steps
+
+    def _measure_per_token_s(self, latest: _ServingWindow) -> float:
+        """Return the time that a token of a sequence took; 0 where none was made.
+
+        With few sequences it is the TPOT of those that end.
+        """
+        _, reading, _ = self._readings[-1]
+        inside = 0.5 * (latest.begin.running + reading.running)
+        if inside < FEW_SEQUENCES:
+            return latest.tpot.mean_s
+        return inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
 
     def _find_cheapest(self, now_s: float, load: float) -> int:
         """Return the lowest level that did not need more energy per token than one above it at
@@ -366,25 +437,35 @@ class LatencyKeeper:
         stayed_s = now_s - self._moved_s
         if stayed_s >= 0.5 * self.short_s:
             stayed = self._read_window(min(stayed_s, self.short_s))
-            self._spent[self.level] = load, stayed.energy_j / max(stayed.tokens, 1.0)
-        alike = {i: joules for i, (at, joules) in self._spent.items() if abs(at / load - 1) < 0.1}
-        worse = [
-            i for i, joules in alike.items() if any(1.1 * alike[j] < joules for j in alike if j > i)
-        ]
-        return max(worse, default=-1) + 1
+            self._spent[self.level] = (load, stayed.energy_j / max(stayed.tokens, 1.0))
+        alike = {}
+        for level, (level_load, joules) in self._spent.items():
+            if abs(level_load / load - 1) < ALIKE_LOAD:
+                alike[level] = joules
+        lowest = 0
+        least_j = math.inf  # of the levels above
+        for level in sorted(alike, reverse=True):
+            if CHEAPER * least_j < alike[level]:
+                lowest = max(lowest, level + 1)
+            least_j = min(least_j, alike[level])
+        return lowest
 
     def _read_window(self, seconds: float) -> _ServingWindow:
         """Return what came in the last seconds, or since the reading before."""
-        (now_s, new, new_j), count = self._readings[-1], len(self._readings)
-        place = next(
-            (i for i in range(count - 2, -1, -1) if self._readings[i][0] <= now_s - seconds), 0
+        now_s, new, new_j = self._readings[-1]
+        place = len(self._readings) - 2
+        while place > 0 and self._readings[place][0] > now_s - seconds:
+            place -= 1
+        then_s, old, old_j = self._readings[max(place, 0)]
+        return _ServingWindow(
+            seconds=now_s - then_s,
+            ttft=new.ttft.since(old.ttft),
+            tpot=new.tpot.since(old.tpot),
+            tokens=max(new.tokens - old.tokens, 0.0),
+            prompt_tokens=max(new.prompt_tokens - old.prompt_tokens, 0.0),
+            energy_j=new_j - old_j,
+            begin=old,
         )
-        then_s, old, old_j = self._readings[place]
-        tokens = max(new.tokens - old.tokens, 0.0)
-        prompts = max(new.prompt_tokens - old.prompt_tokens, 0.0)
-        ttft = new.ttft.since(old.ttft)
-        tpot = new.tpot.since(old.tpot)
-        return _ServingWindow(now_s - then_s, ttft, tpot, tokens, prompts, new_j - old_j, old)
 
 
 class _ServingWindow(NamedTuple):
@@ -403,7 +484,8 @@ class _ServingWindow(NamedTuple):
 
 def _lowest_level(fits: npt.NDArray[np.bool_]) -> int:
     """Return the lowest level from which on all fit, or the highest."""
-    return min(int(np.max(np.nonzero(~fits)[0], initial=-1)) + 1, len(fits) - 1)
+    last_unfit = int(np.max(np.nonzero(~fits)[0], initial=-1))
+    return min(last_unfit + 1, len(fits) - 1)
 
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock

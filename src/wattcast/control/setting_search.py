@@ -273,9 +273,9 @@ def _step_between(
     here = view.best[which]
     down = problem.finest_down[which][here]
     up = problem.finest_up[which][here]
-    has_room_below = below is not None and here - below > down
-    has_room_above = above is not None and above - here > up
-    if not (has_room_below or has_room_above):
+    room_below = 0 if below is None else here - below
+    room_above = 0 if above is None else above - here
+    if room_below <= down and room_above <= up:
         return None
     is_wall_below = below is not None and _breaks_bound(view, which, below)
     is_wall_above = above is not None and _breaks_bound(view, which, above)
@@ -284,14 +284,12 @@ def _step_between(
 
     # Half of the way to a setting that breaks a bound, a third of it to another.
     promise = -2.0 * problem.tuning.worth
-    if below is not None and has_room_below:
-        part = (here - below) // (2 if is_wall_below else 3)
+    if room_below > down:
+        part = room_below // (2 if is_wall_below else 3)
         return FineStep(promise, which, here - max(down, part), False)
-    if above is not None and has_room_above:
-        part = (above - here) // (2 if is_wall_above else 3)
-        to = min(here + max(up, part), view.highest_level(which))
-        return FineStep(promise, which, max(to, here + up), False)
-    return None
+    part = room_above // (2 if is_wall_above else 3)
+    to = min(here + max(up, part), view.highest_level(which))
+    return FineStep(promise, which, max(to, here + up), False)
 
 
 def _breaks_bound(view: SearchView, which: int, level: int) -> bool:

@@ -289,28 +289,33 @@ def _compare_averages(
     counted_j = _interpolate(ticks, updated_s) - _interpolate(ticks, updated_s - AVERAGE_S)
     counted_w = counted_j / AVERAGE_S
     open_w = _find_open_joules(ticks, readings.instant, updated_s) / AVERAGE_S
+    local_j = _sum_contradictions(near, counted_w, open_w)
+
+    # A rate that is off by little hides in the tolerances, and shows in the mean.
+    is_inside = near.time_s <= end_s
+    if is_inside.sum() < LEAST_READINGS or end_s - start_s < MEAN_AVERAGES * AVERAGE_S:
+        return _Contradiction(local_j)
+    ratio = float(near.values[is_inside].mean()) / max(float(counted_w[is_inside].mean()), 1e-9)
+    edge_share = 2.0 * float(open_w.max()) * AVERAGE_S / max(abs(counter_j), 1e-9)
+    overall = max(abs(ratio - 1.0) - SENSOR_SHARE - edge_share, 0.0)
+    return _Contradiction(max(local_j, overall * abs(counter_j)))
+
+
+def _sum_contradictions(near: ColumnReadings, counted_w: Array, open_w: Array) -> float:
+    """Return the joules in which averages lie outside what the counter may mean, ``(reading,
+    moment)``, and the tolerance of a sensor.
+
+    Each reading stands for the time until the next; one alone may catch the whole of a fault.
+    """
     tolerance_w = SENSOR_SHARE * near.values + SENSOR_W
     low_w = (counted_w - open_w).min(axis=1) - tolerance_w
     high_w = (counted_w + open_w).max(axis=1) + tolerance_w
     beyond_w = near.values - np.clip(near.values, low_w, high_w)
-
-    # Each reading stands for the time until the next; one alone may catch the whole of a fault.
     for_s = np.minimum(np.diff(near.time_s, append=near.time_s[-1]), AVERAGE_S)
     missing_j = float((np.maximum(beyond_w, 0.0) * for_s).sum())
     surplus_j = float((np.maximum(-beyond_w, 0.0) * for_s).sum())
     largest_j = float(np.abs(beyond_w).max()) * AVERAGE_S
-    local_j = max(missing_j, surplus_j, largest_j)
-
-    # A rate that is off by little hides in these tolerances, and shows in the mean.
-    is_inside = near.time_s <= end_s
-    if is_inside.sum() < LEAST_READINGS or end_s - start_s < MEAN_AVERAGES * AVERAGE_S:
-        return _Contradiction(local_j)
-    read_mean_w = float(near.values[is_inside].mean())
-    counted_mean_w = float(counted_w[is_inside].mean())
-    ratio = read_mean_w / max(counted_mean_w, 1e-9)
-    edge_share = 2.0 * float(open_w.max()) * AVERAGE_S / max(abs(counter_j), 1e-9)
-    overall = max(abs(ratio - 1.0) - SENSOR_SHARE - edge_share, 0.0)
-    return _Contradiction(max(local_j, overall * abs(counter_j)))
+    return max(missing_j, surplus_j, largest_j)
 
 
 def _find_open_joules(ticks: CounterTicks, instant: ColumnReadings, moments_s: Array) -> Array:
