@@ -11,15 +11,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.predictor.prediction_values import PredictionValues, Values
 
-# largest half-width of an interval, over the value, that is called good and fair
-GOOD = 0.15
-FAIR = 0.35
-MUCH_WAITING = 0.1  # share of the time beyond which the host, which differs by machine, decides
+
+@dataclass(frozen=True)
+class AnswerCoefficients:
+    """When words and digits change; widths are half-widths of an interval over the value."""
+
+    good_width: float  # the largest that is called good
+    fair_width: float  # the largest that is called fair
+    much_waiting: (
+        float  # share of the time beyond which the host, which differs by machine, decides
+    )
+    two_digits_width: float  # the least that is shown with two digits
+    three_digits_width: float  # the least that is shown with three digits
+
+
+ANSWERS_IN_WORDS = load_coefficients("answers", AnswerCoefficients)
+MUCH_WAITING = ANSWERS_IN_WORDS.much_waiting
 
 # Beginnings of assumptions, those that move an answer most first. What a user did not choose and
 # what was never tried come before what is usual.
@@ -182,9 +195,9 @@ def judge_confidence(p: PredictionValues) -> AnswerLine:
     power_width = _relative_half_width(p.power_w, p.interval.power_w)
     half_width = max(latency_width, power_width)
     word = "rough"
-    if half_width <= GOOD and p.support.inside:
+    if half_width <= ANSWERS_IN_WORDS.good_width and p.support.inside:
         word = "good"
-    elif half_width <= FAIR:
+    elif half_width <= ANSWERS_IN_WORDS.fair_width:
         word = "fair"
 
     reasons = [f"{p.gpu} is {p.status}"]
@@ -240,9 +253,9 @@ def count_digits(value: float, low: float, high: float) -> int:
     4
     """
     half_width = (high - low) / 2.0 / value if value > 0.0 else 1.0
-    if half_width >= 0.05:
+    if half_width >= ANSWERS_IN_WORDS.two_digits_width:
         return 2
-    return 3 if half_width >= 0.005 else 4
+    return 3 if half_width >= ANSWERS_IN_WORDS.three_digits_width else 4
 
 
 def round_number(value: float, digits: int) -> str:

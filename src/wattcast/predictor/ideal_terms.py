@@ -14,12 +14,8 @@ import numpy.typing as npt
 from wattcast.core.arrays import Array, Sweepable, map_distinct
 from wattcast.kernels import Kernels, ReferenceChip
 from wattcast.kernels.kernel_table import KernelWork
+from wattcast.predictor.kernel_coefficients import KERNEL_TIMES
 from wattcast.predictor.timeline import count_rounds, count_waves
-
-# Elements of a layout kernel that an SM turns in a cycle: 575e9 a second on 132 SMs at 1.98 GHz, of
-# two and of four bytes alike, from the times of layout kernels in the H200 database.
-TURNS_PER_CYCLE = 2.2
-_LONE_SHARE = 2.0  # of an even share of the memory's rate: what an SM reads at when few others do
 
 RATE_FEATURES = ("log_time", "rate_dram", "rate_l2", "rate_pipe", "rate_active")
 
@@ -87,7 +83,7 @@ def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerm
         launches=work.launches,
         between_cycle=work.between_byte / reference.l2_byte_per_cycle,
         between_s=work.between_dram_byte / dram_byte_per_s,
-        turn_cycle=work.turn_element / (TURNS_PER_CYCLE * sms),
+        turn_cycle=work.turn_element / (KERNEL_TIMES.turns_per_cycle * sms),
         store_cycle=work.store_byte / reference.l2_byte_per_cycle,
         store_s=stored_byte / dram_byte_per_s,
     )
@@ -122,7 +118,7 @@ def memory_tail(kernels: Kernels, sms: Sweepable) -> Sweepable:
     has_one_length = kernels.work.features["kinds"] == 1.0
     waves = np.asarray(kernels.work.units / sms)
     tail = waves % 1.0
-    tail_s = np.maximum(tail, 1.0 / _LONE_SHARE)
+    tail_s = np.maximum(tail, 1.0 / KERNEL_TIMES.lone_sm_share)
     is_uneven = is_paged & has_one_length & (tail > 0.0)
     return np.where(is_uneven, (waves - tail + tail_s) / waves, 1.0)
 

@@ -34,11 +34,11 @@ from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import KernelWork
 from wattcast.kernels.lowering import PIPE_EVENTS
 from wattcast.predictor.ideal_terms import (
-    TURNS_PER_CYCLE,
     late_dram_byte,
     load_imbalance,
     memory_tail,
 )
+from wattcast.predictor.kernel_coefficients import KERNEL_TIMES
 from wattcast.predictor.learned_factors import LearnedFactors, find_known_kind
 from wattcast.predictor.timeline import (
     KernelPhase,
@@ -196,7 +196,7 @@ def _move_phases(
 
     phases = []
     if work.between_byte.any():
-        turn_rate = TURNS_PER_CYCLE * gpu.sm_count
+        turn_rate = KERNEL_TIMES.turns_per_cycle * gpu.sm_count
         turn_cycles = np.divide(work.turn_element, turn_rate, order="F")
         between = make_phase("between", work.between_byte, work.between_dram_byte, turn_cycles)
         phases.append(between)

@@ -22,9 +22,9 @@ from wattcast.kernels.kernel_table import root_family
 from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.gaussian_process import GaussianProcess
 from wattcast.predictor.ideal_terms import RATE_FEATURES, busy_rates, compute_ideal_terms
+from wattcast.predictor.kernel_coefficients import KERNEL_TIMES
 from wattcast.workload.operator_base import select_operators
 
-PROCESS_SHARE = 0.6  # of the process in the average with the trees: chosen on held-out folds
 _TREE_DIGITS = 9  # of a feature that trees see: a share of 1 less rounding goes the way of 1
 # workloads whose factors are remembered, and kernels of one worth remembering
 _MOST_REMEMBERED = 256
@@ -69,7 +69,8 @@ class LearnedFactor:
             if self.forest is None:
                 logs = smooth
             else:
-                logs = PROCESS_SHARE * smooth + (1.0 - PROCESS_SHARE) * logs
+                share = KERNEL_TIMES.process_share
+                logs = share * smooth + (1.0 - share) * logs
         return np.minimum(np.maximum(logs, self.low), self.high)
 
     @cached_property

@@ -28,6 +28,7 @@ from wattcast.power.power_model import interval_energy_j, mean_power_w
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.engine_host import EngineHost, load_host_times
 from wattcast.predictor.ideal_terms import compute_ideal_terms
+from wattcast.predictor.kernel_coefficients import KERNEL_TIMES
 from wattcast.predictor.kernel_phases import blend_corrections, build_timeline
 from wattcast.predictor.learned_factors import LearnedFactors
 from wattcast.predictor.timeline import (
@@ -161,15 +162,13 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
 
     padded_s = _shortest_padded_s(kernels, products, gpu, bundle, bundle.learned)
     predicted_s = _reference_s(kernels, bundle, timeline.time_factor)[products]
-    slack = _TABLE_SLACK if by_table else 1.0
+    slack = KERNEL_TIMES.table_slack if by_table else 1.0
     factor = np.ones(len(kernels.ops))
     factor[products] = np.minimum(slack * padded_s / predicted_s, 1.0)
     phases = [phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases]
     return replace(timeline, phases=tuple(phases))
 
 
-_MOST_ROWS = 1024  # beyond, tiles of any kind fill the chip several times
-_TABLE_SLACK = 1.03  # measured products rise and fall a little; more work may come out 5 % faster
 _LARGER_SIZES = 4  # that a product is compared with
 
 
@@ -182,7 +181,7 @@ def _find_paddable(kernels: Kernels, by_table: bool) -> list[int]:
     products = []
     for row in np.flatnonzero(by_table | is_vector | is_mixed).tolist():
         op = kernels.ops[row]
-        is_small = isinstance(op, Linear | Bmm) and op.m <= _MOST_ROWS
+        is_small = isinstance(op, Linear | Bmm) and op.m <= KERNEL_TIMES.padded_rows
         if is_small and not kernels.conditions[row].kernels:
             products.append(row)
     return products

@@ -27,14 +27,13 @@ from wattcast.predictor.prediction_values import (
     PredictionValues,
     to_plain,
 )
-from wattcast.predictor.timeline import MEMORY_KNEE, Timeline, slow_memory_path
+from wattcast.predictor.timeline import CLOCK_LAW, MEMORY_KNEE, Timeline, slow_memory_path
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Collective
 
 __all__ = ["ModuleShare", "OperatorShare", "PhaseShare", "Prediction"]
 
 TOGETHER = 128  # workloads, of some fifty kernels each, whose kernels are analysed in one table
-_NEGLIGIBLE_SLOWDOWN = 0.05
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,7 +171,7 @@ def _note_slow_memory(basis: PredictionBasis) -> list[str]:
     slow_timeline = slow_memory_path(basis.timeline, basis.gpu.clocks.max_hz)
     slow_s = total_at_clock(slow_timeline, basis.at, basis.bundle).latency_s
     slowdown = float(np.max(slow_s / basis.totals.latency_s)) - 1.0
-    if slowdown <= _NEGLIGIBLE_SLOWDOWN:
+    if slowdown <= CLOCK_LAW.notable_slowdown:
         return []
     return [
         "clock: the way to device memory keeps up until L2 slows down; if it follows the clock "

@@ -20,6 +20,7 @@ from itertools import product
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array, CodedColumn, map_distinct
 from wattcast.core.strict_files import FitStatus
 from wattcast.kernels.kernel_table import root_family
@@ -38,8 +39,18 @@ from wattcast.predictor.timeline import Timeline, compute_latency_s
 from wattcast.predictor.unmeasured_kernels import UnmeasuredKernels
 from wattcast.workload.model_options import SoftwareStack
 
-# Of a power limit: what a board averages over a second where the limit lowers its clock
-GOVERNED = (0.98, 1.02)
+
+@dataclass(frozen=True)
+class UncertaintyCoefficients:
+    """What a board averages over a second where the power limit lowers its clock, over the limit."""
+
+    governed_low: float
+    governed_high: float
+
+
+UNCERTAINTY = load_coefficients("uncertainty", UncertaintyCoefficients)
+# low and high end of power under a power limit, over the limit
+GOVERNED = (UNCERTAINTY.governed_low, UNCERTAINTY.governed_high)
 _ENDS_OF_PAIR = [0, 0, 1, 1]  # low and high end of latency, and of power
 
 

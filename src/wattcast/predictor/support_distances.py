@@ -28,15 +28,11 @@ from wattcast.predictor.bundle.support_widening import (
 )
 from wattcast.predictor.prediction_basis import PredictionBasis
 from wattcast.predictor.timeline import compute_latency_s
+from wattcast.predictor.unmeasured_kernels import SUPPORT
 from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_types import Collective
 
-# Of time or energy beyond what was measured, to be called near, and far beyond it, to be called far
-NEAR_SHARE = 0.05
-FAR_SHARE = 0.10
 _ANY_CLOCK_HZ = (1.0, 1e18)  # of a family whose clocks are not known
-_CLOCK_MARGIN = 0.3  # in log2 of a clock or a limit: as good as measured
-_BINDS = 0.99  # share of the power that is held, above which a limit binds
 _LEAST_END = 1e-3  # in logs; what moves an interval by less is not reported
 
 
@@ -70,8 +66,8 @@ class SupportDistance:
     @property
     def rank(self) -> Array:
         """0 for measured, 1 for near, 2 for far, ``(*sweep,)``."""
-        near_or_measured = np.where(self.beyond >= NEAR_SHARE, 1, 0)
-        return np.where(self.far >= FAR_SHARE, 2, near_or_measured)
+        near_or_measured = np.where(self.beyond >= SUPPORT.near_share, 1, 0)
+        return np.where(self.far >= SUPPORT.far_share, 2, near_or_measured)
 
     @property
     def worst_rank(self) -> int:
@@ -210,7 +206,7 @@ def _measure_clock(basis: PredictionBasis) -> Iterator[SupportDistance]:
 
     clock_hz = np.asarray(basis.at.clock_hz, dtype=np.float64)  # (*sweep, 1)
     octaves = np.maximum(np.log2(low_hz / clock_hz), np.log2(clock_hz / high_hz))
-    octaves = np.where(octaves > _CLOCK_MARGIN, octaves, 0.0)
+    octaves = np.where(octaves > SUPPORT.clock_margin, octaves, 0.0)
     if not octaves.any():
         return
 
@@ -241,13 +237,13 @@ def _measure_power_limit(basis: PredictionBasis) -> Iterator[SupportDistance]:
     if measured_w is None or basis.at.duration_s is not None:  # no limit binds in a burst
         return
     limit_w = basis.limit_w
-    binding_w = _BINDS * basis.bundle.governor_share * limit_w
+    binding_w = SUPPORT.binding_share * basis.bundle.governor_share * limit_w
     excess_w = basis.average_stretches(
         lambda totals, _: np.maximum(totals.power_w - binding_w, 0.0)
     )
     lowest_w, highest_w = measured_w
     octaves = np.maximum(np.log2(lowest_w / limit_w), np.log2(limit_w / highest_w))
-    octaves = np.where((excess_w > 0.0) & (octaves > _CLOCK_MARGIN), octaves, 0.0)
+    octaves = np.where((excess_w > 0.0) & (octaves > SUPPORT.clock_margin), octaves, 0.0)
     if not octaves.any():
         return
 
@@ -345,7 +341,7 @@ def _measure_host(basis: PredictionBasis) -> Iterator[SupportDistance]:
     waiting = 1.0 - totals.busy_s / totals.latency_s
     most_waiting = float(np.max(waiting))
     reason = "a slow host would hold the GPU up"
-    if most_waiting > NEAR_SHARE:
+    if most_waiting > SUPPORT.near_share:
         reason = (
             f"the GPU waits for the host {most_waiting:.0%} of the time, "
             "whose speed differs by machine and model"

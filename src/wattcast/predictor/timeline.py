@@ -16,6 +16,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.kernels import Kernels
@@ -178,8 +179,16 @@ class Timeline:
         )
 
 
-# of the top clock, below which time in device memory followed the core clock on a GTX Titan X
-MEMORY_KNEE = 0.86
+@dataclass(frozen=True)
+class ClockCoefficients:
+    """How time follows a low clock, besides the law of effective clocks that a bundle has."""
+
+    memory_knee: float  # of the top clock, below which time in device memory may follow the clock
+    notable_slowdown: float  # by which a run must take longer there for an assumption to say so
+
+
+CLOCK_LAW = load_coefficients("clock_law", ClockCoefficients)
+MEMORY_KNEE = CLOCK_LAW.memory_knee
 
 
 def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import split_rows
 from wattcast.kernels.kernel_table import Kernels, group_forms, root_family
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange
@@ -19,8 +20,20 @@ from wattcast.workload.operator_base import (
     select_operators,
 )
 
-MANY_FORMS = 8  # operators that ran as one kind of kernel, to speak for one that was not measured
-_SIZE_MARGIN = 0.5  # in log2 of a size, beyond the smallest and the largest measured
+
+@dataclass(frozen=True)
+class SupportCoefficients:
+    """When a prediction counts as measured, near or far."""
+
+    near_share: float  # of time or energy beyond what was measured, to be called near
+    far_share: float  # of time or energy far beyond it, to be called far
+    clock_margin: float  # octaves of a clock or a limit that are as good as measured
+    binding_share: float  # of the power that is held, above which a limit binds
+    size_margin: float  # octaves of a size that are as good as measured
+    many_forms: int  # that ran as one kind of kernel, to speak for one that was not measured
+
+
+SUPPORT = load_coefficients("support", SupportCoefficients)
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ def _judge_kind(op: Operator, group: str, seen: MeasuredRange) -> tuple[OutsideR
     # Where many forms ran as one kernel, as plain functions of an element do, another is much like
     # them. Where few did, as in reductions, different code may share the name of a kernel.
     measured = seen.forms.get(group, ())
-    reason = OutsideReason.FORM if len(measured) >= MANY_FORMS else OutsideReason.KIND
+    reason = OutsideReason.FORM if len(measured) >= SUPPORT.many_forms else OutsideReason.KIND
     few = ", ".join(measured[:3]) or "others"
     if len(measured) > 3:
         few += f" and {len(measured) - 3} more"
@@ -137,7 +150,7 @@ def _find_sizes_outside(
 
     values = np.array([features[name] for name in names]).take(rows, axis=1)
     octaves = np.maximum(low - values, values - high)
-    is_outside = octaves.max(axis=0) > _SIZE_MARGIN
+    is_outside = octaves.max(axis=0) > SUPPORT.size_margin
     columns = np.flatnonzero(is_outside)
     furthest = octaves[:, columns].argmax(axis=0)
 

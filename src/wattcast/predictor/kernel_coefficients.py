@@ -1,0 +1,21 @@
+"""The coefficients of the times of kernels, which several steps of a prediction use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattcast.coefficients import load_coefficients
+
+
+@dataclass(frozen=True)
+class KernelCoefficients:
+    """What the times of kernels are made of, besides the corrections that a bundle has."""
+
+    turns_per_cycle: float  # elements of a layout kernel that an SM turns in a cycle
+    lone_sm_share: float  # of the memory's even rate: what an SM reads at when few others do
+    process_share: float  # of the Gaussian process in the average with the trees
+    padded_rows: int  # beyond, no product gains from rows to spare
+    table_slack: float  # by which products of a table may take longer than larger ones
+
+
+KERNEL_TIMES = load_coefficients("kernel_times", KernelCoefficients)
