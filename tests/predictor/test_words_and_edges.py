@@ -164,3 +164,21 @@ def test_memory_of_a_titan_x_follows_its_clock_below_a_seventh_under_the_top(
     at_top_s = compute_kernel_s(slow.phases, np.array(top_hz))
     below_s = compute_kernel_s(slow.phases, np.array(share * top_hz))
     assert float(below_s[0] / at_top_s[0]) == pytest.approx(slower, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "measured_s"),
+    [
+        ({"c": 2560, "k": 1280, "h": 8, "w": 8, "n": 1}, "bf16", 181.6e-6),
+        ({"c": 1280, "k": 1280, "h": 8, "w": 8, "n": 1}, "bf16", 98.9e-6),
+    ],
+)
+def test_convolutions_take_as_long_as_turning_their_layouts(
+    shape: dict[str, int], dtype: str, measured_s: float
+) -> None:
+    """Turning the weights of these convolutions takes four fifths of their time on an H200
+    (database/h200, bursts at the top clock).
+    """
+    op = {"op": "conv2d", **shape, "r": 3, "s": 3, "stride": 1, "padding": 1, "dtype": dtype}
+    p = wattcast.predict({"name": "convolution", "ops": [op]}, "h200", host_launch=0.0)
+    assert p.latency_s == pytest.approx(measured_s, rel=0.12)

@@ -21,8 +21,8 @@ tenth fast draws a tenth too much and takes the right joules. Factors on time wi
 must not raise the error of energy.
 
 Whole-model rows are analysed once; factors then scale the clock-free timeline directly. That gives
-the numbers of a bundle with those factors (a test holds the two together) at a fraction of the
-cost."""
+the numbers of a bundle with those factors (a test compares the two) at a fraction of the cost.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from wattcast.calibrate.scoring import lowers_error, percent_errors
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array, map_distinct
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.hardware import Gpu, OperatingPoint
@@ -77,20 +78,20 @@ def predict_models(
     rows: Sequence[AnalysedModel], factors: Mapping[str, float], gpu: Gpu, bundle: Bundle
 ) -> tuple[Array, Array]:
     """Predict latency and mean power of every row, ``(row,)``, with factors applied."""
-    priced = apply_factors(
-        bundle, {k: v for k, v in factors.items() if k == IDLE_OFFSET or k.endswith("energy")}
-    )
-    found = []
-    for row in rows:
+    energy_names = [name for name in factors if name == IDLE_OFFSET or name.endswith("energy")]
+    priced = apply_factors(bundle, {name: factors[name] for name in energy_names})
+    latency_s = np.empty(len(rows))
+    power_w = np.empty(len(rows))
+    for place, row in enumerate(rows):
         m = row.measured
         timeline = scale_timeline(row.timeline, factors)
         at = OperatingPoint(m.clock_hz, m.power_limit_w, m.temperature_c)
         if m.clock_hz is None or m.power_limit_w is not None:
-            totals = run_governed(timeline, gpu, at, priced)[1]
+            _, totals, _ = run_governed(timeline, gpu, at, priced)
         else:
             totals = total_at_clock(timeline, at, priced)
-        found.append((float(np.squeeze(totals.latency_s)), float(np.squeeze(totals.power_w))))
-    latency_s, power_w = np.array(found).reshape(-1, 2).T
+        latency_s[place] = float(np.squeeze(totals.latency_s))
+        power_w[place] = float(np.squeeze(totals.power_w))
     return latency_s, power_w
 
 
@@ -99,13 +100,34 @@ def scale_timeline(timeline: Timeline, factors: Mapping[str, float]) -> Timeline
     products = map_distinct(PRODUCT_FAMILIES.__contains__, timeline.kernels.family)
     on_chip = factors.get("compute", 1.0) * np.where(products, factors.get("products", 1.0), 1.0)
     memory = np.asarray(factors.get("memory", 1.0))
-    phases = tuple(
-        phase if phase.name in ("fixed", "start") else phase.change(on_chip.__mul__, memory.__mul__)
-        for phase in timeline.phases
-    )
-    return replace(timeline, phases=phases).scale_host(factors.get("launch", 1.0))
+    phases = []
+    for phase in timeline.phases:
+        if phase.name not in ("fixed", "start"):
+            phase = phase.change(on_chip.__mul__, memory.__mul__)
+        phases.append(phase)
+    return replace(timeline, phases=tuple(phases)).scale_host(factors.get("launch", 1.0))
 
 
+@dataclass(frozen=True)
+class CalibrationCoefficients:
+    """How far forecasts, rows and hosts may be off, in logs, and what a fit must gain."""
+
+    launch_spread: float
+    compute_spread: float
+    products_spread: float
+    memory_spread: float
+    energy_spread: float
+    idle_spread: float  # a share of idle power
+    latency_row_spread: float  # of a row: what the model itself misses, and repeats of short runs
+    power_row_spread: float
+    host_scatter: float  # of the host's cost of one run
+    huber_limit: float
+    least_errors: float  # standard errors by which the error of rows left out must fall
+    least_gain: float  # by which a larger set must lower the loss of rows left out
+    prior_rows: float  # that the forecast's own interval counts for
+
+
+CALIBRATION = load_coefficients("calibration", CalibrationCoefficients)
 TIME_SETS: tuple[tuple[str, ...], ...] = (
     (),
     ("compute",),
@@ -125,22 +147,18 @@ ENERGY_SETS: tuple[tuple[str, ...], ...] = (
 # How far a forecast may be off, as standard deviations of logs; of the idle offset, as a share of
 # idle power.
 PRIOR_SPREAD = {
-    **{"launch": 0.4, "compute": 0.25, "products": 0.2, "memory": 0.15},
-    **{"energy": 0.25, "dram_energy": 0.25, "tensor_energy": 0.25, IDLE_OFFSET: 0.10},
+    "launch": CALIBRATION.launch_spread,
+    "compute": CALIBRATION.compute_spread,
+    "products": CALIBRATION.products_spread,
+    "memory": CALIBRATION.memory_spread,
+    "energy": CALIBRATION.energy_spread,
+    "dram_energy": CALIBRATION.energy_spread,
+    "tensor_energy": CALIBRATION.energy_spread,
+    IDLE_OFFSET: CALIBRATION.idle_spread,
 }
-ROW_SPREAD = {
-    "latency": 0.12,
-    "power": 0.07,
-}  # of a row: what the model itself misses, and repeats of short runs
-# The host's cost of one run: weights of operators miss layers of five networks by 0.12
-# (docs/method/other-gpus.md), and a run is found up to a quarter apart on another day.
-HOST_SCATTER = {"launch": 0.17}
-HUBER_LIMIT = 2.0
-LEAST_ERRORS = 1.0  # standard errors by which what is adopted must lower the error of rows left out
-# by which a larger set must lower the loss of rows left out: two standard deviations, squared
-LEAST_GAIN = 4.0
 STEPS = 8
 DIFFERENCE = 0.02  # of a logarithm, by which slopes are taken
+_LARGEST_STEP = 0.7  # of a logarithm
 
 
 @dataclass(frozen=True)
@@ -171,7 +189,7 @@ class Calibration:
 
     bundle: Bundle
     learned: tuple[CalibratedFactor, ...]
-    left: tuple[str, ...]  # factors the rows do not support
+    unsupported: tuple[str, ...]  # factors that the rows do not support
     latency: CalibrationErrors
     power: CalibrationErrors
     rows: int
@@ -191,79 +209,135 @@ def calibrate_bundle(
     notes: tuple[str, ...] = (),
 ) -> Calibration:
     """Adjust a bundle to measured whole models, which ``analyse_models`` has analysed under it."""
-    idle_w = float(np.max(bundle.power.idle.power_w)) if hasattr(bundle.power, "idle") else 1.0
-    seconds = np.log([r.measured.latency_s for r in rows])
-    spread = ROW_SPREAD["latency"]
-    scatter = HOST_SCATTER
-    on_time = FactorProblem(
-        rows,
-        seconds,
-        spread,
-        idle_w,
-        lambda f: np.log(predict_models(rows, f, gpu, bundle)[0]),
-        scatter,
-    )
-    plain = _fit_factors((), on_time, ())  # the forecast itself as a fit
-    time = _best_set(
-        TIME_SETS,
-        on_time,
-        lambda fit: not fit.chosen or lowers_error(plain.start, fit.left_out, LEAST_ERRORS),
-    )
-    assert time is not None, "the forecast is one of the sets"
-    powered = [r for r in rows if r.measured.power_w is not None]
-    watts = np.log([r.measured.power_w for r in powered if r.measured.power_w is not None])
-    joules = watts + np.log([r.measured.latency_s for r in powered])
-    target = np.concatenate([watts, joules])
-    noise = ROW_SPREAD["power"] * np.sqrt(2.0)
-
-    def on_energy(known: FactorFit) -> FactorProblem:
-        def logs(factors: Mapping[str, float]) -> Array:
-            seconds, power_w = predict_models(powered, {**known.factors, **factors}, gpu, bundle)
-            return np.concatenate([np.log(power_w), np.log(seconds * power_w)])
-
-        return FactorProblem(powered, target, noise, idle_w, logs)
-
-    count = len(powered)
-    has_power = np.array([r.measured.power_w is not None for r in rows], dtype=bool)
-    off_w, off_j = np.split(
-        _fit_factors((), on_energy(plain), ()).start, [count]
-    )  # of the forecast
-
-    def left_out_joules(known: FactorFit, fit: FactorFit) -> Array:
-        """Return the residuals of energy where a row is left out of both fits."""
-        return np.asarray(fit.left_out[count:] + (known.left_out - known.residual)[has_power])
-
-    def fit_energy(known: FactorFit) -> FactorFit | None:
-        def is_supported(fit: FactorFit) -> bool:
-            after = fit.left_out[:count], left_out_joules(known, fit)
-            return all(
-                lowers_error(b, a, LEAST_ERRORS) for b, a in zip((off_w, off_j), after, strict=True)
-            )
-
-        return _best_set(ENERGY_SETS, on_energy(known), is_supported)
-
-    energy = fit_energy(time)
-    if energy is None and time.chosen:
-        energy = fit_energy(plain)
-        alone = left_out_joules(time, _fit_factors((), on_energy(time), ()))
-        if energy is not None or percent_errors(alone).mean() > percent_errors(off_j).mean():
-            time = plain
-    energy = energy or _fit_factors((), on_energy(time), ())
+    fits = _ModelFits(rows, gpu, bundle)
+    time, energy = fits.choose_both()
+    idle_w = fits.idle_w
     learned = (*time.learned(idle_w), *energy.learned(idle_w))
     factors = {item.name: item.value for item in learned}
-    left = tuple(
-        n for n in ("compute", "launch", "memory", "energy", IDLE_OFFSET) if n not in factors
+    names = ("compute", "launch", "memory", "energy", IDLE_OFFSET)
+    unsupported = tuple(name for name in names if name not in factors)
+
+    words = ", ".join(f"{item.name} {item.value:.3g}" for item in learned) or "nothing"
+    plural = "s" if len(rows) > 1 else ""
+    provenance = Provenance(
+        source=f"wattcast calibrate {source}",
+        date=bundle.provenance.date,
+        device=f"{bundle.gpu} ({source})",
+        note=f"calibrated on {len(rows)} whole-model row{plural}: {words}",
     )
-    said = ", ".join(f"{item.name} {item.value:.3g}" for item in learned) or "nothing"
-    note = f"calibrated on {len(rows)} whole-model row{'s' if len(rows) > 1 else ''}: {said}"
-    origin = Provenance(
-        f"wattcast calibrate {source}", bundle.provenance.date, f"{bundle.gpu} ({source})", note
-    )
+    count = len(fits.powered)
     left_out = dict.fromkeys(FAMILIES, (time.left_out, energy.left_out[:count]))
-    made = describe_moved(apply_factors(bundle, factors), bundle, origin, left_out)
     return Calibration(
-        made, learned, left, time.errors(len(rows)), energy.errors(count), len(rows), notes
+        bundle=describe_moved(apply_factors(bundle, factors), bundle, provenance, left_out),
+        learned=learned,
+        unsupported=unsupported,
+        latency=time.errors(len(rows)),
+        power=energy.errors(count),
+        rows=len(rows),
+        notes=notes,
     )
+
+
+class _ModelFits:
+    """Fits of factors on time and on energy to the same rows, and the choice among them."""
+
+    def __init__(self, rows: Sequence[AnalysedModel], gpu: Gpu, bundle: Bundle) -> None:
+        self._rows = rows
+        self._gpu = gpu
+        self._bundle = bundle
+        self.idle_w = 1.0
+        if hasattr(bundle.power, "idle"):
+            self.idle_w = float(np.max(bundle.power.idle.power_w))
+        self.powered = [row for row in rows if row.measured.power_w is not None]
+        self._has_power = np.array([row.measured.power_w is not None for row in rows], dtype=bool)
+
+    def choose_both(self) -> tuple[FactorFit, FactorFit]:
+        """Return the factors on time and on energy that the rows support.
+
+        Factors on time without any on energy must not raise the error of energy.
+        """
+        forecast = _fit_factors((), self._time_problem(), ())  # the forecast itself as a fit
+        time = self._choose_time(forecast)
+        energy = self._choose_energy(time, forecast)
+        if energy is None and time.chosen:
+            energy = self._choose_energy(forecast, forecast)
+            time_alone = self._left_out_joules(time, self._fit_no_energy(time))
+            _, forecast_joules = self._forecast_residuals(forecast)
+            is_worse = percent_errors(time_alone).mean() > percent_errors(forecast_joules).mean()
+            if energy is not None or is_worse:
+                time = forecast
+        return time, energy or self._fit_no_energy(time)
+
+    def _time_problem(self) -> FactorProblem:
+        def log_seconds(factors: Mapping[str, float]) -> Array:
+            latency_s, _ = predict_models(self._rows, factors, self._gpu, self._bundle)
+            return np.log(latency_s)
+
+        return FactorProblem(
+            rows=self._rows,
+            target=np.log([row.measured.latency_s for row in self._rows]),
+            noise=CALIBRATION.latency_row_spread,
+            idle_w=self.idle_w,
+            model=log_seconds,
+            scatter={"launch": CALIBRATION.host_scatter},
+        )
+
+    def _energy_problem(self, time: FactorFit) -> FactorProblem:
+        """Return the problem of power and energy of the rows, with factors on time as fitted."""
+
+        def log_figures(factors: Mapping[str, float]) -> Array:
+            both = {**time.factors, **factors}
+            latency_s, power_w = predict_models(self.powered, both, self._gpu, self._bundle)
+            return np.concatenate([np.log(power_w), np.log(latency_s * power_w)])
+
+        watts = np.log([float(row.measured.power_w or np.nan) for row in self.powered])
+        joules = watts + np.log([row.measured.latency_s for row in self.powered])
+        return FactorProblem(
+            rows=self.powered,
+            target=np.concatenate([watts, joules]),
+            noise=CALIBRATION.power_row_spread * np.sqrt(2.0),
+            idle_w=self.idle_w,
+            model=log_figures,
+        )
+
+    def _fit_no_energy(self, time: FactorFit) -> FactorFit:
+        return _fit_factors((), self._energy_problem(time), ())
+
+    def _choose_time(self, forecast: FactorFit) -> FactorFit:
+        def is_supported(fit: FactorFit) -> bool:
+            if not fit.chosen:
+                return True
+            return lowers_error(forecast.start, fit.left_out, CALIBRATION.least_errors)
+
+        time = _best_set(TIME_SETS, self._time_problem(), is_supported)
+        assert time is not None, "the forecast is one of the sets"
+        return time
+
+    def _choose_energy(self, time: FactorFit, forecast: FactorFit) -> FactorFit | None:
+        """Return the factors on energy that lower the errors of power and of energy; None where
+        none do.
+        """
+        forecast_watts, forecast_joules = self._forecast_residuals(forecast)
+        count = len(self.powered)
+
+        def is_supported(fit: FactorFit) -> bool:
+            least = CALIBRATION.least_errors
+            joules = self._left_out_joules(time, fit)
+            lowers_watts = lowers_error(forecast_watts, fit.left_out[:count], least)
+            return lowers_watts and lowers_error(forecast_joules, joules, least)
+
+        return _best_set(ENERGY_SETS, self._energy_problem(time), is_supported)
+
+    def _forecast_residuals(self, forecast: FactorFit) -> tuple[Array, Array]:
+        """Return the residuals of power and of energy that the forecast has."""
+        residuals = self._fit_no_energy(forecast).start
+        count = len(self.powered)
+        return residuals[:count], residuals[count:]
+
+    def _left_out_joules(self, time: FactorFit, energy: FactorFit) -> Array:
+        """Return the residuals of energy where a row is left out of both fits."""
+        change = (time.left_out - time.residual)[self._has_power]
+        return np.asarray(energy.left_out[len(self.powered) :] + change)
 
 
 @dataclass(frozen=True)
@@ -275,17 +349,14 @@ class FactorProblem:
     noise: float
     idle_w: float
     model: Callable[[Mapping[str, float]], Array]
-    scatter: Mapping[str, float] = field(
-        default_factory=dict
-    )  # spreads of factors that count as noise
+    # spreads of factors that count as noise
+    scatter: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, chosen: tuple[str, ...], theta: Array) -> Array:
         """Return the modelled logarithms where the chosen factors are at ``theta``."""
-        return (
-            self.model(_exponentiate_factors(chosen, theta, self.idle_w))
-            if len(self.rows)
-            else np.zeros(0)
-        )
+        if not len(self.rows):
+            return np.zeros(0)
+        return self.model(_exponentiate_factors(chosen, theta, self.idle_w))
 
 
 @dataclass(frozen=True)
@@ -311,34 +382,43 @@ class FactorFit:
     def score(self) -> float:
         """Return Huber's loss of the rows left out, each over its own deviation."""
         off = np.abs(self.left_out) / self.spread
-        return float(
-            np.sum(np.where(off < HUBER_LIMIT, off**2, HUBER_LIMIT * (2.0 * off - HUBER_LIMIT)))
-        )
+        limit = CALIBRATION.huber_limit
+        loss = np.where(off < limit, off**2, limit * (2.0 * off - limit))
+        return float(np.sum(loss))
 
     def errors(self, count: int) -> CalibrationErrors:
         """Return the errors of the first ``count`` rows in percent."""
-        found = (percent_errors(x[:count]) for x in (self.start, self.residual, self.left_out))
-        start, fitted, left_out = (float(error.mean()) if count else None for error in found)
-        return CalibrationErrors(start, fitted, left_out if count > 1 else None)
+        if not count:
+            return CalibrationErrors(None, None, None)
+
+        def mean_error(residual: Array) -> float:
+            return float(percent_errors(residual[:count]).mean())
+
+        left_out = mean_error(self.left_out) if count > 1 else None
+        return CalibrationErrors(mean_error(self.start), mean_error(self.residual), left_out)
 
     def learned(self, idle_w: float) -> tuple[CalibratedFactor, ...]:
         """Return the factors with their 90 % intervals."""
-        found = []
-        for name, at, sd in zip(self.chosen, self.theta, self.deviation, strict=True):
-            ends = (at - 1.645 * sd, at, at + 1.645 * sd)
-            low, value, high = (
-                x * idle_w if name == IDLE_OFFSET else float(np.exp(x)) for x in ends
-            )
-            found.append(
+        learned = []
+        for name, theta, deviation in zip(self.chosen, self.theta, self.deviation, strict=True):
+
+            def to_factor(theta: float, name: str = name) -> float:
+                return float(theta * idle_w if name == IDLE_OFFSET else np.exp(theta))
+
+            learned.append(
                 CalibratedFactor(
-                    name,
-                    float(value),
-                    float(low),
-                    float(high),
-                    float(1.0 - sd / PRIOR_SPREAD[name]),
+                    name=name,
+                    value=to_factor(theta),
+                    low=to_factor(theta - _NORMAL_P90 * deviation),
+                    high=to_factor(theta + _NORMAL_P90 * deviation),
+                    sure=float(1.0 - deviation / PRIOR_SPREAD[name]),
                 )
             )
-        return tuple(found)
+        return tuple(learned)
+
+
+_NORMAL_P90 = 1.645  # of |x|, x standard normal
+_FEW_ROWS = 3  # below which no set is chosen by rows left out
 
 
 def _best_set(
@@ -348,81 +428,98 @@ def _best_set(
 ) -> FactorFit | None:
     """Choose the set of factors that the rows support; None where they support none."""
     count = len(problem.rows)
-    others = tuple(dict.fromkeys(name for s in sets for name in s)) if count < 3 else ()
-    fits = [_fit_factors(s, problem, others) for s in [s for s in sets if len(s) <= count] or [()]]
-    if count < 3:
-        return max(fits, key=lambda f: f.reach)
+    small_sets = [names for names in sets if len(names) <= count] or [()]
+    if count < _FEW_ROWS:
+        every_name = tuple(dict.fromkeys(name for names in sets for name in names))
+        fits = [_fit_factors(names, problem, every_name) for names in small_sets]
+        return max(fits, key=lambda fit: fit.reach)
     best: FactorFit | None = None
-    for fit in filter(is_supported, fits):  # sets grow: a later one has to earn its factors
-        if best is None or best.score() - fit.score() > LEAST_GAIN:
+    for names in small_sets:  # sets grow: a later one has to earn its factors
+        fit = _fit_factors(names, problem, ())
+        if not is_supported(fit):
+            continue
+        if best is None or best.score() - fit.score() > CALIBRATION.least_gain:
             best = fit
     return best
 
 
 def _fit_factors(
-    chosen: tuple[str, ...], problem: FactorProblem, others: tuple[str, ...]
+    chosen: tuple[str, ...], problem: FactorProblem, every_name: tuple[str, ...]
 ) -> FactorFit:
-    rows = problem.rows
-    target = problem.target
-    # the deviation of each entry: its own, and what factors outside the set may add
-    apart = dict(problem.scatter) | {
-        name: PRIOR_SPREAD[name] for name in others if name not in chosen
-    }
-    variance = np.full(len(target), problem.noise**2)
-    if apart and len(rows):
-        names = tuple(apart)
-        moved = _differentiate_factors(
-            lambda at: problem.value(names, at), np.zeros(len(names)), problem.model({})
-        )
-        variance += (moved**2) @ np.array(list(apart.values())) ** 2
-    spread = np.sqrt(variance)
+    """Fit the chosen factors; those of ``every_name`` that are not chosen count as noise."""
+    spread = _spread_of_rows(chosen, problem, every_name)
     prior = np.array([PRIOR_SPREAD[name] for name in chosen])
-    theta = np.zeros(len(chosen))
     precision = np.diag(1.0 / prior**2)
 
-    def value(at: Array) -> Array:
-        return problem.value(chosen, at)
+    def value(theta: Array) -> Array:
+        return problem.value(chosen, theta)
 
-    start = target - value(theta)
-    here = start
-    weight = np.ones(len(target))
-    jacobian = np.zeros((len(target), len(chosen)))
-    for _ in range(STEPS if chosen and len(rows) else 0):
-        jacobian = _differentiate_factors(value, theta, target - here)
-        weight = np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(here), 1e-12))
+    # Gauss and Newton, with Huber's weights
+    theta = np.zeros(len(chosen))
+    start = problem.target - value(theta)
+    residual = start
+    weight = np.ones(len(start))
+    jacobian = np.zeros((len(start), len(chosen)))
+    for _ in range(STEPS if chosen and len(problem.rows) else 0):
+        jacobian = _differentiate_factors(value, theta, problem.target - residual)
+        off = np.maximum(np.abs(residual), 1e-12)
+        weight = np.minimum(1.0, CALIBRATION.huber_limit * spread / off)
         scaled = (weight / spread**2)[:, np.newaxis] * jacobian
-        step = np.linalg.solve(jacobian.T @ scaled + precision, scaled.T @ here - precision @ theta)
-        theta = theta + np.clip(step, -0.7, 0.7)
-        here = target - value(theta)
+        slope = scaled.T @ residual - precision @ theta
+        step = np.linalg.solve(jacobian.T @ scaled + precision, slope)
+        theta = theta + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
+        residual = problem.target - value(theta)
         if np.abs(step).max() < 1e-4:
             break
+
+    # residuals left out, of the linearised problem
     hessian = jacobian.T @ ((weight / spread**2)[:, np.newaxis] * jacobian) + precision
     covariance = np.linalg.inv(hessian) if chosen else np.zeros((0, 0))
     leverage = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian) * weight / spread**2
-    reach = float(np.sum((jacobian * prior) ** 2))
-    deviation = np.sqrt(np.diag(covariance)) if chosen else np.zeros(0)
     return FactorFit(
-        chosen,
-        theta,
-        deviation,
-        start,
-        here,
-        here / np.maximum(1.0 - leverage, 0.05),
-        spread,
-        reach,
+        chosen=chosen,
+        theta=theta,
+        deviation=np.sqrt(np.diag(covariance)) if chosen else np.zeros(0),
+        start=start,
+        residual=residual,
+        left_out=residual / np.maximum(1.0 - leverage, 0.05),
+        spread=spread,
+        reach=float(np.sum((jacobian * prior) ** 2)),
     )
 
 
+def _spread_of_rows(
+    chosen: tuple[str, ...], problem: FactorProblem, every_name: tuple[str, ...]
+) -> Array:
+    """Return the deviation of each entry: its own, and what factors outside the set may add."""
+    spreads = dict(problem.scatter)
+    for name in every_name:
+        if name not in chosen:
+            spreads[name] = PRIOR_SPREAD[name]
+    variance = np.full(len(problem.target), problem.noise**2)
+    if spreads and len(problem.rows):
+        names = tuple(spreads)
+
+        def value(theta: Array) -> Array:
+            return problem.value(names, theta)
+
+        slopes = _differentiate_factors(value, np.zeros(len(names)), problem.model({}))
+        variance += (slopes**2) @ np.array(list(spreads.values())) ** 2
+    return np.asarray(np.sqrt(variance))
+
+
 def _differentiate_factors(value: Callable[[Array], Array], theta: Array, here: Array) -> Array:
-    moved = theta + DIFFERENCE * np.eye(len(theta))
-    return np.stack([(value(at) - here) / DIFFERENCE for at in moved], axis=-1)
+    """Return the slopes of ``value``, which is ``here`` at ``theta``, ``(row, factor)``."""
+    moved_points = theta + DIFFERENCE * np.eye(len(theta))
+    slopes = [(value(point) - here) / DIFFERENCE for point in moved_points]
+    return np.stack(slopes, axis=-1)
 
 
 def _exponentiate_factors(chosen: tuple[str, ...], theta: Array, idle_w: float) -> dict[str, float]:
-    return {
-        n: float(x * idle_w if n == IDLE_OFFSET else np.exp(x))
-        for n, x in zip(chosen, theta, strict=True)
-    }
+    factors = {}
+    for name, value in zip(chosen, theta, strict=True):
+        factors[name] = float(value * idle_w if name == IDLE_OFFSET else np.exp(value))
+    return factors
 
 
 def describe_moved(
@@ -438,31 +535,32 @@ def describe_moved(
     """
     residuals = {}
     for family, (latency, power) in left_out.items():
-        known = forecast.residuals[family]
-        ends = shrink_ends(known.latency, latency), shrink_ends(known.power, power)
-        residuals[family] = ResidualEnds(*ends, known.rows)
-    said = (*(a for a in forecast.assumptions if not a.startswith("forecast:")), provenance.note)
+        ends = forecast.residuals[family]
+        residuals[family] = ResidualEnds(
+            shrink_ends(ends.latency, latency), shrink_ends(ends.power, power), ends.rows
+        )
+    assumptions = [note for note in forecast.assumptions if not note.startswith("forecast:")]
+    assumptions.append(provenance.note)
     return replace(
         bundle,
         status=FitStatus.CALIBRATED,
         provenance=provenance,
         residuals=residuals,
-        assumptions=said,
+        assumptions=tuple(assumptions),
     )
-
-
-PRIOR_ROWS = 4.0  # how many rows the forecast's own interval counts for
 
 
 def shrink_ends(forecast: tuple[float, float], left_out: Array) -> tuple[float, float]:
     """Average the variances of rows left out and of the forecast's interval, weighted by the number
     of rows.
     """
-    known = left_out if left_out.size > 2 else np.zeros(0)
+    if left_out.size < _FEW_ROWS:
+        left_out = np.zeros(0)
+    prior_rows = CALIBRATION.prior_rows
+    row_variance = np.sum((_NORMAL_P90 * left_out) ** 2)
     ends = []
     for end in forecast:
-        variance = (PRIOR_ROWS * np.log(end) ** 2 + np.sum((1.645 * known) ** 2)) / (
-            PRIOR_ROWS + known.size
-        )
-        ends.append(float(np.exp(np.sign(np.log(end)) * np.sqrt(variance))))
+        log_end = np.log(end)
+        variance = (prior_rows * log_end**2 + row_variance) / (prior_rows + left_out.size)
+        ends.append(float(np.exp(np.sign(log_end) * np.sqrt(variance))))
     return ends[0], ends[1]

@@ -71,17 +71,17 @@ class KernelRows:
 
     def select_rows(self, mask: Mask) -> KernelRows:
         """Return the rows of a mask."""
-        at = np.flatnonzero(mask)
-        columns: dict[str, Any] = {
-            item.name: value[at]
-            if isinstance(value, np.ndarray)
-            else tuple(map(value.__getitem__, at.tolist()))
-            for item in fields(self)
-            if not isinstance(value := getattr(self, item.name), (str, dict, type(None)))
-        }
-        return replace(
-            self, number={name: values[at] for name, values in self.number.items()}, **columns
-        )
+        places = np.flatnonzero(mask)
+        columns: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, np.ndarray):
+                columns[item.name] = value[places]
+            elif isinstance(value, dict):
+                columns[item.name] = {name: column[places] for name, column in value.items()}
+            elif isinstance(value, tuple):
+                columns[item.name] = tuple(value[place] for place in places.tolist())
+        return replace(self, **columns)
 
     def is_kind(self, *kinds: str) -> Mask:
         """Return the mask of rows that were measured in one of these ways."""
@@ -100,55 +100,58 @@ class KernelRows:
 
 def load_kernel_rows(database: str | Path) -> KernelRows:
     """Load every row with an operator and a figure; idle rows come from ``load_idle_rows``."""
-    plain = [
-        row
-        for row in read_plain_rows(database)
-        if row.get("kind") != "idle" and not row.get("error")
-    ]
+    every_row = read_plain_rows(database)
+    plain = [row for row in every_row if row.get("kind") != "idle" and not row.get("error")]
     if not plain:
         raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast lab pack`.")
-    ops = parse_operators([row["operator"] for row in plain], str(database))
     uuid = tuple(str(row.get("card_uuid") or "") for row in plain)
-    held = [bool((row.get("detail") or {}).get("held_out")) for row in plain]
-    first = plain[0]
+    numbers = {name: _read_number_column(plain, name) for name in ROW_NUMBERS}
+    numbers[CARD] = np.array([number_card(name) for name in uuid])
+    held_out = np.array([bool(_read_detail(row).get("held_out")) for row in plain])
+    unfit = set(UNFIT_FLAGS)
+    card_words = [plain[0].get(name) for name in ("card_name", "driver")]
     return KernelRows(
         kind=tuple(row["kind"] for row in plain),
-        ops=ops,
+        ops=parse_operators([row["operator"] for row in plain], str(database)),
         conditions=tuple(read_condition(row) for row in plain),
         data=tuple(row.get("data") or "random" for row in plain),
-        spec=tuple(row.get("spec") or (row.get("detail") or {}).get("spec", "") for row in plain),
+        spec=tuple(row.get("spec") or _read_detail(row).get("spec", "") for row in plain),
         repeat=np.array([int(row.get("repeat") or 0) for row in plain]),
         names=tuple(tuple(row.get("kernel_names") or ()) for row in plain),
-        blocks=tuple(
-            tuple(math.prod(grid) for grid in row.get("kernel_grids") or ()) for row in plain
-        ),
+        blocks=tuple(_count_blocks(row) for row in plain),
         uuid=uuid,
         run=tuple(str(row.get("run") or "") for row in plain),
         chosen=tuple(str(row.get("chosen") or PLANNED) for row in plain),
-        number={
-            name: np.array(
-                [
-                    float(v) if isinstance(v := row.get(name), (int, float)) else np.nan
-                    for row in plain
-                ]
-            )
-            for name in ROW_NUMBERS
-        }
-        | {CARD: np.array([number_card(name) for name in uuid])},
-        fit=np.array(
-            [not set(row.get("flags") or ()) & set(UNFIT_FLAGS) for row in plain], dtype=bool
-        ),
+        number=numbers,
+        fit=np.array([unfit.isdisjoint(row.get("flags") or ()) for row in plain], dtype=bool),
         source=Path(str(database)).name,
-        card=" ".join(str(first.get(name)) for name in ("card_name", "driver") if first.get(name)),
-        held_out=np.array(held) if any(held) else None,
+        card=" ".join(str(word) for word in card_words if word),
+        held_out=held_out if held_out.any() else None,
     )
 
 
+def _read_number_column(plain: Sequence[Plain], name: str) -> Array:
+    """Return a column of numbers; NaN where a row has none."""
+    values = np.full(len(plain), np.nan)
+    for place, row in enumerate(plain):
+        value = row.get(name)
+        if isinstance(value, (int, float)):
+            values[place] = float(value)
+    return values
+
+
+def _read_detail(row: Plain) -> Plain:
+    return row.get("detail") or {}
+
+
+def _count_blocks(row: Plain) -> tuple[int, ...]:
+    """Return the blocks of each kernel that a row ran."""
+    return tuple(math.prod(grid) for grid in row.get("kernel_grids") or ())
+
+
 PLANNED = "plan"  # why a row was measured: at random
-TO_LEARN_FROM = (
-    "learning",
-    "common",
-)  # alone: picked for it, or repeats of a kernel on another card
+# alone: picked for it, or repeats of a kernel on another card
+TO_LEARN_FROM = ("learning", "common")
 CARD = "card"  # column: a number that stands for the card of a row, the same in every database
 
 
@@ -159,7 +162,7 @@ def number_card(uuid: str) -> float:
 
 def read_condition(row: Plain) -> RunCondition:
     """Return how a row was run."""
-    detail = row.get("detail") or {}
+    detail = _read_detail(row)
     return RunCondition(
         str(row.get("layout") or ""),
         str(row.get("rotated") or ""),
@@ -173,39 +176,45 @@ def load_idle_rows(database: str | Path) -> list[tuple[float, float, float]]:
     """Load clock (Hz), power (W) and temperature (C) of the idle rows."""
     plain = read_plain_rows(database)
     rows = [row for row in plain if row.get("kind") == "idle" and row.get("power_w")]
-    power_w, degrees = (
-        np.array([float(row[name]) for row in rows]) for name in ("power_w", "temperature_c")
-    )
-    card = [str(row.get("card_uuid") or "") for row in rows]
-    weight = Counter(
-        str(row.get("card_uuid") or "") for row in plain if row.get("kind") == "sustained"
-    )
-    levelled_w = _at_one_level(power_w, degrees, card, weight)
-    return [
-        (float(row["sm_clock_hz"]), float(watts), float(row["temperature_c"]))
-        for row, watts in zip(rows, levelled_w, strict=True)
-    ]
+    power_w = np.array([float(row["power_w"]) for row in rows])
+    degrees = np.array([float(row["temperature_c"]) for row in rows])
+    cards = [_name_card(row) for row in rows]
+    sustained_rows = Counter(_name_card(row) for row in plain if row.get("kind") == "sustained")
+    levelled_w = _level_cards(power_w, degrees, cards, sustained_rows)
+    clock_hz = [float(row["sm_clock_hz"]) for row in rows]
+    return list(zip(clock_hz, levelled_w.tolist(), degrees.tolist(), strict=True))
 
 
-def _at_one_level(
-    power_w: Array, degrees: Array, card: list[str], weight: Mapping[str, float]
+def _name_card(row: Plain) -> str:
+    return str(row.get("card_uuid") or "")
+
+
+def _level_cards(
+    power_w: Array, degrees: Array, cards: list[str], weight: Mapping[str, float]
 ) -> Array:
     """Level the idle power of several cards: P = level of the card + slope · T, with levels
     averaged by ``weight``.
 
     Cards differ by some watts and were met at different temperatures, so the slope of pooled rows
-    is that of none."""
-    names = list(dict.fromkeys(card))
+    is that of none.
+    """
+    names = list(dict.fromkeys(cards))
     if len(names) < 2:
         return power_w
-    own = np.array([[name == c for name in names] for c in card], dtype=np.float64)  # (row, card)
-    mean_w, mean_c = ((own.T @ values) / own.sum(axis=0) for values in (power_w, degrees))
-    warmer = degrees - own @ mean_c
-    slope = float(warmer @ (power_w - own @ mean_w)) / max(float(warmer @ warmer), 1e-9)
+    number = np.array([names.index(card) for card in cards])
+    is_of_card = np.eye(len(names))[number]  # (row, card)
+    row_count = is_of_card.sum(axis=0)
+    mean_w = (is_of_card.T @ power_w) / row_count
+    mean_c = (is_of_card.T @ degrees) / row_count
+
+    warmer = degrees - is_of_card @ mean_c
+    slope = float(warmer @ (power_w - is_of_card @ mean_w)) / max(float(warmer @ warmer), 1e-9)
     level_w = mean_w - slope * mean_c
-    share = np.array([float(weight.get(name, 0)) for name in names])
-    common_w = float(level_w @ share / share.sum()) if share.sum() > 0 else float(level_w.mean())
-    return np.asarray(power_w + common_w - own @ level_w)
+    weights = np.array([float(weight.get(name, 0)) for name in names])
+    common_w = float(level_w.mean())
+    if weights.sum() > 0:
+        common_w = float(level_w @ weights / weights.sum())
+    return np.asarray(power_w + common_w - is_of_card @ level_w)
 
 
 def read_plain_rows(
@@ -215,15 +224,16 @@ def read_plain_rows(
 
     ``database`` is a folder with the ``table``, that file, the name of a database that ships, or a
     folder of journals (``*.jsonl``) as a campaign leaves them, whose records of one kind count once
-    each, as last written."""
+    each, as last written.
+    """
     path = Path(database)
     if path.is_dir() and not (path / table).exists():
-        found = (row for file in sorted(path.rglob("*.jsonl")) for row in read_lines(file))
-        return list(
-            {
-                (row.get("id"), row.get("run")): row for row in found if row.get("record") == record
-            }.values()
-        )
+        latest: dict[tuple[Any, Any], Plain] = {}
+        for file in sorted(path.rglob("*.jsonl")):
+            for row in read_lines(file):
+                if row.get("record") == record:
+                    latest[row.get("id"), row.get("run")] = row
+        return list(latest.values())
     if path.is_dir():
         path = path / table
     elif not path.exists():
@@ -235,13 +245,14 @@ def parse_operators(entries: Sequence[Plain], where: str = "candidates") -> tupl
     """Parse one operator per entry through the workload reader, so that a row means what a workload
     file means.
     """
-    named = [
-        {"op": e["function"], **{k: v for k, v in e.items() if k not in ("op", "function")}}
-        if e.get("op") == "elementwise"
-        else e
-        for e in entries
-    ]
-    graph = from_json.parse_workload(json.dumps({"name": where, "ops": named}).encode(), where)
+    named = []
+    for entry in entries:
+        if entry.get("op") == "elementwise":
+            sizes = {name: value for name, value in entry.items() if name != "function"}
+            entry = {**sizes, "op": entry["function"]}
+        named.append(entry)
+    text = json.dumps({"name": where, "ops": named})
+    graph = from_json.parse_workload(text.encode(), where)
     return tuple(op for block in graph.blocks for op in block.ops)
 
 
@@ -257,20 +268,16 @@ def settled_figures(rows: KernelRows) -> tuple[Array, Array, Array]:
     A capped row's first second runs above the limit; its latency is carried to the settled clock by
     the ratio of the clocks, as for a kernel bound on chip.
     """
-    duty = rows.is_kind("duty")
-    has = (
-        np.isfinite(rows.column("settled_power_w"))
-        & np.isfinite(rows.column("settled_clock_hz"))
-        & ~duty
-    )
-    power_w = np.where(
-        duty,
-        rows.column("on_power_w"),
-        np.where(has, rows.column("settled_power_w"), rows.column("power_w")),
-    )
-    clock_hz = np.where(has, rows.column("settled_clock_hz"), rows.column("sm_clock_hz"))
-    latency_s = rows.column("latency_s") * np.where(has, rows.column("sm_clock_hz") / clock_hz, 1.0)
-    return power_w, clock_hz, latency_s
+    is_duty = rows.is_kind("duty")
+    settled_w = rows.column("settled_power_w")
+    settled_hz = rows.column("settled_clock_hz")
+    first_hz = rows.column("sm_clock_hz")
+    is_settled = np.isfinite(settled_w) & np.isfinite(settled_hz) & ~is_duty
+    power_w = np.where(is_settled, settled_w, rows.column("power_w"))
+    power_w = np.where(is_duty, rows.column("on_power_w"), power_w)
+    clock_hz = np.where(is_settled, settled_hz, first_hz)
+    slower = np.where(is_settled, first_hz / clock_hz, 1.0)
+    return power_w, clock_hz, rows.column("latency_s") * slower
 
 
 def select_kernels(kernels: Kernels, mask: Mask) -> Kernels:
@@ -284,12 +291,11 @@ FOLDS = 5
 
 def shape_name(op: Operator) -> str:
     """Name the shape of an operator: its kind and sizes, whatever the number format."""
-    whole = (
-        (f.name, getattr(op, f.name))
-        for f in fields(op)
-        if f.name not in ("dtype", "out_dtype", "count", "label")
-    )
-    sizes = [f"{name}={value}" for name, value in whole if not name.startswith(("read", "write"))]
+    sizes = []
+    for item in fields(op):
+        is_size = item.name not in ("dtype", "out_dtype", "count", "label")
+        if is_size and not item.name.startswith(("read", "write")):
+            sizes.append(f"{item.name}={getattr(op, item.name)}")
     return f"{op.name} {' '.join(sizes)}"
 
 
@@ -297,18 +303,20 @@ def assign_folds(rows: KernelRows, folds: int = FOLDS, seed: int = 0) -> npt.NDA
     """Assign a fold to each row; all rows of a shape share one.
 
     scikit-learn's GroupKFold balances folds by size instead; the shipped errors were measured with
-    these folds."""
+    these folds.
+    """
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
-    return np.asarray(np.random.default_rng(seed).permutation(int(shape.max()) + 1)[shape] % folds)
+    order = np.random.default_rng(seed).permutation(int(shape.max()) + 1)
+    return np.asarray(order[shape] % folds)
 
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 PARALLEL_ROWS = 2000  # from which on a fit takes longer than starting a process
 
 
 def run_each(
-    step: Callable[..., _Found], work: Iterable[tuple[Any, ...]], rows: int
-) -> Iterable[_Found]:
+    step: Callable[..., _Result], work: Iterable[tuple[Any, ...]], rows: int
+) -> Iterable[_Result]:
     """Yield ``step(*one)`` for each of ``work``, in order, on all cores where a database has many
     ``rows``.
 
@@ -318,7 +326,7 @@ def run_each(
     if rows < PARALLEL_ROWS:
         return (step(*one) for one in work)
     joblib = importlib.import_module("joblib")  # comes with scikit-learn
-    found: Iterable[_Found] = joblib.Parallel(n_jobs=-1, return_as="generator")(
+    found: Iterable[_Result] = joblib.Parallel(n_jobs=-1, return_as="generator")(
         joblib.delayed(step)(*one) for one in work
     )
     return found

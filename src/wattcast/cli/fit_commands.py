@@ -185,7 +185,7 @@ def calibrate(
             "gpu": chip.name,
             "rows": moved.rows,
             "learned": [vars(item) for item in moved.learned],
-            "not_supported": list(moved.left),
+            "not_supported": list(moved.unsupported),
             "latency_error_percent": vars(moved.latency),
             "power_error_percent": vars(moved.power),
             "notes": list(moved.notes),
@@ -247,8 +247,10 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
         ends = f"{of.low:.3g} to {of.high:.3g}{unit}"
         learned.add_row(of.name, f"{of.value:.3g}{unit}", ends, f"{max(of.sure, 0.0):.0%}")
     console.print(learned)
-    if found.left:
-        console.print(f"Left as forecast, for want of rows that tell: {', '.join(found.left)}")
+    if found.unsupported:
+        console.print(
+            f"Left as forecast, for want of rows that tell: {', '.join(found.unsupported)}"
+        )
     errors = new_table("mean error", "forecast", "calibrated", "left out one at a time")
     for name, e in (("latency", found.latency), ("power", found.power)):
         errors.add_row(
