@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -43,14 +44,14 @@ def ask_small(server: Server, number: int) -> float:
     took.
     """
     began_s = time.perf_counter()
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = json.dumps(
         {"gpu": "h200", "model": "gpt2", "seq": 16 + number % 900, "batch": 1 + number // 900}
     )
-    connection.request("POST", "/api/room", body.encode(), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    answer.read()
-    connection.close()
+    headers = {"content-type": "application/json"}
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+        connection.request("POST", "/api/room", body.encode(), headers)
+        answer = connection.getresponse()
+        answer.read()
     assert answer.status == 200, answer.status
     return time.perf_counter() - began_s
 
