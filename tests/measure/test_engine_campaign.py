@@ -503,6 +503,8 @@ def test_weights_are_filled_by_what_they_are() -> None:
     model.register_parameter("packed_weight", torch.nn.Parameter(codes, requires_grad=False))
     scales = torch.zeros(32, 4, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     model.register_parameter("packed_weight_scale", torch.nn.Parameter(scales, requires_grad=False))
+    integers = torch.zeros(64, 128, dtype=torch.int8)
+    model.register_parameter("int8_weight", torch.nn.Parameter(integers, requires_grad=False))
     zeros = torch.zeros(32, 2, dtype=torch.int32)
     model.register_parameter("qzeros", torch.nn.Parameter(zeros, requires_grad=False))
     blocks = torch.ones(4, 4).to(torch.float8_e4m3fn)  # nvfp4 has scales in fp8: no exponents
@@ -528,12 +530,14 @@ def test_weights_are_filled_by_what_they_are() -> None:
         inference_mode=torch.inference_mode,
         float8_e4m3fn=torch.float8_e4m3fn,
         float8_e8m0fnu=torch.float8_e8m0fnu,
+        int8=torch.int8,
         uint8=torch.uint8,
         randn=torch.randn,
     )
     engine = make_engine_of(model)
-    matrices = 64 * 64 + 256 * 128 + 32 * 16 + 32 * 2
+    matrices = 64 * 64 + 256 * 128 + 32 * 16 + 32 * 2 + 64 * 128
     assert fill_weights(engine, libraries) == matrices + 64 * 64 + 64 * 4
+    assert 35.0 < model.int8_weight.float().std().item() < 45.0
     # Random zeros of AWQ once sent all tokens of a mixture to the same third of its experts.
     assert set(model.qzeros.view(torch.uint8).flatten().tolist()) == {0x88}
     assert model.packed_weight.unique().numel() > 500

@@ -21,6 +21,7 @@ from wattcast.measure.steady_state import say
 WEIGHT_SPREAD = 0.02  # standard deviation of the weights of an untrained model
 FP8_SPREAD = 64.0  # of codes in fp8, whose scale makes WEIGHT_SPREAD of them
 FP4_SCALE = 120  # the byte of an e8m0 scale of 2^-7: makes N(0, 0.02) of equally likely fp4 codes
+INT8_SPREAD = 42.0
 INT4_SPREAD = 4.6  # standard deviation of uniform codes of four bits
 # Two codes of the zero that symmetric weights have. Random zeros would shift whole columns: all
 # tokens would then look alike, and a router would send them to the same few experts.
@@ -81,7 +82,9 @@ def _fill_parameter(name: str, parameter: Any, torch: Any) -> int:
     if parameter.ndim <= 1:
         parameter.fill_(1.0 if "norm" in name else 0.0)
         return 0
-    if not parameter.is_floating_point():
+    if parameter.dtype is torch.int8:
+        _fill_integers(parameter, torch)
+    elif not parameter.is_floating_point():
         codes = parameter.view(torch.uint8)
         if "zero" in name:
             codes.fill_(INT4_ZEROS)
@@ -97,6 +100,17 @@ def _fill_parameter(name: str, parameter: Any, torch: Any) -> int:
     else:
         return 0
     return int(parameter.numel())
+
+
+def _fill_integers(parameter: Any, torch: Any) -> None:
+    """Fill a matrix of int8 as rows of normal weights are quantized: three sigmas reach 127.
+
+    Uniform codes would toggle more bits than a model's weights do, and products draw more.
+    """
+    rows = max(2**26 // parameter[0].numel(), 1)
+    for part in parameter.split(rows):
+        normal = torch.randn(part.shape, device=part.device)
+        part.copy_(normal.mul_(INT8_SPREAD).round_().clamp_(-127, 127).to(part.dtype))
 
 
 def _fill_scales(name: str, parameter: Any, torch: Any) -> None:
