@@ -138,7 +138,8 @@ MODEL_OPTIONS: Options = {  # the fields of ModelOptions
     **dict.fromkeys(("batch", "tp", "pp", "dp", "ep", "cp"), (int, 1)),
     **dict.fromkeys(("seq", "tokens", "image"), (int | None, None)),
     **dict.fromkeys(
-        ("phase", "quantization", "stack", "weights", "kv_dtype", "head"), (str | None, None)
+        ("phase", "quantization", "stack", "weights", "kv_dtype", "head", "sampling"),
+        (str | None, None),
     ),
     **{
         "dtype": (str, "bf16"),

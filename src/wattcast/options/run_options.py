@@ -49,6 +49,17 @@ class OutputHead(StrEnum):
     ALL = "all"
 
 
+class TokenSampling(StrEnum):
+    """How an engine draws the next token of each sequence from its logits."""
+
+    GREEDY = "greedy"  # the likeliest one (temperature 0)
+    RANDOM = "random"  # of all words, by their probabilities
+    TOP_K = "top-k"  # of the k likeliest words
+    TOP_P = "top-p"  # of the likeliest words that make up a share of the probability
+    TOP_K_TOP_P = "top-k-top-p"  # both, as many models ship it
+    PENALTIES = "penalties"  # random, with penalties for words that were there
+
+
 class SoftwareStack(StrEnum):
     """The software that issues the kernels: PyTorch eager, a compiler that fuses, or an inference
     engine.
@@ -120,6 +131,13 @@ class ModelOptions:
             choices=NARROW_FORMATS["kv_dtype"],
         ),
     ] = None
+    sampling: Annotated[
+        TokenSampling | None,
+        Option(
+            "Engine: greedy|random|top-k|top-p|top-k-top-p|penalties.",
+            panel=_MODEL_PANEL,
+        ),
+    ] = None
 
     @classmethod
     def from_names(cls, **keywords: object) -> ModelOptions:
@@ -142,6 +160,9 @@ class ModelOptions:
             raise bad_value("skew", wanted, self.skew)
         if self.dtype not in RUNNABLE_DTYPES:
             raise bad_value("dtype", f"one of {', '.join(RUNNABLE_DTYPES)}", str(self.dtype))
+        if self.sampling is not None and self.stack not in (None, SoftwareStack.ENGINE):
+            do = "Ask for --stack engine: only engines draw tokens."
+            raise bad_value("sampling", "stack engine", str(self.stack), do)
         self._check_phase()
         self._check_narrow_formats()
 
@@ -209,6 +230,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "head": OutputHead,
     "stack": SoftwareStack,
     "kv_dtype": Dtype,
+    "sampling": TokenSampling,
 }
 
 

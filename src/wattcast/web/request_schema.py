@@ -103,6 +103,7 @@ class Configuration(Workload, kw_only=True):
     quantization: Annotated[str, _one_of(model_options.RECIPES)] | None = None
     weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
     kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None
+    sampling: Annotated[str, _one_of(model_options.TokenSampling)] | None = None
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
     host_launch_s: Annotated[float, Meta(ge=0, le=1)] | None = None

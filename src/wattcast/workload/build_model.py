@@ -186,7 +186,7 @@ def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None)
         and getattr(model.dims, "experts", 0) > 0,
         **{
             name: getattr(options, name)
-            for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype")
+            for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype", "sampling")
         },
     )
     program = trace_program(model.template.trace, model.dims, run, options.pp)

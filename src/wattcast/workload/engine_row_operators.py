@@ -14,7 +14,7 @@ from wattcast.core import Dtype
 from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
 
 # How often logits in fp32 are written, and read again, by the way of sampling; otherwise the most.
-_SAMPLING_PASSES = {"greedy": 2.0, "random": 7.0}
+_SAMPLING_PASSES = {"greedy": 2.0, "random": 7.0, "penalised": 9.0, "sorted": 56.0}
 _MOST_SAMPLING_PASSES = 20.0
 
 
@@ -202,7 +202,9 @@ class AlignTokens(RowKernel):
 class Sampling(RowKernel):
     """Choose the next token of each row of logits.
 
-    ``mode``: greedy, at random, or at random among the likeliest (``top_p``).
+    ``mode`` is greedy, random, ``top_p`` (among the k likeliest, of which top-p leaves some),
+    ``sorted`` (top-p among all words, which are sorted for it) or ``penalised`` (random, with
+    penalties for words that were there).
     """
 
     form_text: ClassVar[str] = "{op.kind} {op.mode}"

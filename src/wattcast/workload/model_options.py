@@ -16,6 +16,7 @@ from wattcast.options.run_options import AttentionMode as AttentionMode
 from wattcast.options.run_options import ModelOptions as ModelOptions
 from wattcast.options.run_options import OutputHead as OutputHead
 from wattcast.options.run_options import SoftwareStack as SoftwareStack
+from wattcast.options.run_options import TokenSampling as TokenSampling
 from wattcast.options.run_options import WorkloadPhase as WorkloadPhase
 from wattcast.options.run_options import unknown_option_error as unknown_option_error
 from wattcast.options.weight_recipes import RECIPES as RECIPES
@@ -55,6 +56,7 @@ class ModelKeywords(TypedDict, total=False):
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
+    sampling: str | None
 
 
 def parse_option(name: str, text: str, where: str) -> Any:
@@ -283,6 +285,9 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         "as random numbers of usual size": by_engine and model.template.engine,
         f"no engine template for {model.architecture}: fused as a compiler would": (
             by_engine and not model.template.engine
+        ),
+        f"tokens are drawn by {o.sampling or TokenSampling.GREEDY} sampling, without FlashInfer's sampler": (
+            by_engine and model.template.engine and o.head is OutputHead.LAST
         ),
         experts: experts,
         f"one of {o.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out": o.tp

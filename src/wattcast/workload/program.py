@@ -12,7 +12,13 @@ from typing import Any, TypeAlias
 
 from wattcast.core import Dtype
 from wattcast.workload.graph import Block
-from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack, WeightRecipe
+from wattcast.workload.model_options import (
+    AttentionMode,
+    OutputHead,
+    SoftwareStack,
+    TokenSampling,
+    WeightRecipe,
+)
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_fusion import fuse_entries, recompute_pointwise
 from wattcast.workload.operator_types import Elementwise
@@ -65,6 +71,7 @@ class PassSettings:
     # the recipe is that of experts; other linear layers are as ``weight_dtype``
     experts_alone: bool = False
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
+    sampling: TokenSampling | None = None  # of an engine; None: greedy
 
     @property
     def cache_dtype(self) -> Dtype:

@@ -16,7 +16,7 @@ from wattcast.core import Dtype
 from wattcast.workload import engine_operators as engine
 from wattcast.workload import engine_row_operators as row_kernels
 from wattcast.workload import tensor_functions as functional
-from wattcast.workload.model_options import OutputHead, WeightRecipe
+from wattcast.workload.model_options import OutputHead, TokenSampling, WeightRecipe
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import (
     Attention,
@@ -471,11 +471,9 @@ def language_head(
             logits = logits * 1.0
         if run.served and run.head is OutputHead.LAST:
             rows = logits.numel // logits.shape[-1]
-            x.tape.emit(
-                row_kernels.Sampling(rows, logits.shape[-1], "greedy", dtype=run.dtype),
-                (logits,),
-                (logits,),
-            )
+            mode = _SAMPLING_KERNELS[run.sampling or TokenSampling.GREEDY]
+            op = row_kernels.Sampling(rows, logits.shape[-1], mode, dtype=run.dtype)
+            x.tape.emit(op, (logits,), (logits,))
         if not run.training:
             return logits
         with x.tape.scope("loss"):
@@ -486,6 +484,16 @@ def language_head(
             return functional.cross_entropy(wide.view(batch * length, -1))
 
 
+# What vLLM runs without FlashInfer's sampler. One kernel finds the k likeliest words and applies
+# top-p to them; top-p alone sorts the whole vocabulary.
+_SAMPLING_KERNELS = {
+    TokenSampling.GREEDY: "greedy",
+    TokenSampling.RANDOM: "random",
+    TokenSampling.TOP_K: "top_p",
+    TokenSampling.TOP_K_TOP_P: "top_p",
+    TokenSampling.TOP_P: "sorted",
+    TokenSampling.PENALTIES: "penalised",
+}
 _PADDED_VOCABULARY = (
     64  # tokens that an engine rounds a vocabulary to: DEFAULT_VOCAB_PADDING_SIZE of vLLM 0.25.1
 )

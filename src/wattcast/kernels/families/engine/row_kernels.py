@@ -44,6 +44,7 @@ class EngineRowCoefficients:
     split_sampling_steps: float  # of a pass that several blocks share
     top_p_steps: float  # further ones, to look for the likeliest tokens
     top_p_loop_steps: float  # of these, for each logit of a thread
+    sort_steps: float  # further ones, to sort all words for top-p alone
     busy_groups: float  # of a scale, below which a block is as slow as one of so many
 
 
@@ -56,6 +57,8 @@ _ROUTE_SCORES = 1024.0  # that a block of the routing kernel takes
 _SAMPLING_THREADS = 512.0
 _SPLIT_LOGITS = 2**17  # from which several blocks share a row of logits
 _FEW_CHOICES = 1024.0  # below which a warp or a thread an expert sorts
+# Samplers that were measured in whole steps alone, and the one among the bursts that they are like.
+_MEASURED_SAMPLERS = {"sorted": "top_p", "penalised": "random"}
 _NORM_ROWS = 256  # from which vLLM's norms take blocks of 256 threads
 
 
@@ -93,6 +96,12 @@ class _RowForm(NamedTuple):
         return f"{self.kind} {self.detail}".strip()
 
     @property
+    def measured_name(self) -> str:
+        """The name of the kernel whose bursts tell its corrections and its energy."""
+        detail = _MEASURED_SAMPLERS.get(self.detail, self.detail)
+        return f"{self.kind} {detail}".strip()
+
+    @property
     def draws(self) -> bool:
         """Whether it draws tokens at random."""
         return self.kind == "sampling" and self.detail != "greedy"
@@ -123,7 +132,7 @@ def count_row_kernel(op: RowKernel, run: OperatorRun) -> CountedKernel:
     }
     logs = {"log_rows": op.rows, "log_dim": op.dim, "log_byte": byte, "log_n": op.elements}
     root = "rmsnorm" if isinstance(op, EngineRmsNorm) else "elementwise"
-    family = f"{root}.engine.rows.{form.name.replace(' ', '.')}"
+    family = f"{root}.engine.rows.{form.measured_name.replace(' ', '.')}"
     return CountedKernel(family, work, plain, logs)
 
 
@@ -168,7 +177,7 @@ def _sample_logits(op: Sampling, form: _RowForm) -> _Grid:
     """
     loops = op.dim / _SAMPLING_THREADS
     is_split = op.dim >= _SPLIT_LOGITS
-    has_top_p = form.detail == "top_p"
+    has_top_p = form.detail in ("top_p", "sorted")
     pass_steps = ENGINE_ROWS.sampling_steps + loops
 
     steps = ENGINE_ROWS.split_sampling_steps if is_split else pass_steps
@@ -177,6 +186,8 @@ def _sample_logits(op: Sampling, form: _RowForm) -> _Grid:
     if has_top_p:
         steps += ENGINE_ROWS.top_p_steps + ENGINE_ROWS.top_p_loop_steps * loops
     launches = 2.0 + is_split + 4.0 * form.draws + has_top_p
+    if form.detail == "sorted":
+        steps += ENGINE_ROWS.sort_steps
     return _Grid(float(op.rows), steps, 0.0, slots=2.0, launches=launches)
 
 
