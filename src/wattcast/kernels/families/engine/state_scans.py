@@ -1,13 +1,19 @@
-"""Short convolutions and scans of state-space models, from bytes and FLOPs: none was measured.
+"""Short convolutions and scans of state-space models, from bytes and FLOPs.
+
+The delta rule alone was measured, in whole steps and by the times of its kernels.
 
 A prompt's scan is cut as the Triton code of mamba-ssm and flash-linear-attention cuts it: five
 kernels (decay, states of the chunks, states passed along, scores, outputs), six by the delta rule.
-States of chunks pass in fp32. Mamba's first rule is one kernel, with a block for each channel of
+States of chunks pass in fp32. By the delta rule a chunk's state needs that of the chunk before, so
+that the chunks of a sequence follow one another. Mamba's first rule is one kernel, with a block for each channel of
 each sequence.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from wattcast.coefficients import load_coefficients
 from wattcast.kernels.families import register_kernels
 from wattcast.kernels.families.engine.engine_counts import (
     CountedKernel,
@@ -17,6 +23,17 @@ from wattcast.kernels.families.engine.engine_counts import (
 )
 from wattcast.workload.scan_operators import CausalConv, StateScan
 
+
+@dataclass(frozen=True)
+class EngineScanCoefficients:
+    """What scans do besides reading, multiplying and writing."""
+
+    delta_chunk_steps: float  # dependent steps from a chunk's state to the next one's
+
+
+ENGINE_SCANS = load_coefficients("engine_scans", EngineScanCoefficients)
+
+_SLOTS = 2.0  # blocks that an SM holds at once
 # Values of a block of a convolution, or of the state that a single token changes
 _BLOCK_VALUES = 4096.0
 
@@ -24,13 +41,20 @@ _BLOCK_VALUES = 4096.0
 def count_scan(op: CausalConv | StateScan, run: OperatorRun) -> CountedKernel:
     """Return the kernel and the work of a short convolution or a scan."""
     launches = 1.0
+    steps = 1.0
     between = 0.0
     if isinstance(op, StateScan) and op.rule == "mamba":
         units = float(op.batch * op.heads)
     elif isinstance(op, StateScan) and op.length > 1:
         chunks = -(-op.length // op.chunk)
         units = float(op.batch * chunks * op.heads)
-        launches = 6.0 if op.rule == "delta" else 5.0
+        launches = 5.0
+        if op.rule == "delta":
+            launches = 6.0
+            # Only one chunk of each head of each sequence is worked on at a time: a chunk is a
+            # unit here, and slots beyond those heads stay empty.
+            busy_slots = min(float(op.batch * op.heads), _SLOTS * run.chip.sm_count)
+            steps = ENGINE_SCANS.delta_chunk_steps * _SLOTS * run.chip.sm_count / busy_slots
         between = 8.0 * units * op.key_dim * op.value_dim
     else:
         units = max(op.write_byte / op.dtype.byte / _BLOCK_VALUES, 1.0)
@@ -40,14 +64,14 @@ def count_scan(op: CausalConv | StateScan, run: OperatorRun) -> CountedKernel:
     work = EngineWork(
         units=units,
         unit_flop=op.flop / units,
-        steps=1.0,
+        steps=steps,
         launches=launches,
         l2_byte=byte,
         shared_byte=2.0 * (byte + between),
         dram_read_byte=op.read_byte * missing,
         dram_write_byte=op.write_byte * missing,
         between_byte=between,
-        slots=2.0,
+        slots=_SLOTS,
     )
     return CountedKernel("gemm.scan" if between else "elementwise.scan", work, {}, {})
 
