@@ -1,18 +1,20 @@
-"""Softmax, layer norm and RMS norm over rows, and their gradients, as PyTorch 2 runs them on CUDA
-cores.
+"""Softmax, layer norm and RMS norm over rows, and their gradients, as PyTorch 2 runs them.
 
-PyTorch gives short softmax rows to a warp each, keeps longer ones in the registers of a block, and
-walks the longest three times. Norms load four elements at a time where four divides the row, else
-one. Constants without another source come from times of these kernels on an H200."""
+They run on CUDA cores. PyTorch gives short softmax rows to a warp each, keeps longer ones in the
+registers of a block, and walks the longest three times. Norms load four elements at a time where
+four divides the row, else one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array, CodedColumn, Mask
 from wattcast.kernels.families import KernelMapping, register_kernels
@@ -31,77 +33,82 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_base import index_words
 from wattcast.workload.operator_types import LayerNorm, RmsNorm, RowReduction, Softmax
 
-# longest rows given to one warp; of a gradient or a fused cast
+
+@dataclass(frozen=True)
+class RowReductionCoefficients:
+    """What kernels of softmax and norms cost; cycles are those of an SM."""
+
+    # Of a warp's row of softmax: each lane's place in it, each element, the row
+    warp_cycles: tuple[float, float, float]
+    widest_warp_cycles: tuple[float, float, float]  # the same of 2,048 places
+    register_cycles: float  # of a thousand elements in registers, two blocks an SM
+    lone_register_cycles: float  # the same with one block an SM
+    walk_row_cycles: float  # of a row walked thrice
+    walk_element_cycles: float  # of its elements
+    cast_cycles: float  # of an element cast beforehand
+    masked_cycles: float  # of an element whose exponential is zero
+    softmax_gradient_cycles: float  # of an element
+    # Of an element of a norm's gradient: always, per byte, and per byte that L1 has lost
+    norm_gradient_cycles: tuple[float, float, float]
+    # Of a norm: of a row, of its bytes, and of a row more in fp32; four elements at a time
+    layernorm_cycles: tuple[float, float, float]
+    rmsnorm_cycles: tuple[float, float, float]
+    scalar_cycles: float  # of an element of a norm that is loaded alone
+    scalar_slots: float  # blocks of such a norm that an SM holds
+    reduce_steps: float  # loads that a reduction over a block takes as long as
+    rms_gradient_share: float  # of a step of a gradient without a mean
+    overlapping_misses: float  # share of a miss that shows where a warp loads a row at once
+    walking_misses: float  # the same where a block walks over rows
+    softmax_crossings: float  # how often a byte crosses shared memory and L1
+    norm_crossings: float  # the same of a norm
+    # Through shared memory, of a norm that loads single elements
+    scalar_row_byte: float  # of a row, where 512 threads add up moments
+    scalar_element_byte: float  # of an element
+    scalar_crossings: float  # of a byte of it
+    scalar_passes: float  # of such a norm through L2
+    l1_kept_byte: float  # of a row that L1 still holds whole when it is read again
+    l1_spilling_byte: float  # by which a row must be longer for L1 to have lost all of it
+
+
+ROWS = load_coefficients("row_reductions", RowReductionCoefficients)
+
+# Longest rows given to one warp; of a gradient or a fused cast
 _WARP_ROW = 2048
-_WARP_ROW_ELSE = 1024
+_WARP_ROW_OF_GRADIENT = 1024
 _REGISTER_ROW = 9216  # longest row kept in registers
 _BLOCK = 1024.0
 _TWO_BLOCKS = 6.0  # elements a thread may hold for an SM to take two blocks
-# SM cycles of a warp's row: each lane's place in it, each element, the row; then those of 2,048
-# places, which take so many registers that fewer warps fit
-_WARP_CYCLES = (0.25, 0.12, 6.0)
-_WIDEST_CYCLES = (0.2, 0.33, 6.0)
-# SM cycles: of a thousand elements in registers (two blocks, one), of a row walked thrice, of its
-# elements, of an element cast beforehand
-_HELD_CYCLE = 750.0
-_HELD_ALONE_CYCLE = 1000.0
-_WALK_ROW_CYCLE = 2000.0
-_WALK_CYCLE = 0.41
-_CAST_CYCLE = 0.7
-_SOFTMAX_BACKWARD_CYCLE = 0.47  # of an element
-# SM cycles of an element whose exponential is zero: the division by the sum takes its slow way.
-# From rows of 128 to 1,024 elements on an H200, with and without a causal mask, which takes up to
-# 1.4 times as long
-_MASKED_CYCLE = 0.33
-# SM cycles of an element of a norm's gradient: always, per byte, and per byte that L1 has lost when
-# it is read again
-_BACKWARD_CYCLES = (0.2, 0.11, 0.12)
-# SM cycles of a row of a norm, of its bytes, and of a row more in fp32; four elements at a time
-_NORM_CYCLES = {"layernorm": (215.0, 0.16, 100.0), "rmsnorm": (110.0, 0.075, 25.0)}
-# of an element where each is loaded alone, and blocks an SM holds
-_SCALAR_CYCLE = 0.03
-_SCALAR_SLOTS = 2.0
-_REDUCE_STEPS = 4.0  # a reduction over a block takes about as long as four loads
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
-_RMS_SHARE = 0.75  # of a step of it without a mean
-# How often a byte crosses the banks of shared memory and L1, from profiler counters on an H200:
-# once filled and once read where a kernel streams; more where a row is walked several times.
-_SOFTMAX_CROSSINGS = 2.7
-_VECTOR_CROSSINGS = 3.7
-# Bytes that cross shared memory in a norm that loads single elements: of a row, where 512 threads
-# add up moments, of an element, and of a byte of it (eight counted norms of 31 to 38,717 elements)
-_SCALAR_ROW = 46.5e3
-_SCALAR_ELEMENT = 5.0
-_SCALAR_BYTE = 6.25
-_SCALAR_PASSES = 3.0  # of a norm that loads single elements, through L2
+_SOFTMAX_WALKS = 3.0  # of the longest rows
+_KIND_CODES = {"softmax": 0.0, "layernorm": 1.0, "rmsnorm": 2.0}
 
 
-def row_reduction_work(
-    ops: Sequence[RowReduction], told: ConditionColumns, rate: Array, reference: ReferenceChip
-) -> FamilyColumns:
-    """Return kernel families, work columns and features of softmax and norms."""
-    groups = list(group_alike(ops))
-    families = CodedColumn.from_parts(
-        ((at, [alike.kernel_family] * len(at)) for at, alike in groups), len(ops)
-    )
-    table = np.empty((len(_COLUMNS), len(ops)))
-    for at, alike in groups:
-        columns = _count_work(alike, told.cold[at], reference)
-        table[:, at] = np.array(np.broadcast_arrays(*columns), dtype=np.float64)
-    dim, units, cycles, slots, *rest = table
-    waves = units / reference.sm_count
-    work = {"units": units, "slots": slots, "unit_flop": rate * cycles / np.maximum(waves, 1.0)}
-    work |= zip(_WORK, rest, strict=False)
-    plain = dict(zip(_PLAIN, rest[len(_WORK) :], strict=False)) | {
-        "pow2_dim": dim / _warp_places(dim),
-        "fill": wave_fill(units, 2.0 * reference.sm_count),
-        "waves": np.log2(waves),
-    }
-    logs = {"log_rows": rest[-2], "log_dim": dim, "log_byte": rest[-1]}
-    return FamilyColumns(families, work, plain, logs, {"align_dim": dim})
+class _RowColumns(NamedTuple):
+    """What kernels of rows do, ``(row,)``; a number holds for all of them."""
+
+    dim: Array
+    units: Array
+    sm_cycle: Array
+    slots: Array | float
+    steps: Array
+    launches: Array | float
+    l2_byte: Array
+    between_byte: Array
+    shared_byte: Array
+    dram_read_byte: Array
+    dram_write_byte: Array
+    width: Array | float
+    out_width: Array | float
+    cold: Array | Mask
+    kind: Array | float
+    backward: Array | float
+    rows: Array
+    byte: Array
 
 
 _WORK = (
+    "units",
+    "slots",
     "steps",
     "launches",
     "l2_byte",
@@ -111,8 +118,33 @@ _WORK = (
     "dram_write_byte",
 )
 _PLAIN = ("width", "out_width", "cold", "kind", "backward")
-_COLUMNS = ("dim", "units", "cycles", "slots", *_WORK, *_PLAIN, "rows", "byte")
-_KIND_CODE = {"softmax": 0.0, "layernorm": 1.0, "rmsnorm": 2.0}
+
+
+def row_reduction_work(
+    ops: Sequence[RowReduction], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+) -> FamilyColumns:
+    """Return kernel families, work columns and features of softmax and norms."""
+    groups = list(group_alike(ops))
+    families = []
+    table = np.empty((len(_RowColumns._fields), len(ops)))
+    for places, alike in groups:
+        columns = _count_work(alike, conditions.cold[places], reference)
+        table[:, places] = np.array(np.broadcast_arrays(*columns), dtype=np.float64)
+        families.append((places, [alike.kernel_family] * len(places)))
+    column = dict(zip(_RowColumns._fields, table, strict=True))
+    waves = column["units"] / reference.sm_count
+    work = {name: column[name] for name in _WORK}
+    work["unit_flop"] = rate * column["sm_cycle"] / np.maximum(waves, 1.0)
+    plain = {name: column[name] for name in _PLAIN}
+    plain |= {
+        "pow2_dim": column["dim"] / _warp_places(column["dim"]),
+        "fill": wave_fill(column["units"], 2.0 * reference.sm_count),
+        "waves": np.log2(waves),
+    }
+    logs = {"log_rows": column["rows"], "log_dim": column["dim"], "log_byte": column["byte"]}
+    return FamilyColumns(
+        CodedColumn.from_parts(families, len(ops)), work, plain, logs, {"align_dim": column["dim"]}
+    )
 
 
 class AlikeRows(NamedTuple):
@@ -136,18 +168,28 @@ class AlikeRows(NamedTuple):
         return self.rows * self.dim
 
     @property
+    def row_byte(self) -> Array:
+        """Bytes of a row."""
+        return self.dim * self.dtype.byte
+
+    @property
     def kernel_family(self) -> str:
         """The family whose corrections they share."""
         return f"{self.kind}.{'backward' if self.backward else self.kernel}"
 
     @property
     def casts_apart(self) -> bool:
-        """Whether another output format is a kernel of its own: PyTorch fuses it into softmax for
-        fp16 alone.
+        """Whether another output format is a kernel of its own.
+
+        PyTorch fuses the cast into softmax for fp16 alone.
         """
-        return self.out_dtype is not self.dtype and not (
-            self.kind == "softmax" and self.dtype is Dtype.FP16
-        )
+        fuses_cast = self.kind == "softmax" and self.dtype is Dtype.FP16
+        return self.out_dtype is not self.dtype and not fuses_cast
+
+    @property
+    def multiplies_first(self) -> bool:
+        """Whether a product is made first, in a kernel of its own: in the gradient of softmax."""
+        return self.kind == "softmax" and self.backward and not self.log
 
 
 def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.intp], AlikeRows]]:
@@ -155,71 +197,79 @@ def group_alike(ops: Sequence[RowReduction]) -> Iterator[tuple[npt.NDArray[np.in
     forms = index_words(ops, _read_form)
     columns = count_columns(ops, _read_sizes)
     for which, form in enumerate(forms.values):
-        some = np.flatnonzero(forms.place == which)
-        sizes = columns[:, some]
-        dim = sizes[1]
-        kind, dtype, out_dtype, backward, _ = form
-        if kind == "softmax":
-            fused = out_dtype is not dtype and dtype is Dtype.FP16
-            longest = _WARP_ROW_ELSE if backward or fused else _WARP_ROW
-            held = (dim <= _REGISTER_ROW) & (not fused) & (not backward)
-            kernels = np.where(dim <= longest, "warp", np.where(held, "block", "loop"))
-        else:
-            kernels = np.where(dim % 4 == 0, "vector", "scalar")
+        places = np.flatnonzero(forms.place == which)
+        sizes = columns[:, places]
+        kernels = _choose_kernels(form, sizes[1])
         for kernel in np.unique(kernels).tolist():
-            own = (kernels == kernel).nonzero()[0]
-            yield some[own], AlikeRows(kernel, *form, *sizes[:, own])
+            rows = (kernels == kernel).nonzero()[0]
+            yield places[rows], AlikeRows(kernel, *form, *sizes[:, rows])
+
+
+_Form = tuple[str, Dtype, Dtype, bool, bool]
+
+
+def _choose_kernels(form: _Form, dim: Array) -> npt.NDArray[np.str_]:
+    """Return the kernel of each operator of a form, by the length of its rows."""
+    kind, dtype, out_dtype, is_backward, _ = form
+    if kind != "softmax":
+        return np.where(dim % 4 == 0, "vector", "scalar")
+    fuses_cast = out_dtype is not dtype and dtype is Dtype.FP16
+    longest = _WARP_ROW_OF_GRADIENT if is_backward or fuses_cast else _WARP_ROW
+    fits_registers = (dim <= _REGISTER_ROW) & (not fuses_cast) & (not is_backward)
+    return np.where(dim <= longest, "warp", np.where(fits_registers, "block", "loop"))
 
 
 def _read_sizes(op: RowReduction) -> tuple[float, ...]:
-    return (
-        op.rows,
-        op.dim,
-        op.read_byte,
-        op.write_byte,
-        op.masked if isinstance(op, Softmax) else 0.0,
-    )
+    masked = op.masked if isinstance(op, Softmax) else 0.0
+    return op.rows, op.dim, op.read_byte, op.write_byte, masked
 
 
-def _read_form(op: RowReduction) -> tuple[str, Dtype, Dtype, bool, bool]:
-    return (
-        op.kind,
-        op.dtype,
-        op.out_dtype or op.dtype,
-        op.backward,
-        isinstance(op, Softmax) and op.log,
-    )
+def _read_form(op: RowReduction) -> _Form:
+    is_log = isinstance(op, Softmax) and op.log
+    return op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, is_log
 
 
-def _count_work(
-    of: AlikeRows, cold: Mask, reference: ReferenceChip
-) -> tuple[Array | Mask | float, ...]:
-    """Return the columns of operators that one kernel runs; numbers are those of all of them."""
-    softmax = of.kind == "softmax"
-    width = of.dtype.byte
-    sms = reference.sm_count
-    read = of.read_byte
-    write = of.write_byte
-    both = of.read_byte + of.write_byte
-    between = (8.0 if of.casts_apart else 0.0) * of.elements  # fp32 written and read again
-    multiplied = softmax and of.backward and not of.log
-    if multiplied:  # PyTorch multiplies first: a product is written, and read again with the result
-        between = between + 3.0 * of.elements * width
-    missing = np.where(cold, 1.0, 1.0 - streamed_share(both + between, reference.l2_byte))
-    cut = _cut_softmax(of, both) if softmax else _cut_norm(of, both)
-    # rows in flight come again from L2, or from device memory where they do not fit together
-    flown = np.minimum(of.rows, cut.slots * sms) * of.dim * width
-    again = np.where(
-        missing > 0, cut.rereads * (1.0 - resident_share(flown, reference.l2_byte)), 0.0
-    )
-    steps, sm_cycle = row_walk(of, sms, missing)
-    pair = multiplied or (not softmax and (of.backward or of.kernel == "scalar"))  # two kernels
-    return (
-        *(of.dim, cut.units, sm_cycle, cut.slots),
-        *(steps / np.maximum(cut.units / (cut.slots * sms), 1.0), 1.0 + pair + of.casts_apart),
-        *(read * cut.passes * cut.reads + write, between),
-        *(cut.crossed_byte + 2.0 * between, read * missing * (cut.reads + again), write * missing),
-        *(width, of.out_dtype.byte, cold, _KIND_CODE[of.kind], of.backward, of.rows, both),
+def _count_work(alike: AlikeRows, cold: Mask, reference: ReferenceChip) -> _RowColumns:
+    """Return the columns of operators that one kernel runs."""
+    is_softmax = alike.kind == "softmax"
+    sm_count = reference.sm_count
+    byte = alike.read_byte + alike.write_byte
+
+    # Between kernels: a cast writes fp32 that is read again; a product is written, and read again
+    # with the result.
+    between_byte = (8.0 if alike.casts_apart else 0.0) * alike.elements
+    if alike.multiplies_first:
+        between_byte = between_byte + 3.0 * alike.elements * alike.dtype.byte
+    resident = streamed_share(byte + between_byte, reference.l2_byte)
+    missing = np.where(cold, 1.0, 1.0 - resident)
+
+    # Rows in flight come again from L2, or from device memory where they do not fit together.
+    cut = _cut_softmax(alike, byte) if is_softmax else _cut_norm(alike, byte)
+    flying_byte = np.minimum(alike.rows, cut.slots * sm_count) * alike.row_byte
+    lost_share = 1.0 - resident_share(flying_byte, reference.l2_byte)
+    reread = np.where(missing > 0, cut.rereads * lost_share, 0.0)
+
+    walk = row_walk(alike, sm_count, missing)
+    has_two_norms = not is_softmax and (alike.backward or alike.kernel == "scalar")
+    return _RowColumns(
+        dim=alike.dim,
+        units=cut.units,
+        sm_cycle=walk.sm_cycle,
+        slots=cut.slots,
+        steps=walk.steps / np.maximum(cut.units / (cut.slots * sm_count), 1.0),
+        launches=1.0 + (alike.multiplies_first or has_two_norms) + alike.casts_apart,
+        l2_byte=alike.read_byte * cut.passes * cut.reads + alike.write_byte,
+        between_byte=between_byte,
+        shared_byte=cut.crossed_byte + 2.0 * between_byte,
+        dram_read_byte=alike.read_byte * missing * (cut.reads + reread),
+        dram_write_byte=alike.write_byte * missing,
+        width=alike.dtype.byte,
+        out_width=alike.out_dtype.byte,
+        cold=cold,
+        kind=_KIND_CODES[alike.kind],
+        backward=alike.backward,
+        rows=alike.rows,
+        byte=byte,
     )
 
 
@@ -234,41 +284,42 @@ class _Cut(NamedTuple):
     reads: float = 1.0  # how often the operands are read by different kernels
 
 
-def _cut_softmax(of: AlikeRows, byte: Array) -> _Cut:
-    if of.kernel == "warp":  # a warp takes a row or two, a block four warps
-        return _Cut(
-            np.ceil(of.rows / (4.0 * _rows_per_warp(of.dim))), SM_THREADS / 128.0, byte * 2.0
-        )
-    slots = SM_THREADS / (128.0 if of.backward else 1024.0)
-    passes = 3.0 if of.kernel == "loop" and not of.backward else 1.0
-    passes = (
-        1.5 if of.backward and of.log else passes
-    )  # of two operands, the gradient is read again
-    return _Cut(of.rows, slots, byte * _SOFTMAX_CROSSINGS, passes, passes - 1.0)
+def _cut_softmax(alike: AlikeRows, byte: Array) -> _Cut:
+    """Cut softmax: a warp takes a row or two and a block four warps, or a block takes a row."""
+    if alike.kernel == "warp":
+        units = np.ceil(alike.rows / (4.0 * _rows_per_warp(alike.dim)))
+        return _Cut(units, SM_THREADS / 128.0, byte * 2.0)
+    slots = SM_THREADS / (128.0 if alike.backward else 1024.0)
+    passes = 1.0
+    if alike.backward and alike.log:
+        passes = 1.5  # of two operands, the gradient is read again
+    elif alike.kernel == "loop" and not alike.backward:
+        passes = _SOFTMAX_WALKS
+    return _Cut(alike.rows, slots, byte * ROWS.softmax_crossings, passes, passes - 1.0)
 
 
-def _cut_norm(of: AlikeRows, byte: Array) -> _Cut:
-    """Cut a norm; its gradient reads both operands for the gradient of the input, and again for the
-    weights'.
+def _cut_norm(alike: AlikeRows, byte: Array) -> _Cut:
+    """Cut a norm into a block a row.
+
+    Its gradient reads both operands for the gradient of the input, and again for the weights'.
     """
-    width = of.dtype.byte
-    layer = of.kind == "layernorm"
-    reads = 2.0 if of.backward else 1.0
-    if of.kernel == "vector":
-        # a long row of a layer norm is no longer in L1 when it is read again
-        again = (
-            _l1_miss_share(of.dim * width)
-            if layer
-            else np.clip(of.dim * width / 2e4 - 0.5, 0.1, 1.0)
-        )
-        return _Cut(
-            of.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0 + again, again, reads
-        )
-    if of.backward:
-        return _Cut(of.rows, SM_THREADS / 128.0, byte * _VECTOR_CROSSINGS, 1.0, 1.0, reads)
-    crossed = of.rows * (_SCALAR_ROW + of.dim * (_SCALAR_ELEMENT + _SCALAR_BYTE * width))
-    passes = layer + _SCALAR_PASSES  # a layer norm loads weights too
-    return _Cut(of.rows, SM_THREADS / 512.0, crossed, passes, 1.0, reads)
+    is_layer = alike.kind == "layernorm"
+    reads = 2.0 if alike.backward else 1.0
+    slots = SM_THREADS / 128.0
+    crossed_byte = byte * ROWS.norm_crossings
+    if alike.kernel == "vector":
+        # A long row of a layer norm is no longer in L1 when it is read again.
+        if is_layer:
+            reread = _l1_miss_share(alike.row_byte)
+        else:
+            reread = np.clip(alike.row_byte / 2e4 - 0.5, 0.1, 1.0)
+        return _Cut(alike.rows, slots, crossed_byte, 1.0 + reread, reread, reads)
+    if alike.backward:
+        return _Cut(alike.rows, slots, crossed_byte, 1.0, 1.0, reads)
+    element_byte = ROWS.scalar_element_byte + ROWS.scalar_crossings * alike.dtype.byte
+    crossed_byte = alike.rows * (ROWS.scalar_row_byte + alike.dim * element_byte)
+    passes = is_layer + ROWS.scalar_passes  # a layer norm loads weights too
+    return _Cut(alike.rows, SM_THREADS / 512.0, crossed_byte, passes, 1.0, reads)
 
 
 class RowWalk(NamedTuple):
@@ -278,43 +329,81 @@ class RowWalk(NamedTuple):
     sm_cycle: Array
 
 
-def row_walk(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
-    """Return how long blocks walk over their rows; ``missing`` is the share of the bytes that L2
-    does not hold.
-    """
-    each_sm = of.elements / sm_count
-    if of.backward and of.kind == "softmax":
-        warp = of.kernel == "warp"
-        each = (
-            np.maximum(_warp_places(of.dim) / 32.0, 1.0)
-            if warp
-            else 12.0 + 2.0 * np.ceil(of.dim / _BLOCK)
-        )
-        return RowWalk(steps_with_misses(each, 0.5 * missing), _SOFTMAX_BACKWARD_CYCLE * each_sm)
-    if of.backward:
-        share = _RMS_SHARE if of.kind == "rmsnorm" else 1.0
-        crowd = np.maximum(np.ceil(of.dim / 32.0) / sm_count, 1.0)
-        weights = np.ceil(of.rows / _GRADIENT_ROWS) * share * crowd
-        own = 8.0 + np.ceil(of.dim / (512.0 if of.kernel == "vector" else 64.0))
-        always, byte, again = _BACKWARD_CYCLES
-        cycle = always + of.dtype.byte * (byte + again * _l1_miss_share(of.dim * of.dtype.byte))
-        return RowWalk(own + steps_with_misses(weights, 0.3 * missing), cycle * each_sm)
-    if of.kind == "softmax":
-        steps, cycle = _walk_softmax(of, sm_count, missing)
-        cycle = cycle + (_MASKED_CYCLE * of.masked + _CAST_CYCLE * of.casts_apart) * each_sm
-        return RowWalk(steps + 2.0 * of.casts_apart, cycle)
-    loads = np.ceil(of.dim / 512.0)
-    if (
-        of.kernel == "scalar"
-    ):  # single elements, in blocks of 512 threads that wait for one another's sums
-        rounds = np.maximum(of.rows / (_SCALAR_SLOTS * sm_count), 1.0)
-        steps = (_REDUCE_STEPS + loads) * rounds + loads * missing
-        return RowWalk(steps, of.rows / sm_count * _SCALAR_CYCLE * of.dim)
-    row, byte, wide = _NORM_CYCLES[of.kind]
-    cycle = np.maximum(row + byte * of.dim * of.dtype.byte, BLOCK_CYCLE) + (
-        wide if of.dtype is Dtype.FP32 else 0.0
-    )
-    return RowWalk(_REDUCE_STEPS + steps_with_misses(loads, missing), of.rows / sm_count * cycle)
+def row_walk(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    """Return how long blocks walk over rows; L2 lacks a share of ``missing`` of the bytes."""
+    if alike.kind == "softmax":
+        if alike.backward:
+            return _walk_softmax_gradient(alike, sm_count, missing)
+        walk = _walk_softmax(alike, sm_count, missing)
+        extra_cycles = ROWS.masked_cycles * alike.masked + ROWS.cast_cycles * alike.casts_apart
+        sm_cycle = walk.sm_cycle + extra_cycles * alike.elements / sm_count
+        return RowWalk(walk.steps + 2.0 * alike.casts_apart, sm_cycle)
+    if alike.backward:
+        return _walk_norm_gradient(alike, sm_count, missing)
+    return _walk_norm(alike, sm_count, missing)
+
+
+def _walk_softmax_gradient(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    if alike.kernel == "warp":
+        loads = np.maximum(_warp_places(alike.dim) / 32.0, 1.0)
+    else:
+        loads = 12.0 + 2.0 * np.ceil(alike.dim / _BLOCK)
+    steps = steps_with_misses(loads, ROWS.overlapping_misses * missing)
+    return RowWalk(steps, ROWS.softmax_gradient_cycles * alike.elements / sm_count)
+
+
+def _walk_norm_gradient(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    """Return the walk for the gradient of the input, and then for that of the weights."""
+    input_steps = 8.0 + np.ceil(alike.dim / (512.0 if alike.kernel == "vector" else 64.0))
+    row_share = ROWS.rms_gradient_share if alike.kind == "rmsnorm" else 1.0
+    column_blocks = np.maximum(np.ceil(alike.dim / 32.0) / sm_count, 1.0)
+    weight_steps = np.ceil(alike.rows / _GRADIENT_ROWS) * row_share * column_blocks
+
+    always, of_byte, of_lost_byte = ROWS.norm_gradient_cycles
+    byte_cycles = of_byte + of_lost_byte * _l1_miss_share(alike.row_byte)
+    element_cycles = always + alike.dtype.byte * byte_cycles
+    steps = input_steps + steps_with_misses(weight_steps, ROWS.walking_misses * missing)
+    return RowWalk(steps, element_cycles * alike.elements / sm_count)
+
+
+def _walk_norm(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    loads = np.ceil(alike.dim / 512.0)
+    sm_rows = alike.rows / sm_count
+    if alike.kernel == "scalar":
+        # Blocks of 512 threads, which wait for one another's sums
+        rounds = np.maximum(alike.rows / (ROWS.scalar_slots * sm_count), 1.0)
+        steps = (ROWS.reduce_steps + loads) * rounds + loads * missing
+        return RowWalk(steps, sm_rows * ROWS.scalar_cycles * alike.dim)
+    is_layer = alike.kind == "layernorm"
+    of_row, of_byte, of_wide_row = ROWS.layernorm_cycles if is_layer else ROWS.rmsnorm_cycles
+    row_cycles = np.maximum(of_row + of_byte * alike.dim * alike.dtype.byte, BLOCK_CYCLE)
+    if alike.dtype is Dtype.FP32:
+        row_cycles = row_cycles + of_wide_row
+    return RowWalk(ROWS.reduce_steps + steps_with_misses(loads, missing), sm_rows * row_cycles)
+
+
+def _walk_softmax(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+    if alike.kernel == "warp":
+        places = _warp_places(alike.dim)
+        is_widest = (places >= _WARP_ROW)[..., np.newaxis]
+        cycles = np.where(is_widest, ROWS.widest_warp_cycles, ROWS.warp_cycles)
+        of_place, of_element, of_row = cycles.T
+        row_cycles = of_place * places + of_element * alike.dim + of_row
+        loads = np.maximum(places / 32.0, 1.0) * _rows_per_warp(alike.dim)
+        steps = steps_with_misses(loads, ROWS.overlapping_misses * missing)
+        return RowWalk(steps, np.maximum(alike.rows / sm_count, 1.0) * row_cycles)
+
+    loads = np.ceil(alike.dim / _BLOCK)
+    if alike.kernel == "block":
+        fits_twice = loads <= _TWO_BLOCKS
+        block_cycles = loads * np.where(fits_twice, ROWS.register_cycles, ROWS.lone_register_cycles)
+        blocks = _busiest_sm_blocks(alike.rows, sm_count, np.where(fits_twice, 2.0, 1.0))
+        return RowWalk(4.0 + steps_with_misses(4.0 * loads, missing), blocks * block_cycles)
+
+    block_cycles = ROWS.walk_row_cycles + ROWS.walk_element_cycles * alike.dim
+    blocks = _busiest_sm_blocks(alike.rows, sm_count, 2.0)
+    steps = 12.0 + steps_with_misses(2.0 * loads, ROWS.walking_misses * missing)
+    return RowWalk(steps, blocks * block_cycles)
 
 
 def _warp_places(dim: Array) -> Array:
@@ -330,31 +419,15 @@ def _rows_per_warp(dim: Array) -> Array:
     return np.where(dim <= 128, 2.0, 1.0)
 
 
-def _walk_softmax(of: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
-    if of.kernel == "warp":
-        held = _warp_places(of.dim)
-        steps = np.maximum(held / 32.0, 1.0) * _rows_per_warp(of.dim)
-        widest = (held >= _WARP_ROW)[..., np.newaxis]
-        place, element, row = np.where(widest, _WIDEST_CYCLES, _WARP_CYCLES).T
-        cycle = np.maximum(of.rows / sm_count, 1.0) * (place * held + element * of.dim + row)
-        return RowWalk(steps_with_misses(steps, 0.5 * missing), cycle)
-    each = np.ceil(of.dim / _BLOCK)
-    if of.kernel == "block":
-        two = each <= _TWO_BLOCKS
-        cycle = each * np.where(two, _HELD_CYCLE, _HELD_ALONE_CYCLE)
-        blocks = _busiest_sm_blocks(of.rows, sm_count, np.where(two, 2.0, 1.0))
-        return RowWalk(4.0 + steps_with_misses(4.0 * each, missing), blocks * cycle)
-    cycle = _busiest_sm_blocks(of.rows, sm_count, 2.0) * (_WALK_ROW_CYCLE + _WALK_CYCLE * of.dim)
-    return RowWalk(12.0 + steps_with_misses(2.0 * each, 0.3 * missing), cycle)
-
-
 def _busiest_sm_blocks(rows: Array, sm_count: float, blocks: Array | float) -> Array:
-    """Return the blocks of the busiest SM: whole rounds once there is more than one; a single block
-    takes no longer
-    than its steps."""
-    at_once = sm_count * blocks
-    few = np.where(rows > sm_count, rows / sm_count, 0.0)
-    return np.where(rows > at_once, blocks * np.ceil(rows / at_once), few)
+    """Return the blocks of the busiest SM, which runs so many ``blocks`` at a time.
+
+    They are whole rounds once there is more than one; a single block takes no longer than its
+    steps.
+    """
+    slots = sm_count * blocks
+    few_blocks = np.where(rows > sm_count, rows / sm_count, 0.0)
+    return np.where(rows > slots, blocks * np.ceil(rows / slots), few_blocks)
 
 
 def _l1_miss_share(row_byte: Array) -> Array:
@@ -363,7 +436,7 @@ def _l1_miss_share(row_byte: Array) -> Array:
     >>> _l1_miss_share(np.array([4096.0, 16384.0])).tolist()
     [0.0, 1.0]
     """
-    return np.clip((row_byte - 6e3) / 8e3, 0.0, 1.0)
+    return np.clip((row_byte - ROWS.l1_kept_byte) / ROWS.l1_spilling_byte, 0.0, 1.0)
 
 
 register_kernels(Softmax, LayerNorm, RmsNorm, mapping=KernelMapping(row_reduction_work))
