@@ -8,67 +8,75 @@ Batch norm in half precision runs on PyTorch's kernels (``Normalization.cuh``), 
 With channels first, statistics are a block for each channel that walks over all its pixels, one
 load after another, so that few channels leave most of the chip idle; the normalisation is a block
 for each channel and picture. With channels last, blocks take 32 channels and a part of the pixels,
-at most 128 parts."""
+at most 128 parts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil, log2
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
 from wattcast.kernels.kernel_table import BLOCK_CYCLE, SM_THREADS, LaunchGrid, steps_with_misses
 from wattcast.workload.operator_types import Elementwise, Layout
 
+
+@dataclass(frozen=True)
+class SpecialGridCoefficients:
+    """What kernels with a grid of their own cost; cycles are those of an SM."""
+
+    scale_cycles: float  # of a warp's step of batch norm's scaling, channels first
+    last_scale_cycles: float  # the same, channels last
+    cudnn_last_scale_cycles: float  # the same in cuDNN
+    memory_slowdown: float  # share by which these grow where operands come from device memory
+    cudnn_kept_steps: float  # share of the loads of a channel that cuDNN keeps on its SM
+    cudnn_last_steps: float  # the same, channels last
+    cudnn_reduce_steps: float  # loads that a sum over a block takes as long as in cuDNN
+    reduce_steps: float  # the same in PyTorch
+    column_cycles: float  # of an element of a sum over rows
+    parameter_cycles: float  # of a parameter of an optimiser where sizes are even
+    sorted_cycles: float  # of an element in the sums of a sorted gradient of a table
+    sorted_launches: float  # kernels of such a gradient
+    pool_cycles: float  # of a result of pooling
+    pool_gradient_cycles: float  # of a warp of pixels in its gradient
+    small_part: float  # of a row: below, one part's blocks carry the work of a concatenation
+
+
+GRIDS = load_coefficients("special_grids", SpecialGridCoefficients)
+
 _WARP = 32.0
-# SM cycles of a warp's step, from times of the kernels on an H200: normalising channels first,
-# channels last
-_STEP_CYCLE = 12.2
-_LAST_STEP_CYCLE = 11.7
-_CUDNN_LAST_CYCLE = 24.0
-_FROM_MEMORY = 0.33  # more of them where operands come from device memory
 _MOST_BLOCKS = 262144.0  # of a normalisation
 _STATISTICS_THREADS = 512.0
 _STATISTICS_SLOTS = 2.0
-_REDUCE_STEPS = 6.0  # a sum over a block takes about as long as six loads
-# channels last: parts, and a block's channels and rows
+# Channels last: parts, and a block's channels and rows
 _PARTS = 128.0
 _LAST_CHANNELS = 32.0
 _LAST_THREADS = 16.0
 _FEWEST_PARTS = 8.0  # of sums that meet in memory
 _LAST_LOADS = 4.0  # a thread has in flight
-# cuDNN keeps a channel of up to so many values on its SM and loads it at once; loads against those
-# of single values
-_CUDNN_KEPT = 32768.0
-_CUDNN_STEPS = 0.25
-_CUDNN_LAST_STEPS = 0.4
-_CUDNN_REDUCE_STEPS = 8.0
+_CUDNN_KEPT = 32768.0  # values of a channel up to which cuDNN keeps it on its SM
 _CUDNN_LAST_BLOCKS = 2.0  # an SM, channels last
-# for each part
-_CAT_BLOCKS_PER_SM = 2.0
+_CAT_BLOCKS_PER_SM = 2.0  # for each part
 _CAT_THREADS = 512.0
-_SMALL_PART = 0.25  # of a row: below, one part's blocks carry the work
-_COLUMN_CYCLE = 0.08  # of an SM for an element of a sum over rows: ten instructions
-# of a tensor list
+# Of a tensor list
 _CHUNK = 65536.0
 _CHUNK_THREADS = 512.0
 _CHUNK_VECTOR = 4.0
 _MOST_CHUNKS = 320.0  # of one kernel
 _TENSORS = 16  # that a list is taken to have
-_PARAMETER_CYCLE = 0.6  # of an SM for a parameter where sizes are even, from times on an H200
 _FEW_INDICES = 3072.0  # up to here the gradient of a table is one kernel
-_SORTED_LAUNCHES = 31.0  # beyond, indices are sorted: eight passes, their set-up, and the sums
-_SORTED_CYCLE = 2.85  # of an SM for an element in those sums: 5.7 ns a block of 1024 threads, twice
 _POOL_THREADS = 256.0
 _MOST_PLANES = 65535.0
-# of an SM for a result, and for a warp of pixels in the gradient
-_POOL_CYCLE = 3.9
-_POOL_WARP_CYCLE = 92.0
+_COLUMN_THREADS = 512.0  # of a block of a sum over columns
 
 
 def special_kernel(op: Elementwise) -> str:
-    """Return the kernel family below ``elementwise`` of a function with a grid of its own, or
-    nothing.
+    """Return the kernel family below ``elementwise`` of a function with a grid of its own.
+
+    Empty: it has none.
     """
     name = op.function
     if name in ("sum", "mean", "max"):
@@ -76,10 +84,7 @@ def special_kernel(op: Elementwise) -> str:
     if name == "cat" and op.layout is Layout.CONTIGUOUS:
         return "vector.cat"
     if name == "cat":
-        fills_cache = (
-            op.rows and op.run and op.rows * op.run == op.n
-        )  # one part is all of it: a prompt's keys
-        return "cat.append" if appends_to_cache(op) or fills_cache else ""
+        return "cat.append" if appends_to_cache(op) or _fills_cache(op) else ""
     if name == "scatter_add" and _index_count(op) > _FEW_INDICES:
         return "scatter.sorted"
     return _BY_FUNCTION.get(name, "")
@@ -99,128 +104,174 @@ SPECIAL_FUNCTIONS = frozenset({*_BY_FUNCTION, "sum", "mean", "max", "cat"})
 
 
 def appends_to_cache(op: Elementwise) -> bool:
-    """Return whether a little is put behind a lot: a cache, which no earlier kernel of this pass
-    has touched.
-    """
-    return op.function == "cat" and bool(
-        op.rows and op.run and op.run < _SMALL_PART * op.n / op.rows
-    )
+    """Return whether a little is put behind a lot: a cache, which no earlier kernel has touched."""
+    if op.function != "cat" or not op.rows or not op.run:
+        return False
+    return op.run < GRIDS.small_part * op.n / op.rows
+
+
+def _fills_cache(op: Elementwise) -> bool:
+    """Return whether one part is all of a cache: the keys of a prompt."""
+    return bool(op.rows and op.run and op.rows * op.run == op.n)
 
 
 def special_grid(
     kernel: str, op: Elementwise, sm_count: float, missing: float
 ) -> LaunchGrid | None:
-    """Return how the work of ``op`` is cut into blocks; None where it is cut as any kernel that
-    streams.
+    """Return how the work of ``op`` is cut into blocks.
 
-    ``missing`` is the share of its bytes that L2 does not hold.
+    None: it is cut as any kernel that streams. ``missing`` is the share of its bytes that L2 does
+    not hold.
     """
-    return _GRIDS[kernel](op, sm_count, missing) if kernel in _GRIDS else None
+    if kernel not in _GRID_OF_KERNEL:
+        return None
+    return _GRID_OF_KERNEL[kernel](op, sm_count, missing)
 
 
 class _ImageShape(NamedTuple):
     channels: float
     pixels: float
     pictures: float
-    last: bool
-    cudnn: bool
+    channels_last: bool
+    is_cudnn: bool
+
+    @property
+    def channel_values(self) -> float:
+        """Values of a channel in all pictures."""
+        return self.pixels * self.pictures
 
 
 def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
-    """Return the grid of batch norm; cuDNN has one kernel for statistics and what follows from
-    them.
+    """Return the grid of batch norm; cuDNN has one kernel for statistics and what follows from them.
 
     By running statistics it is one pass, led in halves by two small kernels. In training the
     batch's own statistics come before it. The gradient sums over input and gradient first: blocks
-    walk twice."""
-    if op.layout not in (Layout.CONTIGUOUS, Layout.TRANSPOSED) or not op.rows or not op.run:
+    walk twice.
+    """
+    is_plain = op.layout in (Layout.CONTIGUOUS, Layout.TRANSPOSED)
+    if not is_plain or not op.rows or not op.run:
         return None
     channels = float(op.rows)
     pixels = float(op.run)
-    pictures = max(op.n / (channels * pixels), 1.0)
     shape = _ImageShape(
-        channels, pixels, pictures, op.layout is Layout.TRANSPOSED, op.dtype is Dtype.FP32
+        channels,
+        pixels,
+        pictures=max(op.n / (channels * pixels), 1.0),
+        channels_last=op.layout is Layout.TRANSPOSED,
+        is_cudnn=op.dtype is Dtype.FP32,
     )
     if op.function == "batchnorm":
-        blocks, steps, slots, cycle = _scale_images(shape, sm_count, missing)
-        launches = 1.0 if shape.cudnn else 3.0
+        scaling = _scale_images(shape, sm_count, missing)
         return LaunchGrid(
-            blocks, steps_with_misses(steps, missing), slots, launches, 0.0, cycle, True
+            scaling.blocks,
+            steps_with_misses(scaling.steps, missing),
+            scaling.slots,
+            launches=1.0 if shape.is_cudnn else 3.0,
+            sm_cycle=scaling.sm_cycle,
+            once=True,
         )
-    blocks, steps, slots = _sum_channels(shape, sm_count)
-    walk = steps - _REDUCE_STEPS
-    if shape.cudnn and shape.last:
-        return LaunchGrid(blocks, steps_with_misses(_CUDNN_LAST_STEPS * walk, missing), slots, 2.0)
-    if shape.cudnn:
-        share = _CUDNN_STEPS if shape.pixels * shape.pictures <= _CUDNN_KEPT else 1.0
-        return LaunchGrid(
-            blocks, _CUDNN_REDUCE_STEPS + steps_with_misses(share * walk, missing), slots
-        )
+    sums = _sum_channels(shape, sm_count)
+    if shape.is_cudnn:
+        return _cudnn_statistics(shape, sums, missing)
+    steps = steps_with_misses(sums.steps, missing)
     if op.function == "batchnorm_train":
-        _, after, _, cycle = _scale_images(shape, sm_count, missing)
-        launches = 3.0 + (shape.last and blocks > ceil(shape.channels / _LAST_CHANNELS))
+        scaling = _scale_images(shape, sm_count, missing)
+        meets_in_memory = sums.blocks > ceil(shape.channels / _LAST_CHANNELS)
         return LaunchGrid(
-            blocks, steps_with_misses(steps, missing) + after, slots, launches, sm_cycle=cycle
+            sums.blocks,
+            steps + scaling.steps,
+            sums.slots,
+            launches=3.0 + (shape.channels_last and meets_in_memory),
+            sm_cycle=scaling.sm_cycle,
         )
-    if shape.last:  # several loads in flight
-        return LaunchGrid(blocks, steps_with_misses(steps, missing), slots, 3.0)
-    return LaunchGrid(blocks, steps_with_misses(2.0 * steps, 2.0 * missing), slots)
+    if shape.channels_last:  # several loads in flight
+        return LaunchGrid(sums.blocks, steps, sums.slots, launches=3.0)
+    return LaunchGrid(sums.blocks, steps_with_misses(2.0 * sums.steps, 2.0 * missing), sums.slots)
 
 
-def _scale_images(
-    shape: _ImageShape, sm_count: float, missing: float
-) -> tuple[float, float, float, float]:
-    """Return blocks, steps, slots and SM cycles of the pass that scales."""
-    if shape.last:
-        blocks, values = _channels_last(shape, sm_count)
-        warps = _LAST_CHANNELS * _LAST_THREADS / _WARP
-        each = _CUDNN_LAST_CYCLE if shape.cudnn else _LAST_STEP_CYCLE
-        cycle = blocks / sm_count * max(warps * values * each, BLOCK_CYCLE)
-        return blocks, ceil(values / _LAST_LOADS), SM_THREADS / (warps * _WARP), cycle
+class _Pass(NamedTuple):
+    """A pass of batch norm over its operands."""
+
+    blocks: float
+    steps: float
+    slots: float
+    sm_cycle: float = 0.0
+
+
+def _cudnn_statistics(shape: _ImageShape, sums: _Pass, missing: float) -> LaunchGrid:
+    """Return the grid of cuDNN's kernel, which loads several values at once."""
+    loads = sums.steps - GRIDS.reduce_steps
+    if shape.channels_last:
+        steps = steps_with_misses(GRIDS.cudnn_last_steps * loads, missing)
+        return LaunchGrid(sums.blocks, steps, sums.slots, launches=2.0)
+    share = GRIDS.cudnn_kept_steps if shape.channel_values <= _CUDNN_KEPT else 1.0
+    steps = GRIDS.cudnn_reduce_steps + steps_with_misses(share * loads, missing)
+    return LaunchGrid(sums.blocks, steps, sums.slots)
+
+
+def _scale_images(shape: _ImageShape, sm_count: float, missing: float) -> _Pass:
+    """Return the pass that scales."""
+    if shape.channels_last:
+        return _scale_channels_last(shape, sm_count)
     threads = max(_block_threads(shape.pixels / 4.0), min(_block_threads(shape.pixels), 64.0))
-    high = max(64.0 // threads, 1.0)
-    groups = max(1.0, min(_MOST_BLOCKS // shape.channels, ceil(shape.pictures / high)))
-    steps = ceil(shape.pixels / threads) * max(shape.pictures / (high * groups), 1.0)
+    block_pictures = max(64.0 // threads, 1.0)
+    groups_of_channel = min(_MOST_BLOCKS // shape.channels, ceil(shape.pictures / block_pictures))
+    groups = max(1.0, groups_of_channel)
+    loops = max(shape.pictures / (block_pictures * groups), 1.0)
+    steps = ceil(shape.pixels / threads) * loops
     blocks = shape.channels * groups
-    each = max(
-        threads * high / _WARP * steps * _STEP_CYCLE * (1.0 + _FROM_MEMORY * missing), BLOCK_CYCLE
-    )
-    return (
-        blocks,
-        steps,
-        min(SM_THREADS / (threads * high), 32.0),
-        max(blocks / sm_count, 1.0) * each,
-    )
+
+    block_threads = threads * block_pictures
+    warp_steps = block_threads / _WARP * steps
+    step_cycles = GRIDS.scale_cycles * (1.0 + GRIDS.memory_slowdown * missing)
+    block_cycles = max(warp_steps * step_cycles, BLOCK_CYCLE)
+    slots = min(SM_THREADS / block_threads, 32.0)
+    return _Pass(blocks, steps, slots, max(blocks / sm_count, 1.0) * block_cycles)
 
 
-def _sum_channels(shape: _ImageShape, sm_count: float) -> tuple[float, float, float]:
-    """Return blocks, steps and slots of a sum over each channel."""
-    if shape.last:
-        blocks, values = _channels_last(shape, sm_count, _FEWEST_PARTS)
-        return blocks, _REDUCE_STEPS + values, _STATISTICS_SLOTS
-    wide = _block_threads(shape.pixels)
-    high = _STATISTICS_THREADS / wide
-    walk = ceil(shape.pixels / wide) * ceil(shape.pictures / high)
-    return shape.channels, _REDUCE_STEPS + walk, _STATISTICS_SLOTS
+def _scale_channels_last(shape: _ImageShape, sm_count: float) -> _Pass:
+    blocks, values = _cut_channels_last(shape, sm_count)
+    warps = _LAST_CHANNELS * _LAST_THREADS / _WARP
+    value_cycles = GRIDS.cudnn_last_scale_cycles if shape.is_cudnn else GRIDS.last_scale_cycles
+    sm_cycle = blocks / sm_count * max(warps * values * value_cycles, BLOCK_CYCLE)
+    return _Pass(blocks, ceil(values / _LAST_LOADS), SM_THREADS / (warps * _WARP), sm_cycle)
 
 
-def _channels_last(shape: _ImageShape, sm_count: float, fewest: float = 1.0) -> tuple[float, float]:
-    """Return blocks, and values of a thread, with channels last; fewer parts than ``fewest`` are
-    one.
+def _sum_channels(shape: _ImageShape, sm_count: float) -> _Pass:
+    """Return the pass that sums over each channel."""
+    if shape.channels_last:
+        blocks, values = _cut_channels_last(shape, sm_count, _FEWEST_PARTS)
+        return _Pass(blocks, GRIDS.reduce_steps + values, _STATISTICS_SLOTS)
+    threads = _block_threads(shape.pixels)
+    block_pictures = _STATISTICS_THREADS / threads
+    loads = ceil(shape.pixels / threads) * ceil(shape.pictures / block_pictures)
+    return _Pass(shape.channels, GRIDS.reduce_steps + loads, _STATISTICS_SLOTS)
+
+
+def _cut_channels_last(
+    shape: _ImageShape, sm_count: float, fewest: float = 1.0
+) -> tuple[float, float]:
+    """Return blocks, and values of a thread, with channels last.
+
+    Fewer parts than ``fewest`` are one.
     """
-    pixels = shape.pixels * shape.pictures
     across = ceil(shape.channels / _LAST_CHANNELS)
-    if shape.cudnn:
+    if shape.is_cudnn:
         blocks = _CUDNN_LAST_BLOCKS * sm_count
-    else:  # sixteen values a thread or more, but no more than so many parts
-        parts = min(_PARTS, ceil(pixels / (_LAST_THREADS * 16.0)))
+    else:
+        # Sixteen values a thread or more, but no more than so many parts
+        parts = min(_PARTS, ceil(shape.channel_values / (_LAST_THREADS * 16.0)))
         blocks = across * (parts if parts >= fewest else 1.0)
-    return blocks, pixels * shape.channels / (blocks * _LAST_CHANNELS * _LAST_THREADS)
+    threads = blocks * _LAST_CHANNELS * _LAST_THREADS
+    return blocks, shape.channel_values * shape.channels / threads
 
 
 def _block_threads(size: float) -> float:
     """Return the least of 32, 64, ... 512 that reaches a size, or 512."""
-    return next((threads for threads in (32.0, 64.0, 128.0, 256.0) if size <= threads), 512.0)
+    for threads in (32.0, 64.0, 128.0, 256.0):
+        if size <= threads:
+            return threads
+    return 512.0
 
 
 def _sum_columns(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
@@ -228,26 +279,49 @@ def _sum_columns(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid
 
     A thread takes up to four results side by side; 32 threads lie along the results and the others
     along what is added up. With 256 values or more left to a thread, blocks share a result and meet
-    in memory."""
+    in memory.
+    """
     results = op.write_byte / (op.out_dtype or op.dtype).byte
     length = max(op.n / results, 1.0)
-    vector = next(v for v in (4.0, 2.0, 1.0) if results % v == 0 or v == 1.0)
-    most = 512.0 / vector
-    along = power_of_two(results / vector, most)
-    high = min(power_of_two(length, most), most / min(along, 32.0))
-    wide = min(along, most / high)
-    shared = length >= 16.0 * high or length >= 256.0
-    blocks = ceil(results / (vector * wide * (1.0 if shared else high)))
-    values = length / high if shared else length
-    slots = SM_THREADS / (wide * high)
+
+    # Threads of a block: along the results, and along what is added up
+    vector = _result_vector(results)
+    most_threads = _COLUMN_THREADS / vector
+    along = power_of_two(results / vector, most_threads)
+    height = min(power_of_two(length, most_threads), most_threads / min(along, 32.0))
+    width = min(along, most_threads / height)
+
+    # Threads of a column share what is added up where there is enough of it.
+    shares_column = length >= 16.0 * height or length >= 256.0
+    values = length / height if shares_column else length
+    column_results = vector * width * (1.0 if shares_column else height)
+    blocks = ceil(results / column_results)
+    slots = SM_THREADS / (width * height)
     parts = 1.0
-    if shared and values >= 256.0 and blocks <= sm_count * slots:
-        parts = max(min(ceil(sm_count * slots / blocks), ceil(values / 16.0)), ceil(values / 256.0))
+    if shares_column and values >= 256.0 and blocks <= sm_count * slots:
+        filling = min(ceil(sm_count * slots / blocks), ceil(values / 16.0))
+        parts = max(filling, ceil(values / 256.0))
+
+    has_parts = parts > 1
     steps = 2.0 + steps_with_misses(ceil(values / parts / 4.0), missing)
-    met = parts > 1
-    steps += met * ceil(parts / high)
-    cycle = (_COLUMN_CYCLE * op.n + BLOCK_CYCLE * blocks * parts) / sm_count
-    return LaunchGrid(blocks * parts, steps, slots, 1.0 + met, met * 8.0 * results * parts, cycle)
+    steps += has_parts * ceil(parts / height)
+    sm_cycle = (GRIDS.column_cycles * op.n + BLOCK_CYCLE * blocks * parts) / sm_count
+    return LaunchGrid(
+        blocks * parts,
+        steps,
+        slots,
+        launches=1.0 + has_parts,
+        between_byte=has_parts * 8.0 * results * parts,
+        sm_cycle=sm_cycle,
+    )
+
+
+def _result_vector(results: float) -> float:
+    """Return the results that a thread takes side by side."""
+    for vector in (4.0, 2.0):
+        if results % vector == 0:
+            return vector
+    return 1.0
 
 
 def power_of_two(size: float, most: float) -> float:
@@ -256,88 +330,108 @@ def power_of_two(size: float, most: float) -> float:
 
 
 def _append_part(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """Take two blocks an SM for each part, an element at a time: those of the small part have
-    nothing to do.
+    """Take two blocks an SM for each part, an element at a time.
+
+    Those of the small part have nothing to do.
     """
     blocks = _CAT_BLOCKS_PER_SM * sm_count
-    return LaunchGrid(blocks, max(op.n / (blocks * _CAT_THREADS), 1.0), SM_THREADS / _CAT_THREADS)
+    steps = max(op.n / (blocks * _CAT_THREADS), 1.0)
+    return LaunchGrid(blocks, steps, SM_THREADS / _CAT_THREADS)
 
 
 def _pool_windows(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
     """Take a thread for each result (with its place, an int64), which walks over its window."""
     results = max(op.write_byte / (op.dtype.byte + 8.0), 1.0)
-    cycle = _POOL_CYCLE * max(results / sm_count, _POOL_THREADS)
     return LaunchGrid(
-        ceil(results / _POOL_THREADS), 4.0, SM_THREADS / _POOL_THREADS, 1.0, 0.0, cycle, True
+        ceil(results / _POOL_THREADS),
+        steps=4.0,
+        slots=SM_THREADS / _POOL_THREADS,
+        sm_cycle=GRIDS.pool_cycles * max(results / sm_count, _POOL_THREADS),
+        once=True,
     )
 
 
-def _pool_grad(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """Write zeros first, then take a block for 256 pixels of a plane, whose threads walk over their
-    windows.
-    """
+def _pool_gradient(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+    """Write zeros, then take a block for 256 pixels of a plane, whose threads walk over windows."""
     planes = float(op.rows or 1)
     pixels = op.n / planes
     across = ceil(pixels / _POOL_THREADS)
     blocks = min(planes, _MOST_PLANES) * across
-    again = (
-        1.0 + (max(planes / _MOST_PLANES, 1.0) - 1.0) / 3.0
-    )  # a block's further planes load while it computes
-    each = again * max(_POOL_WARP_CYCLE * ceil(pixels / 32.0) / across, 2.0 * BLOCK_CYCLE)
+    # Further planes of a block load while it computes.
+    planes_of_block = 1.0 + (max(planes / _MOST_PLANES, 1.0) - 1.0) / 3.0
+    plane_cycles = GRIDS.pool_gradient_cycles * ceil(pixels / _WARP) / across
+    block_cycles = planes_of_block * max(plane_cycles, 2.0 * BLOCK_CYCLE)
     return LaunchGrid(
-        blocks, 4.0, SM_THREADS / _POOL_THREADS, 2.0, 0.0, each * max(blocks / sm_count, 1.0), True
+        blocks,
+        steps=4.0,
+        slots=SM_THREADS / _POOL_THREADS,
+        launches=2.0,
+        sm_cycle=block_cycles * max(blocks / sm_count, 1.0),
+        once=True,
     )
 
 
 def _step_optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """Take a block for each chunk of 65,536 parameters of a tensor, four at a time a thread; 320
-    chunks a kernel.
+    """Take a block for each chunk of 65,536 parameters of a tensor, four at a time a thread.
 
-    Tensors whose size four does not divide are loaded an element at a time, at twice the cost.
+    A kernel takes 320 chunks. Tensors whose size four does not divide are loaded an element at a
+    time, at twice the cost.
     """
     size = max(op.n // _TENSORS, 1)
     chunks = ceil((op.n / _TENSORS) / _CHUNK)
     blocks = float(min(_TENSORS, op.n) * chunks)
+
+    # Some tensors are longer by one.
     longer = op.n % _TENSORS
-    odd = (
-        sum(count for count, n in ((longer, size + 1), (_TENSORS - longer, size)) if n % 4)
-        / _TENSORS
-    )
-    steps = ceil(min(size, _CHUNK) / (_CHUNK_THREADS * _CHUNK_VECTOR))
-    cycle = _PARAMETER_CYCLE * (1.0 + odd) * op.n / sm_count
+    odd_tensors = longer * bool((size + 1) % 4) + (_TENSORS - longer) * bool(size % 4)
+    odd_share = odd_tensors / _TENSORS
     return LaunchGrid(
-        blocks, steps, SM_THREADS / _CHUNK_THREADS, ceil(blocks / _MOST_CHUNKS), sm_cycle=cycle
+        blocks,
+        steps=ceil(min(size, _CHUNK) / (_CHUNK_THREADS * _CHUNK_VECTOR)),
+        slots=SM_THREADS / _CHUNK_THREADS,
+        launches=ceil(blocks / _MOST_CHUNKS),
+        sm_cycle=GRIDS.parameter_cycles * (1.0 + odd_share) * op.n / sm_count,
     )
 
 
 def _scatter_rows(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
-    """Take zeros and one kernel for few rows, a block for 32 columns, that walks over all indices."""
+    """Take zeros and one kernel for few rows: a block for 32 columns walks over all indices."""
     indices = _index_count(op)
     if indices < 1.0:
         return None
-    return LaunchGrid(ceil(op.n / indices / 32.0), 1.0 + ceil(indices / 32.0), 2.0, 2.0)
+    columns = op.n / indices
+    return LaunchGrid(
+        ceil(columns / _WARP), steps=1.0 + ceil(indices / _WARP), slots=2.0, launches=2.0
+    )
 
 
 def _sorted_scatter(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
-    """Sort the indices of many rows, then take a thread a column of each run of like indices, and
-    one a row.
-    """
-    cycle = _SORTED_CYCLE * op.n / sm_count
-    return LaunchGrid(ceil(op.n / 1024.0), 1.0, 2.0, _SORTED_LAUNCHES, 0.0, cycle, True)
+    """Sort the indices of many rows, then take a thread a column of each run of like indices."""
+    return LaunchGrid(
+        ceil(op.n / 1024.0),
+        steps=1.0,
+        slots=2.0,
+        launches=GRIDS.sorted_launches,
+        sm_cycle=GRIDS.sorted_cycles * op.n / sm_count,
+        once=True,
+    )
 
 
 def _index_count(op: Elementwise) -> float:
-    """Return the rows that a gradient of a table adds up, from its bytes; 0 where these do not say."""
+    """Return the rows that a gradient of a table adds up; 0 where its bytes do not tell."""
     indices = (op.read_byte - 2.0 * op.n * op.dtype.byte) / 8.0
     return indices if 1.0 <= indices <= op.n else 0.0
 
 
-_GRIDS: dict[str, Callable[[Elementwise, float, float], LaunchGrid | None]] = {
+_Grid: TypeAlias = Callable[[Elementwise, float, float], LaunchGrid | None]
+_GRID_OF_KERNEL: dict[str, _Grid] = {
     "reduce.columns": _sum_columns,
     "cat.append": _append_part,
-    **dict.fromkeys(("batchnorm", "batchnorm.train", "batchnorm.backward"), batch_norm),
+    "batchnorm": batch_norm,
+    "batchnorm.train": batch_norm,
+    "batchnorm.backward": batch_norm,
     "pool": _pool_windows,
-    "pool.backward": _pool_grad,
+    "pool.backward": _pool_gradient,
     "optimizer": _step_optimizer,
     "scatter": _scatter_rows,
     "scatter.sorted": _sorted_scatter,
