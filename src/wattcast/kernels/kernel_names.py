@@ -33,20 +33,20 @@ class ParsedKernelName:
         return self.tile_m is not None and self.tile_n is not None
 
 
-# library (cuDNN's kernels say so in their names), the architecture where a name does not say, and
-# the grammar
+# The library (cuDNN's kernels say so in their names), the architecture where a name does not say,
+# and the grammar
 _GRAMMARS = (
     (
         "cublas",
         "sm90",
         r"nvjet_(?:(?P<arch>sm\d+)_)?[a-z0-9]+_(?P<m>\d+)x(?P<n>\d+)_\d+x\d+_\d+x\d+_[hv]"
-        r"(?P<rest>(?:_[A-Za-z0-9]+)*?)_[NT]{3}(?:_|$|\W)",
+        r"(?P<words>(?:_[A-Za-z0-9]+)*?)_[NT]{3}(?:_|$|\W)",
     ),
     (
         "cublas",
         "sm80",
         r"(?P<arch>sm\d+)_xmma_(?:gemm|(?P<conv>fprop|dgrad|wgrad))_\w*?tilesize(?P<m>\d+)x(?P<n>\d+)x\d+_"
-        r"(?P<rest>\w+)",
+        r"(?P<words>\w+)",
     ),
     (
         "cutlass",
@@ -64,7 +64,7 @@ _GRAMMARS = (
         "cublas",
         "sm80",
         r"(?P<arch>volta|turing|ampere|maxwell|hopper)_(?:(?:fp16|bf16|int8|fp32|h|s|d)_)?"
-        r"(?:[a-z]*\d*(?:h|s|i|d|c|z)?\d*gemm)\w*?_(?P<m>\d+)x(?P<n>\d+)(?P<rest>\w*)",
+        r"(?:[a-z]*\d*(?:h|s|i|d|c|z)?\d*gemm)\w*?_(?P<m>\d+)x(?P<n>\d+)(?P<words>\w*)",
     ),
 )
 _GENERATION = {
@@ -78,9 +78,7 @@ _GENERATION = {
 
 @cache
 def _load_words() -> list[tuple[re.Pattern[str], str, str]]:
-    """Read ``kernel_words.csv``: patterns of kernels whose names have no tile, in the order they
-    are tried in.
-    """
+    """Read ``kernel_words.csv``: patterns of kernels without a tile, in the order of trial."""
     rows = read_shipped_table("wattcast.kernels", "kernel_words.csv")
     return [(re.compile(row["pattern"]), row["family"], row["library"]) for row in rows]
 
@@ -93,20 +91,28 @@ def parse_kernel_name(name: str) -> ParsedKernelName:
     >>> kernel.family, kernel.architecture, kernel.tile_m, kernel.tile_n, kernel.split_k
     ('gemm', 'sm90', 256, 128, False)
     """
-    for library, usual, grammar in _GRAMMARS:
-        if found := re.search(grammar, name):
-            said = found.groupdict()
-            generation = said.get("arch") or usual
-            return ParsedKernelName(
-                name,
-                "convolution" if said.get("conv") else "gemm",
-                "cudnn" if "cudnn" in name else library,
-                _GENERATION.get(generation, f"sm{generation.removeprefix('sm')}"),
-                int(found["m"]),
-                int(found["n"]),
-                "split" in (said.get("rest") or "").lower(),
-            )
+    for library, usual_architecture, grammar in _GRAMMARS:
+        match = re.search(grammar, name)
+        if match is not None:
+            return _read_product_name(name, match.groupdict(), library, usual_architecture)
     for pattern, family, library in _load_words():
         if pattern.search(name):
             return ParsedKernelName(name, family, library)
     return ParsedKernelName(name)
+
+
+def _read_product_name(
+    name: str, parts: dict[str, str | None], library: str, usual_architecture: str
+) -> ParsedKernelName:
+    """Return what the name of a matrix product says, by the parts that its grammar names."""
+    generation = parts.get("arch") or usual_architecture
+    words = parts.get("words") or ""
+    return ParsedKernelName(
+        name,
+        family="convolution" if parts.get("conv") else "gemm",
+        library="cudnn" if "cudnn" in name else library,
+        architecture=_GENERATION.get(generation, f"sm{generation.removeprefix('sm')}"),
+        tile_m=int(parts["m"] or 0),
+        tile_n=int(parts["n"] or 0),
+        split_k="split" in words.lower(),
+    )

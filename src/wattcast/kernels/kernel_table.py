@@ -1,11 +1,12 @@
 """Kernels: what the device is asked to run, as a table with one row per distinct operator.
 
 Equal operators become one row; the order of issue says how often and when each runs. Work is stated
-before any clock is known; ``predictor/timeline.py`` turns it into cycles and seconds."""
+before any clock is known; ``predictor/timeline.py`` turns it into cycles and seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array, CodedColumn, Mask, Sweepable, index_distinct, map_distinct
 from wattcast.kernels.kernel_choice import KernelChoice
 from wattcast.kernels.kernel_labels import NOT_RUN, KernelsRun
@@ -25,20 +27,38 @@ Columns = dict[str, Array]  # each ``(row,)``
 RowIndex = npt.NDArray[np.int64]
 _Rows = npt.NDArray[np.intp]
 _Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelWorkCoefficients:
+    """What kernels of all families have in common."""
+
+    block_cycles: float  # of an SM for a block, however small
+    # Shares of L2's capacity up to which it keeps all of a working set from one kernel to the next,
+    # and beyond which it keeps nothing: where kernels read at random, and where they stream
+    resident_limit: float
+    streamed_limit: float
+    streamed_end: float
+    profiled_write_share: float  # of L2's capacity that holds the results of a profiled kernel
+    # Of an L2 whose rate nobody published: bytes a cycle and SM beside HBM, and times the rate of
+    # device memory beside GDDR
+    l2_byte_per_cycle: float
+    l2_over_gddr: float
+
+
+WORK = load_coefficients("kernel_work", KernelWorkCoefficients)
+
 SM_THREADS = 2048.0
-# Cycles of an SM for a block however small: 0.62 ns a block on 132 SMs at 1.85 GHz, of gathers and
-# batch norm
-BLOCK_CYCLE = 150.0
+BLOCK_CYCLE = WORK.block_cycles
 
 
 class LibraryStyle(StrEnum):
     """How a library's products feed the tensor cores."""
 
-    # clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory
+    # Clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory.
     HOPPER = "hopper"
-    AMPERE = (
-        "ampere"  # every block loads for itself, every warp its own operands from shared memory
-    )
+    # Every block loads for itself, every warp its own operands from shared memory.
+    AMPERE = "ampere"
 
 
 @dataclass(frozen=True)
@@ -57,7 +77,7 @@ class ReferenceChip:
     # how its library picks kernels; None: unknown
     choice: KernelChoice | None = field(default=None, compare=False, repr=False)
     # work of operators met before: it depends on nothing that a sweep changes
-    kept: dict[Hashable, KernelWork] = field(
+    known_work: dict[Hashable, KernelWork] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -69,29 +89,25 @@ class ReferenceChip:
 
 @dataclass(frozen=True)
 class RunCondition:
-    """How an operator is run, where the operator does not say. Empty text: as frameworks usually
-    do.
+    """How an operator is run, where the operator does not say so itself.
+
+    Empty text stands for what frameworks usually do, zero for what is not stated.
     """
 
-    layout: str = (
-        ""  # of a product: nt (weights as PyTorch keeps them) or nn; of attention: bshd or bhsd
-    )
-    rotated: str = (
-        ""  # which operands come from device memory: none, weights, all, or as a profiler counts
-    )
+    # Of a product: nt (weights as PyTorch keeps them) or nn; of attention: bshd or bhsd
+    layout: str = ""
+    # Which operands come from device memory: none, weights, all, or as a profiler counts
+    rotated: str = ""
     backend: str = ""  # of attention: default, cudnn, flash
-    rows: int = 0  # of an elementwise operator over two dimensions; 0: not said
-    run: int = (
-        0  # elements of a turned operand that stay together; 1: a plain transpose; 0: not said
-    )
+    rows: int = 0  # of an elementwise operator over two dimensions
+    run: int = 0  # elements of a turned operand that stay together; 1: a plain transpose
     kernels: tuple[str, ...] = ()  # names of those that ran; empty: let the choice decide
     parts: int = 0  # of K that the kernel that ran made, by its grid; 0: as its name says
 
 
 USUAL_CONDITION = RunCondition()
-COUNTED_ROTATION = (
-    "counted"  # of ``rotated``: a profiler that runs a kernel again for each of its passes
-)
+# Of ``rotated``: a profiler that runs a kernel again for each of its passes
+COUNTED_ROTATION = "counted"
 
 
 @dataclass(frozen=True)
@@ -112,9 +128,7 @@ class ConditionColumns:
 
     @classmethod
     def from_conditions(cls, conditions: Sequence[RunCondition]) -> ConditionColumns:
-        """Return conditions as columns; those of a whole workload are usual, and need not be looked
-        at.
-        """
+        """Return conditions as columns; those of a whole workload are usual, which is quick."""
         if conditions.count(USUAL_CONDITION) == len(conditions):
             return _usual_columns(len(conditions))
         words = np.array([(c.rotated, c.layout, c.backend) for c in conditions])
@@ -136,20 +150,33 @@ class ConditionColumns:
         """Return the conditions of some rows."""
         if self.usual:
             return _usual_columns(len(rows))
-        columns = {
-            name: values[rows]
-            for name, values in vars(self).items()
-            if isinstance(values, np.ndarray)
-        }
-        return ConditionColumns(usual=False, ran=[self.ran[i] for i in rows.tolist()], **columns)
+        columns = {}
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray):
+                columns[name] = values[rows]
+        kernels_run = [self.ran[row] for row in rows.tolist()]
+        return ConditionColumns(usual=False, ran=kernels_run, **columns)
 
 
 @lru_cache(maxsize=1024)
 def _usual_columns(count: int) -> ConditionColumns:
     no = np.zeros(count, dtype=bool)
+    no.flags.writeable = False
     zero = np.zeros(count)
-    no.flags.writeable = zero.flags.writeable = False
-    return ConditionColumns(True, no, no, no, no, no, no, no, zero, zero, (NOT_RUN,) * count)
+    zero.flags.writeable = False
+    return ConditionColumns(
+        usual=True,
+        cold=no,
+        warm=no,
+        counted=no,
+        straight=no,
+        split_heads=no,
+        flash=no,
+        cudnn=no,
+        rows=zero,
+        run=zero,
+        ran=(NOT_RUN,) * count,
+    )
 
 
 @dataclass(frozen=True)
@@ -169,22 +196,20 @@ class KernelWork:
     store_byte: Array
     # written and read again between the kernels of one operator: casts, layouts, partial sums
     between_byte: Array
-    turn_element: (
-        Array  # elements that layout kernels turn, each as dear as one of a plain transpose
-    )
+    # elements that layout kernels turn, each as dear as one of a plain transpose
+    turn_element: Array
     between_dram_byte: Array  # the part of ``between_byte`` that L2 cannot hold
     slots: Array  # units an SM holds at a time
-    padded_flop: (
-        Array  # arithmetic on rows that only fill a tile up, which the operator does not count
-    )
-    features: Mapping[str, Array] = field(
-        default_factory=dict
-    )  # of shapes alone, for learned residuals
+    # arithmetic on rows that only fill a tile up, which the operator does not count
+    padded_flop: Array
+    # of shapes alone, for learned residuals
+    features: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def root_family(self) -> CodedColumn[str]:
-        """The family whose measurements each kernel learns from; that of a point convolution is
-        ``gemm``.
+        """The family whose measurements each kernel learns from.
+
+        That of a point convolution is ``gemm``.
         """
         names, place = index_distinct(map(root_family, self.kernel_family.values))
         return CodedColumn(names, place.take(self.kernel_family.place))
@@ -205,18 +230,18 @@ class KernelWork:
 
 
 def join_work(parts: list[KernelWork]) -> KernelWork:
-    """Return the work of all parts, one behind the other, and empty the list; features that a part
-    lacks are zero.
+    """Return the work of all parts, one behind the other, and empty the list.
+
+    Features that a part lacks are zero.
     """
     ends = list(accumulate(len(part.units) for part in parts))
+    count = ends[-1]
     places = [slice(end - len(part.units), end) for part, end in zip(parts, ends, strict=True)]
-    of_parts = zip(places, (part.kernel_family for part in parts), strict=True)
-    kernel_family = CodedColumn.from_parts(of_parts, ends[-1])
-    features = {
-        name: np.zeros(ends[-1])
-        for name in dict.fromkeys(chain(*(part.features for part in parts)))
-    }
-    columns = {name: np.empty(ends[-1]) for name in WORK_COLUMNS}
+    families = [part.kernel_family for part in parts]
+    kernel_family = CodedColumn.from_parts(zip(places, families, strict=True), count)
+    feature_names = dict.fromkeys(chain.from_iterable(part.features for part in parts))
+    features = {name: np.zeros(count) for name in feature_names}
+    columns = {name: np.empty(count) for name in WORK_COLUMNS}
     while parts:
         part = parts.pop()
         place = places.pop()
@@ -234,26 +259,27 @@ WORK_COLUMNS = tuple(
 
 @cache
 def root_family(kernel_family: str) -> str:
-    """Return the first word of a kernel family; depthwise convolutions, which are no products,
-    stand alone.
+    """Return the first word of a kernel family.
 
-    Kernels of an inference engine are ``FAMILY.engine.KIND...``, so that a device without
+    Depthwise convolutions, which are no products, stand alone. Kernels of an inference engine are ``FAMILY.engine.KIND...``, so that a device without
     measurements of them falls back to the family, and learn by kind.
 
-    >>> root_family("gemm.row"), root_family("conv2d.depthwise.last.plain"), root_family("gemm.engine.experts.fp8")
-    ('gemm', 'depthwise', 'engine_experts')
+    >>> root_family("gemm.row"), root_family("conv2d.depthwise.last.plain")
+    ('gemm', 'depthwise')
+    >>> root_family("gemm.engine.experts.fp8")
+    'engine_experts'
     """
     if ".depthwise" in kernel_family:
         return "depthwise"
-    first, *rest = kernel_family.split(".")
-    return f"engine_{rest[1]}" if rest[:1] == ["engine"] else first
+    words = kernel_family.split(".")
+    if words[1:2] == ["engine"]:
+        return f"engine_{words[2]}"
+    return words[0]
 
 
 @dataclass(frozen=True)
 class IssueSegment:
-    """A stretch of the issue order that runs ``repeat`` times: rows of ``Kernels`` with their
-    counts.
-    """
+    """A stretch of the issue order that runs ``repeat`` times: rows of ``Kernels`` and counts."""
 
     rows: RowIndex  # (position,)
     counts: Array  # (position,) how often in a row each is issued
@@ -268,12 +294,10 @@ class Kernels:
     """Distinct kernels on the last axis, and the order in which the host issues them."""
 
     ops: Sequence[Operator]  # what each row stands for: a tuple, or columns where there are many
-    family: CodedColumn[
-        str
-    ]  # of the operator: gemm, conv2d, attention, softmax, layernorm, rmsnorm, ...
-    pipe_event: CodedColumn[
-        str
-    ]  # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
+    # of the operator: gemm, conv2d, attention, softmax, layernorm, rmsnorm, ...
+    family: CodedColumn[str]
+    # the event that counts each row's arithmetic, e.g. "tensor_fp16_flop"
+    pipe_event: CodedColumn[str]
     pipe_per_cycle: Sweepable  # (*sweep, kernel) arithmetic of one SM per cycle on that pipe
     flop: Array  # (kernel,)
     sfu_op: Array  # (kernel,)
@@ -319,10 +343,12 @@ class Kernels:
         A mean of several likely products has no whole number of tiles, and so no last wave that is
         partly empty: 128 tiles of a kernel that is 98 % likely must not take two waves of 132 SMs
         because the mean has 137. Held out, products in fp32 are 14.1 % off instead of 17.2;
-        convolutions fit better with whole waves."""
-        whole = self.work.units == np.rint(self.work.units)
-        conv2d, gemm = (map_distinct(name.__eq__, self.family) for name in ("conv2d", "gemm"))
-        return np.asarray(conv2d | (gemm & whole))
+        convolutions fit better with whole waves.
+        """
+        has_whole_units = self.work.units == np.rint(self.work.units)
+        is_convolution = map_distinct("conv2d".__eq__, self.family)
+        is_product = map_distinct("gemm".__eq__, self.family)
+        return np.asarray(is_convolution | (is_product & has_whole_units))
 
     @property
     def appearance(self) -> RowIndex:
@@ -342,15 +368,19 @@ class Kernels:
         if not self.segments:
             return np.zeros(len(self.ops))
         rows = np.concatenate([segment.rows for segment in self.segments])
-        runs = [value * s.repeat * s.counts for value, s in zip(each, self.segments, strict=True)]
-        return np.asarray(np.bincount(rows, np.concatenate(runs), len(self.ops)), dtype=np.float64)
+        runs = []
+        for value, segment in zip(each, self.segments, strict=True):
+            runs.append(value * segment.repeat * segment.counts)
+        sums = np.bincount(rows, np.concatenate(runs), len(self.ops))
+        return np.asarray(sums, dtype=np.float64)
 
 
 class FamilyColumns(NamedTuple):
     """What a family counts for its rows: kernel families, columns of work, and features.
 
-    Sizes that become logarithms or alignments are given as they are: that is done once for all
-    families."""
+    Sizes that become logarithms or alignments stand here as they are: that is done once for all
+    families.
+    """
 
     kernel_family: Sequence[str]
     work: Columns
@@ -362,43 +392,51 @@ class FamilyColumns(NamedTuple):
 def merge_families(
     parts: Sequence[tuple[_Rows, FamilyColumns]], count: int
 ) -> tuple[Columns, Columns, _Names]:
-    """Return work and features of all operators, and which features say how likely a row is of a
-    kernel family.
+    """Return work and features of all operators.
 
-    A column that a family does not have is zero in its rows.
+    The names returned last are those of features that say how likely a row is of a kernel family. A
+    column that a family does not have is zero in its rows.
     """
-    plain, logs, aligned = (
-        tuple(dict.fromkeys(chain(*(part[i] for _, part in parts)))) for i in (2, 3, 4)
-    )  # as a ``FamilyColumns`` has them
+    plain = _merge_names(part.plain for _, part in parts)
+    logs = _merge_names(part.logs for _, part in parts)
+    aligned = _merge_names(part.aligned for _, part in parts)
     names = (*WORK_COLUMNS, *logs, *aligned, *plain)
     place = {name: i for i, name in enumerate(names)}
     table = np.zeros((len(names), count))
     for rows, part in parts:
-        for name, values in chain(*(some.items() for some in part[1:])):
-            table[place[name], rows] = values
+        for columns in (part.work, part.plain, part.logs, part.aligned):
+            for name, values in columns.items():
+                table[place[name], rows] = values
+
     work = table[: len(WORK_COLUMNS)]
     features = table[len(WORK_COLUMNS) :]
     features[: len(logs)] = log2_size(features[: len(logs)])
     by_alignment = features[len(logs) : len(logs) + len(aligned)]
     by_alignment[:] = log2_alignment(by_alignment)
-    of_features = dict(zip((*logs, *aligned, *plain), features, strict=True))
+    feature_columns = dict(zip((*logs, *aligned, *plain), features, strict=True))
     likelihoods = tuple(name for name in plain if name.startswith("is "))
-    return dict(zip(WORK_COLUMNS, work, strict=True)), of_features, likelihoods
+    return dict(zip(WORK_COLUMNS, work, strict=True)), feature_columns, likelihoods
 
 
-def family_likelihood(kernel_family: Sequence[str], told: Columns) -> Columns:
+def _merge_names(columns: Iterable[Columns]) -> _Names:
+    """Return the names of all columns, each once, in order of first use."""
+    return tuple(dict.fromkeys(chain.from_iterable(columns)))
+
+
+def family_likelihood(kernel_family: Sequence[str], likelihoods: Columns) -> Columns:
     """Return columns ``is FAMILY``, how likely each row is of it, from 0 to 1.
 
-    ``told`` are those of rows whose kernel the choice is not sure of; other rows are of one family
-    for certain."""
+    ``likelihoods`` are those of rows whose kernel the choice is not sure of; other rows are of one
+    family for certain.
+    """
     names, place = index_distinct(kernel_family)
     alike = np.equal(np.arange(len(names))[:, np.newaxis], place).astype(np.float64)
     columns = {f"is {name}": values for name, values in zip(names, alike, strict=True)}
-    if told:
-        shared = np.add.reduce(list(told.values())) > 0
-        alike *= ~shared
-        for name in columns.keys() & told.keys():
-            columns[name] += told[name]
+    if likelihoods:
+        is_shared = np.add.reduce(list(likelihoods.values())) > 0
+        alike *= ~is_shared
+        for name in columns.keys() & likelihoods.keys():
+            columns[name] += likelihoods[name]
     return columns
 
 
@@ -410,7 +448,7 @@ class LaunchGrid(NamedTuple):
     slots: float  # blocks an SM holds
     launches: float = 1.0  # kernels
     between_byte: float = 0.0  # that kernels hand one another
-    sm_cycle: float = 0.0  # that the blocks cost the busiest SM; 0: as many as their elements say
+    sm_cycle: float = 0.0  # that the blocks cost the busiest SM; 0: as their elements say
     once: bool = False  # ``sm_cycle`` includes the steps of all rounds but the first
 
 
@@ -437,9 +475,15 @@ def group_forms(ops: Sequence[Operator]) -> Sequence[_Rows]:
     if isinstance(ops, OperatorColumns):
         return ops.rows_by_form
     rows_of: dict[Hashable, list[int]] = {}
-    for i, op in enumerate(ops):
-        rows_of.setdefault((op.kind, op.__class__.read_words(op)) if op.stacks else i, []).append(i)
+    for row, op in enumerate(ops):
+        form: Hashable = row
+        if op.stacks:
+            form = (op.kind, op.__class__.read_words(op))
+        rows_of.setdefault(form, []).append(row)
     return [np.array(rows) for rows in rows_of.values()]
+
+
+_MANY_OPS = 64  # that are faster in arrays than one by one
 
 
 def count_columns(ops: Sequence[Any], count: Callable[[Any], Sequence[Any]]) -> Array:
@@ -449,21 +493,23 @@ def count_columns(ops: Sequence[Any], count: Callable[[Any], Sequence[Any]]) -> 
     """
     if len(ops) < _MANY_OPS:
         return as_columns([count(op) for op in ops])
-    forms = group_forms(ops)
-    few = [i for rows in forms if len(rows) < _MANY_OPS for i in rows.tolist()]
-    parts: list[tuple[Any, Any]] = [(few, as_columns([count(ops[i]) for i in few]))] if few else []
-    for rows in forms:
-        if len(rows) >= _MANY_OPS:
-            (one,) = OperatorColumns.from_operators(select_operators(ops, rows)).stack_forms()
-            parts.append((rows, count(one)))
+    parts: list[tuple[Any, Any]] = []
+    single_rows: list[int] = []
+    for rows in group_forms(ops):
+        if len(rows) < _MANY_OPS:
+            single_rows += rows.tolist()
+        else:
+            columns = OperatorColumns.from_operators(select_operators(ops, rows))
+            (stacked,) = columns.stack_forms()
+            parts.append((rows, count(stacked)))
+    if single_rows:
+        parts.append((single_rows, as_columns([count(ops[row]) for row in single_rows])))
+
     table = np.empty((len(parts[0][1]), len(ops)))
-    for rows, columns in parts:
+    for place, columns in parts:
         for column, values in zip(table, columns, strict=True):
-            column[rows] = values
+            column[place] = values
     return table
-
-
-_MANY_OPS = 64  # that are faster in arrays than one by one
 
 
 def wave_fill(units: Array, slots: Array | float) -> Array:
@@ -481,29 +527,22 @@ def resident_share(byte: Array | float, l2_byte: float) -> Array:
     """Return the share of a working set that L2 keeps from one kernel to the next, from 1 to 0.
 
     All of it up to a third of the capacity, none beyond the capacity, linear between: the hash over
-    two partitions and other traffic leave less than the capacity. From operators that an H200 ran
-    warm."""
-    return np.minimum(np.maximum((l2_byte - byte) / (l2_byte * (1.0 - 1.0 / 3.0)), 0.0), 1.0)
+    two partitions and other traffic leave less than the capacity.
+    """
+    span_byte = l2_byte * (1.0 - WORK.resident_limit)
+    return np.minimum(np.maximum((l2_byte - byte) / span_byte, 0.0), 1.0)
 
 
 def streamed_share(byte: Array | float, l2_byte: float) -> Array:
-    """Return the share that L2 keeps where kernels stream through all of a working set once, from 1
-    to 0.
+    """Return the share that L2 keeps where kernels stream through a working set once, from 1 to 0.
 
-    The least recent line goes first, so less survives than in ``resident_share``. From times of
-    elementwise bursts on an H200 (60 MB of L2): none beyond 48 MB, half at 27 MB.
+    The least recent line goes first, so less survives than in ``resident_share``.
 
     >>> float(streamed_share(50e6, 62.9e6)), float(streamed_share(4e6, 62.9e6))
     (0.0, 1.0)
     """
-    return np.minimum(
-        np.maximum((_NONE_KEPT * l2_byte - byte) / ((_NONE_KEPT - _ALL_KEPT) * l2_byte), 0.0), 1.0
-    )
-
-
-# of the capacity
-_ALL_KEPT = 0.1
-_NONE_KEPT = 0.77
+    span_byte = (WORK.streamed_end - WORK.streamed_limit) * l2_byte
+    return np.minimum(np.maximum((WORK.streamed_end * l2_byte - byte) / span_byte, 0.0), 1.0)
 
 
 def log2_size(values: npt.ArrayLike) -> Array:
@@ -513,7 +552,6 @@ def log2_size(values: npt.ArrayLike) -> Array:
 
 def log2_alignment(size: npt.ArrayLike, most: int = 16) -> Array:
     """Return log2 of the largest power of two that divides a size, up to ``most``."""
-    whole = np.maximum(
-        np.asarray(size, dtype=np.int64), 1
-    )  # of less than one element nothing is known
+    # Sizes below one element count as one.
+    whole = np.maximum(np.asarray(size, dtype=np.int64), 1)
     return np.asarray(np.log2(np.minimum(whole & -whole, most)), dtype=np.float64)

@@ -1,13 +1,16 @@
-"""Collectives: bytes over links, and the SMs that copy and poll; ``predictor/link_laws.py`` has
-their time.
+"""Collectives: bytes over links, and the SMs that copy and poll.
+
+``predictor/link_laws.py`` has their time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
@@ -18,16 +21,22 @@ from wattcast.kernels.kernel_table import (
 )
 from wattcast.workload.operator_types import Collective
 
-# SMs that a collective occupies on a GPU with fast links, whatever its size: the number DeepEP's
-# public benchmarks settle on (pplx-kernels issue 10: "SMs 24"). NCCL takes fewer for small buffers;
-# nobody measured
-# their power here.
-COPYING_SMS = 24.0
+
+@dataclass(frozen=True)
+class CollectiveCoefficients:
+    """What a collective occupies."""
+
+    copying_sms: float  # of a GPU with fast links, whatever the size
+
+
+COLLECTIVES = load_coefficients("collective_kernels", CollectiveCoefficients)
+COPYING_SMS = COLLECTIVES.copying_sms
 
 
 def sent_byte(op: Collective) -> float:
-    """Return the bytes each GPU sends: 2·S·(n-1)/n in an all-reduce, S in a send, else S·(n-1)/n
-    [Thakur2005].
+    """Return the bytes each GPU sends [Thakur2005].
+
+    They are 2·S·(n-1)/n in an all-reduce, S in a send, else S·(n-1)/n.
 
     >>> sent_byte(Collective("all_reduce", 800, 8))
     1400.0
@@ -39,16 +48,16 @@ def sent_byte(op: Collective) -> float:
 
 
 def collective_work(
-    ops: Sequence[Collective], told: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Collective], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return the work of one kernel for each collective: SMs that copy, bytes sent and received
-    through L2 and DRAM.
+    """Return the work of a kernel for each collective: SMs that copy, and bytes through L2 and DRAM.
 
     Its time hides behind the links, and its launch is part of theirs.
     """
     one = np.ones(len(ops))
     byte = np.array([sent_byte(op) for op in ops])
-    missing = 1.0 - resident_share(np.array([float(op.bytes) for op in ops]), reference.l2_byte)
+    buffer_byte = np.array([float(op.bytes) for op in ops])
+    missing = 1.0 - resident_share(buffer_byte, reference.l2_byte)
     work = {
         "units": COPYING_SMS * one,
         "slots": one,
