@@ -228,6 +228,30 @@ def test_an_interrupted_plan_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) 
     assert all(line.startswith("h200: ") for line in lines)
 
 
+def test_processes_find_what_one_process_finds() -> None:
+    job: dict[str, Any] = {"rate": "20/s", "tpot": "p90:30ms", "tp": "1", "requests": 40}
+    alone = plan("gpt2", "h200,h100-sxm", **job).to_dict()
+    assert plan("gpt2", "h200,h100-sxm", workers=2, **job).to_dict() == alone
+    with pytest.raises(BadInput, match="workers: expected one or more"):
+        plan("gpt2", "h200", workers=0, **job)
+
+
+def test_an_interrupt_ends_the_processes_and_keeps_what_they_have() -> None:
+    """The first line that tells of a plan is answered by an interrupt, as Ctrl-C is."""
+
+    def interrupt(line: str) -> None:
+        if "best so far" in line:
+            raise KeyboardInterrupt
+
+    job: dict[str, Any] = {"rate": "50/s", "prompt": 2000, "output": 500, "tpot": "p99:40ms"}
+    with pytest.raises(capacity_plan.PlanInterrupted) as caught:
+        plan("qwen3-32b", "h100-sxm,h200,l40s", workers=2, progress=interrupt, **job)
+    result = caught.value.result
+    assert result.plans
+    assert not result.is_complete
+    assert [kind.gpu for kind in result.kinds] == ["h100-sxm", "h200", "l40s"]
+
+
 def test_a_kind_that_cannot_serve_is_refused_without_a_simulation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

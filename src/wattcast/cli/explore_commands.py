@@ -137,21 +137,26 @@ def _choose_runner(workers: int | None, cluster: str | None, size: int) -> Runne
     if cluster is not None:
         return cluster_runner(cluster, workers)
     if workers is None:
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        cores = _count_cores()
         free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
         workers = max(free, 1) if size > 3 * PART_POINTS else 1
     return process_runner(workers)
+
+
+def _count_cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 PLANNED = ("dtype", "quantization", "weights", "kv_dtype")
 
 
 @command("plan", *PLANNED, PRICES, PLOT, library="wattcast.serving.capacity_plan:plan")
-def plan(env: Environment, model: str, gpu: str, **asked: Any) -> CommandOutput:
+def plan(
+    env: Environment, model: str, gpu: str, workers: int | None = None, **asked: Any
+) -> CommandOutput:
     """Find how many GPUs, how shared, at which clock or power limit. For several models: explore fleet.
 
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms
@@ -161,7 +166,8 @@ def plan(env: Environment, model: str, gpu: str, **asked: Any) -> CommandOutput:
     from wattcast.serving import capacity_plan
 
     try:
-        found = capacity_plan.plan(model, gpu, progress=env.tell_progress, **asked)
+        count = _count_cores() if workers is None else workers
+        found = capacity_plan.plan(model, gpu, progress=env.tell_progress, workers=count, **asked)
     except capacity_plan.PlanInterrupted as error:
         found = error.result
     output = CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)

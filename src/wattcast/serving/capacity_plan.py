@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.plan_options import SearchRange
+from wattcast.serving.plan_processes import search_in_processes
 from wattcast.serving.plan_search import KindPlans, KindSearch, ServingPlan, Tell
 from wattcast.serving.service_demand import PERCENTILE, REQUESTS, PlanAim, ServiceDemand
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
@@ -142,6 +143,7 @@ def plan(
     requests: int = REQUESTS,
     progress: Tell | None = None,
     force: bool = False,
+    workers: int = 1,
     **prices: Unpack[PriceKeywords],
 ) -> PlanResult:
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as
@@ -161,10 +163,13 @@ def plan(
     do; ``force`` serves them.
 
     ``node`` is where the GPUs of every kind stand, if not in the node they are usually built into.
+    ``workers`` processes search kinds of GPU side by side, which changes no result.
     ``progress`` is called with a line about the search once a second. Ctrl-C raises
     ``PlanInterrupted``, whose ``result`` has the plans so far, if there are any.
     """
     check_names("objective", minimise, list(PlanAim))
+    if workers < 1:
+        raise bad_value("workers", "one or more", workers)
     if spare_replicas < 0:
         raise bad_value("spare_replicas", "zero or more", spare_replicas)
     formats = {
@@ -208,29 +213,50 @@ def plan(
     named = {chip.name: chip for chip in asked_chips}  # each kind once
     chips = list(named.values())
     _check_prices(demand, chips)
-    result = _search_kinds(demand, chips, tried, progress)
+    result = _search_kinds(demand, chips, tried, progress, workers)
     if not result.plans:
         raise BadInput("this cannot be served as asked. " + " ".join(result.refused))
     return result
 
 
 def _search_kinds(
-    demand: ServiceDemand, chips: Sequence[Gpu], tried: SearchRange, tell: Tell | None
+    demand: ServiceDemand,
+    chips: Sequence[Gpu],
+    tried: SearchRange,
+    tell: Tell | None,
+    workers: int,
 ) -> PlanResult:
     """Search every kind of GPU, or raise what was found by the time of an interrupt."""
-    searches = [KindSearch(demand, chip, tell) for chip in chips]
+    searches = {chip.name: KindSearch(demand, chip, tell) for chip in chips}
+    waiting = []
+    for search in searches.values():
+        if demand.aim is PlanAim.COST and _cost_of(demand.prices, search.gpu) is None:
+            search.refuse(f"no price of the {search.gpu.name} was given: add it to --price.")
+        else:
+            waiting.append(search)
+    found: dict[str, KindPlans] = {}
     try:
-        for search in searches:
-            if demand.aim is PlanAim.COST and _cost_of(demand.prices, search.gpu) is None:
-                search.refuse(f"no price of the {search.gpu.name} was given: add it to --price.")
-            else:
+        if min(workers, len(waiting)) > 1:
+            chips = [search.gpu for search in waiting]
+            for kind in search_in_processes(demand, chips, tried, tell, workers):
+                found[kind.gpu] = kind
+        else:
+            for search in waiting:
                 search.search(tried)
     except KeyboardInterrupt as error:
-        result = PlanResult(demand, tuple(search.summarise() for search in searches))
+        result = _collect_kinds(demand, searches, found)
         if not result.plans:
             raise
         raise PlanInterrupted(result) from error
-    return PlanResult(demand, tuple(search.summarise() for search in searches))
+    return _collect_kinds(demand, searches, found)
+
+
+def _collect_kinds(
+    demand: ServiceDemand, searches: Mapping[str, KindSearch], found: Mapping[str, KindPlans]
+) -> PlanResult:
+    """Return the plans of every kind: what other processes found, or a search of this process."""
+    kinds = (found.get(name) or search.summarise() for name, search in searches.items())
+    return PlanResult(demand, tuple(kinds))
 
 
 def _cost_of(prices: Prices, chip: Gpu) -> float | None:
