@@ -44,37 +44,40 @@ def draw_gains(
     field: str,
     label: str,
     source: str,
-    wanted: Sequence[PolicyName] = COMPARED,
+    policies: Sequence[PolicyName] = COMPARED,
 ) -> Figure:
     """Draw one quantity per application and policy, with both geometric means at the end (figures
     10 to 13).
 
     With the coarse step and the controller alone it shows what the fine steps add (figure 18).
     """
-    outcomes = {p: found for p in wanted if (found := comparison.for_policy(p))}
-    applications = [o.application for o in next(iter(outcomes.values()))]
+    outcomes = {}
+    for policy in policies:
+        rows = comparison.for_policy(policy)
+        if rows:
+            outcomes[policy] = rows
+    applications = [outcome.application for outcome in next(iter(outcomes.values()))]
     without = STRESS_APPLICATIONS
-    means = dict[str, tuple[str, ...]]({"geo. mean": ()})
+    means: dict[str, tuple[str, ...]] = {"geo. mean": ()}
+    caption = source
     if set(without) & set(applications):
         means["geo. mean 2"] = without
+        caption = f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}"
     names = [*applications, *means]
-    width = 0.8 / len(outcomes)
     figure, axes = new_axes(max(7.0, 0.6 * len(names)), 4.2)
-    for i, (policy, rows) in enumerate(outcomes.items()):
-        values = [o.shares[field] for o in rows]
+
+    # A group of bars for each application and each mean.
+    width = 0.8 / len(outcomes)
+    for place, (policy, rows) in enumerate(outcomes.items()):
+        values = [outcome.shares[field] for outcome in rows]
         values += [geometric_mean_gain(rows, left_out, field) for left_out in means.values()]
-        x = np.arange(len(names)) + width * (i - 0.5 * (len(outcomes) - 1))
+        x = np.arange(len(names)) + width * (place - 0.5 * (len(outcomes) - 1))
         axes.bar(x, np.multiply(100, values), width, label=str(policy), color=COLOUR[policy])
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.axhline(0.0, color="black", lw=0.5)
     axes.legend(frameon=False)
     axes.set_ylabel(label)
-    said = (
-        f"{source}; mean 2, as in the paper, leaves out {', '.join(without)}"
-        if len(means) > 1
-        else source
-    )
-    return add_caption(figure, said)
+    return add_caption(figure, caption)
 
 
 def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) -> Figure:

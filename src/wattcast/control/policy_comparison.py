@@ -106,18 +106,18 @@ def compare_policies(
     needed = {*policies, PolicyName.DEFAULT, PolicyName.ORACLE}
     for tables in plants:
         for application in tables.applications:
-            found = {
-                p: run_policy(tables, application, p, setup) for p in PolicyName if p in needed
-            }
-            done = {p: r for p, r in found.items() if r is not None}
-            runs |= {(p, application): r for p, r in done.items()}
-            base = done[PolicyName.DEFAULT].played
-            best = done[PolicyName.ORACLE].played
-            outcomes += [
-                _judge_run(tables, r, base, best, setup.objective)
-                for p, r in done.items()
-                if p in policies
-            ]
+            for policy in PolicyName:
+                run = None
+                if policy in needed:
+                    run = run_policy(tables, application, policy, setup)
+                if run is not None:
+                    runs[policy, application] = run
+            base = runs[PolicyName.DEFAULT, application].played
+            best = runs[PolicyName.ORACLE, application].played
+            for policy in PolicyName:
+                run = runs.get((policy, application))
+                if run is not None and policy in policies:
+                    outcomes.append(_judge_run(tables, run, base, best, setup.objective))
     return PolicyComparison(setup.objective, tuple(outcomes), runs)
 
 
@@ -508,45 +508,49 @@ def leave_out_applications(
     for start in starts:
         if not any(name.startswith(start) for name in names):
             raise unknown_name("application to leave out", start, names)
-    kept = [
-        {n: o for n, o in tables.applications.items() if not n.startswith(tuple(starts))}
-        for tables in plants
-    ]
-    left = [
-        replace(tables, applications=some)
-        for tables, some in zip(plants, kept, strict=True)
-        if some
-    ]
-    if not left:
+    remaining = []
+    for tables in plants:
+        dropped = [name for name in tables.applications if name.startswith(tuple(starts))]
+        applications = {n: o for n, o in tables.applications.items() if n not in dropped}
+        if applications:
+            remaining.append(replace(tables, applications=applications))
+    if not remaining:
         raise bad_value("--leave-out", "some applications left", "none")
-    return left
+    return remaining
 
 
-def _parse_default(lattice: Lattice, wanted: str | None, where: str) -> Settings:
+def _parse_default(lattice: Lattice, default: str | None, where: str) -> Settings:
     """Return ``CORE/MEM`` as a setting; the other order is taken too where only that one exists."""
-    if wanted is None:
+    if default is None:
         return lattice.top
-    given = []
-    for part in wanted.split("/"):
+    clocks_hz = []
+    for part in default.split("/"):
         unit = "" if re.search(r"[A-Za-z]", part) else " MHz"
-        given.append(units.parse(f"{part.strip()}{unit}", "Hz", "--default"))
-    if len(given) > 2:
-        raise bad_value("--default", "CORE/MEM, such as 1164/3505", wanted)
-    for values in (given, given[::-1]):
-        full = [
-            values[i] if i < len(values) else knob.levels[-1]
-            for i, knob in enumerate(lattice.knobs)
-        ]
-        found = lattice.nearest_settings(*full)
-        if all(
-            math.isclose(a, b, rel_tol=1e-6)
-            for a, b in zip(lattice.level_values(found), values, strict=False)
-        ):
-            return found
-    clocks = "; ".join(
-        f"{k.role}: {', '.join(f'{v / 1e6:g}' for v in k.levels)} MHz" for k in lattice.knobs
-    )
-    raise bad_value("--default", f"clocks of {where} ({clip_text(clocks, 400)})", wanted)
+        clocks_hz.append(units.parse(f"{part.strip()}{unit}", "Hz", "--default"))
+    if len(clocks_hz) > 2:
+        raise bad_value("--default", "CORE/MEM, such as 1164/3505", default)
+    for values in (clocks_hz, clocks_hz[::-1]):
+        settings = _find_exact_settings(lattice, values)
+        if settings is not None:
+            return settings
+    descriptions = []
+    for knob in lattice.knobs:
+        levels = ", ".join(f"{level / 1e6:g}" for level in knob.levels)
+        descriptions.append(f"{knob.role}: {levels} MHz")
+    clocks = clip_text("; ".join(descriptions), 400)
+    raise bad_value("--default", f"clocks of {where} ({clocks})", default)
+
+
+def _find_exact_settings(lattice: Lattice, values: Sequence[float]) -> Settings | None:
+    """Return the setting with these values of its first knobs, other knobs at their highest."""
+    wished = [knob.levels[-1] for knob in lattice.knobs]
+    for place, value in enumerate(values[: len(wished)]):
+        wished[place] = value
+    settings = lattice.nearest_settings(*wished)
+    for nearest, value in zip(lattice.level_values(settings), values, strict=False):
+        if not math.isclose(nearest, value, rel_tol=1e-6):
+            return None
+    return settings
 
 
 def _parse_runs(text: str, where: str) -> dict[str, Rows]:

@@ -19,6 +19,7 @@ from wattcast.control.plants import Observation, Settings
 from wattcast.control.run_memory import log_time_per_work
 
 LEAST_PAIRS = 10
+LARGEST_LOG = 700.0  # whose exponential a float can hold
 REST_PERIODS = 18  # between two pairs, once there are enough: a reference costs what control saves
 
 
@@ -64,39 +65,41 @@ class MeasuredSavings:
 
 
 class ReferencePairs:
-    """Interleave reference periods with periods at settings that are held, and keep the
+    """Interleave reference periods with periods at the settings that are judged, and collect the
     differences.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
-        self._held: Settings | None = None
+        self._judged: Settings | None = None
         self._queue: list[Settings] = []  # of the pair under way
         self._half: dict[Settings, Observation] = {}
         self._rest = 0
-        self._found: dict[
-            Settings, list[tuple[float, float]]
-        ] = {}  # by settings: differences of log energy and time
+        # By settings: differences of log energy and time.
+        self._differences: dict[Settings, list[tuple[float, float]]] = {}
 
     def is_enough(self, settings: Settings) -> bool:
         """Tell whether the saving of these settings is known as well as it has to be."""
-        return len(self._found.get(settings, ())) >= LEAST_PAIRS
+        return len(self._differences.get(settings, ())) >= LEAST_PAIRS
 
-    def choose(self, held: Settings, default: Settings) -> Settings:
-        """Return the settings of the next period: one half of a pair, or those that are held."""
-        if held != self._held:
-            self._held = held
+    def choose(self, settings: Settings, default: Settings) -> Settings:
+        """Return the settings of the next period: one half of a pair, or those that are judged."""
+        if settings != self._judged:
+            self._judged = settings
             self._queue = []
             self._half = {}
             self._rest = 0
-        if held == default:
-            return held
+        if settings == default:
+            return settings
         if not self._queue:
             if self._rest > 0:
                 self._rest -= 1
-                return held
-            self._queue, self._half = [held, default][:: self._random.choice((-1, 1))], {}
-            self._rest = REST_PERIODS if len(self._found.get(held, ())) + 1 >= LEAST_PAIRS else 0
+                return settings
+            order = self._random.choice((-1, 1))
+            self._queue = [settings, default][::order]
+            self._half = {}
+            pairs = len(self._differences.get(settings, ())) + 1
+            self._rest = REST_PERIODS if pairs >= LEAST_PAIRS else 0
         return self._queue[-1]
 
     def record(self, observation: Observation) -> None:
@@ -108,39 +111,38 @@ class ReferencePairs:
             self._half = {}
             return
         self._half[self._queue.pop()] = observation
-        if not self._queue and self._held is not None:
-            chosen = self._half.pop(self._held)
+        if not self._queue and self._judged is not None:
+            chosen = self._half.pop(self._judged)
             (reference,) = self._half.values()
             time = log_time_per_work(chosen) - log_time_per_work(reference)
             energy = time + math.log(chosen.power_w) - math.log(reference.power_w)
-            self._found.setdefault(self._held, []).append((energy, time))
+            self._differences.setdefault(self._judged, []).append((energy, time))
 
     def measure(self) -> MeasuredSavings | None:
-        """Return the savings at the settings held last, or with the most pairs where those have too
-        few.
+        """Return the savings at the settings judged last, or with the most pairs where those have
+        too few.
         """
-        if not self._found:
+        if not self._differences:
             return None
-        held = self._held
-        if held is None or not self.is_enough(held):
-            held = max(self._found, key=lambda settings: len(self._found[settings]))
-        energy, time = zip(*self._found[held], strict=True)
-        return MeasuredSavings(held, estimate_change(energy), estimate_change(time))
+        settings = self._judged
+        if settings is None or not self.is_enough(settings):
+            settings = max(self._differences, key=lambda s: len(self._differences[s]))
+        energy, time = zip(*self._differences[settings], strict=True)
+        return MeasuredSavings(settings, estimate_change(energy), estimate_change(time))
 
 
 def estimate_change(differences: Sequence[float]) -> SavingsInterval:
     """Return the relative change that paired differences of logarithms show, with its 95 %
     interval.
     """
-    n = len(differences)
-    if n < 2:
-        return SavingsInterval(math.expm1(sum(differences)), -1.0, math.inf, n)
-    mean = sum(differences) / n
-    error = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1) / n)
-    half = student_t(n - 1) * error
-    return SavingsInterval(
-        math.expm1(mean), math.expm1(mean - half), math.expm1(min(mean + half, 700.0)), n
-    )
+    pairs = len(differences)
+    if pairs < 2:
+        return SavingsInterval(math.expm1(sum(differences)), -1.0, math.inf, pairs)
+    mean = sum(differences) / pairs
+    variance = sum((difference - mean) ** 2 for difference in differences) / (pairs - 1)
+    half = student_t(pairs - 1) * math.sqrt(variance / pairs)
+    high = math.expm1(min(mean + half, LARGEST_LOG))
+    return SavingsInterval(math.expm1(mean), math.expm1(mean - half), high, pairs)
 
 
 def student_t(freedom: int, z: float = 1.959964) -> float:

@@ -58,36 +58,40 @@ class SitePlan:
     def __post_init__(self) -> None:
         safe_w = sum(gpu.safe_w for gpu in self.gpus)
         if not self.gpus or safe_w > self.budget_w:
-            do = "Lower the power limits of the GPUs first (nvidia-smi -pl), or raise the budget."
-            raise bad_value(
-                "budget",
-                f"at least the {safe_w:.0f} W that the GPUs may draw now",
-                self.budget_w,
-                do,
+            form = f"at least the {safe_w:.0f} W that the GPUs may draw now"
+            advice = (
+                "Lower the power limits of the GPUs first (nvidia-smi -pl), or raise the budget."
             )
+            raise bad_value("budget", form, self.budget_w, advice)
 
     def share(self, drawn_w: Sequence[float], limits_w: Sequence[float]) -> list[float]:
         """Return the limits to aim for, by what each GPU draws under its present limit.
 
-        Everybody keeps its safe share. The rest goes to priorities in falling order. Within one,
-        every GPU gets the same fraction of what it needs above its safe share."""
-        wanted = []
-        for gpu, drawn, limit in zip(self.gpus, drawn_w, limits_w, strict=True):
-            need = MORE * limit if drawn >= HELD_DOWN * limit else ROOM * drawn
-            wanted.append(
-                min(max(need, gpu.safe_w), gpu.most_w, limit + self.ramp_w_per_s * PERIOD_S)
-                - gpu.safe_w
-            )
-        left = ROUNDED_DOWN * self.budget_w - sum(gpu.safe_w for gpu in self.gpus)
-        shares = [gpu.safe_w for gpu in self.gpus]
+        Every GPU keeps its safe share. What remains goes to priorities in falling order. Within
+        one, every GPU gets the same fraction of what it needs above its safe share."""
+        needs_w = []
+        for gpu, power_w, limit_w in zip(self.gpus, drawn_w, limits_w, strict=True):
+            needs_w.append(self._find_need_w(gpu, power_w, limit_w))
+        shares_w = [gpu.safe_w for gpu in self.gpus]
+        remaining_w = ROUNDED_DOWN * self.budget_w - sum(shares_w)
         for priority in sorted({gpu.priority for gpu in self.gpus}, reverse=True):
             members = [i for i, gpu in enumerate(self.gpus) if gpu.priority == priority]
-            need = sum(wanted[i] for i in members)
-            fraction = min(1.0, max(left, 0.0) / need) if need > 0 else 0.0
+            need_w = sum(needs_w[i] for i in members)
+            fraction = 0.0
+            if need_w > 0:
+                fraction = min(1.0, max(remaining_w, 0.0) / need_w)
             for i in members:
-                shares[i] += fraction * wanted[i]
-            left -= fraction * need
-        return shares
+                shares_w[i] += fraction * needs_w[i]
+            remaining_w -= fraction * need_w
+        return shares_w
+
+    def _find_need_w(self, gpu: SiteGpu, power_w: float, limit_w: float) -> float:
+        """Return what a GPU needs above its safe share; a GPU at its limit needs more than that."""
+        need_w = ROOM * power_w
+        if power_w >= HELD_DOWN * limit_w:
+            need_w = MORE * limit_w
+        highest_w = min(gpu.most_w, limit_w + self.ramp_w_per_s * PERIOD_S)
+        return min(max(need_w, gpu.safe_w), highest_w) - gpu.safe_w
 
 
 class SiteCoordinator:
@@ -104,18 +108,20 @@ class SiteCoordinator:
         promised.
         """
         plan = self._plan
-        before = list(self.promised_w)
-        aims = plan.share([drawn_w.get(i, 0.0) for i in range(len(before))], before)
-        for i, aim in enumerate(aims):
-            if i in drawn_w and aim < before[i] and self._set(i, aim):
-                self.promised_w[i] = aim
-        free = ROUNDED_DOWN * plan.budget_w - sum(self.promised_w)
-        rising = [i for i, aim in enumerate(aims) if i in drawn_w and aim > before[i]]
+        before_w = list(self.promised_w)
+        aims_w = plan.share([drawn_w.get(i, 0.0) for i in range(len(before_w))], before_w)
+
+        # Lower limits first: what is confirmed is free for others.
+        for i, aim_w in enumerate(aims_w):
+            if i in drawn_w and aim_w < before_w[i] and self._set(i, aim_w):
+                self.promised_w[i] = aim_w
+        free_w = ROUNDED_DOWN * plan.budget_w - sum(self.promised_w)
+        rising = [i for i, aim_w in enumerate(aims_w) if i in drawn_w and aim_w > before_w[i]]
         for i in sorted(rising, key=lambda i: -plan.gpus[i].priority):
-            more = min(aims[i] - before[i], free)
-            if more > 0:  # promised even where the answer is lost: the node may have set it
-                self.promised_w[i] = before[i] + more
-                free -= more
+            more_w = min(aims_w[i] - before_w[i], free_w)
+            if more_w > 0:  # promised even where the answer is lost: the node may have set it
+                self.promised_w[i] = before_w[i] + more_w
+                free_w -= more_w
                 self._set(i, self.promised_w[i])
         return self.promised_w
 
