@@ -135,7 +135,7 @@ def test_the_path_to_dram_follows_the_clock_below_the_knee_and_costs_no_energy()
 def test_a_power_limit_makes_high_clocks_one_state_and_the_lowest_of_them_is_taken() -> None:
     held = curves(1.0, limit_w=150.0)
     time_s, power_w = clock_forecast.estimate_card_behaviour(held, LEVELS_HZ)
-    limit_w = clock_forecast.HELD * 150.0
+    limit_w = clock_forecast.ESTIMATES.held_share * 150.0
     assert power_w.max() == pytest.approx(limit_w)
     plateau = np.isclose(power_w, limit_w)
     assert 2 <= plateau.sum() < 10

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from wattcast.control.live_control import control_plant
-from wattcast.control.live_plant import LivePlant
+from wattcast.control.live_plant import LIVE, LivePlant
 from wattcast.control.plants import Observation, build_card_lattice
 from wattcast.control.program_files import ProgressFile
 from wattcast.control.savings import (
-    LEAST_PAIRS,
     MeasuredSavings,
     ReferencePairs,
     estimate_change,
@@ -128,7 +127,7 @@ def count_intervals(effect: float, wanted: int) -> tuple[int, int]:
         seed += 1
         assert seed < 2 * wanted, "most runs do not come to an interval"
         measured = control(NoisyCard(effect, seed), seed=seed)
-        if measured is not None and measured.energy.pairs >= LEAST_PAIRS:
+        if measured is not None and measured.energy.pairs >= LIVE.least_pairs:
             found += 1
             held += measured.energy.low <= -effect <= measured.energy.high
             shown += measured.energy.is_shown
@@ -150,7 +149,7 @@ def test_90_of_100_intervals_hold_the_true_saving(effect: float) -> None:
 
 
 def test_too_few_pairs_show_nothing_and_say_so() -> None:
-    found = estimate_change([-0.1] * (LEAST_PAIRS - 1))
+    found = estimate_change([-0.1] * (LIVE.least_pairs - 1))
     assert not found.is_shown
     assert "9 of the 10" in MeasuredSavings((0,), found, found).describe("990 MHz")
     assert estimate_change([-0.1, -0.11] * 5).is_shown

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.control.plants import (
     Knob,
     KnobRole,
@@ -42,14 +43,27 @@ from wattcast.predictor import api
 from wattcast.predictor.timeline import MEMORY_KNEE
 from wattcast.workload.graph import Graph
 
-HELD = 0.98  # share of its power limit that a card holds
+
+@dataclass(frozen=True)
+class ClockEstimateCoefficients:
+    """How time and power of a card follow its clock where no bundle says so."""
+
+    held_share: float  # of its power limit that a card holds
+    lowest_share: float  # of the top clock, below which nothing is forecast
+    flat_to: float  # of the top clock, up to which the voltage is flat
+    top_over_flat: float  # voltage at the top clock over the flat one
+    idle_share: float  # of present power that is taken as idle power, where no bundle gives it
+
+
+ESTIMATES = load_coefficients("clock_estimates", ClockEstimateCoefficients)
+
+
 POINTS = 64  # clocks at which the curves are sampled, for the governor's clock between two levels
 ITERATIONS = 100
 NO_LIMIT_W = 1e6
 FEWEST_FORECASTS = 5  # of other families, that a bound can be calibrated on
 ONE_SIDED_Z = 1.644854  # 95 % quantile of the normal distribution
 LEVELS = 24  # of the core clock, where the catalogue's steps are finer
-LOWEST_SHARE = 0.3  # of the top clock, below which nothing is forecast
 ERROR_POINTS = 71  # at which errors of forecasts are compared
 _NAMED = re.compile(
     r"(?P<family>[a-z0-9]+)model_(?P<model>[\w.-]+?)_p(?P<dtype>bf16|fp16|fp32)_b(?P<batch>\d+)_s(?P<seq>\d+)"
@@ -165,7 +179,7 @@ def _list_cards(gpu: Gpu, axes: Mapping[KnobRole, tuple[float, ...]]) -> list[Gp
 def list_core_clocks(gpu: Gpu, levels: int = LEVELS) -> tuple[float, ...]:
     """List core clocks of a catalogue GPU, on its own steps where they are published."""
     high_hz = float(np.max(gpu.clocks.max_hz))
-    low_hz = max(float(np.min(gpu.clocks.lowest_hz)), LOWEST_SHARE * high_hz)
+    low_hz = max(float(np.min(gpu.clocks.lowest_hz)), ESTIMATES.lowest_share * high_hz)
     clocks_hz = gpu.clocks.snap_to_steps(np.linspace(low_hz, high_hz, levels))
     return tuple(np.unique(clocks_hz).tolist())
 
@@ -278,7 +292,7 @@ def measure_slowdown_errors(
     plants: Sequence[PlantTables], forecasts: Mapping[str, ClockCurves]
 ) -> SlowdownErrors:
     """Compare forecast and measured slowdowns of all applications that have both."""
-    shares = np.linspace(LOWEST_SHARE, 1.0, ERROR_POINTS)
+    shares = np.linspace(ESTIMATES.lowest_share, 1.0, ERROR_POINTS)
     errors: dict[str, Array] = {}
     for tables in plants:
         core, levels_hz = _find_core_clocks(tables)
@@ -359,7 +373,7 @@ def estimate_card_behaviour(curves: ClockCurves, levels_hz: Array) -> tuple[Arra
     power_w = curves.idle_w + (curves.power_w - curves.idle_w) / slowdown
 
     # The clock that the power limit allows.
-    limit_w = HELD * curves.limit_w
+    limit_w = ESTIMATES.held_share * curves.limit_w
     allowed_hz = float(curves.clock_hz[-1])
     over = np.nonzero(power_w > limit_w)[0]
     if over.size:

@@ -22,7 +22,7 @@ import numpy as np
 from wattcast.control import plants
 from wattcast.control.clock_plane import await_end, start_program
 from wattcast.control.daemon_client import DaemonCard
-from wattcast.control.live_plant import PROGRAM_KERNEL, LivePlant
+from wattcast.control.live_plant import LIVE, PROGRAM_KERNEL, LivePlant
 from wattcast.control.plants import KnobRole, Lattice, Observation, Settings
 from wattcast.control.policies import Harmonia
 from wattcast.control.program_files import (
@@ -39,8 +39,6 @@ from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.measure.measured_run import PassedSignals
 
-WARM_UP = 2  # periods with work that are not looked at: programs start slowly
-SEARCH_PERIODS = 20  # of search, after which the saving of the best setting so far is measured
 SILENT_READINGS = 2  # of an engine in a row, after which the card runs as before
 Advice = Callable[[Any, Lattice], Settings | None]  # first guess from a reading
 
@@ -69,7 +67,7 @@ class _LiveSearch:
         self._objective = objective
         self._advise = advise
         self._seed = seed
-        self._warm_up = WARM_UP
+        self._warm_up = LIVE.warm_up
         self._begin()
 
     def _begin(self) -> None:
@@ -105,7 +103,7 @@ class _LiveSearch:
         settings = controller.settings(self._state, PROGRAM_KERNEL)
         if controller.is_settled(self._state, PROGRAM_KERNEL):
             self._judged = settings
-        elif self._judged is None and self._searched >= SEARCH_PERIODS:
+        elif self._judged is None and self._searched >= LIVE.search_periods:
             # A long search is interrupted to see what it brought.
             self._judged = controller.best_so_far(self._state, PROGRAM_KERNEL)
         elif self._judged is not None and self._pairs.is_enough(self._judged):

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from wattcast.coefficients import load_coefficients
 from wattcast.control.card_settings import RefusedKnob
 from wattcast.control.daemon_client import DaemonCard
 from wattcast.control.plants import Knob, KnobRole, Lattice, Observation, Settings
@@ -21,20 +22,33 @@ from wattcast.control.program_files import ProgressFile, SmCountFile
 from wattcast.core import MissingTool, Refused
 from wattcast.core.arrays import Array
 from wattcast.measure.device_control import BUSY
-from wattcast.measure.source_check import AVERAGE_S, MOST_W, is_plausible_power
+from wattcast.measure.source_check import CHECKS, is_plausible_power
+
+
+@dataclass(frozen=True)
+class LiveControlCoefficients:
+    """How a real card is observed and controlled in periods."""
+
+    saturated: float  # share of time with a kernel running, below which a card waits for work
+    # of memory or issue slots, from which a card without a program's own signal counts as busy
+    in_use: float
+    blind_periods: int  # without visible work, after which the user is told
+    new_setting_s: float  # time that a new setting gets, at most
+    new_setting_share: float  # of a period, likewise
+    mark_s: float  # wait for a step of the counter, at most
+    mark_share: float  # of a period, likewise
+    warm_up: int  # periods with work that are not looked at: programs start slowly
+    search_periods: int  # of search, after which the saving of the best setting so far is measured
+    least_pairs: int  # of periods, before a saving is claimed
+    rest_periods: int  # between two pairs, once there are enough
+
+
+LIVE = load_coefficients("live_control", LiveControlCoefficients)
+
 
 PROGRAM_KERNEL = "program"
-SATURATED = 0.95  # share of time with a kernel running, below which a card waits for work
-# Share of its memory, or of its issue slots, from which a card without a program's own signal
-# counts as busy.
-IN_USE = 0.5
-BLIND_PERIODS = 5  # without visible work, after which the user is told
 POLL_S = 0.01  # step of waiting
 BEAT_POLLS = 5  # of these steps between two signs of life to the daemon
-SETTLE_S = 0.2  # time that a new setting gets, at most
-SETTLE_SHARE = 0.2  # of a period, likewise
-MARK_S = 0.3  # wait for a step of the counter, at most
-MARK_SHARE = 0.3  # of a period, likewise
 RANGE_SLACK = 0.001  # by which levels may lie outside a range that the daemon allows
 ROLES = {
     "core": KnobRole.CORE_CLOCK,
@@ -72,7 +86,7 @@ class LivePlant:
     totals: dict[Settings, Array] = field(default_factory=dict)
     _now: Settings | None = None
     _worked: set[KnobRole] = field(default_factory=set)  # knobs that were set at least once
-    _busy: deque[float] = field(default_factory=lambda: deque(maxlen=BLIND_PERIODS))
+    _busy: deque[float] = field(default_factory=lambda: deque(maxlen=LIVE.blind_periods))
     _reported: bool = False  # whether the program has reported any progress
     _blind: int = 0  # periods in a row without visible work
 
@@ -85,7 +99,7 @@ class LivePlant:
         """Tell whether the card is kept busy, as far as it reports that: else its throughput is
         that of the demand.
         """
-        return not self._busy or sum(self._busy) / len(self._busy) >= SATURATED
+        return not self._busy or sum(self._busy) / len(self._busy) >= LIVE.saturated
 
     def next_kernel(self) -> str | None:
         return PROGRAM_KERNEL if self.alive() else None
@@ -94,7 +108,9 @@ class LivePlant:
         """Run one period. Settings the card refuses are left out from then on; the program runs on."""
         remaining_s = self.period_s
         if self.controlled and settings != self._now and self._set_knobs(settings):
-            remaining_s -= self.pause_heard(min(SETTLE_S, SETTLE_SHARE * self.period_s))
+            remaining_s -= self.pause_heard(
+                min(LIVE.new_setting_s, LIVE.new_setting_share * self.period_s)
+            )
         begin, used_s = self._mark_counters()
         self.pause_heard(remaining_s - used_s)
         end, _ = self._mark_counters()
@@ -129,7 +145,7 @@ class LivePlant:
     def _watch_for_work(self, work: float) -> None:
         """Tell the user when no work was seen for several periods."""
         self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
-        if self._blind == BLIND_PERIODS and self.controlled:
+        if self._blind == LIVE.blind_periods and self.controlled:
             self.say(
                 "no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)"
             )
@@ -137,11 +153,11 @@ class LivePlant:
     def _watch_saturation(self, reading: Any) -> None:
         """Remember how busy the card was, and tell the user when it begins to wait for work."""
         busy = float(reading.busy)
-        is_memory_used = reading.memory_busy >= IN_USE  # False for NaN
+        is_memory_used = reading.memory_busy >= LIVE.in_use  # False for NaN
         if not self._reported and math.isfinite(reading.work_per_s) and not is_memory_used:
             # A kernel may run and wait: only pipes that issue show that the card works.
-            is_working = reading.work_per_s >= IN_USE * reading.core_hz
-            busy = min(busy, float(reading.busy >= SATURATED and is_working))
+            is_working = reading.work_per_s >= LIVE.in_use * reading.core_hz
+            busy = min(busy, float(reading.busy >= LIVE.saturated and is_working))
         if not math.isfinite(busy):
             return
         was_saturated = self.saturated
@@ -262,7 +278,7 @@ class LivePlant:
         Both counters move in steps; read at any other moment, a step more or less would be noise.
         Return also how long that took."""
         waited_s = 0.0
-        most_s = min(MARK_S, MARK_SHARE * self.period_s)
+        most_s = min(LIVE.mark_s, LIVE.mark_share * self.period_s)
         energy: tuple[float, float] | None = None  # when the counter stepped, and joules
         work: tuple[float, float] | None = None  # when a unit ended, and units
         with self.ending_control():
@@ -295,7 +311,7 @@ def _measure_power_w(begin: _CounterMark, end: _CounterMark) -> tuple[float, boo
     if span_s <= 0:
         return float(end.reading.power_w), False
     power_w = joules / span_s
-    if span_s < AVERAGE_S:  # power readings are means over a second
+    if span_s < CHECKS.average_s:  # power readings are means over a second
         return power_w, False
     ends_w = (begin.reading.power_w, end.reading.power_w)
-    return power_w, not is_plausible_power(power_w, ends_w, MOST_W)
+    return power_w, not is_plausible_power(power_w, ends_w, CHECKS.most_w)

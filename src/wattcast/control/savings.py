@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wattcast.control.live_plant import LIVE
 from wattcast.control.plants import Observation, Settings
 from wattcast.control.run_memory import log_time_per_work
 
-LEAST_PAIRS = 10
 LARGEST_LOG = 700.0  # whose exponential a float can hold
-REST_PERIODS = 18  # between two pairs, once there are enough: a reference costs what control saves
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class SavingsInterval:
         """Tell whether the data show any change: there are enough pairs and the interval does not
         hold zero.
         """
-        return self.pairs >= LEAST_PAIRS and not self.low <= 0.0 <= self.high
+        return self.pairs >= LIVE.least_pairs and not self.low <= 0.0 <= self.high
 
     def __str__(self) -> str:
         return f"{self.change:+.1%} (95 %: {self.low:+.1%} to {self.high:+.1%})"
@@ -57,8 +56,8 @@ class MeasuredSavings:
         """Say what was saved, for people."""
         energy = self.energy
         time = self.time
-        if energy.pairs < LEAST_PAIRS:
-            return f"No change shown: {energy.pairs} of the {LEAST_PAIRS} pairs of periods that it takes."
+        if energy.pairs < LIVE.least_pairs:
+            return f"No change shown: {energy.pairs} of the {LIVE.least_pairs} pairs of periods that it takes."
         if not energy.is_shown:
             return f"No change shown: energy {energy} per unit of work at {where}, {energy.pairs} pairs of periods."
         return f"{where}: energy {energy}, time {time} per unit of work against before, {energy.pairs} pairs of periods."
@@ -80,7 +79,7 @@ class ReferencePairs:
 
     def is_enough(self, settings: Settings) -> bool:
         """Tell whether the saving of these settings is known as well as it has to be."""
-        return len(self._differences.get(settings, ())) >= LEAST_PAIRS
+        return len(self._differences.get(settings, ())) >= LIVE.least_pairs
 
     def choose(self, settings: Settings, default: Settings) -> Settings:
         """Return the settings of the next period: one half of a pair, or those that are judged."""
@@ -99,7 +98,7 @@ class ReferencePairs:
             self._queue = [settings, default][::order]
             self._half = {}
             pairs = len(self._differences.get(settings, ())) + 1
-            self._rest = REST_PERIODS if pairs >= LEAST_PAIRS else 0
+            self._rest = LIVE.rest_periods if pairs >= LIVE.least_pairs else 0
         return self._queue[-1]
 
     def record(self, observation: Observation) -> None:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.control.site_budget import SiteGpu, SitePlan, rehearse_site
 from wattcast.core import MissingTool, bad_value
 from wattcast.core.arrays import Array
@@ -38,6 +39,46 @@ from wattcast.serving.simulate_serving import find_language_model
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
+
+
+@dataclass(frozen=True)
+class LatencyKeeperCoefficients:
+    """How the clock of a serving card follows its response times."""
+
+    # below, the mean of two readings does not tell how many there were between them
+    few_sequences: float
+    tied: float  # how much the scales of a forecast are held together
+    loosely_tied: float  # the same without a forecast
+    most_levels_down: int  # of the clock, at once
+    late_requests: float  # of the requests of a minute, above which less of the limits is used
+    care_fall: float  # by which the used share of the limits falls then
+    care_rise: float  # by which it rises in a minute without
+    least_care: float  # share of the limits that is used at least
+    # of the deviation of the number of requests, for which there have to be seats
+    seat_spread: float
+    queued_share: float  # of the requests of a TTFT limit, above which a queue raises the clock
+    # times of steps within this of the shortest are as fast as the power limit allows
+    fastest: float
+    least_scale: float  # by which a forecast may be scaled at least
+    # log change of the lengths of requests, beyond which a forecast is made anew
+    new_lengths: float
+    # of a token's time that a step takes without sequences, before it is learned
+    empty_share: float
+    alike_load: float  # relative difference within which two loads are compared by energy
+    cheaper: float  # ratio of joules per token, beyond which a lower level costs more
+    spread: float  # standard deviations of the number of requests that the limits leave room for
+    goal: float  # of a limit, which the expected percentile keeps to
+    # share of a limit, above which the requests that are in the engine now raise the clock
+    guard: float
+    tail: float  # 99th percentile of TTFT over its mean
+    load_s: float  # window behind the load
+    short_s: float  # window that shows that the load rises
+    learning_s: float  # age at which a measured step counts 1/e
+    patience_s: float  # between two steps of the clock down
+
+
+KEEPER = load_coefficients("latency_keeper", LatencyKeeperCoefficients)
+
 
 # Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang:
 # docs.sglang.io, likewise.
@@ -53,23 +94,6 @@ GAUGES = (  # tokens, requests that wait, requests that are computed, tokens of 
     ("vllm:num_requests_running", "sglang:num_running_reqs"),
     ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
 )
-FEW_SEQUENCES = 8  # below, the mean of two readings does not tell how many there were between them
-# how much the scales of a forecast, and without one, are held together
-TIED = 1.0
-LOOSELY_TIED = 0.001
-MOST_LEVELS_DOWN = 4  # of the clock, at once
-LATE_SHARE = 0.01  # of the requests of a minute, above which less of the limits is used
-CARE_FALL = 0.85  # by which the used share of the limits falls then
-CARE_RISE = 1.005  # by which it rises in a minute without
-LEAST_CARE = 0.5
-SEAT_SPREAD = 0.7  # of the deviation of the number of requests, for which there have to be seats
-QUEUED_SHARE = 0.3  # of the requests of a TTFT limit, above which a queue raises the clock
-FASTEST = 1.02  # times of steps within this of the shortest are as fast as the power limit allows
-LEAST_SCALE = 0.05  # by which a forecast may be scaled at least
-NEW_LENGTHS = 0.2  # log change of the lengths of requests, beyond which a forecast is made anew
-EMPTY_SHARE = 0.3  # of a token's time that a step takes without sequences, before it is learned
-ALIKE_LOAD = 0.1  # relative difference within which two loads are compared by energy
-CHEAPER = 1.1  # ratio of joules per token, beyond which a lower level costs more
 READ_TIMEOUT_S = 2.0
 LARGEST_ANSWER = 4 * 2**20
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -265,15 +289,15 @@ class LatencyKeeper:
     forecast: Callable[[float, float], StepForecast] | None = None
     seats: float = 256.0  # requests that the engine computes at once; vLLM's max_num_seqs
     # z: standard deviations of the number of requests that the limits leave room for.
-    spread: float = 3.5
-    goal: float = 0.92  # of a limit, which the expected percentile keeps to
+    spread: float = KEEPER.spread
+    goal: float = KEEPER.goal  # of a limit, which the expected percentile keeps to
     # Share of a limit, above which the requests that are in the engine now raise the clock.
-    guard: float = 0.8
-    tail: float = 4.5  # 99th percentile of TTFT over its mean
-    load_s: float = 300.0  # window behind the load; the shorter one tells that it rises
-    short_s: float = 60.0
-    learning_s: float = 120.0
-    patience_s: float = 15.0  # between two steps down
+    guard: float = KEEPER.guard
+    tail: float = KEEPER.tail  # 99th percentile of TTFT over its mean
+    load_s: float = KEEPER.load_s  # window behind the load; the shorter one tells that it rises
+    short_s: float = KEEPER.short_s
+    learning_s: float = KEEPER.learning_s
+    patience_s: float = KEEPER.patience_s  # between two steps down
     level: int = field(init=False)
     why: str = field(init=False, default="start")
 
@@ -317,7 +341,7 @@ class LatencyKeeper:
             why = f"{reading.running + reading.waiting:.0f} requests are in the engine"
         may_fall = now_s - self._moved_s >= self.patience_s
         if level > self.level or (level < self.level and may_fall):
-            self.level = max(level, self.level - MOST_LEVELS_DOWN)
+            self.level = max(level, self.level - KEEPER.most_levels_down)
             self.why = why
             self._moved_s = now_s
         return self.level
@@ -329,10 +353,10 @@ class LatencyKeeper:
         self._judged_s = now_s
         late_first = lately.ttft.count_above(self.limits.ttft_s)
         late_tokens = lately.tpot.count_above(self.limits.tpot_s)
-        if max(late_first, late_tokens) > LATE_SHARE * lately.ttft.count:
-            self._care = max(CARE_FALL * self._care, LEAST_CARE)
+        if max(late_first, late_tokens) > KEEPER.late_requests * lately.ttft.count:
+            self._care = max(KEEPER.care_fall * self._care, KEEPER.least_care)
         else:
-            self._care = min(CARE_RISE * self._care, 1.0)
+            self._care = min(KEEPER.care_rise * self._care, 1.0)
 
     def _find_fitting(
         self, steps: StepForecast, load: float, output: float, long: _ServingWindow
@@ -344,7 +368,7 @@ class LatencyKeeper:
         tau = a / np.maximum(1 - load * steps.request_s, 1e-6)
         deviation = self.spread / np.sqrt(load * output * a)
         fits = tau * (1 + deviation * (1 - a / tau)) <= tpot_s
-        running = load * output * tau * (1 + SEAT_SPREAD * deviation)
+        running = load * output * tau * (1 + KEEPER.seat_spread * deviation)
         fits &= running <= self.seats + 0.5 * load * self.limits.ttft_s
         ttft_over_tpot = long.ttft.mean_s / long.tpot.mean_s
         fits &= self.tail * ttft_over_tpot * tau <= ttft_s
@@ -363,11 +387,11 @@ class LatencyKeeper:
         # As many more may come until the next reading as came since the last one.
         more = max(inside - before.running - before.waiting, 0.0)
         is_crowded = inside + 0.5 * more > self.seats
-        is_queueing = reading.waiting > QUEUED_SHARE * load * self.limits.ttft_s + 1
+        is_queueing = reading.waiting > KEEPER.queued_share * load * self.limits.ttft_s + 1
         w = steps.request_s
         if is_crowded or is_queueing:
             # Above this level, the power limit lets nothing run faster.
-            return _lowest_level(w <= FASTEST * w.min())
+            return _lowest_level(w <= KEEPER.fastest * w.min())
         step_s = steps.empty_s + w * (inside + more) / output
         return _lowest_level(step_s <= self.guard * self._care * self.limits.tpot_s)
 
@@ -389,12 +413,12 @@ class LatencyKeeper:
         if not self._sums[0] > 0:
             return steps
         xx, xy, yy, x, y = self._sums[1:] / self._sums[0]
-        tie = TIED if self.forecast is not None else LOOSELY_TIED
+        tie = KEEPER.tied if self.forecast is not None else KEEPER.loosely_tied
         xx = xx + tie
         xy = xy - tie
         yy = yy + tie
         determinant = xx * yy - xy * xy
-        least = LEAST_SCALE * determinant
+        least = KEEPER.least_scale * determinant
         scale_a = max(yy * x - xy * y, least) / determinant
         scale_w = max(xx * y - xy * x, least) / determinant
         return StepForecast(scale_a * steps.empty_s, scale_w * steps.request_s)
@@ -405,7 +429,7 @@ class LatencyKeeper:
         lengths = np.array([prompt, output])
         if self._steps is not None:
             change = np.abs(np.log(lengths / self._lengths))
-            if change.max() <= NEW_LENGTHS:
+            if change.max() <= KEEPER.new_lengths:
                 return self._steps
         self._lengths = lengths
         self._sums = np.zeros(6)
@@ -414,8 +438,8 @@ class LatencyKeeper:
         else:
             # Most of the time is taken for that of requests, with which response times rise most.
             stretch = self.levels_hz[self.level] / np.asarray(self.levels_hz)
-            empty_s = EMPTY_SHARE * long.tpot.mean_s * stretch
-            request_s = (1.0 - EMPTY_SHARE) / long.load * stretch
+            empty_s = KEEPER.empty_share * long.tpot.mean_s * stretch
+            request_s = (1.0 - KEEPER.empty_share) / long.load * stretch
             self._steps = StepForecast(empty_s, request_s)
         return self._steps
 
@@ -426,7 +450,7 @@ class LatencyKeeper:
         """
         _, reading, _ = self._readings[-1]
         inside = 0.5 * (latest.begin.running + reading.running)
-        if inside < FEW_SEQUENCES:
+        if inside < KEEPER.few_sequences:
             return latest.tpot.mean_s
         return inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
 
@@ -440,12 +464,12 @@ class LatencyKeeper:
             self._spent[self.level] = (load, stayed.energy_j / max(stayed.tokens, 1.0))
         alike = {}
         for level, (level_load, joules) in self._spent.items():
-            if abs(level_load / load - 1) < ALIKE_LOAD:
+            if abs(level_load / load - 1) < KEEPER.alike_load:
                 alike[level] = joules
         lowest = 0
         least_j = math.inf  # of the levels above
         for level in sorted(alike, reverse=True):
-            if CHEAPER * least_j < alike[level]:
+            if KEEPER.cheaper * least_j < alike[level]:
                 lowest = max(lowest, level + 1)
             least_j = min(least_j, alike[level])
         return lowest

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast import hardware
+from wattcast.control.clock_forecast import ESTIMATES
 from wattcast.control.plants import KnobRole, Lattice, Settings, build_card_lattice, move_knob
 from wattcast.control.search_problem import Objective
 from wattcast.core import units
@@ -34,10 +35,6 @@ from wattcast.predictor.timeline import MEMORY_KNEE
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Of the top clock; the A100-PCIE's published V(f): 0.694 V to 1020 MHz, 0.894 V at 1410 MHz.
-FLAT_TO = 0.72
-TOP_OVER_FLAT = 1.29
-IDLE_SHARE = 0.2  # of present power, where the catalogue gives no idle power
 CLOCK_SLACK = 1e-4  # by which a level may lie above the clock that the card reports
 LABEL = "an estimate from readings; nothing was set"
 # Quantities shown of a card: name and unit, % for shares.
@@ -100,8 +97,8 @@ def _follow_idle_power(
 ) -> tuple[Array, str]:
     """Return idle power at each clock, and a sentence about where it comes from."""
     if bundle is None:
-        idle_w = np.full(clocks_hz.shape, IDLE_SHARE * power_w)
-        return idle_w, f"idle power taken as {IDLE_SHARE:.0%} of the power now"
+        idle_w = np.full(clocks_hz.shape, ESTIMATES.idle_share * power_w)
+        return idle_w, f"idle power taken as {ESTIMATES.idle_share:.0%} of the power now"
     idle_w = np.minimum(bundle.power.idle_power_w(clocks_hz), power_w)
     return idle_w, f"idle power by clock from the {bundle.status} bundle of {bundle.gpu}"
 
@@ -111,7 +108,9 @@ def _follow_voltage(clocks_hz: Array, top_hz: float, bundle: Bundle | None) -> t
     if bundle is not None and isinstance(bundle.power, ModulePower):
         voltage = bundle.power.voltage.level_at(clocks_hz)
         return voltage, f"voltage by clock from the {bundle.status} bundle of {bundle.gpu}"
-    voltage = np.interp(clocks_hz / top_hz, [FLAT_TO, 1.0], [1.0, TOP_OVER_FLAT])
+    voltage = np.interp(
+        clocks_hz / top_hz, [ESTIMATES.flat_to, 1.0], [1.0, ESTIMATES.top_over_flat]
+    )
     return voltage, "voltage by clock as published for the A100-PCIE"
 
 

@@ -12,23 +12,32 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.measure.energy_samples import Array, EnergySamples
 
-SLACK_S = 0.5  # by which a counter may be read later than it changed
-MIN_STEPS = 6  # of a counter, before it may be called regular
+
+@dataclass(frozen=True)
+class CounterStepCoefficients:
+    """How the steps of an energy counter are found among polls."""
+
+    slack_s: float  # by which a counter may be read later than it changed
+    min_steps: int  # of a counter, before it may be called regular
+    several_steps: float  # sightings further apart than this ratio have a step between them
+    grid_miss: float  # share of a period that sightings of a regular counter may miss the grid by
+    polls_a_period: float  # polls must lie closer than this fraction of a period to show it
+    late_step: float  # share of a period by which a poll may precede the step that it belongs to
+    phase_gain: float  # share of a sighting's deviation that the phase of a counter follows
+    # a sighting is sharp when its polls lie within this many of the shortest gaps between polls
+    sharp_gaps: float
+    sharp_share: float  # or within this share of the time between two sightings
+    # without a power limit, a counter wraps when it falls from above this share of its range
+    near_top: float
+
+
+COUNTER = load_coefficients("counter_steps", CounterStepCoefficients)
+
+
 MOST_PARTS = 5  # shortest regular period that is tried: this fraction of the usual time apart
-SEVERAL_STEPS = 1.5  # sightings further apart than this ratio have a step between them
-GRID_MISS = 0.05  # share of a period that sightings of a regular counter may miss the grid by
-POLLS_A_PERIOD = 4.0  # polls must lie closer than this fraction of a period to show it
-LATE_STEP = 0.02  # share of a period by which a poll may precede the step that it belongs to
-PHASE_GAIN = 0.2  # share of a sighting's deviation that the phase of a counter follows
-# A sighting is sharp when its polls lie within this many of the shortest gaps between polls, or
-# within this share of the time between two sightings.
-SHARP_GAPS = 3.0
-SHARP_SHARE = 0.1
-# Without a power limit, a counter wraps when it falls from above this share of its range to below
-# the rest.
-NEAR_TOP = 0.9
 
 
 @dataclass(frozen=True)
@@ -140,10 +149,10 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
     before it. Otherwise a step lies midway between the polls around it."""
     sightings = find_sightings(samples)
     sharp_s = sightings.middle_s[_find_sharp_sightings(sightings)]
-    if len(sharp_s) >= MIN_STEPS:
+    if len(sharp_s) >= COUNTER.min_steps:
         # Most sightings may be several steps apart, so parts of the usual time are tried too.
         apart_s = np.sort(np.diff(sharp_s))
-        usual_s = float(np.median(apart_s[apart_s <= SEVERAL_STEPS * apart_s[2]]))
+        usual_s = float(np.median(apart_s[apart_s <= COUNTER.several_steps * apart_s[2]]))
         for part in range(1, MOST_PARTS + 1):
             ticks = _place_on_grid(sightings, usual_s / part)
             if ticks is not None:
@@ -158,7 +167,7 @@ def _place_on_grid(sightings: TickSightings, guess_s: float) -> CounterTicks | N
     is_sharp = _find_sharp_sightings(sightings)
     middle_s = sightings.middle_s
     sharp_s = middle_s[is_sharp]
-    if guess_s < POLLS_A_PERIOD * float(np.median(sightings.gap_s[is_sharp])):
+    if guess_s < COUNTER.polls_a_period * float(np.median(sightings.gap_s[is_sharp])):
         return None
 
     # The grid is the line through the sharp sightings, over the numbers of their steps.
@@ -167,11 +176,11 @@ def _place_on_grid(sightings: TickSightings, guess_s: float) -> CounterTicks | N
     step_s = float(slope)
     origin_s = float(intercept)
     miss_s = np.abs(sharp_s - (origin_s + step_s * number))
-    if float(np.median(miss_s)) > GRID_MISS * step_s:
+    if float(np.median(miss_s)) > COUNTER.grid_miss * step_s:
         return None
 
     nearest = np.round((middle_s - origin_s) / step_s)
-    step_before = np.floor((sightings.after_s - origin_s) / step_s + LATE_STEP)
+    step_before = np.floor((sightings.after_s - origin_s) / step_s + COUNTER.late_step)
     every_number = np.where(is_sharp, nearest, step_before)
     if (np.diff(every_number) < 1.0).any():  # two steps in one period: the period is shorter
         return None
@@ -187,7 +196,7 @@ def _find_sharp_sightings(sightings: TickSightings) -> npt.NDArray[np.bool_]:
         return np.ones(len(gap_s), dtype=bool)
     shortest_gap_s = float(np.percentile(gap_s, 4.0))
     closest_s = float(np.percentile(np.diff(sightings.middle_s), 5.0))
-    return gap_s <= max(SHARP_GAPS * shortest_gap_s, SHARP_SHARE * closest_s)
+    return gap_s <= max(COUNTER.sharp_gaps * shortest_gap_s, COUNTER.sharp_share * closest_s)
 
 
 def _number_steps(seen_s: Array, step_s: float) -> Array:
@@ -204,9 +213,9 @@ def _number_steps(seen_s: Array, step_s: float) -> Array:
         passed = max(round((float(at_s) - phase_s) / period_s), 1)
         number += passed
         phase_s += passed * period_s
-        phase_s += PHASE_GAIN * (float(at_s) - phase_s)
+        phase_s += COUNTER.phase_gain * (float(at_s) - phase_s)
         numbers.append(number)
-        if number >= MIN_STEPS:
+        if number >= COUNTER.min_steps:
             period_s = (phase_s - float(seen_s[0])) / number
     return np.array(numbers)
 
@@ -249,6 +258,8 @@ class UnwrappedCounter:
         passed_s = at_s - self._previous_s
         if np.isfinite(passed_s) and np.isfinite(self._most_w):
             risen_j = self._range_j - self._previous_j + now_j
-            return now_j < self._previous_j and risen_j <= self._most_w * (passed_s + SLACK_S)
-        was_near_top = self._previous_j > NEAR_TOP * self._range_j
-        return was_near_top and now_j < (1.0 - NEAR_TOP) * self._range_j
+            return now_j < self._previous_j and risen_j <= self._most_w * (
+                passed_s + COUNTER.slack_s
+            )
+        was_near_top = self._previous_j > COUNTER.near_top * self._range_j
+        return was_near_top and now_j < (1.0 - COUNTER.near_top) * self._range_j

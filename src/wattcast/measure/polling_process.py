@@ -19,38 +19,46 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import BadInput, MissingTool
 from wattcast.measure import sample_ring as layout
 from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.energy_sources import EnergySource, ReadError, SlowReadings, open_source
 from wattcast.measure.sample_ring import SampleRing
+from wattcast.measure.source_check import CHECKS
 
-FINE_S = 0.001  # between polls when the counter is about to step
-EARLY_S = 0.008  # how long before the expected step fine polling begins
-SHARP_S = 0.008  # between the polls around a step, for its time to be known
-# Between polls while the counter's period is being learnt, or when asked to be quick.
-QUICK_S = 0.002
-LEARNT = 8  # steps seen before the counter is taken as known
-# Between readings of the clock, and of everything else; longer beside a program.
-CLOCK_S = 0.0045
-OTHER_S = 0.018
-RELAXED_S = 0.2
-SLOWEST_S = 0.5  # a relaxed sampler reads the counter at least this often
+
+@dataclass(frozen=True)
+class PollingCoefficients:
+    """How often a card is read, and which readings are used."""
+
+    fine_s: float  # between polls when the counter is about to step
+    early_s: float  # how long before the expected step fine polling begins
+    sharp_s: float  # between the polls around a step, for its time to be known
+    # between polls while the counter's period is being learnt, or when asked to be quick
+    quick_s: float
+    learnt: int  # steps seen before the counter is taken as known
+    clock_s: float  # between readings of the clock
+    other_s: float  # between readings of everything else
+    relaxed_s: float  # between readings of clock and everything else, beside a user's program
+    slowest_s: float  # a relaxed sampler reads the counter at least this often
+    slow_call: float  # times the quickest call, beyond which a call took long
+    age_share: float  # a relaxed sampler waits this share of its age
+    watch_every: float  # usual waits between two steps of the counter that are watched closely
+    retry_periods: float  # of the counter, through which a step that was missed is looked for
+    # share of the counter's period, beyond which a wait ends in the middle of a period
+    long_wait: float
+
+
+POLLING = load_coefficients("polling", PollingCoefficients)
+
+
 WAKE_S = 0.01  # between looks whether to stop or to be quick
 # A call that took longer does not say when the counter was read: at least the first, and at most
 # the second on a driver that is slow in all its calls.
 TOO_LONG_S = (0.02, 0.1)
-SLOW_CALL = 5.0  # times the quickest call, beyond which a call took long
 BACK_OFF_S = (0.05, 1.0)  # between attempts to read a lost device: at first, and at most
 GOLDEN = 0.618033988749895  # its multiples spread evenly over a turn
-# A counter that rises faster has not wrapped; MOST_W is the limit of a card that reports none.
-ABOVE_LIMIT = 3.0
-MOST_W = 5000.0
-AGE_SHARE = 0.02  # a relaxed sampler waits this share of its age
-WATCH_EVERY = 8.0  # usual waits between two steps of the counter that are watched closely
-RETRY_PERIODS = 2.5  # of the counter, through which a step that was missed is looked for
-# A wait that is longer than this share of the counter's period ends in the middle of a period.
-LONG_WAIT = 0.4
 
 
 class PollingPace:
@@ -72,14 +80,14 @@ class PollingPace:
     def wait_s(self, now_s: float, energy_j: float, quick: bool = False) -> float:
         """Time until the next reading, given the one just made."""
         self._note_reading(now_s, energy_j)
-        if self._period_s <= 2.0 * FINE_S:
+        if self._period_s <= 2.0 * POLLING.fine_s:
             return self._period_s
-        if quick or len(self._steps) < LEARNT:
-            return min(self._period_s, QUICK_S)
-        if self._is_missed and now_s - self._tried_s < RETRY_PERIODS * self._step_s:
-            return QUICK_S
+        if quick or len(self._steps) < POLLING.learnt:
+            return min(self._period_s, POLLING.quick_s)
+        if self._is_missed and now_s - self._tried_s < POLLING.retry_periods * self._step_s:
+            return POLLING.quick_s
         usual_s = self._usual_wait_s(now_s)
-        if now_s - max(self._phase_s, self._tried_s) < WATCH_EVERY * usual_s:
+        if now_s - max(self._phase_s, self._tried_s) < POLLING.watch_every * usual_s:
             self._is_watching = False
             return self._wait_between_steps_s(now_s, usual_s)
         return self._wait_for_step_s(now_s)
@@ -89,31 +97,31 @@ class PollingPace:
         if not self._relaxed:
             return self._period_s
         age_s = now_s - self._begun_s
-        return min(max(AGE_SHARE * age_s, self._period_s, self._step_s), SLOWEST_S)
+        return min(max(POLLING.age_share * age_s, self._period_s, self._step_s), POLLING.slowest_s)
 
     def _wait_between_steps_s(self, now_s: float, usual_s: float) -> float:
         """Return a wait of about the usual time that ends in the middle of a period, so that the
         reading belongs to one step.
         """
-        if usual_s < LONG_WAIT * self._step_s:
+        if usual_s < POLLING.long_wait * self._step_s:
             return usual_s
         periods = (now_s + usual_s - self._phase_s) / self._step_s
         to_middle = math.floor(periods) + 0.5 - periods
-        return max(usual_s + to_middle * self._step_s, QUICK_S)
+        return max(usual_s + to_middle * self._step_s, POLLING.quick_s)
 
     def _wait_for_step_s(self, now_s: float) -> float:
         """Return the wait until fine polling begins, or between fine polls around a step."""
         due_s = (self._phase_s - now_s) % self._step_s  # the next step, wherever the last one was
-        is_past = due_s >= self._step_s - EARLY_S
-        if due_s <= EARLY_S or (self._is_watching and is_past):
+        is_past = due_s >= self._step_s - POLLING.early_s
+        if due_s <= POLLING.early_s or (self._is_watching and is_past):
             self._is_watching = True
-            return FINE_S
+            return POLLING.fine_s
         if self._is_watching:  # it has passed unseen
             self._is_watching = False
             self._tried_s = now_s
             self._is_missed = True
-            return QUICK_S
-        return due_s - EARLY_S
+            return POLLING.quick_s
+        return due_s - POLLING.early_s
 
     def _note_reading(self, now_s: float, energy_j: float) -> None:
         """Remember when the counter stepped, if this reading and the one before saw it closely."""
@@ -121,7 +129,7 @@ class PollingPace:
             self._begun_s = now_s
         if math.isfinite(energy_j):
             has_stepped = math.isfinite(self._energy_j) and energy_j != self._energy_j
-            if has_stepped and now_s - self._read_s <= SHARP_S:
+            if has_stepped and now_s - self._read_s <= POLLING.sharp_s:
                 self._note_step(0.5 * (self._read_s + now_s))
             self._energy_j = energy_j
         self._read_s = now_s
@@ -134,11 +142,11 @@ class PollingPace:
         """
         self._phase_s = step_at_s
         self._is_missed = False
-        if len(self._steps) < LEARNT:
+        if len(self._steps) < POLLING.learnt:
             self._steps.append(step_at_s)
             apart_s = [later - earlier for earlier, later in pairwise(self._steps)]
             self._step_s = median(apart_s or [math.inf])
-        if len(self._steps) == LEARNT:
+        if len(self._steps) == POLLING.learnt:
             passed_s = step_at_s - self._steps[0]
             self._step_s = passed_s / round(passed_s / self._step_s)
 
@@ -166,11 +174,11 @@ class _Schedule:
         """
         self.readings += 1
         uneven = 0.75 + 0.5 * (self.readings * GOLDEN % 1.0)
-        self.other_due_s = now_s + (OTHER_S if is_quick else self.other_s * uneven)
+        self.other_due_s = now_s + (POLLING.other_s if is_quick else self.other_s * uneven)
 
     def back_off(self, now_s: float, failed: int, is_lost: bool) -> None:
         """Wait ever longer after readings that failed in a row."""
-        first_s, longest_s = BACK_OFF_S if is_lost else (FINE_S, BACK_OFF_S[0])
+        first_s, longest_s = BACK_OFF_S if is_lost else (POLLING.fine_s, BACK_OFF_S[0])
         due_s = now_s + min(first_s * 2.0 ** min(failed, 20), longest_s)
         self.energy_due_s = due_s
         self.clock_due_s = due_s
@@ -182,7 +190,7 @@ class _TimedCounter:
 
     def __init__(self, source: EnergySource, limit_w: float | None) -> None:
         self._source = source
-        most_w = ABOVE_LIMIT * (limit_w or MOST_W)
+        most_w = CHECKS.peak_above_limit * (limit_w or CHECKS.most_w)
         self._counter = UnwrappedCounter(source.energy_range_j, most_w)
         self._quickest_s = math.inf
 
@@ -192,7 +200,7 @@ class _TimedCounter:
         took_s = time.monotonic() - began_s
         self._quickest_s = min(self._quickest_s, took_s)
         least_s, most_s = TOO_LONG_S
-        if took_s > min(max(least_s, SLOW_CALL * self._quickest_s), most_s):
+        if took_s > min(max(least_s, POLLING.slow_call * self._quickest_s), most_s):
             energy_j = math.nan
         return began_s + 0.5 * took_s, energy_j
 
@@ -209,9 +217,9 @@ def poll_source(
     header = ring.header
     pace = PollingPace(period_s, relaxed)
     counter = _TimedCounter(source, limit_w)
-    schedule = _Schedule(RELAXED_S, RELAXED_S)
+    schedule = _Schedule(POLLING.relaxed_s, POLLING.relaxed_s)
     if not relaxed:
-        schedule = _Schedule(max(CLOCK_S, period_s), max(OTHER_S, period_s))
+        schedule = _Schedule(max(POLLING.clock_s, period_s), max(POLLING.other_s, period_s))
     failed = 0  # readings in a row
     born_ns = time.process_time_ns()
     while not header[layout.STOP] and os.getppid() == parent:

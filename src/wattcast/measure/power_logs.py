@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.regular_files import open_regular
 from wattcast.measure.power_log_forms import GPU_FORMS, LogLine, LogLines, read_log_lines
@@ -25,15 +26,24 @@ from wattcast.measure.time_stamps import (
     place_whole_seconds,
     read_stamps,
 )
+from wattcast.measure.window_summary import WINDOWS
+
+
+@dataclass(frozen=True)
+class PowerLogCoefficients:
+    """Which readings and times of a power log are used."""
+
+    most_rail_w: float  # that a rail may draw
+    most_gpu_w: float  # that a GPU board may draw
+    gap_intervals: float  # usual intervals, beyond which a pause between readings is a gap
+    least_whole_seconds: int  # lines with whole seconds that are needed to tell their interval
+
+
+LOGS = load_coefficients("power_logs", PowerLogCoefficients)
+
 
 MOST_BYTE = 2**28  # of a log: a device that is read as one has no end
-MOST_W = 1e6  # a rack draws a tenth of this
-MOST_GPU_W = 4000.0  # a GPU board draws at most a third of this
-GAP_INTERVALS = 2.5  # a pause between readings that is longer than so many usual ones is a gap
 GAPS_NAMED = 3  # gaps that are flagged one by one
-DOUBTFUL_SHARE = 0.05  # of the energy: times that are known less well are flagged
-# Lines with whole seconds that are needed to tell their interval.
-LEAST_WHOLE_SECONDS = 20
 WHAT_TO_DO = "Give the time between lines, such as --interval 100ms."
 
 
@@ -45,7 +55,7 @@ class RailReadings:
     watts: Array  # NaN where a line did not say
     lines: tuple[int, ...]
     time_flags: tuple[str, ...] = ()
-    most_w: float = MOST_W
+    most_w: float = LOGS.most_rail_w
 
     def find_inside(self, start_s: float, end_s: float) -> np.ndarray:
         """Tell which readings lie between two moments."""
@@ -134,7 +144,7 @@ def _find_gaps(line_s: Array, step_s: Array) -> np.ndarray:
     between_s = between_s[between_s > 0.0]
     if len(between_s) < 2:
         return np.zeros(len(step_s), dtype=bool)
-    return step_s > GAP_INTERVALS * float(np.median(between_s))
+    return step_s > LOGS.gap_intervals * float(np.median(between_s))
 
 
 def _flag_impossible(rail: RailReadings, is_impossible: np.ndarray) -> list[str]:
@@ -245,7 +255,7 @@ def _make_rail(
 ) -> RailReadings:
     watts = np.array([row.watts[rail] for row in rows])
     lines = tuple(row.line for row in rows)
-    most_w = MOST_GPU_W if form in GPU_FORMS else MOST_W
+    most_w = LOGS.most_gpu_w if form in GPU_FORMS else LOGS.most_rail_w
     return RailReadings(time_s, watts, lines, flags, most_w)
 
 
@@ -258,10 +268,10 @@ def _compare_interval(
     except BadInput:
         return ()
     steps_s = np.diff(times.time_s)
-    if not len(steps_s) or (times.are_whole and len(steps_s) < LEAST_WHOLE_SECONDS):
+    if not len(steps_s) or (times.are_whole and len(steps_s) < LOGS.least_whole_seconds):
         return ()
     usual_s = float(np.mean(steps_s) if times.are_whole else np.median(steps_s))
-    if abs(usual_s - interval_s) <= DOUBTFUL_SHARE * interval_s:
+    if abs(usual_s - interval_s) <= WINDOWS.doubtful_share * interval_s:
         return ()
     return (
         f"the log's own times are {usual_s:.6g} s apart, not the {interval_s:.6g} s of --interval",
@@ -280,7 +290,7 @@ def _check_times(
     steps_s = np.diff(time_s)
     if times.are_whole and len(time_s) > 2 and np.ptp(steps_s) > 0.0:
         placed_s, doubt = place_whole_seconds(time_s)
-        if doubt <= DOUBTFUL_SHARE:
+        if doubt <= WINDOWS.doubtful_share:
             return placed_s, ()
         if np.isfinite(doubt):
             flag = f"whole seconds leave the time open by {100 * doubt:.0f} %. {WHAT_TO_DO}"

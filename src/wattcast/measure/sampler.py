@@ -32,7 +32,7 @@ from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity, find_source_makers
 from wattcast.measure.sample_ring import SampleRing
-from wattcast.measure.window_summary import LEAST_TICKS
+from wattcast.measure.window_summary import WINDOWS
 
 SILENCE_S = 3.0  # a healthy sampler is never silent this long
 START_POLL_S = 0.005  # between looks for the first sample
@@ -236,7 +236,7 @@ class PowerSensor:
                 "those."
             )
         else:
-            shortest_s = LEAST_TICKS * self.energy_period_s
+            shortest_s = WINDOWS.least_ticks * self.energy_period_s
             consequences.append(
                 f"the energy counter steps every {1e3 * self.energy_period_s:.0f} ms: "
                 f"power needs {shortest_s:.1f} s of steady load."

@@ -20,33 +20,41 @@ from enum import StrEnum
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.units import show
 from wattcast.measure.counter_ticks import CounterTicks
 from wattcast.measure.energy_samples import COLUMNS, Array, ColumnReadings, EnergySamples
 
-AVERAGE_S = 1.0  # that NVML_FI_DEV_POWER_AVERAGE looks back (an H200: docs/method/measuring.md)
-# Counter and average of an H200 agree within 0.4 % in steady load (tests/measure/data).
-SENSOR_SHARE = 0.02
-SENSOR_W = 3.0  # by which they may differ on an idle card
-DOUBTFUL_SHARE = 0.025  # of the energy that may be contradicted: with SENSOR_SHARE below 5 % in all
-ABOVE_LIMIT = 1.25  # an H200 averages 5 % above its limit for a second, and other boards more
-PEAK_ABOVE_LIMIT = 3.0  # over one step of the counter
-MOST_W = 5000.0  # of a card that does not report its limit
-STILL_STEPS = 1.6  # a counter that keeps its value for longer stands still
-STILL_SLACK_S = 0.02  # by which polls may misplace both ends of that time
-STILL_S = 0.3  # the same where its steps are not regular
-# In a steady load, a counter's mean over seconds and readings at both ends differ by less.
-APART = 1.5
-LEAST_READINGS = 3
+
+@dataclass(frozen=True)
+class SourceCheckCoefficients:
+    """When power readings and the power limit contradict an energy counter."""
+
+    average_s: float  # that readings of average power look back
+    sensor_share: float  # by which counter and readings may differ in steady load
+    sensor_w: float  # by which they may differ on an idle card
+    contradicted_share: float  # of the energy that may be contradicted
+    above_limit: float  # times its limit that a card may draw over a second
+    peak_above_limit: float  # times its limit that a card may draw over one step of the counter
+    most_w: float  # that a card may draw which does not report its limit
+    still_steps: float  # usual steps for which a counter may keep its value
+    still_slack_s: float  # by which polls may misplace both ends of that time
+    still_s: float  # for which a counter without regular steps may keep its value
+    apart: float  # ratio of a counter's mean power to readings at both ends, in a steady load
+    least_readings: int  # power readings that a window needs, to be judged by them
+    late_reading_s: float  # by which a reading may be updated after the counter's step
+    early_reading_s: float  # and before it
+    mean_averages: float  # averages that a window must span, to be compared by their mean
+    wide_step: float  # steps of the counter that lie further apart have a step between them
+    sampling_deviations: float  # standard errors that the mean of instant readings may be off
+    agreement: float  # share by which two kinds of readings may differ and agree
+
+
+CHECKS = load_coefficients("source_checks", SourceCheckCoefficients)
+
+
 POWER_COLUMNS = ("instant_w", "average_w", "memory_w")
 SHIFTS = 7  # moments of a step at which a reading may have been updated
-LATE_READING_S = 0.03  # by which a reading may be updated after the counter's step
-EARLY_READING_S = 0.01  # and before it
-# Windows of at least so many averages are also compared by their mean.
-MEAN_AVERAGES = 3.0
-WIDE_STEP = 1.5  # steps of the counter that lie further apart have a step between them
-SAMPLING_DEVIATIONS = 3.0  # standard errors that the mean of instant readings may be off
-AGREEMENT = 0.1  # share by which two kinds of readings agree with each other
 
 
 class BelievedSource(StrEnum):
@@ -93,7 +101,7 @@ def check_sources(
     readings_j = readings.integrate(window_s)
     if counter_j is None or ticks.intervals < 2:
         return SourceCheck(readings_j=readings_j)
-    faults = _find_counter_faults(samples, ticks, window_s, limit_w or MOST_W)
+    faults = _find_counter_faults(samples, ticks, window_s, limit_w or CHECKS.most_w)
     comparison = _compare_readings(readings, ticks, window_s, counter_j)
 
     # Standing still is a doubt where no readings tell whether it cost joules.
@@ -129,7 +137,7 @@ def _compare_readings(
     """
     by_average = _compare_averages(readings, ticks, window_s, counter_j)
     by_instant = _compare_instants(readings.instant, ticks, window_s)
-    allowed_j = DOUBTFUL_SHARE * abs(counter_j)
+    allowed_j = CHECKS.contradicted_share * abs(counter_j)
     averages_differ = by_average is not None and by_average.energy_j > allowed_j
     instants_differ = by_instant is not None and by_instant.energy_j > allowed_j
     contradicts = instants_differ
@@ -151,12 +159,12 @@ def is_plausible_power(mean_w: float, ends_w: Sequence[float], most_w: float) ->
     >>> is_plausible_power(600.0, (290.0, 310.0), 700.0), is_plausible_power(0.0, (), 700.0)
     (False, False)
     """
-    if not 0.0 < mean_w <= ABOVE_LIMIT * most_w:
+    if not 0.0 < mean_w <= CHECKS.above_limit * most_w:
         return False
-    readings_w = [watts for watts in ends_w if 0.0 < watts <= PEAK_ABOVE_LIMIT * most_w]
+    readings_w = [watts for watts in ends_w if 0.0 < watts <= CHECKS.peak_above_limit * most_w]
     if not readings_w:
         return True
-    return min(readings_w) / APART <= mean_w <= APART * max(readings_w)
+    return min(readings_w) / CHECKS.apart <= mean_w <= CHECKS.apart * max(readings_w)
 
 
 @dataclass(frozen=True)
@@ -174,9 +182,9 @@ class PowerReadings:
     def integrate(self, window_s: tuple[float, float]) -> float | None:
         """Return the joules of a window by its power readings; None where there are too few."""
         start_s, end_s = window_s
-        for readings, back_s in ((self.instant, 0.0), (self.average, 0.5 * AVERAGE_S)):
+        for readings, back_s in ((self.instant, 0.0), (self.average, 0.5 * CHECKS.average_s)):
             near = readings.between(start_s, end_s + back_s)
-            if len(near) < LEAST_READINGS:
+            if len(near) < CHECKS.least_readings:
                 continue
             # An average stands for the middle of the time that it looks back.
             middle_s = np.clip(near.time_s - back_s, start_s, end_s)
@@ -197,7 +205,7 @@ def drop_impossible(
     dropped_w: list[float] = []
     for column in POWER_COLUMNS:
         watts = rows[:, COLUMNS.index(column)]
-        is_above = watts > PEAK_ABOVE_LIMIT * most_w
+        is_above = watts > CHECKS.peak_above_limit * most_w
         is_wrong = np.isfinite(watts) & ((watts < 0.0) | is_above)
         dropped_w += watts[is_wrong & is_inside].tolist()
         watts[is_wrong] = np.nan
@@ -220,11 +228,13 @@ def _find_counter_faults(
 ) -> _CounterFaults:
     """Look for a counter that says more than the card may draw, or that keeps its value."""
     start_s, end_s = window_s
-    near = ticks.between(start_s - AVERAGE_S, end_s + AVERAGE_S)
+    near = ticks.between(start_s - CHECKS.average_s, end_s + CHECKS.average_s)
     above_limit = _describe_excess(near, most_w) if near.intervals else ""
     stillness = ""
     still_s = _longest_stillness_s(samples.between(start_s, end_s))
-    allowed_s = STILL_STEPS * ticks.step_s + STILL_SLACK_S if ticks.step_s else STILL_S
+    allowed_s = (
+        CHECKS.still_steps * ticks.step_s + CHECKS.still_slack_s if ticks.step_s else CHECKS.still_s
+    )
     if still_s > allowed_s:
         stillness = f"the counter stood still for {still_s:.1f} s"
     return _CounterFaults(above_limit, stillness)
@@ -233,16 +243,16 @@ def _find_counter_faults(
 def _describe_excess(near: CounterTicks, most_w: float) -> str:
     """Say by how much a counter rose above the card's limit; empty where it did not."""
     # Mean power over every second that ends at a step, and over steps that last a second or more.
-    end_s = near.time_s[near.time_s >= near.time_s[0] + AVERAGE_S]
-    risen_j = _interpolate(near, end_s) - _interpolate(near, end_s - AVERAGE_S)
-    mean_w = risen_j / AVERAGE_S
+    end_s = near.time_s[near.time_s >= near.time_s[0] + CHECKS.average_s]
+    risen_j = _interpolate(near, end_s) - _interpolate(near, end_s - CHECKS.average_s)
+    mean_w = risen_j / CHECKS.average_s
     step_w = near.interval_w
-    is_long = np.diff(near.time_s) >= AVERAGE_S
+    is_long = np.diff(near.time_s) >= CHECKS.average_s
     sustained_w = np.concatenate([mean_w, step_w[is_long]])
 
     peak_w = float(step_w.max())
-    is_peak_above = peak_w > PEAK_ABOVE_LIMIT * most_w
-    is_mean_above = float(sustained_w.max(initial=0.0)) > ABOVE_LIMIT * most_w
+    is_peak_above = peak_w > CHECKS.peak_above_limit * most_w
+    is_mean_above = float(sustained_w.max(initial=0.0)) > CHECKS.above_limit * most_w
     if not (is_peak_above or is_mean_above):
         return ""
     largest_w = max(peak_w, float(mean_w.max(initial=0.0)))
@@ -276,28 +286,31 @@ def _compare_averages(
     """Compare readings that are means over a second with the counter over the same second."""
     start_s, end_s = window_s
     update_s = ticks.step_s or float(np.median(np.diff(ticks.time_s)))
-    lag_s = update_s + LATE_READING_S
-    first_s = float(ticks.time_s[0]) + AVERAGE_S + lag_s
+    lag_s = update_s + CHECKS.late_reading_s
+    first_s = float(ticks.time_s[0]) + CHECKS.average_s + lag_s
     last_s = float(ticks.time_s[-1])
     near = readings.average.between(max(start_s, first_s), last_s + lag_s)
-    if len(near) < LEAST_READINGS:
+    if len(near) < CHECKS.least_readings:
         return None
 
     # Power by the counter, had the reading been updated at each of several moments (last axis).
-    shifts_s = np.linspace(-lag_s, EARLY_READING_S, SHIFTS)
+    shifts_s = np.linspace(-lag_s, CHECKS.early_reading_s, SHIFTS)
     updated_s = np.minimum(near.time_s[:, None] + shifts_s, last_s)
-    counted_j = _interpolate(ticks, updated_s) - _interpolate(ticks, updated_s - AVERAGE_S)
-    counted_w = counted_j / AVERAGE_S
-    open_w = _find_open_joules(ticks, readings.instant, updated_s) / AVERAGE_S
+    counted_j = _interpolate(ticks, updated_s) - _interpolate(ticks, updated_s - CHECKS.average_s)
+    counted_w = counted_j / CHECKS.average_s
+    open_w = _find_open_joules(ticks, readings.instant, updated_s) / CHECKS.average_s
     local_j = _sum_contradictions(near, counted_w, open_w)
 
     # A rate that is off by little hides in the tolerances, and shows in the mean.
     is_inside = near.time_s <= end_s
-    if is_inside.sum() < LEAST_READINGS or end_s - start_s < MEAN_AVERAGES * AVERAGE_S:
+    if (
+        is_inside.sum() < CHECKS.least_readings
+        or end_s - start_s < CHECKS.mean_averages * CHECKS.average_s
+    ):
         return _Contradiction(local_j)
     ratio = float(near.values[is_inside].mean()) / max(float(counted_w[is_inside].mean()), 1e-9)
-    edge_share = 2.0 * float(open_w.max()) * AVERAGE_S / max(abs(counter_j), 1e-9)
-    overall = max(abs(ratio - 1.0) - SENSOR_SHARE - edge_share, 0.0)
+    edge_share = 2.0 * float(open_w.max()) * CHECKS.average_s / max(abs(counter_j), 1e-9)
+    overall = max(abs(ratio - 1.0) - CHECKS.sensor_share - edge_share, 0.0)
     return _Contradiction(max(local_j, overall * abs(counter_j)))
 
 
@@ -307,14 +320,14 @@ def _sum_contradictions(near: ColumnReadings, counted_w: Array, open_w: Array) -
 
     Each reading stands for the time until the next; one alone may catch the whole of a fault.
     """
-    tolerance_w = SENSOR_SHARE * near.values + SENSOR_W
+    tolerance_w = CHECKS.sensor_share * near.values + CHECKS.sensor_w
     low_w = (counted_w - open_w).min(axis=1) - tolerance_w
     high_w = (counted_w + open_w).max(axis=1) + tolerance_w
     beyond_w = near.values - np.clip(near.values, low_w, high_w)
-    for_s = np.minimum(np.diff(near.time_s, append=near.time_s[-1]), AVERAGE_S)
+    for_s = np.minimum(np.diff(near.time_s, append=near.time_s[-1]), CHECKS.average_s)
     missing_j = float((np.maximum(beyond_w, 0.0) * for_s).sum())
     surplus_j = float((np.maximum(-beyond_w, 0.0) * for_s).sum())
-    largest_j = float(np.abs(beyond_w).max()) * AVERAGE_S
+    largest_j = float(np.abs(beyond_w).max()) * CHECKS.average_s
     return max(missing_j, surplus_j, largest_j)
 
 
@@ -327,11 +340,11 @@ def _find_open_joules(ticks: CounterTicks, instant: ColumnReadings, moments_s: A
     place = np.searchsorted(ticks.time_s, moments_s) - 1
     place = np.clip(place, 0, len(ticks.time_s) - 2)
     gap_s = np.diff(ticks.time_s)[place]
-    is_wide = gap_s > WIDE_STEP * (ticks.step_s or 0.0)
+    is_wide = gap_s > CHECKS.wide_step * (ticks.step_s or 0.0)
     from_begin_s = moments_s - ticks.time_s[place]
     to_end_s = ticks.time_s[place + 1] - moments_s
     to_edge_s = np.maximum(np.minimum(from_begin_s, to_end_s), 0.0)
-    near = instant.between(float(moments_s.min()) - AVERAGE_S, float(moments_s.max()))
+    near = instant.between(float(moments_s.min()) - CHECKS.average_s, float(moments_s.max()))
     span_w = float(np.ptp(near.values)) if len(near) > 1 else 0.0
     return np.where(is_wide, 0.5 * to_edge_s * span_w, 0.0)
 
@@ -342,10 +355,10 @@ def _compare_instants(
     """Compare the mean of instant readings with the counter, second by second."""
     start_s, end_s = window_s
     first_s = max(start_s, float(ticks.time_s[0]))
-    last_s = min(float(ticks.time_s[-1]), end_s + AVERAGE_S)
-    if last_s - first_s < 0.5 * AVERAGE_S:
+    last_s = min(float(ticks.time_s[-1]), end_s + CHECKS.average_s)
+    if last_s - first_s < 0.5 * CHECKS.average_s:
         return None
-    count = max(round((last_s - first_s) / AVERAGE_S), 1)
+    count = max(round((last_s - first_s) / CHECKS.average_s), 1)
     length_s = (last_s - first_s) / count
     edges_s = np.linspace(first_s, last_s, count + 1)
     counted_w = np.diff(_interpolate(ticks, edges_s)) / length_s
@@ -354,18 +367,22 @@ def _compare_instants(
     tolerances = []
     for begin_s, stop_s, by_counter_w in zip(edges_s[:-1], edges_s[1:], counted_w, strict=True):
         watts = instant.between(begin_s, stop_s).values
-        if len(watts) < LEAST_READINGS:
+        if len(watts) < CHECKS.least_readings:
             continue
         mean_w = float(watts.mean())
         standard_error_w = float(watts.std(ddof=1)) / np.sqrt(len(watts))
-        tolerance_w = SENSOR_SHARE * mean_w + SENSOR_W + SAMPLING_DEVIATIONS * standard_error_w
-        tolerances.append(tolerance_w / max(mean_w, SENSOR_W))
+        tolerance_w = (
+            CHECKS.sensor_share * mean_w
+            + CHECKS.sensor_w
+            + CHECKS.sampling_deviations * standard_error_w
+        )
+        tolerances.append(tolerance_w / max(mean_w, CHECKS.sensor_w))
         missing_j += max(mean_w - by_counter_w - tolerance_w, 0.0) * length_s
         surplus_j += max(by_counter_w - mean_w - tolerance_w, 0.0) * length_s
     if not tolerances:
         return None
     is_complete = len(tolerances) == count
-    is_sharp = float(np.median(tolerances)) < 2.0 * SENSOR_SHARE
+    is_sharp = float(np.median(tolerances)) < 2.0 * CHECKS.sensor_share
     return _Contradiction(max(missing_j, surplus_j), is_complete and is_sharp)
 
 
@@ -383,7 +400,7 @@ def _choose_source(
         if len(watts):
             mean_w.append(float(watts.mean()))
             is_constant = float(np.ptp(watts)) == 0.0
-            is_stale = is_stale or (len(watts) >= LEAST_READINGS and is_constant)
+            is_stale = is_stale or (len(watts) >= CHECKS.least_readings and is_constant)
     if not mean_w:
         return BelievedSource.NEITHER
     if is_counter_wrong:
@@ -393,7 +410,7 @@ def _choose_source(
         return BelievedSource.NEITHER
     if len(mean_w) < 2:
         return BelievedSource.NEITHER
-    agree = abs(mean_w[0] - mean_w[1]) <= AGREEMENT * max(*mean_w, SENSOR_W)
+    agree = abs(mean_w[0] - mean_w[1]) <= CHECKS.agreement * max(*mean_w, CHECKS.sensor_w)
     return BelievedSource.READINGS if agree else BelievedSource.NEITHER
 
 
@@ -401,7 +418,7 @@ def _has_changed(step_w: Array) -> bool:
     """Tell whether power by the counter changed by more than a sensor is off."""
     if len(step_w) < 2:
         return False
-    return float(np.ptp(step_w)) > 2.0 * SENSOR_SHARE * abs(float(step_w.mean()))
+    return float(np.ptp(step_w)) > 2.0 * CHECKS.sensor_share * abs(float(step_w.mean()))
 
 
 def _describe_doubt(

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import Refused
 from wattcast.core.measured_rows import RunInfo
 from wattcast.measure.counter_ticks import CounterTicks, find_ticks
@@ -29,13 +30,30 @@ from wattcast.measure.cuda_device import ClockSpinner, make_spinner
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.source_check import MOST_W, check_sources, drop_impossible
-from wattcast.measure.window_summary import flag_throttling
+from wattcast.measure.source_check import CHECKS, check_sources, drop_impossible
+from wattcast.measure.window_summary import WINDOWS, flag_throttling
+
+
+@dataclass(frozen=True)
+class SettlingCoefficients:
+    """When a load has settled, so that its window may be measured."""
+
+    settle_s: float  # before a window may begin
+    capped_settle_s: float  # before a window may begin once the power cap has been seen
+    capped_ticks: int  # stretches between counter steps under the cap, where the governor hunts
+    clock_drift: float  # of the clock between the halves of a window, relative
+    power_drift: float  # of power between the halves of a window, relative
+    capped_drift: float  # of clock or power under the cap
+    longest_s: float  # then a window is taken as it is, and flagged
+    # a power cap that is reported sooner after the start of a load belongs to the load before
+    cap_report_s: float
+
+
+SETTLING = load_coefficients("settling", SettlingCoefficients)
+
 
 CHUNKS_AHEAD = 4  # queued before the host waits
 SPIN_CYCLES = 12_000_000
-# A power cap that is reported sooner after the start of a load belongs to the load before.
-CAP_REPORT_S = 0.05
 CLOCK_SAMPLES = 12  # latest samples in which the clock is looked up
 CLOCK_POLL_S = 0.02  # between looks at the clock
 
@@ -44,15 +62,15 @@ CLOCK_POLL_S = 0.02  # between looks at the clock
 class SettlingRule:
     """What settled means."""
 
-    settle_s: float = 0.30  # before a window may begin
-    capped_settle_s: float = 0.50  # the same once the power cap has been seen
-    least_ticks: int = 5  # stretches between counter steps
-    capped_ticks: int = 20  # the same under the cap, where the governor hunts
-    clock_drift: float = 0.010  # between the halves, relative
-    power_drift: float = 0.020
-    capped_drift: float = 0.060  # of clock or power under the cap
-    late_share: float = 0.010  # of the power that late polls may have cost
-    longest_s: float = 4.0  # then the window is taken as it is, and flagged
+    settle_s: float = SETTLING.settle_s  # before a window may begin
+    capped_settle_s: float = SETTLING.capped_settle_s  # the same once the power cap has been seen
+    least_ticks: int = WINDOWS.least_ticks  # stretches between counter steps
+    capped_ticks: int = SETTLING.capped_ticks  # the same under the cap, where the governor hunts
+    clock_drift: float = SETTLING.clock_drift  # between the halves, relative
+    power_drift: float = SETTLING.power_drift
+    capped_drift: float = SETTLING.capped_drift  # of clock or power under the cap
+    late_share: float = WINDOWS.late_share  # of the power that late polls may have cost
+    longest_s: float = SETTLING.longest_s  # then the window is taken as it is, and flagged
     least_s: float = 0.0  # of load before it may end
     linger_s: float = 0.0  # that the power cap of the load before may still be reported
     look_s: float = 0.0  # between looks at the samples, which take the host a millisecond or more
@@ -105,7 +123,9 @@ def find_settled_window(
     ticks = find_ticks(samples)
     if ticks.intervals < rule.least_ticks:
         return None
-    is_capped = "sw_power_cap" in samples.between(started_s + CAP_REPORT_S, np.inf).throttle
+    is_capped = (
+        "sw_power_cap" in samples.between(started_s + SETTLING.cap_report_s, np.inf).throttle
+    )
     last = ticks.last(rule.needed_ticks(is_capped))
     if last.time_s[0] < started_s + rule.least_settle_s(is_capped):
         return None
@@ -151,7 +171,7 @@ def _make_window(
 
     # The energy counter and the power readings have to agree.
     counted_j = float(inside.energy_j[-1] - inside.energy_j[0])
-    possible, _ = drop_impossible(samples, MOST_W, (start_s, end_s))
+    possible, _ = drop_impossible(samples, CHECKS.most_w, (start_s, end_s))
     if check_sources(possible, ticks, (start_s, end_s), counted_j).doubts:
         flags.append("sources_disagree")
     flags += flag_throttling(seen.throttle)

@@ -22,7 +22,7 @@ from typing import Any
 from wattcast.core.errors import BadInput, MissingTool, bad_value
 from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.energy_sources import EnergySource, ReadError, open_source
-from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
+from wattcast.measure.source_check import CHECKS, is_plausible_power
 
 # Takes the numbers, and the step they belong to.
 StepLog = Callable[[dict[str, float], int], object]
@@ -36,8 +36,8 @@ class _MeteredDevice:
 
     def __init__(self, source: EnergySource, limit_w: float | None) -> None:
         self.source = source
-        self._most_w = limit_w or MOST_W
-        self._counter = UnwrappedCounter(source.energy_range_j, ABOVE_LIMIT * self._most_w)
+        self._most_w = limit_w or CHECKS.most_w
+        self._counter = UnwrappedCounter(source.energy_range_j, CHECKS.above_limit * self._most_w)
         self._energy_j = math.nan
         self._power_w = math.nan
 

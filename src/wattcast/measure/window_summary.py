@@ -13,31 +13,46 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import Refused
 from wattcast.core.units import show
 from wattcast.measure.counter_ticks import CounterTicks, find_ticks
 from wattcast.measure.energy_samples import BENIGN, Array, EnergySamples
-from wattcast.measure.source_check import MOST_W, BelievedSource, check_sources, drop_impossible
+from wattcast.measure.source_check import (
+    CHECKS,
+    BelievedSource,
+    check_sources,
+    drop_impossible,
+)
 
-LEAST_TICKS = 5
-# A flag is set where late polls, or steps at both ends, may have cost more than this share.
-LATE_SHARE = 0.01
-USUAL_STEP_S = 0.1  # of a counter whose period is not known
-BLUR_S = 0.002  # by which polls misplace a step
-ONE_LEVEL = 1.03  # two powers within this ratio are one level that was seen twice
-# A counter whose period is not known has stopped when it has made no step for so long.
-STOPPED_S = 0.5
-BUSY_S = 0.2  # a step that is missing for less may only have been read late, on a busy machine
-CARRIED_SHARE = 1e-3  # of a window that may lie beyond the counter's steps without a flag
-DOUBTFUL_SHARE = 0.05  # a result whose energy may be off by more than this share is doubtful
-# Power is doubtful where a counter without a known period was read less often than this.
-COARSE_S = 0.15
-GAP_S = 1.0  # samples that are further apart than this are flagged
-STEADY_SPREAD = 0.04  # from the median power, for a counter step to belong to a plateau
-STEADY_STEPS = 8  # counter steps that a plateau needs
+
+@dataclass(frozen=True)
+class EnergyWindowCoefficients:
+    """What a measured window needs to have energy and power, and what is flagged."""
+
+    least_ticks: int  # steps of the counter in a window that has power
+    # of power or energy that late polls, or steps at both ends, may have cost without a flag
+    late_share: float
+    usual_step_s: float  # period of a counter whose period is not known
+    blur_s: float  # by which polls misplace a step
+    one_level: float  # two powers within this ratio are one level that was seen twice
+    stopped_s: float  # without a step, after which a counter without a known period has stopped
+    busy_s: float  # a step that is missing for less may only have been read late, on a busy machine
+    carried_share: float  # of a window that may lie beyond the counter's steps without a flag
+    # a result whose energy or times may be off by more than this share is doubtful
+    doubtful_share: float
+    coarse_s: float  # power is doubtful where a counter without a known period was read less often
+    gap_s: float  # samples that are further apart are flagged
+    steady_spread: float  # from the median power, for a counter step to belong to a plateau
+    steady_steps: int  # counter steps that a plateau needs
+    # time between seen steps over the usual time, beyond which a step was missed
+    missed_step: float
+
+
+WINDOWS = load_coefficients("energy_windows", EnergyWindowCoefficients)
+
+
 NO_LIMIT_W = 1e9
-# Most time between seen steps, over the usual time, without a step that nobody saw.
-MISSED_STEP = 1.2
 
 
 @dataclass(frozen=True)
@@ -165,7 +180,7 @@ def summarise_window(
 
     ``limit_w`` is the card's power limit, which the counter and the readings are checked against.
     """
-    most_w = limit_w or MOST_W
+    most_w = limit_w or CHECKS.most_w
     samples, impossible_flags = drop_impossible(samples, most_w, (start_s, end_s))
     window = _Window(samples, find_ticks(samples), start_s, end_s)
     seen = window.seen
@@ -180,13 +195,13 @@ def summarise_window(
     if coverage.has_energy:
         energy_j, open_j = bound_energy_j(window.ticks, samples, start_s, end_s)
         steady = find_stretches(inside, start_s)
-        if open_j > LATE_SHARE * energy_j:
+        if open_j > WINDOWS.late_share * energy_j:
             flags.append(
                 f"energy known only to {show(open_j, 'J')}: power changed at the start or end"
             )
-            if open_j > DOUBTFUL_SHARE * energy_j:
+            if open_j > WINDOWS.doubtful_share * energy_j:
                 doubts.append(flags[-1])
-    if inside.power_doubt > DOUBTFUL_SHARE:
+    if inside.power_doubt > WINDOWS.doubtful_share:
         doubts.append("late_polls")
 
     # Power readings confirm the counter, replace it, or contradict it.
@@ -222,14 +237,14 @@ def summarise_window(
 def _check_coverage(window: _Window, inside: CounterTicks) -> _CounterCoverage:
     """Find out whether the counter stepped often enough, restarted, or stopped."""
     shortage = ""
-    if inside.intervals < LEAST_TICKS:
-        shortage = f"{inside.intervals} counter steps, {LEAST_TICKS} needed"
-    step_s = window.ticks.step_s or BUSY_S
+    if inside.intervals < WINDOWS.least_ticks:
+        shortage = f"{inside.intervals} counter steps, {WINDOWS.least_ticks} needed"
+    step_s = window.ticks.step_s or WINDOWS.busy_s
     around = window.ticks.between(window.start_s - step_s, window.end_s + step_s)
     is_reset = bool((np.diff(around.energy_j) < 0.0).any())
     if not window.ticks.intervals:
         # A counter that was read and never stepped has stopped for the whole window.
-        has_stopped = window.is_counter_read and window.duration_s > STOPPED_S
+        has_stopped = window.is_counter_read and window.duration_s > WINDOWS.stopped_s
         return _CounterCoverage(shortage, is_reset, (), window.duration_s if has_stopped else 0.0)
     return _check_ends(window, inside, shortage, is_reset)
 
@@ -239,7 +254,7 @@ def _check_ends(
 ) -> _CounterCoverage:
     """Find the time before the first and after the last step of the counter."""
     period_s = window.ticks.step_s
-    allowed_s = max(2.0 * period_s, BUSY_S) if period_s else STOPPED_S
+    allowed_s = max(2.0 * period_s, WINDOWS.busy_s) if period_s else WINDOWS.stopped_s
     late_s, early_s = _find_uncounted_s(window)
     stopped_s = 0.0
     flags = []
@@ -249,7 +264,7 @@ def _check_ends(
     ):
         if apart_s > allowed_s:
             stopped_s += apart_s
-        if apart_s > CARRIED_SHARE * window.duration_s:
+        if apart_s > WINDOWS.carried_share * window.duration_s:
             flags.append(flag)
     if stopped_s and inside.intervals and not is_reset:
         counted_j = inside.energy_j[-1] - inside.energy_j[0]
@@ -275,15 +290,15 @@ def _list_flags(window: _Window, inside: CounterTicks, coverage: _CounterCoverag
 
     # Polling may have been too rare or too late to place the steps.
     apart_s = float(np.median(np.diff(inside.time_s))) if inside.intervals else 0.0
-    if inside.step_s is None and apart_s > COARSE_S:
+    if inside.step_s is None and apart_s > WINDOWS.coarse_s:
         flags.append(f"steps of the counter known only to {apart_s:.2f} s")
-    if inside.power_doubt > LATE_SHARE:
+    if inside.power_doubt > WINDOWS.late_share:
         flags.append("late_polls")
     seen = window.seen
     gap_s = window.duration_s
     if len(seen):
         gap_s = np.diff(seen["time_s"]).max(initial=0.0)
-    if gap_s > GAP_S:
+    if gap_s > WINDOWS.gap_s:
         flags.append(f"no samples for {gap_s:.1f} s")
 
     flags += flag_throttling(seen.throttle)
@@ -302,13 +317,13 @@ def _list_coverage_doubts(window: _Window, coverage: _CounterCoverage) -> list[s
     if coverage.is_reset:
         doubts.append("counter_reset")
     if coverage.has_energy:
-        if sum(_find_uncounted_s(window)) > DOUBTFUL_SHARE * window.duration_s:
+        if sum(_find_uncounted_s(window)) > WINDOWS.doubtful_share * window.duration_s:
             doubts += coverage.end_flags
         return doubts
 
     # A short window has too few steps of any counter; in a long one the counter is at fault.
-    step_s = window.ticks.step_s or USUAL_STEP_S
-    is_long = window.duration_s > 2.0 * LEAST_TICKS * step_s
+    step_s = window.ticks.step_s or WINDOWS.usual_step_s
+    is_long = window.duration_s > 2.0 * WINDOWS.least_ticks * step_s
     if coverage.shortage and window.is_counter_read and is_long:
         doubts.append(coverage.shortage)
     return doubts
@@ -370,7 +385,7 @@ def _locate_energy(
     counted_j = step_w * (passed_s + remaining_s)
     around_w = _list_powers_around(ticks, samples, place)
     lowest_w, highest_w = _bound_power(watts, place, around_w)
-    blur_j = BLUR_S * (float(around_w.max(initial=step_w)) - lowest_w)
+    blur_j = WINDOWS.blur_s * (float(around_w.max(initial=step_w)) - lowest_w)
     least_j = max(lowest_w * passed_s, counted_j - highest_w * remaining_s) - blur_j
     most_j = min(highest_w * passed_s, counted_j - lowest_w * remaining_s) + blur_j
 
@@ -398,7 +413,7 @@ def _list_powers_around(ticks: CounterTicks, samples: EnergySamples, place: int)
     first = max(place - 2, 0)
     last = min(place + 3, len(watts))
     usual_s = ticks.step_s or np.median(np.diff(time_s))
-    if time_s[last] - time_s[first] > MISSED_STEP * (last - first) * usual_s:
+    if time_s[last] - time_s[first] > WINDOWS.missed_step * (last - first) * usual_s:
         first = 0
         last = len(watts)
     read_w = samples.between(time_s[first], time_s[last]).known("instant_w")
@@ -415,9 +430,15 @@ def _bound_power(watts: Array, place: int, around_w: Array) -> tuple[float, floa
     highest_w = NO_LIMIT_W
     elsewhere_w = np.sort(np.delete(watts, place))
     for level_w in (elsewhere_w, around_w):
-        if len(level_w) > 1 and ONE_LEVEL * step_w >= level_w[0] >= level_w[1] / ONE_LEVEL:
+        if (
+            len(level_w) > 1
+            and WINDOWS.one_level * step_w >= level_w[0] >= level_w[1] / WINDOWS.one_level
+        ):
             lowest_w = min(step_w, float(level_w[0]))
-    if len(around_w) > 1 and step_w / ONE_LEVEL <= around_w[-1] <= ONE_LEVEL * around_w[-2]:
+    if (
+        len(around_w) > 1
+        and step_w / WINDOWS.one_level <= around_w[-1] <= WINDOWS.one_level * around_w[-2]
+    ):
         highest_w = max(step_w, float(around_w[-1]))
     return lowest_w, highest_w
 
@@ -433,9 +454,9 @@ def find_stretches(inside: CounterTicks, origin_s: float) -> tuple[SteadyStretch
     for place in range(1, len(watts) + 1):
         if place < len(watts):
             usual_w = np.median(watts[first:place])
-            if abs(watts[place] - usual_w) <= STEADY_SPREAD * usual_w:
+            if abs(watts[place] - usual_w) <= WINDOWS.steady_spread * usual_w:
                 continue
-        if place - first >= STEADY_STEPS:
+        if place - first >= WINDOWS.steady_steps:
             stretches.append(_make_stretch(inside, first + 1, place - 1, origin_s))
         first = place
     return tuple(stretches)

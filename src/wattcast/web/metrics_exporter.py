@@ -26,7 +26,7 @@ from wattcast.measure import energy_sources
 from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.energy_samples import name_throttle_reasons
 from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings
-from wattcast.measure.source_check import ABOVE_LIMIT, MOST_W, is_plausible_power
+from wattcast.measure.source_check import CHECKS, is_plausible_power
 from wattcast.predictor.prediction import Prediction
 from wattcast.web.client_limits import HEADER_S, is_known_host, known_hosts, open_socket
 
@@ -83,8 +83,8 @@ class WatchedCard:
     _starting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
-        most_w = self.identity.power_limit_w or MOST_W
-        self._counter = UnwrappedCounter(self.source.energy_range_j, ABOVE_LIMIT * most_w)
+        most_w = self.identity.power_limit_w or CHECKS.most_w
+        self._counter = UnwrappedCounter(self.source.energy_range_j, CHECKS.above_limit * most_w)
 
     def look(self, until_s: float | None = None) -> MetricsReading:
         """Return the latest reading, or a fresh one when that is due, and none where the driver
@@ -151,7 +151,7 @@ class WatchedCard:
         if passed_s < 1.0:
             return False
         mean_w = (reading.energy_j - last.energy_j) / passed_s
-        return not is_plausible_power(mean_w, (), self.identity.power_limit_w or MOST_W)
+        return not is_plausible_power(mean_w, (), self.identity.power_limit_w or CHECKS.most_w)
 
 
 def find_cards(
