@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.control import plants
+from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import (
     KnobRole,
     Lattice,
@@ -46,7 +47,6 @@ from wattcast.control.setting_search import (
 )
 from wattcast.core.arrays import Array
 
-CLOCK_TOLERANCE = 0.005  # of a clock; cards report theirs in steps of about this
 NO_RUNS = RunMemory()
 Bins = tuple[SensitivityBin, SensitivityBin]  # compute, bandwidth
 Indices = npt.NDArray[np.int64]
@@ -191,10 +191,12 @@ class Harmonia:
         if core is None:
             return settings
         levels_hz = self.lattice.knobs[core].levels
-        is_lower = clock_hz < levels_hz[settings[core]] * (1.0 - CLOCK_TOLERANCE)  # not where NaN
+        is_lower = clock_hz < levels_hz[settings[core]] * (
+            1.0 - CONTROLLER.clock_tolerance
+        )  # not where NaN
         if not is_lower:
             return settings
-        level = bisect_left(levels_hz, clock_hz * (1.0 - CLOCK_TOLERANCE))
+        level = bisect_left(levels_hz, clock_hz * (1.0 - CONTROLLER.clock_tolerance))
         before = runs.held.get(settings)
         if before is not None and abs(before[core] - level) <= 1:
             return before

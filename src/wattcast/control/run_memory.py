@@ -15,6 +15,7 @@ from operator import add, itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import KnobRole, Lattice, Observation, Settings, read_knob_facts
 
 LogLevels = tuple[tuple[float, ...], ...]  # [knob][level]
@@ -141,7 +142,7 @@ class RunMemory(NamedTuple):
         if old is None:
             return 0.0
         off_time = abs(log_time_per_work(observation) - old.log_time)
-        return off_time if off_time > SURPRISE_SIGMAS * self.time_sigma(prior) else 0.0
+        return off_time if off_time > CONTROLLER.surprise_sigmas * self.time_sigma(prior) else 0.0
 
 
 def log_time_per_work(observation: Observation) -> float:
@@ -172,8 +173,8 @@ def _note_setting(
         if log_levels is not None and len(line) > 1:
             for slope in _list_slopes(seen, settings, which, line, log_levels[which]):
                 rise = max(slope, 0.0)
-                up = max(up, STEEPER_RISE * rise + LEAST_EXPONENT)
-                down = min(down, FALL_CREDIT * rise)
+                up = max(up, CONTROLLER.steeper_rise * rise + CONTROLLER.least_exponent)
+                down = min(down, CONTROLLER.fall_credit * rise)
         histories.append(KnobHistory(levels, pairs, up, down))
     return tuple(histories)
 
@@ -196,9 +197,6 @@ def _list_slopes(
         near_power = seen[(*ahead, near, *behind)].log_power
         slopes.append((near_power - log_power) / (logs[near] - logs[level]))
     return slopes
-
-
-SURPRISE_SIGMAS = 6.0  # standard deviations of log time beyond which a run is no scatter
 
 
 class SensitivityBeliefs(NamedTuple):
@@ -238,14 +236,7 @@ class SensitivityBeliefs(NamedTuple):
 _RISES = read_knob_facts("power_up")
 _FALLS = read_knob_facts("power_down")
 POWER_EXPONENTS = {role: (_RISES[role], _FALLS[role]) for role in KnobRole}
-# The next rise may be this much steeper than the steepest seen.
-STEEPER_RISE = 1.1
-LEAST_EXPONENT = 0.02
-FALL_CREDIT = 0.9  # share of the flattest fall seen that a knob going down is credited with
-OVERSHOOT = 1.1  # going down, aim this much below the cap, in logs
 PARTS = 16  # steps from the present setting to the lowest, when looking for one below the cap
-LOOSENESS = 1.1  # less the sensitivity to a knob: how far it goes down beside the others
-UNKNOWN_SENSITIVITY = 0.5
 
 
 class PowerCapCheck:
@@ -337,7 +328,7 @@ def lower_below_cap(
             _, exponent = POWER_EXPONENTS[knob.role]
             logs = lattice.log_levels[which]
             fall += exponent * (logs[start[which]] - logs[settings[which]])
-        return settings != start and fall >= OVERSHOOT * missing
+        return settings != start and fall >= CONTROLLER.overshoot * missing
 
     part = bisect_left(range(1, PARTS), True, key=is_enough) + 1
     lowered = lower_all(min(part, PARTS))
@@ -349,6 +340,9 @@ def _weigh_knobs(lattice: Lattice, beliefs: SensitivityBeliefs | None) -> list[f
     loose = []
     for knob in lattice.knobs:
         sensitivity = None if beliefs is None else beliefs.sensitivity_to(knob.role)
-        loose.append(LOOSENESS - (UNKNOWN_SENSITIVITY if sensitivity is None else sensitivity))
+        loose.append(
+            CONTROLLER.looseness
+            - (CONTROLLER.unknown_sensitivity if sensitivity is None else sensitivity)
+        )
     loosest = max(loose)
     return [looseness / loosest for looseness in loose]

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
 from wattcast.control.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs
 from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity
@@ -103,46 +104,42 @@ class Objective:
 # paper calls its own values "empirically fixed" and does not print them.
 _BY_BIN = [read_knob_facts(f"coarse_{level}") for level in ("low", "medium", "high")]
 COARSE_SHARES = {role: (_BY_BIN[0][role], _BY_BIN[1][role], _BY_BIN[2][role]) for role in KnobRole}
-COARSE_SHARES_CLOCK_ALONE = (0.85, 0.95, 1.0)  # of the core clock on a card without a unit knob
 # Largest log change of board power per log change of a knob to expect: V² f on the switched share
 # of board power.
 POWER_ELASTICITY = read_knob_facts("elasticity")
-# a knob that moves neither time nor power by more than this share of itself is not in force
-IDLE_KNOB = 0.05
+IDLE_KNOB = CONTROLLER.idle_knob
 StepLevels = tuple[tuple[int, ...], ...]  # [knob][level] -> levels of a step from there
 
 
 @dataclass(frozen=True)
 class ControllerTuning:
-    """Hold the constants of the controller. docs/method/manage.md says what they were tuned on."""
+    """Hold the constants of the controller, which ``ControllerCoefficients`` explains.
 
-    probe_change: float = 0.08  # a fine step changes a knob by about this much
-    sense_change: float = 0.09  # the sensing step changes the core clock by at least this much
-    resolution: float = 0.02  # settings closer than this are not told apart
-    worth: float = 0.003  # a step must promise this much of the score
-    polish: float = 0.05  # the smallest step is tried where it cannot cost more than this
-    margin: float = 0.15  # predicted sensitivities may be off by this
-    # Likewise, sensitivity to memory that is inferred from that to the core clock.
-    measured_margin: float = 0.20
-    prior_sigma: float = 0.002  # scatter of a score before any repeat is seen
-    confident: float = 1.5  # standard errors at which two settings are told apart
-    quick_runs: int = 2  # runs of a close rival before the search goes on
-    rival_runs: int = 4  # runs of a close rival at most
-    # Runs of the default settings at most, while a gain over them is in doubt.
-    default_runs: int = 10
-    verified: float = 1.3  # standard errors by which a setting must beat the default to replace it
-    # A knob lowered by more than this ratio in one step may cost more than it can save.
-    risky_ratio: float = 1.5
-    prior_time: float = 0.0005  # scatter of log time before any repeat is seen
-    # Standard errors by which a time must keep to its bound, for a chance of 95 % and more.
-    bound_sigmas: float = 2.0
-    # Settings closer than this to a bound are run at least so often before they count as keeping it.
-    bound_doubt: float = 0.03
-    bound_runs: int = 3
-    budget: float = 0.01  # share of the objective that risky probes may cost
-    surprise: float = 0.10  # log change of time at unchanged settings that is taken for a new phase
-    patience: int = 2  # surprises, or unusable observations, in a row before acting on them
-    rest: int = 8  # runs a settled kernel is left alone between two looks at its memory
+    docs/method/manage.md says what they were tuned on.
+    """
+
+    probe_change: float = CONTROLLER.probe_change
+    sense_change: float = CONTROLLER.sense_change
+    resolution: float = CONTROLLER.resolution
+    worth: float = CONTROLLER.worth
+    polish: float = CONTROLLER.polish
+    margin: float = CONTROLLER.margin
+    measured_margin: float = CONTROLLER.measured_margin
+    prior_sigma: float = CONTROLLER.prior_sigma
+    confident: float = CONTROLLER.confident
+    quick_runs: int = CONTROLLER.quick_runs
+    rival_runs: int = CONTROLLER.rival_runs
+    default_runs: int = CONTROLLER.default_runs
+    verified: float = CONTROLLER.verified
+    risky_ratio: float = CONTROLLER.risky_ratio
+    prior_time: float = CONTROLLER.prior_time
+    bound_sigmas: float = CONTROLLER.bound_sigmas
+    bound_doubt: float = CONTROLLER.bound_doubt
+    bound_runs: int = CONTROLLER.bound_runs
+    budget: float = CONTROLLER.budget
+    surprise: float = CONTROLLER.surprise
+    patience: int = CONTROLLER.patience
+    rest: int = CONTROLLER.rest
     coarse: Mapping[KnobRole, tuple[float, float, float]] = field(
         default_factory=lambda: COARSE_SHARES
     )
@@ -156,17 +153,13 @@ class ControllerTuning:
         has_units = lattice.find_knob(KnobRole.COMPUTE_UNITS) is not None
         levels = []
         for knob in lattice.knobs:
-            shares = self.coarse[knob.role]
+            shares: tuple[float, ...] = self.coarse[knob.role]
             if knob.role is KnobRole.CORE_CLOCK and not has_units:
-                shares = COARSE_SHARES_CLOCK_ALONE
+                shares = CONTROLLER.coarse_clock_alone
             share = shares[compute if knob.role.is_compute else bandwidth]
             least = share * knob.levels[-1] * (1 - 1e-9)
             levels.append(bisect_left(knob.levels, least))
         return tuple(levels)
-
-
-# A fine step may change a knob by this share of ``probe_change``.
-LEAST_PROBE = 0.75
 
 
 def _step_levels(knob: Knob, level: int, down: bool, change: float) -> int:
@@ -217,7 +210,7 @@ class SearchProblem:
         self.safe = tuple(_list_safe_levels(knob, tuning.risky_ratio) for knob in lattice.knobs)
         # A fine step changes a knob by about probe_change; the smallest one by what can be told
         # apart.
-        change = LEAST_PROBE * tuning.probe_change
+        change = CONTROLLER.least_probe * tuning.probe_change
         self.stride_down = self._list_step_levels(change, True)
         self.stride_up = self._list_step_levels(change, False)
         self.finest_down = self._list_step_levels(tuning.resolution, True)
@@ -258,7 +251,6 @@ def _list_safe_levels(knob: Knob, risky_ratio: float) -> tuple[int, ...]:
 
 # No error of a difference is larger than sqrt(2) standard deviations of a score.
 LARGEST_ERROR = 1.5
-MOST_LOSS = 3.0  # of a run, in logs of the score, in the sum of what runs have cost
 
 
 class SearchView:
@@ -492,6 +484,6 @@ class SearchView:
         floor = self.score[self.best]
         loss = 0.0
         for settings, record in self.seen.items():
-            excess = min(self.score[settings] - floor, MOST_LOSS)
+            excess = min(self.score[settings] - floor, CONTROLLER.most_loss)
             loss += record.runs * math.expm1(excess)
         return loss

@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from operator import sub
 from typing import NamedTuple
 
+from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import Settings, move_knob
 from wattcast.control.run_memory import RunMemory, SensitivityBeliefs, lower_below_cap
 from wattcast.control.search_problem import BOUND_PENALTY, IDLE_KNOB, SearchProblem, SearchView
 from wattcast.control.sensitivity_model import LOW_EDGE
 
-LEAST_ELASTICITY = 0.05
 STEP = "fine"
 TRADING = "trade"  # the reason of a run after which trades of one knob for others are looked for
-MOST_TRADED = 3  # levels one knob may go down for one level of another
 
 
 class SearchMove(NamedTuple):
@@ -402,7 +401,7 @@ def _list_trades(
     least = -view.problem.tuning.worth
     is_fall_measured = view.neighbours(which)[0] is not None
     slope = _estimate_change(view, which, here - 1) / (logs[here] - logs[here - 1])
-    lowest = max(here - MOST_TRADED, 0)
+    lowest = max(here - CONTROLLER.most_traded, 0)
     trades = []
     for to in range(here - 1, lowest - 1, -1):
         fall = slope * (logs[here] - logs[to])
@@ -433,7 +432,7 @@ def _estimate_change(view: SearchView, which: int, to: int) -> float:
             e = problem.elastic[which]
         else:
             s = high
-            e = LEAST_ELASTICITY
+            e = CONTROLLER.least_elasticity
     return (problem.time_weight * s - e) * (logs[here] - logs[to])
 
 

@@ -1,0 +1,55 @@
+"""Load the constants of the controller, which its search, its memory and its policies share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattcast.coefficients import load_coefficients
+
+
+@dataclass(frozen=True)
+class ControllerCoefficients:
+    """How the controller searches settings, and when it believes what it sees."""
+
+    probe_change: float  # a fine step changes a knob by about this much
+    sense_change: float  # the sensing step changes the core clock by at least this much
+    resolution: float  # settings closer than this are not told apart
+    worth: float  # a step must promise this much of the score
+    polish: float  # the smallest step is tried where it cannot cost more than this
+    margin: float  # predicted sensitivities may be off by this
+    measured_margin: float  # likewise, sensitivity to memory inferred from that to the core clock
+    prior_sigma: float  # scatter of a score before any repeat is seen
+    confident: float  # standard errors at which two settings are told apart
+    quick_runs: int  # runs of a close rival before the search goes on
+    rival_runs: int  # runs of a close rival at most
+    default_runs: int  # runs of the default settings at most, while a gain over them is in doubt
+    verified: float  # standard errors by which a setting must beat the default to replace it
+    # a knob lowered by more than this ratio in one step may cost more than it can save
+    risky_ratio: float
+    prior_time: float  # scatter of log time before any repeat is seen
+    bound_sigmas: float  # standard errors by which a time must keep to its bound
+    bound_doubt: float  # settings closer than this to a bound are run several times
+    bound_runs: int  # runs of such a setting before it counts as keeping the bound
+    budget: float  # share of the objective that risky probes may cost
+    surprise: float  # log change of time at unchanged settings that is taken for a new phase
+    patience: int  # surprises, or unusable observations, in a row before acting on them
+    rest: int  # runs a settled kernel is left alone between two looks at its memory
+    # of the highest core clock by bin, on a card without a knob for units
+    coarse_clock_alone: tuple[float, ...]
+    least_probe: float  # a fine step may change a knob by this share of what it aims at
+    most_loss: float  # of a run, in logs of the score, in the sum of what runs have cost
+    # a knob that moves neither time nor power by more than this share of itself is not in force
+    idle_knob: float
+    least_elasticity: float  # of power over a knob that goes up, before it was measured
+    most_traded: int  # levels one knob may go down for one level of another
+    surprise_sigmas: float  # standard deviations of log time beyond which a run is no scatter
+    steeper_rise: float  # the next rise of power may be this much steeper than the steepest seen
+    least_exponent: float  # of power over a knob that goes up
+    fall_credit: float  # share of the flattest fall seen that a knob going down is credited with
+    overshoot: float  # going down, aim this much below the cap, in logs
+    looseness: float  # less the sensitivity to a knob: how far it goes down beside the others
+    unknown_sensitivity: float  # of a kernel to a knob, while nothing is known
+    clock_tolerance: float  # of a clock that a card reports
+
+
+CONTROLLER = load_coefficients("controller", ControllerCoefficients)
