@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattcast.control import hd7970, run_memory
+from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import Observation, Settings, TablePlant
 from wattcast.control.policies import ControllerState, Harmonia
 from wattcast.control.run_memory import RunMemory
@@ -140,8 +141,8 @@ def least_expected(memory: RunMemory, to: Settings) -> float:
                 slopes.append((seen[next_up].log_power - here.log_power) / ratio)
         up, down = run_memory.POWER_EXPONENTS[knob.role]
         if slopes:
-            up = run_memory.STEEPER_RISE * max(*slopes, 0.0) + run_memory.LEAST_EXPONENT
-            down = run_memory.FALL_CREDIT * max(min(slopes), 0.0)
+            up = CONTROLLER.steeper_rise * max(*slopes, 0.0) + CONTROLLER.least_exponent
+            down = CONTROLLER.fall_credit * max(min(slopes), 0.0)
         ups.append(up)
         downs.append(down)
     for at, here in seen.items():
