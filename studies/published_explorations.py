@@ -25,7 +25,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, MissingTool, WattcastError
 from wattcast.core.strict_files import reference_folder
-from wattcast.explore.exploration_report import draw_gpus
+from wattcast.explore.exploration_figures import draw_gpus
 from wattcast.explore.explorations import Alternative, explore
 from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.bundle import bundle_for

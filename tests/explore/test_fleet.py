@@ -100,16 +100,15 @@ def test_the_best_is_the_best_of_all_assignments(tmp_path: Path) -> None:
         for c in [c for c in columns if c.kind == kind and c.demand == i][::6]
     ]
     everything = list(every_assignment(fleet, few, 700.0))
-    given, busy = fleets._solve_assignment(
-        fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, 700.0
-    )
-    most = fleets._make_assignment(
-        fleet, few, idle_of(fleet), fleets.FleetAim.THROUGHPUT, given, busy, ()
-    )
+    program = fleets._Program(fleet, few, idle_of(fleet))
+    solution = program.solve(fleets.FleetAim.THROUGHPUT, 700.0)
+    assert solution is not None
+    most = fleets._make_assignment(program, fleets.FleetAim.THROUGHPUT, solution, ())
     assert most.factor == pytest.approx(max(factor for factor, _ in everything), rel=1e-6)
-    assert (busy <= given + 1e-9).all()
-    solved = fleets._solve_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, 700.0)
-    found = fleets._make_assignment(fleet, few, idle_of(fleet), fleets.FleetAim.ENERGY, *solved, ())
+    assert (solution.busy <= solution.replicas + 1e-9).all()
+    least = program.solve(fleets.FleetAim.ENERGY, 700.0)
+    assert least is not None
+    found = fleets._make_assignment(program, fleets.FleetAim.ENERGY, least, ())
     assert found.power_w == pytest.approx(
         min(w for _, w in everything if w is not None), rel=1e-3
     )  # HiGHS' gap is 1e-4

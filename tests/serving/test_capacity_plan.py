@@ -15,7 +15,6 @@ from rich.console import Console
 
 import wattcast
 from wattcast.core.errors import BadInput, ExitCode, WattcastError
-from wattcast.explore.exploration_report import print_plan
 from wattcast.hardware import Gpu
 from wattcast.predictor.prices import parse_prices
 from wattcast.serving import (
@@ -29,6 +28,7 @@ from wattcast.serving.capacity_plan import PlanResult, plan
 from wattcast.serving.latency_bounds import LatencyBound, parse_latency_bounds
 from wattcast.serving.least_costs import LoneRequest, TokenCost
 from wattcast.serving.plan_options import SearchRange
+from wattcast.serving.plan_report import print_plan
 from wattcast.serving.plan_search import size_option
 from wattcast.serving.service_demand import PERCENTILE, PlanAim
 from wattcast.serving.simulate_serving import serve_trace

@@ -37,8 +37,8 @@ def sweep(
     Examples: wattcast explore sweep llama3-8b --gpu h200 --vary clock=all --slowdown 5%
     ... sweep llama3-8b --gpu h100-sxm,h200,l40s --phase decode --vary batch=1,8,64 --vary
     dtype=bf16,fp8"""
+    from wattcast.explore.exploration_figures import draw_exploration
     from wattcast.explore.exploration_report import (
-        draw_exploration,
         exploration_json,
         print_exploration,
     )
@@ -77,6 +77,7 @@ def designs(
     Example: wattcast explore designs llama3-8b --gpu h200 --batch 8 --seq 1024
     --vary clock=600MHz:1980MHz:15MHz --vary sm_count=64:192:4 --out points.parquet
     """
+    from wattcast.explore import exploration_figures as figures
     from wattcast.explore import exploration_report as report
     from wattcast.explore import explorations
     from wattcast.explore.search_space import find_column
@@ -107,7 +108,7 @@ def designs(
     columns = [find_column(word, study.gpu, study.space.columns)[0] for word in axes]
     if plot is not None:
         env.save_plot(
-            report.draw_heat_map(done, columns) if axes else report.draw_pareto_front(done), plot
+            figures.draw_heat_map(done, columns) if axes else figures.draw_pareto_front(done), plot
         )
     return CommandOutput.of(done, report.sweep_json, report.print_sweep)
 
@@ -120,11 +121,12 @@ def fleet(
 
     Example: wattcast explore fleet site.yaml --aim throughput --site-power 12kW
     """
+    from wattcast.explore import exploration_figures as figures
     from wattcast.explore import exploration_report as report
     from wattcast.explore import fleet as fleets
 
     found = fleets.assign_fleet(fleets.read_fleet(file, site_power), aim, **prices)
-    figure = partial(report.draw_assignment, source=file.name)
+    figure = partial(figures.draw_assignment, source=file.name)
     return CommandOutput.of(found, report.assignment_json, report.print_assignment, figure)
 
 
@@ -162,8 +164,8 @@ def plan(
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms
     --tpot p90:40ms --gpu h100-sxm,h200 --minimise cost --price h100-sxm=2.5,h200=3.5
     """
-    from wattcast.explore import exploration_report as report
     from wattcast.serving import capacity_plan
+    from wattcast.serving import plan_report as report
 
     try:
         count = _count_cores() if workers is None else workers

@@ -2,10 +2,16 @@
 line.
 
     import wattcast
-    found = wattcast.explore("llama3-8b", "h200,l40s", ["dtype=bf16,fp8", "batch=1,8,32"],
-    phase="decode", seq=1024) found.rows[0]["energy_j_per_token"] found =
-    wattcast.explore.explore_designs("llama3-8b", "h200", ["sm_count=64:192:4",
-    "clock=1GHz,1.5GHz"], seq=64) found.summary.front["latency_s"]
+
+    exploration = wattcast.explore(
+        "llama3-8b", "h200,l40s", ["dtype=bf16,fp8", "batch=1,8,32"], phase="decode", seq=1024
+    )
+    exploration.rows[0]["energy_j_per_token"]
+
+    sweep = wattcast.explore.explore_designs(
+        "llama3-8b", "h200", ["sm_count=64:192:4", "clock=1GHz,1.5GHz"], seq=64
+    )
+    sweep.summary.front["latency_s"]
 
 Columns are in SI units and named with their unit.
 """
@@ -60,15 +66,16 @@ def explore_designs(
     bundle: Bundle | None = None,
     **options: Unpack[ModelKeywords],
 ) -> SweepResult:
-    """Evaluate every point of a space of chips and settings; return the Pareto front, write all
-    points to ``out``.
+    """Evaluate every point of a space of chips and settings, and return the Pareto front.
 
-    ``vary`` and ``where`` are written as on the command line (``explore/search_space.py``);
-    ``options`` are those of ``ModelOptions``."""
-    found = build_study(
+    All points are written to ``out``. ``vary`` and ``where`` are written as on the command line
+    (``explore/search_space.py``); ``options`` are those of ``ModelOptions``.
+    """
+    study = build_study(
         workload, gpu, vary, where, sample, seed, clock, power_limit, bundle, **options
     )
-    return run_sweep(found, None if out is None else Path(out), tuple(front), runner, progress, yes)
+    folder = None if out is None else Path(out)
+    return run_sweep(study, folder, tuple(front), runner, progress, yes)
 
 
 def build_study(
@@ -86,28 +93,22 @@ def build_study(
     """Build the study that these words describe."""
     chip = find_gpu(gpu)
     space = parse_space(list(vary), chip, sample, seed)
+    varied = {axis.field.name for axis in space.axes}
     for name, value in (("clock", clock), ("power_limit", power_limit)):
-        if value is not None and any(axis.field.name == name for axis in space.axes):
+        if value is not None and name in varied:
             raise bad_value(name, "one value, or --vary", "both")
-    at = OperatingPoint(
+    clock_hz = None
+    if clock is not None:
         # parsed as a space of one value, which checks that the card can be set to it
-        clock_hz=None
-        if clock is None
-        else float(parse_space([f"clock={clock}"], chip).axes[0].values[0]),
-        power_limit_w=None if power_limit is None else units.parse(power_limit, "W", "power_limit"),
-    )
+        clock_hz = float(parse_space([f"clock={clock}"], chip).axes[0].values[0])
+    limit_w = None if power_limit is None else units.parse(power_limit, "W", "power_limit")
     graph = load_workload.load_workload(workload, ModelOptions.from_names(**options))
-    return Study(
-        graph,
-        chip,
-        bundle or bundle_for(chip),
-        space,
-        at,
-        parse_constraints(where, chip, space.columns),
-    )
+    constraints = parse_constraints(where, chip, space.columns)
+    settings = OperatingPoint(clock_hz=clock_hz, power_limit_w=limit_w)
+    return Study(graph, chip, bundle or bundle_for(chip), space, settings, constraints)
 
 
-# points, from the best on, among which one that is not far from what was measured is sought
+# Points, from the best on, among which one that is not far from what was measured is sought.
 _MOST_JUDGED = 200
 MOST_POINTS = 20_000  # combinations of a sweep; `explore designs` takes millions
 SETTING_COLUMNS = {
@@ -115,6 +116,8 @@ SETTING_COLUMNS = {
     "power_limit": "asked_power_limit_w",
     "temperature": "temperature_c",
 }
+_SETTING_AXES = tuple(SETTING_COLUMNS.values())
+_PREDICTED_COLUMNS = ("latency_s", "power_w", "energy_j", "clock_hz", "capped", "limit_met")
 
 
 class ExploreObjective(StrEnum):
@@ -145,9 +148,8 @@ class Alternative:
     reason: str = ""
     notes: tuple[str, ...] = ()
     chip: Gpu | None = None
-    describe_risk: Callable[[], str] = field(
-        default=str, compare=False
-    )  # empty: clock and limit were measured
+    # Says how far clock and limit are from what was measured; empty: they are not far.
+    describe_risk: Callable[[], str] = field(default=str, compare=False)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -158,8 +160,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Hold every combination that was asked for, and the best by each objective among those within
-    the bound.
+    """Hold every combination, and the best by each objective among those within the bound.
 
     The best is one whose clock and power limit are not far from what was measured, if there is one.
     """
@@ -204,199 +205,260 @@ def explore(
     [Gonzalez1996; Martin2001]. Speed-up and energy ratio are against the first point that runs.
 
     >>> import wattcast
-    >>> found = wattcast.explore("gpt2", "h200", ["dtype=fp32,bf16", "clock=1GHz,1.5GHz"], seq=128)
-    >>> [(point.names["dtype"], point.names["asked_clock_hz"] / 1e9) for point in found.points]
+    >>> vary = ["dtype=fp32,bf16", "clock=1GHz,1.5GHz"]
+    >>> points = wattcast.explore("gpt2", "h200", vary, seq=128).points
+    >>> [(point.names["dtype"], point.names["asked_clock_hz"] / 1e9) for point in points]
     [('fp32', 1.0), ('fp32', 1.5), ('bf16', 1.0), ('bf16', 1.5)]
     """
-    given: dict[str, Any] = dict(options)
-    prices = parse_prices(
-        **{name: given.pop(name) for name in PriceKeywords.__annotations__ if name in given}
-    )
+    price_words: dict[str, Any] = {}
+    model_words: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in PriceKeywords.__annotations__:
+            price_words[name] = value
+        else:
+            model_words[name] = value
     chips = _find_gpus(gpu)
-    varied, set_to = _parse_axes(vary)
-    axes = (
-        *(["gpu"] if len(chips) > 1 else []),
-        *varied,
-        *(SETTING_COLUMNS[name] for name in set_to),
-    )
-    if not axes:
-        raise bad_value(
-            "vary", "several GPUs, or an option to vary, such as dtype=bf16,fp8", "none"
-        )
-    if load_workload.find_model(workload) is None and varied:
+    grid = _parse_grid(vary, {"clock": clock, "power_limit": power_limit}, chips)
+    if load_workload.find_model(workload) is None and grid.options:
         raise bad_value("workload", "a model, whose options can vary", "a list of operators")
-    for name, value in (("clock", clock), ("power_limit", power_limit)):
-        if value is not None:
-            if name in set_to:
-                raise bad_value(name, "one value, or vary", "both")
-            set_to[name] = value
-    count = len(chips) * math.prod(len(values) for values in varied.values())
-    if count > MOST_POINTS:
-        raise bad_value(
-            "vary", f"at most {MOST_POINTS:,} combinations", f"{count:,}", "Name fewer values."
-        )
-    by_chip: dict[str, list[Alternative]] = {chip.name: [] for chip in chips}
-    for values in itertools.product(*varied.values()):
-        names = dict(zip(varied, values, strict=True))
-        own = {chip.name: {"gpu": chip.name, **names} if "gpu" in axes else names for chip in chips}
-        try:
-            chosen = ModelOptions.from_names(**{**given, **names})
-            graph = load_workload.load_workload(workload, chosen)
-        except WattcastError as error:
-            for chip in chips:
-                by_chip[chip.name].append(Alternative(own[chip.name], {}, str(error), chip=chip))
-            continue
-        for chip in chips:
-            by_chip[chip.name] += _try_settings(
-                graph, own[chip.name], chip, set_to, axes, prices, bundle
-            )
-    tried = [point for of_chip in by_chip.values() for point in of_chip]
-    ran = [point.results for point in tried if point.results]
-    if not ran:
-        reasons = dict.fromkeys(
-            f"{point.names.get('gpu', '')}: {point.reason}".removeprefix(": ") for point in tried
-        )
-        raise BadInput(
-            f"none of the {len(tried)} combinations can be run: {'; '.join(list(reasons)[:3])}"
-        )
-    fastest_s = min(results["latency_s"] for results in ran)
-    points = [
-        _compare_with(point, ran[0], fastest_s) if point.results else point for point in tried
-    ]
-    if axes == ("gpu",):
+    prices = parse_prices(**price_words)
+
+    tried = _predict_grid(workload, model_words, chips, grid, prices, bundle)
+    points = _compare_points(tried)
+    if grid.axes == ("gpu",):
         points.sort(key=_rank_gpu)
-    within, bound = _find_within(points, slowdown, latency)
-    best = {}
-    bolder = {}
-    for objective, column in OBJECTIVE_COLUMNS.items():
-        known = [point for point in within if point.results[column] is not None]
-        if known:
-            known.sort(key=lambda point: point.results[column])
-            best[objective] = next(
-                (p for p in known[:_MOST_JUDGED] if not p.describe_risk()), known[0]
-            )
-            if best[objective] is not known[0]:
-                bolder[objective] = known[0]
+    within, bound = _select_within(points, slowdown, latency)
+    best, bolder = _choose_best(within)
     where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
     name = workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
-    return Exploration(f"{name} on {where}", axes, tuple(points), best, bound, prices, bolder)
+    return Exploration(f"{name} on {where}", grid.axes, tuple(points), best, bound, prices, bolder)
 
 
 def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
-    asked: Sequence[str | Path | Gpu] = [gpu] if isinstance(gpu, (Path, Gpu)) else gpu
-    if isinstance(asked, str):
-        asked = (
-            hardware.gpu_names() if asked == "all" else [name.strip() for name in asked.split(",")]
-        )
-    chips = [find_gpu(name) for name in asked]
-    twice = [chip.name for chip in chips if [other.name for other in chips].count(chip.name) > 1]
-    if twice:
-        raise bad_value("gpu", "each GPU once", f"{twice[0]} twice")
+    if isinstance(gpu, (Path, Gpu)):
+        chips = [find_gpu(gpu)]
+    elif gpu == "all":
+        chips = [find_gpu(name) for name in hardware.gpu_names()]
+    elif isinstance(gpu, str):
+        chips = [find_gpu(name.strip()) for name in gpu.split(",")]
+    else:
+        chips = [find_gpu(name) for name in gpu]
+    names = [chip.name for chip in chips]
+    for name in names:
+        if names.count(name) > 1:
+            raise bad_value("gpu", "each GPU once", f"{name} twice")
     return chips
 
 
+@dataclass(frozen=True)
+class _Grid:
+    """What varies: options of the model with their values, and settings with their texts."""
+
+    options: dict[str, list[Any]]
+    settings: dict[str, str]
+    axes: tuple[str, ...]  # columns that vary
+
+    def label(self, chip: Gpu, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what distinguishes a combination of options on a GPU."""
+        return {"gpu": chip.name, **names} if "gpu" in self.axes else dict(names)
+
+
+def _parse_grid(
+    vary: Sequence[str], fixed: Mapping[str, str | None], chips: Sequence[Gpu]
+) -> _Grid:
+    """Read what varies, and settings that are ``fixed`` at one value."""
+    options, settings = _parse_axes(vary)
+    columns = [SETTING_COLUMNS[name] for name in settings]
+    axes = (*options, *columns)
+    if len(chips) > 1:
+        axes = ("gpu", *axes)
+    if not axes:
+        expected = "several GPUs, or an option to vary, such as dtype=bf16,fp8"
+        raise bad_value("vary", expected, "none")
+    for name, value in fixed.items():
+        if value is None:
+            continue
+        if name in settings:
+            raise bad_value(name, "one value, or vary", "both")
+        settings[name] = value
+    count = len(chips) * math.prod(len(values) for values in options.values())
+    if count > MOST_POINTS:
+        expected = f"at most {MOST_POINTS:,} combinations"
+        raise bad_value("vary", expected, f"{count:,}", "Name fewer values.")
+    return _Grid(options, settings, axes)
+
+
+def _predict_grid(
+    workload: Workload,
+    model_words: Mapping[str, Any],
+    chips: Sequence[Gpu],
+    grid: _Grid,
+    prices: Prices,
+    bundle: Bundle | None,
+) -> list[Alternative]:
+    """Predict every combination of options on every GPU, the points of one GPU together."""
+    by_chip: dict[str, list[Alternative]] = {chip.name: [] for chip in chips}
+    for values in itertools.product(*grid.options.values()):
+        names = dict(zip(grid.options, values, strict=True))
+        try:
+            model_options = ModelOptions.from_names(**{**model_words, **names})
+            graph = load_workload.load_workload(workload, model_options)
+        except WattcastError as error:
+            for chip in chips:
+                refusal = Alternative(grid.label(chip, names), {}, str(error), chip=chip)
+                by_chip[chip.name].append(refusal)
+            continue
+        for chip in chips:
+            label = grid.label(chip, names)
+            by_chip[chip.name] += _try_settings(graph, label, chip, grid, prices, bundle)
+    return list(itertools.chain(*by_chip.values()))
+
+
+def _compare_points(tried: Sequence[Alternative]) -> list[Alternative]:
+    """Compare the points that run with the fastest and with the first; raise where none runs."""
+    ran = [point.results for point in tried if point.results]
+    if not ran:
+        reasons: dict[str, None] = {}
+        for point in tried:
+            reason = f"{point.names.get('gpu', '')}: {point.reason}".removeprefix(": ")
+            reasons[reason] = None
+        few = "; ".join(list(reasons)[:3])
+        raise BadInput(f"none of the {len(tried)} combinations can be run: {few}")
+    fastest_s = min(results["latency_s"] for results in ran)
+    return [_compare_with(point, ran[0], fastest_s) if point.results else point for point in tried]
+
+
+_Choices = dict[ExploreObjective, Alternative]
+
+
+def _choose_best(points: Sequence[Alternative]) -> tuple[_Choices, _Choices]:
+    """Return the best point by each objective, and better ones that are far from measurements."""
+    best = {}
+    bolder = {}
+    for objective, column in OBJECTIVE_COLUMNS.items():
+        ranked = [point for point in points if point.results[column] is not None]
+        if not ranked:
+            continue
+        ranked.sort(key=lambda point: point.results[column])
+        near = (point for point in ranked[:_MOST_JUDGED] if not point.describe_risk())
+        best[objective] = next(near, ranked[0])
+        if best[objective] is not ranked[0]:
+            bolder[objective] = ranked[0]
+    return best, bolder
+
+
 def _rank_gpu(point: Alternative) -> tuple[bool, bool, float]:
-    """Order GPUs: those that fit by energy, then those with too little memory, then those that
-    cannot run it.
+    """Order GPUs by energy.
+
+    Those with too little memory come after those that fit, those that cannot run it at the end.
     """
     results = point.results
-    return not results, results.get("fits") is False, float(results.get("energy_j_per_unit", 0.0))
+    energy_j = float(results.get("energy_j_per_unit", 0.0))
+    return not results, results.get("fits") is False, energy_j
 
 
 def _try_settings(
     graph: Graph,
     names: Mapping[str, Any],
     gpu: Gpu,
-    set_to: Mapping[str, str],
-    axes: Sequence[str],
+    grid: _Grid,
     prices: Prices,
     bundle: Bundle | None,
 ) -> list[Alternative]:
-    """Predict one workload at all settings of a GPU. What cannot be run is a result, not a failure
-    of the sweep.
+    """Predict one workload at all settings of a GPU.
+
+    What cannot be run is a result, not a failure of the sweep.
     """
     try:
         # without settings the card's own limit is the one point
-        settings = set_to or {"power_limit": f"{float(gpu.power.limit_w)!r}W"}
-        words = [
-            f"{name}={_all_clocks(gpu) if text == 'all' else text}"
-            for name, text in settings.items()
-        ]
+        settings = grid.settings or {"power_limit": f"{float(gpu.power.limit_w)!r}W"}
+        words = []
+        for name, text in settings.items():
+            words.append(f"{name}={_all_clocks(gpu) if text == 'all' else text}")
         space = parse_space(words, gpu)
         if space.size > MOST_POINTS:
-            raise bad_value(
-                "vary", f"at most {MOST_POINTS:,} settings", f"{space.size:,}", "Take larger steps."
-            )
+            expected = f"at most {MOST_POINTS:,} settings"
+            raise bad_value("vary", expected, f"{space.size:,}", "Take larger steps.")
         fitted = bundle or bundle_for(gpu)
         columns = tabulate_points(Study(graph, gpu, fitted, space), 0, space.size)
     except WattcastError as error:
         return [Alternative(names, {}, str(error), chip=gpu)]
-    many = graph.gpu_count
-    unit, units_a_run = graph.unit
-    found = []
+
+    notes = (*graph.assumptions, *fitted.assumptions)
+    points = []
     for row in table_rows(columns):
-        latency_s = row["latency_s"]
-        energy_j = row["energy_j"]
-        total_j = energy_j * many
-        each_j = total_j / units_a_run
-        each_gpu_s = latency_s * many / units_a_run
-        cost = prices.cost(gpu.name, each_j, each_gpu_s)
-        carbon_g = prices.carbon_g(each_j)
-        per_million = 1e6 if unit == "token" else None
-        results = {
-            "gpus": many,
-            **{
-                name: row[name]
-                for name in ("latency_s", "power_w", "energy_j", "clock_hz", "capped", "limit_met")
-            },
-            "total_power_w": row["power_w"] * many,
-            "total_energy_j": total_j,
-            "tokens_per_s": None if graph.tokens is None else graph.tokens / latency_s,
-            "energy_j_per_token": None if graph.tokens is None else total_j / graph.tokens,
-            "items_per_s": None if graph.items is None else graph.items / latency_s,
-            "energy_j_per_item": None if graph.items is None else total_j / graph.items,
-            "unit": unit,
-            "units_per_s": units_a_run / latency_s,
-            "energy_j_per_unit": each_j,
-            "units_per_j": 1.0 / each_j,
-            "energy_delay_js": each_j * latency_s,
-            "energy_delay2_js2": each_j * latency_s**2,
-            "memory_byte": graph.memory_byte,
-            "fits": row.get("fits"),
-            "cost_per_unit": cost,
-            "carbon_g_per_unit": carbon_g,
-            "cost_per_million_tokens": cost * per_million
-            if cost is not None and per_million
-            else None,
-            "carbon_g_per_million_tokens": carbon_g * per_million
-            if carbon_g is not None and per_million
-            else None,
-            "coefficients": str(fitted.status),
-        }
-        at = {column: row[column] for column in axes if column in SETTING_COLUMNS.values()}
-        notes = (*graph.assumptions, *fitted.assumptions)
-        clock_hz, limit_w, temperature_c = (row.get(column) for column in SETTING_COLUMNS.values())
-        set_at = OperatingPoint(
-            clock_hz, limit_w, DEFAULT_TEMPERATURE_C if temperature_c is None else temperature_c
+        results = _describe_point(graph, gpu, row, prices)
+        results["coefficients"] = str(fitted.status)
+        varied = {column: row[column] for column in grid.axes if column in _SETTING_AXES}
+        risk = cache(partial(describe_point_risk, graph, gpu, _read_settings(row), fitted))
+        points.append(
+            Alternative({**names, **varied}, results, notes=notes, chip=gpu, describe_risk=risk)
         )
-        risk = cache(partial(describe_point_risk, graph, gpu, set_at, fitted))
-        found.append(
-            Alternative({**names, **at}, results, notes=notes, chip=gpu, describe_risk=risk)
-        )
-    return found
+    return points
+
+
+def _describe_point(
+    graph: Graph, gpu: Gpu, row: Mapping[str, Any], prices: Prices
+) -> dict[str, Any]:
+    """Return the columns of one point: of one GPU, of all, and per token, picture or run."""
+    gpus = graph.gpu_count
+    unit, units_a_run = graph.unit
+    latency_s = row["latency_s"]
+    total_j = row["energy_j"] * gpus
+    unit_j = total_j / units_a_run
+    cost = prices.cost(gpu.name, unit_j, latency_s * gpus / units_a_run)
+    carbon_g = prices.carbon_g(unit_j)
+    return {
+        "gpus": gpus,
+        **{name: row[name] for name in _PREDICTED_COLUMNS},
+        "total_power_w": row["power_w"] * gpus,
+        "total_energy_j": total_j,
+        "tokens_per_s": None if graph.tokens is None else graph.tokens / latency_s,
+        "energy_j_per_token": None if graph.tokens is None else total_j / graph.tokens,
+        "items_per_s": None if graph.items is None else graph.items / latency_s,
+        "energy_j_per_item": None if graph.items is None else total_j / graph.items,
+        "unit": unit,
+        "units_per_s": units_a_run / latency_s,
+        "energy_j_per_unit": unit_j,
+        "units_per_j": 1.0 / unit_j,
+        "energy_delay_js": unit_j * latency_s,
+        "energy_delay2_js2": unit_j * latency_s**2,
+        "memory_byte": graph.memory_byte,
+        "fits": row.get("fits"),
+        "cost_per_unit": cost,
+        "carbon_g_per_unit": carbon_g,
+        "cost_per_million_tokens": _per_million(cost, unit),
+        "carbon_g_per_million_tokens": _per_million(carbon_g, unit),
+    }
+
+
+def _per_million(amount: float | None, unit: str) -> float | None:
+    """Return the amount of a million tokens; None where it is unknown or no tokens are counted."""
+    return None if amount is None or unit != "token" else amount * 1e6
+
+
+def _read_settings(row: Mapping[str, Any]) -> OperatingPoint:
+    """Return the settings of a point, those of the card where they do not vary."""
+    temperature_c = row.get(SETTING_COLUMNS["temperature"])
+    return OperatingPoint(
+        row.get(SETTING_COLUMNS["clock"]),
+        row.get(SETTING_COLUMNS["power_limit"]),
+        DEFAULT_TEMPERATURE_C if temperature_c is None else temperature_c,
+    )
 
 
 def describe_point_risk(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> str:
-    """Say how far clock and power limit of a point are from what was measured; empty where they are
-    not far.
+    """Say how far clock and power limit of a point are from what was measured.
+
+    The text is empty where they are not far.
     """
-    found = predict_graph(graph, gpu, at, bundle).support.distances
-    far = [
-        d.reason
-        for d in found
-        if d.dimension in ("clock", "power limit") and d.word is SupportWord.FAR
-    ]
-    return f"far from what was measured: {'; '.join(far)}" if far else ""
+    support = predict_graph(graph, gpu, at, bundle).support
+    reasons = []
+    for distance in support.distances:
+        is_setting = distance.dimension in ("clock", "power limit")
+        if is_setting and distance.word is SupportWord.FAR:
+            reasons.append(distance.reason)
+    return f"far from what was measured: {'; '.join(reasons)}" if reasons else ""
 
 
 def _all_clocks(gpu: Gpu) -> str:
@@ -421,7 +483,7 @@ def _compare_with(point: Alternative, first: Mapping[str, Any], fastest_s: float
     return replace(point, results={**point.results, **more})
 
 
-def _find_within(
+def _select_within(
     points: Sequence[Alternative], slowdown: str | None, latency: str | None
 ) -> tuple[list[Alternative], str]:
     """Return the points that run, fit and keep the bound, and describe the bound."""
@@ -437,8 +499,9 @@ def _find_within(
         within = [point for point in ran if point.results["latency_s"] <= most]
         if ran and not within:
             least = min(point.results["latency_s"] for point in ran)
+            shown = units.show(least, "s")
             raise BadInput(
-                f"latency: no point meets {units.show(most, 's')}: the least is {units.show(least, 's')}."
+                f"latency: no point meets {units.show(most, 's')}: the least is {shown}."
             )
         return within, f"within {units.show(most, 's')}"
     return ran, "without a bound"
@@ -448,14 +511,16 @@ def _parse_axes(vary: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, st
     """Return the options that vary with their values, and the settings that vary with their texts."""
     varied: dict[str, list[Any]] = {}
     set_to: dict[str, str] = {}
-    known = (*(name for name in OPTION_NAMES if name != "recompute"), *SETTING_COLUMNS)
+    options = [name for name in OPTION_NAMES if name != "recompute"]
+    names = [*options, *SETTING_COLUMNS]
     for spec in vary:
-        name, equals, text = (piece.strip() for piece in spec.partition("="))
-        name = name.replace("-", "_")
+        name, equals, text = spec.partition("=")
+        name = name.strip().replace("-", "_")
+        text = text.strip()
         if not equals or not text:
             raise bad_value("vary", "option=values, such as dtype=bf16,fp8", spec)
         more = "GPUs are named by --gpu; fields of a chip vary in `explore designs`."
-        check_names("option", name, known, f"Known: {', '.join(known)}. {more}")
+        check_names("option", name, names, f"Known: {', '.join(names)}. {more}")
         if name in varied or name in set_to:
             raise bad_value("vary", "each option once", f"{name} twice")
         if name in SETTING_COLUMNS:
