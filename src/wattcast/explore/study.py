@@ -28,8 +28,9 @@ from wattcast.workload.graph import Graph, count_operators
 
 
 def pack_value(value: Any) -> bytes:
-    """Pack a value as bytes. They are a pickle: read those of your own processes, and nobody
-    else's.
+    """Pack a value as bytes.
+
+    They are a pickle: read those of your own processes, and nobody else's.
     """
     stream = io.BytesIO()
     _Pickler(stream, protocol=5).dump(value)
@@ -38,8 +39,9 @@ def pack_value(value: Any) -> bytes:
 
 @lru_cache(maxsize=1)
 def unpack_value(data: bytes) -> Any:
-    """Return the packed value; the same bytes give the same object, so that its caches are filled
-    once.
+    """Return the packed value.
+
+    The same bytes give the same object, so that its caches are filled once.
     """
     return pickle.loads(zlib.decompress(data))  # noqa: S301 - what this program packed
 
@@ -64,9 +66,8 @@ def _feed_hash(hashed: Any, value: Any) -> None:
     """Feed every field of a value into a hash, arrays by their bytes."""
     hashed.update(type(value).__name__.encode())
     if isinstance(value, np.ndarray):
-        hashed.update(
-            str((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes()
-        )
+        form = str((value.dtype.str, value.shape))
+        hashed.update(form.encode() + np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Enum):
         hashed.update(str(value.value).encode())
     elif is_dataclass(value):
@@ -84,16 +85,13 @@ def _feed_hash(hashed: Any, value: Any) -> None:
         hashed.update(repr(value).encode() + b";")
 
 
-Columns: TypeAlias = dict[
-    str, npt.NDArray[Any]
-]  # a table: column name -> values, all of one length
+# A table: column name -> values, all of one length.
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
-CELLS = (
-    300_000  # points times kernels evaluated together: few megabytes an array, which stay in cache
-)
-_LARGE = (
-    4_000_000  # numbers; less than the 32 MiB above which glibc gives back any memory that is freed
-)
+# Points times kernels evaluated together: few megabytes an array, which stay in cache.
+CELLS = 300_000
+# Numbers; less than the 32 MiB above which glibc gives back any memory that is freed.
+_LARGE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -123,27 +121,26 @@ class Study:
 
 
 def tabulate_points(study: Study, start: int, stop: int) -> Columns:
-    """Evaluate the points from ``start`` to ``stop``; return those that meet every constraint, as
-    columns.
+    """Evaluate the points from ``start`` to ``stop``.
+
+    Those that meet every constraint are returned, as columns.
     """
-    columns = _meet_constraints(
-        study, {"point": np.arange(start, stop), **study.space.points(start, stop)}
-    )
+    axes = study.space.points(start, stop)
+    columns = _meet_constraints(study, {"point": np.arange(start, stop), **axes})
     points = {name: columns[name] for name in study.space.columns}
     if columns["point"].size:
         return _meet_constraints(study, columns | evaluate_points(study, points))
-    alone = evaluate_points(
-        study, study.space.points(0, 1)
-    )  # the columns that one point would have, empty
-    return columns | {name: values[:0] for name, values in alone.items()}
+    # the columns that one point would have, empty
+    one_point = evaluate_points(study, study.space.points(0, 1))
+    return columns | {name: values[:0] for name, values in one_point.items()}
 
 
 def _meet_constraints(study: Study, columns: Columns) -> Columns:
     """Keep the rows that meet every constraint on these columns."""
     for constraint in study.constraints:
         if constraint.column in columns:
-            kept = constraint.holds(columns)
-            columns = {name: values[kept] for name, values in columns.items()}
+            is_met = constraint.holds(columns)
+            columns = {name: values[is_met] for name, values in columns.items()}
     return columns
 
 
@@ -152,7 +149,8 @@ def evaluate_points(study: Study, columns: Columns) -> Columns:
 
     Points whose power at the clock asked for is within the limit, in runs shorter than the
     governor's window, are done after one step; only the others go through the governor. The
-    governor does the same with each point alone, so results are those of single predictions."""
+    governor does the same with each point alone, so results are those of single predictions.
+    """
     result = _evaluate_in_chunks(_evaluate_asked_clock, study, columns)
     may_have_stretches = result["latency_s"] > REACTION_S
     rows = np.flatnonzero(result["capped"] | may_have_stretches)
@@ -166,8 +164,9 @@ def evaluate_points(study: Study, columns: Columns) -> Columns:
 def _evaluate_in_chunks(
     step: Callable[[Study, Columns], Columns], study: Study, columns: Columns
 ) -> Columns:
-    """Apply ``step`` to a few points at a time; a value that is the same for all is repeated for
-    each.
+    """Apply ``step`` to a few points at a time.
+
+    A value that is the same for all points is repeated for each.
     """
     size = len(next(iter(columns.values())))
     count = max(CELLS // len(count_operators(study.graph)), 1)
@@ -178,11 +177,10 @@ def _evaluate_in_chunks(
     np.empty(_LARGE)
     result: Columns = {}
     for first in range(0, size, count):
-        some = slice(first, first + count)
-        for name, values in step(
-            study, {name: values[some] for name, values in columns.items()}
-        ).items():
-            result.setdefault(name, np.empty(size, values.dtype))[some] = values
+        rows = slice(first, first + count)
+        chunk = {name: values[rows] for name, values in columns.items()}
+        for name, values in step(study, chunk).items():
+            result.setdefault(name, np.empty(size, values.dtype))[rows] = values
     return result
 
 
@@ -192,18 +190,22 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
     timeline = analyse_graph(study.graph, chip, bundle)
     top_hz: Sweepable = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
     totals = total_at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
-    limit_w = bundle.governor_share * sweep_values(
-        chip.power.limit_w if at.power_limit_w is None else at.power_limit_w
-    )
-    found = _total_columns(totals, sweep_values(top_hz)) | {
-        "capped": totals.power_w - limit_w > 0,
-        "limit_met": np.array(True),
-    }
+    set_limit_w = chip.power.limit_w if at.power_limit_w is None else at.power_limit_w
+    limit_w = bundle.governor_share * sweep_values(set_limit_w)
+    result = _total_columns(totals, sweep_values(top_hz))
+    result["capped"] = totals.power_w - limit_w > 0
+    result["limit_met"] = np.array(True)
     if study.graph.memory_byte is not None:
-        found["fits"] = np.asarray(
-            study.graph.memory_byte <= sweep_values(chip.memory.capacity_byte)
-        )
-    return found
+        capacity_byte = sweep_values(chip.memory.capacity_byte)
+        result["fits"] = np.asarray(study.graph.memory_byte <= capacity_byte)
+    return result
+
+
+_COLUMN_OF_SETTING = {
+    "clock_hz": "asked_clock_hz",
+    "power_limit_w": "asked_power_limit_w",
+    "temperature_c": "temperature_c",
+}
 
 
 def configure_points(
@@ -211,47 +213,34 @@ def configure_points(
 ) -> tuple[Gpu, OperatingPoint, Bundle]:
     """Return the chip, settings and bundle of these points."""
     kind = {axis.field.column: axis.field.kind for axis in study.space.axes}
-    chip = study.gpu.with_fields(
-        {name: values for name, values in columns.items() if kind[name] is FieldKind.CHIP}
-    )
-    at = study.settings
-    bundle = study.bundle
+    chip_fields = {name: values for name, values in columns.items() if kind[name] is FieldKind.CHIP}
     if "tensor_scale" in columns:
-        rates = {
-            f"pipes.tensor_flop_per_cycle.{dtype}": rate * columns["tensor_scale"]
-            for dtype, rate in study.gpu.pipes.tensor_flop_per_cycle.items()
-        }
-        swept_already = {name for name in columns if name.startswith("pipes.tensor")}
-        chip = chip.with_fields(
-            {path: value for path, value in rates.items() if path not in swept_already}
-        )
+        for dtype, rate in study.gpu.pipes.tensor_flop_per_cycle.items():
+            path = f"pipes.tensor_flop_per_cycle.{dtype}"
+            chip_fields.setdefault(path, rate * columns["tensor_scale"])
+    chip = study.gpu.with_fields(chip_fields)
+    bundle = study.bundle
     if "voltage_scale" in columns:
-        bundle = replace(
-            bundle, power=bundle.power.with_voltage_factor(as_sweep(columns["voltage_scale"]))
-        )
-    asked = {
-        "clock_hz": "asked_clock_hz",
-        "power_limit_w": "asked_power_limit_w",
-        "temperature_c": "temperature_c",
-    }
-    swept: dict[str, Any] = {
-        name: as_sweep(columns[of]) for name, of in asked.items() if of in columns
-    }
-    return chip, replace(at, **swept), bundle
+        factor = as_sweep(columns["voltage_scale"])
+        bundle = replace(bundle, power=bundle.power.with_voltage_factor(factor))
+    settings: dict[str, Any] = {}
+    for name, column in _COLUMN_OF_SETTING.items():
+        if column in columns:
+            settings[name] = as_sweep(columns[column])
+    return chip, replace(study.settings, **settings), bundle
 
 
 def find_unused_fields(study: Study) -> list[str]:
     """Name the axes that change nothing between their ends, the other axes in the middle."""
-    middle = {axis.field.column: axis.values[axis.values.size // 2] for axis in study.space.axes}
+    middle = {}
+    for axis in study.space.axes:
+        middle[axis.field.column] = np.full(2, axis.values[axis.values.size // 2])
     unused = []
     for axis in study.space.axes:
         ends = np.array([axis.values.min(), axis.values.max()])
         if ends[0] < ends[1]:
-            found = evaluate_points(
-                study,
-                {c: ends if c == axis.field.column else np.full(2, v) for c, v in middle.items()},
-            )
-            if all(values[0] == values[1] for values in found.values()):
+            results = evaluate_points(study, {**middle, axis.field.column: ends})
+            if all(values[0] == values[1] for values in results.values()):
                 unused.append(axis.field.name)
     return unused
 
@@ -265,9 +254,9 @@ def _evaluate_governed(study: Study, columns: Columns) -> Columns:
 
 
 def _total_columns(totals: WorkloadTotals, clock_hz: Array) -> Columns:
-    clocks = {"clock_hz": clock_hz, "effective_clock_hz": totals.effective_hz}
     return {
         **take_fields(totals, "latency_s", "power_w", "energy_j"),
-        **clocks,
+        "clock_hz": clock_hz,
+        "effective_clock_hz": totals.effective_hz,
         "busy_s": totals.busy_s,
     }

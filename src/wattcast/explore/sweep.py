@@ -70,17 +70,15 @@ class ResultStore:
 
     def finished(self) -> set[int]:
         """Return the numbers of the parts that are there."""
-        numbers = (path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet"))
+        numbers = [path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet")]
         return {int(number) for number in numbers if number.isascii() and number.isdigit()}
 
     def read(self, index: int) -> dict[str, npt.NDArray[Any]]:
         """Read the columns of a finished part."""
         try:
             with catch_panics():
-                return {
-                    c.name: c.to_numpy()
-                    for c in import_polars().read_parquet(self.part(index)).get_columns()
-                }
+                columns = import_polars().read_parquet(self.part(index)).get_columns()
+                return {column.name: column.to_numpy() for column in columns}
         except (OSError, import_polars().exceptions.PolarsError) as error:
             do = "Delete it; the same command computes it again."
             raise BadInput(f"{self.part(index)}: not a readable part ({error}). {do}") from None
@@ -98,43 +96,30 @@ class ResultStore:
             with replace_whole(self.target) as part_file:
                 _WRITERS[self.target.suffix.lower()](paths, part_file)
         except (CannotWrite, import_polars().exceptions.PolarsError) as error:
-            kept = f"All parts are kept in {self.folder}."
-            raise BadInput(f"{self.target}: cannot be written ({error}). {kept}") from None
+            where = f"All parts are kept in {self.folder}."
+            raise BadInput(f"{self.target}: cannot be written ({error}). {where}") from None
         for path in (*paths, self.folder / _MANIFEST):
             path.unlink()
         self.folder.rmdir()
 
 
 def open_store(out: Path, manifest: StoreManifest) -> ResultStore:
-    """Open a store for this study at ``out``; one that was begun is continued, another study's is
-    refused.
+    """Open a store for this study at ``out``.
+
+    One that was begun is continued; one of another study is refused.
     """
     import_polars()
-    ending = out.suffix.lower()
-    if ending and ending not in ENDINGS and not out.is_dir():
-        raise bad_value(
-            str(out), f"a folder, or a name that ends in {', '.join(ENDINGS)}", out.name
-        )
-    single = ending in ENDINGS
-    if single and out.is_dir():
-        raise bad_value(str(out), "a file", "a folder", "Choose another name.")
-    if not single and out.is_file():
-        raise bad_value(str(out), "a folder", "a file", "Choose another name.")
-    store = (
-        ResultStore(out.with_name(out.name + ".parts"), out) if single else ResultStore(out, None)
-    )
+    store = _choose_store(out)
     path = store.folder / _MANIFEST
     if path.exists():
-        found = decode_json(read_bytes(path), StoreManifest, str(path))
-        if found.format != _FORMAT:
-            raise bad_value(f"{path}: format", str(_FORMAT), found.format, "Choose another folder.")
-        if (found.study, found.points, found.part_points) != (
-            manifest.study,
-            manifest.points,
-            manifest.part_points,
-        ):
+        stored = decode_json(read_bytes(path), StoreManifest, str(path))
+        if stored.format != _FORMAT:
+            do = "Choose another folder."
+            raise bad_value(f"{path}: format", str(_FORMAT), stored.format, do)
+        if _key_of_manifest(stored) != _key_of_manifest(manifest):
             raise Refused(
-                f"{store.folder}: holds results of another study ({found.about}, Wattcast {found.wattcast}), "
+                f"{store.folder}: holds results of another study "
+                f"({stored.about}, Wattcast {stored.wattcast}), "
                 f"not of this one ({manifest.about}). Choose another --out, or delete the folder."
             )
     elif store.folder.is_dir() and any(store.folder.iterdir()):
@@ -144,6 +129,27 @@ def open_store(out: Path, manifest: StoreManifest) -> ResultStore:
     else:
         write_whole(path, msgspec.json.encode(manifest))
     return store
+
+
+def _choose_store(out: Path) -> ResultStore:
+    """Return the store of a folder, or of the parts of one file, by its ending."""
+    ending = out.suffix.lower()
+    if ending and ending not in ENDINGS and not out.is_dir():
+        expected = f"a folder, or a name that ends in {', '.join(ENDINGS)}"
+        raise bad_value(str(out), expected, out.name)
+    is_file = ending in ENDINGS
+    if is_file and out.is_dir():
+        raise bad_value(str(out), "a file", "a folder", "Choose another name.")
+    if not is_file and out.is_file():
+        raise bad_value(str(out), "a folder", "a file", "Choose another name.")
+    if is_file:
+        return ResultStore(out.with_name(out.name + ".parts"), out)
+    return ResultStore(out, None)
+
+
+def _key_of_manifest(manifest: StoreManifest) -> tuple[str, int, int]:
+    """Return what two runs of the same study share."""
+    return manifest.study, manifest.points, manifest.part_points
 
 
 def _write_json_parts(paths: list[Path], out: Path) -> None:
@@ -185,9 +191,8 @@ class SweepSummary:
     shown: Columns  # a selection spread over all, for figures
 
 
-SweepPart = tuple[
-    int, SweepSummary, bytes | None
-]  # its number, and its points as Parquet where they are written
+# The number of a part, its summary, and its points as Parquet where they are written.
+SweepPart = tuple[int, SweepSummary, bytes | None]
 
 
 @dataclass(frozen=True)
@@ -216,6 +221,16 @@ class SweepWork:
         start = index * self.part_points
         return start, min(start + self.part_points, self.study.space.size)
 
+    @property
+    def part_count(self) -> int:
+        """Number of parts."""
+        return -(-self.study.space.size // self.part_points)
+
+    def count_points(self, index: int) -> int:
+        """Return the points of a part."""
+        start, stop = self.part_range(index)
+        return stop - start
+
     def compute_part(self, index: int) -> SweepPart:
         """Compute part ``index``."""
         columns = tabulate_points(self.study, *self.part_range(index))
@@ -228,22 +243,17 @@ class SweepWork:
         return index, self.summarise(columns), buffer.getvalue()
 
     def summarise(self, columns: Columns) -> SweepSummary:
-        """Keep a few points of a part, those to show by a multiplicative hash of their numbers
-        [Knuth, TAOCP 3, 6.4].
+        """Keep a few points of a part.
 
+        Those to show are chosen by a multiplicative hash of their numbers [Knuth, TAOCP 3, 6.4].
         Every n-th point would fall into step with the axes of a grid and show few of their values.
         """
-        hashed = (columns["point"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(
-            32
-        )
-        chosen = np.asarray(hashed < SHOWN / self.study.space.size * 2.0**32)
-        shown = {name: values[chosen] for name, values in columns.items()}
-        return SweepSummary(
-            len(columns["point"]),
-            arrays.pareto_rows(columns, self.objectives),
-            _find_best(columns),
-            shown,
-        )
+        points = columns["point"]
+        hashed = (points.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+        is_shown = np.asarray(hashed < SHOWN / self.study.space.size * 2.0**32)
+        shown = {name: values[is_shown] for name, values in columns.items()}
+        front = arrays.pareto_rows(columns, self.objectives)
+        return SweepSummary(len(points), front, _find_best(columns), shown)
 
 
 Runner = Callable[[SweepWork, Iterable[int]], Iterator[SweepPart]]
@@ -262,53 +272,70 @@ def run_sweep(
     """Evaluate every point of a study; write all to ``out``, return the Pareto front and the best.
 
     ``runner`` computes the parts: ``run_here`` by default, or that of ``process_runner`` or
-    ``cluster_runner``."""
+    ``cluster_runner``.
+    """
     size = study.space.size
     if size > ASK_ABOVE and not yes:
         do = "Take larger steps, or add --yes to go."
         raise Refused(f"the space has {size:,} points, more than {ASK_ABOVE:,}. {do}")
-    known = [*study.space.columns, *RESULT_UNITS]
-    check_names("column", objectives, known, f"Known here: {', '.join(known)}.")
-    if len(objectives) < 2 or len(set(objectives)) != len(objectives):
-        raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
-    wanted = tuple(objectives)
+    _check_objectives(study, objectives)
     notes = _list_notes(study)
-    axes = ", ".join(f"{axis.field.name} ({axis.values.size} values)" for axis in study.space.axes)
-    how = (
-        study.space.method
-        if not study.space.samples
-        else f"{study.space.method}:{study.space.samples}"
-    )
-    about = f"{study.graph.name} on {study.gpu.name}, {how} over {axes}"
     store = None
     compression = None
-    parts = -(-size // part_points)
-    if out is not None:  # parts are small where they stay, and fast where they are read once and go
-        store = open_store(
-            out, StoreManifest(_FORMAT, __version__, study.digest(), about, size, part_points)
+    if out is not None:
+        manifest = StoreManifest(
+            _FORMAT, __version__, study.digest(), _describe_study(study), size, part_points
         )
+        store = open_store(out, manifest)
+        # parts are small where they stay, and fast where they are read once and go
         compression = "zstd" if store.target is None else "lz4"
-    work = SweepWork(study, wanted, compression, part_points)
-    done = store.finished() if store else set()
-    summaries = [work.summarise(store.read(index)) for index in sorted(done)] if store else []
-    count = sum(stop - start for start, stop in map(work.part_range, done))
-    if progress:
-        progress(count, size)
-    left = [index for index in range(parts) if index not in done]
-    for index, found, data in (runner or run_here)(work, left):
-        if store and data is not None:
-            write_whole(store.part(index), data)
-        summaries = [_merge_summaries([*summaries, found], work.objectives)]
-        start, stop = work.part_range(index)
-        count += stop - start
-        if progress:
-            progress(count, size)
-    summary = _merge_summaries(summaries, work.objectives)
+    work = SweepWork(study, tuple(objectives), compression, part_points)
+    finished = sorted(store.finished()) if store else []
+    summary = _compute_parts(work, store, finished, runner or run_here, progress)
     if summary.kept == 0:
         raise _no_point_error(study)
     if store:
-        store.join(parts)
-    return SweepResult(study, size, work.objectives, summary, notes, len(done))
+        store.join(work.part_count)
+    return SweepResult(study, size, work.objectives, summary, notes, len(finished))
+
+
+def _check_objectives(study: Study, objectives: Sequence[str]) -> None:
+    columns = [*study.space.columns, *RESULT_UNITS]
+    check_names("column", objectives, columns, f"Known here: {', '.join(columns)}.")
+    if len(objectives) < 2 or len(set(objectives)) != len(objectives):
+        raise bad_value("front", "two or more different columns to minimise", ",".join(objectives))
+
+
+def _describe_study(study: Study) -> str:
+    """Describe a study for its manifest."""
+    space = study.space
+    axes = [f"{axis.field.name} ({axis.values.size} values)" for axis in space.axes]
+    method = f"{space.method}:{space.samples}" if space.samples else str(space.method)
+    return f"{study.graph.name} on {study.gpu.name}, {method} over {', '.join(axes)}"
+
+
+def _compute_parts(
+    work: SweepWork,
+    store: ResultStore | None,
+    finished: Sequence[int],
+    runner: Runner,
+    progress: ReportProgress | None,
+) -> SweepSummary:
+    """Compute the parts that are not ``finished``, store them and merge the summaries of all."""
+    size = work.study.space.size
+    summaries = [work.summarise(store.read(index)) for index in finished] if store else []
+    count = sum(map(work.count_points, finished))
+    if progress:
+        progress(count, size)
+    missing = [index for index in range(work.part_count) if index not in set(finished)]
+    for index, summary, data in runner(work, missing):
+        if store and data is not None:
+            write_whole(store.part(index), data)
+        summaries = [_merge_summaries([*summaries, summary], work.objectives)]
+        count += work.count_points(index)
+        if progress:
+            progress(count, size)
+    return _merge_summaries(summaries, work.objectives)
 
 
 def run_here(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
@@ -322,15 +349,15 @@ def process_runner(count: int) -> Runner:
         raise bad_value("workers", "one or more", count)
 
     def runner(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
-        left = deque(indices)
-        others = min(count, len(left)) - 1
-        if others < 1:
-            yield from run_here(work, left)
+        waiting = deque(indices)
+        helpers = min(count, len(waiting)) - 1
+        if helpers < 1:
+            yield from run_here(work, waiting)
             return
         quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-        with ProcessPoolExecutor(others, multiprocessing.get_context("spawn"), *quiet) as pool:
+        with ProcessPoolExecutor(helpers, multiprocessing.get_context("spawn"), *quiet) as pool:
             try:
-                yield from _run_on_pool(pool, work, left, others + 1, here=True)
+                yield from _run_on_pool(pool, work, waiting, helpers + 1, here=True)
             except BrokenProcessPool:
                 raise WattcastError(f"a worker process died. {_RUN_AGAIN}") from None
             finally:
@@ -340,18 +367,20 @@ def process_runner(count: int) -> Runner:
 
 
 def _run_on_pool(
-    pool: Executor, work: SweepWork, left: deque[int], most: int, *, here: bool = False
+    pool: Executor, work: SweepWork, waiting: deque[int], most: int, *, here: bool = False
 ) -> Iterator[SweepPart]:
-    """Compute parts, ``most`` at a time in the pool, so that no memory fills up; with ``here`` this
-    process helps.
+    """Compute parts, ``most`` at a time in the pool, so that no memory fills up.
+
+    With ``here`` this process helps.
     """
     running: set[Future[SweepPart]] = set()
-    while left or running:
-        while left and len(running) < most:
-            running.add(pool.submit(work.compute_part, left.popleft()))
-        if here and left:
-            yield work.compute_part(left.popleft())
-        finished, running = wait(running, 0.0 if here and left else None, FIRST_COMPLETED)
+    while waiting or running:
+        while waiting and len(running) < most:
+            running.add(pool.submit(work.compute_part, waiting.popleft()))
+        if here and waiting:
+            yield work.compute_part(waiting.popleft())
+        patience_s = 0.0 if here and waiting else None
+        finished, running = wait(running, patience_s, FIRST_COMPLETED)
         yield from (future.result() for future in finished)
 
 
@@ -360,9 +389,9 @@ _RUN_AGAIN = "What is finished is kept; run the same command again."
 
 def _list_notes(study: Study) -> tuple[str, ...]:
     """List what a sweep assumes beyond what each prediction does."""
+    why = "the models of this bundle may not use it"
     notes = [
-        f"{name}: changes nothing, with the other fields in the middle of their values: the models of this "
-        "bundle may not use it"
+        f"{name}: changes nothing, with the other fields in the middle of their values: {why}"
         for name in find_unused_fields(study)
     ]
     if any(axis.field.kind is not FieldKind.SETTING for axis in study.space.axes):
@@ -370,21 +399,17 @@ def _list_notes(study: Study) -> tuple[str, ...]:
             f"energy per event and idle power stay those of the {study.gpu.name}, whatever the design"
         )
     if study.space.method is not SamplingMethod.GRID:
-        notes.append(
-            f"{study.space.method} sample of {study.space.samples} points, seed {study.space.seed}"
-        )
+        sample = f"{study.space.method} sample of {study.space.samples} points"
+        notes.append(f"{sample}, seed {study.space.seed}")
     return tuple(notes)
 
 
 def _find_best(columns: Columns) -> Columns:
-    """Return the rows of least latency, least power and least energy; of equal ones the first
-    point.
-    """
+    """Return the rows of least latency, power and energy; of equal ones the first point."""
     if not len(columns["point"]):
         return columns
-    order = [
-        int(np.argmin(columns[name])) for name in BEST_COLUMNS
-    ]  # rows are in the order of their points
+    # rows are in the order of their points
+    order = [int(np.argmin(columns[name])) for name in BEST_COLUMNS]
     return {name: values[order] for name, values in columns.items()}
 
 
@@ -392,11 +417,13 @@ def _merge_summaries(several: Sequence[SweepSummary], objectives: tuple[str, ...
     """Merge summaries; the order in which they came does not matter."""
     if len(several) == 1:
         return several[0]
+    fronts = _join_tables([summary.front for summary in several])
+    bests = _join_tables([summary.best for summary in several])
     return SweepSummary(
-        sum(s.kept for s in several),
-        arrays.pareto_rows(_join_tables([s.front for s in several]), objectives),
-        _find_best(_join_tables([s.best for s in several])),
-        _join_tables([s.shown for s in several]),
+        kept=sum(summary.kept for summary in several),
+        front=arrays.pareto_rows(fronts, objectives),
+        best=_find_best(bests),
+        shown=_join_tables([summary.shown for summary in several]),
     )
 
 
@@ -407,22 +434,23 @@ def _join_tables(tables: Sequence[Columns]) -> Columns:
 
 
 def _no_point_error(study: Study) -> WattcastError:
-    """Return the error that no point is left, saying which constraint binds, from points spread
-    over the space.
+    """Return the error that no point is left.
+
+    It says which constraint is the limit, from points spread over the space.
     """
     size = study.space.size
     points = study.space.spread_points(2_000)
     count = len(next(iter(points.values())))
     columns = points | evaluate_points(replace(study, constraints=()), points)
-    said = []
+    shares = []
     for constraint in study.constraints:
         share = float(constraint.holds(columns).mean())
         best = constraint.closest_value(columns[constraint.column])
         closest = show(best, constraint.unit) if constraint.unit else f"{best:g}"
-        said.append(f"{constraint} holds for {share:.1%} (closest: {closest})")
+        shares.append(f"{constraint} holds for {share:.1%} (closest: {closest})")
     return BadInput(
         f"none of the {size:,} points meets every constraint. Of {count:,} points spread over the space, "
-        f"{'; '.join(said)}. Loosen the one that holds least, or widen the space."
+        f"{'; '.join(shares)}. Loosen the one that holds least, or widen the space."
     )
 
 
@@ -432,43 +460,49 @@ WORKERS_S = 60.0
 
 
 def cluster_runner(address: str, workers: int | None = None) -> Runner:
-    """Return a runner on the Dask scheduler at ``address`` (``tcp://host:8786``); ``local`` makes a
-    cluster here.
+    """Return a runner on the Dask scheduler at ``address`` (``tcp://host:8786``).
+
+    ``local`` makes a cluster on this machine.
     """
     if address != "local" and "://" not in address:
-        raise bad_value(
-            "cluster", "a scheduler's address, such as tcp://host:8786, or local", address
-        )
+        expected = "a scheduler's address, such as tcp://host:8786, or local"
+        raise bad_value("cluster", expected, address)
 
     def runner(work: SweepWork, indices: Iterable[int]) -> Iterator[SweepPart]:
-        left = deque(indices)
-        if not left:
+        waiting = deque(indices)
+        if not waiting:
             return
         dask = import_extra("distributed", "clusters need Dask", "explore")
         with ExitStack() as stack:
-            if address == "local":
-                options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
-                cluster = stack.enter_context(dask.LocalCluster(n_workers=workers, **options))
-                client = stack.enter_context(dask.Client(cluster))
-            else:
-                try:
-                    client = stack.enter_context(dask.Client(address, timeout=CONNECT_S))
-                except (OSError, ValueError) as error:
-                    do = "Is the scheduler running, and reachable from here?"
-                    raise WattcastError(
-                        f"cluster: {address} cannot be reached ({error}). {do}"
-                    ) from None
-            try:
-                client.wait_for_workers(1, timeout=WORKERS_S)
-            except (TimeoutError, dask.TimeoutError):
-                do = "Start one beside the scheduler."
-                raise WattcastError(f"cluster: no worker within {WORKERS_S} s. {do}") from None
+            client = _connect_client(dask, stack, address, workers)
             pool = client.get_executor(pure=False, retries=RETRIES)
+            most = 2 * max(len(client.nthreads()), 1)
             try:
-                yield from _run_on_pool(pool, work, left, 2 * max(len(client.nthreads()), 1))
+                yield from _run_on_pool(pool, work, waiting, most)
             except dask.KilledWorker:
                 raise WattcastError(
                     f"cluster: a part lost its worker again and again. {_RUN_AGAIN}"
                 ) from None
 
     return runner
+
+
+def _connect_client(dask: Any, stack: ExitStack, address: str, workers: int | None) -> Any:
+    """Return a client of the cluster once it has a worker; ``stack`` closes it."""
+    if address == "local":
+        options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+        cluster = stack.enter_context(dask.LocalCluster(n_workers=workers, **options))
+        client = stack.enter_context(dask.Client(cluster))
+    else:
+        try:
+            client = stack.enter_context(dask.Client(address, timeout=CONNECT_S))
+        except (OSError, ValueError) as error:
+            do = "Is the scheduler running, and reachable from here?"
+            message = f"cluster: {address} cannot be reached ({error}). {do}"
+            raise WattcastError(message) from None
+    try:
+        client.wait_for_workers(1, timeout=WORKERS_S)
+    except (TimeoutError, dask.TimeoutError):
+        do = "Start one beside the scheduler."
+        raise WattcastError(f"cluster: no worker within {WORKERS_S} s. {do}") from None
+    return client
