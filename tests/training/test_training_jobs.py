@@ -16,15 +16,11 @@ from wattcast.core.errors import BadInput
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.training.microbatch import measure_memory, trace_microbatch
-from wattcast.training.step_time import (
-    OVERLAP,
-    ClusterLinks,
-    cost_microbatches,
-    cost_stages,
-    optimiser_graph,
-    overlapped_s,
-)
+from wattcast.training.optimiser_work import optimiser_graph
+from wattcast.training.section_costs import cost_microbatches
+from wattcast.training.step_time import ClusterLinks, cost_stages, overlapped_s
 from wattcast.training.train_job import TrainingResult, parse_count, train
+from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_report import power_over_step, recommend_limit, summarise_training
 from wattcast.training.training_strategy import (
     ExpertKernels,
@@ -176,7 +172,7 @@ def test_an_exchange_hides_behind_compute_until_it_is_longer() -> None:
     compute = np.asarray(1.0)
     assert float(overlapped_s(compute, 0.0)) == 1.0
     assert 1.0 < float(overlapped_s(compute, 0.5)) < 1.1
-    assert float(overlapped_s(compute, 3.0)) == pytest.approx(1.15 + 3.0 - OVERLAP * 1.15)
+    assert float(overlapped_s(compute, 3.0)) == pytest.approx(1.15 + 3.0 - TRAINING.overlap * 1.15)
 
 
 def test_job_adds_up(job: TrainingResult) -> None:

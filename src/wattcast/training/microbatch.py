@@ -34,8 +34,6 @@ from wattcast.workload.operator_types import (
 from wattcast.workload.program import PassSettings, ProgramSection, trace_program
 from wattcast.workload.symbolic_tensor import TapeEntry
 
-# of the card's memory: the CUDA context, NCCL's buffers and the allocator's gaps take the rest
-USABLE_SHARE = 0.94
 SHORT_ROW = 256  # elements of a row, of which a generated kernel reduces several in a block
 FUSED_LOSS_CHUNKS = 8  # a fused loss holds the logits of an eighth of the tokens at a time
 

@@ -24,13 +24,15 @@ from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
 from wattcast.predictor.run_settings import Quantity, RunSettings, resolve_settings
 from wattcast.predictor.runnable_checks import FORCE, check_context, check_power_limit
-from wattcast.training import microbatch, step_time, training_strategy
+from wattcast.training import section_costs, step_time, training_strategy
 from wattcast.training.microbatch import (
     MicrobatchWork,
     TrainingMemory,
     measure_memory,
     trace_microbatch,
 )
+from wattcast.training.optimiser_work import optimiser_graph
+from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_strategy import (
     Recompute,
     Sharding,
@@ -79,7 +81,7 @@ class JobSetting:
     @property
     def usable_byte(self) -> float:
         """Memory of a GPU that a job can use."""
-        return float(np.mean(self.gpu.memory.capacity_byte)) * microbatch.USABLE_SHARE
+        return float(np.mean(self.gpu.memory.capacity_byte)) * TRAINING.usable_memory
 
     @property
     def limit_w(self) -> float:
@@ -93,7 +95,7 @@ class JobSetting:
     @property
     def clocks_hz(self) -> Array:
         """The clocks at which steps are costed."""
-        return np.ravel(np.asarray(step_time.sweep_clocks(self.gpu, self.at).clock_hz))
+        return np.ravel(np.asarray(section_costs.sweep_clocks(self.gpu, self.at).clock_hz))
 
     @property
     def waiting_w(self) -> Array:
@@ -124,7 +126,7 @@ class Candidate:
     fits: bool
     step: step_time.StepTime | None  # None where it does not fit
     swept: step_time.StepTime | None = field(default=None, repr=False)  # the step at all clocks
-    cost: step_time.MicrobatchCost | None = field(default=None, repr=False)
+    cost: section_costs.MicrobatchCost | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -498,13 +500,13 @@ def _evaluate_strategies(
         if strategy in timed
     ]
     needed = {id(work): work for work, _ in here}
-    found = step_time.cost_microbatches(
+    found = section_costs.cost_microbatches(
         list(needed.values()), job.recipe, job.gpu, job.at, job.bundle
     )
     costs = dict(zip(needed, found, strict=True))
-    graphs = [step_time.optimiser_graph(work, job.recipe, strategy) for work, strategy in here]
+    graphs = [optimiser_graph(work, job.recipe, strategy) for work, strategy in here]
     optimisers = iter(
-        predict_graphs(graphs, job.gpu, step_time.sweep_clocks(job.gpu, job.at), job.bundle)
+        predict_graphs(graphs, job.gpu, section_costs.sweep_clocks(job.gpu, job.at), job.bundle)
     )
     candidates = []
     for strategy, work, memory in zip(strategies, works, memories, strict=True):
@@ -605,7 +607,7 @@ def _slack_kwh(
 
 
 def _relative_interval(
-    cost: step_time.MicrobatchCost, step: step_time.StepTime, gpus: int, node_gpus: int
+    cost: section_costs.MicrobatchCost, step: step_time.StepTime, gpus: int, node_gpus: int
 ) -> tuple[float, float]:
     """Return the ends of the step time over the prediction: the predictor's for compute, wide ones
     for exchanges.
@@ -616,7 +618,7 @@ def _relative_interval(
         for end in (0, 1)
     )
     waiting = float((step.exchange_s + step.bubble_s) / step.latency_s)
-    spread = 0.3 if gpus <= node_gpus else 0.5
+    spread = TRAINING.node_spread if gpus <= node_gpus else TRAINING.cluster_spread
     compute = 1.0 - waiting
     return compute * low + waiting * (1.0 - spread), compute * high + waiting * (1.0 + spread)
 

@@ -30,8 +30,8 @@ from wattcast.lab.validate.typed_commands import (
     answer_commands,
     make_file_name,
 )
-from wattcast.training.step_time import OVERLAP
 from wattcast.training.train_job import TrainingResult, train
+from wattcast.training.training_coefficients import TRAINING
 from wattcast.workload.model_catalogue import ModelSpec, load_model, make_model
 
 CHOSEN_WITH = (
@@ -381,7 +381,7 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         "fused_loss": tuned,
         "loss_share": 0.0 if tuned else "5%",
         "graphs": graphs or "token drop" in row["notes"],
-        "expert_overlap": OVERLAP if newest or _hides_exchanges(row) else 0.0,
+        "expert_overlap": TRAINING.overlap if newest or _hides_exchanges(row) else 0.0,
         "expert_copies": _sends_copies(row),
         "expert_kernels": _expert_kernels(row, newest, graphs),
         "stack": "compiled" if compiled else "eager",

@@ -1,0 +1,29 @@
+"""Shares and times of training jobs that no measurement here decides.
+
+``docs/method/training-jobs.md`` says what each rests on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattcast.coefficients import load_coefficients
+
+
+@dataclass(frozen=True)
+class TrainingCoefficients:
+    """How exchanges and compute share a GPU, and what a job loses beyond both."""
+
+    overlap: float  # of compute time that an exchange beside it can use
+    compute_slowed: float  # share by which compute slows while an exchange runs
+    persistent_slowed: float  # the same where products hold all SMs from start to end
+    tensor_overlap: float  # of exchanges between tensor-parallel GPUs that products hide
+    expert_host_s: float  # to launch a layer of experts, forward and backward, without CUDA graphs
+    blackwell_attention: float  # time of attention on Blackwell over its forecast
+    host_link: float  # of a PCIe direction's rate that copies from pinned memory reach
+    usable_memory: float  # of a card's memory
+    node_spread: float  # of the time of exchanges inside a node, to either side
+    cluster_spread: float  # of the time of exchanges between nodes, to either side
+
+
+TRAINING = load_coefficients("training", TrainingCoefficients)
