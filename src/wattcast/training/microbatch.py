@@ -1,9 +1,10 @@
-"""What one micro-batch computes, sends and keeps on a GPU, section by section of the model, and the
-memory of all.
+"""Count what one micro-batch computes, sends and keeps on a GPU, section by section of the model,
+and the memory of all.
 
 A model's training pass is traced once (``workload.program``). Collectives are taken out of the
 operators, because some of them overlap with compute; they are counted here and timed by
-``step_time``."""
+``step_time``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from wattcast.workload.operator_types import (
     Softmax,
 )
 from wattcast.workload.program import PassSettings, ProgramSection, trace_program
-from wattcast.workload.symbolic_tensor import TapeEntry
+from wattcast.workload.symbolic_tensor import TapeEntry, Tensor
 
 SHORT_ROW = 256  # elements of a row, of which a generated kernel reduces several in a block
 FUSED_LOSS_CHUNKS = 8  # a fused loss holds the logits of an eighth of the tokens at a time
@@ -48,9 +49,8 @@ class SectionWork:
     repeat: int
     forward: tuple[Operator, ...]
     backward: tuple[Operator, ...]
-    again: tuple[
-        Operator, ...
-    ]  # run again under full recomputation that ends with the last tensor needed
+    # run again under full recomputation that ends with the last tensor needed
+    again: tuple[Operator, ...]
     selective: tuple[Operator, ...]  # run again under selective recomputation
     forward_exchanges: tuple[Collective, ...]
     backward_exchanges: tuple[Collective, ...]
@@ -78,11 +78,11 @@ class SectionWork:
 
     def kept_byte(self, recompute: Recompute) -> int:
         """Activations of one repetition that wait for the backward pass."""
-        kept = {
-            Recompute.NONE: self.saved_byte,
-            Recompute.SELECTIVE: self.product_byte + self.input_byte,
-        }
-        return min(kept.get(recompute, self.input_byte), self.saved_byte)
+        if recompute is Recompute.NONE:
+            return self.saved_byte
+        if recompute is Recompute.SELECTIVE:
+            return min(self.product_byte + self.input_byte, self.saved_byte)
+        return min(self.input_byte, self.saved_byte)
 
 
 @dataclass(frozen=True)
@@ -122,63 +122,73 @@ def trace_microbatch(
         raise bad_value("cp", f"a divisor of seq={seq}", cp)
     dims: Any = model.dims
     if ep > 1:
-        experts = getattr(dims, "experts", 0)
-        if not experts or experts % ep:
-            raise bad_value(
-                "ep",
-                f"a divisor of the model's {experts} experts" if experts else "1: no experts",
-                ep,
-            )
-        # tensor-parallel GPUs hold whole experts of their own: as many weights as halves of twice
-        # the experts
-        dims = replace(dims, experts=max(experts * (tp if ep % tp == 0 else 1) // ep, 1))
-        if hasattr(dims, "groups_chosen"):
-            dims = replace(
-                dims, groups=1, groups_chosen=1
-            )  # the router's groups are spread over the GPUs
-    run = PassSettings(
+        dims = _share_experts(dims, tp, ep)
+    tokens = micro_batch * (seq // cp)
+    sections = _trace_sections(model, dims, recipe, (micro_batch, seq, tp, cp))
+    if getattr(dims, "experts", 0):
+        sections = [
+            _join_experts(section, dims, recipe, tokens, ep) if section.expert_trained else section
+            for section in sections
+        ]
+    if tp > 1 and sequence_parallel:
+        whole = trace_microbatch(model, recipe, micro_batch, seq, 1, cp, ep)
+        pairs = zip(sections, whole.sections, strict=True)
+        sections = [_share_tokens(section, unshared, tp) for section, unshared in pairs]
+    flop: float = 0
+    for section in sections:
+        products = [op for op in (*section.forward, *section.backward) if op.is_product]
+        flop += section.repeat * sum(op.flop * op.count for op in products)
+    return MicrobatchWork(tuple(sections), flop * tp / tokens)
+
+
+def _share_experts(dims: Any, tp: int, ep: int) -> Any:
+    """Return the sizes of a model whose experts lie on ``ep`` GPUs."""
+    experts = getattr(dims, "experts", 0)
+    if not experts or experts % ep:
+        expected = f"a divisor of the model's {experts} experts" if experts else "1: no experts"
+        raise bad_value("ep", expected, ep)
+    # tensor-parallel GPUs hold whole experts of their own: as many weights as halves of twice the
+    # experts
+    copies = tp if ep % tp == 0 else 1
+    dims = replace(dims, experts=max(experts * copies // ep, 1))
+    if hasattr(dims, "groups_chosen"):  # the router's groups are spread over the GPUs
+        dims = replace(dims, groups=1, groups_chosen=1)
+    return dims
+
+
+def _trace_sections(
+    model: ModelSpec, dims: Any, recipe: TrainingRecipe, sizes: tuple[int, int, int, int]
+) -> list[SectionWork]:
+    """Trace the pass; ``sizes`` are the micro-batch, the tokens of a sequence, ``tp`` and ``cp``."""
+    micro_batch, seq, tp, cp = sizes
+    is_vision = model.kind is ModelKind.VISION
+    is_compiled = recipe.stack is SoftwareStack.COMPILED
+    settings = PassSettings(
         batch=micro_batch,
         length=seq // cp,
         cached=False,
         dtype=recipe.dtype,
         weight_dtype=recipe.dtype,
         attention=recipe.attention,
-        head=OutputHead.NONE if model.kind is ModelKind.VISION else OutputHead.ALL,
+        head=OutputHead.NONE if is_vision else OutputHead.ALL,
         stack=SoftwareStack.EAGER,
         tp=tp,
         training=True,
-        image=seq if model.kind is ModelKind.VISION else 0,
+        image=seq if is_vision else 0,
         adapter_rank=recipe.lora_rank,
         fp8_products=recipe.narrow,
-        fused_training=recipe.stack is SoftwareStack.COMPILED
-        and recipe.attention is AttentionMode.FLASH,
+        fused_training=is_compiled and recipe.attention is AttentionMode.FLASH,
     )
-    program = trace_program(model.template.trace, dims, run)
+    program = trace_program(model.template.trace, dims, settings)
     program.differentiate()
-    tokens = micro_batch * (seq // cp)
-    bytes_of = [_section_bytes(section, recipe) for section in program.sections]
-    if recipe.stack is SoftwareStack.COMPILED:
+    memories = [_section_bytes(section, recipe) for section in program.sections]
+    if is_compiled:
         program.fuse()
-    sections = tuple(
-        _section_work(section, recipe, kept, cp, seq)
-        for section, kept in zip(program.sections, bytes_of, strict=True)
-    )
-    if getattr(dims, "experts", 0):
-        sections = tuple(
-            _join_experts(s, dims, recipe, tokens, ep) if s.expert_trained else s for s in sections
-        )
-    if tp > 1 and sequence_parallel:
-        whole = trace_microbatch(model, recipe, micro_batch, seq, 1, cp, ep)
-        sections = tuple(
-            _share_tokens(*pair, tp) for pair in zip(sections, whole.sections, strict=True)
-        )
-    flop = sum(
-        section.repeat
-        * sum(op.flop * op.count for op in (*section.forward, *section.backward) if op.is_product)
-        for section in sections
-    )
+    sections = []
+    for section, memory in zip(program.sections, memories, strict=True):
+        sections.append(_section_work(section, recipe, memory, cp, seq))
     program.release()
-    return MicrobatchWork(sections, flop * tp / tokens)
+    return sections
 
 
 def _join_experts(
@@ -193,70 +203,112 @@ def _join_experts(
     ``core/transformer/moe/experts.py`` and ``core/fusions/fused_bias_geglu.py``]. Fused experts
     clamp, activate and add biases inside the grouped products."""
     picks = tokens * dims.experts_chosen
-    byte = recipe.dtype.byte
-    fp8 = recipe.narrow
-    rows = picks * dims.hidden
-    inner = picks * dims.expert_intermediate
-    forward = []
-    backward = []
-    clamps = []
+    extra = _ExpertExtras(recipe, picks * dims.hidden, picks * dims.expert_intermediate)
+    moves = extra.move_rows() if ep > 1 else []
+    forward = list(moves)
+    backward = list(moves)
+    clamps: list[Operator] = []
+    is_fused = recipe.expert_kernels is ExpertKernels.FUSED
+    if getattr(dims, "expert_clamp", False) and not is_fused:
+        clamps = extra.clamp_gates()
+        backward += extra.clamp_gate_gradients()
+    if getattr(dims, "expert_bias", False) and not is_fused:
+        forward += extra.add_biases()
+        backward += extra.add_bias_gradients()
 
-    def walk(
-        function: str, n: int, read: float, write: float, times: int = 1, layout: str = "contiguous"
-    ) -> Operator:
-        dtype = Dtype.FP32 if max(read, write) > byte else recipe.dtype
-        return Elementwise(
-            function, n, dtype=dtype, layout=Layout(layout), read=int(n * read), write=int(n * write), count=times,
-            label="experts",
-        )  # fmt: skip
-
-    if ep > 1 and (fp8 or recipe.expert_copies):
-        moves = walk("copy", rows, byte, byte, fp8 + (2 + 2 * fp8) * recipe.expert_copies)
-        forward = [moves]
-        backward = [moves]
-    fused = recipe.expert_kernels is ExpertKernels.FUSED
-    if getattr(dims, "expert_clamp", False) and not fused:
-        clamps = [
-            walk("scale", inner, byte, byte, 2, "strided"),
-            walk("cat", 2 * inner, byte, byte),
-        ]
-        backward += [
-            walk("relu_grad", inner, 2 * byte, byte, 2, "strided"),
-            walk("cat", 2 * inner, byte, byte),
-        ]
-    if getattr(dims, "expert_bias", False) and not fused:
-        forward += [
-            walk("mul", rows, 0, 4, 1, "broadcast"),
-            walk("add", rows, byte + 4, 4),
-            walk("cat", rows, 4, 4),
-        ]
-        forward.append(walk("cast", rows, 4, byte))
-        backward += [
-            walk("cast", rows, byte, 4),
-            walk("cast", rows, 4, byte),
-            walk("cat", rows, byte, byte),
-        ]
-        backward += [
-            walk("mul", rows, 4, 4, 2, "broadcast"),
-            walk("scale", rows, 4, 0, 2),
-        ]  # gradients of b and p
-
-    def keep(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        named = (
-            (op, op.function if isinstance(op, Elementwise) and "experts" in op.label else "")
-            for op in ops
-        )
-        return tuple(op for op, name in named if not (fused and name.endswith(_ACTIVATIONS)))
+    def select(ops: tuple[Operator, ...]) -> list[Operator]:
+        return [op for op in ops if not (is_fused and _is_expert_activation(op))]
 
     return replace(
         section,
-        token_byte=tokens * dims.hidden * byte,
+        token_byte=tokens * dims.hidden * recipe.dtype.byte,
         chosen=dims.experts_chosen,
-        forward=(*keep(section.forward), *clamps, *forward),
-        backward=(*keep(section.backward), *backward),
-        again=(*keep(section.again), *clamps, *forward),
-        selective=(*keep(section.selective), *clamps),
+        forward=(*select(section.forward), *clamps, *forward),
+        backward=(*select(section.backward), *backward),
+        again=(*select(section.again), *clamps, *forward),
+        selective=(*select(section.selective), *clamps),
     )
+
+
+def _is_expert_activation(op: Operator) -> bool:
+    if not isinstance(op, Elementwise) or "experts" not in op.label:
+        return False
+    return op.function.endswith(_ACTIVATIONS)
+
+
+@dataclass(frozen=True)
+class _ExpertExtras:
+    """The kernels that frameworks run beside the experts' own arithmetic."""
+
+    recipe: TrainingRecipe
+    rows: int  # hidden elements of all rows
+    inner: int  # elements inside the experts
+
+    def move_rows(self) -> list[Operator]:
+        """Cast rows to fp8, sort them by expert and pad them to whole blocks."""
+        byte = self.recipe.dtype.byte
+        fp8 = self.recipe.narrow
+        times = fp8 + (2 + 2 * fp8) * self.recipe.expert_copies
+        return [self._walk("copy", self.rows, byte, byte, times)] if times else []
+
+    def clamp_gates(self) -> list[Operator]:
+        """Clamp both halves of a gate with limits, and join them again."""
+        byte = self.recipe.dtype.byte
+        return [
+            self._walk("scale", self.inner, byte, byte, 2, Layout.STRIDED),
+            self._walk("cat", 2 * self.inner, byte, byte),
+        ]
+
+    def clamp_gate_gradients(self) -> list[Operator]:
+        """Do the same with the gradients."""
+        byte = self.recipe.dtype.byte
+        return [
+            self._walk("relu_grad", self.inner, 2 * byte, byte, 2, Layout.STRIDED),
+            self._walk("cat", 2 * self.inner, byte, byte),
+        ]
+
+    def add_biases(self) -> list[Operator]:
+        """Add the last bias expert by expert to rows of a weight."""
+        byte = self.recipe.dtype.byte
+        return [
+            self._walk("mul", self.rows, 0, 4, 1, Layout.BROADCAST),
+            self._walk("add", self.rows, byte + 4, 4),
+            self._walk("cat", self.rows, 4, 4),
+            self._walk("cast", self.rows, 4, byte),
+        ]
+
+    def add_bias_gradients(self) -> list[Operator]:
+        """Do the same with the gradients of rows, of the biases and of the weights."""
+        byte = self.recipe.dtype.byte
+        return [
+            self._walk("cast", self.rows, byte, 4),
+            self._walk("cast", self.rows, 4, byte),
+            self._walk("cat", self.rows, byte, byte),
+            self._walk("mul", self.rows, 4, 4, 2, Layout.BROADCAST),
+            self._walk("scale", self.rows, 4, 0, 2),
+        ]
+
+    def _walk(
+        self,
+        function: str,
+        elements: int,
+        read: float,
+        write: float,
+        times: int = 1,
+        layout: Layout = Layout.CONTIGUOUS,
+    ) -> Operator:
+        """Return a pass over the elements that reads and writes so many bytes of each."""
+        is_wide = max(read, write) > self.recipe.dtype.byte
+        return Elementwise(
+            function,
+            elements,
+            dtype=Dtype.FP32 if is_wide else self.recipe.dtype,
+            layout=layout,
+            read=int(elements * read),
+            write=int(elements * write),
+            count=times,
+            label="experts",
+        )
 
 
 _ACTIVATIONS = ("silu_mul", "gelu_mul", "silu_grad", "gelu_grad", "gelu_tanh_grad")
@@ -271,16 +323,11 @@ def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionW
 
     def share(op: Operator) -> Operator:
         if isinstance(op, Elementwise):
-            smaller = {
-                name: max(size // tp, 1)
-                for name in ("read", "write", "rows")
-                if (size := getattr(op, name))
-            }
+            sizes = _divide_sizes(op, ("read", "write", "rows"), tp)
+            smaller = {name: max(size, 1) for name, size in sizes.items()}
             return replace(op, n=max(op.n // tp, 1), run=None, **smaller)
         if isinstance(op, RowReduction):
-            smaller = {
-                name: size // tp for name in ("read", "write") if (size := getattr(op, name))
-            }
+            smaller = _divide_sizes(op, ("read", "write"), tp)
             return replace(op, rows=max(op.rows // tp, 1), **smaller)
         return op
 
@@ -301,183 +348,233 @@ def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionW
     )
 
 
-def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> dict[str, int]:
-    """Return bytes of inputs, of all saved activations, of those that products wrote, and the peak
-    of passing ones.
+def _divide_sizes(op: Operator, names: Sequence[str], parts: int) -> dict[str, Any]:
+    """Return a part of the sizes of an operator that are not left to their default."""
+    sizes: dict[str, Any] = {}
+    for name in names:
+        size = getattr(op, name)
+        if size:
+            sizes[name] = size // parts
+    return sizes
+
+
+@dataclass(frozen=True)
+class _SectionMemory:
+    """Bytes of a section's inputs, of what it saves, of products among these, and its peak."""
+
+    input_byte: int
+    saved_byte: int
+    product_byte: int
+    peak_byte: int
+
+
+def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> _SectionMemory:
+    """Measure the activations of a section.
 
     Fused pointwise kernels keep nothing but operands of products, so that is what a compiled layer
-    saves."""
-    products = [entry for entry in section.forward if entry.op.is_product]
-    written = {id(t.storage) for entry in products for t in entry.writes}
-    operands = written | {id(t.storage) for entry in products for t in entry.reads}
-    compiled = recipe.stack is SoftwareStack.COMPILED and section.repeat > 1
-    saved = {
-        key: s.byte
-        for key, s in section.tape.saved.items()
-        if not s.resident and (key in operands or not compiled)
-    }
-    everything = sum(saved.values())
-    product_byte = sum(byte for key, byte in saved.items() if key in written)
-    input_byte = section.input_byte
-    peak = section.peak_byte
+    saves.
+    """
+    written: set[int] = set()
+    operands: set[int] = set()
+    for entry in section.forward:
+        if entry.op.is_product:
+            written |= {id(tensor.storage) for tensor in entry.writes}
+            operands |= {id(tensor.storage) for tensor in entry.reads}
+    operands |= written
+    is_compiled = recipe.stack is SoftwareStack.COMPILED and section.repeat > 1
+    saved_byte = 0
+    product_byte = 0
+    for key, storage in section.tape.saved.items():
+        if storage.resident or (is_compiled and key not in operands):
+            continue
+        saved_byte += storage.byte
+        if key in written:
+            product_byte += storage.byte
     if recipe.fused_loss and section.label == "head":
-        everything = input_byte
-        product_byte = 0
-        peak = peak // FUSED_LOSS_CHUNKS
-    return {
-        "input_byte": input_byte,
-        "saved_byte": everything,
-        "product_byte": product_byte,
-        "peak_byte": peak,
-    }
+        peak_byte = section.peak_byte // FUSED_LOSS_CHUNKS
+        return _SectionMemory(section.input_byte, section.input_byte, 0, peak_byte)
+    return _SectionMemory(section.input_byte, saved_byte, product_byte, section.peak_byte)
 
 
 def _section_work(
     section: ProgramSection,
     recipe: TrainingRecipe,
-    bytes_of: dict[str, int],
+    memory: _SectionMemory,
     cp: int,
     seq: int,
 ) -> SectionWork:
+    """Return one repetition of a traced section."""
     forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
     backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
+    again, _ = _split_exchanges(_list_repeated(section), cp, seq)
     if recipe.fused_loss and section.label == "head":
-        forward = tuple(_fuse_loss(op) if isinstance(op, Softmax) else op for op in forward)
-        backward = tuple(op for op in backward if not isinstance(op, Softmax))
-    saved = section.tape.saved
-    needed = [
-        i
-        for i, entry in enumerate(section.forward, 1)
-        if any(id(t.storage) in saved for t in entry.writes)
-    ]
-    again, _ = _split_exchanges(section.forward[: max(needed, default=0)], cp, seq)
-    if recipe.stack is SoftwareStack.COMPILED:
-        forward, backward, again = (
-            tuple(_as_generated(op, section.repeat > 1) for op in ops)
-            for ops in (forward, backward, again)
-        )
-    trained = [p for p in section.tape.parameters if p.needs_grad]
-    frozen = [p for p in section.tape.parameters if not p.needs_grad]
-    shapes = [(1, *p.shape)[-3:] for p in trained if len(p.shape) > 1]
-    attention = [op for op in forward if isinstance(op, Attention)]
-    if recipe.base_bits < 16:
-        narrow = sum(p.numel for p in frozen if len(p.shape) > 1 and section.repeat > 1)
-        if narrow:  # frozen weights are widened before each use
-            byte = recipe.dtype.byte
-            widen = Elementwise(
-                "scale", narrow, dtype=recipe.dtype, read=narrow * recipe.base_bits // 8, write=narrow * byte,
-                label="dequantize",
-            )  # fmt: skip
-            forward = (widen, *forward)
-            backward = (widen, *backward)
-            again = (widen, *again)
+        forward = [_fuse_loss(op) if isinstance(op, Softmax) else op for op in forward]
+        backward = [op for op in backward if not isinstance(op, Softmax)]
+    key_byte = 0
+    for op in forward:
+        if isinstance(op, Attention):
+            keys = op.batch * op.kv_heads * (seq // cp) * op.head_dim
+            key_byte += 2 * keys * op.dtype.byte
+    widening = _widen_weights(section, recipe)
+    forward = [*widening, *_generate_kernels(forward, section, recipe)]
+    backward = [*widening, *_generate_kernels(backward, section, recipe)]
+    again = [*widening, *_generate_kernels(again, section, recipe)]
+
+    trained = [weight for weight in section.tape.parameters if weight.needs_grad]
+    frozen = [weight for weight in section.tape.parameters if not weight.needs_grad]
     return SectionWork(
         label=section.label,
         repeat=section.repeat,
-        forward=forward,
-        backward=backward,
-        again=again,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        again=tuple(again),
         selective=tuple(op for op in again if not op.is_product),
         forward_exchanges=forward_exchanges,
         backward_exchanges=backward_exchanges,
-        trained=sum(p.numel for p in trained),
-        frozen=sum(p.numel for p in frozen),
-        expert_trained=sum(p.numel for p in trained if len(p.shape) == 3),
-        **bytes_of,
-        matrices=tuple((many, rows, columns) for many, rows, columns in shapes),
-        key_byte=sum(
-            2 * op.batch * op.kv_heads * (seq // cp) * op.head_dim * op.dtype.byte
-            for op in attention
-        ),
+        trained=sum(weight.numel for weight in trained),
+        frozen=sum(weight.numel for weight in frozen),
+        expert_trained=sum(weight.numel for weight in trained if len(weight.shape) == 3),
+        input_byte=memory.input_byte,
+        saved_byte=memory.saved_byte,
+        product_byte=memory.product_byte,
+        peak_byte=memory.peak_byte,
+        matrices=_list_matrices(trained),
+        key_byte=key_byte,
     )
 
 
-def _as_generated(op: Operator, inside_layer: bool) -> Operator:
-    """Return an operator as the kernel that a compiler generates for it, bound by the bytes that it
-    moves.
+def _list_matrices(weights: Sequence[Tensor]) -> tuple[tuple[int, int, int], ...]:
+    """Return how many matrices of which size the weights are."""
+    matrices = []
+    for weight in weights:
+        if len(weight.shape) > 1:
+            many, rows, columns = (1, *weight.shape)[-3:]
+            matrices.append((many, rows, columns))
+    return tuple(matrices)
 
-    Short rows share a block. Inside layers, rows that were picked sum their own gradients, without
-    atomics."""
+
+def _list_repeated(section: ProgramSection) -> Sequence[TapeEntry]:
+    """Return the forward pass up to the last tensor that the backward pass needs."""
+    saved = section.tape.saved
+    last = 0
+    for number, entry in enumerate(section.forward, 1):
+        if any(id(tensor.storage) in saved for tensor in entry.writes):
+            last = number
+    return section.forward[:last]
+
+
+def _widen_weights(section: ProgramSection, recipe: TrainingRecipe) -> list[Operator]:
+    """Return the kernel that widens frozen weights before each use, if they are narrow."""
+    if recipe.base_bits >= 16 or section.repeat == 1:
+        return []
+    narrow = 0
+    for weight in section.tape.parameters:
+        if not weight.needs_grad and len(weight.shape) > 1:
+            narrow += weight.numel
+    if not narrow:
+        return []
+    return [
+        Elementwise(
+            "scale",
+            narrow,
+            dtype=recipe.dtype,
+            read=narrow * recipe.base_bits // 8,
+            write=narrow * recipe.dtype.byte,
+            label="dequantize",
+        )
+    ]
+
+
+def _generate_kernels(
+    ops: Sequence[Operator], section: ProgramSection, recipe: TrainingRecipe
+) -> list[Operator]:
+    """Return the kernels that a compiler generates; eager operators stay as they are."""
+    if recipe.stack is not SoftwareStack.COMPILED:
+        return list(ops)
+    return [_as_generated(op, section.repeat > 1) for op in ops]
+
+
+def _as_generated(op: Operator, is_inside_layer: bool) -> Operator:
+    """Return an operator as the kernel that a compiler generates for it.
+
+    It is bound by the bytes that it moves. Short rows share a block. Inside layers, rows that were
+    picked sum their own gradients, without atomics.
+    """
     if isinstance(op, RowReduction) and op.dim <= SHORT_ROW:
-        moved: dict[str, Any] = {"read": int(op.read_byte), "write": int(op.write_byte)}
         return Elementwise(
-            "mul", op.rows * op.dim, dtype=op.dtype, count=op.count, label=op.label, **moved
+            "mul",
+            op.rows * op.dim,
+            dtype=op.dtype,
+            count=op.count,
+            label=op.label,
+            read=int(op.read_byte),
+            write=int(op.write_byte),
         )
-    if (
-        inside_layer
-        and isinstance(op, Elementwise)
-        and op.function == "scatter_add"
-        and op.dtype.byte <= 4
-    ):
-        return Elementwise(
-            "add", op.n, dtype=op.dtype, read=op.n * op.dtype.byte, write=op.write, label=op.label
-        )
+    is_scattered = isinstance(op, Elementwise) and op.function == "scatter_add"
+    if isinstance(op, Elementwise) and is_scattered and is_inside_layer and op.dtype.byte <= 4:
+        read = op.n * op.dtype.byte
+        return Elementwise("add", op.n, dtype=op.dtype, read=read, write=op.write, label=op.label)
     return op
 
 
 def _fuse_loss(op: Softmax) -> Operator:
-    """Return the loss and its gradient as one kernel: it reads the logits twice and writes over
-    them.
+    """Return the loss and its gradient as one kernel.
+
+    It reads the logits twice and writes over them.
     """
     n = op.rows * op.dim
-    byte = Dtype.BF16.byte
-    return Elementwise(
-        "exp", n, dtype=Dtype.BF16, read=2 * n * byte, write=n * byte, label=op.label
-    )
+    byte = n * Dtype.BF16.byte
+    return Elementwise("exp", n, dtype=Dtype.BF16, read=2 * byte, write=byte, label=op.label)
 
 
 def _split_exchanges(
     entries: Sequence[TapeEntry], cp: int, seq: int
-) -> tuple[tuple[Operator, ...], tuple[Collective, ...]]:
-    """Return the operators without collectives, and the collectives; attention sees the keys of all
-    ``cp`` GPUs.
+) -> tuple[list[Operator], tuple[Collective, ...]]:
+    """Return the operators without collectives, and the collectives.
+
+    Attention sees the keys of all ``cp`` GPUs.
     """
-    ops = []
+    ops: list[Operator] = []
     exchanges = []
     for entry in entries:
         op = entry.op
         if isinstance(op, Collective):
             exchanges.append(op)
-            continue
-        if cp > 1 and isinstance(op, Attention):
-            op = (
-                replace(op, kv_len=max(seq // 2, 1), causal=False)
-                if op.causal
-                else replace(op, kv_len=seq)
-            )
-        ops.append(op)
-    return tuple(ops), tuple(exchanges)
+        elif cp > 1 and isinstance(op, Attention) and op.causal:
+            ops.append(replace(op, kv_len=max(seq // 2, 1), causal=False))
+        elif cp > 1 and isinstance(op, Attention):
+            ops.append(replace(op, kv_len=seq))
+        else:
+            ops.append(op)
+    return ops, tuple(exchanges)
 
 
 def copy_operators(
     section: SectionWork, recipe: TrainingRecipe, gathered: bool
 ) -> tuple[Operator, ...]:
-    """Return the copies of weights and gradients beside the model's own kernels, for one repetition
-    and micro-batch.
+    """Return the copies of weights and gradients, for one repetition and micro-batch.
 
     Gradients are added to those of the micro-batch before, or into a buffer of ``gradient_byte``.
     Weights that are gathered for use are copied out of the gathered buffer twice, forward and
-    backward, and their gradients into the buffer that is scattered."""
-    byte = recipe.dtype.byte
+    backward, and their gradients into the buffer that is scattered.
+    """
     weights = section.weights
     trained = section.trained
-    copies = []
+    copies: list[Operator] = []
     if gathered and weights:
-        copies.append(
-            Elementwise("copy", weights, dtype=recipe.dtype, count=2, label="gathered weights")
-        )
+        copy = Elementwise("copy", weights, dtype=recipe.dtype, count=2, label="gathered weights")
+        copies.append(copy)
     if trained:
-        read = trained * (byte + (0 if gathered else recipe.gradient_byte))
-        copies.append(
-            Elementwise(
-                "add",
-                trained,
-                dtype=recipe.dtype,
-                read=read,
-                write=trained * recipe.gradient_byte,
-                label="gradients",
-            )
+        sum_byte = 0 if gathered else recipe.gradient_byte
+        add = Elementwise(
+            "add",
+            trained,
+            dtype=recipe.dtype,
+            read=trained * (recipe.dtype.byte + sum_byte),
+            write=trained * recipe.gradient_byte,
+            label="gradients",
         )
+        copies.append(add)
     return tuple(copies)
 
 
@@ -505,54 +602,92 @@ def measure_memory(
     Stage i of p keeps the activations of p - i micro-batches (1F1B) [Narayanan2021], a little more
     when stages are interleaved: p·(1 + (p-1)/(p·v)). Sharded bytes are divided by the data-parallel
     GPUs; weights that are gathered for use (ZeRO-3) are there for two repetitions at a time, the
-    one that computes and the next."""
-    zero = strategy.sharding
-    shards = strategy.dp * strategy.cp
+    one that computes and the next.
+    """
+    stages = [_measure_stage(work, recipe, strategy, stage) for stage in {0, strategy.pp - 1}]
+    return max(stages, key=lambda memory: memory.total_byte)
 
-    def share(weights: float, experts: float, *stages: Sharding) -> float:
-        if zero not in stages:
-            return weights
-        return (weights - experts) / shards + experts / strategy.expert_dp
 
-    found = []
-    for stage in {0, strategy.pp - 1}:
-        flight = 1.0 * min(strategy.pp - stage, strategy.accumulation)
-        if strategy.interleave > 1 and stage == 0:
-            flight *= 1.0 + (strategy.pp - 1) / (strategy.pp * strategy.interleave)
-        trained = experts = frozen = kept = 0.0
-        for section in work.sections:
-            last = strategy.pp - 1 if section.label != "embedding" else 0
-            times = section.repeat / strategy.pp if section.is_layer else float(stage == last)
-            trained += section.trained * times
-            experts += section.expert_trained * times
-            frozen += section.frozen * times
-            waiting = times * flight * section.kept_byte(strategy.recompute)
-            kept += waiting if section.is_layer else times * section.saved_byte
-        again = max((section.saved_byte for section in work.layers), default=0)
-        again *= (
-            2 if strategy.recompute is Recompute.OFFLOAD else 1
-        )  # one layer computes, one travels
-        here = [s for s in work.sections if stage or s.label != "head" or strategy.pp == 1]
-        passing = max(
-            max(s.peak_byte - s.saved_byte, s.input_byte) for s in here
-        )  # saved bytes are counted already
-        gathered = 0.0
-        if zero is Sharding.ZERO3 and shards > 1:
-            gathered = (
-                2.0 * max((layer.weights for layer in work.layers), default=0) * recipe.dtype.byte
-            )
-        gradient_byte = (
-            share(trained, experts, Sharding.ZERO2, Sharding.ZERO3) * recipe.gradient_byte
-        )
-        plain = recipe.gradient_byte == recipe.dtype.byte and strategy.recompute is Recompute.NONE
-        if strategy.accumulation == 1 and plain:
-            gradient_byte = max(gradient_byte - kept, 0.0)  # gradients come as activations go
-        stored_byte = recipe.dtype.byte + recipe.narrow_byte
-        weight_byte = share(trained, experts, Sharding.ZERO3) * stored_byte
-        weight_byte += share(frozen, 0.0, Sharding.ZERO3) * recipe.base_bits / 8
-        optimiser_byte = share(trained, experts, *list(Sharding)[1:]) * recipe.state_byte
-        kept += again if strategy.recompute is not Recompute.NONE else 0
-        found.append(
-            TrainingMemory(weight_byte, gradient_byte, optimiser_byte, kept, passing + gathered)
-        )
-    return max(found, key=lambda memory: memory.total_byte)
+def _measure_stage(
+    work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy, stage: int
+) -> TrainingMemory:
+    """Return the memory of a GPU of one pipeline stage."""
+    flight = 1.0 * min(strategy.pp - stage, strategy.accumulation)
+    if strategy.interleave > 1 and stage == 0:
+        flight *= 1.0 + (strategy.pp - 1) / (strategy.pp * strategy.interleave)
+    trained = 0.0
+    experts = 0.0
+    frozen = 0.0
+    activation_byte = 0.0
+    for section in work.sections:
+        end = strategy.pp - 1 if section.label != "embedding" else 0
+        times = section.repeat / strategy.pp if section.is_layer else float(stage == end)
+        trained += section.trained * times
+        experts += section.expert_trained * times
+        frozen += section.frozen * times
+        if section.is_layer:
+            activation_byte += times * flight * section.kept_byte(strategy.recompute)
+        else:
+            activation_byte += times * section.saved_byte
+
+    weights = _ShardedWeights(strategy, trained, experts)
+    gradient_byte = weights.share(Sharding.ZERO2, Sharding.ZERO3) * recipe.gradient_byte
+    same_format = recipe.gradient_byte == recipe.dtype.byte
+    if strategy.accumulation == 1 and same_format and strategy.recompute is Recompute.NONE:
+        # gradients come as activations go
+        gradient_byte = max(gradient_byte - activation_byte, 0.0)
+    stored_byte = recipe.dtype.byte + recipe.narrow_byte
+    weight_byte = weights.share(Sharding.ZERO3) * stored_byte
+    frozen_weights = _ShardedWeights(strategy, frozen, 0.0)
+    weight_byte += frozen_weights.share(Sharding.ZERO3) * recipe.base_bits / 8
+    optimiser_shards = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
+    return TrainingMemory(
+        weight_byte,
+        gradient_byte,
+        weights.share(*optimiser_shards) * recipe.state_byte,
+        activation_byte + _recomputed_byte(work, strategy),
+        _passing_byte(work, recipe, strategy, stage),
+    )
+
+
+@dataclass(frozen=True)
+class _ShardedWeights:
+    """Weights that data-parallel GPUs share, those of experts among GPUs with the same experts."""
+
+    strategy: TrainingStrategy
+    weights: float
+    experts: float
+
+    def share(self, *stages: Sharding) -> float:
+        """Return the weights that one GPU holds, if a sharding of ``stages`` shares them."""
+        if self.strategy.sharding not in stages:
+            return self.weights
+        shards = self.strategy.dp * self.strategy.cp
+        shared = (self.weights - self.experts) / shards
+        return shared + self.experts / self.strategy.expert_dp
+
+
+def _recomputed_byte(work: MicrobatchWork, strategy: TrainingStrategy) -> float:
+    """Return the activations of the layer that is computed again, or comes back from the host."""
+    if strategy.recompute is Recompute.NONE:
+        return 0.0
+    layer_byte = max((section.saved_byte for section in work.layers), default=0)
+    # one layer computes, one travels
+    return float(layer_byte * (2 if strategy.recompute is Recompute.OFFLOAD else 1))
+
+
+def _passing_byte(
+    work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy, stage: int
+) -> float:
+    """Return what is alive inside one section at most, gathered weights included."""
+    passing_byte = 0
+    for section in work.sections:
+        if section.label == "head" and stage == 0 and strategy.pp > 1:
+            continue
+        # saved bytes are counted already
+        inside_byte = max(section.peak_byte - section.saved_byte, section.input_byte)
+        passing_byte = max(passing_byte, inside_byte)
+    if strategy.sharding is not Sharding.ZERO3 or strategy.dp * strategy.cp <= 1:
+        return passing_byte
+    largest = max((layer.weights for layer in work.layers), default=0)
+    return passing_byte + 2.0 * largest * recipe.dtype.byte

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Unpack
 
@@ -48,21 +47,16 @@ from wattcast.workload.model_options import (
 )
 from wattcast.workload.readers.load_workload import find_model
 
-# tokens of a step where no batch is given: half a million, usual for models of a few billion
+# Tokens of a step where no batch is given: half a million, usual for models of a few billion.
 STEP_TOKENS = 524_288
 SECTIONS = (
     "a step is the sum of its sections, each timed by itself, at a clock between tabulated ones; "
     "`predict --phase train` runs it in one piece: within 1% where the GPU decides, 4% where the "
     "host does"
 )
-LIMIT_SHARES = (
-    1.0,
-    0.9,
-    0.8,
-    0.7,
-    0.6,
-    0.5,
-)  # of the power limit, on the curve of time against energy
+# Shares of the power limit on the curve of time against energy.
+LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+SHORTEST_SEQ = 512  # tokens of a sequence that is proposed where a job does not fit
 MINIMISE = ("time", "energy", "cost")
 
 
@@ -86,11 +80,8 @@ class JobSetting:
     @property
     def limit_w(self) -> float:
         """The power limit, the default one where none is given."""
-        return float(
-            np.mean(
-                self.gpu.power.limit_w if self.at.power_limit_w is None else self.at.power_limit_w
-            )
-        )
+        set_limit_w = self.at.power_limit_w
+        return float(np.mean(self.gpu.power.limit_w if set_limit_w is None else set_limit_w))
 
     @property
     def clocks_hz(self) -> Array:
@@ -104,16 +95,15 @@ class JobSetting:
 
     def trace(self, strategy: TrainingStrategy) -> MicrobatchWork:
         """Trace a micro-batch of a strategy."""
-        s = strategy
         return trace_microbatch(
             self.model,
             self.recipe,
-            s.micro_batch,
+            strategy.micro_batch,
             self.length,
-            s.tp,
-            s.cp,
-            s.ep,
-            s.sequence_parallel,
+            strategy.tp,
+            strategy.cp,
+            strategy.ep,
+            strategy.sequence_parallel,
         )
 
 
@@ -151,9 +141,8 @@ class TrainingResult:
     failure_share: float
     host_share: float
     prices: Prices
-    curve: tuple[
-        tuple[float, float, float, float], ...
-    ]  # (power limit W, clock Hz, hours, kWh at the GPUs)
+    # (power limit W, clock Hz, hours, kWh at the GPUs)
+    curve: tuple[tuple[float, float, float, float], ...]
     slack_kwh: float  # that slower clocks on waiting pipeline stages would save
     candidates: tuple[Candidate, ...]  # the best first
     reason: str  # why the strategy was chosen
@@ -176,26 +165,18 @@ class TrainingResult:
 
     @property
     def mfu(self) -> float:
-        """Share of the GPUs' dense peak that the model's own arithmetic takes; nothing recomputed
-        counts.
+        """Share of the GPUs' dense peak that the model's own arithmetic takes.
+
+        Nothing recomputed counts.
         """
-        return (
-            self.tokens_per_s
-            / (1.0 - self.padding)
-            * self.flop_per_token
-            / (self.gpus * self.peak_flop_per_s)
-        )
+        computed_per_s = self.tokens_per_s / (1.0 - self.padding)
+        return computed_per_s * self.flop_per_token / (self.gpus * self.peak_flop_per_s)
 
     @property
     def hours(self) -> float:
         """Hours from the first step to the last, pauses and repeated work included."""
-        return (
-            self.tokens
-            / self.tokens_per_s
-            / 3600.0
-            * (1.0 + self.pause_share)
-            / (1.0 - self.failure_share)
-        )
+        training_h = self.tokens / self.tokens_per_s / 3600.0
+        return training_h * (1.0 + self.pause_share) / (1.0 - self.failure_share)
 
     @property
     def gpu_hours(self) -> float:
@@ -482,104 +463,127 @@ def parse_count(value: str | float, where: str) -> float:
 def _evaluate_strategies(
     job: JobSetting, strategies: Sequence[TrainingStrategy], force: bool
 ) -> list[Candidate]:
-    """Check the memory of every strategy and time those that fit and are not plainly worse than
-    another.
-    """
+    """Check the memory of every strategy, and time those that may be the best."""
     works = [job.trace(strategy) for strategy in strategies]
-    memories = [
-        measure_memory(work, job.recipe, strategy)
-        for work, strategy in zip(works, strategies, strict=True)
-    ]
+    memories = []
+    for work, strategy in zip(works, strategies, strict=True):
+        memories.append(measure_memory(work, job.recipe, strategy))
     timed = _choose_timed(strategies, memories, job.usable_byte)
     if force and not timed:
-        leanest = min(range(len(strategies)), key=lambda i: memories[i].total_byte)
+        leanest = min(range(len(strategies)), key=lambda place: memories[place].total_byte)
         timed = {strategies[leanest]}
-    here = [
-        (work, strategy)
+    steps = _time_strategies(job, works, strategies, timed)
+    candidates = []
+    for strategy, memory in zip(strategies, memories, strict=True):
+        fits = memory.total_byte <= job.usable_byte
+        if strategy not in steps:
+            candidates.append(Candidate(strategy, memory, fits, None))
+            continue
+        swept, cost = steps[strategy]
+        step = swept.hold_power(job.limit_w * job.bundle.governor_share)
+        candidates.append(Candidate(strategy, memory, fits, step, swept, cost))
+    return candidates
+
+
+def _time_strategies(
+    job: JobSetting,
+    works: Sequence[MicrobatchWork],
+    strategies: Sequence[TrainingStrategy],
+    timed: set[TrainingStrategy],
+) -> dict[TrainingStrategy, tuple[step_time.StepTime, section_costs.MicrobatchCost]]:
+    """Return the step at all clocks, and the cost of a micro-batch, of the ``timed`` strategies."""
+    work_of = {
+        strategy: work
         for work, strategy in zip(works, strategies, strict=True)
         if strategy in timed
-    ]
-    needed = {id(work): work for work, _ in here}
-    found = section_costs.cost_microbatches(
-        list(needed.values()), job.recipe, job.gpu, job.at, job.bundle
+    }
+    unique = {id(work): work for work in work_of.values()}
+    costs = section_costs.cost_microbatches(
+        list(unique.values()), job.recipe, job.gpu, job.at, job.bundle
     )
-    costs = dict(zip(needed, found, strict=True))
-    graphs = [optimiser_graph(work, job.recipe, strategy) for work, strategy in here]
-    optimisers = iter(
-        predict_graphs(graphs, job.gpu, section_costs.sweep_clocks(job.gpu, job.at), job.bundle)
-    )
-    candidates = []
-    for strategy, work, memory in zip(strategies, works, memories, strict=True):
-        step = swept = None
-        if strategy in timed:
-            swept = step_time.time_step(
-                costs[id(work)], job.recipe, strategy, job.links, next(optimisers), job.clocks_hz, job.waiting_w,
-                job.bundle.cards.latency,
-            )  # fmt: skip
-            step = swept.hold_power(job.limit_w * job.bundle.governor_share)
-        fits = memory.total_byte <= job.usable_byte
-        candidates.append(Candidate(strategy, memory, fits, step, swept, costs.get(id(work))))
-    return candidates
+    cost_of = dict(zip(unique, costs, strict=True))
+    graphs = [optimiser_graph(work, job.recipe, way) for way, work in work_of.items()]
+    clocks = section_costs.sweep_clocks(job.gpu, job.at)
+    optimisers = predict_graphs(graphs, job.gpu, clocks, job.bundle)
+    steps = {}
+    for (strategy, work), optimiser in zip(work_of.items(), optimisers, strict=True):
+        cost = cost_of[id(work)]
+        step = step_time.time_step(
+            cost,
+            job.recipe,
+            strategy,
+            job.links,
+            optimiser,
+            job.clocks_hz,
+            job.waiting_w,
+            job.bundle.cards.latency,
+        )
+        steps[strategy] = (step, cost)
+    return steps
 
 
 def _choose_timed(
     strategies: Sequence[TrainingStrategy], memories: Sequence[TrainingMemory], usable_byte: float
 ) -> set[TrainingStrategy]:
-    """Return the strategies that fit and may be best: the largest micro-batches, and the least
-    recomputation.
+    """Return the strategies that fit and may be best.
 
-    Of strategies that differ in the micro-batch alone, the two largest that fit are timed. More
-    recomputation is timed only where less of it leaves room for a single sequence."""
+    They have the largest micro-batches and the least recomputation. Of strategies that differ in
+    the micro-batch only, the two largest that fit are timed. More recomputation is timed only where
+    less of it leaves room for a single sequence.
+    """
     groups: dict[TrainingStrategy, dict[Recompute, list[TrainingStrategy]]] = {}
     for strategy, memory in zip(strategies, memories, strict=True):
         if memory.total_byte <= usable_byte:
-            alike = replace(strategy, micro_batch=1, accumulation=1, recompute=Recompute.NONE)
-            groups.setdefault(alike, {}).setdefault(strategy.recompute, []).append(strategy)
-    kept: set[TrainingStrategy] = set()
+            group_key = replace(strategy, micro_batch=1, accumulation=1, recompute=Recompute.NONE)
+            group = groups.setdefault(group_key, {})
+            group.setdefault(strategy.recompute, []).append(strategy)
+    timed: set[TrainingStrategy] = set()
     for group in groups.values():
-        kept.update(sorted(group.pop(Recompute.OFFLOAD, []), key=lambda s: s.micro_batch)[-2:])
-        for again in Recompute:
-            largest = sorted(group.get(again, []), key=lambda s: s.micro_batch)[-2:]
-            kept.update(largest)
+        timed.update(_two_largest(group.pop(Recompute.OFFLOAD, [])))
+        for recompute in Recompute:
+            largest = _two_largest(group.get(recompute, []))
+            timed.update(largest)
             if len(largest) > 1:
                 break
-    return kept
+    return timed
+
+
+def _two_largest(strategies: Sequence[TrainingStrategy]) -> list[TrainingStrategy]:
+    """Return the strategies of the two largest micro-batches."""
+    return sorted(strategies, key=lambda strategy: strategy.micro_batch)[-2:]
 
 
 def _say_why(
     candidates: Sequence[Candidate], minimise: str, score: Callable[[Candidate], float]
 ) -> str:
     """Return among how many ways a strategy is the best, and how much more the next one takes."""
-    if len(candidates) < 2 or candidates[1].step is None:
-        return (
-            f"the only way that fits, of {len(candidates)}" if len(candidates) > 1 else "as given"
-        )
+    if len(candidates) < 2:
+        return "as given"
+    if candidates[1].step is None:
+        return f"the only way that fits, of {len(candidates)}"
     more = score(candidates[1]) / score(candidates[0]) - 1.0
-    ways = sum(c.fits for c in candidates)
+    ways = sum(candidate.fits for candidate in candidates)
     return f"least {minimise} of {ways} ways that fit; next {candidates[1].strategy} ({more:+.1%})"
 
 
 def _trade_curve(
     job: JobSetting, swept: step_time.StepTime, gpus: int, steps: float
 ) -> tuple[tuple[float, float, float, float], ...]:
-    """Return clock, hours and kWh of the GPUs at several power limits, the given or default one
-    first.
-    """
+    """Return clock, hours and kWh of the GPUs at several power limits, that of the job first."""
     limit_w = job.limit_w
     lowest = job.gpu.power.min_limit_w
     least_w = min(0.0 if lowest is None else float(np.mean(lowest)), limit_w)
-    limits = np.array([limit_w * part for part in LIMIT_SHARES if limit_w * part >= least_w])
-    held_w = limits * job.bundle.governor_share
-    step = swept.hold_power(held_w)
-    columns = (
-        limits,
-        step.clock_hz,
-        step.latency_s * steps / 3600.0,
-        step.energy_j * steps * gpus / 3.6e6,
-    )
-    return tuple(
-        (float(w), float(hz), float(h), float(e)) for w, hz, h, e in zip(*columns, strict=True)
-    )
+    limits_w = limit_w * np.array(LIMIT_SHARES)
+    limits_w = limits_w[limits_w >= least_w]
+    step = swept.hold_power(limits_w * job.bundle.governor_share)
+    hours = step.latency_s * steps / 3600.0
+    energies_kwh = step.energy_j * steps * gpus / 3.6e6
+    points = []
+    for watts, clock_hz, hour, kwh in zip(
+        limits_w, step.clock_hz, hours, energies_kwh, strict=True
+    ):
+        points.append((float(watts), float(clock_hz), float(hour), float(kwh)))
+    return tuple(points)
 
 
 def _slack_kwh(
@@ -589,34 +593,36 @@ def _slack_kwh(
     strategy: TrainingStrategy,
     steps: float,
 ) -> float:
-    """Return kWh saved by lower clocks on stages that wait for the slowest one, which keeps its own
-    [Chung2024].
+    """Return kWh saved by lower clocks on stages that wait for the slowest one [Chung2024].
 
-    ``clock`` is the place, in the clocks that stages were costed at, of the one that the power
-    limit allows."""
+    The slowest stage keeps its clock. ``clock`` is the place, in the clocks that stages were costed
+    at, of the one that the power limit allows.
+    """
     if strategy.pp == 1:
         return 0.0
     longest_s = stages.total_s[:, clock].max()
-    waits_j = waiting_w * np.maximum(longest_s - stages.total_s, 0.0)
-    least_j = np.where(stages.total_s <= longest_s, stages.energy_j + waits_j, np.inf).min(axis=1)
-    saved_j = (
-        np.maximum((stages.energy_j + waits_j)[:, clock] - least_j, 0.0).sum()
-        * strategy.accumulation
-    )
+    total_j = stages.energy_j + waiting_w * np.maximum(longest_s - stages.total_s, 0.0)
+    least_j = np.where(stages.total_s <= longest_s, total_j, np.inf).min(axis=1)
+    saved_j = np.maximum(total_j[:, clock] - least_j, 0.0).sum() * strategy.accumulation
     return float(saved_j) * steps * strategy.gpus / strategy.pp / 3.6e6
 
 
 def _relative_interval(
     cost: section_costs.MicrobatchCost, step: step_time.StepTime, gpus: int, node_gpus: int
 ) -> tuple[float, float]:
-    """Return the ends of the step time over the prediction: the predictor's for compute, wide ones
-    for exchanges.
+    """Return the ends of the step time over the prediction.
+
+    They are the predictor's for compute, and wide ones for exchanges.
     """
-    total = sum(float(p.latency_s[-1]) for p in cost.predictions)
-    low, high = (
-        sum(float(p.interval.latency_s[-1, end]) for p in cost.predictions) / total
-        for end in (0, 1)
-    )
+    total_s = 0.0
+    low_s = 0.0
+    high_s = 0.0
+    for prediction in cost.predictions:
+        total_s += float(prediction.latency_s[-1])
+        low_s += float(prediction.interval.latency_s[-1, 0])
+        high_s += float(prediction.interval.latency_s[-1, 1])
+    low = low_s / total_s
+    high = high_s / total_s
     waiting = float((step.exchange_s + step.bubble_s) / step.latency_s)
     spread = TRAINING.node_spread if gpus <= node_gpus else TRAINING.cluster_spread
     compute = 1.0 - waiting
@@ -628,9 +634,8 @@ def _peak_flop_per_s(chip: Gpu, recipe: TrainingRecipe) -> float:
     rate = rates.get(recipe.product_dtype) or rates.get(recipe.dtype)
     if rate is None:
         raise bad_value("precision", f"a format the {chip.name} has units for", recipe.precision)
-    return (
-        float(np.mean(rate)) * float(np.mean(chip.sm_count)) * float(np.mean(chip.clocks.boost_hz))
-    )
+    cycles_per_s = float(np.mean(chip.sm_count)) * float(np.mean(chip.clocks.boost_hz))
+    return float(np.mean(rate)) * cycles_per_s
 
 
 def _explain_misfit(
@@ -639,48 +644,55 @@ def _explain_misfit(
     candidates: Sequence[Candidate],
     list_ways: Callable[[int], list[TrainingStrategy]],
 ) -> BadInput:
-    """Return an error with the memory by purpose of the leanest way, and with changes that make it
-    fit.
-    """
-    leanest = min(candidates, key=lambda c: c.memory.total_byte)
-    recipe = job.recipe
-    length = job.length
+    """Return an error with the memory of the leanest way, and with changes that make it fit."""
+    leanest = min(candidates, key=lambda candidate: candidate.memory.total_byte)
 
-    def fits(recipe: TrainingRecipe = recipe, length: int = length, gpus: int = gpus) -> bool:
+    def fits(recipe: TrainingRecipe = job.recipe, length: int = job.length, n: int = gpus) -> bool:
         try:
-            ways = list_ways(gpus)
+            ways = list_ways(n)
         except BadInput:  # a batch or a layout that so many GPUs cannot share
             return False
-        changed = replace(job, recipe=recipe, length=length)
-        smallest = min(way.micro_batch for way in ways)
-        return any(
-            measure_memory(changed.trace(way), recipe, way).total_byte <= job.usable_byte
-            for way in ways
-            if way.micro_batch == smallest
-        )
+        return _fits_somehow(replace(job, recipe=recipe, length=length), ways)
 
-    counts = (n for n in (gpus * 2**i for i in range(1, 8)) if fits(gpus=n))
-    lengths = (n for n in (length // 2**i for i in range(1, 24)) if n >= 512 and fits(length=n))
-    tried = [f"on {n} GPUs" for n in islice(counts, 1)] + [
-        f"with --seq {n}" for n in islice(lengths, 1)
-    ]
-    if not recipe.lora_rank:
-        frozen = {"--lora 16": 16, "--lora 16 --base-bits 4": 4}
-        works = (
-            w for w, bits in frozen.items() if fits(replace(recipe, lora_rank=16, base_bits=bits))
-        )
-        tried += [f"with {words}" for words in islice(works, 1)]
-    purposes = ", ".join(
-        f"{item.name.removesuffix('_byte')} {units.show(getattr(leanest.memory, item.name), 'byte', 3)}"
-        for item in fields(leanest.memory)
-    )
+    changes = []
+    for doubling in range(1, 8):
+        count = gpus * 2**doubling
+        if fits(n=count):
+            changes.append(f"on {count} GPUs")
+            break
+    for halving in range(1, 24):
+        length = job.length // 2**halving
+        if length >= SHORTEST_SEQ and fits(length=length):
+            changes.append(f"with --seq {length}")
+            break
+    if not job.recipe.lora_rank:
+        for words, bits in (("--lora 16", 16), ("--lora 16 --base-bits 4", 4)):
+            if fits(replace(job.recipe, lora_rank=16, base_bits=bits)):
+                changes.append(f"with {words}")
+                break
+    purposes = []
+    for item in fields(leanest.memory):
+        amount = units.show(getattr(leanest.memory, item.name), "byte", 3)
+        purposes.append(f"{item.name.removesuffix('_byte')} {amount}")
+    none_fits = "neither on more GPUs nor with a shorter --seq or --lora"
     return bad_value(
         f"{job.model.name} on {gpus} x {job.gpu.name}",
         f"at most the {units.show(job.usable_byte, 'byte', 3)} usable of a GPU",
         units.show(leanest.memory.total_byte, "byte", 3),
-        f"It fits {', or '.join(tried) or 'neither on more GPUs nor with a shorter --seq or --lora'}. "
-        f"The leanest way is {leanest.strategy}: {purposes}.",
+        f"It fits {', or '.join(changes) or none_fits}. "
+        f"The leanest way is {leanest.strategy}: {', '.join(purposes)}.",
     )
+
+
+def _fits_somehow(job: JobSetting, ways: Sequence[TrainingStrategy]) -> bool:
+    """Whether any way of the smallest micro-batch fits into memory."""
+    smallest = min(way.micro_batch for way in ways)
+    for way in ways:
+        if way.micro_batch == smallest:
+            memory = measure_memory(job.trace(way), job.recipe, way)
+            if memory.total_byte <= job.usable_byte:
+                return True
+    return False
 
 
 def _list_assumptions(
@@ -706,5 +718,6 @@ def _list_assumptions(
         )
     notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")
     notes.append(SECTIONS)
-    found = best.cost.predictions[:1] if best.cost else ()
-    return tuple(dict.fromkeys([*notes, *(note for p in found for note in p.assumptions)]))
+    if best.cost is not None:
+        notes += best.cost.predictions[0].assumptions
+    return tuple(dict.fromkeys(notes))
