@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from wattcast.calibrate import kernel_rows
-from wattcast.calibrate.forecast_shift import move_forecast, scale_idle, shrink_towards_forecast
+from wattcast.calibrate.forecast_shift import (
+    ShrinkageLevel,
+    move_forecast,
+    scale_idle,
+    shrink_towards_forecast,
+)
 from wattcast.calibrate.kernel_rows import assign_folds, on_random_data
 from wattcast.calibrate.latency_fit import one_thread
 from wattcast.cli.main import main
@@ -48,7 +53,10 @@ def linear(count: int, shift: float, spread: float) -> tuple[np.ndarray, np.ndar
 def test_rows_that_say_nothing_move_nothing() -> None:
     slopes, target = linear(50, 0.0, 0.1)
     found = shrink_towards_forecast(
-        lambda t: target - slopes @ t, lambda _: slopes, [(range(3), 0.1)], np.full(50, 0.1)
+        lambda t: target - slopes @ t,
+        lambda _: slopes,
+        [ShrinkageLevel(range(3), 0.1)],
+        np.full(50, 0.1),
     )
     free = np.linalg.lstsq(slopes, target, rcond=None)[0]
     assert np.abs(found).max() < np.abs(free).max()
@@ -58,7 +66,10 @@ def test_rows_that_say_nothing_move_nothing() -> None:
 def test_a_clear_shift_is_followed() -> None:
     slopes, target = linear(80, 0.4, 0.05)
     found = shrink_towards_forecast(
-        lambda t: target - slopes @ t, lambda _: slopes, [(range(3), 0.1)], np.full(80, 0.1)
+        lambda t: target - slopes @ t,
+        lambda _: slopes,
+        [ShrinkageLevel(range(3), 0.1)],
+        np.full(80, 0.1),
     )
     assert found == pytest.approx([0.4, 0.0, 0.0], abs=0.06)
 
@@ -67,7 +78,10 @@ def test_an_odd_row_does_not_rule() -> None:
     slopes, target = linear(60, 0.2, 0.03)
     target[0] += 5.0
     found = shrink_towards_forecast(
-        lambda t: target - slopes @ t, lambda _: slopes, [(range(3), 0.1)], np.full(60, 0.05)
+        lambda t: target - slopes @ t,
+        lambda _: slopes,
+        [ShrinkageLevel(range(3), 0.1)],
+        np.full(60, 0.05),
     )
     assert found[0] == pytest.approx(0.2, abs=0.08)
 

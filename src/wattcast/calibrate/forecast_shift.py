@@ -22,6 +22,7 @@ import numpy as np
 from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
 from wattcast.calibrate.row_prediction import analyse_row, predict_bursts_s, predict_with_bundle
 from wattcast.calibrate.scoring import lowers_error, percent_errors
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
@@ -32,20 +33,47 @@ from wattcast.predictor.pipeline import kernel_activity
 from wattcast.predictor.timeline import compute_effective_hz
 
 NEWTON_STEPS = 6
-
-
-STUDENT_FREEDOM = 4.0  # of Student's t, whose weights let odd rows count less [Lange1989]
-
-
-_LEVEL_SPREAD = 1.0  # log-spread of the prior on each τ and on σ around where they start
-
-
 _FARTHEST = 0.7  # of one step, in logs
+_SLOPE_STEP = 0.02  # of a log, by which slopes are taken
+MOVED_PHASES = ("cycles", "memory", "fixed")
+_WIDTH = len(MOVED_PHASES)
+TIME_LEVELS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("card",),
+    ("card", "family"),
+    ("card", "family", "group"),
+)
+ENERGY_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "module"))
+LEVEL_FOLDS = 5
+LEAST_MOVING_ROWS = 5  # of a kind, to move anything
 
 
-ShrinkageLevel = tuple[
-    Sequence[int], float
-]  # columns of J that share a spread τ, and τ where the search starts
+@dataclass(frozen=True)
+class ForecastShiftCoefficients:
+    """How far a forecast may be off, in logs, where the search for it starts, and what must be
+    gained.
+    """
+
+    card_time: float
+    family_time: float
+    group_time: float
+    card_energy: float
+    module_energy: float
+    least_deviation: float  # of a family's own rows
+    level_spread: float  # of the prior on each spread around where it starts
+    student_freedom: float  # of Student's t, whose weights let odd rows count less [Lange1989]
+    gain_errors: float  # standard errors by which a further level must lower the held-out error
+
+
+SHIFT = load_coefficients("forecast_shift", ForecastShiftCoefficients)
+
+
+@dataclass(frozen=True)
+class ShrinkageLevel:
+    """Columns of J that share a spread τ, and τ where the search starts."""
+
+    columns: Sequence[int]
+    spread: float
 
 
 def shrink_towards_forecast(
@@ -58,11 +86,12 @@ def shrink_towards_forecast(
     likelihood at each step.
 
     ``residual(θ)`` is log(measured / model) ``(row,)``, ``slopes(θ)`` is J ``(row, coefficient)``,
-    ``scale`` the families' own deviations ``(row,)``."""
-    count = 1 + max(j for columns, _ in levels for j in columns)
+    ``scale`` the families' own deviations ``(row,)``.
+    """
+    count = 1 + max(column for level in levels for column in level.columns)
     theta = np.zeros(count)
     weight = np.ones(len(scale))
-    hyper = np.log([*(spread for _, spread in levels), 1.0])
+    hyper = np.log([*(level.spread for level in levels), 1.0])
     start = hyper.copy()
     here = residual(theta)
     for _ in range(NEWTON_STEPS):
@@ -71,15 +100,16 @@ def shrink_towards_forecast(
         noise = scale / np.sqrt(weight)
         hyper = _fit_spreads(hyper, start, jacobian, target, levels, noise)
         prior = np.zeros(count)
-        for (columns, _), log_spread in zip(levels, hyper[:-1], strict=True):
-            prior[list(columns)] = np.exp(2.0 * log_spread)
-        covariance = (jacobian * prior) @ jacobian.T + np.diag(np.exp(2.0 * hyper[-1]) * noise**2)
-        found = np.linalg.solve(covariance, jacobian * prior).T @ target
-        step = np.clip(found - theta, -_FARTHEST, _FARTHEST)
+        for level, log_spread in zip(levels, hyper[:-1], strict=True):
+            prior[list(level.columns)] = np.exp(2.0 * log_spread)
+        row_variance = np.exp(2.0 * hyper[-1]) * noise**2
+        covariance = (jacobian * prior) @ jacobian.T + np.diag(row_variance)
+        optimum = np.linalg.solve(covariance, jacobian * prior).T @ target
+        step = np.clip(optimum - theta, -_FARTHEST, _FARTHEST)
         theta = theta + step
         here = residual(theta)
-        sigma = np.exp(hyper[-1]) * scale
-        weight = (STUDENT_FREEDOM + 1.0) / (STUDENT_FREEDOM + (here / sigma) ** 2)
+        squared = (here / (np.exp(hyper[-1]) * scale)) ** 2
+        weight = (SHIFT.student_freedom + 1.0) / (SHIFT.student_freedom + squared)
         if np.abs(step).max() < 1e-3:
             break
     return theta
@@ -97,10 +127,10 @@ def _fit_spreads(
     from scipy.linalg import LinAlgError, cho_factor, cho_solve
     from scipy.optimize import minimize
 
-    blocks = [jacobian[:, list(columns)] for columns, _ in levels]
+    blocks = [jacobian[:, list(level.columns)] for level in levels]
     grams = [block @ block.T for block in blocks]
 
-    def worse(value: Array) -> float:
+    def negative_evidence(value: Array) -> float:
         covariance = np.diag(np.exp(2.0 * value[-1]) * noise**2)
         for gram, log_spread in zip(grams, value[:-1], strict=True):
             covariance = covariance + np.exp(2.0 * log_spread) * gram
@@ -109,48 +139,11 @@ def _fit_spreads(
         except LinAlgError:
             return 1e10
         misfit = target @ cho_solve(factor, target)
-        pull = ((value - start) / _LEVEL_SPREAD) ** 2
+        pull = ((value - start) / SHIFT.level_spread) ** 2
         return float(0.5 * misfit + np.log(np.diag(factor[0])).sum() + 0.5 * pull.sum())
 
-    return np.asarray(
-        minimize(worse, hyper, method="L-BFGS-B", bounds=[(-7.0, 2.0)] * len(hyper)).x
-    )
-
-
-MOVED_PHASES = ("cycles", "memory", "fixed")
-
-
-_WIDTH = len(MOVED_PHASES)
-
-
-TIME_LEVELS: tuple[tuple[str, ...], ...] = (
-    (),
-    ("card",),
-    ("card", "family"),
-    ("card", "family", "group"),
-)
-
-
-ENERGY_LEVELS: tuple[tuple[str, ...], ...] = ((), ("card",), ("card", "module"))
-
-
-LEVEL_FOLDS = 5
-
-
-GAIN_ERRORS = 1.5  # standard errors by which a further level must lower the held-out error
-
-
-LEAST_MOVING_ROWS = 5  # of a kind, to move anything
-
-
-# how far a forecast may be off, in logs, where the search for it starts
-_TIME = {"card": 0.15, "family": 0.10, "group": 0.07}
-
-
-_ENERGY = {"card": 0.15, "module": 0.12}
-
-
-_LEAST_DEVIATION = 0.03
+    bounds = [(-7.0, 2.0)] * len(hyper)
+    return np.asarray(minimize(negative_evidence, hyper, method="L-BFGS-B", bounds=bounds).x)
 
 
 @dataclass(frozen=True)
@@ -176,31 +169,40 @@ IdleRows = list[tuple[float, float, float]]  # clock (Hz), power (W), temperatur
 
 def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) -> InheritedFit:
     """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they support."""
-    time = (shift_latency, _latency_log_ratio)
-    latency, bundle = _best_levels(
-        take_bursts(rows), gpu, scale_idle(forecast, idle), TIME_LEVELS, *time
-    )
+    mover = _Mover(TIME_LEVELS, shift_latency, _latency_log_ratio)
+    latency, bundle = _best_levels(take_bursts(rows), gpu, scale_idle(forecast, idle), mover)
     power, bundle = shift_energies(rows, gpu, bundle)
     return InheritedFit(bundle, latency, power)
+
+
+@dataclass(frozen=True)
+class _Mover:
+    """Sets of levels to try, and how rows move one quantity of a bundle."""
+
+    sets: Sequence[tuple[str, ...]]
+    move: Callable[[KernelRows, Gpu, Bundle, tuple[str, ...]], Bundle]
+    log_ratio: Callable[[KernelRows, Gpu, Bundle], Array]  # log(measured / predicted)
 
 
 def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[MovedQuantity, Bundle]:
     """Move the energies of a bundle by sustained rows as far as they support.
 
     A bundle fitted to other cards of this name moves at all levels: they differ, and no error falls
-    at the limit."""
-    least = -np.inf if bundle.status is FitStatus.MEASURED else GAIN_ERRORS
-    return _best_levels(
-        take_sustained(rows), gpu, bundle, ENERGY_LEVELS, shift_power, _power_log_ratio, least
-    )
+    at the limit.
+    """
+    least = -np.inf if bundle.status is FitStatus.MEASURED else SHIFT.gain_errors
+    mover = _Mover(ENERGY_LEVELS, shift_power, _power_log_ratio)
+    return _best_levels(take_sustained(rows), gpu, bundle, mover, least)
 
 
 def take_bursts(rows: KernelRows) -> KernelRows:
+    """Return the bursts on random data that have a latency and no flag."""
     usable = on_random_data(rows) & rows.fit & np.isfinite(rows.column("latency_s"))
     return rows.select_rows(rows.is_kind("burst") & usable)
 
 
 def take_sustained(rows: KernelRows) -> KernelRows:
+    """Return the sustained rows on random data that have watts and a clock and no flag."""
     power_w, clock_hz, _ = settled_figures(rows)
     usable = on_random_data(rows) & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
     return rows.select_rows(rows.is_kind("sustained") & usable)
@@ -210,33 +212,34 @@ def _best_levels(
     rows: KernelRows,
     gpu: Gpu,
     bundle: Bundle,
-    sets: Sequence[tuple[str, ...]],
-    move: Callable[[KernelRows, Gpu, Bundle, tuple[str, ...]], Bundle],
-    log_ratio: Callable[[KernelRows, Gpu, Bundle], Array],
-    least: float = GAIN_ERRORS,
+    mover: _Mover,
+    least: float = SHIFT.gain_errors,
 ) -> tuple[MovedQuantity, Bundle]:
     """Choose levels that lower the held-out error, each further level by some standard errors
     [Breiman1984].
     """
-    fold = (
-        assign_folds(rows, min(LEVEL_FOLDS, len(rows)))
-        if len(rows)
-        else np.zeros(0, dtype=np.int64)
-    )
+    fold = np.zeros(0, dtype=np.int64)
+    if len(rows):
+        fold = assign_folds(rows, min(LEVEL_FOLDS, len(rows)))
+    sets = mover.sets if len(rows) >= LEAST_MOVING_ROWS else mover.sets[:1]
     best: tuple[str, ...] = ()
-    tried: dict[tuple[str, ...], Array] = {}
-    for levels in sets if len(rows) >= LEAST_MOVING_ROWS else sets[:1]:
-        tried[levels] = np.full(len(rows), np.nan)
-        for k in np.unique(fold):
-            made = move(rows.select_rows(fold != k), gpu, bundle, levels)
-            tried[levels][fold == k] = log_ratio(rows.select_rows(fold == k), gpu, made)
-        if levels and lowers_error(tried[best], tried[levels], least):
+    log_ratios: dict[tuple[str, ...], Array] = {}  # held out
+    for levels in sets:
+        log_ratio = np.full(len(rows), np.nan)
+        for number in np.unique(fold):
+            held_out = fold == number
+            moved = mover.move(rows.select_rows(~held_out), gpu, bundle, levels)
+            log_ratio[held_out] = mover.log_ratio(rows.select_rows(held_out), gpu, moved)
+        log_ratios[levels] = log_ratio
+        if levels and lowers_error(log_ratios[best], log_ratio, least):
             best = levels
-    means = (
-        float(percent_errors(r).mean()) if r.size else float("nan")
-        for r in (tried[()], tried[best])
-    )
-    return MovedQuantity(best, *means), move(rows, gpu, bundle, best)
+
+    def mean_error(levels: tuple[str, ...]) -> float:
+        log_ratio = log_ratios[levels]
+        return float(percent_errors(log_ratio).mean()) if log_ratio.size else float("nan")
+
+    quantity = MovedQuantity(best, forecast=mean_error(()), held_out=mean_error(best))
+    return quantity, mover.move(rows, gpu, bundle, best)
 
 
 def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
@@ -246,10 +249,9 @@ def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
     power = bundle.power
     if not rows or not power.scalable_parts:
         return bundle
-    ratio = float(
-        np.median([watts / power.idle_power_w(hertz, degrees) for hertz, watts, degrees in rows])
-    )
-    return replace(bundle, power=power.scale_energy({}, idle_factor=ratio))
+    ratios = [watts / power.idle_power_w(hertz, degrees) for hertz, watts, degrees in rows]
+    factor = float(np.median(ratios))
+    return replace(bundle, power=power.scale_energy({}, idle_factor=factor))
 
 
 def _latency_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
@@ -257,53 +259,63 @@ def _latency_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
     return np.log(rows.column("latency_s")) - np.log(predict_bursts_s(kernels, gpu, bundle))
 
 
-def shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
-    if not wanted:
+def shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, levels: tuple[str, ...]) -> Bundle:
+    """Move the corrections of a bundle by bursts, at these levels."""
+    if not levels:
         return bundle
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
-    groups = kernels.work.kernel_family if "group" in wanted else ()
-    families = (
-        [g.partition(".")[0] for g in kernels.work.kernel_family] if "family" in wanted else ()
-    )
-    names = list(dict.fromkeys(families)), list(dict.fromkeys(groups))
-    # 1 where a row belongs to a name, else 0, (row, name)
-    of_family, of_group = (
-        np.array([[own == name for name in each] for own in of], dtype=np.float64).reshape(
-            len(rows), len(each)
-        )
-        for of, each in zip((families, groups), names, strict=True)
-    )
+    row_groups = list(kernels.work.kernel_family) if "group" in levels else []
+    row_families: list[str] = []
+    if "family" in levels:
+        row_families = [group.partition(".")[0] for group in kernels.work.kernel_family]
+    families = list(dict.fromkeys(row_families))
+    groups = list(dict.fromkeys(row_groups))
+    of_family = _mark_names(row_families, families, len(rows))
+    of_group = _mark_names(row_groups, groups, len(rows))
     log_measured = np.log(rows.column("latency_s"))
 
     def moved(theta: Array) -> Bundle:
-        return replace(bundle, corrections=move_corrections(bundle.corrections, theta, *names))
+        corrections = move_corrections(bundle.corrections, theta, families, groups)
+        return replace(bundle, corrections=corrections)
 
     def log_s(theta: Array) -> Array:
         return np.log(predict_bursts_s(kernels, gpu, moved(theta)))
 
+    def residual(theta: Array) -> Array:
+        return np.asarray(log_measured - log_s(theta))
+
     def slopes(theta: Array) -> Array:
         here = log_s(theta)
-        step = 0.02
-        aside = theta + step * np.eye(len(theta))[:_WIDTH]
-        by_phase = np.stack(
-            [(log_s(other) - here) / step for other in aside], axis=-1
-        )  # (row, phase)
+        aside = theta + _SLOPE_STEP * np.eye(len(theta))[:_WIDTH]
+        columns = [(log_s(point) - here) / _SLOPE_STEP for point in aside]
+        by_phase = np.stack(columns, axis=-1)  # (row, phase)
         by_family = (of_family[:, :, None] * by_phase[:, None, :]).reshape(len(here), -1)
         return np.concatenate([by_phase, by_family, of_group], axis=-1)
 
-    ends = np.cumsum([0, _WIDTH, _WIDTH * len(names[0]), len(names[1])])
-    parts = zip(_TIME.values(), ends[:-1], ends[1:], strict=True)
-    levels = [(range(low, high), spread) for spread, low, high in parts if high > low]
-    scale = np.array([forecast_deviation(bundle, f, "latency") for f in rows.family])
-    return moved(
-        shrink_towards_forecast(lambda theta: log_measured - log_s(theta), slopes, levels, scale)
-    )
+    widths = (_WIDTH, _WIDTH * len(families), len(groups))
+    spreads = (SHIFT.card_time, SHIFT.family_time, SHIFT.group_time)
+    shrinkage = []
+    first = 0
+    for width, spread in zip(widths, spreads, strict=True):
+        if width:
+            shrinkage.append(ShrinkageLevel(range(first, first + width), spread))
+        first += width
+    scale = np.array([forecast_deviation(bundle, family, "latency") for family in rows.family])
+    return moved(shrink_towards_forecast(residual, slopes, shrinkage, scale))
+
+
+def _mark_names(row_names: Sequence[str], names: Sequence[str], row_count: int) -> Array:
+    """Return 1 where a row belongs to a name, else 0, ``(row, name)``."""
+    marks = np.zeros((row_count, len(names)))
+    for row, name in enumerate(row_names):
+        marks[row, names.index(name)] = 1.0
+    return marks
 
 
 def forecast_deviation(bundle: Bundle, family: str, quantity: str) -> float:
     """Return the standard deviation in logs of a family by the forecast's own interval."""
     low, high = getattr(bundle.residuals[family], quantity)
-    return max(float(np.log(high / low)) / (2 * 1.645), _LEAST_DEVIATION)
+    return max(float(np.log(high / low)) / (2 * 1.645), SHIFT.least_deviation)
 
 
 def move_corrections(
@@ -312,7 +324,7 @@ def move_corrections(
     """Move corrections by card, family and group; a group that the forecast lacks gets its own."""
     of_family = theta[_WIDTH : _WIDTH * (1 + len(families))].reshape(len(families), _WIDTH)
     of_group = theta[_WIDTH * (1 + len(families)) :]
-    found = {}
+    moved = {}
     for name in dict.fromkeys((*corrections, *groups)):
         family = name.partition(".")[0]
         shift = theta[:_WIDTH].copy()
@@ -320,66 +332,74 @@ def move_corrections(
             shift += of_family[families.index(family)]
         if name in groups:
             shift += of_group[groups.index(name)]
-        cycles, memory, fixed = np.exp(shift)
+        cycles, memory, fixed = np.exp(shift).tolist()
         c = find_correction(name, corrections)
-        moved = (
-            c.compute * cycles,
-            c.memory * memory,
-            c.fixed_s * fixed,
-            c.l2 * cycles,
-            c.serial_cycle * cycles,
+        moved[name] = Correction(
+            compute=c.compute * cycles,
+            memory=c.memory * memory,
+            fixed_s=c.fixed_s * fixed,
+            l2=c.l2 * cycles,
+            serial_cycle=c.serial_cycle * cycles,
         )
-        found[name] = Correction(*map(float, moved))
-    return found
+    return moved
 
 
 def _power_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
-    return np.asarray(
-        np.log(settled_figures(rows)[0] / predict_with_bundle(bundle, rows, gpu)[:, 1])
-    )
+    measured_w, _, _ = settled_figures(rows)
+    predicted_w = predict_with_bundle(bundle, rows, gpu)[:, 1]
+    return np.asarray(np.log(measured_w / predicted_w))
 
 
-def shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, wanted: tuple[str, ...]) -> Bundle:
+def shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, levels: tuple[str, ...]) -> Bundle:
+    """Move the energies of a bundle by sustained rows, at these levels."""
     power = bundle.power
-    if not wanted or not power.scalable_parts:
+    if not levels or not power.scalable_parts:
         return bundle
-    power_w, clock_hz, latency_s = settled_figures(rows)
-    # watts of each row and part at its measured clock and latency, so that errors of time stay out
-    found = []
-    for i in range(len(rows)):
-        timeline = analyse_row(rows, i, gpu, bundle)
-        each_s = latency_s[i : i + 1]
-        set_hz = clock_hz[i : i + 1]
-        running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
-        at = OperatingPoint(clock_hz=set_hz)
-        activity = kernel_activity(timeline, each_s, running_hz, np.zeros(()), at, priced=True)
-        found.append(power.power(activity).part_w[0])
-    parts_w = np.array(found)
-    modules = [p for p in power.parts if p in power.scalable_parts]
-    still = ~np.isin(power.parts, modules)
-    still_w = parts_w[:, still].sum(axis=-1)
-    dynamic_w = parts_w[:, ~still]
-    own = 1 if "module" in wanted else 0
+    measured_w, _, _ = settled_figures(rows)
+    part_w = _measure_parts(rows, gpu, bundle)
+    modules = [part for part in power.parts if part in power.scalable_parts]
+    is_scalable = np.isin(power.parts, modules)
+    still_w = part_w[:, ~is_scalable].sum(axis=-1)
+    dynamic_w = part_w[:, is_scalable]
+    by_module = "module" in levels
+    module_count = len(modules) if by_module else 0
 
-    def scaled(theta: Array) -> Array:
-        return np.asarray(dynamic_w * np.exp(theta[0] + (theta[1:] if own else 0.0)))
-
-    def slopes(theta: Array) -> Array:
-        each = scaled(theta)
-        share = each / (still_w + each.sum(axis=-1))[:, None]
-        return np.concatenate(
-            [share.sum(axis=-1, keepdims=True), share[:, : own * len(modules)]], axis=-1
-        )
+    def factors(theta: Array) -> Array:
+        """Return the factor of each module."""
+        shift = theta[1:] if by_module else np.zeros(len(modules))
+        return np.asarray(np.exp(theta[0] + shift))
 
     def residual(theta: Array) -> Array:
-        return np.asarray(np.log(power_w) - np.log(still_w + scaled(theta).sum(axis=-1)))
+        total_w = still_w + (dynamic_w * factors(theta)).sum(axis=-1)
+        return np.asarray(np.log(measured_w) - np.log(total_w))
 
-    levels = [(range(1), _ENERGY["card"]), (range(1, 1 + len(modules)), _ENERGY["module"])][
-        : 1 + own
-    ]
-    scale = np.array([forecast_deviation(bundle, f, "power") for f in rows.family])
-    theta = shrink_towards_forecast(residual, slopes, levels, scale)
-    factor = np.exp(theta[0] + (theta[1:] if own else np.zeros(len(modules))))
-    return replace(
-        bundle, power=power.scale_energy(dict(zip(modules, factor.tolist(), strict=True)))
-    )
+    def slopes(theta: Array) -> Array:
+        scaled_w = dynamic_w * factors(theta)
+        share = scaled_w / (still_w + scaled_w.sum(axis=-1))[:, None]
+        of_card = share.sum(axis=-1, keepdims=True)
+        return np.concatenate([of_card, share[:, :module_count]], axis=-1)
+
+    shrinkage = [ShrinkageLevel(range(1), SHIFT.card_energy)]
+    if by_module:
+        shrinkage.append(ShrinkageLevel(range(1, 1 + module_count), SHIFT.module_energy))
+    scale = np.array([forecast_deviation(bundle, family, "power") for family in rows.family])
+    theta = shrink_towards_forecast(residual, slopes, shrinkage, scale)
+    energy_factors = dict(zip(modules, factors(theta).tolist(), strict=True))
+    return replace(bundle, power=power.scale_energy(energy_factors))
+
+
+def _measure_parts(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+    """Return the watts of each row and part at its measured clock and latency, so that errors of
+    time stay out, ``(row, part)``.
+    """
+    _, clock_hz, latency_s = settled_figures(rows)
+    part_w = []
+    for row in range(len(rows)):
+        timeline = analyse_row(rows, row, gpu, bundle)
+        kernel_s = latency_s[row : row + 1]
+        set_hz = clock_hz[row : row + 1]
+        running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
+        at = OperatingPoint(clock_hz=set_hz)
+        activity = kernel_activity(timeline, kernel_s, running_hz, np.zeros(()), at, priced=True)
+        part_w.append(bundle.power.power(activity).part_w[0])
+    return np.array(part_w)

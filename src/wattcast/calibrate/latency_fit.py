@@ -7,7 +7,8 @@ learn what remains, by family.
 
 The Gaussian process is ours rather than scikit-learn's: its length scales have a prior, its noise
 varies by row, and distances are in single precision. It fits some forty features to 300 rows in a
-second, and shipped bundles rest on it."""
+second, and shipped bundles rest on it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels
@@ -58,34 +59,39 @@ def fit_trees(
 
 
 def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
-    grown = []
+    trees = []
     for (stage,) in model._predictors:
         nodes = stage.nodes
-        leaf = stage.nodes["is_leaf"] != 0
+        is_leaf = nodes["is_leaf"] != 0
+        value = np.where(is_leaf, nodes["value"], 0.0)
         inner = [nodes[name] for name in ("feature_idx", "num_threshold", "left", "right")]
-        grown.append((leaf, *inner, np.where(leaf, nodes["value"], 0.0)))
-    return TreeEnsemble(names, float(np.ravel(model._baseline_prediction)[0]), *pack_trees(grown))
+        trees.append((is_leaf, *inner, value))
+    baseline = float(np.ravel(model._baseline_prediction)[0])
+    return TreeEnsemble(names, baseline, *pack_trees(trees))
 
 
-def pack_trees(grown: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def pack_trees(trees: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Pack trees into feature, threshold, left, right and value of their nodes, ``(tree, node)``
     each.
 
     A tree is given by which of its nodes are leaves, and these five of its nodes. A leaf is its own
-    child."""
-    shape = len(grown), max((len(leaf) for leaf, *_ in grown), default=1)
-    itself = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    child.
+    """
+    most_nodes = max((len(is_leaf) for is_leaf, *_ in trees), default=1)
+    shape = (len(trees), most_nodes)
+    itself = np.broadcast_to(np.arange(most_nodes, dtype=np.int32), shape)
     feature = np.zeros(shape, np.int32)
     threshold = np.zeros(shape)
     value = np.zeros(shape)
     left = itself.copy()
     right = itself.copy()
-    for i, (leaf, *inner, values) in enumerate(grown):
-        at = np.flatnonzero(~leaf)
-        feature[i, at], threshold[i, at], left[i, at], right[i, at] = (
-            column[at] for column in inner
-        )
-        value[i, : len(leaf)] = values
+    for tree, (is_leaf, features, thresholds, lefts, rights, values) in enumerate(trees):
+        inner = np.flatnonzero(~is_leaf)
+        feature[tree, inner] = features[inner]
+        threshold[tree, inner] = thresholds[inner]
+        left[tree, inner] = lefts[inner]
+        right[tree, inner] = rights[inner]
+        value[tree, : len(is_leaf)] = values
     return feature, threshold, left, right, value
 
 
@@ -107,68 +113,86 @@ def fit_gaussian_process(
     with the inverse, with the same mean."""
     from scipy.linalg import cho_factor, cho_solve
 
-    spread = raw.std(axis=0)
-    kept = spread > 1e-9
-    if not kept.any():  # rows all alike: one column stands for them
-        kept[0], spread[0] = True, 1.0
-    names = tuple(name for name, keep in zip(names, kept, strict=True) if keep)
-    raw = raw[:, kept]
-    spread = spread[kept]
+    deviation = raw.std(axis=0)
+    varies = deviation > 1e-9
+    if not varies.any():  # rows all alike: one column stands for them
+        varies[0] = True
+        deviation[0] = 1.0
+    columns = np.flatnonzero(varies)
+    deviation = deviation[columns]
+    rows = raw[:, columns] / deviation
+
     mean = float(np.median(target))
-    rows = raw / spread
-    picked = np.random.default_rng(0).permutation(len(target))[:length_rows]
-    length, variance, noise = _fit_lengths(rows[picked], target[picked] - mean)
+    some_rows = np.random.default_rng(0).permutation(len(target))[:length_rows]
+    length, variance, noise = _fit_lengths(rows[some_rows], target[some_rows] - mean)
     points = rows * length
     norms = (points**2).sum(axis=-1)
-    distance = np.sqrt(np.maximum(norms[:, None] + norms - 2.0 * points @ points.T, 0.0))
-    near = variance * np.exp(-distance)
-    near[np.diag_indices_from(near)] += (
-        noise if sure is None else noise * (sure**2).mean() / sure**2
+    squares = norms[:, None] + norms - 2.0 * points @ points.T
+    covariance = variance * np.exp(-np.sqrt(np.maximum(squares, 0.0)))
+    row_noise = noise if sure is None else noise * (sure**2).mean() / sure**2
+    covariance[np.diag_indices_from(covariance)] += row_noise
+    alpha = cho_solve(cho_factor(covariance, lower=True), target - mean)
+    return GaussianProcess(
+        features=tuple(names[column] for column in columns),
+        scale=length / deviation,
+        points=points,
+        alpha=np.asarray(alpha),
+        mean=mean,
+        variance=variance,
     )
-    alpha = cho_solve(cho_factor(near, lower=True), target - mean)
-    return GaussianProcess(names, length / spread, points, np.asarray(alpha), mean, variance)
 
 
 def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
+    """Return the inverse lengths, the variance of the signal and that of the noise."""
     from scipy.linalg import LinAlgError, cho_factor, cho_solve
     from scipy.optimize import minimize
 
     count, width = rows.shape
     # (feature, row, row); single precision: half the memory to walk over, and lengths need no more
-    apart = ((rows.T[:, :, None] - rows.T[:, None, :]) ** 2).astype(np.float32)
-    flat = apart.reshape(width, -1)
+    squares = ((rows.T[:, :, None] - rows.T[:, None, :]) ** 2).astype(np.float32)
+    flat_squares = squares.reshape(width, -1)
     spread = max(float(target.var()), 1e-6)
 
-    def worse(value: Array) -> tuple[float, Array]:
-        weight = np.exp(2.0 * value[:width])
+    def negative_evidence(value: Array) -> tuple[float, Array]:
+        log_length = value[:width]
+        weight = np.exp(2.0 * log_length)
         variance = np.exp(value[width])
         noise = np.exp(value[width + 1])
-        squared = (weight.astype(np.float32) @ flat).reshape(count, count).astype(np.float64)
-        radius = np.sqrt(np.maximum(squared, 1e-12))
+        squared = (weight.astype(np.float32) @ flat_squares).reshape(count, count)
+        radius = np.sqrt(np.maximum(squared.astype(np.float64), 1e-12))
         signal = variance * np.exp(-radius)
         try:
             factor = cho_factor(signal + noise * np.eye(count), lower=True)
         except LinAlgError:
             return 1e10, np.zeros_like(value)
+
         alpha = cho_solve(factor, target)
         inverse = cho_solve(factor, np.eye(count))
         inner = inverse - np.outer(alpha, alpha)
         shrink = -signal / radius * inner
+        pull = log_length - _START_LENGTH
         slope = np.empty_like(value)
-        slope[:width] = 0.5 * weight * (flat @ shrink.ravel().astype(np.float32))
+        slope[:width] = 0.5 * weight * (flat_squares @ shrink.ravel().astype(np.float32))
+        slope[:width] += 0.5 * pull
         slope[width] = 0.5 * (inner * signal).sum()
         slope[width + 1] = 0.5 * noise * np.trace(inner)
-        pull = value[:width] - _START_LENGTH
-        cost = 0.5 * target @ alpha + np.log(np.diag(factor[0])).sum() + 0.25 * (pull**2).sum()
-        slope[:width] += 0.5 * pull
+        log_determinant = np.log(np.diag(factor[0])).sum()
+        cost = 0.5 * target @ alpha + log_determinant + 0.25 * (pull**2).sum()
         return float(cost), slope
 
     start = np.concatenate([np.full(width, _START_LENGTH), [np.log(spread), np.log(0.05 * spread)]])
-    bounds = [(-6.0, 1.5)] * width + [(np.log(1e-4), np.log(20.0)), (np.log(2e-5), np.log(0.5))]
-    done = minimize(
-        worse, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _STEPS}
+    variance_bounds = (np.log(1e-4), np.log(20.0))
+    noise_bounds = (np.log(2e-5), np.log(0.5))
+    result = minimize(
+        negative_evidence,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-6.0, 1.5)] * width + [variance_bounds, noise_bounds],
+        options={"maxiter": _STEPS},
     )
-    return np.exp(done.x[:width]), float(np.exp(done.x[width])), float(np.exp(done.x[width + 1]))
+    best = np.exp(result.x)
+    return best[:width], float(best[width]), float(best[width + 1])
 
 
 _START_LENGTH = -1.5  # log of one over the length, in standard deviations of a feature
@@ -196,28 +220,28 @@ def fit_corrections(
     """
     groups = np.array(group)
     families = np.array([_name_family(name) for name in group])
-    found: dict[str, Array] = {}
-    for family in dict.fromkeys(families.tolist()):
-        rows = np.flatnonzero(families == family)
-        start = _START
-        if (c := begin.get(family)) is not None:
-            start = np.log(
-                np.maximum([c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle], np.exp(_LOW))
-            )
-        found[family] = _fit_group(
-            terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, _LOOSE
+    values: dict[str, Array] = {}
+
+    def fit_rows(is_member: Mask, start: Array, weight: float) -> Array:
+        rows = np.flatnonzero(is_member)
+        return _fit_group(
+            terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, weight
         )
-        for name in dict.fromkeys(groups[rows].tolist()):
+
+    for family in dict.fromkeys(families.tolist()):
+        of_family = families == family
+        start = _read_start(begin[family]) if family in begin else _START
+        values[family] = fit_rows(of_family, start, _LOOSE)
+        for name in dict.fromkeys(groups[of_family].tolist()):
             if name != family:
-                inside = np.flatnonzero(groups == name)
-                found[name] = _fit_group(
-                    terms.select_rows(inside),
-                    latency_s[inside],
-                    effective_hz[inside],
-                    found[family],
-                    _PULL,
-                )
-    return {name: Correction(*map(float, np.exp(value))) for name, value in found.items()}
+                values[name] = fit_rows(groups == name, values[family], _PULL)
+    return {name: Correction(*np.exp(value).tolist()) for name, value in values.items()}
+
+
+def _read_start(c: Correction) -> Array:
+    """Return log λ of a correction, none of them below where a fit may go."""
+    lambdas = [c.compute, c.memory, c.fixed_s, c.l2, c.serial_cycle]
+    return np.asarray(np.log(np.maximum(lambdas, np.exp(_LOW))))
 
 
 def _name_family(group: str) -> str:
@@ -236,23 +260,21 @@ def _fit_group(
         error = np.log(terms.seconds(value, effective_hz)) - np.log(latency_s)
         return np.concatenate([error, (value - start) * weight])
 
-    inside = np.clip(start, _LOW + 1e-6, _HIGH - 1e-6)
-    done = least_squares(
+    result = least_squares(
         misfit,
-        inside,
+        np.clip(start, _LOW + 1e-6, _HIGH - 1e-6),
         bounds=(_LOW, _HIGH),
         loss="soft_l1",
         f_scale=0.2,
         diff_step=1e-3,
         max_nfev=60,
     )
-    return np.asarray(done.x)
+    return np.asarray(result.x)
 
 
-FEATURES = {  # of each family's kernels, that its residual is learned from
-    row["family"]: tuple(row["features"].split())
-    for row in read_shipped_table("wattcast.calibrate", "residual_features.csv")
-}
+_FEATURE_ROWS = read_shipped_table("wattcast.calibrate", "residual_features.csv")
+# of each family's kernels, that its residual is learned from
+FEATURES = {row["family"]: tuple(row["features"].split()) for row in _FEATURE_ROWS}
 COMMON = ("ideal_compute", "ideal_l2", "ideal_dram", "ideal_bound", "ideal_between", "steps")
 
 
@@ -272,17 +294,14 @@ class ResidualSample:
         """Return features ``(row, name)``, target and how well it is known; features that are
         missing are zero.
         """
-        at = np.flatnonzero(np.isin(self.kernels.work.root_family, families))
-        known = {**self.kernels.work.features, **self.more}
-        nothing = np.zeros(len(at))
-        rows = np.stack(
-            [known[n][at] if n in known else nothing for n in names], axis=-1, dtype=np.float64
-        )
-        return (
-            rows,
-            np.log(self.ratio[at]),
-            np.ones(len(at)) if self.sure is None else self.sure[at],
-        )
+        members = np.flatnonzero(np.isin(self.kernels.work.root_family, families))
+        features = {**self.kernels.work.features, **self.more}
+        rows = np.zeros((len(members), len(names)))
+        for column, name in enumerate(names):
+            if name in features:
+                rows[:, column] = features[name][members]
+        sure = np.ones(len(members)) if self.sure is None else self.sure[members]
+        return rows, np.log(self.ratio[members]), sure
 
 
 def fit_residuals(
@@ -301,48 +320,62 @@ def fit_residuals(
     several samples. ``hold_in``: the process sees outliers of products and convolutions drawn in.
     ``loss`` is the trees', ``length_rows`` the number of rows that the process fits its lengths to.
     """
-    found = {}
-    for family in dict.fromkeys(
-        name for sample in samples for name in sample.kernels.work.root_family
-    ):
+    factors = {}
+    learners = [name for sample in samples for name in sample.kernels.work.root_family]
+    for family in dict.fromkeys(learners):
         pool = pools.get(family, (family,))
-        names = tuple(
-            dict.fromkeys(
-                name
-                for s in samples
-                for other in pool
-                for name in (*residual_features(other, s.kernels), *s.more)
-            )
-        )
+        names = _list_features(samples, pool)
         parts = [sample.select_families(pool, names) for sample in samples]
-        rows, target, sure = map(np.concatenate, zip(*parts, strict=True))
+        rows = np.concatenate([part_rows for part_rows, _, _ in parts])
+        target = np.concatenate([part_target for _, part_target, _ in parts])
+        sure = np.concatenate([part_sure for _, _, part_sure in parts])
         if len(target) < LEAST_FOR_PROCESS:
             continue  # too few to learn from: the scaffold's word stands
-        grown = trees and len(target) >= LEAST_FOR_TREES
-        again = any(
-            sample.again and len(part[1]) for sample, part in zip(samples, parts, strict=True)
-        )
-        # |predicted / measured - 1| is what is scored: for a median, a row far above the scaffold
-        # weighs less
-        tilt = (
-            1.0
-            if loss == "squared_error"
-            else np.exp(np.clip(np.median(target) - target, -1.0, 1.0))
-        )
+
         ensemble = None
-        drawn_in = target
-        if grown:
-            least = LEAST_LEAF_ROWS * (2 if again else 1)
-            ensemble = fit_trees(names, rows, target, tilt * sure, trees, leaves, least, loss)
-        if (
-            hold_in and family in _RAGGED
-        ):  # outliers are drawn in, since a process takes errors as Gaussian
-            middle = np.median(target)
-            spread = max(1.4826 * float(np.median(np.abs(target - middle))), 1e-3)
-            drawn_in = np.clip(target, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
-        process = fit_gaussian_process(names, rows, drawn_in, sure, length_rows)
-        found[family] = LearnedFactor(ensemble, process, float(target.min()), float(target.max()))
-    return found
+        if trees and len(target) >= LEAST_FOR_TREES:
+            weight = _weigh_rows(target, loss) * sure
+            is_doubled = [
+                sample.again and len(part[1]) > 0
+                for sample, part in zip(samples, parts, strict=True)
+            ]
+            least = LEAST_LEAF_ROWS * (2 if any(is_doubled) else 1)
+            ensemble = fit_trees(names, rows, target, weight, trees, leaves, least, loss)
+        smooth_target = _draw_outliers_in(target) if hold_in and family in _RAGGED else target
+        process = fit_gaussian_process(names, rows, smooth_target, sure, length_rows)
+        low = float(target.min())
+        high = float(target.max())
+        factors[family] = LearnedFactor(ensemble, process, low, high)
+    return factors
+
+
+def _list_features(samples: Sequence[ResidualSample], pool: Sequence[str]) -> tuple[str, ...]:
+    """List the columns that the residual of a family reads in any of the samples."""
+    names: list[str] = []
+    for sample in samples:
+        for family in pool:
+            names += residual_features(family, sample.kernels)
+            names += sample.more
+    return tuple(dict.fromkeys(names))
+
+
+def _weigh_rows(target: Array, loss: str) -> Array | float:
+    """Return the weight of rows for the trees.
+
+    |predicted / measured - 1| is what is scored: for a median, a row far above the scaffold weighs
+    less.
+    """
+    if loss == "squared_error":
+        return 1.0
+    return np.asarray(np.exp(np.clip(np.median(target) - target, -1.0, 1.0)))
+
+
+def _draw_outliers_in(target: Array) -> Array:
+    """Draw outliers in, since a process takes errors as Gaussian."""
+    middle = np.median(target)
+    robust_deviation = 1.4826 * float(np.median(np.abs(target - middle)))
+    reach = _OUTLIER * max(robust_deviation, 1e-3)
+    return np.clip(target, middle - reach, middle + reach)
 
 
 LEAST_FOR_TREES = 40
@@ -357,16 +390,17 @@ def residual_features(family: str, kernels: Kernels) -> tuple[str, ...]:
     """List the columns that a family's residual reads: its shape, the scaffold's ideal terms, its
     group.
     """
-    groups = sorted({g for g in kernels.work.kernel_family if root_family(g) == family})
-    return (*FEATURES[family], *COMMON, *(f"is {group}" for group in groups))
+    groups = {group for group in kernels.work.kernel_family if root_family(group) == family}
+    columns = [f"is {group}" for group in sorted(groups)]
+    return (*FEATURES[family], *COMMON, *columns)
 
 
 def one_thread() -> Any:
     """Limit fits to one thread: on a few hundred rows several threads only wait for one another.
 
-    Only libraries already loaded are held to one thread, so the one that grows trees is loaded
-    first."""
+    Only libraries already loaded are limited to one thread, so the one that grows trees is loaded
+    first.
+    """
     importlib.import_module("sklearn.ensemble")
-    return importlib.import_module("threadpoolctl").threadpool_limits(
-        limits=1
-    )  # comes with scikit-learn
+    threadpoolctl = importlib.import_module("threadpoolctl")  # comes with scikit-learn
+    return threadpoolctl.threadpool_limits(limits=1)

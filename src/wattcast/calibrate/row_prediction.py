@@ -33,16 +33,18 @@ def predict_with_bundle(
     burst = rows.is_kind("burst")
     data = np.array(rows.data)
     for name in dict.fromkeys(data[burst].tolist()):
-        at = burst & (data == name)
-        some = rows.select_rows(at)
-        kernels = build_kernels(some.ops, some.conditions, gpu, bundle.reference, ())
-        result[at, 0] = predict_bursts_s(kernels, gpu, bundle.for_data(name))
-        result[at, 2] = float(np.mean(gpu.clocks.max_hz))
-    for i in np.flatnonzero(~burst):
-        own = bundle.for_data(rows.data[i])
-        timeline = analyse_row(rows, int(i), gpu, own)
-        governed, totals, _ = run_governed(timeline, gpu, OperatingPoint(duration_s=run_s), own)
-        result[i] = totals.latency_s, totals.power_w, governed.clock_hz[..., 0], governed.asked_w
+        of_data = burst & (data == name)
+        bursts = rows.select_rows(of_data)
+        kernels = build_kernels(bursts.ops, bursts.conditions, gpu, bundle.reference, ())
+        result[of_data, 0] = predict_bursts_s(kernels, gpu, bundle.for_data(name))
+        result[of_data, 2] = float(np.mean(gpu.clocks.max_hz))
+    at = OperatingPoint(duration_s=run_s)
+    for row in np.flatnonzero(~burst).tolist():
+        row_bundle = bundle.for_data(rows.data[row])
+        timeline = analyse_row(rows, row, gpu, row_bundle)
+        governed, totals, _ = run_governed(timeline, gpu, at, row_bundle)
+        clock_hz = governed.clock_hz[..., 0]
+        result[row] = totals.latency_s, totals.power_w, clock_hz, governed.asked_w
     return result
 
 
@@ -51,14 +53,15 @@ def row_nearness(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
     row)``; NaN: none.
     """
     near = analyse_rows(bundle, rows, gpu).near
-    return np.full((2, len(rows)), np.nan) if near is None else near
+    if near is None:
+        return np.full((2, len(rows)), np.nan)
+    return near
 
 
 def analyse_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Timeline:
     """Analyse the kernels of rows, one each, without any issue order."""
-    return analyse_kernels(
-        build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()), gpu, bundle
-    )
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    return analyse_kernels(kernels, gpu, bundle)
 
 
 def predict_bursts_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
@@ -66,10 +69,9 @@ def predict_bursts_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
     ``(kernel,)``.
     """
     timeline = analyse_kernels(kernels, gpu, bundle)
-    law = bundle.for_bursts().clock_law
-    return compute_kernel_s(
-        timeline.phases, compute_effective_hz(timeline, float(np.mean(gpu.clocks.max_hz)), law)
-    )
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    effective_hz = compute_effective_hz(timeline, top_hz, bundle.for_bursts().clock_law)
+    return compute_kernel_s(timeline.phases, effective_hz)
 
 
 def analyse_row(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> Timeline:
@@ -92,8 +94,9 @@ def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, 
         return (0.5, 2.0)
     ordered = np.sort(ratio)
     tail = (1.0 - level) / 2.0
-    low = int(np.clip(np.floor(tail * (ratio.size + 1)) - 1, 0, ratio.size - 1))
-    high = int(np.clip(np.ceil((1.0 - tail) * (ratio.size + 1)) - 1, 0, ratio.size - 1))
+    low_rank = np.floor(tail * (ratio.size + 1)) - 1
+    high_rank = np.ceil((1.0 - tail) * (ratio.size + 1)) - 1
+    low, high = np.clip([low_rank, high_rank], 0, ratio.size - 1).astype(int)
     return float(ordered[low]), float(ordered[high])
 
 
@@ -106,12 +109,11 @@ def loaded_clock_hz(
     law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: float, sm_count: float
 ) -> Array:
     """Compute the effective clock of kernels whose latency is known, at one set clock."""
-    busy_s = (kernels.flop + kernels.work.padded_flop) / (
-        np.asarray(kernels.pipe_per_cycle) * sm_count
-    )
+    flop = kernels.flop + kernels.work.padded_flop
+    busy_cycles = flop / (np.asarray(kernels.pipe_per_cycle) * sm_count)
     # activity in cycles of the effective clock; one step from the ratio without load: further ones
     # run away from what spin kernels see under the densest products
-    activity = np.clip(busy_s / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)
+    activity = np.clip(busy_cycles / (latency_s * set_hz * law.ratio[0]), 0.0, 1.0)
     loaded = np.interp(activity * law.load(np.asarray(set_hz)), law.activity, law.ratio)
     return np.asarray(set_hz * np.where(uses_tensor_cores(kernels), loaded, law.without))
 
@@ -120,37 +122,37 @@ def find_ends(values: Array, step: float) -> tuple[float, float] | None:
     """Return the lowest and the highest value, rounded outwards to ``step``; None where none is
     known.
     """
-    known = values[np.isfinite(values)] / step
-    return (
-        (float(np.floor(known.min()) * step), float(np.ceil(known.max()) * step))
-        if known.size
-        else None
-    )
+    steps = values[np.isfinite(values)] / step
+    if not steps.size:
+        return None
+    return float(np.floor(steps.min()) * step), float(np.ceil(steps.max()) * step)
 
 
 def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRange]:
     """Collect formats, kinds of kernels, sizes and forms that were measured, by family."""
-    found = {}
+    ranges = {}
     learners = np.array(kernels.work.root_family)
     clock_hz = np.where(rows.is_kind("burst", "sustained"), settled_figures(rows)[1], np.nan)
     for family in dict.fromkeys(kernels.work.root_family):
-        at = np.flatnonzero(learners == family)
-        own = {
-            name: values[at] for name, values in kernels.work.features.items() if values[at].any()
-        }
-        sizes = {name: values for name, values in own.items() if name.startswith("log_")}
+        members = np.flatnonzero(learners == family)
+        groups = []
+        sizes = {}
+        for name, column in kernels.work.features.items():
+            values = column[members]
+            if not values.any():
+                continue
+            if name.startswith("log_"):
+                sizes[name] = (round(float(values.min()), 4), round(float(values.max()), 4))
+            elif name.startswith("is "):
+                groups.append(name.removeprefix("is "))
         forms: dict[str, set[str]] = {}
-        for i in at:
-            forms.setdefault(kernels.work.kernel_family[i], set()).add(rows.ops[i].form)
-        found[family] = MeasuredRange(
-            dtypes=tuple(sorted({str(rows.ops[i].dtype) for i in at})),
-            groups=tuple(
-                sorted(name.removeprefix("is ") for name in own if name.startswith("is "))
-            ),
-            sizes={
-                n: (round(float(v.min()), 4), round(float(v.max()), 4)) for n, v in sizes.items()
-            },
+        for row in members:
+            forms.setdefault(kernels.work.kernel_family[row], set()).add(rows.ops[row].form)
+        ranges[family] = MeasuredRange(
+            dtypes=tuple(sorted({str(rows.ops[row].dtype) for row in members})),
+            groups=tuple(sorted(groups)),
+            sizes=sizes,
             forms={group: tuple(sorted(names)) for group, names in sorted(forms.items())},
-            clock_hz=find_ends(clock_hz[at], 1e7),
+            clock_hz=find_ends(clock_hz[members], 1e7),
         )
-    return found
+    return ranges

@@ -1,4 +1,4 @@
-"""How wrong predictions are, in percent, and the rows of the accuracy ledger that say so."""
+"""Compute how wrong predictions are, in percent, and make the rows of the accuracy ledger."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Tell = Callable[[str], None]  # takes a line of progress
 LedgerRow = dict[str, Any]
 
 
-def mean_percent_error(found: Array, true: Array) -> float | None:
-    """Mean absolute percentage error; None of no rows."""
-    if found.size == 0:
+def mean_percent_error(predicted: Array, true: Array) -> float | None:
+    """Return the mean absolute percentage error; None of no rows."""
+    if predicted.size == 0:
         return None
-    return float(100.0 * np.mean(np.abs(found / true - 1.0)))
+    return float(100.0 * np.mean(np.abs(predicted / true - 1.0)))
 
 
 def percent_errors(log_ratio: Array) -> Array:
@@ -34,8 +34,10 @@ def lowers_error(before: Array, after: Array, least: float) -> bool:
     Both are log(measured / predicted), row by row.
 
     >>> bias = np.array([-0.10, -0.08, -0.12, -0.09])
-    >>> lowers_error(bias, bias + 0.1, 1.0), lowers_error(bias, bias + np.array([0.1, -0.1, 0.1, -0.1]), 1.0)
-    (True, False)
+    >>> lowers_error(bias, bias + 0.1, 1.0)
+    True
+    >>> lowers_error(bias, bias + np.array([0.1, -0.1, 0.1, -0.1]), 1.0)
+    False
     """
     gain = percent_errors(before) - percent_errors(after)
     return bool(gain.mean() > least * gain.std(ddof=1) / np.sqrt(gain.size))
@@ -52,7 +54,7 @@ def make_ledger_row(
     aim: float | None = None,
     **more: Any,
 ) -> LedgerRow:
-    """One row, numbers rounded as they are printed."""
+    """Make a row, its numbers rounded as they are printed."""
     return {
         "set": where,
         "quantity": quantity,
@@ -69,25 +71,24 @@ def make_ledger_row(
 def score_row(
     where: str,
     quantity: str,
-    found: Array,
+    predicted: Array,
     true: Array,
     floor: Array | None = None,
     *goals: Any,
     **more: Any,
 ) -> LedgerRow:
-    """One row with the mean error of ``found`` against ``true``; ``floor`` is what a trivial model
-    finds.
+    """Make a row with the mean error of ``predicted`` against ``true``; ``floor`` is what a trivial
+    model predicts.
 
     Further arguments are those of ``make_ledger_row``.
     """
-    least = None if floor is None else mean_percent_error(floor, true)
-    return make_ledger_row(
-        where, quantity, len(true), mean_percent_error(found, true), least, *goals, **more
-    )
+    error = mean_percent_error(predicted, true)
+    floor_error = None if floor is None else mean_percent_error(floor, true)
+    return make_ledger_row(where, quantity, len(true), error, floor_error, *goals, **more)
 
 
 def make_absent_row(
     where: str, quantity: str, reason: str, must: float | None = None, aim: float | None = None
 ) -> LedgerRow:
-    """A row of the ledger whose data are not here, with the reason."""
+    """Make a row of the ledger whose data are not here, with the reason."""
     return make_ledger_row(where, quantity, 0, None, None, None, must, aim, missing=reason)

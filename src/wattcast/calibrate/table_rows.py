@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from wattcast.calibrate.kernel_rows import (
     shape_name,
 )
 from wattcast.core.arrays import Array, Mask, sweep_values
-from wattcast.core.errors import BadInput, UnknownName, bad_value
+from wattcast.core.errors import BadInput, UnknownName, WattcastError, bad_value
 from wattcast.core.regular_files import check_regular
 from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.units import Dtype
@@ -55,9 +56,8 @@ HELD_OUT_PARTS = 5  # one shape in five is never fitted to
 # of a row with watts, from the top clock on; shorter where 3,000 replays take less, which is not
 # counted
 RUN_S = 1.0
-WEIGHT_COPIES = (
-    6  # that the collector's products go round: weights come from device memory if these outgrow L2
-)
+# that the collector's products go round: weights come from device memory if these outgrow L2
+WEIGHT_COPIES = 6
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ class TableFile:
     sustained: bool  # it has a power column, so that runs were long
     trusted_power: bool
     columns: tuple[str, ...]
-    half_only: bool = (
-        False  # narrow products are kernels of an engine's own, and another engine's are meant
-    )
+    # narrow products are kernels of an engine's own, and another engine's are meant
+    half_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,9 @@ class TableRows:
 
     def select_rows(self, mask: Mask) -> TableRows:
         """Return the rows of a mask."""
-        at = np.flatnonzero(mask).tolist()
-        beside = tuple(self.beside[i] for i in at)
-        engine = tuple(self.engine[i] for i in at)
+        places = np.flatnonzero(mask).tolist()
+        beside = tuple(self.beside[place] for place in places)
+        engine = tuple(self.engine[place] for place in places)
         return TableRows(self.rows.select_rows(mask), beside, engine, self.notes)
 
 
@@ -105,18 +104,18 @@ def held_out(ops: Iterable[Operator]) -> Mask:
     >>> held_out([Linear(m, 512, 512, dtype=Dtype.BF16) for m in (6, 7, 8, 9, 10, 12)]).tolist()
     [False, True, False, True, False, False]
     """
-    return np.array(
-        [zlib.crc32(_name_sizes(op).encode()) % HELD_OUT_PARTS == 0 for op in ops], dtype=bool
-    )
+    codes = [zlib.crc32(_name_sizes(op).encode()) for op in ops]
+    return np.asarray(np.array(codes, dtype=np.int64) % HELD_OUT_PARTS == 0)
 
 
 def _name_sizes(op: Operator) -> str:
-    if isinstance(
-        op, engine_operators.FusedExperts
-    ):  # tokens follow the routing where experts are on several GPUs
+    """Return the sizes of an operator, by which it is held out."""
+    if isinstance(op, engine_operators.FusedExperts):
+        # tokens follow the routing where experts are on several GPUs
         return f"{op.elsewhere or op.picks} {op.hidden} {op.intermediate} {op.experts}"
     names = ("m", "n", "k", "groups", "heads", "kv_heads", "head_dim")
-    return str([getattr(op, name) for name in names if hasattr(op, name)] or shape_name(op))
+    sizes = [getattr(op, name) for name in names if hasattr(op, name)]
+    return str(sizes or shape_name(op))
 
 
 def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) -> TableRows:
@@ -124,34 +123,44 @@ def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) ->
 
     Of each engine the newest version is taken; tables of other systems in a folder are passed over.
     """
-    found, notes = find_tables(paths, gpu)
-    parts = []
-    for file in found:
-        from polars.exceptions import PolarsError  # which is there, since tables were found
-
-        try:
-            with catch_panics():
-                parts.append(_read_table(file, gpu, most))
-        except (PolarsError, OSError) as error:
-            raise bad_value(
-                str(file.path), "a table as CSV or Parquet", str(error).splitlines()[0]
-            ) from None
-    for folder in filter(_is_kernel_database, map(Path, paths)):
-        own = load_kernel_rows(folder)
-        parts.append(TableRows(own, ((),) * len(own), ("",) * len(own), ()))
-    notes += [note for part in parts for note in part.notes]
+    files, notes = find_tables(paths, gpu)
+    parts = [_read_whole_table(file, gpu, most) for file in files]
+    for path in paths:
+        if _is_kernel_database(Path(path)):
+            own_rows = load_kernel_rows(path)
+            no_engines = ("",) * len(own_rows)
+            parts.append(TableRows(own_rows, ((),) * len(own_rows), no_engines, ()))
+    for part in parts:
+        notes += part.notes
     if not any(len(part.rows) for part in parts):
+        places = ", ".join(str(path) for path in paths)
         raise BadInput(
-            f"no kernel table of the {gpu.name} in {', '.join(map(str, paths))}. Wanted: CSV or Parquet files with "
-            "columns such as gemm_dtype, m, n, k, latency, named SYSTEM.ENGINE-VERSION.TABLE.csv or lying in folders "
-            f"of those names, or a folder with rows.parquet of our own. {' '.join(notes)}"
+            f"no kernel table of the {gpu.name} in {places}. Wanted: CSV or Parquet files with "
+            "columns such as gemm_dtype, m, n, k, latency, named SYSTEM.ENGINE-VERSION.TABLE.csv "
+            "or lying in folders of those names, or a folder with rows.parquet of our own. "
+            f"{' '.join(notes)}"
         )
     return TableRows(
-        _join_rows([part.rows for part in parts]),
-        tuple(ops for part in parts for ops in part.beside),
-        tuple(engine for part in parts for engine in part.engine),
-        tuple(dict.fromkeys(notes)),
+        rows=_join_rows([part.rows for part in parts]),
+        beside=tuple(ops for part in parts for ops in part.beside),
+        engine=tuple(engine for part in parts for engine in part.engine),
+        notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _read_whole_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
+    """Read a table; one that is damaged is refused by name."""
+    from polars.exceptions import PolarsError  # which is there, since tables were found
+
+    try:
+        with catch_panics():
+            return _read_table(file, gpu, most)
+    except (PolarsError, OSError) as error:
+        raise _unreadable_table(file.path, error) from None
+
+
+def _unreadable_table(path: Path, error: Exception) -> WattcastError:
+    return bad_value(str(path), "a table as CSV or Parquet", str(error).splitlines()[0])
 
 
 def _is_kernel_database(path: Path) -> bool:
@@ -162,50 +171,73 @@ def find_tables(paths: Sequence[str | Path], gpu: Gpu) -> tuple[list[TableFile],
     """Find the tables of a GPU below files and folders: the newest version of each engine, and
     notes on the rest.
     """
-    found: list[TableFile] = []
+    tables: list[TableFile] = []
     notes: list[str] = []
-    for given in map(Path, paths):
-        if not given.exists():
-            raise bad_value("table", "an existing file or folder", str(given))
-        if _is_kernel_database(given):
+    for path in map(Path, paths):
+        if not path.exists():
+            raise bad_value("table", "an existing file or folder", str(path))
+        if _is_kernel_database(path):
             continue
-        for path in (
-            sorted(p for p in given.rglob("*") if p.suffix in SUFFIXES)
-            if given.is_dir()
-            else [given]
-        ):
-            file = _identify_table(path, given)
-            if file is None:
-                if not given.is_dir():
-                    notes.append(f"{path.name}: columns of no known table; passed over.")
-                continue
-            system = _system_name(file.system)
-            if system == strip_board(gpu.name) or (not system and not given.is_dir()):
-                found.append(file)
-            elif not given.is_dir():
-                raise bad_value("table", f"one of the {gpu.name}", f"{path.name} of {file.system}")
-    kept = []
-    preferred = sorted(
-        found, key=lambda f: _ENGINES.index(f.engine) if f.engine in _ENGINES else len(_ENGINES)
-    )
-    first = {file.table: file.engine for file in reversed(preferred)}
-    for file in found:
-        rivals = [
-            f
-            for f in found
-            if (f.table, f.engine, f.sustained) == (file.table, file.engine, file.sustained)
-        ]
-        newest = max(rivals, key=lambda f: _version_key(f.version)).version
-        other = file.engine != first[file.table]
-        if other and file.table != "gemm":
+        if path.is_dir():
+            tables += _find_in_folder(path, gpu)
+        else:
+            tables += _find_file(path, gpu, notes)
+    return _choose_engines(tables, notes), notes
+
+
+def _find_in_folder(folder: Path, gpu: Gpu) -> list[TableFile]:
+    """Find the tables of a GPU below a folder; those of other systems are passed over."""
+    tables = []
+    for path in sorted(folder.rglob("*")):
+        file = _identify_table(path) if path.suffix in SUFFIXES else None
+        if file is not None and _system_name(file.system) == strip_board(gpu.name):
+            tables.append(file)
+    return tables
+
+
+def _find_file(path: Path, gpu: Gpu, notes: list[str]) -> list[TableFile]:
+    """Return a table that was named, which has to be of the GPU or of no system that it names."""
+    file = _identify_table(path)
+    if file is None:
+        notes.append(f"{path.name}: columns of no known table; passed over.")
+        return []
+    if _system_name(file.system) not in ("", strip_board(gpu.name)):
+        raise bad_value("table", f"one of the {gpu.name}", f"{path.name} of {file.system}")
+    return [file]
+
+
+def _choose_engines(tables: Sequence[TableFile], notes: list[str]) -> list[TableFile]:
+    """Return the newest version of each engine's tables; of attention and experts, those of one
+    engine alone.
+    """
+    engine_of: dict[str, str] = {}  # the engine that a kind of table is taken from
+    for file in sorted(tables, key=lambda file: _rank_engine(file.engine)):
+        engine_of.setdefault(file.table, file.engine)
+    chosen = []
+    for file in tables:
+        newest = _newest_version(file, tables)
+        engine = engine_of[file.table]
+        is_other = file.engine != engine
+        if is_other and file.table != "gemm":
             notes.append(
-                f"{file.table} of {file.engine}: a bundle means one engine's kernels, {first[file.table]}'s."
+                f"{file.table} of {file.engine}: a bundle means one engine's kernels, {engine}'s."
             )
         elif file.version == newest:
-            kept.append(replace(file, half_only=other))
+            chosen.append(replace(file, half_only=is_other))
         else:
             notes.append(f"{file.engine} {file.version}: {newest} is newer; passed over.")
-    return kept, notes
+    return chosen
+
+
+def _rank_engine(engine: str) -> int:
+    return _ENGINES.index(engine) if engine in _ENGINES else len(_ENGINES)
+
+
+def _newest_version(file: TableFile, tables: Sequence[TableFile]) -> str:
+    """Return the newest version among the tables of the same kind and engine."""
+    kind = (file.table, file.engine, file.sustained)
+    rivals = [other for other in tables if (other.table, other.engine, other.sustained) == kind]
+    return max(rivals, key=lambda rival: _version_key(rival.version)).version
 
 
 def _system_name(system: str) -> str:
@@ -247,52 +279,66 @@ _TABLES = {
         "latency",
     },
 }
-_ENGINES = (
-    "vllm",
-    "trtllm",
-    "sglang",
-    "nccl",
-)  # in the order in which one is taken for attention and experts
+# in the order in which one is taken for attention and experts
+_ENGINES = ("vllm", "trtllm", "sglang", "nccl")
 
 
-def _identify_table(path: Path, given: Path) -> TableFile | None:
+def _identify_table(path: Path) -> TableFile | None:
+    """Return what a file is by its columns and its name; None where its columns are of no table."""
     columns = tuple(_scan_table(path).collect_schema().names())
-    table = next((name for name, wanted in _TABLES.items() if wanted <= set(columns)), None)
-    if table is None:
+    kinds = [name for name, required in _TABLES.items() if required <= set(columns)]
+    if not kinds:
         return None
-    dotted = re.match(
-        r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$", path.stem
-    )
-    if dotted:
+    pattern = r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$"
+    dotted = re.match(pattern, path.stem)
+    if dotted is not None:
         system = dotted["system"]
         engine = dotted["engine"]
         version = dotted["version"]
     else:
-        folders = path.parts[:-1]
-        place = next((i for i, part in enumerate(folders) if part.lower() in _ENGINES), None)
-        engine = "" if place is None else folders[place].lower()
-        version = folders[place + 1] if place is not None and place + 1 < len(folders) else ""
-        named = [part for part in reversed(folders[:place]) if _system_name(part)]
-        system = named[0] if named else ""
+        system, engine, version = _identify_folders(path.parts[:-1])
     sustained = "power" in columns
-    trusted = sustained and "power" in path.stem.rpartition(".")[2]
-    return TableFile(path, table, system, engine, version, sustained, trusted, columns)
+    return TableFile(
+        path=path,
+        table=kinds[0],
+        system=system,
+        engine=engine,
+        version=version,
+        sustained=sustained,
+        trusted_power=sustained and "power" in path.stem.rpartition(".")[2],
+        columns=columns,
+    )
+
+
+def _identify_folders(folders: Sequence[str]) -> tuple[str, str, str]:
+    """Return system, engine and version by the names of folders, SYSTEM/.../ENGINE/VERSION."""
+    places = [place for place, folder in enumerate(folders) if folder.lower() in _ENGINES]
+    engine = ""
+    version = ""
+    above = list(folders)
+    if places:
+        place = places[0]
+        engine = folders[place].lower()
+        above = list(folders[:place])
+        if place + 1 < len(folders):
+            version = folders[place + 1]
+    systems = [folder for folder in reversed(above) if _system_name(folder)]
+    return (systems[0] if systems else ""), engine, version
 
 
 def _scan_table(path: Path) -> pl.LazyFrame:
     polars = import_polars()
     check_regular(path)
+    frame: pl.LazyFrame
     try:
-        csv = path.suffix != ".parquet"
-        frame: pl.LazyFrame = (
-            polars.scan_csv(path, infer_schema_length=1000) if csv else polars.scan_parquet(path)
-        )
+        if path.suffix == ".parquet":
+            frame = polars.scan_parquet(path)
+        else:
+            frame = polars.scan_csv(path, infer_schema_length=1000)
         with catch_panics():
             frame.collect_schema()
     except (polars.exceptions.PolarsError, OSError) as error:
-        raise bad_value(
-            str(path), "a table as CSV or Parquet", str(error).splitlines()[0]
-        ) from None
+        raise _unreadable_table(path, error) from None
     return frame
 
 
@@ -320,50 +366,25 @@ def _read_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
     """Read one table, thinned to ``most`` rows of each format and band of latency, chosen by a hash
     of the shape.
     """
-    import polars as pl
-
-    formats = [name for name in _FORMATS[file.table] if name in file.columns]
-    shape = [name for name in _SHAPE[file.table] if name in file.columns]
-    band = sum((pl.col("latency") >= edge).cast(pl.Int8) for edge in BANDS_MS)
-    mixed = pl.lit(0xCBF29CE484222325, dtype=pl.UInt64)
-    for name in shape:  # FNV-1a over whole numbers
-        mixed = (mixed ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * pl.lit(
-            0x100000001B3, dtype=pl.UInt64
-        )
-    frame = (
-        _scan_table(file.path)
-        .filter(pl.col("latency") > 0)
-        .with_columns(band=band, order=mixed // (1 << 20))
-    )
-    groups = frame.select(*formats, "band").unique().collect(engine="streaming").rows()
-    made: list[tuple[Operator, RunCondition, tuple[Operator, ...]]] = []
-    figures: list[tuple[float, float, float]] = []
+    samples: list[_Sample] = []
+    figures: list[tuple[float, float, float]] = []  # latency, power, clock
     skipped: Counter[str] = Counter()
-    for *words, place in sorted(groups):
-        some = frame.filter(
-            pl.col("band") == place, *(pl.col(n) == w for n, w in zip(formats, words, strict=True))
-        )
-        for plain in (
-            some.bottom_k(most, by="order").collect(engine="streaming").iter_rows(named=True)
-        ):
-            row = _MAKERS[file.table](plain, file, gpu)
-            if isinstance(row, str):
-                skipped[row] += 1
-                continue
-            power_w = float(plain["power"]) if file.trusted_power else np.nan
-            capped = not power_w < UNCAPPED_SHARE * float(plain.get("power_limit") or 0.0)
-            clock_hz = (
-                np.nan if capped else float(sweep_values(gpu.clocks.max_hz))
-            )  # known below the power limit
-            made.append(row)
-            figures.append((float(plain["latency"]) * 1e-3, power_w, clock_hz))
-    count = len(made)
-    known = np.array(figures).reshape(count, 3).T
+    for plain in _draw_rows(file, most):
+        sample = _MAKERS[file.table](plain, file, gpu)
+        if isinstance(sample, str):
+            skipped[sample] += 1
+        else:
+            samples.append(sample)
+            figures.append(_read_figures(plain, file, gpu))
+
+    count = len(samples)
     number: dict[str, Array] = {name: np.full(count, np.nan) for name in ROW_NUMBERS}
+    columns = np.array(figures).reshape(count, 3).T
+    number["latency_s"], number["power_w"], number["sm_clock_hz"] = columns
     rows = KernelRows(
         kind=("sustained" if file.sustained else "burst",) * count,
-        ops=tuple(op for op, _, _ in made),
-        conditions=tuple(condition for _, condition, _ in made),
+        ops=tuple(op for op, _, _ in samples),
+        conditions=tuple(condition for _, condition, _ in samples),
         data=("random",) * count,
         spec=("",) * count,
         repeat=np.zeros(count, dtype=np.int64),
@@ -372,72 +393,114 @@ def _read_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
         uuid=("",) * count,
         run=("",) * count,
         chosen=(PLANNED,) * count,
-        number=number | dict(zip(("latency_s", "power_w", "sm_clock_hz"), known, strict=True)),
+        number=number,
         fit=np.ones(count, dtype=bool),
         source=f"{file.engine} {file.version}",
         card=file.system,
     )
+    beside = tuple(ops for _, _, ops in samples)
     notes = tuple(f"{file.path.name}: {n} rows passed over: {why}." for why, n in skipped.items())
-    return TableRows(rows, tuple(beside for _, _, beside in made), (file.engine,) * count, notes)
+    return TableRows(rows, beside, (file.engine,) * count, notes)
 
 
-_Made = tuple[Operator, RunCondition, tuple[Operator, ...]] | str  # text: why a row cannot be said
+def _draw_rows(file: TableFile, most: int) -> Iterator[Mapping[str, Any]]:
+    """Yield up to ``most`` rows of each format and band of latency, chosen by a hash of the shape."""
+    import polars as pl
+
+    shape = [name for name in _SHAPE[file.table] if name in file.columns]
+    # FNV-1a over whole numbers
+    shape_hash = pl.lit(0xCBF29CE484222325, dtype=pl.UInt64)
+    prime = pl.lit(0x100000001B3, dtype=pl.UInt64)
+    for name in shape:
+        shape_hash = (shape_hash ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * prime
+    band = sum((pl.col("latency") >= edge).cast(pl.Int8) for edge in BANDS_MS)
+    timed = _scan_table(file.path).filter(pl.col("latency") > 0)
+    frame = timed.with_columns(band=band, order=shape_hash // (1 << 20))
+
+    formats = [name for name in _FORMATS[file.table] if name in file.columns]
+    groups = frame.select(*formats, "band").unique().collect(engine="streaming").rows()
+    for group in sorted(groups):
+        conditions = [
+            pl.col(name) == value for name, value in zip((*formats, "band"), group, strict=True)
+        ]
+        drawn = frame.filter(*conditions).bottom_k(most, by="order")
+        yield from drawn.collect(engine="streaming").iter_rows(named=True)
+
+
+def _read_figures(
+    plain: Mapping[str, Any], file: TableFile, gpu: Gpu
+) -> tuple[float, float, float]:
+    """Return latency, power and clock of a row; the clock is known below the power limit alone."""
+    power_w = float(plain["power"]) if file.trusted_power else np.nan
+    uncapped_w = UNCAPPED_SHARE * float(plain.get("power_limit") or 0.0)
+    clock_hz = float(sweep_values(gpu.clocks.max_hz)) if power_w < uncapped_w else np.nan
+    return float(plain["latency"]) * 1e-3, power_w, clock_hz
+
+
+# the operator of a row, how it ran, and what was timed beside it
+_Sample = tuple[Operator, RunCondition, tuple[Operator, ...]]
 _HALF = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16}
-HOST_BOUND_MS = (
-    0.3  # below which fp8_block products of vLLM, launched one by one, may be bound by the host
-)
+# below which fp8_block products of vLLM, launched one by one, may be bound by the host
+HOST_BOUND_MS = 0.3
 
 
-def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
+def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
     """Make the product of a row, with the quantising of its input beside it where the format has
-    one.
+    one; or say why it cannot be made.
     """
-    word, (m, n, k) = row["gemm_dtype"], (int(row[name]) for name in "mnk")
-    tensor = gpu.pipes.tensor_flop_per_cycle
-    op: Operator
-    beside: tuple[Operator, ...] = ()
-    copies = WEIGHT_COPIES
+    word = row["gemm_dtype"]
+    m = int(row["m"])
+    n = int(row["n"])
+    k = int(row["k"])
     if word in _HALF:
-        op = Linear(m, n, k, dtype=_HALF[word])
-    elif file.half_only and word not in ("int8_wo", "int4_wo"):
-        return f"{word} of {file.engine}, since a bundle means one engine's kernels"
-    elif word == "fp8" and Dtype.FP8 in tensor:
-        op = engine_operators.ScaledProduct(
-            m, n, k, "token" if file.engine == "vllm" else "tensor", dtype=Dtype.FP8
-        )
-        beside = (engine_row_operators.Quantize(m, k, op.scales, dtype=Dtype.BF16),)
-    elif word == "fp8_block" and Dtype.FP8 in tensor:
-        if file.engine == "vllm" and row["latency"] < HOST_BOUND_MS:
-            return "fp8_block bound by the host"
-        kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
-        op = engine_operators.BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
-        beside = (engine_row_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
-        copies = 1
-    elif word == "nvfp4" and Dtype.FP4 in tensor:
-        op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
-        beside = (engine_row_operators.Quantize(m, k, "block", dtype=Dtype.BF16),)
-        copies = 1
-    elif word in ("int8_wo", "int4_wo"):
+        op: Operator = Linear(m, n, k, dtype=_HALF[word])
+        return op, _place_weights(op, m, k, WEIGHT_COPIES, gpu), ()
+    if word in ("int8_wo", "int4_wo"):
         weights = word.partition("_")[0]
         group = 128 if weights == "int4" else -1
         op = engine_operators.WeightOnlyProduct(
             m, n, k, weights, group, kernel="cutlass", dtype=Dtype.BF16
         )
-        copies = 1
-    else:
+        return op, _place_weights(op, m, k, 1, gpu), ()
+    if file.half_only:
+        return f"{word} of {file.engine}, since a bundle means one engine's kernels"
+    tensor = gpu.pipes.tensor_flop_per_cycle
+    if word == "fp8" and Dtype.FP8 in tensor:
+        scales = "token" if file.engine == "vllm" else "tensor"
+        op = engine_operators.ScaledProduct(m, n, k, scales, dtype=Dtype.FP8)
+        quantising = engine_row_operators.Quantize(m, k, scales, dtype=Dtype.BF16)
+        return op, _place_weights(op, m, k, WEIGHT_COPIES, gpu), (quantising,)
+    is_block = (word == "fp8_block" and Dtype.FP8 in tensor) or (
+        word == "nvfp4" and Dtype.FP4 in tensor
+    )
+    if not is_block:
         return f"format {word}"
-    byte = op.read_byte - float(m) * k * op.dtype.byte
+    if word == "fp8_block":
+        if file.engine == "vllm" and row["latency"] < HOST_BOUND_MS:
+            return "fp8_block bound by the host"
+        kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
+        op = engine_operators.BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
+    else:
+        op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
+    quantising = engine_row_operators.Quantize(m, k, "block", dtype=Dtype.BF16)
+    return op, _place_weights(op, m, k, 1, gpu), (quantising,)
+
+
+def _place_weights(op: Operator, m: int, k: int, copies: int, gpu: Gpu) -> RunCondition:
+    """Say where the weights of a product come from.
+
+    They come from device memory if the copies that the collector goes round outgrow L2. Beside HBM
+    it has two partitions, each of which keeps what its own SMs read (A100 whitepaper); beside GDDR
+    a slice serves all SMs.
+    """
+    weight_byte = op.read_byte - float(m) * k * op.dtype.byte
     l2_byte = 0.0 if gpu.l2.capacity_byte is None else float(sweep_values(gpu.l2.capacity_byte))
-    # Weights come from device memory if the copies that the collector goes round outgrow L2. Beside
-    # HBM it has two partitions, each of which keeps what its own SMs read (A100 whitepaper); beside
-    # GDDR a slice
-    # serves all SMs
-    held_byte = l2_byte if gpu.memory.kind.startswith("GDDR") else 0.5 * l2_byte
-    rotated = "none" if copies * byte <= held_byte else "weights"
-    return op, RunCondition(rotated=rotated), beside
+    if not gpu.memory.kind.startswith("GDDR"):
+        l2_byte *= 0.5
+    return RunCondition(rotated="none" if copies * weight_byte <= l2_byte else "weights")
 
 
-def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
+def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
     """Make the attention of a row: prefill of ``isl`` tokens, or one token behind those cached,
     over paged caches.
     """
@@ -454,11 +517,16 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     kv_heads = int(row.get("num_key_value_heads") or 0) or heads
     if heads % kv_heads:
         return "heads that key heads do not divide"
+    in_graph = batch * new <= engine_operators.GRAPH_TOKENS
     op = engine_operators.PagedAttention(
-        *(heads, kv_heads, dim, ((batch, new, length),), cache),
+        heads,
+        kv_heads,
+        dim,
+        ((batch, new, length),),
+        cache,
         # even one that holds all: FlashAttention 2 runs a slower kernel then, 4 times on an L40S
         window=window,
-        splits=engine_operators.GRAPH_SPLITS if batch * new <= engine_operators.GRAPH_TOKENS else 0,
+        splits=engine_operators.GRAPH_SPLITS if in_graph else 0,
         bound=length,
         dtype=_HALF[row["attn_dtype"]],
     )
@@ -468,10 +536,8 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
     return op, RunCondition(rotated="none"), (writes,)
 
 
-LARGE_TILES = (
-    (0, ""),
-    (17, ""),
-)  # version of vLLM since which experts without tuned tiles have larger ones
+# version of vLLM since which experts without tuned tiles have larger ones
+LARGE_TILES = ((0, ""), (17, ""))
 _EXPERTS = {  # format: weights, scales, arithmetic
     "bfloat16": ("bf16", "none", Dtype.BF16),
     "float16": ("fp16", "none", Dtype.FP16),
@@ -482,36 +548,41 @@ _EXPERTS = {  # format: weights, scales, arithmetic
 }
 
 
-def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
-    """Make the mixture layer of a row: one GPU's share of its experts and of their width."""
+def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
+    """Make the mixture layer of a row, one GPU's share of its experts and of their width; or say why
+    it cannot be made.
+    """
     weights, scales, dtype = _EXPERTS.get(row["moe_dtype"], ("", "", Dtype.BF16))
     if not weights or dtype not in gpu.pipes.tensor_flop_per_cycle:
         return f"experts in {row['moe_dtype']}"
-    parallel = int(row.get("moe_ep_size") or 1)
-    cut = int(row.get("moe_tp_size") or 1)
     source = str(row.get("kernel_source"))
     if "nongated" in source:
         return "experts without a gate"
-    experts = max(int(row["num_experts"]) // parallel, 1)
-    visits = int(row["topk"]) / parallel
     distribution = str(row.get("distribution") or "balanced")
     law = re.fullmatch(r"power_law_(\d+\.?\d*)", distribution)
-    if (
-        law
-    ):  # the busiest GPU is timed; exponents and loads were compared on rows that are fitted to
-        visits *= busiest_load(
-            int(row["num_experts"]), int(row["topk"]), parallel, 2.0 / 3.0 * float(law[1])
-        )
-    elif distribution != "balanced":
+    if law is None and distribution != "balanced":
         return f"experts routed by {distribution}"
+
+    gpus = int(row.get("moe_ep_size") or 1)
+    tokens = int(row["num_tokens"])
+    every_expert = int(row["num_experts"])
+    picks = int(row["topk"])
+    experts = max(every_expert // gpus, 1)
+    visits = picks / gpus
+    if law is not None:
+        # the busiest GPU is timed; exponents and loads were compared on rows that are fitted to
+        visits *= busiest_load(every_expert, picks, gpus, _POPULARITY_EXPONENT * float(law[1]))
     top_k = min(max(round(visits), 1), experts)  # of a token's experts, those on this GPU
-    inner = max(int(row["inter_size"]) // cut, 1)
-    kernel = next((name for name in engine_operators.EXPERT_LIBRARIES if name in source), "triton")
-    old = file.engine == "vllm" and _version_key(file.version) < LARGE_TILES and scales == "none"
-    if kernel == "triton" and old and not has_tuned_tiles(experts, inner, "half", gpu.name):
+    inner = max(int(row["inter_size"]) // int(row.get("moe_tp_size") or 1), 1)
+
+    libraries = [name for name in engine_operators.EXPERT_LIBRARIES if name in source]
+    kernel = libraries[0] if libraries else "triton"
+    is_old = file.engine == "vllm" and _version_key(file.version) < LARGE_TILES
+    has_small_tiles = is_old and scales == "none" and kernel == "triton"
+    if has_small_tiles and not has_tuned_tiles(experts, inner, "half", gpu.name):
         kernel = engine_operators.SMALL_TILES
     op = engine_operators.FusedExperts(
-        tokens=max(round(int(row["num_tokens"]) * visits / top_k), 1),
+        tokens=max(round(tokens * visits / top_k), 1),
         experts=experts,
         top_k=top_k,
         hidden=int(row["hidden_size"]),
@@ -520,12 +591,15 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Made:
         scales=scales,
         routing="power" if law else "balanced",
         kernel=kernel,
-        elsewhere=round(int(row["num_tokens"]) * int(row["topk"]) * (1.0 - 1.0 / parallel)),
-        all_tokens=int(row["num_tokens"]),
-        gpus=parallel,
+        elsewhere=round(tokens * picks * (1.0 - 1.0 / gpus)),
+        all_tokens=tokens,
+        gpus=gpus,
         dtype=dtype,
     )
     return op, RunCondition(rotated="none"), ()
+
+
+_POPULARITY_EXPONENT = 2.0 / 3.0  # of experts, over the exponent that a table names
 
 
 def busiest_load(experts: int, top_k: int, gpus: int, exponent: float) -> float:
@@ -542,15 +616,16 @@ def busiest_load(experts: int, top_k: int, gpus: int, exponent: float) -> float:
     """
     weight = np.arange(1.0, experts + 1.0) ** -exponent
     weight /= weight.mean()
-    held = max(experts // gpus, 1)
-    others = max(experts - 1, 1)
-    popular = weight[0] + (held - 1) * (experts - weight[0]) / others
-    spread = weight.std() * (held * (experts - held) / others) ** 0.5
-    most = max(popular, held + spread * (2.0 * np.log(gpus)) ** 0.5) / held
+    on_gpu = max(experts // gpus, 1)
+    other_experts = max(experts - 1, 1)
+    with_popular = weight[0] + (on_gpu - 1) * (experts - weight[0]) / other_experts
+    spread = weight.std() * (on_gpu * (experts - on_gpu) / other_experts) ** 0.5
+    largest_draw = on_gpu + spread * (2.0 * np.log(gpus)) ** 0.5
+    most = max(with_popular, largest_draw) / on_gpu
     return float(min(most, experts / top_k))
 
 
-_MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Made]] = {
+_MAKERS: Mapping[str, Callable[[Mapping[str, Any], TableFile, Gpu], _Sample | str]] = {
     "gemm": _make_product,
     "attention": _make_attention,
     "experts": _make_experts,
@@ -565,21 +640,27 @@ def _join_rows(parts: Sequence[KernelRows]) -> KernelRows:
     columns: dict[str, Any] = {}
     for item in fields(KernelRows):
         values = [getattr(part, item.name) for part in parts]
-        if isinstance(values[0], tuple):
-            columns[item.name] = tuple(x for value in values for x in value)
+        if item.name == "held_out":
+            columns[item.name] = _join_held_out(parts)
+        elif isinstance(values[0], tuple):
+            columns[item.name] = tuple(chain.from_iterable(values))
+        elif isinstance(values[0], str):
+            columns[item.name] = ", ".join(dict.fromkeys(value for value in values if value))
         elif isinstance(values[0], dict):
             columns[item.name] = {
-                name: np.concatenate([v[name] for v in values]) for name in values[0]
+                name: np.concatenate([value[name] for value in values]) for name in values[0]
             }
-        elif isinstance(values[0], str):
-            columns[item.name] = ", ".join(dict.fromkeys(v for v in values if v))
-        elif any(
-            value is not None for value in values
-        ):  # a source that names no held-out rows has none
-            columns[item.name] = np.concatenate(
-                [
-                    np.zeros(len(part), dtype=bool) if v is None else v
-                    for part, v in zip(parts, values, strict=True)
-                ]
-            )
+        else:
+            columns[item.name] = np.concatenate(values)
     return KernelRows(**columns)
+
+
+def _join_held_out(parts: Sequence[KernelRows]) -> Mask | None:
+    """Join which rows are held out; a source that names none has none."""
+    if all(part.held_out is None for part in parts):
+        return None
+    masks = []
+    for part in parts:
+        mask = part.held_out
+        masks.append(np.zeros(len(part), dtype=bool) if mask is None else mask)
+    return np.concatenate(masks)
