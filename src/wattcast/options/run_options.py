@@ -131,6 +131,14 @@ class ModelOptions:
             choices=NARROW_FORMATS["kv_dtype"],
         ),
     ] = None
+    lora: Annotated[
+        int | None,
+        Option("Rank of LoRA adapters that an engine serves.", panel=_MODEL_PANEL, least=1),
+    ] = None
+    adapters: Annotated[
+        int | None,
+        Option("Of these, how many requests take in turn; default 1.", panel=_MODEL_PANEL, least=1),
+    ] = None
     sampling: Annotated[
         TokenSampling | None,
         Option(
@@ -160,6 +168,7 @@ class ModelOptions:
             raise bad_value("skew", wanted, self.skew)
         if self.dtype not in RUNNABLE_DTYPES:
             raise bad_value("dtype", f"one of {', '.join(RUNNABLE_DTYPES)}", str(self.dtype))
+        self._check_adapters()
         if self.sampling is not None and self.stack not in (None, SoftwareStack.ENGINE):
             do = "Ask for --stack engine: only engines draw tokens."
             raise bad_value("sampling", "stack engine", str(self.stack), do)
@@ -173,6 +182,15 @@ class ModelOptions:
             return
         if type(value) is not int or not 0 < value < SIZE_LIMIT:
             raise bad_value(name, f"a whole number from 1 to {SIZE_LIMIT - 1}", value)
+
+    def _check_adapters(self) -> None:
+        """Check that adapters are served by an engine, and have a rank."""
+        if self.adapters is not None and self.lora is None:
+            do = "Give their rank, such as --lora 16."
+            raise bad_value("adapters", "a rank beside it", "none", do)
+        if self.lora is not None and self.stack not in (None, SoftwareStack.ENGINE):
+            do = "Ask for --stack engine; `wattcast train --lora` trains adapters."
+            raise bad_value("lora", "stack engine", str(self.stack), do)
 
     def _check_phase(self) -> None:
         """Check that options which belong to one phase come with it."""
@@ -222,7 +240,10 @@ class ModelOptions:
 
 
 OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
-_SIZES = ("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image")
+_SIZES = (
+    *("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image"),
+    *("lora", "adapters"),
+)
 _ENUMS: dict[str, type[StrEnum]] = {
     "phase": WorkloadPhase,
     "dtype": Dtype,

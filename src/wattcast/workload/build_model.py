@@ -182,6 +182,8 @@ def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None)
         training=training,
         image=options.image or 0,
         tf32=options.dtype is Dtype.TF32,
+        served_rank=options.lora or 0,
+        served_adapters=options.adapters or 1,
         experts_alone=getattr(options.recipe, "experts_alone", False)
         and getattr(model.dims, "experts", 0) > 0,
         **{

@@ -56,6 +56,8 @@ class ModelKeywords(TypedDict, total=False):
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
+    lora: int | None
+    adapters: int | None
     sampling: str | None
 
 

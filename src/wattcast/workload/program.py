@@ -72,6 +72,8 @@ class PassSettings:
     experts_alone: bool = False
     kv_dtype: Dtype | None = None  # of an engine's cache; None: as activations
     sampling: TokenSampling | None = None  # of an engine; None: greedy
+    served_rank: int = 0  # of the LoRA adapters that an engine serves; 0: it serves none
+    served_adapters: int = 1  # of one step, which sequences take in turn
 
     @property
     def cache_dtype(self) -> Dtype:

@@ -384,7 +384,7 @@ def _engine_attention(
     heads = dims.heads // run.tp
     kv_heads = max(dims.kv_heads // run.tp, 1)
     counts = (*((heads,) * (1 + dims.attention_gate)), kv_heads, kv_heads)
-    fused = layers.project(run, x, sum(counts) * dims.dim, dims.qkv_bias)
+    fused = layers.project(run, x, sum(counts) * dims.dim, dims.qkv_bias, slices=3)
     q, *gate, k, v = layers.split_projection(fused, counts, dims.dim)
     for part in (q, k) if dims.qk_norm or dims.qk_norm_wide else ():
         layers.rms_norm(run, part.reshape(*part.shape[:2], -1) if dims.qk_norm_wide else part)

@@ -16,6 +16,7 @@ from wattcast.core import Dtype
 from wattcast.workload import engine_operators as engine
 from wattcast.workload import engine_row_operators as row_kernels
 from wattcast.workload import tensor_functions as functional
+from wattcast.workload.adapter_operators import AdapterProduct
 from wattcast.workload.model_options import OutputHead, TokenSampling, WeightRecipe
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import (
@@ -124,11 +125,43 @@ def project(
     *,
     wide: bool = False,
     in_major: bool = False,
+    slices: int = 1,
 ) -> Tensor:
-    """Apply a linear layer; ``wide`` keeps it out of fp8 and int8.
+    """Apply a linear layer; ``wide`` keeps it out of fp8 and int8, and without adapters.
 
     ``in_major`` weights are stored as ``[in, out]`` (GPT-2's Conv1D), so their gradient is as well.
+    ``slices`` layers stand side by side in its outputs, each with adapters of its own.
     """
+    out = _project_alone(run, x, features, bias, wide=wide, in_major=in_major)
+    if run.served and run.served_rank and not wide:
+        _add_served_adapters(run, x, out, slices)
+    return out
+
+
+def _add_served_adapters(run: PassSettings, x: Tensor, out: Tensor, slices: int) -> None:
+    """Add to the results of a linear layer what each sequence's LoRA adapter says."""
+    tape = x.tape
+    inputs = x.shape[-1]
+    outputs = out.shape[-1]
+    rank = run.served_rank
+    shrinks = tape.parameter(run.served_adapters * slices * rank, inputs, dtype=run.dtype)
+    expands = tape.parameter(run.served_adapters * rank, outputs, dtype=run.dtype)
+    op = AdapterProduct(
+        x.numel // inputs,
+        outputs,
+        inputs,
+        rank,
+        slices,
+        min(run.served_adapters, run.batch),  # sequences take adapters in turn
+        dtype=run.dtype,
+    )
+    tape.emit(op, (x, shrinks, expands, out), (out,))
+
+
+def _project_alone(
+    run: PassSettings, x: Tensor, features: int, bias: bool, *, wide: bool, in_major: bool
+) -> Tensor:
+    """Apply a linear layer without the adapters that an engine serves."""
     tape = x.tape
     if run.recipe is not None and not (wide or run.experts_alone):
         return project_narrow(run, x, features, run.recipe, bias)
@@ -237,7 +270,8 @@ def gated_feed_forward(
     width = width // run.tp
     x = functional.enter_parallel(x, run.tp)
     if run.engine:
-        inner = gate_in_one_kernel(run, project(run, x, 2 * width, bias), function)
+        both = project(run, x, 2 * width, bias, slices=2)
+        inner = gate_in_one_kernel(run, both, function)
     elif merged:
         gate, up = project(run, x, 2 * width, bias).split(width, width)
         inner = up * activate(function, gate)
