@@ -23,8 +23,9 @@ from wattcast.workload.adapter_operators import AdapterProduct
 class EngineAdapterCoefficients:
     """What adapters cost beside bytes and FLOPs."""
 
-    base_steps: float  # dependent steps of both kernels with one adapter
-    adapter_steps: float  # further ones for each further adapter
+    base_steps: float  # dependent steps of both kernels, whatever the adapters
+    adapter_steps: float  # further ones for each adapter that the tokens use
+    rank_steps: float  # of these, for each of an adapter's ranks
     shrink_cycles: float  # of an SM for an input value of a slice
     expand_cycles: float  # of an SM for an output value
 
@@ -40,14 +41,14 @@ def count_adapters(op: AdapterProduct, run: OperatorRun) -> CountedKernel:
     inputs = float(op.m) * op.k * op.slices
     outputs = float(op.m) * op.n
     sm_cycles = ENGINE_ADAPTERS.shrink_cycles * inputs + ENGINE_ADAPTERS.expand_cycles * outputs
-    further_adapters = op.adapters - 1.0
+    adapter_steps = ENGINE_ADAPTERS.adapter_steps + ENGINE_ADAPTERS.rank_steps * op.rank
     byte = op.read_byte + op.write_byte
     missing = run.missing_share(byte)
     weight_missing = run.missing_share(op.weight_byte, streams=True)
     work = EngineWork(
         units=sm_count,
         unit_flop=run.flop_per_cycle * sm_cycles / sm_count,
-        steps=ENGINE_ADAPTERS.base_steps + ENGINE_ADAPTERS.adapter_steps * further_adapters,
+        steps=ENGINE_ADAPTERS.base_steps + adapter_steps * op.adapters,
         launches=_LAUNCHES,
         l2_byte=byte,
         shared_byte=byte,
