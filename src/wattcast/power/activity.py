@@ -1,9 +1,9 @@
-"""Activity: how often each event happened in each interval, whether predicted, profiled or
-simulated.
+"""Activity: how often each event happened in each interval.
 
-Counts add up across intervals and mean the same from every source. The few events that are means
-(``events.csv`` says which) are weighted by duration when intervals merge. A source leaves out the
-events it cannot see: absent is not zero."""
+It may be predicted, profiled or simulated. Counts add up across intervals and mean the same from
+every source. The few events that are means (``events.csv`` says which) are weighted by duration
+when intervals merge. A source leaves out the events it cannot see: absent is not zero.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +43,16 @@ class EventDefinition:
 @cache
 def known_events() -> dict[str, EventDefinition]:
     """Return every event Wattcast knows, by name, from ``events.csv``."""
-    rows = read_shipped_table("wattcast.power", "events.csv")
-    return {
-        r["event"]: EventDefinition(
-            r["event"], r["unit"], r["kind"] == "mean", *list(r.values())[3:]
+    events = {}
+    for row in read_shipped_table("wattcast.power", "events.csv"):
+        events[row["event"]] = EventDefinition(
+            name=row["event"],
+            unit=row["unit"],
+            is_mean=row["kind"] == "mean",
+            module=row["module"],
+            meaning=row["meaning"],
         )
-        for r in rows
-    }
+    return events
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Activity:
     """Event values over intervals: kernels, gaps, or samples.
 
     ``at`` holds the settings of the card during each interval and broadcasts to ``(*sweep,
-    interval)``."""
+    interval)``.
+    """
 
     duration_s: Array  # (*sweep, interval)
     value: Array  # (*sweep, interval, event)
@@ -66,8 +70,7 @@ class Activity:
     source: ActivitySource
 
     def __post_init__(self) -> None:
-        known = known_events()
-        check_names("event", self.events, known, "")
+        check_names("event", self.events, known_events(), "")
         if self.value.shape[-1:] != (len(self.events),):
             raise ValueError(
                 f"value has {self.value.shape[-1:]} events, named are {len(self.events)}"
@@ -90,14 +93,19 @@ class Activity:
 
     def require(self, names: Iterable[str], model: str) -> None:
         """Raise ``MissingEvents`` unless all of ``names`` are here."""
-        wanted = [name for name in names if name not in self.events]
-        if wanted:
-            close = {n: nearest_names(n, self.events, 1) for n in wanted}
-            listed = ", ".join(f"{n} (closest: {c[0]})" if c else n for n, c in close.items())
+        missing_events = [name for name in names if name not in self.events]
+        if missing_events:
+            listed = ", ".join(self._name_with_closest(name) for name in missing_events)
             raise MissingEvents(
                 f"{model} needs {listed}, absent from this {self.source} activity, which has "
-                f"{', '.join(self.events)}. Collect the missing counters, or choose a model that does not need them."
+                f"{', '.join(self.events)}. Collect the missing counters, or choose a model that "
+                "does not need them."
             )
+
+    def _name_with_closest(self, event: str) -> str:
+        """Return the name of an event, with the closest name that is here."""
+        closest = nearest_names(event, self.events, 1)
+        return f"{event} (closest: {closest[0]})" if closest else event
 
 
 _TENSOR = {
@@ -108,34 +116,40 @@ _CUDA = {f"cuda_{d}_flop": d for d in (Dtype.FP64, Dtype.FP32, Dtype.FP16)}
 
 
 def module_utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, Array]:
-    """Return the share of its peak that each module reached, u = n/t / peak from 0 to 1, ``(*sweep,
-    interval)``.
+    """Return the share of its peak that each module reached, from 0 to 1, ``(*sweep, interval)``.
 
-    n counts the module's events in an interval of t seconds. On-chip peaks are rate per cycle times
-    SMs times the effective clock; a pipe with several formats adds up its shares. A module whose
-    peak is not published, or whose events the source could not see, is left out. Where events
-    outrun the stated peak (Hopper's L2, for which only the A100's rate is published) the module
-    counts as fully busy."""
-    per_s = {
-        "tensor": [(e, gpu.pipes.tensor_flop_per_cycle.get(d)) for e, d in _TENSOR.items()],
-        "cuda": [(e, gpu.pipes.cuda_flop_per_cycle.get(d)) for e, d in _CUDA.items()],
+    It is u = n/t / peak, with n the module's events in an interval of t seconds. On-chip peaks are
+    rate per cycle times SMs times the effective clock; a pipe with several formats adds up its
+    shares. A module whose peak is not published, or whose events the source could not see, is left
+    out. Where events outrun the stated peak (Hopper's L2, for which only the A100's rate is
+    published) the module counts as fully busy.
+    """
+    utilisation: dict[str, Array] = {}
+
+    # Modules of each SM, by the events of their pipes
+    tensor_rates = gpu.pipes.tensor_flop_per_cycle
+    cuda_rates = gpu.pipes.cuda_flop_per_cycle
+    rates_of_module = {
+        "tensor": [(event, tensor_rates.get(dtype)) for event, dtype in _TENSOR.items()],
+        "cuda": [(event, cuda_rates.get(dtype)) for event, dtype in _CUDA.items()],
         "sfu": [("sfu_op", gpu.pipes.sfu_op_per_cycle)],
         "shared": [("shared_byte", gpu.sm.shared_byte_per_cycle)],
     }
-    found: dict[str, Array] = {}
-    for module, pipes in per_s.items():
-        shares = [
-            activity.rate(event) / (rate * gpu.sm_count * effective_hz)
-            for event, rate in pipes
-            if rate is not None and activity.has(event)
-        ]
+    for module, pipes in rates_of_module.items():
+        shares = []
+        for event, rate in pipes:
+            if rate is not None and activity.has(event):
+                shares.append(activity.rate(event) / (rate * gpu.sm_count * effective_hz))
         if shares:
-            found[module] = np.asarray(sum(shares))
+            utilisation[module] = np.asarray(sum(shares))
+
+    # Modules of the whole chip
     if gpu.l2.byte_per_cycle is not None and activity.has("l2_byte"):
-        found["l2"] = activity.rate("l2_byte") / (gpu.l2.byte_per_cycle * effective_hz)
+        utilisation["l2"] = activity.rate("l2_byte") / (gpu.l2.byte_per_cycle * effective_hz)
     if activity.has("dram_read_byte") and activity.has("dram_write_byte"):
         moved = activity.rate("dram_read_byte") + activity.rate("dram_write_byte")
-        found["dram"] = np.asarray(moved / gpu.memory.byte_per_s)
+        utilisation["dram"] = np.asarray(moved / gpu.memory.byte_per_s)
     if gpu.links.nvlink_byte_per_s is not None and activity.has("link_byte"):
-        found["link"] = np.asarray(activity.rate("link_byte") / (gpu.links.nvlink_byte_per_s / 2.0))
-    return {module: np.minimum(share, 1.0) for module, share in found.items()}
+        one_way_byte_per_s = gpu.links.nvlink_byte_per_s / 2.0
+        utilisation["link"] = np.asarray(activity.rate("link_byte") / one_way_byte_per_s)
+    return {module: np.minimum(share, 1.0) for module, share in utilisation.items()}

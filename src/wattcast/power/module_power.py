@@ -9,7 +9,8 @@ relative core voltage at the set clock f, and P_idle is the idle curve at die te
 ``toggling`` scales the modules whose energy depends on the data. A byte of device memory also
 crosses controllers and wires of the chip: ``memory_on_core`` is the share of its energy that is
 spent there and follows the core voltage. The model is linear in counts, so it knows no energy of
-two modules working at once."""
+two modules working at once.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ STATIC = "static"
 CLOCK = "clock"
 OWN_RAIL = ("dram", "link")  # modules that do not see the core voltage
 MOST_EVENT_J = 1e-3  # of one event; the costliest that ships, a cycle of an SM, takes 3e-9 J
+_CORE_SHARES = {"link": 0.0}  # of the energy that follows the core voltage; of others all
 STEADY = ("sm", "clock")  # modules whose energy does not depend on the data
 
 
@@ -53,13 +55,11 @@ class ModulePower(PowerModel):
     memory_on_core: float = 0.0  # share of device memory's energy that follows the core voltage
 
     def __post_init__(self) -> None:
-        known = known_events()
         for name, energy in self.energy_j.items():
-            check_names("event", name, known, "")
+            check_names("event", name, known_events(), "")
             if not 0.0 <= energy <= MOST_EVENT_J:
-                raise bad_value(
-                    f"energy of {name}", f"joules, from zero to {MOST_EVENT_J:g}", energy
-                )
+                expected = f"joules, from zero to {MOST_EVENT_J:g}"
+                raise bad_value(f"energy of {name}", expected, energy)
         if not 0.0 <= self.toggling <= 2.0:
             raise bad_value("toggling", "a factor between 0 and 2", self.toggling)
         if not 0.0 <= self.memory_on_core <= 1.0:
@@ -73,8 +73,8 @@ class ModulePower(PowerModel):
     @cached_property
     def modules(self) -> tuple[str, ...]:
         """Modules with an energy, in the order of ``events.csv``."""
-        known = known_events()
-        return tuple(dict.fromkeys(known[name].module for name in self.required_events))
+        events = known_events()
+        return tuple(dict.fromkeys(events[name].module for name in self.required_events))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -83,47 +83,48 @@ class ModulePower(PowerModel):
     def power(self, activity: Activity) -> Power:
         """Return the watts of static power, clock power and each module in every interval."""
         activity.require(self.required_events, "module power")
-        clock_hz = _set_clock(activity.at)
         at = activity.at
+        clock_hz = _set_clock(at)
         idle_w = self.idle.power_at(clock_hz, at.temperature_c)
         static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
-        core, rest = self._event_rail_j(activity.events)
+
+        # Joules of each module, over the interval's length
+        core_j, other_j = self._event_rail_j(activity.events)
         volts_squared = self.voltage.level_at(clock_hz)[..., np.newaxis] ** 2
-        joules = volts_squared * (activity.value @ core) + activity.value @ rest
+        joules = volts_squared * (activity.value @ core_j) + activity.value @ other_j
         duration_s = activity.duration_s[..., np.newaxis]
-        dynamic_w = np.divide(
-            joules,
-            duration_s,
-            out=np.zeros(np.broadcast(joules, duration_s).shape),
-            where=duration_s > 0,
-        )
+        nothing_w = np.zeros(np.broadcast(joules, duration_s).shape)
+        dynamic_w = np.divide(joules, duration_s, out=nothing_w, where=duration_s > 0)
+
         shape = np.broadcast_shapes(dynamic_w.shape[:-1], static_w.shape)
         part_w = np.empty((*shape, len(self.parts)))
-        part_w[..., 0], part_w[..., 1], part_w[..., 2:] = static_w, idle_w - static_w, dynamic_w
+        part_w[..., 0] = static_w
+        part_w[..., 1] = idle_w - static_w
+        part_w[..., 2:] = dynamic_w
         return Power(part_w, self.parts)
 
     def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
         """Prepare the mean power of a workload; its fixed counts become joules on each rail once.
 
         A governor asks for the mean power of a workload at several clocks, and a sweep at a
-        million: there is no need to look at modules one by one."""
+        million: there is no need to look at modules one by one.
+        """
         if not set(self.required_events) <= set(events):
             return super().prepare_mean_power(events, counts)
-        core, rest = (matrix.sum(axis=-1) for matrix in self._event_rail_j(events))
-        fixed_core_j = float(core[:-1] @ counts)
-        fixed_rest_j = float(rest[:-1] @ counts)
-        core_j_each = float(core[-1])
-        rest_j_each = float(rest[-1])
+        event_core_j, event_other_j = self._event_rail_j(events).sum(axis=-1)
+        fixed_core_j = float(event_core_j[:-1] @ counts)
+        fixed_other_j = float(event_other_j[:-1] @ counts)
+        last_core_j = float(event_core_j[-1])
+        last_other_j = float(event_other_j[-1])
 
         def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
             clock_hz = _set_clock(at)
             volts_squared = sweep_values(self.voltage.level_at(clock_hz)) ** 2
-            core_j = fixed_core_j + core_j_each * last_count
-            rest_j = fixed_rest_j + rest_j_each * last_count
-            dynamic_w = mean_power_w(volts_squared * core_j + rest_j, duration_s)
-            return np.asarray(
-                sweep_values(self.idle.power_at(clock_hz, at.temperature_c)) + dynamic_w
-            )
+            core_j = fixed_core_j + last_core_j * last_count
+            other_j = fixed_other_j + last_other_j * last_count
+            dynamic_w = mean_power_w(volts_squared * core_j + other_j, duration_s)
+            idle_w = sweep_values(self.idle.power_at(clock_hz, at.temperature_c))
+            return np.asarray(idle_w + dynamic_w)
 
         return mean_power
 
@@ -142,19 +143,15 @@ class ModulePower(PowerModel):
     def scale_energy(
         self, part_factor: Mapping[str, float], idle_factor: float = 1.0, idle_offset_w: float = 0.0
     ) -> ModulePower:
-        known = known_events()
-        energy_j = {
-            event: j * part_factor.get(known[event].module, 1.0)
-            for event, j in self.energy_j.items()
-        }
+        energy_j = {}
+        for event, joules in self.energy_j.items():
+            module = known_events()[event].module
+            energy_j[event] = joules * part_factor.get(module, 1.0)
         idle_w = self.idle.power_w * idle_factor + idle_offset_w
         if (idle_w <= 0).any():
             least_w = (self.idle.power_w * idle_factor).min()
-            raise bad_value(
-                "idle_offset",
-                f"less than the idle power of {least_w:.0f} W taken away",
-                idle_offset_w,
-            )
+            expected = f"less than the idle power of {least_w:.0f} W taken away"
+            raise bad_value("idle_offset", expected, idle_offset_w)
         return replace(self, energy_j=energy_j, idle=replace(self.idle, power_w=idle_w))
 
     def with_data_factor(self, factor: float) -> ModulePower:
@@ -170,19 +167,20 @@ class ModulePower(PowerModel):
         """Return the joules of one event of each name in each module, ``(2, event, module)``.
 
         First those on the core rail at relative voltage 1, then those on others. Events without an
-        energy are free."""
-        known = known_events()
+        energy are free.
+        """
         modules = self.modules
-        found = np.zeros((2, len(names), len(modules)))
+        rail_j = np.zeros((2, len(names), len(modules)))
         for event in self.required_events:
-            module = known[event].module
-            on_core = {"dram": self.memory_on_core, "link": 0.0}.get(module, 1.0)
+            module = known_events()[event].module
+            core_share = _CORE_SHARES.get(module, 1.0)
+            if module == "dram":
+                core_share = self.memory_on_core
             joules = self.energy_j[event] * (1.0 if module in STEADY else self.toggling)
-            found[:, names.index(event), modules.index(module)] = (
-                joules * on_core,
-                joules * (1.0 - on_core),
-            )
-        return found
+            place = (names.index(event), modules.index(module))
+            rail_j[0][place] = joules * core_share
+            rail_j[1][place] = joules * (1.0 - core_share)
+        return rail_j
 
 
 def _set_clock(at: OperatingPoint) -> Array:

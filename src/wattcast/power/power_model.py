@@ -1,5 +1,4 @@
-"""Activity -> Power: the interface of every power model, how models are found by name, and their
-files.
+"""Activity -> Power: the interface of every power model, how one is found by name, and its files.
 
 A power model is a frozen dataclass of coefficients that inherits from ``PowerModel`` and lives in
 one file of this package. It must say which events it needs, name its parts, and turn an activity
@@ -79,7 +78,8 @@ class PowerModel(ABC):
     """Frozen coefficients that turn an activity into watts by part.
 
     A subclass names its ``kind``, the word that stands for it in files, and is known by it once its
-    file is imported."""
+    file is imported.
+    """
 
     kind: ClassVar[str]
 
@@ -117,15 +117,18 @@ class PowerModel(ABC):
 
         ``counts`` are those of ``events[:-1]`` over the whole workload and do not depend on the
         clock. The count of ``events[-1]`` does, and is given with each call. Mean power is that of
-        one interval that holds all counts."""
+        one interval that holds all counts.
+        """
 
         def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
-            fixed = np.broadcast_to(counts, (*last_count.shape, len(counts)))
-            value = np.concatenate([fixed, last_count[..., np.newaxis]], axis=-1)[
-                ..., np.newaxis, :
-            ]
+            fixed_counts = np.broadcast_to(counts, (*last_count.shape, len(counts)))
+            all_counts = np.concatenate([fixed_counts, last_count[..., np.newaxis]], axis=-1)
             activity = Activity(
-                duration_s[..., np.newaxis], value, events, at, ActivitySource.PREDICTED
+                duration_s[..., np.newaxis],
+                all_counts[..., np.newaxis, :],
+                events,
+                at,
+                ActivitySource.PREDICTED,
             )
             return self.power(activity).total_w[..., 0]
 
@@ -134,13 +137,16 @@ class PowerModel(ABC):
     def idle_power_w(
         self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
     ) -> Array:
-        """Return the watts drawn at each set clock while nothing happens; all clocks of the card
-        are this one.
+        """Return the watts drawn at each set clock while nothing happens.
+
+        All clocks of the card are this one.
         """
-        names, (hertz, degrees) = self.required_events, np.broadcast_arrays(clock_hz, temperature_c)
+        names = self.required_events
+        hertz, degrees = np.broadcast_arrays(clock_hz, temperature_c)
         at = OperatingPoint(as_sweep(hertz), None, as_sweep(degrees), as_sweep(hertz))
-        still = np.zeros((*hertz.shape, 1, len(names)))
-        activity = Activity(np.ones((*hertz.shape, 1)), still, names, at, ActivitySource.PREDICTED)
+        no_counts = np.zeros((*hertz.shape, 1, len(names)))
+        one_second = np.ones((*hertz.shape, 1))
+        activity = Activity(one_second, no_counts, names, at, ActivitySource.PREDICTED)
         return self.power(activity).total_w[..., 0]
 
     def relative_voltage(self, clock_hz: Sweepable) -> Array | None:
@@ -158,38 +164,32 @@ class PowerModel(ABC):
         """Return the model with the energy of some parts and its idle power scaled.
 
         Parts that are not named keep their energy. P_idle becomes ``idle_factor``·P_idle +
-        ``idle_offset_w``."""
-        raise bad_value(
-            "efficiency factors",
-            "a power model whose energies can be scaled",
-            f"a {self.kind} model",
-        )
+        ``idle_offset_w``.
+        """
+        expected = "a power model whose energies can be scaled"
+        raise bad_value("efficiency factors", expected, f"a {self.kind} model")
 
     def with_data_factor(self, factor: float) -> PowerModel:
-        """Return the model for operands whose bits toggle as ``factor`` times random data do, in
-        energy.
-        """
+        """Return the model for operands whose toggling takes ``factor`` times that of random data."""
         if factor == 1.0:
             return self
-        raise bad_value(
-            "data", "random data, which this power model was fitted on", f"energy times {factor:g}"
-        )
+        expected = "random data, which this power model was fitted on"
+        raise bad_value("data", expected, f"energy times {factor:g}")
 
     def with_voltage_factor(self, factor: Sweepable) -> PowerModel:
         """Return the model with its core voltage times ``factor`` at every clock."""
         raise MissingSpecification(
-            f"vary voltage: a {self.kind} power model has no voltage curve to scale. Vary another field."
+            f"vary voltage: a {self.kind} power model has no voltage curve to scale. "
+            "Vary another field."
         )
 
     def as_module_power(self) -> ModulePower:
-        """Return the model as energies by event, an idle curve and a voltage curve, which forecasts
-        carry over.
+        """Return the model as energies by event, an idle curve and a voltage curve.
+
+        Forecasts carry these over to other cards.
         """
-        raise bad_value(
-            "power model",
-            "energies by event, an idle curve and a voltage curve",
-            f"a {self.kind} model",
-        )
+        expected = "energies by event, an idle curve and a voltage curve"
+        raise bad_value("power model", expected, f"a {self.kind} model")
 
 
 def power_model_kind(name: str) -> type[PowerModel]:
@@ -197,7 +197,8 @@ def power_model_kind(name: str) -> type[PowerModel]:
 
     The model called ``rate`` is looked for in ``rate.py`` and ``rate_power.py`` of this package, so
     that reading one file of coefficients imports one model. A model in a file elsewhere is known
-    once that file is imported."""
+    once that file is imported.
+    """
     if name not in _MODELS and name.isidentifier():
         for module in (f"wattcast.power.{name}", f"wattcast.power.{name}_power"):
             if find_spec(module) is not None:
@@ -208,37 +209,34 @@ def power_model_kind(name: str) -> type[PowerModel]:
 
 
 def build_power_model(kind: str, plain: Mapping[str, Any], where: str) -> PowerModel:
-    """Build a model of a kind from the coefficients of a file, or raise an error that says what is
-    wrong.
-    """
+    """Build a model of a kind from the coefficients of a file, or raise an error that says why not."""
     try:
         return power_model_kind(kind).from_plain(plain)
     except BadInput as error:
         raise type(error)(f"{where}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise bad_value(
-            where, f"coefficients of a {kind} model", f"{type(error).__name__}: {error}"
-        ) from None
+        problem = f"{type(error).__name__}: {error}"
+        raise bad_value(where, f"coefficients of a {kind} model", problem) from None
 
 
 def power_model_kinds() -> dict[str, type[PowerModel]]:
-    """Return every power model by name: those in the files of this package, and those registered
-    from elsewhere.
-    """
-    for module in pkgutil.iter_modules(import_module("wattcast.power").__path__, "wattcast.power."):
+    """Return every power model by name: those of this package, and those registered elsewhere."""
+    package = import_module("wattcast.power")
+    for module in pkgutil.iter_modules(package.__path__, "wattcast.power."):
         import_module(module.name)
     return dict(sorted(_MODELS.items()))
 
 
-NOT_SAVED = {"saved": False}  # metadata of a field that files do not hold
-SAVED_IF_SET = {
-    "saved": "set"
-}  # of one that they hold where it has not its default, which is zero or empty
+# Metadata of a field that files do not hold, and of one that they hold where it is neither zero nor
+# empty, which is its default
+NOT_SAVED = {"saved": False}
+SAVED_IF_SET = {"saved": "set"}
 
 
 def coefficients_to_plain(value: Any) -> Any:
-    """Return coefficients as mappings, lists and numbers: dataclasses by their fields, without
-    empty arrays.
+    """Return coefficients as mappings, lists and numbers.
+
+    Dataclasses are mappings of their fields, without empty arrays.
     """
     if isinstance(value, np.ndarray):
         return value.tolist()
@@ -253,32 +251,41 @@ def coefficients_to_plain(value: Any) -> Any:
     plain = {}
     for item in fields(value):
         part = getattr(value, item.name)
-        rule = item.metadata.get("saved", True)
-        if rule and (rule is True or part) and not (isinstance(part, np.ndarray) and not part.size):
+        if _is_saved(item.metadata.get("saved", True), part):
             plain[item.name] = coefficients_to_plain(part)
     return plain
 
 
+def _is_saved(rule: bool | str, value: Any) -> bool:
+    """Return whether files hold the value of a field, whose metadata give a rule."""
+    if isinstance(value, np.ndarray) and not value.size:
+        return False
+    return bool(value) if rule == "set" else bool(rule)
+
+
 def build_coefficients(kind: Any, plain: Any) -> Any:
-    """Build a value of a type from what ``coefficients_to_plain`` returned; what it does not hold
-    has its default.
+    """Build a value of a type from what ``coefficients_to_plain`` returned.
+
+    Fields that it does not hold have their defaults.
     """
     origin = get_origin(kind)
-    inside = get_args(kind)
+    inner_kinds = get_args(kind)
     if kind == Array:
         return np.array(plain, dtype=np.float64)
     if origin in (UnionType, Union):  # of a type and None
-        return None if plain is None else build_coefficients(inside[0], plain)
+        return None if plain is None else build_coefficients(inner_kinds[0], plain)
     if origin is tuple:
-        return tuple(build_coefficients(inside[0], item) for item in plain)
+        return tuple(build_coefficients(inner_kinds[0], item) for item in plain)
     if origin is Mapping:
-        return {name: build_coefficients(inside[1], item) for name, item in plain.items()}
+        return {name: build_coefficients(inner_kinds[1], item) for name, item in plain.items()}
     if not is_dataclass(kind):
         return kind(plain)
     hints = get_type_hints(kind)
-    make = cast("Callable[..., Any]", kind)
-    given = [item.name for item in fields(kind) if item.name in plain]
-    return make(**{name: build_coefficients(hints[name], plain[name]) for name in given})
+    arguments = {}
+    for item in fields(kind):
+        if item.name in plain:
+            arguments[item.name] = build_coefficients(hints[item.name], plain[item.name])
+    return cast("Callable[..., Any]", kind)(**arguments)
 
 
 def interval_energy_j(power: Power, duration_s: Array) -> Array:
@@ -288,27 +295,26 @@ def interval_energy_j(power: Power, duration_s: Array) -> Array:
 
 def mean_power_w(joules: Array, seconds: Array) -> Array:
     """Return the mean power P = E/t; zero where no time passes."""
-    spent = np.asarray(seconds) > 0
-    if spent.all():
+    takes_time = np.asarray(seconds) > 0
+    if takes_time.all():
         return np.asarray(joules / seconds)
-    return np.divide(
-        joules, seconds, out=np.zeros(np.broadcast_shapes(joules.shape, seconds.shape)), where=spent
-    )
+    nothing = np.zeros(np.broadcast_shapes(joules.shape, seconds.shape))
+    return np.divide(joules, seconds, out=nothing, where=takes_time)
 
 
 def event_intensity(activity: Activity, event: str) -> Array:
-    """Return the rate of an event in 1/s, or its value where the event is a mean, ``(*sweep,
-    interval)``.
-    """
-    return activity.event_values(event) if known_events()[event].is_mean else activity.rate(event)
+    """Return the rate of an event in 1/s, or the value of a mean, ``(*sweep, interval)``."""
+    if known_events()[event].is_mean:
+        return activity.event_values(event)
+    return activity.rate(event)
 
 
 def stack_parts(activity: Activity, part_w: list[Array], parts: tuple[str, ...]) -> Power:
     """Return watts of parts, each of which may be constant, over all intervals of ``activity``."""
-    shape = np.broadcast_shapes(
-        activity.duration_s.shape, activity.value.shape[:-1], *(np.shape(w) for w in part_w)
-    )
-    return Power(np.stack([np.broadcast_to(w, shape) for w in part_w], axis=-1), parts)
+    part_shapes = [np.shape(watts) for watts in part_w]
+    shape = np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1], *part_shapes)
+    broadcast_w = [np.broadcast_to(watts, shape) for watts in part_w]
+    return Power(np.stack(broadcast_w, axis=-1), parts)
 
 
 def order_by_event(where: str, coefficients: Mapping[str, float]) -> dict[str, float]:
@@ -316,12 +322,12 @@ def order_by_event(where: str, coefficients: Mapping[str, float]) -> dict[str, f
 
     Every event must be known and every coefficient a finite number.
     """
-    known = known_events()
+    events = known_events()
     for name, coefficient in coefficients.items():
-        check_names("event", name, known, "")
+        check_names("event", name, events, "")
         if not np.isfinite(coefficient):
             raise bad_value(f"{where}: {name}", "a finite number", coefficient)
-    return {name: float(coefficients[name]) for name in known if name in coefficients}
+    return {name: float(coefficients[name]) for name in events if name in coefficients}
 
 
 MOST_RELATIVE_VOLTAGE = 10.0
@@ -330,38 +336,28 @@ MOST_IDLE_W = 1e5  # of one card: the hungriest of the catalogue idles at 294 W
 
 @dataclass(frozen=True)
 class VoltageCurve:
-    """Core voltage by set clock, relative to that at the top clock: linear between points, flat
-    beyond them.
+    """Core voltage by set clock, relative to that at the top clock.
 
-    Relative voltage is enough, because dynamic power needs V²·C only up to one factor, and some
+    It is linear between points and flat beyond them. Relative voltage is enough, because dynamic power needs V²·C only up to one factor, and some
     vendors publish no volts. ``factor`` multiplies the curve, a number or one per point of a sweep,
-    for asking what another voltage would do; files do not hold it."""
+    for asking what another voltage would do; files do not hold it.
+    """
 
     clock_hz: Array
     relative: Array
     factor: Sweepable = field(default=1.0, metadata=NOT_SAVED)
 
     def __post_init__(self) -> None:
-        if (
-            self.clock_hz.shape != self.relative.shape
-            or self.clock_hz.ndim != 1
-            or self.clock_hz.size == 0
-        ):
-            raise bad_value(
-                "voltage",
-                "one relative voltage a clock",
-                f"{self.relative.size} for {self.clock_hz.size}",
-            )
-        rising = (np.diff(self.clock_hz) > 0).all() and (np.diff(self.relative) >= 0).all()
-        if not (rising and self.relative[0] > 0):
-            raise bad_value(
-                "voltage", "rising clocks and voltages that never fall", self.relative.tolist()
-            )
+        _check_curve("voltage", "one relative voltage a clock", self.clock_hz, self.relative)
+        clocks_rise = (np.diff(self.clock_hz) > 0).all()
+        never_falls = (np.diff(self.relative) >= 0).all()
+        if not (clocks_rise and never_falls and self.relative[0] > 0):
+            expected = "rising clocks and voltages that never fall"
+            raise bad_value("voltage", expected, self.relative.tolist())
         if not (self.relative[-1] <= MOST_RELATIVE_VOLTAGE and np.isfinite(self.clock_hz).all()):
-            wanted = (
-                f"voltages relative to that at the top clock, at most {MOST_RELATIVE_VOLTAGE:g}"
-            )
-            raise bad_value("voltage", wanted, self.relative[-1])
+            limit = f"at most {MOST_RELATIVE_VOLTAGE:g}"
+            expected = f"voltages relative to that at the top clock, {limit}"
+            raise bad_value("voltage", expected, self.relative[-1])
 
     def level_at(self, clock_hz: Sweepable) -> Array:
         """Return the relative voltage at each set clock."""
@@ -376,7 +372,8 @@ class IdlePower:
     between points and flat beyond them. The part above its lowest point is reported as clock power,
     the rest as static power. Leakage makes it grow with temperature: P_idle(f, T) = P_idle(f)·(1 +
     ``per_c``·(T - ``reference_c``)), not below zero. The straight line in T holds for the few tens
-    of degrees between light and heavy use."""
+    of degrees between light and heavy use.
+    """
 
     clock_hz: Array
     power_w: Array
@@ -384,21 +381,14 @@ class IdlePower:
     per_c: float = 0.0
 
     def __post_init__(self) -> None:
-        if (
-            self.clock_hz.shape != self.power_w.shape
-            or self.clock_hz.ndim != 1
-            or self.clock_hz.size == 0
-        ):
-            raise bad_value(
-                "idle", "one power a clock", f"{self.power_w.size} for {self.clock_hz.size}"
-            )
+        _check_curve("idle", "one power a clock", self.clock_hz, self.power_w)
         if not ((np.diff(self.clock_hz) > 0).all() and (self.power_w > 0).all()):
             raise bad_value("idle", "rising clocks and powers above zero", self.power_w.tolist())
         if not (self.power_w.max() <= MOST_IDLE_W and np.isfinite(self.clock_hz).all()):
             raise bad_value("idle", f"at most {MOST_IDLE_W:g} W", self.power_w.max())
         if not (abs(self.per_c) <= 0.1 and -100.0 <= self.reference_c <= 200.0):
-            wanted = "a growth of at most 0.1 a degree, from a temperature of a chip"
-            raise bad_value("idle", wanted, f"{self.per_c} from {self.reference_c} C")
+            expected = "a growth of at most 0.1 a degree, from a temperature of a chip"
+            raise bad_value("idle", expected, f"{self.per_c} from {self.reference_c} C")
 
     def power_at(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
         """Return the idle power in W at each set clock and temperature."""
@@ -410,6 +400,12 @@ class IdlePower:
         return self.power_at(self.clock_hz[np.argmin(self.power_w)], temperature_c)
 
 
+def _check_curve(name: str, expected: str, clock_hz: Array, values: Array) -> None:
+    """Raise an error unless a curve has a value at each clock, and a clock at all."""
+    if clock_hz.shape != values.shape or clock_hz.ndim != 1 or clock_hz.size == 0:
+        raise bad_value(name, expected, f"{values.size} for {clock_hz.size}")
+
+
 @dataclass(frozen=True)
 class SavedModel:
     """A power model with its provenance, its held-out errors in percent, and what was assumed."""
@@ -419,9 +415,8 @@ class SavedModel:
     provenance: Provenance
     error_percent: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    scaling: Mapping[str, float] = field(
-        default_factory=dict
-    )  # how activity was carried to other clocks
+    # How activity was carried to other clocks
+    scaling: Mapping[str, float] = field(default_factory=dict)
 
 
 class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -459,14 +454,12 @@ def encode_model(saved: SavedModel) -> bytes:
 
 
 def load_saved_model(path: Path) -> SavedModel:
-    """Read a model file, or a model that ships: one fitted here (``h200``) or one published
-    (``tegra-k1``).
-    """
+    """Read a model file, or a model that ships: fitted here (``h200``) or published (``tegra-k1``)."""
     if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
         return parse_saved_model(read_bytes(path, MOST_FILE_BYTE), path.name)
     shipped = shipped_models()
-    known = {errors.fold_name(name): name for name in shipped} | {"tk1": "tegra-k1"}
-    name = known.get(errors.fold_name(path.name), "")
+    name_of_folded = {errors.fold_name(name): name for name in shipped} | {"tk1": "tegra-k1"}
+    name = name_of_folded.get(errors.fold_name(path.name), "")
     if not name:
         raise bad_value("power model", f"a file, or {' or '.join(shipped)}, which ship", path.name)
     return parse_saved_model(shipped[name].read_bytes(), f"{name}.yaml")
@@ -475,20 +468,25 @@ def load_saved_model(path: Path) -> SavedModel:
 def shipped_models() -> dict[str, Path]:
     """Return the files of models that ship, by name: published ones, and those fitted here."""
     presets = files("wattcast.power").joinpath("presets")
-    found = [path for folder in (presets.joinpath("fitted"), presets) for path in folder.iterdir()]
-    return {path.name.removesuffix(".yaml"): path for path in found if path.name.endswith(".yaml")}
+    paths = {}
+    for folder in (presets.joinpath("fitted"), presets):
+        for path in folder.iterdir():
+            if path.name.endswith(".yaml"):
+                paths[path.name.removesuffix(".yaml")] = path
+    return paths
 
 
 def parse_saved_model(data: bytes, where: str) -> SavedModel:
-    """Return the model that the bytes of a model file describe, or raise an error that names the
-    bad key.
-    """
+    """Return the model that a model file describes, or raise an error that names the bad key."""
     file = decode_yaml(data, _ModelFile, where)
     if file.format != FORMAT:
-        raise bad_value(
-            f"{where}: format", str(FORMAT), file.format, "Is it from another version of Wattcast?"
-        )
-    model = build_power_model(file.kind, file.model, f"{where}: model")
+        hint = "Is it from another version of Wattcast?"
+        raise bad_value(f"{where}: format", str(FORMAT), file.format, hint)
     return SavedModel(
-        file.name, model, file.provenance, file.error_percent, tuple(file.notes), file.scaling
+        name=file.name,
+        model=build_power_model(file.kind, file.model, f"{where}: model"),
+        provenance=file.provenance,
+        error_percent=file.error_percent,
+        notes=tuple(file.notes),
+        scaling=file.scaling,
     )

@@ -4,7 +4,8 @@
 
 with base power β_0 in W, rates ρ_i in events per second and energies β_i in J. The two set clocks
 may be further predictors. It is the common baseline, and fails where the voltage differs from that
-of its training."""
+of its training.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +39,9 @@ class RatePower(PowerModel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "event_j", order_by_event("rate power", self.event_j))
-        if not np.isfinite([self.base_w, self.clock_j, self.memory_clock_j]).all():
-            raise bad_value(
-                "rate power",
-                "finite coefficients",
-                [self.base_w, self.clock_j, self.memory_clock_j],
-            )
+        costs = [self.base_w, self.clock_j, self.memory_clock_j]
+        if not np.isfinite(costs).all():
+            raise bad_value("rate power", "finite coefficients", costs)
 
     @property
     def required_events(self) -> tuple[str, ...]:
@@ -51,8 +49,12 @@ class RatePower(PowerModel):
 
     @property
     def _rails(self) -> list[EventRail]:
-        pairs = ((RailClock.CORE, self.clock_j), (RailClock.MEMORY, self.memory_clock_j))
-        return [EventRail(str(clock), clock, clock_f=cost_j) for clock, cost_j in pairs if cost_j]
+        rails = []
+        if self.clock_j:
+            rails.append(EventRail("core", RailClock.CORE, clock_f=self.clock_j))
+        if self.memory_clock_j:
+            rails.append(EventRail("memory", RailClock.MEMORY, clock_f=self.memory_clock_j))
+        return rails
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -61,8 +63,8 @@ class RatePower(PowerModel):
     def power(self, activity: Activity) -> Power:
         """Return the watts of the base, of the clocks and of each event (Eq. 1)."""
         activity.require(self.required_events, "rate power")
-        clocks = [rail.clock_w(activity.at) for rail in self._rails]
-        dynamic = [
-            cost_j * event_intensity(activity, event) for event, cost_j in self.event_j.items()
-        ]
-        return stack_parts(activity, [np.asarray(self.base_w), *clocks, *dynamic], self.parts)
+        clocks_w = [rail.clock_w(activity.at) for rail in self._rails]
+        part_w = [np.asarray(self.base_w), *clocks_w]
+        for event, cost_j in self.event_j.items():
+            part_w.append(cost_j * event_intensity(activity, event))
+        return stack_parts(activity, part_w, self.parts)

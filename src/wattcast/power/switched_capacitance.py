@@ -4,7 +4,8 @@
 
 over supply rails R with voltage V and clock f; α is the share of its peak at which a rail works,
 from 0 to 1. It follows the voltage, but one factor cannot tell kinds of work apart, and α is taken
-to stay the same at every clock."""
+to stay the same at every clock.
+"""
 
 from __future__ import annotations
 

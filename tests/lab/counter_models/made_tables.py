@@ -166,4 +166,4 @@ def _switching(model: HybridRail, activity: Activity) -> np.ndarray:
         (c * event_intensity(activity, e) for e, c in rail.event_f.items()),
         np.zeros(activity.duration_s.shape),
     )
-    return np.where(counted > 0, square * counted, square * rail.own_clock_hz(activity.at))
+    return np.where(counted > 0, square * counted, square * rail.rail_clock_hz(activity.at))
