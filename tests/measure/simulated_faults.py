@@ -25,7 +25,7 @@ from wattcast.measure import polling_process
 from wattcast.measure import sample_ring as layout
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity, NvmlSource, SlowReadings
-from wattcast.measure.measured_run import LEAD_S, MeasuredRun
+from wattcast.measure.measured_run import RUNS, MeasuredRun
 from wattcast.measure.sample_ring import SampleRing
 from wattcast.measure.window_summary import summarise_window
 
@@ -215,7 +215,7 @@ def poll_run(
     def sleep(seconds: float) -> None:
         clock.pass_time(seconds)
         now_s = clock.card_s
-        ring.header[layout.QUICK] = int(LEAD_S <= now_s < start_s + 1e-3 or now_s >= end_s)
+        ring.header[layout.QUICK] = int(RUNS.lead_s <= now_s < start_s + 1e-3 or now_s >= end_s)
         if now_s >= end_s + 0.35:
             ring.header[layout.STOP] = 1
 

@@ -21,7 +21,7 @@ from wattcast.control.plants import Knob, KnobRole, Lattice, Observation, Settin
 from wattcast.control.program_files import ProgressFile, SmCountFile
 from wattcast.core import MissingTool, Refused
 from wattcast.core.arrays import Array
-from wattcast.measure.device_control import BUSY
+from wattcast.measure.device_control import PHASES
 from wattcast.measure.source_check import CHECKS, is_plausible_power
 
 
@@ -174,7 +174,7 @@ class LivePlant:
         """
         first = self.lattice.knobs[0]
         lowest_hz = first.levels[0] if first.role is KnobRole.CORE_CLOCK else 0.0
-        is_working = reading.busy >= BUSY and reading.core_hz >= lowest_hz  # False for NaN
+        is_working = reading.busy >= PHASES.busy and reading.core_hz >= lowest_hz  # False for NaN
         return float(reading.core_hz) if is_working else math.nan
 
     def _set_knobs(self, settings: Settings) -> bool:

@@ -22,17 +22,28 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import MissingTool, bad_value, check_names, units
 from wattcast.core.arrays import Array
 from wattcast.core.regular_files import read_shipped_table
+
+
+@dataclass(frozen=True)
+class CardLevelCoefficients:
+    """Which levels of a card's knobs a controller may choose."""
+
+    core_clocks: int  # levels of the core clock at most
+    power_limits: int  # levels of the power limit
+    lowest_share: float  # of the highest core clock or power limit that a level has at least
+
+
+CARD_LEVELS = load_coefficients("card_levels", CardLevelCoefficients)
+
 
 Settings = tuple[int, ...]  # level of each knob, 0 is the lowest
 # SMs: green contexts on compute capability 9.0 and later come in multiples of it (CUDA driver API).
 SM_GRAIN = 8
 SM_SHARES = (0.5, 0.625, 0.75, 0.875)
-LEVELS = 16
-LIMIT_LEVELS = 8
-LOWEST = 0.5  # of the highest core clock of a card; below, no objective here is ever served
 
 
 class KnobRole(StrEnum):
@@ -216,10 +227,11 @@ def build_card_lattice(
 
     ``limits_w`` is the power limit in force and the range it can be set in; levels run from half of
     it to all of it."""
-    usable_hz = [clock_hz for clock_hz in core_hz if clock_hz >= LOWEST * core_hz[-1]]
+    lowest_share = CARD_LEVELS.lowest_share
+    usable_hz = [clock_hz for clock_hz in core_hz if clock_hz >= lowest_share * core_hz[-1]]
     if not usable_hz:
         raise MissingTool("the card names no core clock that could be locked.")
-    stride = max(1, math.ceil((len(usable_hz) - 1) / (LEVELS - 1)))
+    stride = max(1, math.ceil((len(usable_hz) - 1) / (CARD_LEVELS.core_clocks - 1)))
     from_highest_hz = usable_hz[::-1][::stride]
     knobs = [Knob(KnobRole.CORE_CLOCK, tuple(sorted(from_highest_hz)))]
     if len(memory_hz) > 1:
@@ -227,7 +239,8 @@ def build_card_lattice(
     if limits_w is not None:
         now_w, lowest_w, _ = limits_w
         if lowest_w < now_w:
-            even_w = np.linspace(max(lowest_w, LOWEST * now_w), now_w, LIMIT_LEVELS)
+            start_w = max(lowest_w, lowest_share * now_w)
+            even_w = np.linspace(start_w, now_w, CARD_LEVELS.power_limits)
             knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(np.round(even_w, 3).tolist())))
     if len(units) > 1:
         knobs.append(Knob(KnobRole.COMPUTE_UNITS, units))

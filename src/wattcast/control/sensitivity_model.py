@@ -19,22 +19,32 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.coefficients import load_coefficients
 from wattcast.control.plants import KnobRole
 from wattcast.core import bad_value, files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, nearest_names
 from wattcast.core.strict_files import decode_yaml, parse_csv, read_bytes, read_number
 
+
+@dataclass(frozen=True)
+class SensitivityCoefficients:
+    """How sensitivities to clocks are binned and fitted."""
+
+    low_edge: float  # below, a kernel is not sensitive to a knob
+    high_edge: float  # above, it is highly sensitive
+    most_counters: int  # of a model of sensitivity
+
+
+SENSITIVITIES = load_coefficients("sensitivities", SensitivityCoefficients)
+
+
 FORMAT = 1
 STRONG_CORRELATION = (
     0.5  # |correlation| at which the paper calls a counter strongly correlated (section 4.3)
 )
-MOST_COUNTERS = 7  # as many as the longer of the paper's two models
 RAW_COUNTERS = ("VALUBusy", "VALUUtilization", "MemUnitBusy")
 INTENSITY_COUNTER = "CtoMIntensity"
-# section 5.2: "<30%, 30%-70%, and >70%"
-LOW_EDGE = 0.30
-HIGH_EDGE = 0.70
 
 
 class SensitivityBin(IntEnum):
@@ -51,9 +61,9 @@ def bin_sensitivity(sensitivity: float) -> SensitivityBin:
     >>> [bin_sensitivity(s).name for s in (0.29, 0.3, 0.7, 0.71)]
     ['LOW', 'MEDIUM', 'MEDIUM', 'HIGH']
     """
-    if sensitivity < LOW_EDGE:
+    if sensitivity < SENSITIVITIES.low_edge:
         return SensitivityBin.LOW
-    return SensitivityBin.HIGH if sensitivity > HIGH_EDGE else SensitivityBin.MEDIUM
+    return SensitivityBin.HIGH if sensitivity > SENSITIVITIES.high_edge else SensitivityBin.MEDIUM
 
 
 class LinearModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -340,7 +350,7 @@ def select_counters(counters: Mapping[str, Array], target: Array) -> list[str]:
         raise bad_value("counters", "one that varies between kernels", "none that does")
     ranked = sorted(strengths, key=lambda name: -strengths[name])
     strong = [name for name in ranked if strengths[name] >= STRONG_CORRELATION]
-    return strong[:MOST_COUNTERS] or ranked[:1]
+    return strong[: SENSITIVITIES.most_counters] or ranked[:1]
 
 
 def _least_squares(

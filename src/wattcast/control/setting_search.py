@@ -18,7 +18,7 @@ from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import Settings, move_knob
 from wattcast.control.run_memory import RunMemory, SensitivityBeliefs, lower_below_cap
 from wattcast.control.search_problem import BOUND_PENALTY, IDLE_KNOB, SearchProblem, SearchView
-from wattcast.control.sensitivity_model import LOW_EDGE
+from wattcast.control.sensitivity_model import SENSITIVITIES
 
 STEP = "fine"
 TRADING = "trade"  # the reason of a run after which trades of one knob for others are looked for
@@ -158,7 +158,7 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
     tuning = problem.tuning
     time_sigma = view.memory.time_sigma(tuning.prior_sigma / problem.time_weight)
     error = time_sigma * math.sqrt(1.0 / seen[low].runs + 1.0 / seen[high].runs) / ratio
-    is_open = abs(bandwidth - LOW_EDGE) < tuning.confident * error
+    is_open = abs(bandwidth - SENSITIVITIES.low_edge) < tuning.confident * error
     fewest = view.fewest_runs(low, high)
     return fewest if is_open and seen[fewest].runs < tuning.rival_runs else None
 
@@ -445,7 +445,7 @@ def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
     if to >= problem.safe[which][here]:
         return True
     belief = view.beliefs.sensitivity_to(problem.roles[which])
-    if belief is None or belief < LOW_EDGE:
+    if belief is None or belief < SENSITIVITIES.low_edge:
         return belief is not None
     levels = problem.lattice.knobs[which].levels
     cost: float = (levels[here] / levels[to]) ** (problem.time_weight * belief) - 1.0

@@ -21,15 +21,25 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.control.card_daemon import BEAT_S, DaemonRequest
 from wattcast.control.daemon_client import DaemonLink, SilentDaemon
 from wattcast.core.arrays import Array
 from wattcast.core.errors import Refused, WattcastError, bad_value
 
-HELD_DOWN = 0.95  # of its limit, from which a card would draw more if it might
-# a card that is held down is offered this much more, another one this much above its draw
-MORE = 1.3
-ROOM = 1.1
+
+@dataclass(frozen=True)
+class SiteBudgetCoefficients:
+    """How a site's watts are shared among its GPUs."""
+
+    held_down: float  # of its limit, from which a card would draw more if it might
+    more: float  # times its limit that a card that is held down is offered
+    room: float  # times its draw that another card is offered
+
+
+SITE = load_coefficients("site_budget", SiteBudgetCoefficients)
+
+
 PERIOD_S = 1.0
 PATIENCE_S = 1.0  # with the daemon of one GPU, before the others are looked after
 ROUNDED_DOWN = 1 - 1e-9  # no sum of shares exceeds a budget by rounding
@@ -87,9 +97,9 @@ class SitePlan:
 
     def _find_need_w(self, gpu: SiteGpu, power_w: float, limit_w: float) -> float:
         """Return what a GPU needs above its safe share; a GPU at its limit needs more than that."""
-        need_w = ROOM * power_w
-        if power_w >= HELD_DOWN * limit_w:
-            need_w = MORE * limit_w
+        need_w = SITE.room * power_w
+        if power_w >= SITE.held_down * limit_w:
+            need_w = SITE.more * limit_w
         highest_w = min(gpu.most_w, limit_w + self.ramp_w_per_s * PERIOD_S)
         return min(max(need_w, gpu.safe_w), highest_w) - gpu.safe_w
 

@@ -19,8 +19,25 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import Any, TypeVar
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import MissingTool, Refused, import_extra
 from wattcast.measure.energy_sources import choose_nvml_index, decode_text
+
+
+@dataclass(frozen=True)
+class ProgramPhaseCoefficients:
+    """What a card's utilisation says of the program that it runs."""
+
+    # share of time with a kernel running, from which a clock says what the card is allowed
+    busy: float
+    idle_busy: float  # share of time with a kernel running, below which a program is idle
+    memory_phase: float  # of DRAM's bandwidth, from which a program is in a memory phase
+    # of cycles in which pipes issue, from which a program is in a compute phase
+    compute_phase: float
+
+
+PHASES = load_coefficients("program_phases", ProgramPhaseCoefficients)
+
 
 T = TypeVar("T")
 
@@ -30,7 +47,6 @@ MOST_LATE_CALLS = 32  # calls that hang, after which a driver is not asked again
 SM_CLOCK = 1
 MEMORY_CLOCK = 2
 IDLE_BIT = 0x1  # event reason: the card has nothing to do
-BUSY = 0.5  # share of time with a kernel running, from which a clock says what the card is allowed
 # Event reasons: power cap, slowdown, sync boost, heat, brake.
 LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80
 # Shares of cycles in which pipes issue: integer, any tensor, fp64, fp32, fp16 utilisation. Their
@@ -38,11 +54,6 @@ LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80
 GPM_PIPES = (4, 5, 11, 12, 13)
 GPM_SM = 2
 GPM_DRAM = 10
-# A program is idle below this use of the card, in a memory phase above this use of DRAM, and in a
-# compute phase above this use of pipes.
-IDLE_BUSY = 0.1
-MEMORY_PHASE = 0.6
-COMPUTE_PHASE = 0.3
 # Clocks of a card that lists none: from the highest down to a third of it, in these steps.
 CLOCK_STEP_MHZ = 15
 LOWEST_SHARE = 3
@@ -70,13 +81,13 @@ class NvmlReading:
         With GPM, DRAM in use for 60 % of its bandwidth is a memory phase, pipes that issue in 30 %
         of cycles a compute phase, and neither a phase that waits. Without GPM, utilisation separates
         busy from idle alone."""
-        if self.busy < IDLE_BUSY:
+        if self.busy < PHASES.idle_busy:
             return "idle"
         if not math.isfinite(self.work_per_s):
             return None
-        if self.memory_busy >= MEMORY_PHASE:
+        if self.memory_busy >= PHASES.memory_phase:
             return "memory"
-        return "compute" if self.work_per_s >= COMPUTE_PHASE * self.core_hz else "latency"
+        return "compute" if self.work_per_s >= PHASES.compute_phase * self.core_hz else "latency"
 
 
 @dataclass(frozen=True)
@@ -192,7 +203,7 @@ class NvmlCard:
             is_working = not bits & IDLE_BIT
             is_limited = bool(bits & LIMITED_BITS)
         if rates is not None:
-            is_working = rates.gpu / 100.0 >= BUSY
+            is_working = rates.gpu / 100.0 >= PHASES.busy
         return ClockReading(
             core_hz=self._read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, SM_CLOCK),
             memory_hz=self._read_scaled(1e6, nvml.nvmlDeviceGetClockInfo, MEMORY_CLOCK),

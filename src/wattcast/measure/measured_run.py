@@ -18,20 +18,30 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import BadInput, ExitCode, Refused
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.window_summary import Measurement, summarise_window
 
-LEAD_S = 1.1  # before the outermost window, to learn the counter's period
-TAIL_S = 0.25  # samples beyond the end, so that the counter steps once more
-LONGEST_TAIL_S = 1.0  # on a machine too busy to see that step in time
+
+@dataclass(frozen=True)
+class MeasuredRunCoefficients:
+    """How long a counter is watched around a run, and when a card is idle."""
+
+    lead_s: float  # before the outermost window, to learn the counter's period
+    tail_s: float  # samples beyond the end, so that the counter steps once more
+    longest_tail_s: float  # on a machine too busy to see that step in time
+    idle_spread_share: float  # of the mean, by which idle power may spread
+    idle_spread_w: float  # beside that share, by which idle power may spread
+
+
+RUNS = load_coefficients("measured_runs", MeasuredRunCoefficients)
+
+
 TAIL_POLL_S = 0.002  # between looks for that step
 IDLE_PERIOD_S = 0.02  # between polls of an idle card
-# Idle power that spreads by more than this share of its mean, and these watts, is no idle power.
-IDLE_SPREAD_SHARE = 0.1
-IDLE_SPREAD_W = 2.0
 
 
 @dataclass
@@ -123,19 +133,19 @@ def _start_sampler(source: str, device: int | None, period_s: float) -> Sampler:
     """Start a sampler and wait until it knows the period of the energy counter."""
     sampler = Sampler(source, device, period_s)
     sampler.start()
-    time.sleep(LEAD_S)
+    time.sleep(RUNS.lead_s)
     _await_step(sampler, 0.0)
     sampler.quick(False)
     return sampler
 
 
-def _await_step(sampler: Sampler, least_s: float = TAIL_S) -> None:
+def _await_step(sampler: Sampler, least_s: float = RUNS.tail_s) -> None:
     """Poll quickly for ``least_s`` and until the counter has stepped, or cannot be expected to."""
     mark = sampler.head
     began_s = time.monotonic()
     sampler.quick(True)
     time.sleep(least_s)
-    while time.monotonic() - began_s < LONGEST_TAIL_S and not sampler.lost:
+    while time.monotonic() - began_s < RUNS.longest_tail_s and not sampler.lost:
         seen_j = sampler.since(mark).known("energy_j")
         if len(seen_j) and seen_j[-1] != seen_j[0]:
             break
@@ -187,7 +197,7 @@ def run_command(
             "measure run: expected a command after --, got none. Example: measure run -- python train.py"
         )
     with Sampler(source, index, period_s, relaxed=True) as sampler:
-        time.sleep(LEAD_S)
+        time.sleep(RUNS.lead_s)
         _await_step(sampler, 0.0)  # so that next to nothing of the step before belongs to the run
         processor_before_s = sampler.processor_s
         started_s = time.monotonic()
@@ -280,7 +290,7 @@ def measure_idle(
 ) -> tuple[Measurement, DeviceIdentity]:
     """Measure mean power over ``length_s``; refuse when someone else's work made it drift."""
     with Sampler(source, index, IDLE_PERIOD_S) as sampler:
-        time.sleep(LEAD_S)
+        time.sleep(RUNS.lead_s)
         began_s = time.monotonic()
         time.sleep(length_s)
         ended_s = time.monotonic()
@@ -294,7 +304,7 @@ def measure_idle(
         raise Refused(f"idle: {', '.join(result.flags)}.")
     power_w = result.power_w
     spread_w = result.power_spread_w or 0.0
-    if power_w is not None and spread_w > IDLE_SPREAD_SHARE * power_w + IDLE_SPREAD_W:
+    if power_w is not None and spread_w > RUNS.idle_spread_share * power_w + RUNS.idle_spread_w:
         raise Refused(
             f"idle power spread by {spread_w:.0f} W around {power_w:.0f} W: something else is "
             f"running on {identity.name}. Stop it, or measure later."

@@ -8,11 +8,20 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import BadInput, Refused, bad_value
 from wattcast.measure.window_summary import Measurement
 
-TOLERANCE = 0.05  # between a run and its prediction, relative
-HOST_SHARE = 0.3  # of a predicted time: above it, a wrong time is first blamed on the host
+
+@dataclass(frozen=True)
+class RunVerdictCoefficients:
+    """When a measured run differs from its prediction, and by which term."""
+
+    tolerance: float  # between a run and its prediction, relative
+    host_share: float  # of a predicted time, above which a wrong time is first blamed on the host
+
+
+VERDICTS = load_coefficients("run_verdicts", RunVerdictCoefficients)
 
 
 class ModelTerm(StrEnum):
@@ -119,14 +128,14 @@ def _choose_term(latency: float, power: float, clock: float | None, host_share: 
     - cycles differ and power did not fall: the kernels (tiles, traffic, missing operators).
     """
     late = abs(latency - 1.0)
-    if late <= TOLERANCE:
-        return ModelTerm.ENERGY if abs(power - 1.0) > TOLERANCE else ModelTerm.NONE
+    if late <= VERDICTS.tolerance:
+        return ModelTerm.ENERGY if abs(power - 1.0) > VERDICTS.tolerance else ModelTerm.NONE
     if clock is not None:
         cycles = latency * clock
         if 2.0 * abs(clock - 1.0) > late > abs(cycles - 1.0):
             return ModelTerm.CLOCK
-    has_waited = latency > 1.0 and power < 1.0 - 0.5 * TOLERANCE
-    if has_waited or host_share > HOST_SHARE:
+    has_waited = latency > 1.0 and power < 1.0 - 0.5 * VERDICTS.tolerance
+    if has_waited or host_share > VERDICTS.host_share:
         return ModelTerm.HOST
     return ModelTerm.KERNELS
 
