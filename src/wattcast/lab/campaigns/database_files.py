@@ -53,59 +53,37 @@ def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
 
 
 def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
-    found: dict[str, list[Any]] = {record: [] for record in measured_rows.RECORDS}
-    for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
-        for number, plain in enumerate(row_journals.read_lines(path), start=1):
-            if (kind := measured_rows.RECORDS.get(plain.get("record", ""))) is not None:
-                found[plain["record"]].append(
-                    measured_rows.row_from_plain(plain, kind, f"{path.name}: line {number}")
-                )
-    runs: dict[str, RunInfo] = {info.run: info for info in found["run"]}
-    # what was measured again after a failure: the later
-    rows, models, chains = (
-        {(r.id, r.run): r for r in found[kind]} for kind in ("row", "model", "chain")
-    )
+    """Add the rows of folders to the tables in ``out``; return how many of each were added."""
+    records = _read_records(folders)
+    runs: dict[str, RunInfo] = {info.run: info for info in records["run"]}
+    rows = _keep_latest(records["row"])
+    models = _keep_latest(records["model"])
+    chains = _keep_latest(records["chain"])
     if not (rows or models or chains):
         raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
-    whole: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, latest in ((row_tables.MODELS_FILE, models), (row_tables.CHAINS_FILE, chains)):
         if latest:
-            _add_to_table(
-                out / name, [_plain_with_card(row, runs) for row in latest.values()], ("id", "run")
-            )
-            whole[Path(name).stem] = len(latest)
+            plain_rows = [_plain_with_card(row, runs) for row in latest]
+            _add_to_table(out / name, plain_rows, ("id", "run"))
+            counts[Path(name).stem] = len(latest)
     if models:
-        profiles = {kernels.id: kernels for kernels in found["model_kernels"]}
-        seen = [_plain_lists(profile) for profile in profiles.values() if not profile.error]
-        _add_to_table(out / row_tables.MODEL_KERNELS_FILE, seen, ("id",))
-        whole["profiles"] = len(seen)
+        latest_profiles = {profile.id: profile for profile in records["model_kernels"]}
+        usable = [profile for profile in latest_profiles.values() if not profile.error]
+        plain_profiles = [_plain_lists(profile) for profile in usable]
+        _add_to_table(out / row_tables.MODEL_KERNELS_FILE, plain_profiles, ("id",))
+        counts["profiles"] = len(plain_profiles)
     if not rows:
-        return whole
+        return counts
+
+    # Rows of kernels take their names from those of the same operator.
     names: dict[str, NameRow] = {}
-    for named in found["names"]:
+    for named in records["names"]:
         if named.names or named.spec not in names:
             names[named.spec] = named
-    packed = [_pack_row(row, runs, names) for row in rows.values()]
-    counters = [
-        {**row, **{name.replace(".", "_"): value for name, value in row.pop("metrics").items()}}
-        for folder in folders
-        for path in sorted(folder.rglob("counters.csv"))
-        for row in read_counter_table(path.read_text(errors="replace").splitlines())
-    ]
-    before = _read_earlier_rows(out / row_tables.ROWS_FILE)
-    columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
-    known = {
-        row["spec"]: {c: row.get(c) or [] for c in columns}
-        for row in before
-        if row.get("kernel_names")
-    }
-    packed = [row if row["kernel_names"] else row | known.get(row["spec"], {}) for row in packed]
-    everything = [*({"chosen": "plan", **row} for row in before), *packed]
-    together = {(row["id"], row["run"]): row for row in everything}
-    order = sorted(
-        together.values(), key=lambda row: (row["kind"], row["family"], row["id"], row["run"])
-    )
-    row_tables.write_table(out / row_tables.ROWS_FILE, order)
+    packed = [_pack_row(row, runs, names) for row in rows]
+    earlier = _write_rows(packed, out / row_tables.ROWS_FILE)
+    counters = _read_counters(folders)
     if counters:
         _add_to_table(out / row_tables.COUNTERS_FILE, counters, ("id",))
     return {
@@ -113,9 +91,64 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
         "runs": len(runs),
         "named": len(names),
         "counters": len(counters),
-        "kept": len(together) - len(packed),
-        **whole,
+        "kept": earlier,
+        **counts,
     }
+
+
+def _read_records(folders: list[Path]) -> dict[str, list[Any]]:
+    """Return all rows of all journals by the kind of their record."""
+    records: dict[str, list[Any]] = {record: [] for record in measured_rows.RECORDS}
+    for folder in folders:
+        for path in sorted(folder.rglob("*.jsonl")):
+            for number, plain in enumerate(row_journals.read_lines(path), start=1):
+                record = plain.get("record", "")
+                kind = measured_rows.RECORDS.get(record)
+                if kind is not None:
+                    place = f"{path.name}: line {number}"
+                    records[record].append(measured_rows.row_from_plain(plain, kind, place))
+    return records
+
+
+def _keep_latest(rows: list[Any]) -> list[Any]:
+    """Return the latest row of each operator and run: it was measured again after a failure."""
+    latest = {(row.id, row.run): row for row in rows}
+    return list(latest.values())
+
+
+def _read_counters(folders: list[Path]) -> list[Plain]:
+    """Return the rows of all counter tables, with a column for each metric."""
+    counters = []
+    for folder in folders:
+        for path in sorted(folder.rglob("counters.csv")):
+            lines = path.read_text(errors="replace").splitlines()
+            for row in read_counter_table(lines):
+                metrics = row["metrics"].items()
+                columns = {name.replace(".", "_"): value for name, value in metrics}
+                counters.append(row | columns)
+    return counters
+
+
+def _write_rows(packed: list[Plain], path: Path) -> int:
+    """Write rows of kernels with those of the table before; return how many of these stay.
+
+    A row without kernel names takes those of its operator in the table before.
+    """
+    before = _read_earlier_rows(path)
+    columns = [column for column in (packed or before)[0] if column.startswith("kernel_")]
+    named: dict[str, Plain] = {}
+    for row in before:
+        if row.get("kernel_names"):
+            named[row["spec"]] = {column: row.get(column) or [] for column in columns}
+    rows: dict[tuple[str, str], Plain] = {}
+    for row in before:
+        rows[row["id"], row["run"]] = {"chosen": "plan", **row}
+    for row in packed:
+        complete = row if row["kernel_names"] else row | named.get(row["spec"], {})
+        rows[row["id"], row["run"]] = complete
+    order = sorted(rows.values(), key=lambda r: (r["kind"], r["family"], r["id"], r["run"]))
+    row_tables.write_table(path, order)
+    return len(rows) - len(packed)
 
 
 def _add_to_table(path: Path, rows: list[Plain], key: tuple[str, ...]) -> None:
@@ -332,41 +365,58 @@ def summarise_database(database: Path) -> Plain:
 
 def make_summary_page(summary: Plain) -> str:
     """Write the summary as Markdown, as the database's README shows it."""
-    kinds = summary["rows"]
-    families = [f for f in (*FAMILIES, "idle") if any(f in counts for counts in kinds.values())]
-    rows = [
-        [family, *(str(counts.get(family, 0)) for counts in kinds.values())] for family in families
-    ]
-    rows.append(["all", *(str(sum(counts.values())) for counts in kinds.values())])
-    flags = (
-        ", ".join(f"{flag} {count}" for flag, count in sorted(summary["flagged"].items())) or "none"
-    )
-    said = [f"Rows that failed: {summary['failed']}. Flags: {flags}."]
-    said += [f"Kernels {what}: {count}." for what, count in summary["kernels"].items()]
-    repeats = [["repeatability", "quantity", "pairs", "median", "90th percentile"]]
-    for where, quantities in summary["repeatability"].items():
-        for quantity, seen in quantities.items():
-            shares = [
-                f"{100 * seen[name]:.2f} %" if seen["pairs"] else "-" for name in ("median", "p90")
-            ]
-            repeats.append([where, quantity, str(seen["pairs"]), *shares])
+    flags = "none"
+    if summary["flagged"]:
+        flags = ", ".join(f"{flag} {count}" for flag, count in sorted(summary["flagged"].items()))
+    sentences = [f"Rows that failed: {summary['failed']}. Flags: {flags}."]
+    for what, count in summary["kernels"].items():
+        sentences.append(f"Kernels {what}: {count}.")
     parts = [
-        make_pipe_table([["family", *kinds], *rows]),
-        "\n".join(said),
-        make_pipe_table(repeats),
+        make_pipe_table(_list_families(summary["rows"])),
+        "\n".join(sentences),
+        make_pipe_table(_list_repeats(summary["repeatability"])),
     ]
     if "chains" in summary:
-        chains = [["chains", "number", "extra a kernel, mean", "median", "10th to 90th percentile"]]
-        for part, seen in summary["chains"].items():
-            if seen["chains"]:
-                mean, median, low, high = (
-                    f"{1e6 * seen[f'{name}_s']:.2f}" for name in ("mean", "median", "p10", "p90")
-                )
-                chains.append(
-                    [part, str(seen["chains"]), f"{mean} us", f"{median} us", f"{low} to {high} us"]
-                )
-        parts.append(make_pipe_table(chains))
+        parts.append(make_pipe_table(_list_chains(summary["chains"])))
     return "\n\n".join(parts) + "\n"
+
+
+def _list_families(kinds: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
+    """Return a table of how many rows there are by family and kind."""
+    rows = [["family", *kinds]]
+    measured_families = {family for counts in kinds.values() for family in counts}
+    for family in (*FAMILIES, "idle"):
+        if family not in measured_families:
+            continue
+        rows.append([family, *(str(counts.get(family, 0)) for counts in kinds.values())])
+    rows.append(["all", *(str(sum(counts.values())) for counts in kinds.values())])
+    return rows
+
+
+def _list_repeats(repeatability: Mapping[str, Mapping[str, Plain]]) -> list[list[str]]:
+    """Return a table of how far two measurements of one operator lie apart."""
+    rows = [["repeatability", "quantity", "pairs", "median", "90th percentile"]]
+    for where, quantities in repeatability.items():
+        for quantity, spread in quantities.items():
+            shares = ["-", "-"]
+            if spread["pairs"]:
+                shares = [f"{100 * spread[name]:.2f} %" for name in ("median", "p90")]
+            rows.append([where, quantity, str(spread["pairs"]), *shares])
+    return rows
+
+
+def _list_chains(chains: Mapping[str, Plain]) -> list[list[str]]:
+    """Return a table of the extra time that kernels take in chains."""
+    rows = [["chains", "number", "extra a kernel, mean", "median", "10th to 90th percentile"]]
+    for part, extra in chains.items():
+        if extra["chains"]:
+            microseconds = [
+                f"{1e6 * extra[f'{name}_s']:.2f}" for name in ("mean", "median", "p10", "p90")
+            ]
+            mean, median, low, high = microseconds
+            count = str(extra["chains"])
+            rows.append([part, count, f"{mean} us", f"{median} us", f"{low} to {high} us"])
+    return rows
 
 
 def make_pipe_table(rows: list[list[str]]) -> str:
@@ -376,40 +426,52 @@ def make_pipe_table(rows: list[list[str]]) -> str:
 
 
 def _summarise_repeats(
-    rows: list[Plain], wanted: Callable[[bool, bool], bool]
+    rows: list[Plain], is_compared: Callable[[bool, bool], bool]
 ) -> dict[str, dict[str, float]]:
-    """Compare rows of one operator and data without flags, two by two, where ``wanted(same run,
-    same card)``.
+    """Compare rows of one operator and data without flags, two by two, where ``is_compared(same
+    run, same card)``.
 
     A window that never came to rest under the cap is flagged, and has a settled power all the same:
     power is compared again with the settled one in place of the window's."""
-    plain = [row for row in rows if not row["flags"]]
-    own = [(row, row.get("settled_power_w")) for row in rows]
-    settled = [
-        row | {"power_w": own_w} if own_w else row
-        for row, own_w in own
-        if not set(row["flags"]) - ({"unsettled"} if own_w else set())
-    ]
+    unflagged = [row for row in rows if not row["flags"]]
+    settled = [row for row in map(_take_settled_power, rows) if row is not None]
     compared = {
-        "latency, burst": (plain, "burst", "latency_s"),
-        "latency, sustained": (plain, "sustained", "latency_s"),
-        "power, sustained, one window": (plain, "sustained", "power_w"),
+        "latency, burst": (unflagged, "burst", "latency_s"),
+        "latency, sustained": (unflagged, "sustained", "latency_s"),
+        "power, sustained, one window": (unflagged, "sustained", "power_w"),
         "power, sustained, settled where capped": (settled, "sustained", "power_w"),
     }
-    found: dict[str, dict[str, float]] = {}
-    for name, (some, kind, column) in compared.items():
-        groups: dict[tuple[str, str], list[Plain]] = {}
-        for row in some:
-            if row["kind"] == kind and row[column]:
-                groups.setdefault((row["spec"], row["data"]), []).append(row)
-        pairs = [pair for held in groups.values() for pair in combinations(held, 2)]
-        off = [
-            abs(a[column] - b[column]) / (0.5 * (a[column] + b[column]))
-            for a, b in pairs
-            if wanted(a["run"] == b["run"], a["card_uuid"] == b["card_uuid"])
-        ]
-        spread = (
-            {"median": float(np.median(off)), "p90": float(np.percentile(off, 90))} if off else {}
-        )
-        found[name] = {"pairs": len(off), **spread}
-    return found
+    repeats: dict[str, dict[str, float]] = {}
+    for name, (candidates, kind, column) in compared.items():
+        differences = []
+        for a, b in _pair_rows(candidates, kind, column):
+            if is_compared(a["run"] == b["run"], a["card_uuid"] == b["card_uuid"]):
+                mean = 0.5 * (a[column] + b[column])
+                differences.append(abs(a[column] - b[column]) / mean)
+        repeats[name] = {"pairs": len(differences)}
+        if differences:
+            repeats[name]["median"] = float(np.median(differences))
+            repeats[name]["p90"] = float(np.percentile(differences, 90))
+    return repeats
+
+
+def _take_settled_power(row: Plain) -> Plain | None:
+    """Return a row with its settled power where it has one; None where another flag spoils it."""
+    flags = set(row["flags"])
+    settled_w = row.get("settled_power_w")
+    if settled_w:
+        flags -= {"unsettled"}
+        row = row | {"power_w": settled_w}
+    return None if flags else row
+
+
+def _pair_rows(rows: list[Plain], kind: str, column: str) -> list[tuple[Plain, Plain]]:
+    """Return all pairs of rows of a kind that measured one operator with the same data."""
+    groups: dict[tuple[str, str], list[Plain]] = {}
+    for row in rows:
+        if row["kind"] == kind and row[column]:
+            groups.setdefault((row["spec"], row["data"]), []).append(row)
+    pairs: list[tuple[Plain, Plain]] = []
+    for group in groups.values():
+        pairs += combinations(group, 2)
+    return pairs
