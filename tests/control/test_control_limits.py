@@ -1,0 +1,49 @@
+"""Where control draws its lines: what lies just inside counts, and what lies just outside does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattcast.control.plants import KnobRole, build_card_lattice
+from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity
+from wattcast.control.site_budget import SiteGpu, SitePlan
+
+CORE_HZ = tuple(15e6 * step for step in range(20, 141))  # 300 MHz to 2.1 GHz
+
+
+@pytest.mark.parametrize(
+    ("sensitivity", "expected"),
+    [
+        (0.27, SensitivityBin.LOW),
+        (0.33, SensitivityBin.MEDIUM),
+        (0.67, SensitivityBin.MEDIUM),
+        (0.73, SensitivityBin.HIGH),
+    ],
+)
+def test_sensitivities_have_the_bins_of_the_paper(
+    sensitivity: float, expected: SensitivityBin
+) -> None:
+    assert bin_sensitivity(sensitivity) is expected
+
+
+def test_a_card_has_16_clocks_of_its_upper_half_and_8_power_limits() -> None:
+    lattice = build_card_lattice(CORE_HZ, (), limits_w=(700.0, 200.0, 700.0))
+    clocks, limits = lattice.knobs
+    assert clocks.role is KnobRole.CORE_CLOCK
+    assert 14 <= len(clocks.levels) <= 16
+    assert 1.05e9 <= clocks.levels[0] < 1.2e9
+    assert len(limits.levels) == 8
+    assert limits.levels[0] == 350.0
+
+
+@pytest.mark.parametrize(
+    ("drawn_w", "limit_w"),
+    [
+        (470.0, 1.1 * 470.0),  # 94 % of its limit: some room above what it draws
+        (480.0, 1.3 * 500.0),  # 96 % of its limit: more than it is allowed now
+    ],
+)
+def test_a_gpu_at_its_limit_is_offered_more_than_one_below(drawn_w: float, limit_w: float) -> None:
+    plan = SitePlan(5000.0, (SiteGpu("a", 200.0, 2000.0), SiteGpu("b", 200.0, 2000.0)), 1e6)
+    shares = plan.share([drawn_w, 0.0], [500.0, 500.0])
+    assert shares[0] == pytest.approx(limit_w)
