@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wattcast.control.plants import KnobRole, build_card_lattice
+from wattcast.control.savings import SavingsInterval
 from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity
 from wattcast.control.site_budget import SiteGpu, SitePlan
 
@@ -47,3 +48,8 @@ def test_a_gpu_at_its_limit_is_offered_more_than_one_below(drawn_w: float, limit
     plan = SitePlan(5000.0, (SiteGpu("a", 200.0, 2000.0), SiteGpu("b", 200.0, 2000.0)), 1e6)
     shares = plan.share([drawn_w, 0.0], [500.0, 500.0])
     assert shares[0] == pytest.approx(limit_w)
+
+
+@pytest.mark.parametrize(("pairs", "is_shown"), [(9, False), (10, True)])
+def test_a_saving_is_claimed_from_ten_pairs_on(pairs: int, is_shown: bool) -> None:
+    assert SavingsInterval(-0.1, -0.12, -0.08, pairs).is_shown is is_shown

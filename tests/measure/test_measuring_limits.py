@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic import synthetic
 
 from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.device_control import NvmlReading
@@ -13,6 +14,7 @@ from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.power_logs import read_power_log
 from wattcast.measure.run_verdict import ModelTerm, compare_with_prediction
 from wattcast.measure.source_check import check_sources, drop_impossible, is_plausible_power
+from wattcast.measure.steady_state import SettlingRule, find_settled_window
 from wattcast.measure.window_summary import Measurement, summarise_window
 
 
@@ -166,3 +168,52 @@ def test_a_pause_of_more_than_two_and_a_half_intervals_is_a_gap(
     path.write_text("\n".join(lines))
     (summary,) = read_power_log(path).summarise().values()
     assert any("no readings" in flag for flag in summary.flags) is is_gap
+
+
+POWER_CAP = 0x4  # NVML's reason for a clock that the power cap lowers
+
+
+@pytest.mark.parametrize(("started_s", "is_settled"), [(0.25, True), (0.35, False)])
+def test_a_window_begins_3_tenths_of_a_second_after_its_load(
+    started_s: float, is_settled: bool
+) -> None:
+    """The window of five steps begins at 0.6 s."""
+    window = find_settled_window(synthetic(1.15), started_s, SettlingRule())
+    assert (window is not None) is is_settled
+
+
+@pytest.mark.parametrize(("started_s", "is_settled"), [(0.5, True), (0.7, False)])
+def test_a_capped_window_has_20_steps_and_begins_after_half_a_second(
+    started_s: float, is_settled: bool
+) -> None:
+    """The window of twenty steps begins at 1.1 s."""
+    samples = synthetic(3.15, throttle=lambda t: POWER_CAP)
+    assert (find_settled_window(samples, started_s, SettlingRule()) is not None) is is_settled
+
+
+@pytest.mark.parametrize(("drift", "is_settled"), [(0.008, True), (0.012, False)])
+def test_a_clock_that_drifts_by_1_percent_has_not_settled(drift: float, is_settled: bool) -> None:
+    samples = synthetic(1.15, clock_hz=lambda t: 1e9 * (1.0 + drift * (t > 0.85)))
+    assert (find_settled_window(samples, 0.2, SettlingRule()) is not None) is is_settled
+
+
+@pytest.mark.parametrize(("drift", "is_settled"), [(0.016, True), (0.024, False)])
+def test_power_that_drifts_by_2_percent_has_not_settled(drift: float, is_settled: bool) -> None:
+    samples = synthetic(1.15, power_w=lambda t: 300.0 * (1.0 + drift * (t > 0.85)))
+    assert (find_settled_window(samples, 0.2, SettlingRule()) is not None) is is_settled
+
+
+@pytest.mark.parametrize(("drift", "is_settled"), [(0.05, True), (0.07, False)])
+def test_a_capped_load_may_drift_by_6_percent(drift: float, is_settled: bool) -> None:
+    samples = synthetic(
+        3.15, clock_hz=lambda t: 1e9 * (1.0 + drift * (t > 2.1)), throttle=lambda t: POWER_CAP
+    )
+    assert (find_settled_window(samples, 0.5, SettlingRule()) is not None) is is_settled
+
+
+@pytest.mark.parametrize(("reported_s", "is_settled"), [(0.035, True), (0.06, False)])
+def test_a_cap_reported_at_once_is_that_of_the_load_before(
+    reported_s: float, is_settled: bool
+) -> None:
+    samples = synthetic(1.15, throttle=lambda t: POWER_CAP if t < 0.25 + reported_s else 0)
+    assert (find_settled_window(samples, 0.25, SettlingRule()) is not None) is is_settled
