@@ -22,6 +22,7 @@ class TrainingCoefficients:
     blackwell_attention: float  # time of attention on Blackwell over its forecast
     host_link: float  # of a PCIe direction's rate that copies from pinned memory reach
     usable_memory: float  # of a card's memory
+    limit_delay: float  # of a job's time, for which a lower power limit is recommended at most
     node_spread: float  # of the time of exchanges inside a node, to either side
     cluster_spread: float  # of the time of exchanges between nodes, to either side
 

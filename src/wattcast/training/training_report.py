@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from wattcast.core import units
 from wattcast.predictor.answer_lines import AnswerLine, count_digits, round_number, span_numbers
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_figure
+from wattcast.report.figure_style import SERIES_COLOURS, Axes, Figure, add_caption, new_figure
 from wattcast.report.text_tables import new_table, print_answers, print_notes
 from wattcast.training.train_job import TrainingResult
+from wattcast.training.training_coefficients import TRAINING
 
 _PARTS = ("compute", "exchange", "bubble", "optimiser")
 _MEMORY = ("weight", "gradient", "optimiser", "activation", "passing")
+_CURVE_COLUMNS = ("power_limit_w", "clock_hz", "hours", "energy_kwh")
+FEW_NOTES = 4  # assumptions of a first screen and of a figure
+MOST_WAYS = 20  # strategies that are listed
 
 
 def summarise_training(result: TrainingResult) -> dict[str, Any]:
@@ -63,10 +68,7 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
             "usable": result.capacity_byte,
         },
         "fits": result.memory.total_byte <= result.capacity_byte,
-        "power_limits": [
-            {"power_limit_w": w, "clock_hz": hz, "hours": h, "energy_kwh": e}
-            for w, hz, h, e in result.curve
-        ],
+        "power_limits": [dict(zip(_CURVE_COLUMNS, point, strict=True)) for point in result.curve],
         "recommended_power_limit_w": best,
         "pipeline_slack_kwh": result.slack_kwh,
         "assumptions": list(result.assumptions),
@@ -78,144 +80,162 @@ def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
     step = result.step
     compute_w = float(step.compute_w) * result.gpus
     waiting_w = float(step.waiting_w) * result.gpus
-    power = {
+    power_w = {
         "compute": compute_w,
         "exchange": waiting_w,
         "bubble": waiting_w,
         "optimiser": compute_w,
     }
-    lengths = {part: float(getattr(step, f"{part}_s")) for part in _PARTS}
-    return [
-        {"part": part, "length_s": s, "power_w": power[part]}
-        for part, s in lengths.items()
-        if s > 0.0
-    ]
+    parts: list[dict[str, float | str]] = []
+    for part in _PARTS:
+        length_s = float(getattr(step, f"{part}_s"))
+        if length_s > 0.0:
+            parts.append({"part": part, "length_s": length_s, "power_w": power_w[part]})
+    return parts
 
 
 def recommend_limit(result: TrainingResult) -> float:
-    """Return the power limit that takes the least energy among those that cost at most a tenth more
-    time.
-    """
-    return min((e, w) for w, _, h, e in result.curve if h <= 1.1 * result.curve[0][2])[1]
+    """Return the power limit of least energy among those that cost little more time."""
+    _, _, first_hours, _ = result.curve[0]
+    longest_hours = (1.0 + TRAINING.limit_delay) * first_hours
+    choices = [(kwh, limit_w) for limit_w, _, hours, kwh in result.curve if hours <= longest_hours]
+    return min(choices)[1]
 
 
 def print_training(
     console: Console, result: TrainingResult, details: bool = False, search: bool = False
 ) -> None:
-    """Print the answer first, then the step, the memory, the trade of a power limit, and what was
-    assumed.
-    """
-    found = summarise_training(result)
-    print_answers(console, _write_title(result), _list_answers(result, found))
-    best = found["recommended_power_limit_w"]
-    title = "What a power limit or a clock would trade"
-    limits = [
-        (
-            f"{w:.0f} W{' <- recommended' * (w == best)}",
-            units.show(hz, "Hz", 3),
-            f"{hours:.3g}",
-            f"{kwh:.3g}",
-        )
-        for w, hz, hours, kwh in result.curve
-    ]
-    console.print(new_table("power limit", "clock", "hours", "kWh", title=title, rows=limits))
+    """Print the answer, then the step, the memory, the trade of a power limit and assumptions."""
+    summary = summarise_training(result)
+    print_answers(console, _write_title(result), _list_answers(result, summary))
+    console.print(_table_limits(result, summary["recommended_power_limit_w"]))
     if result.slack_kwh:
         console.print(
             f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no loss of time"
         )
     if search:
-        ways = new_table(
-            "strategy", "step", "J a GPU", "memory", title="Ways to share it, the best first"
-        )
-        for way in result.candidates[:20]:
-            took = ("does not fit", "")
-            if way.step is not None:
-                took = (
-                    units.show(float(way.step.latency_s), "s"),
-                    units.show(float(way.step.energy_j), "J"),
-                )
-            ways.add_row(str(way.strategy), *took, units.show(way.memory.total_byte, "byte"))
-        console.print(ways)
-    print_notes(console, result.assumptions if details else result.assumptions[:4])
+        console.print(_table_strategies(result))
+    print_notes(console, result.assumptions if details else result.assumptions[:FEW_NOTES])
+
+
+def _table_limits(result: TrainingResult, recommended_w: float) -> Table:
+    """Return what a power limit or a clock would trade."""
+    title = "What a power limit or a clock would trade"
+    rows = new_table("power limit", "clock", "hours", "kWh", title=title)
+    for limit_w, clock_hz, hours, kwh in result.curve:
+        mark = " <- recommended" if limit_w == recommended_w else ""
+        clock = units.show(clock_hz, "Hz", 3)
+        rows.add_row(f"{limit_w:.0f} W{mark}", clock, f"{hours:.3g}", f"{kwh:.3g}")
+    return rows
+
+
+def _table_strategies(result: TrainingResult) -> Table:
+    """Return ways to share the job, the best first."""
+    title = "Ways to share it, the best first"
+    rows = new_table("strategy", "step", "J a GPU", "memory", title=title)
+    for way in result.candidates[:MOST_WAYS]:
+        memory = units.show(way.memory.total_byte, "byte")
+        if way.step is None:
+            rows.add_row(str(way.strategy), "does not fit", "", memory)
+            continue
+        length = units.show(float(way.step.latency_s), "s")
+        energy = units.show(float(way.step.energy_j), "J")
+        rows.add_row(str(way.strategy), length, energy, memory)
+    return rows
 
 
 def _write_title(result: TrainingResult) -> str:
     return f"{result.model}: {result.tokens:,.0f} tokens on {result.gpus} x {result.gpu}"
 
 
-def _list_answers(result: TrainingResult, found: dict[str, Any]) -> list[AnswerLine]:
+def _list_answers(result: TrainingResult, summary: dict[str, Any]) -> list[AnswerLine]:
     """Return what people ask of a job, with its spread: hours, kWh, watts, money, speed, memory."""
-    ends = np.array(result.relative_interval)
-    hours, hours_span = span_numbers(result.hours, result.hours * ends)
-    digits = count_digits(result.hours, *(result.hours * ends))
+    ends_h = result.hours * np.array(result.relative_interval)
+    hours, hours_span = span_numbers(result.hours, ends_h)
+    digits = count_digits(result.hours, *ends_h)
     show = partial(units.show, digits=digits)
     number = partial(round_number, digits=digits)
+
+    # the whole job
+    gpu_hours = f"{number(result.gpu_hours)} GPU hours"
     pue = "" if result.prices.pue == 1.0 else f" and a PUE of {result.prices.pue:g}"
     with_hosts = f"{number(result.site_energy_kwh)} kWh with hosts{pue}"
-    each_token = f"{number(found['energy_j_per_token'])} J/token"
-    peak = show(result.peak_power_w, "W")
+    per_token = f"{number(summary['energy_j_per_token'])} J/token"
+    energy = f"at the GPUs; {with_hosts}; {per_token}"
+    peak = f"mean of all GPUs; {show(result.peak_power_w, 'W')} while all compute"
     lines = [
-        AnswerLine("time", f"{hours} h", f"{hours_span} h; {number(result.gpu_hours)} GPU hours"),
-        AnswerLine(
-            "energy", f"{number(result.energy_kwh)} kWh", f"at the GPUs; {with_hosts}; {each_token}"
-        ),
-        AnswerLine(
-            "power", show(result.power_w, "W"), f"mean of all GPUs; {peak} while all compute"
-        ),
+        AnswerLine("time", f"{hours} h", f"{hours_span} h; {gpu_hours}"),
+        AnswerLine("energy", f"{number(result.energy_kwh)} kWh", energy),
+        AnswerLine("power", show(result.power_w, "W"), peak),
     ]
-    spent = (("cost", result.cost, result.prices.currency), ("carbon", result.carbon_kg, "kg CO2e"))
-    lines += [
-        AnswerLine(name, f"{number(value)} {unit}")
-        for name, value, unit in spent
-        if value is not None
-    ]
-    each = f"{number(result.tokens_per_s / result.gpus)} a GPU; {result.mfu:.0%} of the peak (MFU)"
-    parts = ", ".join(
-        f"{name} {s / result.step_s:.0%}" for name, s in found["step_parts_s"].items() if s > 0.0
-    )
-    byte = found["memory_byte"]
-    memory = ", ".join(
-        f"{name} {units.show(byte[name], 'byte', 3)}" for name in _MEMORY if byte[name]
-    )
-    need, have = (
-        units.show(byte, "byte", 3) for byte in (result.memory.total_byte, result.capacity_byte)
-    )
-    verdict = "fits" if found["fits"] else "DOES NOT FIT"
+    if result.cost is not None:
+        lines.append(AnswerLine("cost", f"{number(result.cost)} {result.prices.currency}"))
+    if result.carbon_kg is not None:
+        lines.append(AnswerLine("carbon", f"{number(result.carbon_kg)} kg CO2e"))
+
+    # one step
+    speed_of_gpu = f"{number(result.tokens_per_s / result.gpus)} a GPU"
+    speed = f"{speed_of_gpu}; {result.mfu:.0%} of the peak (MFU)"
+    parts = []
+    for name, length_s in summary["step_parts_s"].items():
+        if length_s > 0.0:
+            parts.append(f"{name} {length_s / result.step_s:.0%}")
+    step = f"of {result.step_tokens:,} tokens: {', '.join(parts)}"
     return [
         *lines,
-        AnswerLine("speed", f"{number(result.tokens_per_s)} tokens/s", each),
-        AnswerLine("step", show(result.step_s, "s"), f"of {result.step_tokens:,} tokens: {parts}"),
+        AnswerLine("speed", f"{number(result.tokens_per_s)} tokens/s", speed),
+        AnswerLine("step", show(result.step_s, "s"), step),
         AnswerLine("shared", str(result.strategy), result.reason),
-        AnswerLine("memory", verdict, f"{need} of {have} usable: {memory}"),
+        _describe_memory(result, summary),
     ]
+
+
+def _describe_memory(result: TrainingResult, summary: dict[str, Any]) -> AnswerLine:
+    """Say whether the job fits, and what it holds by purpose."""
+    purposes = []
+    for name in _MEMORY:
+        byte = summary["memory_byte"][name]
+        if byte:
+            purposes.append(f"{name} {units.show(byte, 'byte', 3)}")
+    need = units.show(result.memory.total_byte, "byte", 3)
+    capacity = units.show(result.capacity_byte, "byte", 3)
+    verdict = "fits" if summary["fits"] else "DOES NOT FIT"
+    return AnswerLine("memory", verdict, f"{need} of {capacity} usable: {', '.join(purposes)}")
 
 
 def draw_training(result: TrainingResult) -> Figure:
-    """Draw power over a step, and hours against kWh at several power limits with the recommended
-    one.
-    """
+    """Draw power over a step, and hours against kWh at several power limits."""
     figure = new_figure(10.0, 4.2)
-    left, right = figure.subplots(1, 2)
-    begin = 0.0
-    for part, colour in zip(power_over_step(result), SERIES_COLOURS, strict=False):
-        length = float(part["length_s"])
-        watts = float(part["power_w"])
-        left.bar(
-            begin, watts / 1e3, width=length, align="edge", color=colour, label=str(part["part"])
-        )
-        begin += length
-    left.set(xlabel="Time in a step (s)", ylabel="Power of all GPUs (kW)")
-    left.margins(y=0.25)
-    left.legend(frameon=False, loc="upper right", ncols=2)
-    watts, _, hours, kwh = np.array(result.curve).T
-    right.plot(hours, kwh, "-o", color=SERIES_COLOURS[0])
-    for w, _, h, e in result.curve:
-        right.annotate(f"{w:.0f} W", (h, e), textcoords="offset points", xytext=(6, 6))
-    best = list(watts).index(recommend_limit(result))
-    right.plot(
-        hours[best], kwh[best], "o", ms=11, mfc="none", color=SERIES_COLOURS[1], label="recommended"
-    )
-    right.set(xlabel="Time (h)", ylabel="Energy of the GPUs (kWh)")
-    right.legend(frameon=False)
+    step_axes, trade_axes = figure.subplots(1, 2)
+    _draw_step(step_axes, result)
+    _draw_trade(trade_axes, result)
     figure.suptitle(f"{_write_title(result)}, {result.hours:.3g} h")
-    return add_caption(figure, "; ".join(result.assumptions[:4]))
+    return add_caption(figure, "; ".join(result.assumptions[:FEW_NOTES]))
+
+
+def _draw_step(axes: Axes, result: TrainingResult) -> None:
+    """Draw the power of all GPUs over the parts of a step."""
+    begin_s = 0.0
+    for part, colour in zip(power_over_step(result), SERIES_COLOURS, strict=False):
+        length_s = float(part["length_s"])
+        power_kw = float(part["power_w"]) / 1e3
+        label = str(part["part"])
+        axes.bar(begin_s, power_kw, width=length_s, align="edge", color=colour, label=label)
+        begin_s += length_s
+    axes.set(xlabel="Time in a step (s)", ylabel="Power of all GPUs (kW)")
+    axes.margins(y=0.25)
+    axes.legend(frameon=False, loc="upper right", ncols=2)
+
+
+def _draw_trade(axes: Axes, result: TrainingResult) -> None:
+    """Draw hours against kWh at several power limits, with a ring at the recommended one."""
+    limits_w, _, hours, kwh = np.array(result.curve).T
+    axes.plot(hours, kwh, "-o", color=SERIES_COLOURS[0])
+    for limit_w, _, hour, energy in result.curve:
+        place = (hour, energy)
+        axes.annotate(f"{limit_w:.0f} W", place, textcoords="offset points", xytext=(6, 6))
+    best = limits_w.tolist().index(recommend_limit(result))
+    ring: dict[str, Any] = {"ms": 11, "mfc": "none", "color": SERIES_COLOURS[1]}
+    axes.plot(hours[best], kwh[best], "o", label="recommended", **ring)
+    axes.set(xlabel="Time (h)", ylabel="Energy of the GPUs (kWh)")
+    axes.legend(frameon=False)
