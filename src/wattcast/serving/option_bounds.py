@@ -14,7 +14,8 @@ import numpy as np
 from wattcast.core import BadInput
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
-from wattcast.serving.plan_options import BOUND_SLACK, MOST_SEQUENCES, PlanOption, StepTables
+from wattcast.serving.plan_coefficients import PLAN
+from wattcast.serving.plan_options import MOST_SEQUENCES, PlanOption, StepTables
 from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
@@ -131,7 +132,7 @@ def _bound_batch(
         prompt_s = float(first[: costs.clocks].min())
         decode_s = max(float(later[: costs.clocks].min()), 1e-12)
         per_s = min(max(prefill / prompt_s, 1e-9), decode / decode_s)
-    return per_s / BOUND_SLACK, BOUND_SLACK * max(beyond_j, 0.0)
+    return per_s / PLAN.bound_slack, PLAN.bound_slack * max(beyond_j, 0.0)
 
 
 def _bound_shared_steps(demand: ServiceDemand, costs: StepCosts, most: int) -> Array:

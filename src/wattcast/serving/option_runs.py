@@ -16,6 +16,7 @@ from wattcast.predictor.support_distances import SupportWord
 from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import BoundsBroken, Patience
 from wattcast.serving.latency_bounds import LatencyBound
+from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.plan_options import PlanOption
 from wattcast.serving.service_demand import PERCENTILE, ServiceDemand
 from wattcast.serving.serving_result import ServingResult
@@ -23,13 +24,8 @@ from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_options import WorkloadPhase
 
-# The rate at which a replica fails over the rate at which it does not, once both are close enough.
-CLOSE_CAPACITY = 1.03
-# Share of what a replica serves that never lacks requests: beyond, queues grow without a bound.
-BUSY_MOST = 0.97
 WAVES = 4  # requests of a run over those that fill a step
 LONE_LOAD = 1e-3  # share of what a replica serves, at which requests never meet
-_ENDED_SHARE = 0.9  # of a crowd of requests: the last ones run in emptier steps
 _UNLIMITED_SHARE = 0.999  # of the default power limit, from which on nothing is limited
 
 
@@ -48,7 +44,7 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
 
     def serve_crowd(trace: Trace, carried: bool = False) -> float:
         done_s = np.sort(serve_trace(trace, lane, settings, carried=carried).last_token_s)
-        most = int(_ENDED_SHARE * len(done_s))
+        most = int(PLAN.ended_share * len(done_s))
         return float(max(len(done_s) / done_s[-1], most / done_s[most - 1]))
 
     prefill, decode = option.pools
@@ -57,7 +53,7 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
         per_s = min(prefill * serve_crowd(prompts), decode * serve_crowd(crowd, carried=True))
     else:
         per_s = costs.lanes * serve_crowd(crowd)
-    return replace(option, most_per_s=min(option.most_per_s, BUSY_MOST * float(per_s)))
+    return replace(option, most_per_s=min(option.most_per_s, PLAN.busy_most * float(per_s)))
 
 
 def serve_rate(
@@ -157,7 +153,7 @@ def find_ceiling(
     The text says what breaks above; it is empty where no rate between them broke a bound.
     """
     binds = ""
-    while high > CLOSE_CAPACITY * low:
+    while high > PLAN.close_capacity * low:
         middle = math.sqrt(low * high)
         _, failed = serve_rate(demand, option, middle)
         if failed:

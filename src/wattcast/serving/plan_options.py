@@ -31,6 +31,7 @@ from wattcast.serving.least_costs import (
     predict_lone_request,
     predict_token_cost,
 )
+from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.request_plan import EngineSettings
 from wattcast.serving.service_demand import PERCENTILE, PlanAim, ServiceDemand
 from wattcast.serving.step_costs import StepCosts
@@ -52,11 +53,6 @@ INTERPOLATED = (
     "steps at clocks below the top are interpolated between tabulated clocks, which `simulate "
     "--clock` computes: within 2% in time per token and power"
 )
-
-# A simulated replica may be this much better than the bound of its steps, by padding and rounding.
-BOUND_SLACK = 0.98
-# Share of the predicted time of a lone request: interpolated step costs are lower by less.
-LONE_SLACK = 0.95
 
 
 @dataclass(frozen=True)
@@ -187,7 +183,7 @@ class PlanOption:
     def bound_rank(self, demand: ServiceDemand, replicas: int = 0) -> tuple[float, float]:
         """Return a rank that no plan of so many replicas can beat, or of any number."""
         gpus = (replicas or demand.count_replicas(self.most_per_s)) * self.gpus
-        idle_j = BOUND_SLACK * gpus * self.idle_w * demand.seconds_per_request
+        idle_j = PLAN.bound_slack * gpus * self.idle_w * demand.seconds_per_request
         return demand.rank_use(self.gpu.name, gpus, self.least_j + idle_j)
 
     def __str__(self) -> str:
@@ -205,7 +201,7 @@ class AloneTimes:
         worst: tuple[float, str] | None = None
         for bound, prompt, times in self.by_bound:
             first_s, later_s = times.least_s(clock_hz)
-            least_s = LONE_SLACK * (first_s if bound.quantity == "ttft" else later_s)
+            least_s = PLAN.lone_slack * (first_s if bound.quantity == "ttft" else later_s)
             factor = least_s / bound.seconds
             if least_s <= bound.seconds or (worst and worst[0] >= factor):
                 continue
@@ -280,7 +276,7 @@ def _combine_settings(
         if alone.explain_delay(clock_hz) is not None:
             continue
         token_s, token_j = cost.least_cost(clock_hz)
-        least_j = BOUND_SLACK * token_j * tokens * shared.tp
+        least_j = PLAN.bound_slack * token_j * tokens * shared.tp
         for max_seqs, max_tokens, engines in itertools.product(batches, steps, pools):
             if engines[0] and lanes > 1:
                 continue
@@ -292,7 +288,7 @@ def _combine_settings(
                 max_seqs,
                 max_tokens,
                 engines,
-                most_per_s=lanes * sum(engines) / (BOUND_SLACK * token_s * tokens),
+                most_per_s=lanes * sum(engines) / (PLAN.bound_slack * token_s * tokens),
                 least_j=least_j,
             )
 

@@ -33,6 +33,7 @@ from wattcast.serving.option_runs import (
     saturate_option,
     serve_rate,
 )
+from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.plan_options import PlanOption, SearchRange, StepTables, list_options
 from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.serving_result import ServingResult
@@ -43,7 +44,6 @@ POOLS = ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
 # Layouts that are searched to the end besides the best one. There are none, since one more takes
 # half again as long; what was sized on the way is listed after the best.
 RUNNERS_UP = 0
-IDLE_SHARE = 0.3  # of what a single replica serves, below which nothing is said to be the limit
 GROWTH = (2, 5, 10)  # times the rate for which the GPUs are counted
 PROGRESS_S = 1.0  # between two messages about the search
 
@@ -76,7 +76,7 @@ class ServingPlan:
         """The largest rate that one replica serves within all bounds, and what breaks first."""
         high = min(self.failed_per_s, self.option.most_per_s)
         most_per_s, binds = find_ceiling(self.demand, self.option, self.held_per_s, high)
-        if self.replicas == 1 and self.demand.rate_per_s < IDLE_SHARE * most_per_s:
+        if self.replicas == 1 and self.demand.rate_per_s < PLAN.idle_share * most_per_s:
             return most_per_s, "nothing: one replica is more than enough"
         return most_per_s, binds or self.failed or "throughput"
 

@@ -19,14 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.serving.plan_coefficients import PLAN
 
 if TYPE_CHECKING:
     from wattcast.serving.serving_result import ServingResult
-
-LEAST_ENDS = 5  # requests that end in a window, for a rate to be worth naming
-LEAST_GROWTH = 3  # requests that pile up, to speak of a queue that grows
-LEAST_SHARE = 0.05  # of the arrivals in the window, that must pile up
-CHANCE = 2.0  # standard deviations
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ def find_steady_state(result: ServingResult) -> SteadyState | None:
     begin_s = float(ended_s.min())
     end_s = float(arrival_s[-1])
     inside = (ended_s > begin_s) & (ended_s <= end_s)
-    if int(inside.sum()) < LEAST_ENDS:
+    if int(inside.sum()) < PLAN.steady_ends:
         return None
     length_s = end_s - begin_s
     arrived = int(((arrival_s > begin_s) & (arrival_s <= end_s)).sum())
@@ -88,8 +84,8 @@ def _has_growing_queue(before: int, after: int, arrived: int) -> bool:
     >>> _has_growing_queue(10, 14, 100), _has_growing_queue(10, 60, 100)
     (False, True)
     """
-    chance = CHANCE * math.sqrt(2.0 * max(before, 1))
-    return after - before > max(LEAST_GROWTH, chance, LEAST_SHARE * arrived)
+    chance = PLAN.growth_deviations * math.sqrt(2.0 * max(before, 1))
+    return after - before > max(PLAN.growth_least, chance, PLAN.growth_share * arrived)
 
 
 def _count_tokens(result: ServingResult, moments_s: Array) -> Array:

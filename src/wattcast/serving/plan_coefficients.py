@@ -1,0 +1,26 @@
+"""Margins with which a service is planned and a simulated run is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattcast.coefficients import load_coefficients
+
+
+@dataclass(frozen=True)
+class PlanCoefficients:
+    """How close bounds and simulations are, and when a run has a steady state."""
+
+    bound_slack: float  # of the bound of a replica's steps, which a simulated one may beat so
+    lone_slack: float  # of the predicted time of a lone request, which interpolated steps may beat
+    close_capacity: float  # a rate that fails over one that does not, once both are close enough
+    busy_most: float  # of what a replica serves that never lacks requests
+    ended_share: float  # of a crowd of requests, after which steps are emptier
+    idle_share: float  # of what one replica serves, below which nothing is the limit
+    steady_ends: int  # requests that must end in a window for a steady state
+    growth_least: int  # requests that pile up at least in a queue that grows
+    growth_share: float  # of the arrivals in the window that must pile up
+    growth_deviations: float  # standard deviations of Poisson arrivals that must be exceeded
+
+
+PLAN = load_coefficients("plan", PlanCoefficients)
