@@ -52,39 +52,40 @@ class VariedField:
 
 def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     """Return every field that can be varied on this GPU, by name."""
-    rows = read_shipped_table("wattcast.explore", "varied_fields.csv")
-    found = {row["name"]: msgspec.convert(row, VariedField, strict=False) for row in rows}
+    fields = {}
+    for row in read_shipped_table("wattcast.explore", "varied_fields.csv"):
+        fields[row["name"]] = msgspec.convert(row, VariedField, strict=False)
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
-    for head, dtype in ((head, dtype) for head, rates in pipes.items() for dtype in rates):
-        name = f"pipes.{head}_per_cycle_sm.{dtype}"
-        unit = "op" if dtype.startswith("int") else "flop"
-        column = f"pipes.{head}_flop_per_cycle.{dtype}"
-        found[name] = VariedField(name, f"{unit}/cycle", FieldKind.CHIP, column)
-    return found
+    for head, rates in pipes.items():
+        for dtype in rates:
+            name = f"pipes.{head}_per_cycle_sm.{dtype}"
+            unit = "op" if dtype.startswith("int") else "flop"
+            column = f"pipes.{head}_flop_per_cycle.{dtype}"
+            fields[name] = VariedField(name, f"{unit}/cycle", FieldKind.CHIP, column)
+    return fields
 
 
 def find_field(name: str, gpu: Gpu) -> VariedField:
     """Find a field by its name in the catalogue, its column, or a short name."""
-    known = list_fields(gpu)
-    words = (
-        (word, field)
-        for field in known.values()
-        for word in (field.name, field.column, field.short)
-        if word
-    )
-    found = {errors.fold_name(word): field for word, field in words}.get(errors.fold_name(name))
-    if found is None and errors.fold_name(name) in OPTION_NAMES:
-        raise bad_value(
-            "vary", "a field of the GPU or a setting", name, "`explore sweep` varies the workload."
-        )
-    if found is None:
-        shorts = [field.short for field in known.values() if field.short]
-        raise unknown_name("field", name, [*known, *shorts], f"Known: {', '.join(known)}.")
-    if (
-        found.name == "tensor" and not gpu.pipes.tensor_flop_per_cycle
-    ):  # unpublished may vary, absent may not
+    fields = list_fields(gpu)
+    field_of_word = {}
+    shorts = []
+    for field in fields.values():
+        for word in (field.name, field.column, field.short):
+            if word:
+                field_of_word[errors.fold_name(word)] = field
+        if field.short:
+            shorts.append(field.short)
+    match = field_of_word.get(errors.fold_name(name))
+    if match is None and errors.fold_name(name) in OPTION_NAMES:
+        do = "`explore sweep` varies the workload."
+        raise bad_value("vary", "a field of the GPU or a setting", name, do)
+    if match is None:
+        raise unknown_name("field", name, [*fields, *shorts], f"Known: {', '.join(fields)}.")
+    if match.name == "tensor" and not gpu.pipes.tensor_flop_per_cycle:
+        # what is not published may vary, what is absent may not
         raise bad_value("vary tensor", "a GPU with tensor cores", gpu.name)
-    return found
+    return match
 
 
 RESULT_UNITS = {  # column -> unit
@@ -127,7 +128,8 @@ class Constraint:
         return float(values.min() if self.sign.startswith("<") else values.max())
 
     def __str__(self) -> str:
-        return f"{self.column}{self.sign}{units.show(self.bound, self.unit) if self.unit else f'{self.bound:g}'}"
+        bound = units.show(self.bound, self.unit) if self.unit else f"{self.bound:g}"
+        return f"{self.column}{self.sign}{bound}"
 
 
 def parse_constraints(
@@ -138,25 +140,19 @@ def parse_constraints(
     A bare number is taken where the name typed carries the unit: ``power_w<=400``.
     """
     varied = tuple(axes)
-    found = []
+    constraints = []
     for text in texts:
         match = _FORM.fullmatch(text) if len(text) <= 200 else None
         if match is None:
-            raise bad_value(
-                "where", "name, <= < >= > or ==, and a value, such as power_w<=400", text
-            )
+            expected = "name, <= < >= > or ==, and a value, such as power_w<=400"
+            raise bad_value("where", expected, text)
         name, sign, bound = match.groups()
         column, unit = find_column(name, gpu, varied)
-        is_bare = (
-            errors.fold_name(name) == errors.fold_name(column)
-            and _NUMBER.fullmatch(bound) is not None
-        )
-        found.append(
-            Constraint(
-                column, sign, units.parse(bound, "" if is_bare else unit, f"where {name}"), unit
-            )
-        )
-    return tuple(found)
+        names_unit = errors.fold_name(name) == errors.fold_name(column)
+        is_bare = names_unit and _NUMBER.fullmatch(bound) is not None
+        value = units.parse(bound, "" if is_bare else unit, f"where {name}")
+        constraints.append(Constraint(column, sign, value, unit))
+    return tuple(constraints)
 
 
 def find_column(name: str, gpu: Gpu, axes: tuple[str, ...]) -> tuple[str, str]:
@@ -166,13 +162,14 @@ def find_column(name: str, gpu: Gpu, axes: tuple[str, ...]) -> tuple[str, str]:
     column = columns.get(errors.fold_name(name))
     if column is not None:
         return column, RESULT_UNITS[column]
-    known = [*RESULT_UNITS, *axes]
+    candidates = [*RESULT_UNITS, *axes]
+    listing = ", ".join(candidates)
     try:
         field = find_field(name, gpu)
     except BadInput:
-        raise unknown_name("column", name, known, f"Known here: {', '.join(known)}.") from None
+        raise unknown_name("column", name, candidates, f"Known here: {listing}.") from None
     if field.column not in axes:
-        raise bad_value("column", f"a result or a field that varies ({', '.join(known)})", name)
+        raise bad_value("column", f"a result or a field that varies ({listing})", name)
     return field.column, field.unit
 
 
@@ -197,6 +194,15 @@ class SpaceAxis:
     values: Array
     continuous: bool = False
 
+    def pick_values(self, share: Array) -> Array:
+        """Return the values at shares from 0 to 1 of the range, or of the list."""
+        if not self.continuous:
+            places = (share * self.values.size).astype(np.int64)
+            return np.asarray(self.values[np.minimum(places, self.values.size - 1)])
+        low, high = self.values
+        values = low + share * (high - low)
+        return np.asarray(np.round(values) if self.field.whole else values)
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -209,34 +215,29 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         if not self.axes:
-            raise bad_value(
-                "vary",
-                "at least one field to vary",
-                "none",
-                "Add --vary clock=600MHz:1980MHz:15MHz.",
-            )
+            do = "Add --vary clock=600MHz:1980MHz:15MHz."
+            raise bad_value("vary", "at least one field to vary", "none", do)
         columns = [axis.field.column for axis in self.axes]
         twice = [axis.field.name for axis in self.axes if columns.count(axis.field.column) > 1]
         if twice:
             raise bad_value("vary", "each field once", f"{twice[0]} twice")
         if self.size >= 1 << 62:
-            raise bad_value(
-                "vary", "fewer than 4.6e18 points", f"{self.size:.1e}", "Take larger steps."
-            )
+            count = f"{self.size:.1e}"
+            raise bad_value("vary", "fewer than 4.6e18 points", count, "Take larger steps.")
         if {"asked_clock_hz", "clocks.max_hz"} <= set(columns):
             raise bad_value("vary", "clock or clocks.max, not both", "both")
         for axis in self.axes:
             if axis.continuous and self.method is SamplingMethod.GRID:
                 do = "Add a step, or sample the space: --sample sobol:4096."
-                raise bad_value(
-                    f"vary {axis.field.name}", "a step in a grid", "a range without one", do
-                )
+                name = f"vary {axis.field.name}"
+                raise bad_value(name, "a step in a grid", "a range without one", do)
 
     @property
     def size(self) -> int:
         """Count the points."""
-        sampled = self.method is not SamplingMethod.GRID
-        return self.samples if sampled else math.prod(axis.values.size for axis in self.axes)
+        if self.method is not SamplingMethod.GRID:
+            return self.samples
+        return math.prod(axis.values.size for axis in self.axes)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -244,42 +245,40 @@ class SearchSpace:
         return tuple(axis.field.column for axis in self.axes)
 
     def points(self, start: int, stop: int) -> dict[str, Array]:
-        """Return the values of points ``start`` to ``stop``, by column: of the grid, or at shares
-        that are drawn.
-        """
+        """Return the values of points ``start`` to ``stop``, by column."""
         if self.method is SamplingMethod.GRID:
             return self._pick_grid(np.arange(start, stop))
-        if (
-            self.method is SamplingMethod.RANDOM
-        ):  # in numbered blocks, so that any range of points can be drawn alone
-            first = start // _BLOCK
-            shape = (_BLOCK, len(self.axes))
-            blocks = range(first, -(-stop // _BLOCK))
-            drawn = np.concatenate(
-                [np.random.default_rng([self.seed, block]).random(shape) for block in blocks]
-            )
-            share = drawn[start - first * _BLOCK : stop - first * _BLOCK]
-        else:  # a scrambled Sobol sequence [Sobol1967; Owen1998]
-            qmc = import_extra("scipy.stats.qmc", "Sobol samples need SciPy", "explore")
-            with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # that other counts than powers of two balance less is documented
-                engine = qmc.Sobol(len(self.axes), scramble=True, seed=self.seed)
-                if start:
-                    engine.fast_forward(start)
-                share = np.asarray(engine.random(stop - start))
-        found = {}
-        for axis, at in zip(self.axes, share.T, strict=True):
-            if axis.continuous:
-                values = axis.values[0] + at * (axis.values[1] - axis.values[0])
-                values = np.asarray(np.round(values) if axis.field.whole else values)
-            else:
-                values = axis.values[
-                    np.minimum((at * axis.values.size).astype(np.int64), axis.values.size - 1)
-                ]
-            found[axis.field.column] = values
-        return found
+        if self.method is SamplingMethod.RANDOM:
+            shares = self._draw_random(start, stop)
+        else:
+            shares = self._draw_sobol(start, stop)
+        columns = {}
+        for axis, share in zip(self.axes, shares.T, strict=True):
+            columns[axis.field.column] = axis.pick_values(share)
+        return columns
+
+    def _draw_random(self, start: int, stop: int) -> Array:
+        """Draw shares of the axes, ``(point, axis)``.
+
+        They are drawn in numbered blocks, so that any range of points can be drawn by itself.
+        """
+        first = start // _BLOCK
+        shape = (_BLOCK, len(self.axes))
+        numbers = range(first, -(-stop // _BLOCK))
+        blocks = [np.random.default_rng([self.seed, number]).random(shape) for number in numbers]
+        shares = np.concatenate(blocks)
+        return shares[start - first * _BLOCK : stop - first * _BLOCK]
+
+    def _draw_sobol(self, start: int, stop: int) -> Array:
+        """Take shares of the axes from a scrambled Sobol sequence [Sobol1967; Owen1998]."""
+        qmc = import_extra("scipy.stats.qmc", "Sobol samples need SciPy", "explore")
+        with warnings.catch_warnings():
+            # that other counts than powers of two balance less is documented
+            warnings.simplefilter("ignore")
+            engine = qmc.Sobol(len(self.axes), scramble=True, seed=self.seed)
+            if start:
+                engine.fast_forward(start)
+            return np.asarray(engine.random(stop - start))
 
     def spread_points(self, most: int) -> dict[str, Array]:
         """Return at most that many points, spread over the space."""
@@ -288,15 +287,19 @@ class SearchSpace:
         return self._pick_grid(np.random.default_rng(self.seed).integers(0, self.size, most))
 
     def _pick_grid(self, number: npt.NDArray[np.int64]) -> dict[str, Array]:
-        index = np.unravel_index(number, tuple(axis.values.size for axis in self.axes))
-        return {a.field.column: a.values[i] for a, i in zip(self.axes, index, strict=True)}
+        places = np.unravel_index(number, tuple(axis.values.size for axis in self.axes))
+        columns = {}
+        for axis, place in zip(self.axes, places, strict=True):
+            columns[axis.field.column] = axis.values[place]
+        return columns
 
 
 def parse_space(
     specs: Sequence[str], gpu: Gpu, sample: str | None = None, seed: int = 0
 ) -> SearchSpace:
-    """Parse axes as people type them; ``sample`` is ``random:N`` or ``sobol:N`` points instead of
-    the grid.
+    """Parse axes as people type them.
+
+    ``sample`` is ``random:N`` or ``sobol:N`` points instead of the grid.
     """
     if seed < 0:
         raise bad_value("seed", "zero or more", seed)
@@ -335,11 +338,9 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
     if values.min() < low * (1 - 1e-9) or values.max() > high * (1 + 1e-9):
         span = f"{units.show(low, field.unit)} to {units.show(high, field.unit)}"
         worst = values.max() if values.max() > high else values.min()
-        do = (
-            f"Vary clocks.max for another chip than the {gpu.name}."
-            if field.name == "clock"
-            else ""
-        )
+        do = ""
+        if field.name == "clock":
+            do = f"Vary clocks.max for another chip than the {gpu.name}."
         raise bad_value(where, f"values from {span}", units.show(float(worst), field.unit), do)
     return SpaceAxis(field, values, continuous)
 
@@ -355,18 +356,12 @@ def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array
     low = units.parse(pieces[0], unit, where)
     high = units.parse(pieces[1], unit, where)
     if not low <= high:
-        raise bad_value(
-            where,
-            "a range whose first end is the lower one",
-            text,
-            "As it stands it has no values.",
-        )
+        expected = "a range whose first end is the lower one"
+        raise bad_value(where, expected, text, "As it stands it has no values.")
     if len(pieces) == 2:
         return np.array([low, high]), True
-    is_random = (
-        len(pieces) == 4 and pieces[2] == "random" and pieces[3].isascii() and pieces[3].isdigit()
-    )
-    if is_random:
+    is_random = len(pieces) == 4 and pieces[2] == "random"
+    if is_random and pieces[3].isascii() and pieces[3].isdigit():
         count = int(pieces[3])
     elif len(pieces) == 3:
         step = units.parse(pieces[2], unit, where)
@@ -376,10 +371,9 @@ def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array
     else:
         raise bad_value(where, "low:high:step, low:high:random:N, low:high or a list", text)
     if not 1 <= count <= MOST_VALUES:
-        wanted = f"from 1 to {MOST_VALUES:,} values"
-        raise BadInput(f"{where}: expected {wanted}, got {clip_text(count)}. Take a larger step.")
+        expected = f"from 1 to {MOST_VALUES:,} values"
+        raise BadInput(f"{where}: expected {expected}, got {clip_text(count)}. Take a larger step.")
     if is_random:
-        return np.sort(
-            np.random.default_rng([seed, *where.encode()]).uniform(low, high, count)
-        ), False
+        random = np.random.default_rng([seed, *where.encode()])
+        return np.sort(random.uniform(low, high, count)), False
     return low + step * np.arange(count, dtype=np.float64), False
