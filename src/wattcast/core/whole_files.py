@@ -41,8 +41,8 @@ def replace_whole(path: Path) -> Iterator[Path]:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name[:100]}.{os.urandom(6).hex()}")
-        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         try:
+            os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             if target.exists():
                 os.chmod(beside, stat.S_IMODE(target.stat().st_mode))
             yield beside
