@@ -13,8 +13,9 @@ Hugging Face transformers 5, while the runs' operator lists show version 4: BERT
 scores though nothing is padded; OPT scales its queries and not the scores again; GPT-2 divides
 scores by a tensor, which it makes in every layer, as it does the mask's value. Version 4 keeps the
 first keys and values of a cache as they are, where 5 copies them. The lists leave copies, casts of
-norms and embeddings out, so they do not replace the templates; a test holds the operators on scores
-against them."""
+norms and embeddings out, so they do not replace the templates; a test compares the operators on
+scores with them.
+"""
 
 from __future__ import annotations
 
@@ -63,21 +64,20 @@ _SCORES = "attention.attention"  # what attention does between its projections
 @lru_cache(maxsize=256)
 def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
     """Build the operators of one published run: base model, eager attention, no head."""
-    given: dict[str, Any] = {"batch": batch, "dtype": dtype, "attention": "eager"}
+    options: dict[str, Any] = {"batch": batch, "dtype": dtype, "attention": "eager"}
     if seq is not None:
-        given |= {"seq": seq, "head": "none"}
+        options |= {"seq": seq, "head": "none"}
     if model in DECODERS:
-        given["phase"] = "forward"  # no copies into a cache
-    graph = load_workload.load_workload(model, ModelOptions(**given))
+        options["phase"] = "forward"  # no copies into a cache
+    graph = load_workload.load_workload(model, ModelOptions(**options))
     tokens = batch * (seq or 1)
     blocks = []
     for block in graph.blocks:
-        kept = [op for op in block.ops if not op.label.endswith(_PACKING)]
-        blocks.append(
-            replace(
-                block, ops=tuple(issued for op in kept for issued in _as_issued(op, model, tokens))
-            )
-        )
+        ops: list[Operator] = []
+        for op in block.ops:
+            if not op.label.endswith(_PACKING):
+                ops += _as_issued(op, model, tokens)
+        blocks.append(replace(block, ops=tuple(ops)))
     return replace(graph, blocks=tuple(blocks))
 
 
@@ -85,15 +85,19 @@ def _as_issued(op: Operator, model: str, tokens: int) -> tuple[Operator, ...]:
     """Return what version 4 of transformers issues for an operator; it scales the scores of
     attention otherwise.
     """
-    if not (isinstance(op, Elementwise) and op.function == "scale" and op.label.endswith(_SCORES)):
+    is_scale = isinstance(op, Elementwise) and op.function == "scale"
+    if not (is_scale and op.label.endswith(_SCORES)):
         return (op,)
+    assert isinstance(op, Elementwise), "a scale is elementwise"
     if model == "bert-large":  # adds a mask of one row per sequence
         read = (op.n + tokens) * op.dtype.byte
         return op, replace(op, function="add", layout=Layout.BROADCAST, read=read)
     if model == "gpt2":  # makes the divisor and the mask's value on the device
         number = Elementwise("fill", 1, dtype=op.dtype, label=op.label)
         return number, op, number
-    return () if model == "opt-1.3b" else (op,)  # OPT has scaled its queries
+    if model == "opt-1.3b":  # has scaled its queries
+        return ()
+    return (op,)
 
 
 PUBLISHED_HEADER = ("workload", "energy", "time", "avg_freq", "temp")
@@ -117,27 +121,34 @@ def parse_published_run(line: Mapping[str, str]) -> MeasuredModel:
     """Parse a row of the published form; its clock is the mean that really ran."""
     match = PUBLISHED_NAME.fullmatch(line["workload"])
     if match is None or (match["kind"], match["config"]) not in PUBLISHED_MODELS:
-        raise BadInput(
-            f"a run named {clip_text(line['workload'])} is not understood: wanted a name such as {_LIKE}."
-        )
+        name = clip_text(line["workload"])
+        raise BadInput(f"a run named {name} is not understood: wanted a name such as {_LIKE}.")
     try:
-        time_ms, energy_j, mhz, celsius = (
-            float(line[k]) for k in ("time", "energy", "avg_freq", "temp")
-        )
+        time_ms = float(line["time"])
+        energy_j = float(line["energy"])
+        mhz = float(line["avg_freq"])
+        celsius = float(line["temp"])
     except ValueError:
         raise BadInput(
             f"{line['workload']}: time, energy, avg_freq and temp have to be numbers."
         ) from None
     if not (time_ms > 0 and energy_j > 0 and mhz > 0):
         raise BadInput(f"{line['workload']}: time, energy and avg_freq have to be above zero.")
+
     model = PUBLISHED_MODELS[match["kind"], match["config"]]
-    dtype = match["dtype"]
+    seq = int(match["seq"]) if match["seq"] else None
+    name = f"{model} {match['dtype']} b{match['batch']}"
+    if seq is not None:
+        name += f" s{match['seq']}"
     latency_s = time_ms / 1e3
-    graph = build_run_graph(
-        model, int(match["batch"]), int(match["seq"]) if match["seq"] else None, dtype
+    return MeasuredModel(
+        name=name,
+        graph=build_run_graph(model, int(match["batch"]), seq, match["dtype"]),
+        latency_s=latency_s,
+        power_w=energy_j / latency_s,
+        clock_hz=mhz * 1e6,
+        temperature_c=celsius,
     )
-    name = f"{model} {dtype} b{match['batch']}" + (f" s{match['seq']}" if match["seq"] else "")
-    return MeasuredModel(name, graph, latency_s, energy_j / latency_s, mhz * 1e6, celsius)
 
 
 MAX_FILE_BYTE = 16 << 20
@@ -151,6 +162,7 @@ QUANTITIES = {
     "power_limit": "W",
 }
 _SUFFIX = {unit.lower(): unit for unit in "s ms us J mJ kJ W kW mW Hz MHz GHz C".split()}
+_ENERGY_MISMATCH = 0.05  # relative, between energy and power x latency of one row
 FAR_FACTOR = 20.0  # measured over forecast beyond this factor: a unit was mixed up
 CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cannot both be right
 NOTED_FACTOR = 1.15  # further apart than this, and they are noted
@@ -189,105 +201,124 @@ def calibrate(
     efficiency factors of your own to start from. ``table`` is a kernel table in the format of
     NVIDIA's aiconfigurator, a folder of them or of kernel rows of your own, or several
     (``docs/method/other-gpus.md``). ``out`` is the folder to save the bundle in, which
-    ``wattcast.predict(..., bundle=out)`` takes; without it the bundle is only returned."""
+    ``wattcast.predict(..., bundle=out)`` takes; without it the bundle is only returned.
+    """
     if (rows is None) == (table is None):
         raise BadInput("calibrate takes one of two: rows of whole models, or table=... of kernels.")
     chip = find_gpu(gpu)
-    found: Calibration | TableCalibration
+    result: Calibration | TableCalibration
     if table is not None:
-        found = calibrate_tables(table, chip)
+        result = calibrate_tables(table, chip)
     else:
         path = Path(str(rows))
         bundle = apply_factors(bundle_for(chip), factors or {})
         analysed = calibration.analyse_models(read_calibration_rows(path, chip), chip, bundle)
         notes = check_calibration_rows(analysed, chip, bundle)
-        found = calibration.calibrate_bundle(analysed, chip, bundle, path.name, notes)
+        result = calibration.calibrate_bundle(analysed, chip, bundle, path.name, notes)
     if out is not None:
-        save_bundle(found.bundle, Path(out))
-    return found
+        save_bundle(result.bundle, Path(out))
+    return result
 
 
 def read_calibration_rows(path: Path, gpu: Gpu) -> list[MeasuredModel]:
     """Read the rows of a file; errors name the line."""
-    data = read_bytes(path, MAX_FILE_BYTE)
-    if data.lstrip()[:1] in (b"[", b"{"):
-        plain = decode_json(data, list[dict[str, Any]], path.name)
-        lines = [(f"{path.name}: row {i}", entry) for i, entry in enumerate(plain, start=1)]
-    else:
-        decode_text(
-            data, path.name
-        )  # refuse a byte that a reader of other programs' tables would let pass
-        table = parse_csv(data, path.name)
-        if "workload" not in table[0]:
-            raise bad_value(
-                path.name,
-                "a first line that names columns, workload among them",
-                ", ".join(table[0]),
-            )
-        kept = ({name: cell for name, cell in row.items() if cell} for row in table)
-        lines = [(f"{path.name}: line {number}", row) for number, row in enumerate(kept, start=2)]
+    lines = _read_lines(path)
     if not 1 <= len(lines) <= MOST_ROWS:
         raise bad_value(path.name, f"from 1 to {MOST_ROWS} rows", len(lines))
-    if set(lines[0][1]) == set(PUBLISHED_HEADER):
-        top_hz = float(sweep_values(gpu.clocks.max_hz))
-        runs = [
-            (where, parse_published_run({k: str(v) for k, v in entry.items()}))
-            for where, entry in lines
-        ]
-        return [
-            _check_measured(replace(m, clock_hz=min(m.clock_hz or top_hz, top_hz)), at, gpu)
-            for at, m in runs
-        ]
-    return [
-        _check_measured(_read_measured(entry, where, path.parent), where, gpu)
-        for where, entry in lines
-    ]
+    _, first_entry = lines[0]
+    is_published = set(first_entry) == set(PUBLISHED_HEADER)
+    top_hz = float(sweep_values(gpu.clocks.max_hz))
+    rows = []
+    for where, entry in lines:
+        if is_published:
+            row = parse_published_run({name: str(cell) for name, cell in entry.items()})
+            row = replace(row, clock_hz=min(row.clock_hz or top_hz, top_hz))
+        else:
+            row = _read_measured(entry, where, path.parent)
+        rows.append(_check_measured(row, where, gpu))
+    return rows
+
+
+def _read_lines(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return each line of a file with where it stands."""
+    data = read_bytes(path, MAX_FILE_BYTE)
+    lines: list[tuple[str, Mapping[str, Any]]] = []
+    if data.lstrip()[:1] in (b"[", b"{"):
+        plain = decode_json(data, list[dict[str, Any]], path.name)
+        for number, entry in enumerate(plain, start=1):
+            lines.append((f"{path.name}: row {number}", entry))
+        return lines
+    # refuse a byte that a reader of other programs' tables would let pass
+    decode_text(data, path.name)
+    table = parse_csv(data, path.name)
+    if "workload" not in table[0]:
+        expected = "a first line that names columns, workload among them"
+        raise bad_value(path.name, expected, ", ".join(table[0]))
+    for number, row in enumerate(table, start=2):
+        cells = {name: cell for name, cell in row.items() if cell}
+        lines.append((f"{path.name}: line {number}", cells))
+    return lines
 
 
 def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
-    given = dict[str, float]()
-    options = dict[str, Any]()
-    known = {item.name for item in fields(ModelOptions)}
+    """Read a row of a user's file: its workload, its options and what was measured."""
+    quantities: dict[str, float] = {}
+    options: dict[str, Any] = {}
+    option_names = {item.name for item in fields(ModelOptions)}
     for column, cell in entry.items():
         name = column.strip()
-        place = f"{where}: {column}"
-        if (quantity := _split_quantity(name)) is not None:
-            if quantity[0] in given:
-                raise bad_value(where, f"one {quantity[0]}", "two columns of it")
-            given[quantity[0]] = _read_quantity(str(cell).strip(), *quantity, place)
-        elif name in known:
+        quantity = _split_quantity(name)
+        if quantity is not None:
+            measured, unit = quantity
+            if measured in quantities:
+                raise bad_value(where, f"one {measured}", "two columns of it")
+            text = str(cell).strip()
+            quantities[measured] = _read_quantity(text, measured, unit, f"{where}: {column}")
+        elif name in option_names:
             options[name] = parse_option(name, str(cell), where)
         elif name != "workload":
-            wanted = ["workload", *sorted(known), *QUANTITIES]
-            raise unknown_name(f"column at {where}:", name, wanted, f"Known: {', '.join(wanted)}.")
+            names = ["workload", *sorted(option_names), *QUANTITIES]
+            raise unknown_name(f"column at {where}:", name, names, f"Known: {', '.join(names)}.")
     if "workload" not in entry:
         raise bad_value(where, "a workload", "none")
-    if "latency" not in given:
+    if "latency" not in quantities:
         raise bad_value(where, "a latency (latency_ms, latency_s ...)", "none")
-    workload = str(entry["workload"])
+    graph = _load_graph(str(entry["workload"]), options, where, folder)
+    return MeasuredModel(
+        name=graph.name,
+        graph=graph,
+        latency_s=quantities["latency"],
+        power_w=_find_power(quantities, where),
+        clock_hz=quantities.get("clock"),
+        temperature_c=quantities.get("temperature", DEFAULT_TEMPERATURE_C),
+        power_limit_w=quantities.get("power_limit"),
+    )
+
+
+def _load_graph(workload: str, options: Mapping[str, Any], where: str, folder: Path) -> Graph:
+    """Load the workload of a row, which may be a file beside it."""
     path = folder / workload
     try:
-        beside = path if is_regular(path) else workload
-        graph = load_workload.load_workload(beside, ModelOptions(**options))
+        source = path if is_regular(path) else workload
+        return load_workload.load_workload(source, ModelOptions(**options))
     except WattcastError as error:
         raise type(error)(f"{where}: {error}") from None
-    latency_s = given["latency"]
-    power_w = given.get("power", given["energy"] / latency_s if "energy" in given else None)
-    if (
-        "power" in given
-        and "energy" in given
-        and abs(given["energy"] / (given["power"] * latency_s) - 1) > 0.05
-    ):
-        found = f"{given['energy']:.4g} J, {given['power']:.4g} W and {latency_s:.4g} s"
-        raise bad_value(
-            where, "energy = power x latency", found, "Give one of the two, or mend the units."
-        )
-    settings = (
-        given.get("clock"),
-        given.get("temperature", DEFAULT_TEMPERATURE_C),
-        given.get("power_limit"),
-    )
-    return MeasuredModel(graph.name, graph, latency_s, power_w, *settings)
+
+
+def _find_power(quantities: Mapping[str, float], where: str) -> float | None:
+    """Return the mean power of a row, from its power or its energy; None where it has neither."""
+    latency_s = quantities["latency"]
+    power_w = quantities.get("power")
+    energy_j = quantities.get("energy")
+    if energy_j is None:
+        return power_w
+    if power_w is None:
+        return energy_j / latency_s
+    if abs(energy_j / (power_w * latency_s) - 1) > _ENERGY_MISMATCH:
+        figures = f"{energy_j:.4g} J, {power_w:.4g} W and {latency_s:.4g} s"
+        do = "Give one of the two, or mend the units."
+        raise bad_value(where, "energy = power x latency", figures, do)
+    return power_w
 
 
 def _split_quantity(column: str) -> tuple[str, str] | None:
@@ -297,15 +328,14 @@ def _split_quantity(column: str) -> tuple[str, str] | None:
     if column in QUANTITIES:
         return column, ""
     name, _, suffix = column.rpartition("_")
-    return (
-        (name, _SUFFIX[suffix.lower()])
-        if name in QUANTITIES and suffix.lower() in _SUFFIX
-        else None
-    )
+    if name in QUANTITIES and suffix.lower() in _SUFFIX:
+        return name, _SUFFIX[suffix.lower()]
+    return None
 
 
 def _read_quantity(text: str, name: str, unit: str, where: str) -> float:
-    if not unit and not any(c.isalpha() for c in text.replace("e", "").replace("E", "")):
+    has_unit = any(c.isalpha() for c in text.replace("e", "").replace("E", ""))
+    if not unit and not has_unit:
         example = {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
         raise bad_unit(where, f"a unit, as in {name}_{example} or {text} {example}", text)
     value = units.parse(f"{text} {unit}".strip(), QUANTITIES[name], where)
@@ -317,28 +347,19 @@ def _read_quantity(text: str, name: str, unit: str, where: str) -> float:
 def _check_measured(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
     """Refuse a clock that the card does not have and a power that it cannot draw."""
     top_hz = float(sweep_values(gpu.clocks.max_hz))
-    low_hz = (
-        float(sweep_values(gpu.clocks.min_hz)) if gpu.clocks.min_hz is not None else 0.05 * top_hz
-    )
+    low_hz = 0.05 * top_hz
+    if gpu.clocks.min_hz is not None:
+        low_hz = float(sweep_values(gpu.clocks.min_hz))
     if m.clock_hz is not None and not 0.999 * low_hz <= m.clock_hz <= 1.001 * top_hz:
-        span = (
-            f"a clock of the {gpu.name}, {units.show(low_hz, 'Hz')} to {units.show(top_hz, 'Hz')}"
-        )
-        raise bad_value(
-            f"{where}: clock",
-            span,
-            units.show(m.clock_hz, "Hz"),
-            "Is the unit right, and the card?",
-        )
+        span = f"{units.show(low_hz, 'Hz')} to {units.show(top_hz, 'Hz')}"
+        expected = f"a clock of the {gpu.name}, {span}"
+        do = "Is the unit right, and the card?"
+        raise bad_value(f"{where}: clock", expected, units.show(m.clock_hz, "Hz"), do)
     limit_w = float(np.max(gpu.power.limit_w))
     if m.power_w is not None and not 0.02 * limit_w <= m.power_w <= 1.5 * limit_w:
-        wanted = f"a mean power the {gpu.name} can draw, up to about {limit_w:.0f} W"
-        raise bad_value(
-            f"{where}: power",
-            wanted,
-            units.show(m.power_w, "W"),
-            "Are energy and latency of one run?",
-        )
+        expected = f"a mean power the {gpu.name} can draw, up to about {limit_w:.0f} W"
+        do = "Are energy and latency of one run?"
+        raise bad_value(f"{where}: power", expected, units.show(m.power_w, "W"), do)
     return m
 
 
@@ -346,23 +367,26 @@ def check_calibration_rows(
     rows: Sequence[AnalysedModel], gpu: Gpu, bundle: Bundle
 ) -> tuple[str, ...]:
     """Refuse units mixed up and rows that contradict one another; note repeats that differ."""
-    measured, (seconds, _) = (
-        [row.measured for row in rows],
-        calibration.predict_models(rows, {}, gpu, bundle),
+    measured = [row.measured for row in rows]
+    forecast_s, _ = calibration.predict_models(rows, {}, gpu, bundle)
+    for m, seconds in zip(measured, forecast_s.tolist(), strict=True):
+        ratio = m.latency_s / seconds
+        if not 1.0 / FAR_FACTOR <= ratio <= FAR_FACTOR:
+            raise _far_row_error(m, seconds, ratio)
+    notes = [_compare_repeats(first, second) for first, second in combinations(measured, 2)]
+    return tuple(note for note in notes if note)
+
+
+def _far_row_error(m: MeasuredModel, forecast_s: float, ratio: float) -> BadInput:
+    """Return the error of a row so far from the forecast that a unit was mixed up."""
+    guess = ""
+    if abs(abs(np.log10(ratio)) - 3) < 0.7:
+        guess = " A factor of a thousand is a unit's prefix (s, ms, us)."
+    times = f"measured {units.show(m.latency_s, 's')}, forecast {units.show(forecast_s, 's')}"
+    return BadInput(
+        f"{m.name}: {times}, a factor of {max(ratio, 1 / ratio):.3g}.{guess} Check units, workload "
+        "and clock; a calibration does not reach that far."
     )
-    ratio = np.array([m.latency_s for m in measured]) / seconds
-    far = np.flatnonzero((ratio > FAR_FACTOR) | (ratio < 1.0 / FAR_FACTOR))
-    if far.size:
-        m = measured[far[0]]
-        times = float(ratio[far[0]])
-        said = f"measured {units.show(m.latency_s, 's')}, forecast {units.show(float(seconds[far[0]]), 's')}"
-        prefix = abs(abs(np.log10(times)) - 3) < 0.7
-        guess = " A factor of a thousand is a unit's prefix (s, ms, us)." if prefix else ""
-        raise BadInput(
-            f"{m.name}: {said}, a factor of {max(times, 1 / times):.3g}.{guess} Check units, workload and clock; a "
-            f"calibration does not reach that far."
-        )
-    return tuple(note for a, b in combinations(measured, 2) if (note := _compare_repeats(a, b)))
 
 
 def _compare_repeats(a: MeasuredModel, b: MeasuredModel) -> str:
@@ -375,12 +399,12 @@ def _compare_repeats(a: MeasuredModel, b: MeasuredModel) -> str:
     if a.power_w is not None and b.power_w is not None:
         pairs.append(("power", a.power_w, b.power_w, "W"))
     for name, x, y, unit in pairs:
-        apart = max(x, y) / min(x, y)
-        said = f"{a.name}: two rows of the same run say {units.show(x, unit)} and {units.show(y, unit)}"
-        if apart > CONTRADICTION_FACTOR:
-            raise BadInput(
-                f"{said} {name}. Remove the wrong one, or say what differs (clock, power limit, options)."
-            )
-        if apart > NOTED_FACTOR:
-            return f"{said} {name}; both are used"
+        ratio = max(x, y) / min(x, y)
+        figures = f"{units.show(x, unit)} and {units.show(y, unit)} {name}"
+        sentence = f"{a.name}: two rows of the same run say {figures}"
+        if ratio > CONTRADICTION_FACTOR:
+            do = "Remove the wrong one, or say what differs (clock, power limit, options)."
+            raise BadInput(f"{sentence}. {do}")
+        if ratio > NOTED_FACTOR:
+            return f"{sentence}; both are used"
     return ""

@@ -6,10 +6,12 @@ with the forecast as its start. One shape in five is held out by a hash of the s
 is fitted, and judges the result. Bursts are taken at the card's top clock, with the effective clock
 of the forecast under load: corrections then mean cycles, and a prediction still lowers the clock
 where power meets the limit. Energies move only by rows whose watts can be believed; V(f), idle
-power and all families without rows stay forecast."""
+power and all families without rows stay forecast.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,9 +51,8 @@ from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
 LEAST_ROWS = 40  # of a family, to calibrate it
-LEAST_OWN_SHARE = (
-    0.3  # of a latency that a row's own kernel keeps when what was timed beside it is taken off
-)
+# of a latency that a row's own kernel keeps when what was timed beside it is taken off
+LEAST_OWN_SHARE = 0.3
 BAND_NAMES = ("below 0.02 ms", "0.02 to 0.1 ms", "0.1 ms and above")
 # with believed watts, of which at most so many move energies: each takes a search for its clock
 _POWER_ROWS = 40
@@ -88,8 +89,9 @@ def calibrate_tables(
     """Calibrate a GPU on public kernel tables (or kernel rows of our own): files, folders, or
     several of them.
 
-    It is ``wattcast.calibrate(gpu=..., table=...)``; ``wattcast.predict(..., bundle=found.bundle)``
-    uses the result."""
+    It is ``wattcast.calibrate(gpu=..., table=...)``; ``wattcast.predict(..., bundle=result.bundle)``
+    uses the result.
+    """
     chip = find_gpu(gpu)
     paths = [tables] if isinstance(tables, (str, Path)) else list(tables)
     return calibrate_rows(read_tables(paths, chip), chip, tell)
@@ -105,11 +107,11 @@ def check_tables(tables: Sequence[str | Path], gpu: str | Path | Gpu) -> TableCa
     judged = table.select_rows(on_random_data(table.rows) & table.rows.fit & timed)
     bundle = bundle_for(chip)
     return TableCalibration(
-        bundle,
-        judge_tables(judged, chip, forecast_bundle(chip), bundle),
-        0,
-        len(judged.rows),
-        table.notes,
+        bundle=bundle,
+        errors=judge_tables(judged, chip, forecast_bundle(chip), bundle),
+        fitted=0,
+        held_out=len(judged.rows),
+        notes=table.notes,
     )
 
 
@@ -120,51 +122,89 @@ def calibrate_rows(
     there are enough.
     """
     start = shipped_bundle(gpu.name) or forecast_bundle(gpu)
-    away = held_out(table.rows.ops)
-    usable = table.rows.is_kind("burst") & on_random_data(table.rows) & table.rows.fit
-    is_timed = (fitted := int((usable & ~away).sum())) >= LEAST_ROWS
-    powered = (
-        np.isfinite(table.rows.column("power_w"))
-        & table.rows.is_kind("sustained")
-        & (~away | (not is_timed))
+    sample = _choose_rows(table, gpu)
+    bundle, note = _fit_times(sample, gpu, start, tell)
+    bundle, power_note = _fit_power(sample.powered, gpu, bundle)
+    note += f"; {power_note}"
+    # of a card of a measured GPU watts alone may move
+    stays_measured = start.status is FitStatus.MEASURED and not sample.is_timed
+    if not stays_measured:
+        note += "; V(f), idle power and other families: forecast"
+
+    provenance = Provenance(
+        f"kernel tables: {table.rows.source}", device=table.rows.card or gpu.name, note=note
     )
-    if not is_timed and powered.sum() < LEAST_MOVING_ROWS:
-        raise BadInput(
-            f"{usable.sum()} burst rows of the {gpu.name} and {powered.sum()} sustained ones with watts: at least "
-            f"{LEAST_ROWS} of the first, of shapes that are not held out, or {LEAST_MOVING_ROWS} of the second are "
-            "needed. Give more tables, or calibrate on whole models: `wattcast calibrate FILE`."
-        )
-    judged = table.select_rows(usable & away & is_timed)
-    bundle = start
-    note = "times: as before"
-    if is_timed:
-        tell(f"{fitted} rows to fit, {len(judged.rows)} held out")
-        with one_thread():
-            bundle = fit_table_latency(table.select_rows(usable & ~away), gpu, start)
-        assert isinstance(bundle.learned, LayeredFactors), "a fit has factors of its own"
-        families = ", ".join(bundle.learned.own.time)
-        note = f"{fitted} bursts of {families} fitted on the forecast, {len(judged.rows)} of other shapes held out"
-    bundle, power_note = _fit_power(table.select_rows(powered), gpu, bundle)
-    is_own = (
-        start.status is FitStatus.MEASURED and not is_timed
-    )  # a card of a measured GPU, whose watts alone moved
-    note += f"; {power_note}" + (
-        "" if is_own else "; V(f), idle power and other families: forecast"
-    )
+    assumptions = [text for text in start.assumptions if not text.startswith("forecast:")]
     bundle = replace(
         bundle,
-        status=FitStatus.MEASURED if is_own else FitStatus.CALIBRATED,
-        provenance=Provenance(
-            f"kernel tables: {table.rows.source}", device=table.rows.card or gpu.name, note=note
-        ),
-        residuals={**bundle.residuals, **_interval_ends(judged, gpu, bundle)},
-        assumptions=(
-            f"calibrated: {note}",
-            *(a for a in start.assumptions if not a.startswith("forecast:")),
-        ),
+        status=FitStatus.MEASURED if stays_measured else FitStatus.CALIBRATED,
+        provenance=provenance,
+        residuals={**bundle.residuals, **_interval_ends(sample.judged, gpu, bundle)},
+        assumptions=(f"calibrated: {note}", *assumptions),
     )
-    counts = fitted if is_timed else 0, len(judged.rows)
-    return TableCalibration(bundle, judge_tables(judged, gpu, start, bundle), *counts, table.notes)
+    return TableCalibration(
+        bundle=bundle,
+        errors=judge_tables(sample.judged, gpu, start, bundle),
+        fitted=len(sample.fitted.rows) if sample.is_timed else 0,
+        held_out=len(sample.judged.rows),
+        notes=table.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _ChosenRows:
+    """The rows that times and energies are fitted to, and those that judge the fit."""
+
+    fitted: TableRows  # bursts
+    judged: TableRows  # bursts of other shapes
+    powered: TableRows  # with watts
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there are enough bursts to fit times."""
+        return len(self.fitted.rows) >= LEAST_ROWS
+
+
+def _choose_rows(table: TableRows, gpu: Gpu) -> _ChosenRows:
+    """Divide rows into those to fit and those to judge by; too few of both kinds are refused."""
+    rows = table.rows
+    is_held_out = held_out(rows.ops)
+    is_burst = rows.is_kind("burst") & on_random_data(rows) & rows.fit
+    is_timed = int((is_burst & ~is_held_out).sum()) >= LEAST_ROWS
+    has_power = np.isfinite(rows.column("power_w")) & rows.is_kind("sustained")
+    if is_timed:
+        has_power &= ~is_held_out
+    if not is_timed and has_power.sum() < LEAST_MOVING_ROWS:
+        raise BadInput(
+            f"{is_burst.sum()} burst rows of the {gpu.name} and {has_power.sum()} sustained ones "
+            f"with watts: at least {LEAST_ROWS} of the first, of shapes that are not held out, or "
+            f"{LEAST_MOVING_ROWS} of the second are needed. Give more tables, or calibrate on "
+            "whole models: `wattcast calibrate FILE`."
+        )
+    return _ChosenRows(
+        fitted=table.select_rows(is_burst & ~is_held_out),
+        judged=table.select_rows(is_burst & is_held_out & is_timed),
+        powered=table.select_rows(has_power),
+    )
+
+
+def _fit_times(
+    sample: _ChosenRows, gpu: Gpu, start: Bundle, tell: Callable[[str], None]
+) -> tuple[Bundle, str]:
+    """Fit times to bursts where there are enough, and say what was fitted."""
+    if not sample.is_timed:
+        return start, "times: as before"
+    fitted = len(sample.fitted.rows)
+    judged = len(sample.judged.rows)
+    tell(f"{fitted} rows to fit, {judged} held out")
+    with one_thread():
+        bundle = fit_table_latency(sample.fitted, gpu, start)
+    assert isinstance(bundle.learned, LayeredFactors), "a fit has factors of its own"
+    families = ", ".join(bundle.learned.own.time)
+    note = (
+        f"{fitted} bursts of {families} fitted on the forecast, {judged} of other shapes held out"
+    )
+    return bundle, note
 
 
 def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
@@ -172,17 +212,15 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
     are.
     """
     reference = start.reference
-    learner = build_kernels(
-        table.rows.ops, table.rows.conditions, gpu, reference, ()
-    ).work.root_family
-    table = table.select_rows(
-        np.array([learner.count(family) >= LEAST_ROWS for family in learner], dtype=bool)
-    )
+    every_kernel = build_kernels(table.rows.ops, table.rows.conditions, gpu, reference, ())
+    family_count = Counter(every_kernel.work.root_family)
+    has_many = [family_count[family] >= LEAST_ROWS for family in every_kernel.work.root_family]
+    table = table.select_rows(np.array(has_many, dtype=bool))
     rows = table.rows
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
-    latency_s = rows.column(
-        "latency_s"
-    )  # without the predicted time of what ran beside each row's own kernel
+
+    # without the predicted time of what ran beside each row's own kernel
+    latency_s = rows.column("latency_s")
     own_s = np.maximum(latency_s - beside_s(table, gpu, start), LEAST_OWN_SHARE * latency_s)
     top_hz = float(sweep_values(gpu.clocks.max_hz))
     clock_hz = np.full(len(rows), top_hz)
@@ -191,9 +229,11 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
         clock_hz = loaded_clock_hz(law, kernels, own_s, top_hz, reference.sm_count)
     terms = compute_ideal_terms(kernels, reference)
     fitted = fit_corrections(terms, kernels.work.kernel_family, own_s, clock_hz, start.corrections)
-    ran = set(kernels.work.kernel_family)
-    corrections = {**start.corrections, **{group: c for group, c in fitted.items() if group in ran}}
-    scaffold_s = terms.seconds(np.log(blend_corrections(kernels.work, corrections)), clock_hz)
+    corrections = dict(start.corrections)
+    groups_run = set(kernels.work.kernel_family)
+    corrections |= {name: value for name, value in fitted.items() if name in groups_run}
+    blended = blend_corrections(kernels.work, corrections)
+    scaffold_s = terms.seconds(np.log(blended), clock_hz)
     time = fit_residuals([ResidualSample(kernels, own_s / scaffold_s)])
     own = LearnedFactors(reference, time, {})
     return replace(
@@ -206,22 +246,25 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
 
 def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
     """Predict the seconds of the operators that each row was timed together with, at the top clock."""
-    found = np.zeros(len(table.beside))
-    pairs = [(i, op) for i, ops in enumerate(table.beside) for op in ops]
-    if pairs:
-        rows, ops = zip(*pairs, strict=True)
-        kernels = build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, bundle.reference, ())
-        np.add.at(found, list(rows), predict_bursts_s(kernels, gpu, bundle))
-    return found
+    seconds = np.zeros(len(table.beside))
+    rows: list[int] = []
+    ops: list[Operator] = []
+    for row, row_ops in enumerate(table.beside):
+        rows += [row] * len(row_ops)
+        ops += row_ops
+    if ops:
+        conditions = (USUAL_CONDITION,) * len(ops)
+        kernels = build_kernels(ops, conditions, gpu, bundle.reference, ())
+        np.add.at(seconds, rows, predict_bursts_s(kernels, gpu, bundle))
+    return seconds
 
 
 def predict_tables_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
     """Predict the latency of each row as it was timed: bursts at the top clock, others over a
     second.
     """
-    return np.asarray(
-        predict_with_bundle(bundle, table.rows, gpu, RUN_S)[:, 0] + beside_s(table, gpu, bundle)
-    )
+    own_s = predict_with_bundle(bundle, table.rows, gpu, RUN_S)[:, 0]
+    return np.asarray(own_s + beside_s(table, gpu, bundle))
 
 
 def judge_tables(
@@ -229,26 +272,29 @@ def judge_tables(
 ) -> tuple[TableError, ...]:
     """Compare both bundles with rows, by what ran, engine and band of latency."""
     measured_s = table.rows.column("latency_s")
-    before_s, after_s = (predict_tables_s(table, gpu, bundle) for bundle in (forecast, calibrated))
+    forecast_s = predict_tables_s(table, gpu, forecast)
+    calibrated_s = predict_tables_s(table, gpu, calibrated)
     band = np.digitize(measured_s * 1e3, BANDS_MS)
-    found = []
-    names = [
-        (describe_work(op), engine) for op, engine in zip(table.rows.ops, table.engine, strict=True)
-    ]
+    work = [describe_work(op) for op in table.rows.ops]
+    names = list(zip(work, table.engine, strict=True))
+    errors = []
     for what, engine in sorted(set(names)):
-        alike = np.array([name == (what, engine) for name in names], dtype=bool)
-        for place, name in enumerate(BAND_NAMES):
-            at = alike & (band == place)
-            if at.any():
-                errors = (
-                    mean_percent_error(said[at], measured_s[at]) for said in (before_s, after_s)
+        is_alike = np.array([name == (what, engine) for name in names], dtype=bool)
+        for place, band_name in enumerate(BAND_NAMES):
+            chosen = is_alike & (band == place)
+            if not chosen.any():
+                continue
+            errors.append(
+                TableError(
+                    what=what,
+                    engine=engine,
+                    band=band_name,
+                    rows=int(chosen.sum()),
+                    forecast=mean_percent_error(forecast_s[chosen], measured_s[chosen]) or 0.0,
+                    calibrated=mean_percent_error(calibrated_s[chosen], measured_s[chosen]) or 0.0,
                 )
-                found.append(
-                    TableError(
-                        what, engine, name, int(at.sum()), *(float(e or 0.0) for e in errors)
-                    )
-                )
-    return tuple(found)
+            )
+    return tuple(errors)
 
 
 def describe_work(op: Operator) -> str:
@@ -258,25 +304,27 @@ def describe_work(op: Operator) -> str:
     if isinstance(op, engine_operators.PagedAttention):
         return f"attention {op.kind_of_batch} over {op.kv_dtype}"
     if isinstance(op, engine_operators.FusedExperts):
-        return f"experts {op.weights}" + (f" by {op.scales}" if op.scales != "none" else "")
+        scales = f" by {op.scales}" if op.scales != "none" else ""
+        return f"experts {op.weights}{scales}"
     if isinstance(op, engine_operators.WeightOnlyProduct):
         return f"products with {op.weights} weights"
-    scaled = (engine_operators.ScaledProduct, engine_operators.BlockProduct)
-    scales = f" by {op.scales}" if isinstance(op, scaled) else ""
-    return f"{'products' if op.family == 'gemm' else op.kind} {op.dtype}{scales}"
+    scales = ""
+    if isinstance(op, (engine_operators.ScaledProduct, engine_operators.BlockProduct)):
+        scales = f" by {op.scales}"
+    what = "products" if op.family == "gemm" else op.kind
+    return f"{what} {op.dtype}{scales}"
 
 
 def _fit_power(table: TableRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, str]:
     """Move energies by the rows with believed watts, as ``fit kernels`` does with few rows."""
     if not len(table.rows):
         return bundle, "energies: forecast"
-    few = table.select_rows(
-        np.arange(len(table.rows)) % max(len(table.rows) // _POWER_ROWS, 1) == 0
-    )
-    found, moved = shift_energies(few.rows, gpu, bundle)
-    if not found.levels:
+    stride = max(len(table.rows) // _POWER_ROWS, 1)
+    few = table.select_rows(np.arange(len(table.rows)) % stride == 0)
+    quantity, moved = shift_energies(few.rows, gpu, bundle)
+    if not quantity.levels:
         return moved, f"energies: forecast ({len(few.rows)} rows of watts did not move them)"
-    gain = f"{found.forecast:.1f} to {found.held_out:.1f} % held out"
+    gain = f"{quantity.forecast:.1f} to {quantity.held_out:.1f} % held out"
     return moved, f"energies moved by {len(few.rows)} rows of watts ({gain})"
 
 
@@ -284,11 +332,12 @@ def _interval_ends(table: TableRows, gpu: Gpu, bundle: Bundle) -> dict[str, Resi
     """Return the interval ends of each family from its rows held out; power keeps the forecast's."""
     ratio = table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle)
     families = np.array(table.rows.family)
-    return {
-        family: ResidualEnds(
-            conformal_ends(ratio[families == family]),
-            bundle.residuals[family].power,
-            int((families == family).sum()),
+    residuals = {}
+    for family in dict.fromkeys(table.rows.family):
+        family_ratio = ratio[families == family]
+        residuals[family] = ResidualEnds(
+            latency=conformal_ends(family_ratio),
+            power=bundle.residuals[family].power,
+            rows=len(family_ratio),
         )
-        for family in dict.fromkeys(table.rows.family)
-    }
+    return residuals

@@ -7,7 +7,8 @@ that ships, a folder of journals, or a CSV of one's own with the columns of ``Mo
 rises with h, linearly once the host is the slower queue (docs/method/whole-models.md). Each
 host-bound row gives the h at which its predicted latency is the measured one; the fitted h makes
 the mean absolute error of log latency over all rows least. Rows whose GPU is the slower queue at
-any plausible h tell only that h is not larger, and do so through the same sum."""
+any plausible h tell only that h is not larger, and do so through the same sum.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.calibrate.kernel_rows import read_plain_rows
+from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE, read_plain_rows
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
@@ -55,10 +56,14 @@ class ModelCase:
 
 def load_models(database: str | Path) -> list[ModelCase]:
     """Load every row without an error, at least one, with the operators of its workload."""
-    plain = [row for row in _read_plain(Path(database), str(database)) if not row.get("error")]
-    known = [{k: v for k, v in row.items() if k in _NAMES and v is not None} for row in plain]
-    rows = [row_from_plain(row, ModelRow, f"{database}") for row in known]
-    cases = [ModelCase(row, build_row_graph(row)) for row in rows if row.latency_s]
+    cases = []
+    for plain in _read_plain(Path(database), str(database)):
+        if plain.get("error"):
+            continue
+        cells = {name: plain[name] for name in _NAMES if plain.get(name) is not None}
+        row = row_from_plain(cells, ModelRow, f"{database}")
+        if row.latency_s:
+            cases.append(ModelCase(row, build_row_graph(row)))
     if not cases:
         raise BadInput(f"{database}: no row without an error; {_HOW_TO_MEASURE}")
     return cases
@@ -80,16 +85,14 @@ def build_row_graph(row: ModelRow) -> Graph:
 
 def was_capped(row: ModelRow, top_hz: float) -> bool:
     """Tell whether the power limit held the clock down while a row was measured."""
-    return "sw_power_cap" in row.throttle and (
-        row.sm_clock_hz is None or row.sm_clock_hz < 0.995 * top_hz
-    )
+    is_below_top = row.sm_clock_hz is None or row.sm_clock_hz < TOP_CLOCK_SHARE * top_hz
+    return "sw_power_cap" in row.throttle and is_below_top
 
 
-def measured_column(cases: list[ModelCase], of: Callable[[ModelRow], float | None]) -> Array:
+def measured_column(cases: list[ModelCase], read: Callable[[ModelRow], float | None]) -> Array:
     """Return a measured figure of each case; NaN where it was not measured."""
-    return np.array(
-        [np.nan if (value := of(case.row)) is None else value for case in cases], dtype=np.float64
-    )
+    # None becomes NaN
+    return np.array([read(case.row) for case in cases], dtype=np.float64)
 
 
 def _read_plain(path: Path, name: str) -> list[Plain]:
@@ -97,10 +100,9 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
         if not path.is_file():
             raise bad_value(name, "a file that is there", "none", f"Otherwise {_HOW_TO_MEASURE}.")
         with path.open(newline="", encoding="utf-8") as stream:
-            return [
-                _read_line(row, f"{path.name}: line {i}")
-                for i, row in enumerate(csv.DictReader(stream), start=2)
-            ]
+            table = list(csv.DictReader(stream))
+        lines = enumerate(table, start=2)
+        return [_read_line(row, f"{path.name}: line {number}") for number, row in lines]
     if not path.exists() and not (database_folder(name) / MODELS_FILE).exists():
         raise BadInput(f"{name}: its database has no {MODELS_FILE}; {_HOW_TO_MEASURE}.")
     rows = read_plain_rows(path, MODELS_FILE, "model")
@@ -124,31 +126,31 @@ _USUAL = {
 
 def _read_line(row: dict[str, str], where: str) -> Plain:
     """Read a line of a user's CSV: whole numbers, quantities with or without a unit, yes or no."""
-    given = {**_USUAL, **{name: text for name, text in row.items() if text}}
-    for name in given:
+    cells = {**_USUAL, **{name: text for name, text in row.items() if text}}
+    for name in cells:
         if name not in _NAMES:
-            raise bad_value(
-                where, f"columns of {', '.join(_NAMES[:11])} and measured figures", name
-            )
-    if not {"model", "batch", "latency_s"} <= set(given):
-        raise bad_value(where, "at least model, batch and latency_s", ", ".join(given))
-    typed: dict[str, Any] = {
-        "id": where,
-        **given,
-        "graph": given["graph"].lower() in ("yes", "true", "1"),
-    }
+            expected = f"columns of {', '.join(_NAMES[:11])} and measured figures"
+            raise bad_value(where, expected, name)
+    if not {"model", "batch", "latency_s"} <= set(cells):
+        raise bad_value(where, "at least model, batch and latency_s", ", ".join(cells))
+    typed: dict[str, Any] = {"id": where, **cells}
+    typed["graph"] = cells["graph"].lower() in ("yes", "true", "1")
     for name in _WHOLE:
-        if name in given:
-            if not given[name].strip().isdigit():
-                raise bad_value(f"{where}: {name}", "a whole number", given[name])
-            typed[name] = int(given[name])
+        if name in cells:
+            if not cells[name].strip().isdigit():
+                raise bad_value(f"{where}: {name}", "a whole number", cells[name])
+            typed[name] = int(cells[name])
     for name, unit in _UNIT.items():
-        if name in given:
-            try:
-                typed[name] = float(given[name])
-            except ValueError:
-                typed[name] = units.parse(given[name], unit, f"{where}: {name}")
+        if name in cells:
+            typed[name] = _read_figure(cells[name], unit, f"{where}: {name}")
     return typed
+
+
+def _read_figure(text: str, unit: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return units.parse(text, unit, where)
 
 
 # no host issues an operator faster or slower
@@ -184,8 +186,8 @@ class HostFit:
 
     def error(self, column: str) -> float:
         """Return the mean absolute relative error of a column of predictions."""
-        found = np.array([getattr(row, column) / row.latency_s for row in self.rows])
-        return float(np.mean(np.abs(found - 1.0)))
+        ratio = np.array([getattr(row, column) / row.latency_s for row in self.rows])
+        return float(np.mean(np.abs(ratio - 1.0)))
 
 
 def fit_host_database(database: str | Path, gpu: str, bundle: Bundle | None = None) -> HostFit:
@@ -202,23 +204,35 @@ def fit_host_database(database: str | Path, gpu: str, bundle: Bundle | None = No
 
 def fit_host_cost(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> HostFit:
     """Fit the launch cost of the host to measured cases."""
-    lines = [analyse_graph(case.graph, gpu, bundle) for case in cases]
-    measured = np.array([float(case.row.latency_s or np.nan) for case in cases])
-    grid = np.geomspace(LOW_S, HIGH_S, _GRID)
-    table = np.array(
-        [[_predict_latency(line, h, gpu, bundle) for h in grid] for line in lines]
-    )  # (case, h)
-    host_s = _best_cost(table, measured, grid)
+    timelines = [analyse_graph(case.graph, gpu, bundle) for case in cases]
+    measured_s = np.array([float(case.row.latency_s or np.nan) for case in cases])
+    grid_s = np.geomspace(LOW_S, HIGH_S, _GRID)
+    predicted_s = np.empty((len(cases), _GRID))
+    for place, timeline in enumerate(timelines):
+        predicted_s[place] = [_predict_latency(timeline, h, gpu, bundle) for h in grid_s]
+    host_s = _best_cost(predicted_s, measured_s, grid_s)
     default_s = float(np.mean(bundle.launch.host_s_per_operator))
-    models = [case.row.model for case in cases]
+
+    models = np.array([case.row.model for case in cases])
     rows = []
-    for i, case in enumerate(cases):
-        others = np.array([model != case.row.model for model in models])
-        elsewhere = _best_cost(table[others], measured[others], grid) if others.any() else host_s
-        at = {h: _predict_latency(lines[i], h, gpu, bundle) for h in (host_s, default_s, elsewhere)}
-        asked = _cost_of_row(lines[i], float(measured[i]), gpu, bundle)
-        seconds = float(measured[i]), at[host_s], at[default_s], at[elsewhere]
-        rows.append(HostRow(case.graph.name, case.operators, *seconds, asked))
+    for place, case in enumerate(cases):
+        is_other = models != case.row.model
+        left_out_s = host_s
+        if is_other.any():
+            left_out_s = _best_cost(predicted_s[is_other], measured_s[is_other], grid_s)
+        timeline = timelines[place]
+        row_s = float(measured_s[place])
+        rows.append(
+            HostRow(
+                name=case.graph.name,
+                operators=case.operators,
+                latency_s=row_s,
+                predicted_s=_predict_latency(timeline, host_s, gpu, bundle),
+                default_s=_predict_latency(timeline, default_s, gpu, bundle),
+                left_out_s=_predict_latency(timeline, left_out_s, gpu, bundle),
+                host_s=_cost_of_row(timeline, row_s, gpu, bundle),
+            )
+        )
     return HostFit(gpu.name, host_s, default_s, tuple(rows))
 
 
@@ -227,13 +241,15 @@ def with_launch_cost(bundle: Bundle, host_s: float) -> Bundle:
     return replace(bundle, launch=replace(bundle.launch, host_s_per_operator=host_s))
 
 
-def _predict_latency(line: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
+def _predict_latency(timeline: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
     """Predict the latency of a timeline under the governor at another launch cost; nothing else
     depends on it.
     """
     launch = replace(bundle.launch, host_s_per_operator=host_s)
-    line = replace(line, host_s=launch.host_s([op.kind for op in line.kernels.ops]))
-    return float(run_governed(line, gpu, OperatingPoint(), bundle)[1].latency_s)
+    host_s_of_kernel = launch.host_s([op.kind for op in timeline.kernels.ops])
+    timeline = replace(timeline, host_s=host_s_of_kernel)
+    _, totals, _ = run_governed(timeline, gpu, OperatingPoint(), bundle)
+    return float(totals.latency_s)
 
 
 def _best_cost(table: Array, measured: Array, grid: Array) -> float:
@@ -243,20 +259,21 @@ def _best_cost(table: Array, measured: Array, grid: Array) -> float:
     low = max(best - 1, 0)
     high = min(best + 1, len(grid) - 1)
     fine = np.geomspace(grid[low], grid[high], 101)
-    between = np.array([np.interp(np.log(fine), np.log(grid), np.log(row)) for row in table])
-    return float(fine[np.abs(between - np.log(measured)[:, None]).mean(axis=0).argmin()])
+    log_fine = [np.interp(np.log(fine), np.log(grid), np.log(row)) for row in table]
+    fine_off = np.abs(np.array(log_fine) - np.log(measured)[:, None]).mean(axis=0)
+    return float(fine[fine_off.argmin()])
 
 
-def _cost_of_row(line: Timeline, measured_s: float, gpu: Gpu, bundle: Bundle) -> float | None:
+def _cost_of_row(timeline: Timeline, measured_s: float, gpu: Gpu, bundle: Bundle) -> float | None:
     """Find the cost at which this row alone would be met; None where the row does not depend on it."""
     from scipy.optimize import brentq
 
     def miss(log_cost: float) -> float:
-        return _predict_latency(line, float(np.exp(log_cost)), gpu, bundle) / measured_s - 1.0
+        return _predict_latency(timeline, float(np.exp(log_cost)), gpu, bundle) / measured_s - 1.0
 
     low, high = np.log([LOW_S, HIGH_S])
     if miss(low) >= 0.0 or miss(high) <= 0.0:
         return None
-    found = float(np.exp(brentq(miss, low, high)))
-    halved = _predict_latency(line, 0.5 * found, gpu, bundle)
-    return found if halved < (1.0 - _BOUND) * measured_s else None
+    cost_s = float(np.exp(brentq(miss, low, high)))
+    halved_s = _predict_latency(timeline, 0.5 * cost_s, gpu, bundle)
+    return cost_s if halved_s < (1.0 - _BOUND) * measured_s else None

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE
 from wattcast.core.errors import BadInput, bad_value, check_names, import_extra
 from wattcast.core.measured_rows import ModelKernels, ModelRow
 from wattcast.core.regular_files import read_shipped_table
@@ -390,7 +391,6 @@ LONGEST_BURST_S = 0.060  # the governor answers after about 90 ms
 BURST_S = 0.020
 REST_S = 0.05  # before a burst
 CLIMB_S = 1.2  # to wait for the top clock
-TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
 SETTLE = SettlingRule(longest_s=5.0)
 
 
@@ -423,7 +423,7 @@ def measure_model(
         device.synchronize()
         time.sleep(REST_S)
         top_hz = bench.sampler.identity.top_clock_hz
-        at_top = not top_hz or await_clock(bench.sampler, TOP_SHARE * top_hz, CLIMB_S)
+        at_top = not top_hz or await_clock(bench.sampler, TOP_CLOCK_SHARE * top_hz, CLIMB_S)
         count = int(min(max(BURST_S / max(once_s, 1e-6), 2), 40))
         count = 1 if once_s * (count + 1) > LONGEST_BURST_S else count
         once_s = float(np.median(campaign_engine.time_calls(device, load, count)))

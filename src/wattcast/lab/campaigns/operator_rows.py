@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE
 from wattcast.core import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
 from wattcast.lab.campaigns import campaign_engine
@@ -135,7 +136,6 @@ CHUNK_S = 0.020
 PERIOD_S = 0.01236  # of a duty cycle
 DUTY_SETTLE_S = 0.30
 DUTY_TICKS = 8
-TOP_SHARE = 0.995  # of the top clock, below which a burst was not at the top
 
 
 def make_row_id(
@@ -181,7 +181,7 @@ def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0)
             _note_rest(bench, ended_s, ended_s - began_s)
             seen = bench.sampler.since(mark - 20)
             clock = seen.between(began_s, ended_s).known("sm_clock_hz")
-            low = len(clock) > 0 and float(clock.min()) < TOP_SHARE * bench.top_clock_hz
+            low = len(clock) > 0 and float(clock.min()) < TOP_CLOCK_SHARE * bench.top_clock_hz
             flags = ("clock_low",) * low + ("clock_unseen",) * (len(clock) == 0)
             row = replace(
                 row,
@@ -208,7 +208,7 @@ def _note_rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
 def await_top_clock(bench: OperatorBench, longest_s: float) -> bool:
     """Wait until the reported clock is at the top; a capped load leaves it low for about a second."""
     wanted_s = longest_s if bench.patience > 0 else 0.0
-    if steady_state.await_clock(bench.sampler, TOP_SHARE * bench.top_clock_hz, wanted_s):
+    if steady_state.await_clock(bench.sampler, TOP_CLOCK_SHARE * bench.top_clock_hz, wanted_s):
         return True
     bench.patience -= 1
     return False

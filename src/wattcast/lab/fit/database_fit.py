@@ -27,7 +27,13 @@ import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.calibrate import kernel_rows
-from wattcast.calibrate.kernel_rows import PLANNED, KernelRows, parse_operators, settled_figures
+from wattcast.calibrate.kernel_rows import (
+    PLANNED,
+    TOP_CLOCK_SHARE,
+    KernelRows,
+    parse_operators,
+    settled_figures,
+)
 from wattcast.calibrate.latency_fit import one_thread
 from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
@@ -61,7 +67,6 @@ from wattcast.predictor.cold_cache import ColdCacheDelay, cold_cache_terms
 
 LEAST_LAYERS = 20  # to say how far workloads of several kernels may be from their sum
 LEAST_COMMON = 20  # rows that two cards must share
-_UNCAPPED = 0.995  # of the top clock: below, the power limit holds the clock
 KIND_OF_QUANTITY = {"latency": "burst", "power": "sustained"}
 ALL_FAMILIES = "all"
 
@@ -395,7 +400,7 @@ def residual_shifts(rows: KernelRows, quantity: str, held: HeldOutRows | None) -
     ratio, usable = held.ratio(quantity)
     usable &= np.array([rows.chosen[i] == PLANNED for i in wanted], dtype=bool)
     if quantity == "power":
-        usable &= held.clock_hz > _UNCAPPED * np.nanmax(held.clock_hz)
+        usable &= held.clock_hz > TOP_CLOCK_SHARE * np.nanmax(held.clock_hz)
     card = np.array([rows.uuid[i] for i in wanted])
     logs = {name: np.log(ratio[usable & (card == name)]) for name in dict.fromkeys(card.tolist())}
     logs = {name: values for name, values in logs.items() if values.size >= LEAST_COMMON}
@@ -453,7 +458,7 @@ def pair_cards(rows: KernelRows, quantity: str) -> dict[tuple[str, str], Array]:
     """
     power_w, clock_hz, figure = settled_figures(rows)
     if quantity == "power":
-        figure = np.where(clock_hz > _UNCAPPED * np.nanmax(clock_hz), power_w, np.nan)
+        figure = np.where(clock_hz > TOP_CLOCK_SHARE * np.nanmax(clock_hz), power_w, np.nan)
     means: dict[str, dict[tuple[str, str], float]] = {}
     for key, members in _group_repeats(rows, quantity, figure).items():
         for card in dict.fromkeys(rows.uuid[i] for i in members):

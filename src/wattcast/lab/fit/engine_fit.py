@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from wattcast.calibrate import kernel_rows
-from wattcast.calibrate.kernel_rows import KernelRows
+from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE, KernelRows
 from wattcast.calibrate.latency_fit import ResidualSample, fit_corrections, fit_residuals
 from wattcast.calibrate.row_prediction import (
     conformal_ends,
@@ -233,7 +233,7 @@ def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
     found = []
     for row in known:
         settled = (
-            row["sm_clock_hz"] > _TOP_SHARE * top_hz
+            row["sm_clock_hz"] > TOP_CLOCK_SHARE * top_hz
             and row["host_s"] < _HIDDEN_SHARE * row["latency_s"]
         )
         if settled and (row["model"] not in apart or row["normal_weights"]):
@@ -260,7 +260,6 @@ def load_measured_model(name: str) -> ModelSpec:
     return convert_config(known[name], f"engine_models.jsonl: {name}", name)
 
 
-_TOP_SHARE = 0.998  # of the top clock, above which a step was not capped
 _HIDDEN_SHARE = 0.9  # of a step's time, up to which the host's work is hidden
 # Spreads of logs of dynamic power: of steps on one card, of cards that ran kernels about their
 # levels, and of others about the mean card (of all that they draw a third goes to memory; see
@@ -329,7 +328,9 @@ def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: G
         timeline.phases, compute_effective_hz(timeline, grid_hz, bundle.clock_law)
     )
     nearest = np.abs(np.log(seconds / latency_s)).argmin(axis=0)
-    return np.where(clock_hz < 0.995 * top_hz, np.sqrt(grid_hz[nearest, 0] * clock_hz), clock_hz)
+    return np.where(
+        clock_hz < TOP_CLOCK_SHARE * top_hz, np.sqrt(grid_hz[nearest, 0] * clock_hz), clock_hz
+    )
 
 
 def _interval_ends(

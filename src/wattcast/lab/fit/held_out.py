@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from wattcast.calibrate.kernel_rows import (
     FOLDS,
+    TOP_CLOCK_SHARE,
     KernelRows,
     assign_folds,
     on_random_data,
@@ -119,7 +120,7 @@ def compare_asked_power(power_w: Array, clock_hz: Array, predicted: Array) -> Ar
     ``predicted`` ends in the columns power, clock and power at the top clock.
     """
     held_w, held_hz, asked_w = predicted.T[-3:]
-    capped = (clock_hz < _UNCAPPED * np.nanmax(held_hz)) & (held_w < asked_w)
+    capped = (clock_hz < TOP_CLOCK_SHARE * np.nanmax(held_hz)) & (held_w < asked_w)
     return np.where(capped, np.nan, power_w / asked_w)
 
 
@@ -213,7 +214,6 @@ def collect_held_out(
     )
 
 
-_UNCAPPED = 0.995  # of the top clock
 POOLED_FAMILIES = (
     "softmax",
     "layernorm",

@@ -30,6 +30,7 @@ import numpy as np
 
 from wattcast.calibrate.kernel_rows import (
     CARD,
+    TOP_CLOCK_SHARE,
     KernelRows,
     assign_folds,
     on_random_data,
@@ -359,7 +360,7 @@ def fit_governor_share(rows: KernelRows, gpu: Gpu) -> float:
     """
     power_w = rows.column("settled_power_w")
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    capped = np.isfinite(power_w) & (rows.column("settled_clock_hz") < 0.995 * top_hz)
+    capped = np.isfinite(power_w) & (rows.column("settled_clock_hz") < TOP_CLOCK_SHARE * top_hz)
     share = power_w[capped & on_random_data(rows) & rows.fit] / float(np.mean(gpu.power.limit_w))
     share = share[share > _LOW_POWER]
     return float(np.clip(np.median(share), _LOW_POWER, 1.0)) if share.size else 1.0
@@ -423,7 +424,7 @@ def _fit_power(
     priced, sampled = price_rows(rows, kernels, gpu, idle, corrections, reference)
     # an error in the energy of a capped row becomes an error of its clock: they count half as much
     # again
-    weight = np.where(priced.clock_hz < 0.995 * top_hz, 1.5, 1.0)
+    weight = np.where(priced.clock_hz < TOP_CLOCK_SHARE * top_hz, 1.5, 1.0)
     power, toggling = fit_module_power(priced, idle, DEFAULT_TEMPERATURE_C, weight)
     measured_w = priced.power_w
     for _ in range(_LEVELLED):
@@ -462,7 +463,7 @@ def price_rows(
     known = (
         rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
     )
-    climbing = (clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))) & (
+    climbing = (clock_hz < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))) & (
         power_w < _LOW_POWER * limit_w
     )
     known &= ~climbing

@@ -16,7 +16,13 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.calibrate import kernel_rows, whole_models
-from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.calibrate.kernel_rows import (
+    TOP_CLOCK_SHARE,
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    settled_figures,
+)
 from wattcast.calibrate.whole_models import ModelCase
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
@@ -108,7 +114,7 @@ def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
             f"the held-out predictions of {gpu} are not of the rows in its database. Fit again."
         )
     power_w, clock_hz, latency_s = settled_figures(rows)
-    top = clock_hz > 0.998 * float(np.mean(chip.clocks.max_hz))
+    top = clock_hz > TOP_CLOCK_SHARE * float(np.mean(chip.clocks.max_hz))
     at = np.flatnonzero(
         rows.is_kind("sustained") & on_random_data(rows) & top & np.isfinite(power_w)
     )

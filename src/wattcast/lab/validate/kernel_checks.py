@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.calibrate.kernel_rows import load_kernel_rows, on_random_data, settled_figures
+from wattcast.calibrate.kernel_rows import (
+    TOP_CLOCK_SHARE,
+    load_kernel_rows,
+    on_random_data,
+    settled_figures,
+)
 from wattcast.calibrate.row_prediction import INTERVAL_LEVEL, conformal_ends, predict_with_bundle
 from wattcast.calibrate.scoring import (
     LedgerRow,
@@ -43,7 +48,7 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     burst = held.is_random("burst")
     sustained = held.is_random("sustained")
     top_hz = float(np.mean(hardware.load_gpu(gpu).clocks.max_hz))
-    capped = held.clock_hz < 0.995 * top_hz
+    capped = held.clock_hz < TOP_CLOCK_SHARE * top_hz
     open_ = sustained & ~capped
     shut = sustained & capped
     names = list(dict.fromkeys(held.family))

@@ -41,6 +41,7 @@ from wattcast import hardware
 from wattcast.calibrate import kernel_rows
 from wattcast.calibrate.kernel_rows import (
     CARD,
+    TOP_CLOCK_SHARE,
     KernelRows,
     assign_folds,
     on_random_data,
@@ -270,7 +271,7 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
         found["alpha"][test] = _linear(terms, priced.power_w, train, test)
     priced = _select_rows(priced, tested)
     found = {name: values[tested] for name, values in found.items()}
-    capped = priced.clock_hz < 0.995 * float(np.mean(gpu.clocks.max_hz))
+    capped = priced.clock_hz < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))
     where = f"{gpu.name} ablations, power at measured time and clock"
     said = {
         "module": "module power (ours, no learned factor)",
