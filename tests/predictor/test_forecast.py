@@ -21,7 +21,12 @@ from wattcast.power.module_power import ModulePower
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
-from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, module_factors
+from wattcast.predictor.bundle.forecast import (
+    FORECAST,
+    forecast_bundle,
+    forecast_rule,
+    module_factors,
+)
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.engine_operators import WeightOnlyProduct
 from wattcast.workload.graph import Graph
@@ -240,3 +245,26 @@ def wattcast_usual():
     from wattcast.kernels.kernel_table import USUAL_CONDITION
 
     return USUAL_CONDITION
+
+
+def test_an_sm_of_an_a100_is_three_quarters_of_an_h100s() -> None:
+    """Transistors per SM are 54.2e9/128 on GA100 and 80e9/144 on GH100 (NVIDIA's whitepapers)."""
+    rule = forecast_rule()
+    gpu = load_gpu("a100-sxm-80gb")
+    factor = module_factors(gpu, rule)
+    of_process = rule.process(gpu).logic ** rule.classes["sm"]
+    voltage_square = factor["cuda"] / rule.process(gpu).logic ** rule.classes["cuda"]
+    transistors = (54.2e9 / 128) / (80e9 / 144)
+    assert factor["sm"] / of_process / voltage_square == pytest.approx(transistors, rel=0.05)
+
+
+def test_the_rail_of_memory_takes_what_was_read_from_its_sensor() -> None:
+    """The memory's rail of an H200 takes 23 to 34 W per TB/s by family of kernels, and HBM3e on an
+    H200 costs no more on chip and rail than its bundle says.
+    """
+    rail_w_per_tb_s = 1e12 * FORECAST.memory_rail_j_per_byte
+    assert 23.0 < rail_w_per_tb_s < 34.0
+    bundle = shipped_bundle("h200")
+    assert bundle is not None
+    energy_j = bundle.power.as_module_power().energy_j
+    assert FORECAST.memory_rail_j_per_byte < energy_j["dram_read_byte"]

@@ -40,7 +40,12 @@ from wattcast.predictor.bundle.bundle_file import (
     shipped_bundle,
     write_bundle,
 )
-from wattcast.predictor.bundle.forecast import forecast_bundle, forecast_rule, remember_by_gpu
+from wattcast.predictor.bundle.forecast import (
+    FORECAST,
+    forecast_bundle,
+    forecast_rule,
+    remember_by_gpu,
+)
 from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import CarriedFactors, LayeredFactors
 
@@ -74,11 +79,6 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     return _carry_times(sibling, sibling_calibration, gpu)
 
 
-_SAME_SIZE = 0.1  # difference in SMs, relative, between chips that have the same energies
-# time of products over the tensor cores' own, where nothing else limits them: set by hand
-_FED = 1.03
-
-
 def _carry_times(sibling: str, calibration: _Calibration, gpu: Gpu) -> Bundle:
     """Return the forecast of a GPU with the times of kernels of a card with the same processor."""
     chip = load_gpu(sibling)
@@ -87,7 +87,7 @@ def _carry_times(sibling: str, calibration: _Calibration, gpu: Gpu) -> Bundle:
     assert isinstance(calibrated.learned, LayeredFactors), "a calibration has factors of its own"
     base = forecast_bundle(gpu)
     size_ratio = float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count))
-    if abs(size_ratio - 1.0) < _SAME_SIZE and gpu.memory.kind == chip.memory.kind:
+    if abs(size_ratio - 1.0) < FORECAST.same_size and gpu.memory.kind == chip.memory.kind:
         power = {"power": calibration.plain.get("power", {})}
         merged = _merge_entries(bundle_to_plain(replace(base, learned=None)), power)
         base = replace(base, power=plain_to_bundle(merged, CALIBRATION_FILE).power)
@@ -117,7 +117,7 @@ def _carry_fitted(calibrated: Bundle, chip: Gpu, gpu: Gpu) -> dict[str, Correcti
             continue
         if group.startswith("gemm") and rate < 1.0:
             # what feeds the tensor cores keeps up with slower ones
-            fed = min(correction.compute, max(_FED, correction.compute * rate))
+            fed = min(correction.compute, max(FORECAST.fed_products, correction.compute * rate))
             correction = replace(correction, compute=fed)
         fitted[group] = correction
     return fitted

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype, bad_value, units
 from wattcast.core.arrays import sweep_values
 from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
@@ -27,6 +28,23 @@ from wattcast.predictor.bundle.support_widening import (
 from wattcast.predictor.kernel_phases import Correction, LaunchCosts
 from wattcast.predictor.learned_factors import CarriedFactors
 from wattcast.predictor.timeline import ClockLaw
+
+
+@dataclass(frozen=True)
+class ForecastCoefficients:
+    """What no vendor publishes of a chip, as far as it holds for all chips alike."""
+
+    sm_alike: float  # of an SM's energy that every SM since Volta has alike
+    sm_waiting: float  # of an SM's energy that it draws while it waits for memory
+    memory_rail_j_per_byte: float  # of the parent's memory, on its own rail
+    link_energy_j_per_byte: float
+    fp32_instructions: float  # share of the instructions of programs that are the same everywhere
+    issue_free: float  # λ of fp32 products where loads find free slots
+    same_size: float  # difference in SMs, relative, between chips that have the same energies
+    fed_products: float  # time of products over the tensor cores' own, where they alone limit it
+
+
+FORECAST = load_coefficients("forecast", ForecastCoefficients)
 
 
 class ProcessRule(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,23 +115,17 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     parent: str
     processes: list[ProcessRule]
     classes: dict[str, float]
-    sm_alike: float
-    sm_waiting: float
-    memory_rail_j_per_byte: float
     memory: dict[str, MemoryRule]
     formats: dict[str, Any]
-    link_energy_j_per_byte: float
     styles: dict[str, StyleRule]
     architectures: dict[str, ArchitectureRule]
     same_processor: dict[str, str]
     same_programs: list[str]
-    fp32_instructions: float
     streaming: str
     l2_loads: dict[str, float]  # by compute capability
     l2_bound: list[str]
     integer_groups: list[str]
     issue_bound: list[str]
-    issue_free: float
     host: dict[str, str]
     idle: IdleRule
     voltage: VoltageRule
@@ -284,12 +296,12 @@ def _forecast_power(
     for event, format_rule in rule.formats.items():
         if event != "source" and event not in energy_j and format_rule["of"] in energy_j:
             energy_j[event] = float(format_rule["factor"]) * energy_j[format_rule["of"]]
-    energy_j.setdefault("link_byte", rule.link_energy_j_per_byte)
+    energy_j.setdefault("link_byte", FORECAST.link_energy_j_per_byte)
 
     factor = module_factors(gpu, rule)
     memory = _find_memory_rule(gpu, rule)
     dram_j = [joules for event, joules in parent.energy_j.items() if event.startswith("dram")]
-    rail = min(rule.memory_rail_j_per_byte / float(np.mean(dram_j)), 1.0)
+    rail = min(FORECAST.memory_rail_j_per_byte / float(np.mean(dram_j)), 1.0)
     on_chip = (1.0 - rail) * memory.interface * factor["l2"]
     factor["dram"] = rail * memory.factor + on_chip
 
@@ -315,7 +327,7 @@ def module_factors(gpu: Gpu, rule: ForecastRule) -> dict[str, float]:
     factor["tensor"] *= style.tensor_delivery
     # the capacitance of a working SM: a fixed part, fp32 lanes and tensor cores
     mean_pipes = 0.5 * sum(_compare_pipes(gpu, rule))
-    factor["sm"] *= rule.sm_alike + (1.0 - rule.sm_alike) * mean_pipes
+    factor["sm"] *= FORECAST.sm_alike + (1.0 - FORECAST.sm_alike) * mean_pipes
     factor["link"] = 1.0
     return factor
 
@@ -330,7 +342,7 @@ def _waiting_sm(forecast: _Forecast) -> float:
     byte_share = _memory_byte_per_sm_cycle(forecast.gpu) / _memory_byte_per_sm_cycle(
         forecast.parent_chip
     )
-    waiting = forecast.rule.sm_waiting
+    waiting = FORECAST.sm_waiting
     return waiting + (1.0 - waiting) * min(byte_share, 1.0)
 
 
@@ -403,7 +415,7 @@ def _carry_correction(group: str, c: Correction, forecast: _Forecast) -> Correct
         changed = replace(changed, compute=c.compute / _compare_integers(gpu, chip))
     if group in rule.issue_bound:
         crowded = float(np.clip(2.0 * lanes - 1.0, 0.0, 1.0))
-        free = min(rule.issue_free, c.compute)
+        free = min(FORECAST.issue_free, c.compute)
         changed = replace(changed, compute=free + (c.compute - free) * crowded)
     if group.startswith(_WIDENING):
         # arithmetic, far below 1, did not bound them on the parent; here it may
@@ -411,7 +423,7 @@ def _carry_correction(group: str, c: Correction, forecast: _Forecast) -> Correct
     if group.startswith(tuple(rule.l2_bound)):
         changed = replace(changed, l2=c.l2 / rule.l2_loads.get(gpu.compute_capability, 1.0))
     if group.partition(".")[0] in rule.same_programs:
-        instructions = 1.0 - rule.fp32_instructions + rule.fp32_instructions / lanes
+        instructions = 1.0 - FORECAST.fp32_instructions + FORECAST.fp32_instructions / lanes
         changed = replace(
             changed,
             serial_cycle=c.serial_cycle * instructions,
