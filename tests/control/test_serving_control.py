@@ -13,17 +13,19 @@ from wattcast.control.live_control import control_serving
 from wattcast.control.live_plant import LivePlant
 from wattcast.control.plants import Knob, KnobRole, Lattice
 from wattcast.control.serving_control import (
-    KEPT,
-    LEVEL_SHARES,
     EngineReading,
     LatencyHistogram,
     LatencyKeeper,
     ServingLimits,
     StepForecast,
-    build_clock_levels,
-    make_keeper,
     parse_engine_metrics,
     read_engine_metrics,
+)
+from wattcast.control.serving_rehearsal import (
+    KEPT,
+    LEVEL_SHARES,
+    build_clock_levels,
+    make_keeper,
     rehearse_load,
     serve_at_levels,
 )

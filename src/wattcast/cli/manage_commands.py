@@ -172,6 +172,7 @@ def run(
         live_control,
         program_files,
         serving_control,
+        serving_rehearsal,
         watch_card,
     )
     from wattcast.measure.device_control import NvmlCard
@@ -218,8 +219,8 @@ def run(
         chip = _catalogue_gpu(
             card.name, "--model", "Leave it out: what steps take is then learned."
         )
-        by_level = serving_control.build_clock_levels(model, chip)
-        keeper = partial(serving_control.make_keeper, by_level, limits)
+        by_level = serving_rehearsal.build_clock_levels(model, chip)
+        keeper = partial(serving_rehearsal.make_keeper, by_level, limits)
     advice = watch_card.make_advice(goal, watch_card.find_catalogue_gpu(card.name))
     told_by = None if metrics is None else partial(serving_control.read_engine_metrics, metrics)
     task = live_control.ControlTask(
@@ -357,7 +358,7 @@ def rehearse(
     10min"""
     import numpy as np
 
-    from wattcast.control import serving_control
+    from wattcast.control import serving_rehearsal
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
@@ -371,12 +372,12 @@ def rehearse(
     traces = [
         draw_trace(per_s, prompt, output, arrivals, length_s, None, seed + i) for i in range(gpus)
     ]
-    by_level = serving_control.build_clock_levels(model, chip)
+    by_level = serving_rehearsal.build_clock_levels(model, chip)
     if most_w is not None:
         limit_w = float(np.mean(chip.power.limit_w))
-        found = serving_control.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
+        found = serving_rehearsal.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
     else:
-        found = serving_control.rehearse_load(by_level, traces[0], limits)
+        found = serving_rehearsal.rehearse_load(by_level, traces[0], limits)
     return CommandOutput(found, "\n".join(f"{name}: {value:.6g}" for name, value in found.items()))
 
 
