@@ -1,5 +1,6 @@
-"""YAML -> Gpu or Node: each number stands with its source, an unknown one says why; an error names
-the bad key.
+"""YAML -> Gpu or Node.
+
+Each number stands with its source, an unknown one says why, and an error names the bad key.
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ class _Disputed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
-    """One number: ``{value, source}``, or ``{unknown: why}``; ``disputed`` lists who says
-    otherwise.
-    """
+    """One number: ``{value, source}``, or ``{unknown: why}``; ``disputed``: who says otherwise."""
 
     value: str | float | int | None = None
     source: str = ""
@@ -52,16 +51,17 @@ class _CurveLeaf(msgspec.Struct, forbid_unknown_fields=True):
     unknown: str = ""
 
 
-# where the number of a key in the file goes in ``Gpu``, and its unit; without those needed nothing
+# Where the number of a key in the file goes in ``Gpu``, and its unit; without those needed nothing
 # can be predicted
 _NUMBERS = {row["key"]: row for row in read_shipped_table("wattcast.hardware", "gpu_fields.csv")}
-# boards of a GPU that were measured apart: name -> name of the GPU and part number
+# Boards of a GPU that were measured apart: name -> name of the GPU and part number
 _BOARDS = {row["name"]: row for row in read_shipped_table("wattcast.hardware", "gpu_boards.csv")}
-# what people say for a catalogue name; beyond these, only the names themselves are understood
+# What people say for a catalogue name; beyond these, only the names themselves are understood
 GPU_ALIASES = {
     row["alias"]: row["gpu"] for row in read_shipped_table("wattcast.hardware", "gpu_aliases.csv")
 }
-GPU_ALIASES |= {said: name for name, row in _BOARDS.items() for said in (name, row["part_number"])}
+GPU_ALIASES |= {name: name for name in _BOARDS}
+GPU_ALIASES |= {row["part_number"]: name for name, row in _BOARDS.items()}
 
 
 # What a number of one GPU can be, by its unit: far beyond every card that was built, and near
@@ -142,9 +142,7 @@ def load_gpu(name: str) -> Gpu:
 
 
 def list_boards(gpu: str = "") -> dict[str, str]:
-    """Return names and part numbers of boards that were measured apart, of one catalogue GPU or of
-    all.
-    """
+    """Return names and part numbers of boards that were measured apart, of one GPU or of all."""
     return {name: row["part_number"] for name, row in _BOARDS.items() if gpu in ("", row["gpu"])}
 
 
@@ -161,8 +159,10 @@ def strip_board(name: str) -> str:
 def resolve_gpu_name(name: str) -> str:
     """Return the name in the catalogue, of a GPU or a board, that ``name`` means."""
     if name in node_names():
-        wanted = f"a GPU, such as {', '.join(load_node(name).gpus) or 'l40s'}, with `--node {name}`"
-        raise errors.bad_value("gpu", wanted, f"a node ({load_node(name).title})")
+        node = load_node(name)
+        examples = ", ".join(node.gpus) or "l40s"
+        expected = f"a GPU, such as {examples}, with `--node {name}`"
+        raise errors.bad_value("gpu", expected, f"a node ({node.title})")
     return errors.resolve_name("gpu", name, gpu_names(), GPU_ALIASES)
 
 
@@ -176,9 +176,7 @@ def _load_by_name(name: str) -> Gpu:
 
 
 def load_gpu_file(path: Path) -> Gpu:
-    """Return a GPU from a user's own YAML file in the form of the catalogue; its name is the
-    file's.
-    """
+    """Return a GPU from a user's own YAML file like the catalogue's; its name is the file's."""
     return parse_gpu(read_bytes(path, MAX_GPU_FILE_BYTE), path.stem, path.name)
 
 
@@ -202,22 +200,22 @@ class _Reader:
         for key, row in _NUMBERS.items():
             group, _, last = row["field"].rpartition(".")
             place = (key, row["unit"], row["field"])
-            groups[group][last] = self.number(
-                attrgetter(key)(file), *place, needed=bool(row["needed"])
-            )
+            leaf = attrgetter(key)(file)
+            groups[group][last] = self.number(leaf, *place, needed=bool(row["needed"]))
         sm_count = groups[""]["sm_count"]
         if not sm_count.is_integer():
             raise bad_value(f"{self.where}: sm_count", "a whole number", sm_count)
-        memory_hz = [
-            self.number(leaf, f"clocks.memory[{i}]", "Hz", f"clocks.memory_hz[{i}]", needed=True)
-            for i, leaf in enumerate(file.clocks.memory)
-        ]
-        said = {
-            key: getattr(file, key)
-            for key in ("title", "vendor", "architecture", "compute_capability", "use")
-        }
+        memory_hz = []
+        for i, leaf in enumerate(file.clocks.memory):
+            key = f"clocks.memory[{i}]"
+            memory_hz.append(self.number(leaf, key, "Hz", f"clocks.memory_hz[{i}]", needed=True))
         return Gpu(
             name=name,
+            title=file.title,
+            vendor=file.vendor,
+            architecture=file.architecture,
+            compute_capability=file.compute_capability,
+            use=file.use,
             process=self.text(file.process, "process"),
             sm_count=sm_count,
             pipes=chip.Pipes(
@@ -239,7 +237,6 @@ class _Reader:
             ),
             claims=self.claims,
             unknown=self.unknown,
-            **said,
         )
 
     def rates(self, leaves: dict[str, _Leaf], key: str) -> dict[Dtype, Any]:
@@ -247,32 +244,27 @@ class _Reader:
         rates = {}
         for name, leaf in leaves.items():
             if name not in list(Dtype):
-                raise bad_value(
-                    f"{self.where}: {key}_per_cycle_sm", f"formats among {', '.join(Dtype)}", name
-                )
+                expected = f"formats among {', '.join(Dtype)}"
+                raise bad_value(f"{self.where}: {key}_per_cycle_sm", expected, name)
             unit = "op/cycle" if name.startswith("int") else "flop/cycle"
             field = f"{key}_flop_per_cycle.{name}"
             rates[Dtype.parse(name)] = self.number(
                 leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True
             )
         if key == "pipes.cuda" and Dtype.FP32 not in rates:
-            wanted = "the rate of fp32, to which all others are compared"
-            raise bad_value(f"{self.where}: {key}_per_cycle_sm", wanted, "none")
+            expected = "the rate of fp32, to which all others are compared"
+            raise bad_value(f"{self.where}: {key}_per_cycle_sm", expected, "none")
         return rates
 
     def number(self, leaf: _Leaf, key: str, unit: str, field: str, needed: bool = False) -> Any:
         """Return a number above zero, or None where nobody published it."""
         if self.published(leaf, key, field) is None:
             if needed:
-                raise bad_value(
-                    f"{self.where}: {key}",
-                    "a value",
-                    "unknown",
-                    "Without it nothing can be predicted.",
-                )
+                hint = "Without it nothing can be predicted."
+                raise bad_value(f"{self.where}: {key}", "a value", "unknown", hint)
             return None
-        places = [(other.value, f"{self.where}: {key}.disputed") for other in leaf.disputed]
-        for text, where in (*places, (leaf.value, f"{self.where}: {key}")):
+        disputed = [(dispute.value, f"{self.where}: {key}.disputed") for dispute in leaf.disputed]
+        for text, where in (*disputed, (leaf.value, f"{self.where}: {key}")):
             value = units.parse(text, unit, where)
             if value <= 0:
                 raise bad_value(where, "a number above zero", text)
@@ -289,29 +281,26 @@ class _Reader:
         if self.published(leaf, key, field) is None:
             return None
         if len(leaf.clock) != len(leaf.value):
-            raise bad_value(
-                f"{self.where}: {key}", f"{len(leaf.clock)} values, one a clock", len(leaf.value)
-            )
-        clock = [
-            units.parse(c, "Hz", f"{self.where}: {key}.clock[{i}]")
-            for i, c in enumerate(leaf.clock)
-        ]
-        value = [
-            units.parse(v, unit, f"{self.where}: {key}.value[{i}]")
-            for i, v in enumerate(leaf.value)
-        ]
+            expected = f"{len(leaf.clock)} values, one a clock"
+            raise bad_value(f"{self.where}: {key}", expected, len(leaf.value))
+        clocks_hz = self._parse_all(leaf.clock, "Hz", f"{key}.clock")
+        values = self._parse_all(leaf.value, unit, f"{key}.value")
         low, high = _RANGES[unit]
-        for number in value:
-            if not low <= number <= high:
-                raise bad_value(
-                    f"{self.where}: {key}.value", f"from {low:g} to {high:g} {unit}", number
-                )
-        if (
-            any(b <= a for a, b in pairwise(clock))
-            or not 0.0 < clock[0] <= clock[-1] <= _RANGES["Hz"][1]
-        ):
+        for value in values:
+            if not low <= value <= high:
+                expected = f"from {low:g} to {high:g} {unit}"
+                raise bad_value(f"{self.where}: {key}.value", expected, value)
+        are_rising = all(earlier < later for earlier, later in pairwise(clocks_hz))
+        are_possible = 0.0 < clocks_hz[0] <= clocks_hz[-1] <= _RANGES["Hz"][1]
+        if not (are_rising and are_possible):
             raise bad_value(f"{self.where}: {key}.clock", "rising clocks", ", ".join(leaf.clock))
-        return ClockCurve(np.array(clock), np.array(value))
+        return ClockCurve(np.array(clocks_hz), np.array(values))
+
+    def _parse_all(self, texts: list[str], unit: str, key: str) -> list[float]:
+        numbers = []
+        for i, text in enumerate(texts):
+            numbers.append(units.parse(text, unit, f"{self.where}: {key}[{i}]"))
+        return numbers
 
     def published(self, leaf: _Leaf | _CurveLeaf, key: str, field: str) -> Any:
         """Return the value of a leaf, remembering who published it and who says otherwise.
@@ -321,24 +310,25 @@ class _Reader:
         has_value = leaf.value not in (None, [])
         where = f"{self.where}: {key}"
         if bool(leaf.unknown) == has_value:
-            raise bad_value(
-                where, "either a value or `unknown: why`", "both" if leaf.unknown else "neither"
-            )
+            problem = "both" if leaf.unknown else "neither"
+            raise bad_value(where, "either a value or `unknown: why`", problem)
         if leaf.unknown:
             self.unknown[field] = leaf.unknown
             return None
         if not leaf.source:
             raise bad_value(where, "a source beside the value", "none")
-        disputed = leaf.disputed if isinstance(leaf, _Leaf) else ()
-        others = tuple((str(d.value), self.cite(d.source, f"{key}.disputed")) for d in disputed)
-        self.claims[field] = PublishedClaim(self.cite(leaf.source, key), leaf.note, others)
+        statements = []
+        for dispute in leaf.disputed if isinstance(leaf, _Leaf) else ():
+            source = self.cite(dispute.source, f"{key}.disputed")
+            statements.append((str(dispute.value), source))
+        source = self.cite(leaf.source, key)
+        self.claims[field] = PublishedClaim(source, leaf.note, tuple(statements))
         return leaf.value
 
     def cite(self, source: str, key: str) -> str:
         if source not in self.file.sources:
-            raise bad_value(
-                f"{self.where}: {key}.source", f"one of {', '.join(self.file.sources)}", source
-            )
+            expected = f"one of {', '.join(self.file.sources)}"
+            raise bad_value(f"{self.where}: {key}.source", expected, source)
         return str(self.file.sources[source])
 
 
@@ -369,22 +359,24 @@ def node_names() -> list[str]:
 @cache
 def load_node(name: str) -> Node:
     """Return the catalogue node of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
-    found = errors.resolve_name("node", name, node_names(), {})
-    return load_node_file(files("wattcast.hardware").joinpath("nodes", f"{found}.yaml"))
+    catalogue_name = errors.resolve_name("node", name, node_names(), {})
+    return load_node_file(files("wattcast.hardware").joinpath("nodes", f"{catalogue_name}.yaml"))
 
 
 def load_node_file(path: Path) -> Node:
-    """Return a node from a user's own YAML file in the form of the catalogue; its name is the
-    file's.
-    """
+    """Return a node from a user's own YAML file like the catalogue's; its name is the file's."""
     return parse_node(read_bytes(path, MAX_NODE_FILE_BYTE), path.stem, path.name)
 
 
 @cache
 def node_of_gpu(gpu: str) -> Node:
     """Return the node that a catalogue GPU is usually built into, else a box of PCIe cards."""
-    nodes = [node for node in map(load_node, node_names()) if strip_board(gpu) in node.gpus]
-    return nodes[0] if nodes else load_node("pcie-box")
+    chip_name = strip_board(gpu)
+    for name in node_names():
+        node = load_node(name)
+        if chip_name in node.gpus:
+            return node
+    return load_node("pcie-box")
 
 
 def parse_node(data: bytes, name: str, where: str) -> Node:
@@ -395,26 +387,25 @@ def parse_node(data: bytes, name: str, where: str) -> Node:
     def read(key: str) -> Any:
         return reader.published(getattr(file, key), key, key)
 
-    count, fabric, multicast, rate = map(
-        read, ("gpu_count", "fabric", "multicast", "network_per_gpu")
-    )
+    count = read("gpu_count")
+    fabric = read("fabric")
+    multicast = read("multicast")
+    rate = read("network_per_gpu")
     if type(count) is not int or not 1 <= count <= MOST_NODE_GPUS:
-        raise bad_value(
-            f"{where}: gpu_count", f"a whole number of GPUs, 1 to {MOST_NODE_GPUS}", count
-        )
+        expected = f"a whole number of GPUs, 1 to {MOST_NODE_GPUS}"
+        raise bad_value(f"{where}: gpu_count", expected, count)
     if fabric not in list(Fabric):
         raise bad_value(f"{where}: fabric", f"one of {', '.join(Fabric)}", fabric)
-    network = str(read("network") or "none")
     return Node(
-        name,
-        file.title,
-        tuple(file.gpus),
-        count,
-        Fabric(fabric),
-        multicast is True,
-        network,
-        _parse_node_rate(rate, f"{where}: network_per_gpu"),
-        reader.claims,
+        name=name,
+        title=file.title,
+        gpus=tuple(file.gpus),
+        gpu_count=count,
+        fabric=Fabric(fabric),
+        multicast=multicast is True,
+        network=str(read("network") or "none"),
+        network_byte_per_s=_parse_node_rate(rate, f"{where}: network_per_gpu"),
+        claims=reader.claims,
         **_read_pcie_tree(file, reader, count),
     )
 

@@ -1,5 +1,4 @@
-"""What vendors say a chip and a node of chips are. Numbers about the world only; nothing fitted
-lives here.
+"""What vendors say a chip and a node of chips are: numbers about the world, nothing fitted.
 
 Every numeric field is a float, or an array shaped ``(*sweep, 1)`` in a sweep (``arrays.py``); None
 means that nobody published it. Rates are per core-clock cycle, so they hold at any clock.
@@ -53,9 +52,8 @@ class Node:
 class Pipes:
     """Operations per cycle and SM of each execution pipe (a multiply-add counts as two)."""
 
-    tensor_flop_per_cycle: Mapping[
-        Dtype, Sweepable
-    ]  # dense, by input format; empty without tensor cores
+    # dense, by input format; empty without tensor cores
+    tensor_flop_per_cycle: Mapping[Dtype, Sweepable]
     cuda_flop_per_cycle: Mapping[Dtype, Sweepable]
     int32_op_per_cycle: Sweepable | None
     sfu_op_per_cycle: Sweepable | None
@@ -178,17 +176,15 @@ class Gpu:
     use: CardUse = CardUse.DATA_CENTRE
     node: Node | None = None  # where it stands; None: in the node it is usually built into
     board: str = ""  # part number, where boards of this GPU were measured apart; empty: any of them
-    claims: Mapping[str, PublishedClaim] = field(
-        default_factory=dict, repr=False
-    )  # dotted path -> who says so
-    unknown: Mapping[str, str] = field(default_factory=dict, repr=False)  # dotted path -> why
+    # By dotted path: who says so, and why nobody does
+    claims: Mapping[str, PublishedClaim] = field(default_factory=dict, repr=False)
+    unknown: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_positive(self.name, dict(number_fields(self)))
 
     def need(self, path: str) -> Sweepable:
-        """Return the number at a dotted path, or raise an error that says it is not published and
-        why.
+        """Return the number at a dotted path, or raise an error that says why it is unknown.
 
         >>> from wattcast.hardware import load_gpu
         >>> load_gpu("h200").need("memory.byte_per_s")
@@ -196,19 +192,20 @@ class Gpu:
         """
         value: Any = self
         for part in path.split("."):
-            value = value[Dtype.parse(part)] if isinstance(value, Mapping) else getattr(value, part)
+            is_mapping = isinstance(value, Mapping)
+            value = value[Dtype.parse(part)] if is_mapping else getattr(value, part)
         if value is None:
             why = self.unknown.get(path, "not published")
             raise MissingSpecification(
-                f"{self.name}: {path} is unknown ({why}). Give it in your own GPU file, or choose another GPU."
+                f"{self.name}: {path} is unknown ({why}). Give it in your own GPU file, or choose "
+                "another GPU."
             )
         return value  # type: ignore[no-any-return]
 
     def sweep(self, **changes: npt.ArrayLike) -> Gpu:
-        """Return this GPU with fields replaced by values over a sweep: ``gpu.sweep(sm_count=[64,
-        132])``.
+        """Return this GPU with fields replaced by values over a sweep.
 
-        Dotted paths write a double underscore: ``memory__byte_per_s``. All arrays broadcast to one
+        An example is ``gpu.sweep(sm_count=[64, 132])``. Dotted paths write a double underscore: ``memory__byte_per_s``. All arrays broadcast to one
         sweep shape.
         """
         return self.with_fields({name.replace("__", "."): value for name, value in changes.items()})
@@ -223,55 +220,47 @@ class Gpu:
 
 def _replace_field(node: Any, parts: list[str], value: Sweepable, path: str) -> Any:
     head = parts[0]
-    rest = parts[1:]
-    names = [f.name for f in fields(node)]
+    inner_parts = parts[1:]
+    names = [item.name for item in fields(node)]
     if head not in names or head in ("claims", "unknown", "node"):
-        known = [p for p, _ in number_fields(node)]
-        raise unknown_name("GPU field", path, known, f"Known here: {', '.join(known)}.")
+        paths = [number_path for number_path, _ in number_fields(node)]
+        raise unknown_name("GPU field", path, paths, f"Known here: {', '.join(paths)}.")
     child = getattr(node, head)
-    if not rest:
+    if not inner_parts:
         if is_dataclass(child) or isinstance(child, (str, Mapping)):
             raise bad_value(path, "a single number", "a group of fields")
         return replace(node, **{head: value})
     if isinstance(child, Mapping):
-        return replace(node, **{head: {**child, Dtype.parse(rest[0]): value}})
+        return replace(node, **{head: {**child, Dtype.parse(inner_parts[0]): value}})
     if not is_dataclass(child):
         raise unknown_name("GPU field", path, names)
-    return replace(node, **{head: _replace_field(child, rest, value, path)})
+    return replace(node, **{head: _replace_field(child, inner_parts, value, path)})
 
 
 def number_fields(node: Any, prefix: str = "") -> list[tuple[str, Sweepable]]:
     """Return the dotted path and value of every known number below ``node``."""
-    found: list[tuple[str, Sweepable]] = []
+    numbers: list[tuple[str, Sweepable]] = []
     for item in fields(node):
         value = getattr(node, item.name)
         path = f"{prefix}{item.name}"
         if isinstance(value, ClockCurve) or item.name in ("claims", "unknown", "memory_hz", "node"):
             continue
         if is_dataclass(value):
-            found += number_fields(value, f"{path}.")
+            numbers += number_fields(value, f"{path}.")
         elif isinstance(value, Mapping):
-            found += [(f"{path}.{key}", number) for key, number in value.items()]
+            numbers += [(f"{path}.{key}", number) for key, number in value.items()]
         elif isinstance(value, (int, float, np.ndarray)):
-            found.append((path, value))
-    return found
+            numbers.append((path, value))
+    return numbers
 
 
 def list_published_numbers(gpu: Gpu) -> list[dict[str, Any]]:
-    """Return every known number of a GPU with who says so, a note, and the values of sources that
-    disagree.
-    """
+    """Return every known number of a GPU with its source, a note, and what others say instead."""
     rows = []
     for path, value in number_fields(gpu):
         claim = vars(gpu.claims.get(path, PublishedClaim("")))
-        rows.append(
-            {
-                "field": path,
-                "value": float(value),
-                **claim,
-                "disputed": [*map(list, claim["disputed"])],
-            }
-        )
+        disputed = [list(statement) for statement in claim["disputed"]]
+        rows.append({"field": path, "value": float(value), **claim, "disputed": disputed})
     return rows
 
 
