@@ -4,12 +4,14 @@ vision transformer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from wattcast.core import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.model_options import OutputHead
+from wattcast.workload.models import engine_layers
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import Elementwise, LayerNorm
 from wattcast.workload.program import PassSettings, Program
@@ -33,77 +35,29 @@ class GptDims:
 
 
 def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
-    """Trace one pass over ``run.length`` new tokens a sequence; GPT-2 stores weights as ``[in,
-    out]``.
-
-    An engine merges the products of queries, keys and values, and runs one kernel for each of the
-    rest."""
-    heads = dims.heads // run.tp
-    dim = dims.hidden // dims.heads
-    p = dims.dropout
-    gpt2 = dims.style == "gpt2"
+    """Trace one pass over ``run.length`` new tokens a sequence."""
+    is_gpt2 = dims.style == "gpt2"
 
     def embed(tape: Tape) -> list[Tensor]:
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-        if gpt2:
-            layers.build_positions(tape, run)
-            places = layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
-        else:
-            # OPT counts its positions from an attention mask of ones, and keeps two rows more than
-            # positions
-            ones = fill(tape, (run.batch, run.context), Dtype.FP32)
-            count = pointwise("mul", pointwise("cumsum", ones), ones)
-            place = pointwise("cast", pointwise("shift", count), out_dtype=Dtype.INT64)
-            pointwise("shift", place.slice(1, run.past, run.context))
-            places = layers.embed(run, tape, dims.max_positions + 2, dims.hidden)
+        places = _embed_gpt_places(dims, run, tape)
         mask = layers.build_mask(tape, run)
         x = x + places
-        return [functional.dropout(x, p) if gpt2 else x, *mask]
-
-    def attention(x: Tensor, mask: Tensor | None) -> Tensor:
-        x = functional.enter_parallel(x, run.tp)
-        width = heads * dim
-        if gpt2:  # one product, and strided views of it
-            parts = list(
-                layers.project(run, x, 3 * width, bias=True, in_major=True).split(
-                    width, width, width
-                )
-            )
-        else:  # OPT scales its queries first
-            parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
-            parts[0] = parts[0] * 0.125
-        q, k, v = (layers.split_heads(part, dim) for part in parts)
-        k = layers.append_cache(run, k)
-        v = layers.append_cache(run, v)
-        out = layers.attend(
-            run, q, k, v, causal=True, mask=mask, wide_softmax=not gpt2, p=p if gpt2 else 0.0
-        )
-        out = layers.project(run, out, dims.hidden, bias=True, in_major=gpt2)
-        return functional.leave_parallel(out, run.tp)
+        if is_gpt2:
+            x = functional.dropout(x, dims.dropout)
+        return [x, *mask]
 
     def layer(tape: Tape, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        mlp = partial(
-            layers.feed_forward,
-            run,
-            width=dims.intermediate,
-            function=dims.activation,
-            in_major=gpt2,
-        )
-        return layers.add_parts(run, x, p=p, attention=lambda x: attention(x, mask), mlp=mlp)
+        def attention(y: Tensor) -> Tensor:
+            return _gpt_attention(dims, run, y, mask)
+
+        def mlp(y: Tensor) -> Tensor:
+            return layers.feed_forward(run, y, dims.intermediate, dims.activation, in_major=is_gpt2)
+
+        return layers.add_parts(run, x, p=dims.dropout, attention=attention, mlp=mlp)
 
     def engine_layer(tape: Tape, x: Tensor) -> Tensor:
-        with tape.scope("attention"):
-            fused = layers.project(
-                run, layers.add_norm(run, x, LayerNorm), 3 * heads * dim, bias=True
-            )
-            q, k, v = layers.split_projection(fused, (heads, heads, heads), dim)
-            out = layers.paged_attention(run, q, k, v)
-            x = functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
-        with tape.scope("mlp"):
-            function = "relu" if dims.activation == "relu" else "gelu_tanh"
-            return layers.feed_forward(
-                run, layers.add_norm(run, x, LayerNorm), dims.intermediate, function
-            )
+        return _engine_gpt_layer(dims, run, x)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=dims.tied)
@@ -111,10 +65,70 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
     program.stack(embed, engine_layer if run.engine else layer, head, dims.layers)
 
 
+def _embed_gpt_places(dims: GptDims, run: PassSettings, tape: Tape) -> Tensor:
+    """Look up the positions of the tokens.
+
+    OPT counts its positions from an attention mask of ones, and keeps two rows more than positions.
+    """
+    if dims.style == "gpt2":
+        layers.build_positions(tape, run)
+        return layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
+    ones = fill(tape, (run.batch, run.context), Dtype.FP32)
+    count = pointwise("mul", pointwise("cumsum", ones), ones)
+    place = pointwise("cast", pointwise("shift", count), out_dtype=Dtype.INT64)
+    pointwise("shift", place.slice(1, run.past, run.context))
+    return layers.embed(run, tape, dims.max_positions + 2, dims.hidden)
+
+
+def _gpt_attention(dims: GptDims, run: PassSettings, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend over earlier tokens; GPT-2 stores weights as ``[in, out]``."""
+    is_gpt2 = dims.style == "gpt2"
+    head_dim = dims.hidden // dims.heads
+    width = dims.heads // run.tp * head_dim
+    x = functional.enter_parallel(x, run.tp)
+    if is_gpt2:  # one product, and strided views of it
+        fused = layers.project(run, x, 3 * width, bias=True, in_major=True)
+        parts = list(fused.split(width, width, width))
+    else:  # OPT scales its queries first
+        parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
+        parts[0] = parts[0] * 0.125
+    q, k, v = [layers.split_heads(part, head_dim) for part in parts]
+    k = layers.append_cache(run, k)
+    v = layers.append_cache(run, v)
+    terms = layers.ScoreTerms(
+        mask=mask, wide_softmax=not is_gpt2, dropout=dims.dropout if is_gpt2 else 0.0
+    )
+    out = layers.attend(run, q, k, v, causal=True, terms=terms)
+    out = layers.project(run, out, dims.hidden, bias=True, in_major=is_gpt2)
+    return functional.leave_parallel(out, run.tp)
+
+
+def _engine_gpt_layer(dims: GptDims, run: PassSettings, x: Tensor) -> Tensor:
+    """Run a layer as an engine does.
+
+    It merges the products of queries, keys and values, and runs one kernel for each of the rest.
+    """
+    tape = x.tape
+    heads = dims.heads // run.tp
+    head_dim = dims.hidden // dims.heads
+    with tape.scope("attention"):
+        normed = engine_layers.add_norm(run, x, LayerNorm)
+        fused = layers.project(run, normed, 3 * heads * head_dim, bias=True)
+        q, k, v = engine_layers.split_projection(fused, (heads, heads, heads), head_dim)
+        out = engine_layers.paged_attention(run, q, k, v)
+        out = layers.project(run, out, dims.hidden, bias=True)
+        x = functional.leave_parallel(out, run.tp)
+    with tape.scope("mlp"):
+        function = "relu" if dims.activation == "relu" else "gelu_tanh"
+        normed = engine_layers.add_norm(run, x, LayerNorm)
+        return layers.feed_forward(run, normed, dims.intermediate, function)
+
+
 @dataclass(frozen=True)
 class T5Dims:
-    """Published dimensions of T5: an encoder and a decoder whose scores get a learned bias of the
-    distance.
+    """Published dimensions of T5: an encoder and a decoder.
+
+    Their scores get a learned bias of the distance.
     """
 
     layers: int  # of the encoder
@@ -132,124 +146,193 @@ class T5Dims:
 
 
 def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
-    """Trace the encoder over ``run.source`` tokens (not in decode) and the decoder over its new
-    ones.
+    """Trace the encoder over ``run.source`` tokens and the decoder over its new ones.
+
+    In decode the encoder does not run.
     """
     source: list[Tensor] = []
+    if not run.past or not dims.decoder_layers:
+        source = _trace_t5_encoder(dims, run, program)
+    if dims.decoder_layers:
+        _trace_t5_decoder(dims, run, program, source)
 
-    def norm(x: Tensor) -> Tensor:
-        return layers.rms_norm(run, x, scales_input=True)
 
-    def mlp(x: Tensor) -> Tensor:
-        feed_forward = layers.gated_feed_forward if dims.gated else layers.feed_forward
-        return feed_forward(run, x, dims.intermediate, dims.activation, bias=False)
+def _trace_t5_encoder(dims: T5Dims, run: PassSettings, program: Program) -> list[Tensor]:
+    """Trace the encoder and return what it made of the source."""
+    read = replace(run, length=run.source or run.length, past=0, cached=False)
 
-    def read_layer(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
-        attention = partial(_t5_attention, dims, read, bias=bias)
-        return layers.add_parts(
-            run, x, norm, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp
-        )
+    def embed(tape: Tape) -> list[Tensor]:
+        x = _embed_t5_tokens(dims, read, tape, tied=False)
+        return [x, _bias_distances(dims, read, tape, decoder=False)]
 
-    def layer(tape: Tape, x: Tensor, bias: Tensor, none: Tensor, *given: Tensor) -> Tensor:
-        mask = given[0] if len(rest) > 1 else None
-        heard = given[-1] if source else None
-        own = partial(_t5_attention, dims, run, bias=bias, mask=mask, causal=True)
-        cross = partial(_t5_attention, dims, run, source=heard, bias=none)
-        return layers.add_parts(
-            run, x, norm, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp
-        )
+    def layer(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
+        def attention(y: Tensor) -> Tensor:
+            return _t5_attention(dims, read, y, y, bias)
+
+        return _add_t5_parts(dims, run, x, attention=attention)
+
+    def norm(tape: Tape, x: Tensor) -> Tensor:
+        return functional.dropout(_t5_norm(run, x), dims.dropout)
+
+    x, bias = program.section("encoder.embedding", embed)
+    (x,) = program.section("encoder.layers", layer, x, bias, repeat=dims.layers)
+    return program.section("encoder.norm", norm, x)
+
+
+def _trace_t5_decoder(
+    dims: T5Dims, run: PassSettings, program: Program, source: list[Tensor]
+) -> None:
+    """Trace the decoder over its new tokens; without a source, its keys and values are cached."""
+
+    def embed(tape: Tape) -> list[Tensor]:
+        """Return token rows, the bias, a bias of zeros over the source, and the mask."""
+        has_encoder = not run.past  # which looked up the same table
+        x = _embed_t5_tokens(dims, run, tape, tied=has_encoder)
+        mask = layers.build_mask(tape, run)
+        bias = _bias_distances(dims, run, tape, decoder=True)
+        zeros = fill(tape, (1, dims.heads // run.tp, run.length, run.source), run.dtype)
+        return [x, bias, zeros, *mask]
+
+    x, bias, zeros, *masks = program.section("decoder.embedding", embed)
+
+    def layer(tape: Tape, x: Tensor, bias: Tensor, zeros: Tensor, *inputs: Tensor) -> Tensor:
+        mask = inputs[0] if masks else None
+        encoded = inputs[-1] if source else None
+
+        def attention(y: Tensor) -> Tensor:
+            return _t5_attention(dims, run, y, y, bias, mask, causal=True)
+
+        def cross(y: Tensor) -> Tensor:
+            return _t5_attention(dims, run, y, encoded, zeros)
+
+        return _add_t5_parts(dims, run, x, attention=attention, cross=cross)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
-        x = functional.dropout(norm(x), dims.dropout)
-        return layers.language_head(run, x * 0.0442 if dims.tied else x, dims.vocab, tied=dims.tied)
+        x = functional.dropout(_t5_norm(run, x), dims.dropout)
+        if dims.tied:
+            x = x * 0.0442
+        return layers.language_head(run, x, dims.vocab, tied=dims.tied)
 
-    if not run.past or not dims.decoder_layers:
-        read = replace(run, length=run.source or run.length, past=0, cached=False)
-        x, bias = program.section(
-            "encoder.embedding", lambda tape: _embed_t5(dims, read, tape, decoder=False)
-        )
-        (x,) = program.section("encoder.layers", read_layer, x, bias, repeat=dims.layers)
-        source = program.section(
-            "encoder.norm", lambda _, x: functional.dropout(norm(x), dims.dropout), x
-        )
-    if dims.decoder_layers:
-        x, bias, *rest = program.section(
-            "decoder.embedding", lambda tape: _embed_t5(dims, run, tape, decoder=True)
-        )
-        (x,) = program.section(
-            "decoder.layers", layer, x, bias, *rest, *source, repeat=dims.decoder_layers
-        )
-        program.section("head", head, x)
+    inputs = [bias, zeros, *masks, *source]
+    (x,) = program.section("decoder.layers", layer, x, *inputs, repeat=dims.decoder_layers)
+    program.section("head", head, x)
 
 
-def _embed_t5(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> list[Tensor]:
-    """Look up the tokens; the bias of each distance and, for a decoder, a mask and no bias over the
-    source.
-    """
-    known = decoder and not run.past  # the encoder looked up the same table
-    table = tape.parameter(-(-dims.vocab // run.tp), dims.hidden, dtype=run.dtype, tied=known)
-    x = functional.leave_parallel(functional.embedding(table, (run.batch, run.length)), run.tp)
-    x = functional.dropout(x, dims.dropout)
-    mask = layers.build_mask(tape, run) if decoder else []
+def _t5_norm(run: PassSettings, x: Tensor) -> Tensor:
+    return layers.rms_norm(run, x, scales_input=True)
+
+
+def _add_t5_parts(
+    dims: T5Dims,
+    run: PassSettings,
+    x: Tensor,
+    attention: Callable[[Tensor], Tensor],
+    cross: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Add the attention over own tokens, that over the source, and a feed-forward layer."""
+    feed_forward = layers.gated_feed_forward if dims.gated else layers.feed_forward
+
+    def norm(y: Tensor) -> Tensor:
+        return _t5_norm(run, y)
+
+    def mlp(y: Tensor) -> Tensor:
+        return feed_forward(run, y, dims.intermediate, dims.activation, bias=False)
+
+    if cross is None:
+        return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, mlp=mlp)
+    return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
+
+
+def _embed_t5_tokens(dims: T5Dims, run: PassSettings, tape: Tape, *, tied: bool) -> Tensor:
+    """Look up the tokens; a ``tied`` table is one that was looked up before."""
+    rows = -(-dims.vocab // run.tp)
+    table = tape.parameter(rows, dims.hidden, dtype=run.dtype, tied=tied)
+    x = functional.embedding(table, (run.batch, run.length))
+    x = functional.leave_parallel(x, run.tp)
+    return functional.dropout(x, dims.dropout)
+
+
+def _bias_distances(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> Tensor:
+    """Return the learned bias of each pair of a query and a key, by the bucket of their distance.
+
+    Buckets are logarithmic beyond some distance. In an encoder either side has half of them."""
     heads = dims.heads // run.tp
     shape = (run.length, run.context)
-    query = pointwise("shift", fill(tape, shape[:1], Dtype.INT64)).unsqueeze(1)
-    far = pointwise("sub", fill(tape, shape[1:], Dtype.INT64), query)
-    side = far
+    query = pointwise("shift", fill(tape, (run.length,), Dtype.INT64)).unsqueeze(1)
+    distance = pointwise("sub", fill(tape, (run.context,), Dtype.INT64), query)
+    side = distance
     if decoder:
-        far = pointwise("neg", pointwise("maximum", far, fill(tape, shape, Dtype.INT64)))
-    else:  # either side has half of the buckets
-        side = pointwise(
-            "cast", pointwise("compare", far, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT64
-        )
+        zeros = fill(tape, shape, Dtype.INT64)
+        distance = pointwise("neg", pointwise("maximum", distance, zeros))
+    else:
+        is_later = pointwise("compare", distance, out_dtype=Dtype.BOOL)
+        side = pointwise("cast", is_later, out_dtype=Dtype.INT64)
         side = pointwise("shift", pointwise("scale", side))
-        far = pointwise("abs", far)
-    near = pointwise("compare", far, out_dtype=Dtype.BOOL)
-    place = pointwise("cast", far, out_dtype=Dtype.FP32)
+        distance = pointwise("abs", distance)
+
+    is_near = pointwise("compare", distance, out_dtype=Dtype.BOOL)
+    bucket = pointwise("cast", distance, out_dtype=Dtype.FP32)
     for name in ("scale", "log", "scale", "scale"):
-        place = pointwise(name, place)
-    place = pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
-    place = pointwise(
-        "where", far, pointwise("maximum", place, fill(tape, shape, Dtype.INT64)), near
-    )
-    pointwise("shift", place) if decoder else pointwise("add", place, side)
-    values = functional.embedding(tape.parameter(dims.buckets, heads, dtype=run.dtype), shape)
-    bias = values.permute(2, 0, 1).unsqueeze(0)
-    return (
-        [x, bias, fill(tape, (1, heads, run.length, run.source), run.dtype), *mask]
-        if decoder
-        else [x, bias]
-    )
+        bucket = pointwise(name, bucket)
+    bucket = pointwise("shift", pointwise("cast", bucket, out_dtype=Dtype.INT64))
+    last = fill(tape, shape, Dtype.INT64)
+    bucket = pointwise("where", distance, pointwise("maximum", bucket, last), is_near)
+    if decoder:
+        pointwise("shift", bucket)
+    else:
+        pointwise("add", bucket, side)
+    table = tape.parameter(dims.buckets, heads, dtype=run.dtype)
+    return functional.embedding(table, shape).permute(2, 0, 1).unsqueeze(0)
 
 
 def _t5_attention(
-    dims: T5Dims, run: PassSettings, x: Tensor, source: Tensor | None, bias: Tensor, mask: Tensor | None = None,
-    *, causal: bool = False,
-) -> Tensor:  # fmt: skip
-    """Attend with a bias; keys and values come from ``source``, or from the cache where it is None."""
-    width = dims.heads * dims.head_dim // run.tp
+    dims: T5Dims,
+    run: PassSettings,
+    x: Tensor,
+    source: Tensor | None,
+    bias: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """Attend with a bias; keys and values come from ``source``, or from the cache without one."""
     tape = x.tape
-    x = functional.enter_parallel(x, run.tp)
-    q = layers.split_heads(layers.project(run, x, width), dims.head_dim)
+    heads = dims.heads // run.tp
+    width = heads * dims.head_dim
+    x_in = functional.enter_parallel(x, run.tp)
+    q = layers.split_heads(layers.project(run, x_in, width), dims.head_dim)
     if source is None:
-        shape = run.batch, width // dims.head_dim, run.source, dims.head_dim
-        k, v = (tape.empty(shape, run.dtype) for _ in range(2))
+        shape = (run.batch, heads, run.source, dims.head_dim)
+        k = tape.empty(shape, run.dtype)
+        v = tape.empty(shape, run.dtype)
         tape.cache_byte += 2 * k.byte
     else:
-        k, v = (
-            layers.split_heads(layers.project(run, source, width), dims.head_dim) for _ in range(2)
-        )
-        here = run if causal else replace(run, past=0, cached=run.cached and source is not x)
-        k = layers.append_cache(here, k)
-        v = layers.append_cache(here, v)
-    if run.flash and causal and run.length > 1:  # what the mask hides is written into the bias
-        places = (fill(tape, (size,), Dtype.INT64) for size in (run.length, run.context))
-        query, key = (place.unsqueeze(axis) for place, axis in zip(places, (1, 0), strict=True))
-        keep = pointwise("compare", query, key, out_dtype=Dtype.BOOL)
-        bias = pointwise("where", bias, keep, fill(tape, (), run.dtype))
-    bias = bias.contiguous() if run.flash else bias
-    out = layers.attend(run, q, k, v, causal=False, mask=mask, bias=bias, p=dims.dropout)
+        k = layers.split_heads(layers.project(run, source, width), dims.head_dim)
+        v = layers.split_heads(layers.project(run, source, width), dims.head_dim)
+        cache = run
+        if not causal:
+            cache = replace(run, past=0, cached=run.cached and source is not x_in)
+        k = layers.append_cache(cache, k)
+        v = layers.append_cache(cache, v)
+
+    if run.flash and causal and run.length > 1:
+        bias = _hide_later_keys(run, bias)
+    if run.flash:
+        bias = bias.contiguous()
+    terms = layers.ScoreTerms(mask=mask, bias=bias, dropout=dims.dropout)
+    out = layers.attend(run, q, k, v, causal=False, terms=terms)
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
+
+
+def _hide_later_keys(run: PassSettings, bias: Tensor) -> Tensor:
+    """Write into the bias what the causal mask hides."""
+    tape = bias.tape
+    query_place = fill(tape, (run.length,), Dtype.INT64)
+    key_place = fill(tape, (run.context,), Dtype.INT64)
+    query = query_place.unsqueeze(1)
+    key = key_place.unsqueeze(0)
+    is_visible = pointwise("compare", query, key, out_dtype=Dtype.BOOL)
+    return pointwise("where", bias, is_visible, fill(tape, (), run.dtype))
 
 
 @dataclass(frozen=True)
@@ -270,23 +353,14 @@ class WhisperDims:
 
 
 def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> None:
-    """Trace the encoder once (not in decode, where its keys and values are cached) and the
-    decoder's new tokens.
+    """Trace the encoder once and the decoder's new tokens.
+
+    In decode the encoder does not run: its keys and values are cached.
     """
     sound: list[Tensor] = []
 
-    def hear(tape: Tape) -> Tensor:
-        """Convolve twice over time, halving it the second time; add positions."""
-        x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
-        for stride in (1, 2):
-            x = functional.activation(
-                "gelu", functional.convolve(x, dims.hidden, 3, stride=stride, bias=True)
-            )
-        fill(tape, (dims.frames,), Dtype.INT64)
-        places = functional.embedding(
-            tape.parameter(dims.frames, dims.hidden, dtype=run.dtype), (dims.frames,)
-        )
-        return functional.dropout(x.permute(0, 2, 1) + places, dims.dropout)
+    def embed_sound(tape: Tape) -> Tensor:
+        return _embed_sound(dims, run, tape)
 
     def embed(tape: Tape) -> list[Tensor]:
         x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
@@ -299,69 +373,97 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> Non
         return layers.feed_forward(run, x, dims.intermediate, dims.activation)
 
     def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
-        attention = partial(_whisper_attention, dims, run, causal=False)
-        return layers.add_parts(
-            run, x, p=dims.dropout, attention=lambda x: attention(x, x), mlp=mlp
-        )
+        def attention(y: Tensor) -> Tensor:
+            return _whisper_attention(dims, run, y, y, causal=False)
 
-    def decoder_layer(tape: Tape, x: Tensor, *given: Tensor) -> Tensor:
-        shown = given[0] if mask else None
-        heard = given[-1] if sound else None
-        own = partial(_whisper_attention, dims, run, causal=True, mask=shown, cached=True)
-        cross = partial(_whisper_attention, dims, run, source=heard, causal=False, cached=True)
-        return layers.add_parts(
-            run, x, p=dims.dropout, attention=lambda x: own(x, x), cross=cross, mlp=mlp
-        )
+        return layers.add_parts(run, x, p=dims.dropout, attention=attention, mlp=mlp)
+
+    def encoder_norm(tape: Tape, x: Tensor) -> Tensor:
+        return layers.layer_norm(run, x)
+
+    def decoder_layer(tape: Tape, x: Tensor, *inputs: Tensor) -> Tensor:
+        mask = inputs[0] if masks else None
+        encoded = inputs[-1] if sound else None
+
+        def attention(y: Tensor) -> Tensor:
+            return _whisper_attention(dims, run, y, y, causal=True, mask=mask, cached=True)
+
+        def cross(y: Tensor) -> Tensor:
+            return _whisper_attention(dims, run, y, encoded, causal=False, cached=True)
+
+        return layers.add_parts(run, x, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
+
+    def head(tape: Tape, x: Tensor) -> Tensor:
+        return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
 
     if not run.past:
-        sound = program.section("encoder.embedding", hear)
+        sound = program.section("encoder.embedding", embed_sound)
         sound = program.section("encoder.layers", encoder_layer, *sound, repeat=dims.encoder_layers)
-        sound = program.section("encoder.norm", lambda tape, x: layers.layer_norm(run, x), *sound)
-    x, *mask = program.section("decoder.embedding", embed)
-    (x,) = program.section(
-        "decoder.layers", decoder_layer, x, *mask, *sound, repeat=dims.decoder_layers
-    )
-    program.section(
-        "head",
-        lambda _, x: layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True),
-        x,
-    )
+        sound = program.section("encoder.norm", encoder_norm, *sound)
+    x, *masks = program.section("decoder.embedding", embed)
+    inputs = [*masks, *sound]
+    (x,) = program.section("decoder.layers", decoder_layer, x, *inputs, repeat=dims.decoder_layers)
+    program.section("head", head, x)
+
+
+def _embed_sound(dims: WhisperDims, run: PassSettings, tape: Tape) -> Tensor:
+    """Convolve twice over time, halving it the second time; add positions."""
+    x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
+    for stride in (1, 2):
+        convolved = functional.convolve(x, dims.hidden, 3, stride=stride, bias=True)
+        x = functional.activation("gelu", convolved)
+    fill(tape, (dims.frames,), Dtype.INT64)
+    table = tape.parameter(dims.frames, dims.hidden, dtype=run.dtype)
+    places = functional.embedding(table, (dims.frames,))
+    return functional.dropout(x.permute(0, 2, 1) + places, dims.dropout)
 
 
 def _whisper_attention(
-    dims: WhisperDims, run: PassSettings, x: Tensor, source: Tensor | None, *, causal: bool,
-    mask: Tensor | None = None, cached: bool = False,
-) -> Tensor:  # fmt: skip
-    """Attend with queries from ``x``; keys (without bias) and values come from ``source``, or the
-    cache if None.
+    dims: WhisperDims,
+    run: PassSettings,
+    x: Tensor,
+    source: Tensor | None,
+    *,
+    causal: bool,
+    mask: Tensor | None = None,
+    cached: bool = False,
+) -> Tensor:
+    """Attend with queries from ``x``.
+
+    Keys (without bias) and values come from ``source``, or from the cache without one.
     """
+    tape = x.tape
+    head_dim = dims.hidden // dims.heads
     width = dims.hidden // run.tp
-    dim = dims.hidden // dims.heads
     x = functional.enter_parallel(x, run.tp)
-    q = layers.split_heads(layers.project(run, x, width, bias=True) * 0.125, dim).contiguous()
+    scaled = layers.project(run, x, width, bias=True) * 0.125
+    q = layers.split_heads(scaled, head_dim).contiguous()
     if source is None:
-        k, v = (
-            x.tape.empty((run.batch, width // dim, dims.frames, dim), run.dtype) for _ in range(2)
-        )
-        x.tape.cache_byte += 2 * k.byte
+        shape = (run.batch, width // head_dim, dims.frames, head_dim)
+        k = tape.empty(shape, run.dtype)
+        v = tape.empty(shape, run.dtype)
+        tape.cache_byte += 2 * k.byte
     else:
-        source = functional.enter_parallel(source, run.tp) if source is not x else x
-        k, v = (
-            layers.split_heads(layers.project(run, source, width, bias=bias), dim).contiguous()
-            for bias in (False, True)
-        )
+        if source is not x:
+            source = functional.enter_parallel(source, run.tp)
+        k = layers.project(run, source, width)
+        k = layers.split_heads(k, head_dim).contiguous()
+        v = layers.project(run, source, width, bias=True)
+        v = layers.split_heads(v, head_dim).contiguous()
         if cached:
-            here = run if causal else replace(run, past=0)
-            k = layers.append_cache(here, k)
-            v = layers.append_cache(here, v)
-    out = layers.attend(run, q, k, v, causal=causal, mask=mask)
-    return functional.leave_parallel(layers.project(run, out, dims.hidden, bias=True), run.tp)
+            cache = run if causal else replace(run, past=0)
+            k = layers.append_cache(cache, k)
+            v = layers.append_cache(cache, v)
+    out = layers.attend(run, q, k, v, causal=causal, terms=layers.ScoreTerms(mask=mask))
+    out = layers.project(run, out, dims.hidden, bias=True)
+    return functional.leave_parallel(out, run.tp)
 
 
 @dataclass(frozen=True)
 class BertDims:
-    """Published dimensions of BERT, or of RoBERTa, which counts positions from the tokens that are
-    no padding.
+    """Published dimensions of BERT, or of RoBERTa.
+
+    RoBERTa counts positions from the tokens that are no padding.
     """
 
     layers: int
@@ -378,36 +480,14 @@ class BertDims:
 
 def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over whole sequences, and the pooler or the masked-token head."""
-    counted = dims.counted_positions
 
     def embed(tape: Tape) -> Tensor:
-        """Add token, type and position rows, and norm them."""
-        if counted:
-            tokens = tape.empty((run.batch, run.length), Dtype.INT64)
-            mask = pointwise(
-                "cast", pointwise("compare", tokens, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32
-            )
-            place = pointwise(
-                "cast", pointwise("cumsum", mask, out_dtype=Dtype.INT64), out_dtype=Dtype.INT32
-            )
-            place = pointwise("mul", pointwise("shift", place), mask)
-            pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
-        picked = tape.empty((run.batch if counted else 1, run.length), Dtype.INT64)
-        tape.emit(
-            Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte),
-            (),
-            (picked,),
-        )
-        x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-        x = x + layers.embed(run, tape, dims.types, dims.hidden, same=not counted)
-        x = x + layers.embed(
-            run, tape, dims.max_positions, dims.hidden, batch=None if counted else 1
-        )
-        return functional.dropout(layers.layer_norm(run, x), dims.dropout)
+        return _embed_bert(dims, run, tape)
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
         with tape.scope("attention"):
-            attended = layers.self_attention(run, x, dims.heads, p=dims.dropout)
+            terms = layers.ScoreTerms(dropout=dims.dropout)
+            attended = layers.self_attention(run, x, dims.heads, terms=terms)
             x = layers.layer_norm(run, functional.dropout(attended, dims.dropout) + x)
         with tape.scope("mlp"):
             out = layers.feed_forward(run, x, dims.intermediate, dims.activation)
@@ -416,25 +496,46 @@ def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
     def head(tape: Tape, x: Tensor) -> Tensor:
         if run.head is OutputHead.NONE:
             with tape.scope("pooler"):
-                return functional.activation(
-                    "tanh", layers.project(run, x.select(1), dims.hidden, bias=True)
-                )
+                pooled = layers.project(run, x.select(1), dims.hidden, bias=True)
+                return functional.activation("tanh", pooled)
         with tape.scope("transform"):
-            x = functional.activation(
-                dims.activation, layers.project(run, x, dims.hidden, bias=True)
-            )
-            x = layers.layer_norm(run, x)
+            x = layers.project(run, x, dims.hidden, bias=True)
+            x = layers.layer_norm(run, functional.activation(dims.activation, x))
         with tape.scope("logits"):
             return layers.masked_token_logits(run, x, dims.vocab)
 
     program.stack(embed, layer, head, dims.layers)
 
 
+def _embed_bert(dims: BertDims, run: PassSettings, tape: Tape) -> Tensor:
+    """Add token, type and position rows, and norm them."""
+    counted = dims.counted_positions
+    if counted:
+        _count_positions(run, tape)
+    picked = tape.empty((run.batch if counted else 1, run.length), Dtype.INT64)
+    gather = Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte)
+    tape.emit(gather, (), (picked,))
+    x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
+    x = x + layers.embed(run, tape, dims.types, dims.hidden, same=not counted)
+    sequences = run.batch if counted else 1
+    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=sequences)
+    return functional.dropout(layers.layer_norm(run, x), dims.dropout)
+
+
+def _count_positions(run: PassSettings, tape: Tape) -> None:
+    """Count the tokens that are no padding, as RoBERTa does."""
+    tokens = tape.empty((run.batch, run.length), Dtype.INT64)
+    is_token = pointwise("compare", tokens, out_dtype=Dtype.BOOL)
+    mask = pointwise("cast", is_token, out_dtype=Dtype.INT32)
+    count = pointwise("cumsum", mask, out_dtype=Dtype.INT64)
+    place = pointwise("cast", count, out_dtype=Dtype.INT32)
+    place = pointwise("mul", pointwise("shift", place), mask)
+    pointwise("shift", pointwise("cast", place, out_dtype=Dtype.INT64))
+
+
 @dataclass(frozen=True)
 class ModernBertDims:
-    """Published dimensions of ModernBERT: rotary positions, gated layers, and windows in most of
-    them.
-    """
+    """Published dimensions of ModernBERT: rotary positions, and gated layers, most with windows."""
 
     layers: int
     hidden: int
@@ -451,53 +552,30 @@ class ModernBertDims:
 
 def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over whole sequences; only the first layer has no norm before its attention."""
-    dim = dims.hidden // dims.heads
-    width = dims.hidden // run.tp
-    stages = program.stages
 
     def norm(x: Tensor) -> Tensor:
         return layers.layer_norm(run, x, bias=False)
 
     def embed(tape: Tape) -> list[Tensor]:
-        """Look up and norm the tokens; compute a rotary table of either kind of layer, and the mask
-        of windows.
-        """
+        """Return token rows, a rotary table of either kind of layer, and the mask of windows."""
         fill(tape, (run.length,), Dtype.INT64)
         x = norm(layers.embed_tokens(run, tape, dims.vocab, dims.hidden))
-        for size in (run.batch, 1):
-            fill(tape, (size,), Dtype.INT64)
-        shapes = (run.length, 1), (run.length,)
-        query, key = (pointwise("shift", fill(tape, shape, Dtype.INT64)) for shape in shapes)
-        keep = pointwise(
-            "compare", pointwise("abs", pointwise("sub", query, key)), out_dtype=Dtype.BOOL
-        )
-        keep = pointwise("compare", fill(tape, (), Dtype.BOOL), keep, out_dtype=Dtype.BOOL)
-        keep = pointwise(
-            "compare", keep, pointwise("compare", key, out_dtype=Dtype.BOOL), out_dtype=Dtype.BOOL
-        )
-        keep = keep.view(1, 1, run.length, run.length).expand(run.batch, 1, run.length, run.length)
-        mask = keep if run.flash else layers.mask_to_numbers(keep, run.dtype)
-        full, near = (layers.rotary_tables(tape, run, dim) for _ in range(2))
-        return [x, *full, *near, mask]
-
-    def attention(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = functional.enter_parallel(x, run.tp)
-        parts = layers.project(run, x, 3 * width, dims.bias).split(width, width, width)
-        q, k, v = (layers.split_heads(part, dim) for part in parts)
-        q, k = (layers.rotate(part.to(Dtype.FP32), cos, sin, again=part) for part in (q, k))
-        q = q.to(v.dtype)
-        k = k.to(v.dtype)
-        out = layers.attend(run, q, k, v, causal=False, mask=mask, wide_softmax=True)
-        return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.bias), run.tp)
+        mask = _mask_windows(run, tape)
+        head_dim = dims.hidden // dims.heads
+        full_tables = layers.rotary_tables(tape, run, head_dim)
+        window_tables = layers.rotary_tables(tape, run, head_dim)
+        return [x, *full_tables, *window_tables, mask]
 
     def mlp(x: Tensor) -> Tensor:
-        sizes = dims.intermediate, dims.activation
-        return layers.gated_feed_forward(run, x, *sizes, merged=True, bias=dims.mlp_bias)
+        return layers.gated_feed_forward(
+            run, x, dims.intermediate, dims.activation, merged=True, bias=dims.mlp_bias
+        )
 
     def layer(tape: Tape, x: Tensor, *tables: Tensor, first: bool = False) -> Tensor:
-        x = layers.add_parts(
-            run, x, (lambda y: y) if first else norm, attention=lambda y: attention(y, *tables)
-        )
+        def attention(y: Tensor) -> Tensor:
+            return _modernbert_attention(dims, run, y, *tables)
+
+        x = layers.add_parts(run, x, _keep_input if first else norm, attention=attention)
         return layers.add_parts(run, x, norm, mlp=mlp)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
@@ -508,12 +586,60 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) 
         return layers.masked_token_logits(run, norm(x), dims.vocab)
 
     x, *tables = program.section("embedding", embed)
-    (x,) = program.section("first layer", partial(layer, first=True), x, *tables[:2])
-    if more := -(-dims.full_layers // stages) - 1:  # of this stage
-        (x,) = program.section("layers", layer, x, *tables[:2], repeat=more * stages)
-    if near := dims.layers - dims.full_layers:
-        (x,) = program.section("window layers", layer, x, *tables[2:], repeat=near)
+    full_tables = tables[:2]
+    window_tables = tables[2:]
+    (x,) = program.section("first layer", partial(layer, first=True), x, *full_tables)
+    stages = program.stages
+    further_full = -(-dims.full_layers // stages) - 1  # of this stage
+    if further_full:
+        (x,) = program.section("layers", layer, x, *full_tables, repeat=further_full * stages)
+    windowed = dims.layers - dims.full_layers
+    if windowed:
+        (x,) = program.section("window layers", layer, x, *window_tables, repeat=windowed)
     program.section("head", head, x)
+
+
+def _keep_input(x: Tensor) -> Tensor:
+    return x
+
+
+def _mask_windows(run: PassSettings, tape: Tape) -> Tensor:
+    """Return the mask of tokens that lie inside the window of each token."""
+    length = run.length
+    fill(tape, (run.batch,), Dtype.INT64)
+    fill(tape, (1,), Dtype.INT64)
+    query = pointwise("shift", fill(tape, (length, 1), Dtype.INT64))
+    key = pointwise("shift", fill(tape, (length,), Dtype.INT64))
+    distance = pointwise("abs", pointwise("sub", query, key))
+    visible = pointwise("compare", distance, out_dtype=Dtype.BOOL)
+    visible = pointwise("compare", fill(tape, (), Dtype.BOOL), visible, out_dtype=Dtype.BOOL)
+    is_token = pointwise("compare", key, out_dtype=Dtype.BOOL)
+    visible = pointwise("compare", visible, is_token, out_dtype=Dtype.BOOL)
+    visible = visible.view(1, 1, length, length).expand(run.batch, 1, length, length)
+    return visible if run.flash else layers.mask_to_numbers(visible, run.dtype)
+
+
+def _modernbert_attention(
+    dims: ModernBertDims,
+    run: PassSettings,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Attend with one product for queries, keys and values, which are rotated in fp32."""
+    head_dim = dims.hidden // dims.heads
+    width = dims.hidden // run.tp
+    x = functional.enter_parallel(x, run.tp)
+    parts = layers.project(run, x, 3 * width, dims.bias).split(width, width, width)
+    q, k, v = [layers.split_heads(part, head_dim) for part in parts]
+    wide_q = layers.rotate(q.to(Dtype.FP32), cos, sin, again=q)
+    wide_k = layers.rotate(k.to(Dtype.FP32), cos, sin, again=k)
+    q = wide_q.to(v.dtype)
+    k = wide_k.to(v.dtype)
+    terms = layers.ScoreTerms(mask=mask, wide_softmax=True)
+    out = layers.attend(run, q, k, v, causal=False, terms=terms)
+    return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.bias), run.tp)
 
 
 @dataclass(frozen=True)
@@ -534,22 +660,47 @@ class VitDims:
     scaled: bool = False  # what a layer adds is multiplied by learned factors first (DINOv2)
 
 
+@dataclass(frozen=True)
+class PatchStyle:
+    """How a picture becomes tokens.
+
+    ViT has a bias and adds positions as they are; CLIP has none and looks its positions up. SigLIP
+    has no class token.
+    """
+
+    channels: int
+    hidden: int
+    patch: int
+    bias: bool
+    class_token: bool = True
+    looked_up: bool = False  # positions are looked up
+
+
 def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
     """Trace one pass over ``run.batch`` pictures."""
     looked_up = not dims.class_token
+    patch_style = PatchStyle(
+        channels=dims.channels,
+        hidden=dims.hidden,
+        patch=dims.patch,
+        bias=True,
+        class_token=dims.class_token,
+        looked_up=looked_up,
+    )
+    layer_style = layers.PrenormStyle(
+        heads=dims.heads,
+        width=dims.intermediate,
+        activation=dims.activation,
+        wide_softmax=not dims.scaled,
+        scaled=dims.scaled,
+        input_first=looked_up,
+    )
 
     def embed(tape: Tape) -> Tensor:
-        sizes = dims.channels, dims.hidden, dims.patch
-        return embed_patches(
-            run, tape, *sizes, bias=True, class_token=dims.class_token, looked_up=looked_up
-        )
+        return embed_patches(run, tape, patch_style)
 
     def layer(tape: Tape, x: Tensor) -> Tensor:
-        sizes = (dims.heads, dims.intermediate, dims.activation)
-        scaled = dims.scaled
-        return layers.prenorm_layer(
-            run, x, *sizes, wide_softmax=not scaled, scaled=scaled, input_first=looked_up
-        )
+        return layers.prenorm_layer(run, layer_style, x)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         """Apply the final norm, then the pooler over the class token or a classifier."""
@@ -558,28 +709,22 @@ def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
             return layers.classify(run, x.select(1), dims.classes)
         if not dims.pooler:
             return x
-        return functional.activation(
-            "tanh", layers.project(run, x.select(1), dims.hidden, bias=True)
-        )
+        pooled = layers.project(run, x.select(1), dims.hidden, bias=True)
+        return functional.activation("tanh", pooled)
 
     program.stack(embed, layer, head, dims.layers)
 
 
-def embed_patches(
-    run: PassSettings, tape: Tape, channels: int, hidden: int, patch: int, *, bias: bool, class_token: bool = True,
-    looked_up: bool = False,
-) -> Tensor:  # fmt: skip
-    """Cut the picture into patches by a convolution, put a class token before them, and add
-    positions.
-
-    ViT has a bias and adds positions as they are; CLIP has none and looks its positions up.
-    SigLIP has no class token.
-    """
-    x = layers.cut_patches(run, tape, channels, hidden, patch, bias=bias)
+def embed_patches(run: PassSettings, tape: Tape, style: PatchStyle) -> Tensor:
+    """Cut the picture into patches by a convolution and add positions."""
+    hidden = style.hidden
+    x = layers.cut_patches(run, tape, style.channels, hidden, style.patch, bias=style.bias)
     x = x.view(run.batch, hidden, -1).transpose(1, 2)
-    if class_token:
-        x = cat([tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden), x], 1)
+    if style.class_token:
+        token = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden)
+        x = cat([token, x], 1)
     tokens = x.shape[1]
-    if not looked_up:
-        return x + tape.parameter(1, tokens, hidden, dtype=run.dtype)
-    return x + functional.embedding(tape.parameter(tokens, hidden, dtype=run.dtype), (1, tokens))
+    if style.looked_up:
+        table = tape.parameter(tokens, hidden, dtype=run.dtype)
+        return x + functional.embedding(table, (1, tokens))
+    return x + tape.parameter(1, tokens, hidden, dtype=run.dtype)

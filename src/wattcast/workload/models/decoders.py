@@ -15,6 +15,7 @@ from wattcast.core import Dtype, bad_value
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.model_options import AttentionMode
+from wattcast.workload.models import engine_layers
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.shared_layers import StateDims
 from wattcast.workload.operator_base import Operator
@@ -249,7 +250,7 @@ def _enter_block(
     if not run.engine:
         return _normalise_rows(dims, run, x)
     kind = RmsNorm if dims.norm in ("rms", "gemma") else LayerNorm
-    return layers.add_norm(run, x, kind, to_products=to_products, bias=dims.norm == "layer")
+    return engine_layers.add_norm(run, x, kind, to_products=to_products, bias=dims.norm == "layer")
 
 
 def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
@@ -306,10 +307,14 @@ def _self_attention(
         run = replace(run, attention=AttentionMode.EAGER)
     if dims.sink:
         x.tape.parameter(q.shape[1], dtype=run.dtype)
-    out = layers.attend(
-        run, q, k, v, causal=causal, mask=mask, wide_softmax=not dims.sink, p=dims.dropout, softcap=dims.softcap > 0,
+    terms = layers.ScoreTerms(
+        softcap=dims.softcap > 0,
+        mask=mask,
         sink=dims.sink,
-    )  # fmt: skip
+        wide_softmax=not dims.sink,
+        dropout=dims.dropout,
+    )
+    out = layers.attend(run, q, k, v, causal=causal, terms=terms)
     if gate:
         out = out * functional.activation("sigmoid", gate[0])
     return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
@@ -385,14 +390,14 @@ def _engine_attention(
     kv_heads = max(dims.kv_heads // run.tp, 1)
     counts = (*((heads,) * (1 + dims.attention_gate)), kv_heads, kv_heads)
     fused = layers.project(run, x, sum(counts) * dims.dim, dims.qkv_bias, slices=3)
-    q, *gate, k, v = layers.split_projection(fused, counts, dims.dim)
+    q, *gate, k, v = engine_layers.split_projection(fused, counts, dims.dim)
     for part in (q, k) if dims.qk_norm or dims.qk_norm_wide else ():
         layers.rms_norm(run, part.reshape(*part.shape[:2], -1) if dims.qk_norm_wide else part)
     if dims.rotated:
-        layers.rotate_in_place(run, q, k, cos, dims.rotated)
+        engine_layers.rotate_in_place(run, q, k, cos, dims.rotated)
     if dims.sink:
         x.tape.parameter(heads, dtype=run.dtype)
-    out = layers.paged_attention(
+    out = engine_layers.paged_attention(
         run, q, k, v, dims.window, chunk=group.chunk, softcap=dims.softcap, sink=dims.sink
     )
     if gate:
@@ -454,7 +459,7 @@ def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
     def add(x: Tensor, part: Callable[[Tensor], Tensor], to_products: bool = True) -> Tensor:
         """Add a part; an engine's next norm adds the residual."""
         if run.served:
-            return part(layers.add_norm(run, x, RmsNorm, to_products=to_products))
+            return part(engine_layers.add_norm(run, x, RmsNorm, to_products=to_products))
         return x + part(layers.rms_norm(run, x))
 
     def layer(tape: Tape, x: Tensor, *tables: Tensor, dense: bool) -> Tensor:
@@ -538,7 +543,8 @@ def _latent_self_attention(
         return plain.clone(), turned.sum_to((g.shape[0], 1, g.shape[2], dims.rotary_dim))
 
     k = k.with_gradient(back, plain, k_turn)
-    out = layers.attend(run, q, k, v, causal=True, mask=mask, wide_softmax=True)
+    terms = layers.ScoreTerms(mask=mask, wide_softmax=True)
+    out = layers.attend(run, q, k, v, causal=True, terms=terms)
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
 
 
@@ -572,10 +578,10 @@ def _engine_latent_attention(
     q_low, latent, k_turn = low.split(dims.q_rank, dims.kv_rank, dims.rotary_dim)
     q = layers.project(run, layers.rms_norm(run, q_low) if dims.q_rank else x, heads * dims.dim)
     latent = layers.rms_norm(run, latent)
-    layers.rotate_in_place(
+    engine_layers.rotate_in_place(
         run, q.slice(-1, 0, heads * dims.rotary_dim), k_turn, cos, dims.rotary_dim
     )
-    layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)
+    engine_layers.write_paged_cache(run, (latent, k_turn), dims.cached_dim)
     tape = q.tape
     sizes = (run.batch, heads, run.length, run.context)
     width = heads * (dims.plain_dim + dims.value_dim)

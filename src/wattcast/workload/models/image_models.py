@@ -11,7 +11,7 @@ from functools import partial
 from wattcast.core import Dtype, bad_value
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers
-from wattcast.workload.models.classic_transformers import embed_patches
+from wattcast.workload.models.classic_transformers import PatchStyle, embed_patches
 from wattcast.workload.operator_types import Conv2d, Elementwise, Layout
 from wattcast.workload.program import PassSettings, Program
 from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce, unary
@@ -185,8 +185,9 @@ def _attend_patches(
     y = y.reshape(n * hidden * rows, patch, columns, patch).transpose(1, 2)
     y = y.reshape(n, hidden, rows * columns, patch * patch).transpose(1, 3)
     y = y.reshape(n * patch * patch, rows * columns, hidden)
+    style = layers.PrenormStyle(dims.heads, int(hidden * dims.mlp_ratio), "silu")
     for _ in range(depth):
-        y = layers.prenorm_layer(run, y, dims.heads, int(hidden * dims.mlp_ratio), "silu")
+        y = layers.prenorm_layer(run, style, y)
     y = layers.layer_norm(run, y)
     y = y.contiguous().view(n, patch * patch, rows * columns, hidden).transpose(1, 3)
     y = y.reshape(n * hidden * rows, columns, patch, patch).transpose(1, 2)
@@ -223,18 +224,18 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
         raise bad_value("phase", "forward: gradients of SigLIP's two towers are not known", "train")
     text = replace(run, length=dims.text_length, past=0)
 
-    widths = (
-        dims.vision_intermediate or 4 * dims.vision_hidden,
-        dims.text_intermediate or 4 * dims.text_hidden,
+    patch_style = PatchStyle(
+        channels=dims.channels,
+        hidden=dims.vision_hidden,
+        patch=dims.patch,
+        bias=dims.pooled,
+        class_token=not dims.pooled,
+        looked_up=True,
     )
 
     def embed_picture(tape: Tape) -> Tensor:
-        sizes = (dims.channels, dims.vision_hidden, dims.patch)
-        pooled = dims.pooled
-        patches = embed_patches(
-            run, tape, *sizes, bias=pooled, class_token=not pooled, looked_up=True
-        )
-        return patches if pooled else layers.layer_norm(run, patches)
+        patches = embed_patches(run, tape, patch_style)
+        return patches if dims.pooled else layers.layer_norm(run, patches)
 
     def vision_head(tape: Tape, x: Tensor) -> Tensor:
         if dims.pooled:
@@ -247,15 +248,31 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
         return [y, *([] if dims.pooled else layers.build_mask(tape, text))]
 
     (x,) = program.section("vision.embedding", embed_picture)
-    tower = partial(layers.prenorm_layer, function=dims.activation, wide_softmax=True)
-    see = partial(tower, run, heads=dims.vision_heads, width=widths[0], input_first=dims.pooled)
-    (x,) = program.section("vision.layers", lambda _, x: see(x), x, repeat=dims.vision_layers)
+    vision_style = layers.PrenormStyle(
+        heads=dims.vision_heads,
+        width=dims.vision_intermediate or 4 * dims.vision_hidden,
+        activation=dims.activation,
+        wide_softmax=True,
+        input_first=dims.pooled,
+    )
+    text_style = layers.PrenormStyle(
+        heads=dims.text_heads,
+        width=dims.text_intermediate or 4 * dims.text_hidden,
+        activation=dims.activation,
+        causal=not dims.pooled,
+        wide_softmax=True,
+    )
+
+    def vision_layer(tape: Tape, x: Tensor) -> Tensor:
+        return layers.prenorm_layer(run, vision_style, x)
+
+    def text_layer(tape: Tape, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        return layers.prenorm_layer(text, text_style, y, mask)
+
+    (x,) = program.section("vision.layers", vision_layer, x, repeat=dims.vision_layers)
     (seen,) = program.section("vision.head", vision_head, x)
     y, *mask = program.section("text.embedding", embed_text)
-    read = partial(tower, text, heads=dims.text_heads, width=widths[1], causal=not dims.pooled)
-    (y,) = program.section(
-        "text.layers", lambda _, y, m=None: read(y, mask=m), y, *mask, repeat=dims.text_layers
-    )
+    (y,) = program.section("text.layers", text_layer, y, *mask, repeat=dims.text_layers)
     program.section("head", lambda tape, y, seen: _compare_towers(dims, text, y, seen), y, seen)
 
 
@@ -406,7 +423,8 @@ def _swin_layer(
         bias = bias.contiguous().unsqueeze(0)
         if shifted:
             bias = bias + _separate_regions(run, tape, -(-side // window) * window, window)
-        y = layers.self_attention(run, y, heads, bias=bias, wide_softmax=True)
+        terms = layers.ScoreTerms(bias=bias, wide_softmax=True)
+        y = layers.self_attention(run, y, heads, terms=terms)
         y = shift(_join_windows(y, run.batch, window))
         return (
             y if y.shape[1] == side else y.slice(1, 0, side).slice(2, 0, side).contiguous()
@@ -646,6 +664,8 @@ def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -
         part.view(n, width, side * side).transpose(1, 2) for part in (picture, places)
     )
 
+    terms = layers.ScoreTerms(wide_softmax=True)
+
     def attend(q: Tensor, k: Tensor, v: Tensor, share: int = 2) -> Tensor:
         dim = width // share // _SAM_DECODER_HEADS
         heads = [
@@ -653,7 +673,7 @@ def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -
             for part in (q, k, v)
         ]
         return layers.project(
-            run, layers.attend(run, *heads, causal=False, wide_softmax=True), width, bias=True
+            run, layers.attend(run, *heads, causal=False, terms=terms), width, bias=True
         )
 
     for number in range(2):

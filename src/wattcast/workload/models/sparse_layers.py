@@ -16,6 +16,7 @@ from wattcast.core import Dtype, bad_value
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.engine_operators import FusedExperts
 from wattcast.workload.engine_row_operators import Route
+from wattcast.workload.models import engine_layers
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import Elementwise, RmsNorm
 from wattcast.workload.program import PassSettings
@@ -267,7 +268,7 @@ def _multiply_experts(
     held = dims.experts // run.ep
     up = tape.parameter(held, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(held, dims.hidden, width, dtype=run.weight_dtype)
-    gated = layers.gate_in_one_kernel(
+    gated = engine_layers.gate_in_one_kernel(
         run, functional.grouped_matmul(rows, up, groups), dims.activation
     )
     return reduce(
@@ -298,7 +299,7 @@ def _fused_experts(
         kept = (recipe.weights, recipe.expert_scales or "tensor")
         bit = recipe.bit
         dtype = recipe.activations or run.dtype
-    held = [layers.narrow_parameter(tape, shape, run.dtype, bit) for shape in shapes]
+    held = [engine_layers.narrow_parameter(tape, shape, run.dtype, bit) for shape in shapes]
     op = FusedExperts(*choices, dims.hidden, width, *kept, kernel="", skew=skew, dtype=dtype)
     return tape.launch(op, (x, *held), (tokens, dims.hidden))
 
