@@ -204,7 +204,7 @@ def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Call
         if group.mixer == "attention":
             assert out is not None
             return out
-        from wattcast.workload.models.sparse_layers import scan_sequence  # most decoders have none
+        from wattcast.workload.models.sequence_scans import scan_sequence  # most have none
 
         assert dims.state is not None
         scanned = scan_sequence(dims.state, group.mixer.split()[-1], run, x)
