@@ -27,6 +27,7 @@ from wattcast.workload.model_options import (
     WorkloadPhase,
     resolve_options,
 )
+from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Collective
 from wattcast.workload.program import PassSettings, Program, optimiser_block, trace_program
 
@@ -37,11 +38,8 @@ _LARGEST_BATCH = 1 << 20
 # A table of step costs takes a hundred graphs, of a dozen kB each. Kinds of GPU share them, so the
 # tables of several layouts must fit.
 _KEPT_GRAPHS = 1024
-_SERVED = (
-    WorkloadPhase.PREFILL,
-    WorkloadPhase.DECODE,
-    WorkloadPhase.GENERATE,
-)  # by an engine, in steps
+# The phases that an engine serves in steps.
+_SERVED = (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
 
 
 @dataclass(frozen=True)
@@ -75,70 +73,122 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     options, assumptions = resolve_options(model, options)
     first = trace_pass(model, options)
     passes = [first]
-    blocks = first.blocks(options.recompute)
-    by_engine = options.stack is SoftwareStack.ENGINE and options.phase in _SERVED
-    if by_engine:
-        prompt_step = schedule_pass(_count_launches(blocks, model, options), options)
-        blocks = [replace(block, step=prompt_step) for block in blocks]
-    # Decode steps of a generation come in groups that share their mean context. A group holds an
-    # odd number of steps, so that this is a whole number and sums over a group that are linear in
-    # the context are exact.
-    steps = (options.tokens or 1) - 1
-    done = 0
-    while done < steps:
-        here = min(model_options.decode_group_size(steps), steps - done)
-        step = trace_pass(model, options, done + here // 2)
-        of_step = step.blocks()
-        decodes = None
-        if by_engine:
-            decodes = schedule_decodes(
-                _count_launches(of_step, model, options), options, here, place=len(blocks)
-            )
-        for block in of_step:
-            label = f"decode.{block.label}"
-            blocks.append(replace(block, repeat=block.repeat * here, label=label, step=decodes))
-        step.release()
-        done += here
+    blocks = _list_prompt_blocks(model, options, first)
+    steps = _count_decode_steps(options)
     if steps:
+        blocks += _list_decode_blocks(model, options, steps, place=len(blocks))
         passes.append(trace_pass(model, options, steps - 1))
-    training = options.phase is WorkloadPhase.TRAIN
-    dtype = model_options.activation_dtype(options)
-    if options.pp > 1:  # activations go forward to the next stage, gradients backward
-        layers = next(s for s in first.sections if s.repeat > 1 or "layers" in s.label)
-        # between neighbouring stages: replicas stand outermost in serving, stages in training
-        stride = options.tp * options.cp * (options.dp if training else 1)
-        byte = layers.outputs[0].storage.byte
-        op = Collective(
-            "send", byte, 2, stride=stride, dtype=dtype, count=1 + training, label="pipeline"
-        )
-        blocks.append(Block((op,), 1, "pipeline", blocks[-1].step))
-    if options.dp > 1 and training:  # replicas sum their gradients, once a step
-        byte = first.parameter_count * dtype.byte
-        stride = options.tp * options.cp
-        op = Collective(
-            "all_reduce", byte, options.dp, stride=stride, dtype=dtype, label="gradients"
-        )
-        blocks.append(Block((op,), 1, "gradients"))
-    if training:
+    blocks += _list_exchanges(options, first, blocks[-1])
+    if options.phase is WorkloadPhase.TRAIN:
+        dtype = model_options.activation_dtype(options)
         blocks.append(optimiser_block(first.parameter_count, dtype))
     if options.stack is SoftwareStack.ENGINE:
-        for i, block in enumerate(blocks):
-            ops = (
-                replace(op, software="engine") if isinstance(op, Collective) else op
-                for op in block.ops
-            )
-            blocks[i] = replace(block, ops=tuple(ops))
+        blocks = [_use_engine_collectives(block) for block in blocks]
+
     memory_byte = float(sum_footprint(options, passes).total_byte)
     for program in passes:
         program.release()
-    name = model_options.name_graph(model, options)
-    how = (str(options.stack), str(options.phase))
     tokens, items = model_options.count_output(model, options)
-    item = model.template.item
-    count = options.gpu_count
     return Graph(
-        name, tuple(blocks), memory_byte, tuple(assumptions), *how, tokens, items, item, count
+        name=model_options.name_graph(model, options),
+        blocks=tuple(blocks),
+        memory_byte=memory_byte,
+        assumptions=tuple(assumptions),
+        stack=str(options.stack),
+        phase=str(options.phase),
+        tokens=tokens,
+        items=items,
+        item=model.template.item,
+        gpu_count=options.gpu_count,
     )
+
+
+def _runs_in_steps(options: ModelOptions) -> bool:
+    """Tell whether an engine serves the model."""
+    return options.stack is SoftwareStack.ENGINE and options.phase in _SERVED
+
+
+def _count_decode_steps(options: ModelOptions) -> int:
+    """Count the decode steps of a generation; its prefill yields the first token."""
+    return (options.tokens or 1) - 1
+
+
+def _list_prompt_blocks(model: ModelSpec, options: ModelOptions, first: Program) -> list[Block]:
+    """Return the blocks of the first pass, which an engine runs in steps."""
+    blocks = first.blocks(options.recompute)
+    if not _runs_in_steps(options):
+        return blocks
+    step = schedule_pass(_count_launches(blocks, model, options), options)
+    return [replace(block, step=step) for block in blocks]
+
+
+def _list_decode_blocks(
+    model: ModelSpec, options: ModelOptions, steps: int, place: int
+) -> list[Block]:
+    """Return the blocks of the decode steps of a generation; ``place`` counts the blocks before.
+
+    Steps come in groups that share their mean context. A group holds an odd number of steps, so
+    that this is a whole number and sums over a group that are linear in the context are exact."""
+    blocks: list[Block] = []
+    done = 0
+    while done < steps:
+        count = min(model_options.decode_group_size(steps), steps - done)
+        program = trace_pass(model, options, done + count // 2)
+        step_blocks = program.blocks()
+        engine_step = None
+        if _runs_in_steps(options):
+            launches = _count_launches(step_blocks, model, options)
+            engine_step = schedule_decodes(launches, options, count, place + len(blocks))
+        for block in step_blocks:
+            repeat = block.repeat * count
+            label = f"decode.{block.label}"
+            blocks.append(replace(block, repeat=repeat, label=label, step=engine_step))
+        program.release()
+        done += count
+    return blocks
+
+
+def _list_exchanges(options: ModelOptions, first: Program, last_block: Block) -> list[Block]:
+    """Return the exchanges between stages of a pipeline, and between replicas in training."""
+    blocks = []
+    training = options.phase is WorkloadPhase.TRAIN
+    dtype = model_options.activation_dtype(options)
+    replica_gpus = options.tp * options.cp
+    if options.pp > 1:  # activations go forward to the next stage, gradients backward
+        layers = next(s for s in first.sections if s.repeat > 1 or "layers" in s.label)
+        # GPUs between neighbouring stages: replicas stand outermost in serving, stages in training
+        stride = replica_gpus * options.dp if training else replica_gpus
+        send = Collective(
+            "send",
+            bytes=layers.outputs[0].storage.byte,
+            gpus=2,
+            stride=stride,
+            dtype=dtype,
+            count=2 if training else 1,
+            label="pipeline",
+        )
+        blocks.append(Block((send,), 1, "pipeline", last_block.step))
+    if options.dp > 1 and training:  # replicas sum their gradients, once a step
+        reduction = Collective(
+            "all_reduce",
+            bytes=first.parameter_count * dtype.byte,
+            gpus=options.dp,
+            stride=replica_gpus,
+            dtype=dtype,
+            label="gradients",
+        )
+        blocks.append(Block((reduction,), 1, "gradients"))
+    return blocks
+
+
+def _use_engine_collectives(block: Block) -> Block:
+    """Return a block whose exchanges are the engine's kernels."""
+    ops: list[Operator] = []
+    for op in block.ops:
+        if isinstance(op, Collective):
+            op = replace(op, software="engine")
+        ops.append(op)
+    return replace(block, ops=tuple(ops))
 
 
 def _count_launches(
@@ -149,54 +199,78 @@ def _count_launches(
 
 
 def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None) -> Program:
-    """Trace one pass of a model, or one ``step`` of its generation; in decode a token comes behind
-    ``seq`` others.
+    """Trace one pass of a model, or one ``step`` of its generation.
+
+    In decode a token comes behind ``seq`` others.
     """
+    run = _settle_pass(model, options, step)
+    program = trace_program(model.template.trace, model.dims, run, options.pp)
+    if run.training:
+        program.differentiate()
+    if options.stack is not SoftwareStack.EAGER and not run.engine:
+        program.fuse()
+    return program
+
+
+def _settle_pass(model: ModelSpec, options: ModelOptions, step: int | None) -> PassSettings:
+    """Return the settings of a pass."""
     training = options.phase is WorkloadPhase.TRAIN
-    past, length = (0, options.seq or 1) if step is None else ((options.seq or 0) + step, 1)
-    if options.phase is WorkloadPhase.DECODE:
-        past = options.seq or 0
-        length = 1
-    source = (options.seq or 1) if model.template.source else 0
-    if source and options.phase in (WorkloadPhase.PREFILL, WorkloadPhase.GENERATE):
-        # the decoder begins with a start token, then its answer
-        past = past - source + 1 if past else 0
-        length = 1
     dtype = model_options.activation_dtype(options)
-    served = options.stack is SoftwareStack.ENGINE and model.template.engine
-    run = PassSettings(
+    past, length, source = _count_tokens(model, options, step)
+    generates = not training and options.phase is not WorkloadPhase.FORWARD
+    by_engine = options.stack is SoftwareStack.ENGINE and model.template.engine
+    narrow_experts = getattr(options.recipe, "experts_alone", False)
+    has_experts = getattr(model.dims, "experts", 0) > 0
+    weight_dtype = dtype
+    if options.dtype in (Dtype.FP8, Dtype.INT8) and not options.recipe:
+        weight_dtype = options.dtype
+    return PassSettings(
         batch=options.batch,
         length=-(-length // options.cp),
         past=past,
         source=source,
-        cached=not training
-        and model.kind is ModelKind.LANGUAGE
-        and options.phase is not WorkloadPhase.FORWARD,
+        cached=generates and model.kind is ModelKind.LANGUAGE,
         dtype=dtype,
-        weight_dtype=options.dtype
-        if options.dtype in (Dtype.FP8, Dtype.INT8) and not options.recipe
-        else dtype,
+        weight_dtype=weight_dtype,
         attention=options.attention,
         head=options.head or OutputHead.NONE,
-        stack=SoftwareStack.ENGINE if served else SoftwareStack.EAGER,
+        stack=SoftwareStack.ENGINE if by_engine else SoftwareStack.EAGER,
+        tp=options.tp,
+        ep=options.ep,
+        cp=options.cp,
         training=training,
+        skew=options.skew,
         image=options.image or 0,
         tf32=options.dtype is Dtype.TF32,
+        recipe=options.recipe,
+        experts_alone=narrow_experts and has_experts,
+        kv_dtype=options.kv_dtype,
+        sampling=options.sampling,
         served_rank=options.lora or 0,
         served_adapters=options.adapters or 1,
-        experts_alone=getattr(options.recipe, "experts_alone", False)
-        and getattr(model.dims, "experts", 0) > 0,
-        **{
-            name: getattr(options, name)
-            for name in ("tp", "ep", "cp", "skew", "recipe", "kv_dtype", "sampling")
-        },
     )
-    program = trace_program(model.template.trace, model.dims, run, options.pp)
-    if training:
-        program.differentiate()
-    if options.stack is not SoftwareStack.EAGER and not served:
-        program.fuse()
-    return program
+
+
+def _count_tokens(
+    model: ModelSpec, options: ModelOptions, step: int | None
+) -> tuple[int, int, int]:
+    """Return the tokens in the cache, the new ones and those that an encoder reads."""
+    prompt = options.seq or 1
+    past = 0
+    length = prompt
+    if step is not None:
+        past = (options.seq or 0) + step
+        length = 1
+    if options.phase is WorkloadPhase.DECODE:
+        past = options.seq or 0
+        length = 1
+    if not model.template.source:
+        return past, length, 0
+    if options.phase in (WorkloadPhase.PREFILL, WorkloadPhase.GENERATE):
+        # The decoder begins with a start token, then its answer
+        past = past - prompt + 1 if past else 0
+        length = 1
+    return past, length, prompt
 
 
 @lru_cache(maxsize=256)
@@ -231,15 +305,12 @@ def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryF
     each repeated layer, and the activations of one layer) plus the most that is alive inside one
     section; gradients are as large as the weights, AdamW's two moments twice that."""
     training = options.phase is WorkloadPhase.TRAIN
-    weights = sum(
-        sum([p.storage.byte for p in s.tape.parameters]) * s.repeat for s in programs[0].sections
-    )
+    weights = programs[0].weight_byte
+    activations = [_activation_byte(program, training, options.recompute) for program in programs]
     return MemoryFootprint(
         weight_byte=weights,
         cache_byte=max(program.cache_byte for program in programs),
-        activation_byte=max(
-            _activation_byte(program, training, options.recompute) for program in programs
-        ),
+        activation_byte=max(activations),
         gradient_byte=weights if training else 0,
         optimiser_byte=2 * weights if training else 0,
         workspace_byte=WORKSPACE_BYTE,
@@ -247,15 +318,18 @@ def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryF
 
 
 def _activation_byte(program: Program, training: bool, recompute: bool) -> int:
-    passing = max(section.peak_byte for section in program.sections)
+    """Return the bytes that wait for the backward pass, and the most alive inside a section."""
+    byte = max(section.peak_byte for section in program.sections)
     if not training:
-        return passing
-    if not recompute:
-        return passing + sum(section.saved_byte * section.repeat for section in program.sections)
-    repeated = [section for section in program.sections if section.repeat > 1]
-    single = sum(section.saved_byte for section in program.sections if section.repeat == 1)
-    kept = sum(section.input_byte * section.repeat for section in repeated)
-    return passing + single + kept + max((section.saved_byte for section in repeated), default=0)
+        return byte
+    most_recomputed = 0
+    for section in program.sections:
+        if recompute and section.repeat > 1:
+            byte += section.input_byte * section.repeat
+            most_recomputed = max(most_recomputed, section.saved_byte)
+        else:
+            byte += section.saved_byte * section.repeat
+    return byte + most_recomputed
 
 
 def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_byte: float) -> int:
@@ -275,12 +349,16 @@ def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_b
     while high - low > 1:
         tries += 1
         byte = compute_footprint(model, replace(options, batch=guess)).total_byte
-        low, high = (guess, high) if byte <= capacity_byte else (low, guess)
+        if byte <= capacity_byte:
+            low = guess
+        else:
+            high = guess
         slope = max((byte - last_byte) / (guess - last), 1.0)
         last = guess
         last_byte = byte
-        guess = (
-            (low + high) // 2 if tries % 3 == 0 else guess + int((capacity_byte - byte) // slope)
-        )
+        if tries % 3 == 0:
+            guess = (low + high) // 2
+        else:
+            guess += int((capacity_byte - byte) // slope)
         guess = min(max(guess, low + 1), high - 1)
     return low

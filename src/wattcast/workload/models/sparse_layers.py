@@ -18,7 +18,8 @@ from wattcast.workload.program import PassSettings
 from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce
 
 if TYPE_CHECKING:
-    from wattcast.workload.models.decoders import DecoderDims, LatentDims
+    from wattcast.workload.models.decoders import DecoderDims
+    from wattcast.workload.models.latent_decoders import LatentDims
 
 ExpertDims: TypeAlias = "DecoderDims | LatentDims"
 PickGroups: TypeAlias = list[tuple[int, int]]  # how many experts, and the rows of each of them
@@ -155,7 +156,7 @@ def _route_in_one_kernel(dims: ExpertDims, run: PassSettings, scores: Tensor) ->
 def _route_grouped(
     dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, groups_chosen: int
 ) -> Tensor:
-    """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then the best experts in them."""
+    """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then their best experts."""
     tape = x.tape
     tokens = x.shape[0]
     chosen = dims.experts_chosen
