@@ -11,7 +11,7 @@ from wattcast.core.units import Dtype
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
 from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.graph import Graph, compute_totals
-from wattcast.workload.models.image_models import SamDims
+from wattcast.workload.models.segment_anything import SamDims
 from wattcast.workload.models.sparse_layers import share_picks
 from wattcast.workload.operator_types import Attention, Bmm, Conv2d, Elementwise, Linear
 

@@ -13,7 +13,7 @@ from wattcast.workload import model_catalogue, tensor_functions
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.models import shared_layers
-from wattcast.workload.models.image_models import SamDims
+from wattcast.workload.models.segment_anything import SamDims
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.program import PassSettings, fuse_entries
 from wattcast.workload.readers.load_workload import load_workload
