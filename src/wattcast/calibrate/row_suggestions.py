@@ -31,9 +31,8 @@ from wattcast.workload import model_catalogue
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.operator_base import Operator
 
-REACH_DOUBLINGS = (
-    8.0  # within which a measured row tells about another: where the covariance has fallen to 1/e
-)
+# within which a measured row tells about another: where the covariance has fallen to 1/e
+REACH_DOUBLINGS = 8.0
 ACROSS_GROUPS = 0.5  # covariance of kernels of one size in two groups of a family
 ROW_NOISE = 0.05  # of the variance: what a row does not tell even of itself
 PLAN_SHARE = 0.3  # of the suggestions, from the plan's random shapes
@@ -82,32 +81,33 @@ def suggest_rows(
         return []
     ops = parse_operators([c.operator for c in candidates])
     kernels = build_kernels(ops, [c.condition for c in candidates], gpu, bundle.reference, ())
-    nothing = select_kernels(kernels, np.zeros(len(ops), dtype=bool))
-    known = (
-        build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
-        if len(rows)
-        else nothing
-    )
+    known = select_kernels(kernels, np.zeros(len(ops), dtype=bool))
+    if len(rows):
+        known = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
     share = np.array([c.share for c in candidates])
-    real = share > 0
-    from_plan = min(round(plan_share * count), int((~real).sum()))
-    first = pick_candidates(kernels, known, share, real, count - from_plan)
-    taken = np.isin(np.arange(len(share)), [i for i, _ in first])
+    is_real = share > 0
+    from_plan = min(round(plan_share * count), int((~is_real).sum()))
+    picks = pick_candidates(kernels, known, share, is_real, count - from_plan)
     # the plan's rows are judged by one another, with what was just picked as measured
-    rest = pick_candidates(kernels, known, (~real).astype(float), ~real & ~taken, from_plan, taken)
+    is_picked = np.isin(np.arange(len(share)), [place for place, _ in picks])
+    is_open = ~is_real & ~is_picked
+    plan_weight = (~is_real).astype(float)
+    picks += pick_candidates(kernels, known, plan_weight, is_open, from_plan, is_picked)
+
     distance = distances_to_known(kernels, known)
     width = interval_widths(kernels, bundle)
-    return [
-        RowSuggestion(candidates[i], worth, float(distance[i]), float(width[i]))
-        for i, worth in (*first, *rest)
-    ]
+    suggestions = []
+    for place, worth in picks:
+        suggestions.append(
+            RowSuggestion(candidates[place], worth, float(distance[place]), float(width[place]))
+        )
+    return suggestions
 
 
 def interval_widths(kernels: Kernels, bundle: Bundle) -> Array:
     """Return the log-width of the interval of each kernel's family."""
-    return np.array(
-        [np.log(np.divide(*bundle.residuals[family].latency[::-1])) for family in kernels.family]
-    )
+    ends = np.array([bundle.residuals[family].latency for family in kernels.family])
+    return np.asarray(np.log(ends[:, 1] / ends[:, 0]))
 
 
 def pick_candidates(
@@ -122,9 +122,10 @@ def pick_candidates(
     both.
 
     ``measured`` are candidates to take as measured already. Families do not tell about one another,
-    so each is a problem of its own; the best of any is picked next."""
+    so each is a problem of its own; the best of any is picked next.
+    """
     learners = np.array(kernels.work.root_family)
-    others = np.array(known.work.root_family)
+    known_learners = np.array(known.work.root_family)
     share = weight / max(float(weight.sum()), 1e-30)
     problems = []
     for name in dict.fromkeys(learners[allowed].tolist()):
@@ -133,22 +134,17 @@ def pick_candidates(
             evenly = np.random.default_rng(0).permutation(len(here))
             ranked = evenly[np.argsort(-share[here][evenly], kind="stable")]
             here = np.sort(here[ranked[:MOST_CANDIDATES]])
-        extra = (
-            np.flatnonzero((learners == name) & measured)
-            if measured is not None
-            else np.zeros(0, dtype=np.int64)
-        )
-        problems.append(
-            _FamilyProblem(
-                kernels, here, known, np.flatnonzero(others == name), extra, share, allowed[here]
-            )
-        )
-    found: list[tuple[int, float]] = []
+        extra = np.zeros(0, dtype=np.int64)
+        if measured is not None:
+            extra = np.flatnonzero((learners == name) & measured)
+        there = np.flatnonzero(known_learners == name)
+        problems.append(_FamilyProblem(kernels, here, known, there, extra, share, allowed[here]))
+    picks: list[tuple[int, float]] = []
     for _ in range(min(count, int(allowed.sum()))):
         best = max(problems, key=lambda problem: problem.worth)
-        found.append((best.place, best.worth))
+        picks.append((best.place, best.worth))
         best.take()
-    return found
+    return picks
 
 
 class _FamilyProblem:
@@ -166,51 +162,55 @@ class _FamilyProblem:
         share: Array,
         allowed: Mask,
     ) -> None:
-        self._here, self._left, self._weight = here, allowed.copy(), share[here]
-        names = sorted(
-            {n for n in (*kernels.work.features, *known.work.features) if n.startswith("log_")}
-        )
+        self._here = here
+        self._open = allowed.copy()
+        self._weight = share[here]
+        features = {*kernels.work.features, *known.work.features}
+        names = sorted(name for name in features if name.startswith("log_"))
         sizes, groups = _place_rows(kernels, here, names)
-        near = _correlate_residuals(sizes, groups, sizes, groups)
-        before = [_place_rows(known, there, names), _place_rows(kernels, extra, names)]
-        points = np.concatenate([p for p, _ in before])
-        kinds = np.concatenate([g for _, g in before])
+
+        # what was measured: known rows, and candidates taken as measured, the nearest of them
+        known_sizes, known_groups = _place_rows(known, there, names)
+        extra_sizes, extra_groups = _place_rows(kernels, extra, names)
+        points = np.concatenate([known_sizes, extra_sizes])
+        point_groups = np.concatenate([known_groups, extra_groups])
         if len(points) > MOST_KNOWN:
-            nearest = _correlate_residuals(points, kinds, sizes, groups).max(axis=1)
-            kept = np.argsort(-nearest, kind="stable")[:MOST_KNOWN]
-            points = points[kept]
-            kinds = kinds[kept]
+            nearest = _correlate_residuals(points, point_groups, sizes, groups).max(axis=1)
+            order = np.argsort(-nearest, kind="stable")[:MOST_KNOWN]
+            points = points[order]
+            point_groups = point_groups[order]
+
+        covariance = _correlate_residuals(sizes, groups, sizes, groups)
         if len(points):
-            cross = _correlate_residuals(points, kinds, sizes, groups)
-            inner = _correlate_residuals(points, kinds, points, kinds) + ROW_NOISE * np.eye(
-                len(points)
-            )
-            near = near - cross.T @ np.linalg.solve(inner, cross)
-        self._covariance = near
-        self._look()
+            cross = _correlate_residuals(points, point_groups, sizes, groups)
+            inner = _correlate_residuals(points, point_groups, points, point_groups)
+            inner = inner + ROW_NOISE * np.eye(len(points))
+            covariance = covariance - cross.T @ np.linalg.solve(inner, cross)
+        self._covariance = covariance
+        self._find_best()
 
     def take(self) -> None:
         """Take the best candidate as measured."""
         column = self._covariance[:, self._best].copy()
         self._covariance -= np.outer(column, column) / (column[self._best] + ROW_NOISE)
-        self._left[self._best] = False
-        self._look()
+        self._open[self._best] = False
+        self._find_best()
 
-    def _look(self) -> None:
+    def _find_best(self) -> None:
         variance = np.maximum(np.diag(self._covariance), 0.0) + ROW_NOISE
         gain = (self._covariance**2 @ self._weight) / variance
-        gain = np.where(self._left, gain, -1.0)
+        gain = np.where(self._open, gain, -1.0)
         self._best = int(np.argmax(gain))
-        self.worth, self.place = float(gain[self._best]), int(self._here[self._best])
+        self.worth = float(gain[self._best])
+        self.place = int(self._here[self._best])
 
 
 def _place_rows(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Array, Index]:
     """Return log2 sizes ``(row, size)`` and groups as numbers."""
     nothing = np.zeros(len(kernels.ops))
     sizes = np.column_stack([kernels.work.features.get(name, nothing)[rows] for name in names])
-    return sizes, np.array(
-        [crc32(kernels.work.kernel_family[i].encode()) for i in rows], dtype=np.int64
-    )
+    codes = [crc32(kernels.work.kernel_family[row].encode()) for row in rows]
+    return sizes, np.array(codes, dtype=np.int64)
 
 
 def _correlate_residuals(a: Array, group_a: Index, b: Array, group_b: Index) -> Array:
@@ -222,20 +222,18 @@ def _correlate_residuals(a: Array, group_a: Index, b: Array, group_b: Index) -> 
 
 def distances_to_known(kernels: Kernels, known: Kernels) -> Array:
     """Return the doublings from each kernel to the nearest known one of its group."""
-    names = sorted(
-        n for n in kernels.work.features if n.startswith("log_") and n in known.work.features
-    )
-    everything, other = (np.arange(len(k.ops)) for k in (kernels, known))
-    mine, group = _place_rows(kernels, everything, names)
-    theirs, kinds = _place_rows(known, other, names)
-    found = np.full(len(group), np.inf)
-    for name in set(group.tolist()):
-        here = np.flatnonzero(group == name)
-        there = np.flatnonzero(kinds == name)
+    shared = set(kernels.work.features) & set(known.work.features)
+    names = sorted(name for name in shared if name.startswith("log_"))
+    sizes, groups = _place_rows(kernels, np.arange(len(kernels.ops)), names)
+    known_sizes, known_groups = _place_rows(known, np.arange(len(known.ops)), names)
+    distances = np.full(len(groups), np.inf)
+    for group in set(groups.tolist()):
+        here = np.flatnonzero(groups == group)
+        there = np.flatnonzero(known_groups == group)
         if len(there):
-            apart = np.linalg.norm(mine[here][:, None, :] - theirs[there][None, :, :], axis=-1)
-            found[here] = apart.min(axis=1)
-    return found
+            differences = sizes[here][:, None, :] - known_sizes[there][None, :, :]
+            distances[here] = np.linalg.norm(differences, axis=-1).min(axis=1)
+    return distances
 
 
 _Runs = tuple[dict[str, Any], ...]
@@ -265,18 +263,17 @@ class ModelOperator:
 
 def list_model_operators(gpu: str, tell: Callable[[str], None]) -> list[ModelOperator]:
     """List every operator of every model and run; the shares of a run add up to one."""
-    found = []
+    runs_of_kind = {ModelKind.VISION: VISION_RUNS, ModelKind.ENCODER: ENCODER_RUNS}
+    operators = []
     for name in model_catalogue.list_models():
         kind = model_catalogue.load_model(name).kind
-        for options in {ModelKind.VISION: VISION_RUNS, ModelKind.ENCODER: ENCODER_RUNS}.get(
-            kind, LANGUAGE_RUNS
-        ):
+        for options in runs_of_kind.get(kind, LANGUAGE_RUNS):
             try:
                 p = api.predict(name, gpu, host_launch=0.0, force=True, stack="eager", **options)
             except WattcastError as error:  # a model that knows no such phase
                 tell(f"{name}: {error}")
                 continue
-            found += [
-                ModelOperator(o.op, float(o.latency_s) / float(p.busy_s), p.name) for o in p.ops
-            ]
-    return found
+            for share in p.ops:
+                time_share = float(share.latency_s) / float(p.busy_s)
+                operators.append(ModelOperator(share.op, time_share, p.name))
+    return operators
