@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from wattcast.cli import main as command_line
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
-from wattcast.cli.shared_options import Environment
 from wattcast.core.strict_files import reference_folder
 
 ROOT = Path(__file__).resolve().parent.parent

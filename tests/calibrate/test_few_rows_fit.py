@@ -20,8 +20,8 @@ from wattcast.calibrate.forecast_shift import (
 )
 from wattcast.calibrate.kernel_rows import assign_folds, on_random_data
 from wattcast.calibrate.latency_fit import one_thread
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import WattcastError
 from wattcast.core.row_tables import ROWS_FILE, database_folder, read_table, write_table
 from wattcast.core.strict_files import FitStatus

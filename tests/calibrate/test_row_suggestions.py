@@ -13,8 +13,8 @@ from wattcast import hardware
 from wattcast.calibrate import kernel_rows
 from wattcast.calibrate.kernel_rows import KernelRows
 from wattcast.calibrate.row_suggestions import RowCandidate, suggest_rows
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.lab.campaigns.kernel_campaign import read_listed

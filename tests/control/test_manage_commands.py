@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import build_command
-from wattcast.cli.shared_options import Environment
 from wattcast.control import hd7970, policy_comparison, sensitivity_model
 from wattcast.control.sensitivity_model import load_shipped_model
 from wattcast.core.errors import BadInput, ExitCode

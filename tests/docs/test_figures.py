@@ -123,8 +123,8 @@ def test_figures_are_filled_and_found(tmp_path: Path) -> None:
 
 def test_console_blocks_hold_what_commands_print() -> None:
     """Those of the README are golden files (tests/golden)."""
+    from wattcast.cli.command_output import Environment
     from wattcast.cli.main import main
-    from wattcast.cli.shared_options import Environment
 
     for page in DOCS.rglob("*.md"):
         text = page.read_text(encoding="utf-8")

@@ -242,7 +242,7 @@ def test_a_torn_part_is_named(study: Study, tmp_path: Path) -> None:
 
 def test_impossible_constraints_say_which_one_binds() -> None:
     study = explorations.build_study(
-        "gpt2", "h200", ["sm_count=64:192:32"], ["power_w<=10", "latency<=1h"], seq=128
+        "gpt2", "h200", ["sm_count=64:192:32"], where=["power_w<=10", "latency<=1h"], seq=128
     )
     says = r"power_w<=10 W holds for 0\.0% \(closest: .* W\); latency_s<=.* holds for 100"
     with pytest.raises(BadInput, match=says):
@@ -270,7 +270,9 @@ def test_the_fingerprint_tells_studies_apart() -> None:
         explorations.build_study("gpt2", "h200", ["sm_count=64,132"], seq=128),
         explorations.build_study("gpt2", "h100-sxm", ["sm_count=64,128"], seq=128),
         explorations.build_study("gpt2", "h200", ["sm_count=64,128"], seq=256),
-        explorations.build_study("gpt2", "h200", ["sm_count=64,128"], ["power_w<=400"], seq=128),
+        explorations.build_study(
+            "gpt2", "h200", ["sm_count=64,128"], where=["power_w<=400"], seq=128
+        ),
         explorations.build_study("gpt2", "h200", ["sm_count=64,128"], power_limit="400W", seq=128),
     ]
     assert len({s.digest() for s in [same, *others]}) == 6

@@ -51,8 +51,8 @@ def options_of_predict() -> object:
 
 def readme() -> str:
     """The README with the answer of each command in a console block."""
+    from wattcast.cli.command_output import Environment
     from wattcast.cli.main import main
-    from wattcast.cli.shared_options import Environment
     from wattcast.lab.validate.doc_figures import fill_consoles, run_command
 
     text = README.read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from standin import StandIn, undisturbed
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import build_command
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import Provenance
 from wattcast.lab.counter_models.launch_power import LaunchKey, read_counter_book, read_launches

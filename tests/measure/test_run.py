@@ -23,8 +23,8 @@ import typer
 
 import wattcast
 from standin import StandIn, undisturbed
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import build_command
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, CannotWrite, ExitCode, MissingTool, Refused
 from wattcast.measure.__main__ import main as bare_main
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples

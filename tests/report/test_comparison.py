@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import wattcast
 from wattcast.calibrate.whole_models import build_row_graph
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.core.measured_rows import ModelKernels, ModelRow
 from wattcast.core.row_journals import Journal

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from wattcast.cli import shared_options
+from wattcast.cli import figure_options
 from wattcast.cli.main import walk_commands
 from wattcast.core.errors import BadInput, ExitCode, MissingTool, UnknownName
+from wattcast.core.option_declaration import parse_option_value
 from wattcast.report import figure_style
 
 LAB = {"lab power-trace", "lab check-energies"}
@@ -25,8 +26,9 @@ def options(command: Any) -> dict[str, Any]:
     return {name: p for p in command.params for name in p.opts if name.startswith("--")}
 
 
-def context(command: Any) -> Any:
-    return command.context_class(command)
+def read_option(command: Any, flag: str, text: str) -> Any:
+    """Read a value as a command does before its function is called."""
+    return parse_option_value(command.options[flag.removeprefix("--")], text)
 
 
 def test_all_commands_that_draw_have_plot_and_sets_have_figures_and_format() -> None:
@@ -54,27 +56,27 @@ def test_a_bad_name_is_refused_while_options_are_read() -> None:
                 continue
             asked += 1
             with pytest.raises(BadInput, match="png"):
-                known[option].process_value(context(command), bad)
+                read_option(command, option, bad)
         if "--plot" in known:
-            assert known["--plot"].process_value(context(command), "x.SVG") == Path("x.SVG"), name
+            assert read_option(command, "--plot", "x.SVG") == Path("x.SVG"), name
     assert asked == len(ONE) + 2 * len(SETS)
 
 
 def test_folders_and_files_are_not_taken_for_each_other(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
     with pytest.raises(BadInput, match="a file"):
-        shared_options.check_plot_option(tmp_path / "a.png")
+        figure_options.check_plot_option(tmp_path / "a.png")
     (tmp_path / "b").write_text("")
     with pytest.raises(BadInput, match="--plot FILE"):
-        shared_options.check_figures_option(tmp_path / "b")
-    assert shared_options.check_figures_option(tmp_path / "new") == tmp_path / "new"
+        figure_options.check_figures_option(tmp_path / "b")
+    assert figure_options.check_figures_option(tmp_path / "new") == tmp_path / "new"
 
 
 def test_without_matplotlib_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure_style, "find_spec", lambda name: None)
     for check in (
-        lambda: shared_options.check_plot_option(Path("a.png")),
-        lambda: shared_options.check_figures_option(Path("new")),
+        lambda: figure_options.check_plot_option(Path("a.png")),
+        lambda: figure_options.check_figures_option(Path("new")),
     ):
         with pytest.raises(MissingTool, match="wattcast\\[plot\\]"):
             check()

@@ -14,6 +14,13 @@ import pytest
 import wattcast
 from wattcast.core.errors import BadInput
 from wattcast.hardware import OperatingPoint, load_gpu
+from wattcast.options.training_options import (
+    ExpertKernels,
+    Optimizer,
+    Recompute,
+    Sharding,
+    TrainingRecipe,
+)
 from wattcast.predictor.bundle import bundle_for
 from wattcast.training.microbatch import measure_memory, trace_microbatch
 from wattcast.training.optimiser_work import optimiser_graph
@@ -22,14 +29,7 @@ from wattcast.training.step_time import ClusterLinks, cost_stages, overlapped_s
 from wattcast.training.train_job import TrainingResult, parse_count, train
 from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_report import power_over_step, recommend_limit, summarise_training
-from wattcast.training.training_strategy import (
-    ExpertKernels,
-    Optimizer,
-    Recompute,
-    Sharding,
-    TrainingRecipe,
-    TrainingStrategy,
-)
+from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import load_model
 
 MODEL = load_model("qwen3-0.6b")

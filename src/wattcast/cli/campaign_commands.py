@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
-from wattcast.cli.shared_options import CommandOutput, Environment, command, declare_verb
+from wattcast.cli.command_builder import command, declare_verb
+from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.core.errors import bad_value
+from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, show
 from wattcast.lab.campaigns import campaign_verbs
 from wattcast.report.text_tables import new_table
@@ -21,12 +23,24 @@ from wattcast.report.text_tables import new_table
 
 @command("lab estimate")
 def estimate(
-    launches: Path,
-    model: Path,
-    counters: Path,
-    clock: str | None = None,
-    memory_clock: str | None = None,
-    gpu: str | None = None,
+    launches: Annotated[
+        Path,
+        Option("Trace of PyTorch's profiler, or of nsys export --type sqlite.", positional=True),
+    ],
+    model: Annotated[Path, Option("Power model of `lab fit counters --out`, or h200 or tegra-k1.")],
+    counters: Annotated[
+        Path,
+        Option(
+            "Counters: a book (.json), ncu's .csv or .ncu-rep, nvprof's .csv, or GPU metrics in nsys's .sqlite."
+        ),
+    ],
+    clock: Annotated[
+        str | None, Option("Core clock; default: counted cycles over the trace's time.")
+    ] = None,
+    memory_clock: Annotated[str | None, Option("Memory clock, where the model needs it.")] = None,
+    gpu: Annotated[
+        str | None, Option("The device, for models that need its number of SMs.")
+    ] = None,
 ) -> CommandOutput:
     """Estimate the watts of a run that is over from its kernel launches and counters of each
     kernel.
@@ -48,9 +62,20 @@ def estimate(
     return CommandOutput(plain, f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}")
 
 
-@command("lab kernels", library=campaign_verbs.kernels)
+@command("lab kernels", campaign_verbs.kernels)
 def kernels(
-    env: Environment, suggest: int = 0, gpu: str = "h200", database: str = "", **options: Any
+    env: Environment,
+    suggest: Annotated[
+        int,
+        Option(
+            "Measure nothing: write the N rows that would help most to OUT/plan.jsonl.", least=0
+        ),
+    ] = 0,
+    gpu: Annotated[str, Option("With --suggest: the GPU to be predicted.")] = "h200",
+    database: Annotated[
+        str, Option("With --suggest: the rows measured so far; default: the GPU's.")
+    ] = "",
+    **options: Any,
 ) -> CommandOutput:
     """Measure the operators of the plan: bursts, sustained, duty-cycled, data patterns, clocks,
     names.
@@ -98,7 +123,11 @@ def _write_suggestions(
 
 
 @command("lab pack-engine")
-def pack_engine(env: Environment, folders: list[Path], out: Path) -> None:
+def pack_engine(
+    env: Environment,
+    folders: Annotated[list[Path], Option("Folders of `measure engine`.", positional=True)],
+    out: Annotated[Path, Option("Folder of the tables; what they hold is kept.")],
+) -> None:
     """Pack steps, requests and serving runs of an engine into tables that `lab validate` reads."""
     from wattcast.lab.fit.engine_records import pack_engine_folders
 
@@ -109,9 +138,16 @@ def pack_engine(env: Environment, folders: list[Path], out: Path) -> None:
     )
 
 
-@command("lab counters", library=campaign_verbs.counters)
+@command("lab counters", campaign_verbs.counters)
 def counters(
-    design: str | None = None, columns: Path | None = None, **options: Any
+    design: Annotated[
+        str | None,
+        Option(
+            "Instead: the fewest counters that identify a power model, by a GPU's table or a file."
+        ),
+    ] = None,
+    columns: Annotated[Path | None, Option("With --design FILE: YAML map of its columns.")] = None,
+    **options: Any,
 ) -> CommandOutput:
     """Collect hardware counters of a sample of operators, through ncu; or say which a power model
     needs.

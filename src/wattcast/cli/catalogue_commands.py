@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from wattcast.cli.command_builder import command
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.common_options import WORKLOAD
 from wattcast.cli.component_commands import show_bottom_up
-from wattcast.cli.shared_options import MODEL_OPTIONS, CommandOutput, Environment, command
+from wattcast.cli.figure_options import PLOT_FILE
 from wattcast.core.errors import bad_value
+from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
+from wattcast.options.run_options import ModelOptions
 from wattcast.report.text_tables import new_table, print_notes, print_rows
 
 if TYPE_CHECKING:
@@ -82,17 +88,41 @@ def list_nodes() -> CommandOutput:
     return CommandOutput({"nodes": plain}, lambda console: console.print(listing))
 
 
+@dataclass(frozen=True)
+class EnergyOptions:
+    """Energies per event of a chip, built from its architecture (--energies)."""
+
+    energies: Annotated[
+        bool, Option("Energies per event, leakage and area, built from the architecture.")
+    ] = False
+    feature_size: Annotated[
+        str | None, Option("With --energies: of the process, such as 28nm.")
+    ] = None
+    voltage: Annotated[str | None, Option("With --energies: core voltage, such as 0.9V.")] = None
+    temperature: Annotated[str | None, Option("With --energies: of the die, such as 80C.")] = None
+    change: Annotated[
+        list[str] | None,
+        Option(
+            "With --energies: PART=FACTOR, PART one of registers, l1, shared, l2, sms; may repeat."
+        ),
+    ] = None
+    save: Annotated[
+        Path | None, Option("With --energies: also write them as a table for power-trace, .yaml.")
+    ] = None
+    plot: Annotated[Path | None, PLOT_FILE] = None
+
+
 @command("gpus show")
 def show_gpu(
     env: Environment,
-    name: str,
-    energies: bool = False,
-    feature_size: str | None = None,
-    voltage: str | None = None,
-    temperature: str | None = None,
-    change: list[str] | None = None,
-    save: Path | None = None,
-    plot: Path | None = None,
+    name: Annotated[
+        str,
+        Option(
+            "Catalogue name or your own YAML file; with --energies also an architecture file.",
+            positional=True,
+        ),
+    ],
+    build: EnergyOptions,
 ) -> CommandOutput:
     """Show every number of one GPU with its source; what is unknown, and why.
 
@@ -102,12 +132,27 @@ def show_gpu(
     from wattcast.hardware.gpu import list_published_numbers
     from wattcast.predictor.api import find_gpu
 
-    if energies:
+    if build.energies:
         return show_bottom_up(
-            env, name, feature_size, voltage, temperature, change or [], save, plot
+            env,
+            name,
+            build.feature_size,
+            build.voltage,
+            build.temperature,
+            build.change or [],
+            build.save,
+            build.plot,
         )
     if any(
-        option is not None for option in (feature_size, voltage, temperature, change, save, plot)
+        option is not None
+        for option in (
+            build.feature_size,
+            build.voltage,
+            build.temperature,
+            build.change,
+            build.save,
+            build.plot,
+        )
     ):
         raise bad_value(
             "--feature-size, --voltage, --temperature, --change, --save, --plot",
@@ -183,8 +228,15 @@ def _model_summary(model: ModelSpec) -> dict[str, Any]:
 MOST_ROWS = 60
 
 
-@command("models show", MODEL_OPTIONS)
-def show_model(workload: str, capacity: str | None = None, **options: Any) -> CommandOutput:
+@command("models show", ModelOptions)
+def show_model(
+    workload: Annotated[str, WORKLOAD],
+    capacity: Annotated[
+        str | None,
+        Option("Device memory, such as 80GB: does it fit, and the largest batch that does."),
+    ] = None,
+    **options: Any,
+) -> CommandOutput:
     """Show dimensions and source of a model; operators, FLOPs and bytes of a workload; memory by
     purpose.
 
@@ -206,8 +258,13 @@ def show_model(workload: str, capacity: str | None = None, **options: Any) -> Co
     )
 
 
-@command("models save", MODEL_OPTIONS)
-def save_model(env: Environment, workload: str, file: Path, **options: Any) -> CommandOutput:
+@command("models save", ModelOptions)
+def save_model(
+    env: Environment,
+    workload: Annotated[str, WORKLOAD],
+    file: Annotated[Path, Option("Workload JSON to write.", positional=True)],
+    **options: Any,
+) -> CommandOutput:
     """Save a workload as JSON that `predict` and `models show` take back."""
     import msgspec
 

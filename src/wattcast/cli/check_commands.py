@@ -13,12 +13,15 @@ from ctypes import CDLL
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from wattcast import __version__
-from wattcast.cli.shared_options import CommandOutput, Environment, command
+from wattcast.cli.command_builder import command
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.figure_options import FIGURE_FORMAT, FIGURES_FOLDER, PLOT_FILE
 from wattcast.core import bad_value, units
 from wattcast.core.errors import clip_text
+from wattcast.core.option_declaration import Option
 from wattcast.core.own_host import OwnHost, forget_own_host, read_own_host, write_own_host
 from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
@@ -26,46 +29,67 @@ from wattcast.measure.visible_devices import CUDA_LIST, HIP_LISTS, ROCR_LIST
 from wattcast.report.text_tables import print_rows
 
 
+@dataclass(frozen=True)
+class LedgerOptions:
+    """What of the ledger is computed, explained, drawn and written."""
+
+    refit: Annotated[
+        bool, Option("Repeat the cross-validation instead of reading its results.")
+    ] = False
+    ablations: Annotated[
+        bool, Option("Also published sets that take minutes; results are kept for the next call.")
+    ] = False
+    again: Annotated[bool, Option("With --ablations: even where results were kept.")] = False
+    write: Annotated[str, Option("Write the ledger as a page, such as docs/accuracy.md.")] = ""
+    quantity: Annotated[str, Option("What --plot draws: latency|power|clock.")] = "latency"
+    plot: Annotated[Path | None, PLOT_FILE] = None
+    figures: Annotated[Path | None, FIGURES_FOLDER] = None
+    format: Annotated[str, FIGURE_FORMAT] = "png"
+    explain: Annotated[str, Option("Print the commands behind a set, or one row, by name.")] = ""
+    files: Annotated[Path | None, Option("Folder to write the files that those read.")] = None
+    write_docs: Annotated[
+        bool, Option("Make the ledger anew and fill all figures of README and docs, in a clone.")
+    ] = False
+    fill_docs: Annotated[
+        bool, Option("Fill figures of README and docs from docs/choices.json.")
+    ] = False
+
+
 @command("lab validate")
 def validate(
     env: Environment,
-    refit: bool = False,
-    ablations: bool = False,
-    again: bool = False,
-    write: str = "",
-    quantity: str = "latency",
-    plot: Path | None = None,
-    figures: Path | None = None,
-    format: str = "png",
-    explain: str = "",
-    files: Path | None = None,
-    write_docs: bool = False,
-    fill_docs: bool = False,
+    choices: LedgerOptions,
 ) -> CommandOutput:
     """Print held-out errors beside trivial floors, published numbers and goals."""
     from wattcast.lab.paper_figures.validation_figures import save_ledger_figures
     from wattcast.lab.validate import ledger
     from wattcast.lab.validate.ledger_figures import draw_held_out
 
-    if explain:
-        return _explain_rows(env, explain, files)
-    if files is not None:
+    if choices.explain:
+        return _explain_rows(env, choices.explain, choices.files)
+    if choices.files is not None:
         raise bad_value("--files", "a row or set to write them for (--explain ROW)", "none")
-    if fill_docs:
+    if choices.fill_docs:
         return _fill_docs(env, None)
-    if quantity not in ("latency", "power", "clock"):
-        raise bad_value("--quantity", "latency, power or clock", quantity)
-    long = ablations or write_docs
-    rows = ledger.build_ledger(refit, env.say, long=long, again=again, variables=env.variables)
-    if write_docs:
+    if choices.quantity not in ("latency", "power", "clock"):
+        raise bad_value("--quantity", "latency, power or clock", choices.quantity)
+    long = choices.ablations or choices.write_docs
+    rows = ledger.build_ledger(
+        choices.refit, env.say, long=long, again=choices.again, variables=env.variables
+    )
+    if choices.write_docs:
         write_whole(Path("docs", "accuracy.md"), ledger.ledger_to_markdown(rows).encode())
         _fill_docs(env, rows)
-    if write:
-        write_whole(Path(write), ledger.ledger_to_markdown(rows).encode())
-    for path in save_ledger_figures(figures, ending=format) if figures is not None else ():
+    if choices.write:
+        write_whole(Path(choices.write), ledger.ledger_to_markdown(rows).encode())
+    for path in (
+        save_ledger_figures(choices.figures, ending=choices.format)
+        if choices.figures is not None
+        else ()
+    ):
         env.say(f"figure saved: {path}")
-    if plot is not None:
-        env.save_plot(draw_held_out(quantity), plot)
+    if choices.plot is not None:
+        env.save_plot(draw_held_out(choices.quantity), choices.plot)
     return CommandOutput({"rows": rows}, ledger.format_ledger(rows))
 
 
@@ -115,7 +139,16 @@ def _explain_rows(env: Environment, asked: str, folder: Path | None) -> CommandO
 
 
 @command("doctor")
-def doctor(env: Environment, host: bool = False, forget_host: bool = False) -> CommandOutput:
+def doctor(
+    env: Environment,
+    host: Annotated[
+        bool,
+        Option(
+            "Measure what issuing an operator costs this host, in seconds, and remember it for predict; needs a GPU."
+        ),
+    ] = False,
+    forget_host: Annotated[bool, Option("Forget the host that was measured.")] = False,
+) -> CommandOutput:
     """Look at this machine: libraries, data, devices; say what works and how to get the rest."""
     if host and forget_host:
         raise bad_value("doctor", "--host or --forget-host", "both")

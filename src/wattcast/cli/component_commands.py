@@ -5,16 +5,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
-from wattcast.cli.shared_options import CommandOutput, Environment, command, parse_pairs
+from wattcast.cli.command_builder import command, parse_pairs
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.figure_options import PLOT_FILE
 from wattcast.core import files
 from wattcast.core.errors import bad_value, resolve_name
+from wattcast.core.option_declaration import Option
 from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import REFERENCE_VARIABLE, read_bytes, reference_folder
 from wattcast.core.units import parse, show
@@ -24,12 +27,16 @@ if TYPE_CHECKING:
     from wattcast.lab.gpuwattch.trace_run import TraceResult
 
 
-@command("lab power-trace", library="wattcast.lab.gpuwattch.trace_request:TraceRequest")
+@command("lab power-trace", "wattcast.lab.gpuwattch.trace_request:TraceRequest")
 def power_trace(
     env: Environment,
-    counters: str = "auto",
-    save_config: Path | None = None,
-    plot: Path | None = None,
+    counters: Annotated[
+        str, Option("What the file is: auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu.")
+    ] = "auto",
+    save_config: Annotated[
+        Path | None, Option("Also write the architecture, .xml or .yaml.", panel="Files")
+    ] = None,
+    plot: Annotated[Path | None, PLOT_FILE] = None,
     **asked: Any,
 ) -> CommandOutput:
     """Report, power trace, metric trace and steady states from the counters a simulator wrote.
@@ -99,11 +106,20 @@ def power_trace(
 @command("lab power-meter")
 def power_meter(
     env: Environment,
-    config: Path,
-    energies: Path | None = None,
-    clock: str | None = None,
-    sms: int | None = None,
-    header: bool = False,
+    config: Annotated[
+        Path,
+        Option(
+            "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with measured energies: h200, a100-sxm-80gb, h100-sxm, b200."
+        ),
+    ],
+    energies: Annotated[
+        Path | None, Option("Energies per count; default: from the architecture.")
+    ] = None,
+    clock: Annotated[
+        str | None, Option("Core clock at the start; default: from the files.")
+    ] = None,
+    sms: Annotated[int | None, Option("Number of SMs, where no file says.")] = None,
+    header: Annotated[bool, Option("Print where the C++ header is, and end.")] = False,
 ) -> None:
     """Answer a simulator in another process sample by sample: counters on stdin, watts by component
     on stdout.
@@ -141,12 +157,22 @@ def power_meter(
 
 @command("lab accelwattch")
 def accelwattch(
-    gpu: str,
-    out: Path | None = None,
-    energies: Path | None = None,
-    base: Path | None = None,
-    judge: bool = False,
-    refit: bool = False,
+    gpu: Annotated[
+        str,
+        Option("h200 (measured), a100-sxm-80gb, h100-sxm or b200 (carried over).", positional=True),
+    ],
+    out: Annotated[Path | None, Option("Write the architecture here, .xml or .yaml.")] = None,
+    energies: Annotated[
+        Path | None, Option("Write the energies it multiplies here, .yaml.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        Option(
+            "A simulator's own AccelWattch XML: its tree and sizes stay, so that the simulator reads it."
+        ),
+    ] = None,
+    judge: Annotated[bool, Option("Also compare with operators that were never used.")] = False,
+    refit: Annotated[bool, Option("Fit again to the database instead of what ships.")] = False,
 ) -> CommandOutput:
     """Write AccelWattch XML of a current GPU: energies fitted to our measurements, an interval
     beside each.
@@ -200,7 +226,13 @@ def accelwattch(
 
 
 @command("lab side-by-side")
-def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None) -> CommandOutput:
+def side_by_side(
+    gpu: Annotated[
+        str, Option("GPU with a database of counted operators.", positional=True)
+    ] = "h200",
+    kernels: Annotated[int, Option("How many kernels.")] = 40,
+    page: Annotated[Path | None, Option("Replace the tables at the end of this page.")] = None,
+) -> CommandOutput:
     """Put measured kernels through forecast, counter model and components, and show where they
     differ.
 
@@ -227,19 +259,43 @@ def side_by_side(gpu: str = "h200", kernels: int = 40, page: Path | None = None)
     return CommandOutput({"kernels": rows, "summary": summarise_views(views)}, format_views(views))
 
 
-@command("lab fit component", library="wattcast.lab.gpuwattch.component_fit:KernelColumns")
+@dataclass(frozen=True)
+class ComponentFitOptions:
+    """What is fitted, within which bounds, and where it is written."""
+
+    columns: Annotated[
+        list[str] | None, Option("A column to fit; default: all with the prefix.", "column")
+    ] = None
+    energies: Annotated[
+        bool, Option("Columns are counts: fit joules per count, such as DRAM's.")
+    ] = False
+    bottom_up: Annotated[
+        Path | None,
+        Option(
+            "Architecture file: columns are counts, its bottom-up energies make them watts, factors are fitted."
+        ),
+    ] = None
+    shortest: Annotated[str, Option("Kernels shorter than this are dropped.")] = "0.5 ms"
+    bounds: Annotated[str, Option("Bounds of every factor, declared beforehand.")] = "0.5:2"
+    bound: Annotated[
+        list[str] | None, Option("Bounds of one: NAME=low:high; NAME=1:1 fixes it.")
+    ] = None
+    order: Annotated[list[str] | None, Option("An ordering: 'A<=B' or 'A<=1.5*B'.")] = None
+    architecture: Annotated[Path | None, Option("Architecture file to recalibrate.")] = None
+    out: Annotated[Path | None, Option("Where to write it, .xml or .yaml.")] = None
+
+
+@command("lab fit component", "wattcast.lab.gpuwattch.component_fit:KernelColumns")
 def fit_component(
     env: Environment,
-    runs: Path,
-    columns: list[str] | None = None,
-    energies: bool = False,
-    bottom_up: Path | None = None,
-    shortest: str = "0.5 ms",
-    bounds: str = "0.5:2",
-    bound: list[str] | None = None,
-    order: list[str] | None = None,
-    architecture: Path | None = None,
-    out: Path | None = None,
+    runs: Annotated[
+        Path,
+        Option(
+            "CSV, one line per kernel: components' watts (or counts) and measured watts.",
+            positional=True,
+        ),
+    ],
+    choices: ComponentFitOptions,
     **layout: Any,
 ) -> CommandOutput:
     """Fit by bounded least squares on relative error; held-out errors beside the in-sample one,
@@ -251,40 +307,40 @@ def fit_component(
     from wattcast.lab.gpuwattch import component_fit
     from wattcast.lab.gpuwattch.architecture import read_architecture, write_architecture
 
-    if (architecture is None) != (out is None):
+    if (choices.architecture is None) != (choices.out is None):
         raise bad_value("--architecture and --out", "both or neither", "one")
-    special = parse_pairs(bound, "--bound", "NAME=low:high", _read_bounds)
-    orders = tuple(component_fit.ValueOrdering.read(text) for text in order or ())
-    if energies and bottom_up is not None:
+    special = parse_pairs(choices.bound, "--bound", "NAME=low:high", _read_bounds)
+    orders = tuple(component_fit.ValueOrdering.read(text) for text in choices.order or ())
+    if choices.energies and choices.bottom_up is not None:
         raise bad_value("--energies and --bottom-up", "one of them", "both")
     laid_out = component_fit.KernelColumns(**layout)
     table = component_fit.read_measured_kernels(
-        runs, laid_out, columns, rates=energies or bottom_up is not None
+        runs, laid_out, choices.columns, rates=choices.energies or choices.bottom_up is not None
     )
-    if bottom_up is not None:
+    if choices.bottom_up is not None:
         from wattcast.lab.gpuwattch.bottom_up.event_energies import (
             build_architecture_chip,
             make_energy_table,
         )
 
-        modelled = read_architecture(bottom_up)
+        modelled = read_architecture(choices.bottom_up)
         built = build_architecture_chip(modelled)
         table = component_fit.rates_to_watts(table, make_energy_table(built, modelled.dialect))
         env.say(
             f"note: {built.provenance}; its leakage and memory-controller constant are not fitted."
         )
-    shortest_s = parse(shortest, "s", "--shortest")
+    shortest_s = parse(choices.shortest, "s", "--shortest")
     limits = component_fit.ENERGY_CONSTRAINTS
-    if not energies:
+    if not choices.energies:
         try:
-            limits = component_fit.FitConstraints(_read_bounds(bounds))
+            limits = component_fit.FitConstraints(_read_bounds(choices.bounds))
         except ValueError:
-            raise bad_value("--bounds", "low:high, such as 0.5:2", bounds) from None
+            raise bad_value("--bounds", "low:high, such as 0.5:2", choices.bounds) from None
     found = component_fit.fit_components(
         table, replace(limits, special=special, orders=orders), shortest_s
     )
-    if architecture is not None and out is not None:
-        if energies:
+    if choices.architecture is not None and choices.out is not None:
+        if choices.energies:
             raise bad_value(
                 "--architecture",
                 "factors",
@@ -293,8 +349,10 @@ def fit_component(
             )
         factors = dict(zip(found.names, found.value.tolist(), strict=True))
         write_architecture(
-            component_fit.apply_factors(read_architecture(architecture), factors), out
+            component_fit.apply_factors(read_architecture(choices.architecture), factors),
+            choices.out,
         )
+    unit = " J" if choices.energies else ""
     lines = []
     for name, value in zip(found.names, found.value.tolist(), strict=True):
         mark = (
@@ -304,7 +362,7 @@ def fit_component(
             if name in found.determined
             else " (not driven)"
         )
-        lines.append(f"{name:16s} {value:12.5g}{' J' if energies else ''}{mark}")
+        lines.append(f"{name:16s} {value:12.5g}{unit}{mark}")
     score = found.score
     dropped = ", ".join(found.dropped[:5])
     lines.append(
@@ -313,7 +371,9 @@ def fit_component(
         f"a constant {score.constant:.2f} %"
     )
     notes = (
-        [f"note: {len(found.dropped)} kernels shorter than {shortest} dropped: {dropped} ..."]
+        [
+            f"note: {len(found.dropped)} kernels shorter than {choices.shortest} dropped: {dropped} ..."
+        ]
         if dropped
         else []
     )
@@ -396,7 +456,13 @@ def _is_architecture(path: Path) -> bool:
 
 @command("lab check-energies")
 def check_energies(
-    env: Environment, reference: Path | None = None, gpu: str = "h200", plot: Path | None = None
+    env: Environment,
+    reference: Annotated[
+        Path | None,
+        Option("Folder with accelwattch/ and simulator_runs/; default: WATTCAST_REFERENCE."),
+    ] = None,
+    gpu: Annotated[str, Option("GPU whose fitted energies to compare with.")] = "h200",
+    plot: Annotated[Path | None, PLOT_FILE] = None,
 ) -> CommandOutput:
     """Compare bottom-up energies with those dumped from a simulator or fitted to a measured GPU."""
     from wattcast.lab.gpuwattch.bottom_up import event_energies

@@ -1,35 +1,42 @@
-"""``wattcast explore`` and ``wattcast plan``: many configurations."""
+"""``wattcast explore``: many configurations."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from wattcast.cli.shared_options import (
-    MODEL_OPTIONS,
-    PLOT,
-    PRICES,
-    CommandOutput,
-    Environment,
-    command,
-)
-from wattcast.core.errors import ExitCode, bad_value, is_interrupt, resolve_name
+from wattcast.cli.command_builder import PLOT, command
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.common_options import GPU, WORKLOAD
+from wattcast.cli.figure_options import PLOT_FILE
+from wattcast.core.errors import bad_value, is_interrupt, resolve_name
+from wattcast.core.option_declaration import Option
+from wattcast.options.exploring_options import EXPLORE, STUDY, DesignOutput
+from wattcast.options.run_options import OPTION_NAMES
+from wattcast.options.setting_options import PriceOptions
+from wattcast.options.verb_options import part_of
 
 if TYPE_CHECKING:
     from wattcast.explore.sweep import Runner
 
 
-@command("explore sweep", MODEL_OPTIONS, "clock", "power_limit", PRICES, PLOT)
+@command("explore sweep", EXPLORE, PLOT)
 def sweep(
-    workload: str,
-    gpu: str,
-    vary: list[str] | None = None,
-    minimise: str = "energy",
-    slowdown: str | None = None,
-    latency: str | None = None,
+    workload: Annotated[str, WORKLOAD],
+    gpu: Annotated[str, Option("GPU names or YAML files, commas between, or all.")],
+    vary: Annotated[
+        list[str] | None,
+        Option(
+            "clock|power_limit|temperature|OPTION=A,B,C or LOW:HIGH:STEP, clock=all; repeatable."
+        ),
+    ] = None,
+    minimise: Annotated[
+        str, Option("energy|ed|ed2|latency|cost: has the best least of.")
+    ] = "energy",
     **options: Any,
 ) -> CommandOutput:
     """Predict every combination of GPUs, model options, clocks and power limits, and name the best.
@@ -45,31 +52,55 @@ def sweep(
     from wattcast.explore.explorations import ExploreObjective, explore
 
     least = ExploreObjective(resolve_name("objective", minimise, list(ExploreObjective)))
-    found = explore(workload, gpu, vary or [], slowdown=slowdown, latency=latency, **options)
-    figure = partial(
-        draw_exploration, workload=workload, options={name: options[name] for name in MODEL_OPTIONS}
-    )
+    found = explore(workload, gpu, vary or [], **options)
+    chosen = {name: value for name, value in options.items() if name in OPTION_NAMES}
+    figure = partial(draw_exploration, workload=workload, options=chosen)
     return CommandOutput.of(
         found, exploration_json, partial(print_exploration, least=least), figure
     )
 
 
-@command("explore designs", MODEL_OPTIONS, "clock", "power_limit")
+@dataclass(frozen=True)
+class DesignRun:
+    """Where designs are computed, and which figure is drawn."""
+
+    plot: Annotated[Path | None, PLOT_FILE] = None
+    heat_map: Annotated[str | None, Option("Plot X,Y or X,Y,VALUE, not the front.")] = None
+    workers: Annotated[
+        int | None,
+        Option(
+            "Processes; default: one per free core, for large spaces.", panel="Where it is computed"
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        Option(
+            "Dask scheduler you trust, such as tcp://host:8786, or local.",
+            panel="Where it is computed",
+        ),
+    ] = None
+
+    @property
+    def map_axes(self) -> list[str]:
+        """The columns of the heat map; empty: the Pareto front is drawn."""
+        if self.heat_map is None:
+            return []
+        axes = [word.strip() for word in self.heat_map.split(",")]
+        if self.plot is None:
+            raise bad_value("--heat-map", "--plot FILE beside it", "none")
+        if len(axes) not in (2, 3):
+            raise bad_value("--heat-map", "X,Y or X,Y,VALUE", self.heat_map)
+        return axes
+
+
+@command("explore designs", STUDY)
 def designs(
     env: Environment,
-    workload: str,
-    gpu: str,
-    vary: list[str],
-    where: list[str] | None = None,
-    sample: str | None = None,
-    seed: int = 0,
-    front: str = "latency_s,power_w",
-    out: Path | None = None,
-    plot: Path | None = None,
-    heat_map: str | None = None,
-    workers: int | None = None,
-    cluster: str | None = None,
-    yes: bool = False,
+    workload: Annotated[str, WORKLOAD],
+    gpu: Annotated[str, GPU],
+    vary: Annotated[list[str], Option("FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")],
+    output: DesignOutput,
+    running: DesignRun,
     **options: Any,
 ) -> CommandOutput:
     """Vary any field of a GPU and its settings over a grid or a sample, with the governor.
@@ -83,21 +114,14 @@ def designs(
     from wattcast.explore.search_space import find_column
     from wattcast.explore.sweep import run_sweep
 
-    axes = [word.strip() for word in heat_map.split(",")] if heat_map is not None else []
-    if axes and plot is None:
-        raise bad_value("--heat-map", "--plot FILE beside it", "none")
-    if len(axes) not in (0, 2, 3):
-        raise bad_value("--heat-map", "X,Y or X,Y,VALUE", heat_map)
-    study = explorations.build_study(workload, gpu, vary, where or [], sample, seed, **options)
-    objectives = tuple(name.strip() for name in front.split(","))
-    runner = _choose_runner(workers, cluster, study.space.size)
-
-    def tell(points: int, total: int) -> None:
-        env.stderr.write(f"\r{points:,} of {total:,} points{'' if points < total else chr(10)}")
-        env.stderr.flush()
-
+    axes = running.map_axes
+    study = explorations.build_study(workload, gpu, vary, **options)
+    objectives = tuple(name.strip() for name in output.front)
+    runner = _choose_runner(running.workers, running.cluster, study.space.size)
+    out = None if output.out is None else Path(output.out)
+    tell = _make_progress(env) if env.stderr.isatty() else None
     try:
-        done = run_sweep(study, out, objectives, runner, tell if env.stderr.isatty() else None, yes)
+        done = run_sweep(study, out, objectives, runner, tell, output.yes)
     except BaseException as error:
         if out is not None and is_interrupt(error):
             env.say("finished parts are kept; the same command continues.")
@@ -106,16 +130,34 @@ def designs(
         before = f" ({done.continued} parts were there before)" if done.continued else ""
         env.say(f"{done.summary.kept:,} points saved: {out}{before}")
     columns = [find_column(word, study.gpu, study.space.columns)[0] for word in axes]
-    if plot is not None:
-        env.save_plot(
-            figures.draw_heat_map(done, columns) if axes else figures.draw_pareto_front(done), plot
-        )
+    if running.plot is not None:
+        figure = figures.draw_pareto_front(done)
+        if columns:
+            figure = figures.draw_heat_map(done, columns)
+        env.save_plot(figure, running.plot)
     return CommandOutput.of(done, report.sweep_json, report.print_sweep)
 
 
-@command("explore fleet", "price", "electricity", PLOT)
+def _make_progress(env: Environment) -> Callable[[int, int], None]:
+    def tell(points: int, total: int) -> None:
+        end = "\n" if points >= total else ""
+        env.stderr.write(f"\r{points:,} of {total:,} points{end}")
+        env.stderr.flush()
+
+    return tell
+
+
+@command("explore fleet", part_of(PriceOptions, "price", "electricity"), PLOT)
 def fleet(
-    file: Path, aim: str = "energy", site_power: str | None = None, **prices: Any
+    file: Annotated[Path, Option("YAML: gpus, workloads with rates, power.", positional=True)],
+    aim: Annotated[
+        str,
+        Option(
+            "energy|gpus|cost: least, every rate met; throughput: as much of the mix as can be."
+        ),
+    ] = "energy",
+    site_power: Annotated[str | None, Option("Of all GPUs, in place of the file's: 12kW.")] = None,
+    **prices: Any,
 ) -> CommandOutput:
     """Decide which GPUs serve which model, how shared, at which clock, under a site's power budget.
 
@@ -139,38 +181,14 @@ def _choose_runner(workers: int | None, cluster: str | None, size: int) -> Runne
     if cluster is not None:
         return cluster_runner(cluster, workers)
     if workers is None:
-        cores = _count_cores()
+        cores = count_cores()
         free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
         workers = max(free, 1) if size > 3 * PART_POINTS else 1
     return process_runner(workers)
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
     """Count the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-PLANNED = ("dtype", "quantization", "weights", "kv_dtype")
-
-
-@command("plan", *PLANNED, PRICES, PLOT, library="wattcast.serving.capacity_plan:plan")
-def plan(
-    env: Environment, model: str, gpu: str, workers: int | None = None, **asked: Any
-) -> CommandOutput:
-    """Find how many GPUs, how shared, at which clock or power limit. For several models: explore fleet.
-
-    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms
-    --tpot p90:40ms --gpu h100-sxm,h200 --minimise cost --price h100-sxm=2.5,h200=3.5
-    """
-    from wattcast.serving import capacity_plan
-    from wattcast.serving import plan_report as report
-
-    try:
-        count = _count_cores() if workers is None else workers
-        found = capacity_plan.plan(model, gpu, progress=env.tell_progress, workers=count, **asked)
-    except capacity_plan.PlanInterrupted as error:
-        found = error.result
-    output = CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)
-    return replace(output, exit_code=0 if found.is_complete else ExitCode.INTERRUPTED)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from wattcast.cli.command_builder import command, parse_factors
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.common_options import JSON
 from wattcast.cli.component_commands import fit_component as fit_component
-from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, command, parse_factors
+from wattcast.cli.figure_options import FigureOptions
 from wattcast.core.errors import BadInput, bad_value, resolve_name
+from wattcast.core.option_declaration import Option
 from wattcast.core.units import show
 from wattcast.report.text_tables import new_table, print_notes, print_rows
 
@@ -31,11 +35,29 @@ TABLE_FORMS = ("table", "gpmtool", "dcgm")
 @command("lab fit kernels")
 def fit_kernels(
     env: Environment,
-    database: str,
-    gpu: str,
-    out: Path = Path(),
-    inherit: bool | None = None,
-    leave_out: bool = False,
+    database: Annotated[
+        str,
+        Option(
+            "A kernel database: its folder, its rows.parquet, or a shipped name.", positional=True
+        ),
+    ],
+    gpu: Annotated[str, Option("The catalogue GPU it was measured on.")],
+    out: Annotated[
+        Path, Option("Folder for bundle.json, arrays.npz and out_of_fold.parquet.")
+    ] = Path(),
+    inherit: Annotated[
+        bool | None,
+        Option(
+            "Move the card's forecast by the rows, or fit from nothing; default: inherit below 1000 burst rows.",
+            "inherit/alone",
+        ),
+    ] = None,
+    leave_out: Annotated[
+        bool,
+        Option(
+            "Learn anew how far intervals reach for what was never measured: fifteen more fits, minutes."
+        ),
+    ] = False,
 ) -> CommandOutput:
     """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
     from wattcast.lab.fit.database_fit import fit_kernel_database, write_fit
@@ -52,11 +74,21 @@ def fit_kernels(
 @command("lab fit engine")
 def fit_engine(
     env: Environment,
-    database: str,
-    gpu: str,
-    out: Path = Path(),
-    bundle: Path | None = None,
-    family: str = "",
+    database: Annotated[
+        str,
+        Option(
+            "Rows of an engine's kernels: a folder, its rows.parquet, or h200/engine.",
+            positional=True,
+        ),
+    ],
+    gpu: Annotated[str, Option("The catalogue GPU they were measured on.")],
+    out: Annotated[Path, Option("Folder for bundle.json and arrays.npz.")] = Path(),
+    bundle: Annotated[
+        Path | None, Option("Folder to start from, in place of the shipped one.")
+    ] = None,
+    family: Annotated[
+        str, Option("Replace one family of kernels alone, such as engine_weight_only.")
+    ] = "",
 ) -> None:
     """Add an engine's kernels to a fitted bundle; rows that the database holds out stay unread."""
     from wattcast.lab.fit.database_fit import fit_engine_database
@@ -68,7 +100,20 @@ def fit_engine(
 
 
 @command("lab fit host")
-def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None) -> CommandOutput:
+def fit_host(
+    env: Environment,
+    database: Annotated[
+        str,
+        Option(
+            "Whole-model rows: a database, models.parquet, journals, or a CSV of your own.",
+            positional=True,
+        ),
+    ],
+    gpu: Annotated[str, Option("The catalogue GPU they were measured on.")],
+    out: Annotated[
+        Path | None, Option("Folder for the GPU's bundle with this launch cost.")
+    ] = None,
+) -> CommandOutput:
     """Fit what issuing an operator costs the host, from rows launched eagerly.
 
     Example: wattcast lab fit host mine.csv --gpu h200     (columns model, batch, seq, phase,
@@ -106,7 +151,10 @@ def fit_host(env: Environment, database: str, gpu: str, out: Path | None = None)
 
 @command("lab sensitivity")
 def fit_sensitivity(
-    env: Environment, table: Path, out: Path | None = None, name: str | None = None
+    env: Environment,
+    table: Annotated[Path, Option("CSV of kernels over settings with counters.", positional=True)],
+    out: Annotated[Path | None, Option("Save the model as YAML.")] = None,
+    name: Annotated[str | None, Option("Name of the model; default: the table's.")] = None,
 ) -> CommandOutput:
     """Fit predictors of compute and bandwidth sensitivity to counters, as paper 004 does.
 
@@ -154,12 +202,28 @@ def fit_sensitivity(
 @command("calibrate")
 def calibrate(
     env: Environment,
-    gpu: str,
-    file: Path | None = None,
-    table: list[Path] | None = None,
-    check: bool = False,
-    out: Path | None = None,
-    factor: list[str] | None = None,
+    gpu: Annotated[str, Option("Catalogue name (`wattcast gpus`) or your own YAML file.")],
+    file: Annotated[
+        Path | None,
+        Option(
+            "CSV or JSON of whole models: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz.",
+            positional=True,
+        ),
+    ] = None,
+    table: Annotated[
+        list[Path] | None,
+        Option(
+            "Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a folder of them, or of kernel rows of your own; may be repeated."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, Option("With --table: compare the GPU's bundle with all rows and fit nothing.")
+    ] = False,
+    out: Annotated[Path | None, Option("Folder for the bundle; default: calibrated/GPU.")] = None,
+    factor: Annotated[
+        list[str] | None,
+        Option("Your own efficiency factor to start from, such as dram_energy=1.2."),
+    ] = None,
 ) -> CommandOutput:
     """Adjust a GPU's forecast to measurements: of whole models (FILE), or of kernels (--table).
 
@@ -260,20 +324,45 @@ def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
     print_notes(console, found.notes, "")
 
 
+@dataclass(frozen=True)
+class CounterTableOptions:
+    """How the table is read, and what the fitted model is used for."""
+
+    columns: Annotated[
+        Path | None,
+        Option("YAML map of the table's columns, or the name of one that ships, such as h200."),
+    ] = None
+    form: Annotated[
+        str,
+        Option("table; gpmtool for files like micro_gtxtitanx.csv; dcgm for logs of dcgmi dmon."),
+    ] = "table"
+    name: Annotated[str | None, Option("Name of the saved model; default: the table's.")] = None
+    device: Annotated[str, Option("The device that was measured, for the saved model.")] = ""
+    predict: Annotated[
+        Path | None,
+        Option(
+            "Their utilisations (gpmtool form, no watts), with --json or --measured.",
+            panel="Programs never trained on",
+        ),
+    ] = None
+    measured: Annotated[
+        Path | None,
+        Option(
+            "With --predict: their watts by clock (names, then rows of MHz, MHz, ms, W).",
+            panel="Programs never trained on",
+        ),
+    ] = None
+    out: Annotated[Path | None, Option("Save the model as YAML.")] = None
+    json: Annotated[bool, JSON] = False
+
+
 @command(
-    "lab fit counters", FIGURES, library="wattcast.lab.counter_models.counter_fit:CounterFitOptions"
+    "lab fit counters", FigureOptions, "wattcast.lab.counter_models.counter_fit:CounterFitOptions"
 )
 def fit_counters_command(
     env: Environment,
-    table: Path,
-    columns: Path | None = None,
-    form: str = "table",
-    name: str | None = None,
-    device: str = "",
-    predict: Path | None = None,
-    measured: Path | None = None,
-    out: Path | None = None,
-    json: bool = False,
+    table: Annotated[Path, Option("CSV or Parquet of counters and watts.", positional=True)],
+    choices: CounterTableOptions,
     **how: Any,
 ) -> CommandOutput:
     """Fit counter models to a table, judge them on work they have not seen, and explain them.
@@ -282,63 +371,82 @@ def fit_counters_command(
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured
     real_time_power.csv"""
     from wattcast.lab.counter_models import counter_figures, counter_fit, gpmtool_files, two_rails
-    from wattcast.lab.paper_figures import multimedia_figures
     from wattcast.power.power_model import save_model
 
-    form = resolve_name("form", form, TABLE_FORMS)
-    if form == "table" and columns is None:
-        raise bad_value(
-            "--columns", "a YAML map of the table's columns", "none", "Or say --form gpmtool."
-        )
-    if predict is not None and not ((json or measured) and form == "gpmtool"):
-        wanted = "--form gpmtool, and --json or --measured"
-        raise bad_value("--predict", wanted, f"--form {form}" + (" --json" if json else ""))
-    if measured is not None and predict is None:
-        raise bad_value(
-            "--measured", "--predict FILE beside it, with the programs' utilisations", "none"
-        )
-    tables = counter_fit.read_counter_tables(table, form, columns)
+    form = resolve_name("form", choices.form, TABLE_FORMS)
+    _check_table_options(choices, form)
+    tables = counter_fit.read_counter_tables(table, form, choices.columns)
     first = next(iter(tables.values()))
-    name = name or table.stem
+    name = choices.name or table.stem
     if first.rail_w:
-        if {"estimator", "models", "folds", "clusters", "offset_hz"} & env.given:
+        if _TOTAL_FIT_OPTIONS & env.given:
             raise bad_value(
                 "--estimator, --model, --folds, --clusters, --offset",
                 "none of them, since the map has a rail measured by itself",
                 "some",
                 "Remove `rails` from the map to fit all kinds of model to the total.",
             )
-        rails = two_rails.fit_rails(first)
-        if out is not None:
-            save_model(two_rails.make_saved_rails(rails, name, device), out)
-            env.say(f"model saved: {out}")
-        plain = two_rails.rails_fit_to_plain(rails)
-
-        def figures() -> dict[str, FigureMaker]:
-            source = counter_figures.describe_source(rails, device)
-            made = counter_figures.make_rails_figures(rails, device)
-            return made | multimedia_figures.make_figures(rails, source)
-
-        return CommandOutput(
-            plain, partial(_print_rails, result=rails, plain=plain), figures=figures
-        )
-    programs = gpmtool_files.read_applications(predict) if predict is not None else None
-    watts = gpmtool_files.read_measured_programs(measured) if measured is not None else None
+        return _fit_rails(env, two_rails.fit_rails(first), choices, name)
+    programs = None
+    if choices.predict is not None:
+        programs = gpmtool_files.read_applications(choices.predict)
     result = counter_fit.fit_counters(tables, counter_fit.CounterFitOptions(**how), env.say)
-    if programs is not None and watts is not None:
+    if programs is not None and choices.measured is not None:
+        watts = gpmtool_files.read_measured_programs(choices.measured)
         result = counter_fit.predict_programs(result, programs, watts)
-    if out is not None:
-        save_model(counter_fit.make_saved_model(result, name, device), out)
-        env.say(f"model saved: {out}")
+    if choices.out is not None:
+        save_model(counter_fit.make_saved_model(result, name, choices.device), choices.out)
+        env.say(f"model saved: {choices.out}")
 
     def make_plain() -> dict[str, Any]:
-        predictions = (
-            counter_fit.predict_applications(result, programs) if programs is not None else []
-        )
-        return counter_fit.counter_fit_to_plain(result) | {"predictions": predictions}
+        plain = counter_fit.counter_fit_to_plain(result)
+        plain["predictions"] = []
+        if programs is not None:
+            plain["predictions"] = counter_fit.predict_applications(result, programs)
+        return plain
 
     figures = partial(counter_figures.make_counter_figures, result)
     return CommandOutput(make_plain, partial(_print_fit, result=result), figures=figures)
+
+
+# options of fits to the total power, which a map with a measured rail does not take
+_TOTAL_FIT_OPTIONS = {"estimator", "models", "folds", "clusters", "offset"}
+
+
+def _check_table_options(choices: CounterTableOptions, form: str) -> None:
+    """Raise an error for options that do not go together."""
+    if form == "table" and choices.columns is None:
+        do = "Or say --form gpmtool."
+        raise bad_value("--columns", "a YAML map of the table's columns", "none", do)
+    has_output = choices.json or choices.measured
+    if choices.predict is not None and not (has_output and form == "gpmtool"):
+        wanted = "--form gpmtool, and --json or --measured"
+        json_word = " --json" if choices.json else ""
+        raise bad_value("--predict", wanted, f"--form {form}{json_word}")
+    if choices.measured is not None and choices.predict is None:
+        wanted = "--predict FILE beside it, with the programs' utilisations"
+        raise bad_value("--measured", wanted, "none")
+
+
+def _fit_rails(
+    env: Environment, rails: RailsFit, choices: CounterTableOptions, name: str
+) -> CommandOutput:
+    """Save, print and draw a fit of two rails, of which one was measured by itself."""
+    from wattcast.lab.counter_models import counter_figures, two_rails
+    from wattcast.lab.paper_figures import multimedia_figures
+    from wattcast.power.power_model import save_model
+
+    if choices.out is not None:
+        save_model(two_rails.make_saved_rails(rails, name, choices.device), choices.out)
+        env.say(f"model saved: {choices.out}")
+    plain = two_rails.rails_fit_to_plain(rails)
+
+    def figures() -> dict[str, FigureMaker]:
+        source = counter_figures.describe_source(rails, choices.device)
+        makers = counter_figures.make_rails_figures(rails, choices.device)
+        return makers | multimedia_figures.make_figures(rails, source)
+
+    return CommandOutput(plain, partial(_print_rails, result=rails, plain=plain), figures=figures)
 
 
 def _print_fit(console: Console, result: CounterFit) -> None:

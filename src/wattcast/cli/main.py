@@ -20,7 +20,8 @@ import typer
 from typer.core import TyperGroup
 
 from wattcast import __version__
-from wattcast.cli.shared_options import DECLARED, Environment, read_help
+from wattcast.cli.command_builder import DECLARED
+from wattcast.cli.command_output import Environment
 from wattcast.core.errors import (
     OUT_OF_MEMORY,
     ExitCode,
@@ -30,25 +31,57 @@ from wattcast.core.errors import (
     unknown_name,
 )
 
-
-def _list_verbs(head: str = "") -> dict[str, str]:
-    """Return verb -> module below ``wattcast.cli``: rows of ``options.csv`` without an option name
-    them.
-    """
-    found = {
-        words.removeprefix(head): rows[""]["name"]
-        for words, rows in read_help().items()
-        if "" in rows
-    }
-    return {
-        verb: module
-        for verb, module in found.items()
-        if " " not in verb and head + verb in read_help()
-    }
-
-
-COMMANDS = _list_verbs()
-LAB = _list_verbs("lab ")
+# verb -> the module below ``wattcast.cli`` that declares it
+COMMANDS = {
+    "predict": "prediction_commands",
+    "simulate": "service_commands",
+    "plan": "service_commands",
+    "train": "service_commands",
+    "compare": "prediction_commands",
+    "explore": "explore_commands",
+    "report": "prediction_commands",
+    "serve": "server_commands",
+    "export": "server_commands",
+    "measure": "measure_commands",
+    "manage": "manage_commands",
+    "calibrate": "fit_commands",
+    "gpus": "catalogue_commands",
+    "models": "catalogue_commands",
+    "doctor": "check_commands",
+    "lab": "main",
+}
+LAB = {
+    "fit": "fit_commands",
+    "validate": "check_commands",
+    "power-trace": "component_commands",
+    "power-meter": "component_commands",
+    "side-by-side": "component_commands",
+    "accelwattch": "component_commands",
+    "check-energies": "component_commands",
+    "tune": "microbench_commands",
+    "microbench": "microbench_commands",
+    "multimedia": "microbench_commands",
+    "kernels": "campaign_commands",
+    "counters": "campaign_commands",
+    "estimate": "campaign_commands",
+    "pack": "campaign_commands",
+    "pack-engine": "campaign_commands",
+    "summary": "campaign_commands",
+    "sensitivity": "fit_commands",
+}
+_GROUP_HELP = {
+    "explore": "Sweep GPUs, options, clocks and limits; search chip designs; assign a fleet.",
+    "export": "Metrics for operators: Prometheus and Grafana.",
+    "measure": "Measure time, power and energy; build a kernel database.",
+    "manage": "Steer clocks to spend less power for the same speed.",
+    "gpus": "The GPUs Wattcast knows, and who says so.",
+    "models": "The models Wattcast knows, and what they compute.",
+    "lab": (
+        "For researchers and maintainers: fit and judge models, campaigns, microbenchmarks, "
+        "simulator traces."
+    ),
+    "lab fit": "Fit models to measurements.",
+}
 
 
 class _CatalogueGroup(TyperGroup):
@@ -69,16 +102,22 @@ def build_command(words: str) -> Any:
     """
     table = LAB if words.startswith("lab ") else COMMANDS
     importlib.import_module(f"wattcast.cli.{table[words.removeprefix('lab ').split()[0]]}")
-    group = typer.Typer(add_completion=False, no_args_is_help=words not in DECLARED)
-    members = {w: c for w, c in DECLARED.items() if w == words or w.startswith(f"{words} ")}
-    for path, declared in members.items() if words != "lab" else ():
-        group.command(path.rpartition(" ")[2], context_settings=declared.settings)(declared.build())
-    if words not in DECLARED:
-        kind = _CatalogueGroup if f"{words} show" in DECLARED else None
-        group.callback(
-            cls=_LabGroup if words == "lab" else kind, help=read_help()[words][""]["help"]
-        )(lambda: None)
-    return typer.main.get_command(group)
+    if words in DECLARED:
+        return DECLARED[words].build()
+    if words == "lab":
+        return _LabGroup(name="lab", help=_GROUP_HELP[words], no_args_is_help=True)
+    commands: dict[str, Any] = {}
+    for path, declared in DECLARED.items():
+        if path.startswith(f"{words} "):
+            commands[path.rpartition(" ")[2]] = declared.build()
+    is_catalogue = "show" in commands
+    kind = _CatalogueGroup if is_catalogue else TyperGroup
+    return kind(
+        name=words.rpartition(" ")[2],
+        commands=commands,
+        help=_GROUP_HELP[words],
+        no_args_is_help=True,
+    )
 
 
 class _LazyGroup(TyperGroup):

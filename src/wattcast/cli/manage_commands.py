@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattcast.cli.shared_options import (
-    FIGURES,
-    CommandOutput,
-    Environment,
-    Options,
-    command,
-    parse_pairs,
+from wattcast.cli.command_builder import command, parse_pairs
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.common_options import (
+    DEVICE,
+    MODEL,
+    SOCKET,
+    TPOT,
+    TTFT,
 )
+from wattcast.cli.figure_options import FigureOptions
 from wattcast.core import bad_value, check_names, units
+from wattcast.core.option_declaration import Option, parse_group
 from wattcast.core.whole_files import check_writable
+from wattcast.options.serving_options import RequestShape
+from wattcast.options.verb_options import part_of
 
 if TYPE_CHECKING:
     from wattcast.control.plants import PlantTables
     from wattcast.control.policies import PolicySetup
     from wattcast.control.policy_comparison import PolicyComparison
+    from wattcast.control.program_files import SmCountFile
     from wattcast.control.search_problem import Objective
     from wattcast.control.serving_control import ServingLimits
     from wattcast.hardware import Gpu
@@ -31,27 +39,75 @@ if TYPE_CHECKING:
 
 SHORTEST_PERIOD_S = 0.02
 LONGEST_PERIOD_S = 3600.0
-GOAL: Options = {  # what a policy seeks; _read_objective reads them
-    "minimise": (str, "ed2"),
-    **dict.fromkeys(("slowdown", "latency", "cap"), (str | None, None)),
-}
-PLAYED: Options = {**GOAL, "noise": (str | None, None), "seed": (int, 0), **FIGURES}
-WATCHED: Options = {name: GOAL[name] for name in ("minimise", "slowdown")}
 
 
-@command("manage simulate", PLAYED)
+@dataclass(frozen=True)
+class PolicyGoal:
+    """What a policy seeks."""
+
+    minimise: Annotated[str, Option("ed2|ed|energy")] = "ed2"
+    slowdown: Annotated[
+        float | None,
+        Option("Longest time allowed over the default's, such as 10%.", unit=""),
+    ] = None
+    latency_s: Annotated[
+        float | None,
+        Option("Longest time of a run, or unit of work, allowed: 5ms.", unit="s"),
+    ] = None
+    cap_w: Annotated[
+        float | None, Option("Board power not to be exceeded, such as 180W.", unit="W")
+    ] = None
+
+    def make_objective(self) -> Objective:
+        """Return the objective that policies take."""
+        from wattcast.control.search_problem import Goal, Objective
+
+        check_names("objective", self.minimise, list(Goal))
+        return Objective(Goal(self.minimise), self.slowdown, self.latency_s, self.cap_w)
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """Chance in a play of policies."""
+
+    noise: Annotated[
+        float,
+        Option("Measurement noise of time and power, such as 1%.", unit="", most=0.99),
+    ] = 0.0
+    seed: Annotated[int, Option("Of noise and perturbation.", least=0)] = 0
+
+
+WATCHED = part_of(PolicyGoal, "minimise", "slowdown")
+
+
+@dataclass(frozen=True)
+class SimulatedCard:
+    """The card that is simulated, and its workload."""
+
+    gpu: Annotated[str, Option("hd-7970 (paper 004, simulated) or a catalogue GPU.")] = "hd-7970"
+    batch: Annotated[
+        int | None, Option("Sequences or images at once (catalogue GPUs).", least=1)
+    ] = None
+    seq: Annotated[int | None, Option("Prompt or context length (catalogue GPUs).", least=1)] = None
+    phase: Annotated[str | None, Option("prefill|decode|train|forward (catalogue GPUs).")] = None
+    knobs: Annotated[str, Option("core|memory|sms, with commas (catalogue GPUs).")] = "core"
+    perturbed: Annotated[int, Option("Also run this many perturbed plants (hd-7970).", least=0)] = 0
+    sensitivity: Annotated[Path | None, Option("Sensitivity model (wattcast lab sensitivity).")] = (
+        None
+    )
+    export: Annotated[Path | None, Option("Save time and counters of all settings as CSV.")] = None
+
+
+@command("manage simulate", FigureOptions)
 def simulate(
     env: Environment,
-    workloads: list[str] | None = None,
-    gpu: str = "hd-7970",
-    batch: int | None = None,
-    seq: int | None = None,
-    phase: str | None = None,
-    knobs: str = "core",
-    perturbed: int = 0,
-    sensitivity: Path | None = None,
-    export: Path | None = None,
-    **options: Any,
+    card: SimulatedCard,
+    policy: PolicyGoal,
+    play: PlayOptions,
+    workloads: Annotated[
+        list[str] | None,
+        Option("Workloads for a catalogue GPU; none for hd-7970.", positional=True),
+    ] = None,
 ) -> CommandOutput:
     """Play all policies on a simulated card.
 
@@ -60,69 +116,86 @@ def simulate(
     from wattcast.control import hd7970, policy_comparison
     from wattcast.control.plants import KnobRole
 
-    given = {"batch": batch, "seq": seq, "phase": phase}
-    of_model = {name: value for name, value in given.items() if value is not None}
+    sizes = {"batch": card.batch, "seq": card.seq, "phase": card.phase}
+    options = {name: value for name, value in sizes.items() if value is not None}
     roles = {
         "core": KnobRole.CORE_CLOCK,
         "memory": KnobRole.MEMORY_CLOCK,
         "sms": KnobRole.COMPUTE_UNITS,
     }
-    wanted = [name.strip() for name in knobs.split(",")]
-    check_names("knob", wanted, roles)
-    turned = [roles[name] for name in wanted]
+    names = [name.strip() for name in card.knobs.split(",")]
+    check_names("knob", names, roles)
+    knobs = [roles[name] for name in names]
     plant, model = policy_comparison.choose_plant(
-        gpu, workloads or [], sensitivity, of_model, turned
+        card.gpu, workloads or [], card.sensitivity, options, knobs
     )
-    setup = _make_setup(options, model)
-    more = (
-        {"perturbed": policy_comparison.sweep_perturbed_cards(perturbed, setup, setup.seed)}
-        if perturbed
-        else {}
-    )
-    if export is not None:
-        policy_comparison.export_tables(plant, export)
-        env.say(f"table saved: {export}")
-    return _compare_policies(
-        [plant], setup, f"{plant.name}, simulated", hd7970.STRESS_APPLICATIONS, [], more
-    )
+    setup = _make_setup(policy, play, model)
+    more: dict[str, Any] = {}
+    if card.perturbed:
+        more["perturbed"] = policy_comparison.sweep_perturbed_cards(
+            card.perturbed, setup, setup.seed
+        )
+    if card.export is not None:
+        policy_comparison.export_tables(plant, card.export)
+        env.say(f"table saved: {card.export}")
+    title = f"{plant.name}, simulated"
+    return _compare_policies([plant], setup, title, hd7970.STRESS_APPLICATIONS, [], more)
 
 
-@command("manage replay", PLAYED)
+@dataclass(frozen=True)
+class ReplayedTables:
+    """How tables of measurements are read and replayed."""
+
+    default: Annotated[
+        str | None,
+        Option("The vendor's clocks, CORE/MEM in MHz (1164/3505); default: the highest."),
+    ] = None
+    repeats: Annotated[
+        int, Option("With noise: also repeat this often and count who is worse off.", least=0)
+    ] = 0
+    iterations: Annotated[int, Option("Runs of each application.", least=1)] = 100
+    gpu: Annotated[str | None, Option("The table's card in the catalogue, to predict it.")] = None
+    workloads: Annotated[Path | None, Option("Folder of operator lists, NAME.json.")] = None
+    leave_out: Annotated[Sequence[str], Option("Applications to leave out, by start of name.")] = ()
+
+
+@command("manage replay", FigureOptions)
 def replay(
-    files: list[Path],
-    default: str | None = None,
-    repeats: int = 0,
-    iterations: int = 100,
-    gpu: str | None = None,
-    workloads: Path | None = None,
-    leave_out: list[str] | None = None,
-    **options: Any,
+    files: Annotated[list[Path], Option("Tables of time and power by clock.", positional=True)],
+    tables: ReplayedTables,
+    policy: PolicyGoal,
+    play: PlayOptions,
 ) -> CommandOutput:
     """Play all policies on tables of real measurements.
 
     Example: wattcast manage replay real_time_power_by_clock.csv --default 1164/3505 --json
     """
-    from wattcast.control import policy_comparison as tables
+    from wattcast.control import policy_comparison
 
-    plants = [p for file in files for p in tables.read_replay_tables(file, iterations, default)]
-    plants = tables.leave_out_applications(plants, leave_out or [])
-    chosen, notes = _forecast_plants(plants, gpu, workloads, _read_objective(**options))
-    setup = _make_setup(options, None, chosen)
-    if repeats and setup.noise is None:
-        raise bad_value(
-            "--repeats", "noise, such as --noise 1%", "none", "Without noise all repeats are alike."
-        )
-    more = {"noise": tables.count_worse_runs(plants, setup, repeats)} if repeats else {}
-    return _compare_policies(plants, setup, ", ".join(f.name for f in files), (), notes, more)
+    plants: list[PlantTables] = []
+    for file in files:
+        plants += policy_comparison.read_replay_tables(file, tables.iterations, tables.default)
+    plants = policy_comparison.leave_out_applications(plants, list(tables.leave_out))
+    goal = policy.make_objective()
+    forecast, notes = _forecast_plants(plants, tables.gpu, tables.workloads, goal)
+    setup = _make_setup(policy, play, None, forecast)
+    if tables.repeats and setup.noise is None:
+        do = "Without noise all repeats are alike."
+        raise bad_value("--repeats", "noise, such as --noise 1%", "none", do)
+    more: dict[str, Any] = {}
+    if tables.repeats:
+        more["noise"] = policy_comparison.count_worse_runs(plants, setup, tables.repeats)
+    title = ", ".join(file.name for file in files)
+    return _compare_policies(plants, setup, title, (), notes, more)
 
 
 @command("manage watch", WATCHED)
 def watch(
     env: Environment,
-    device: int | None = None,
-    period: str = "1s",
-    count: int = 5,
-    gpu: str | None = None,
+    device: Annotated[int | None, DEVICE] = None,
+    period: Annotated[str, Option("Time between two readings.")] = "1s",
+    count: Annotated[int, Option("Readings; 0: until interrupted.", least=0)] = 5,
+    gpu: Annotated[str | None, Option("Catalogue GPU of the card; default: by its name.")] = None,
     **options: Any,
 ) -> CommandOutput:
     """Observe a card and say what could be set and what that might save. Sets nothing."""
@@ -130,33 +203,65 @@ def watch(
     from wattcast.measure.device_control import NvmlCard
 
     seconds = _period_s(period)
-    goal = _read_objective(**options)
+    goal = parse_group(PolicyGoal, options).make_objective()
     with closing(NvmlCard(device)) as card:
         card.open()
         found = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
     return CommandOutput.of(found, dict, watch_card.print_watched)
 
 
-@command("manage run", GOAL, allow_interspersed_args=False)
+@dataclass(frozen=True)
+class ControlOptions:
+    """How a card is controlled while a program runs on it."""
+
+    apply: Annotated[bool, Option("Really set the card; else a dry run.")] = False
+    device: Annotated[int | None, DEVICE] = None
+    period: Annotated[str, Option("Time between two decisions.")] = "1s"
+    progress: Annotated[
+        Path | None,
+        Option("File the program appends a byte to per unit of work (WATTCAST_PROGRESS)."),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        Option("Metrics of a serving engine (vLLM, SGLang): http://localhost:8000/metrics."),
+    ] = None
+    model: Annotated[str | None, Option("Model that the engine serves, to forecast its steps.")] = (
+        None
+    )
+    ttft: Annotated[str, TTFT] = "500ms"
+    tpot: Annotated[str, TPOT] = "50ms"
+    turn_limit: Annotated[bool, Option("Turn the power limit as well.")] = False
+    sm_percent: Annotated[int | None, Option("Share of the SMs, through a running MPS server.")] = (
+        None
+    )
+    units: Annotated[
+        Path | None,
+        Option(
+            "File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS)."
+        ),
+    ] = None
+    sms: Annotated[int | None, Option("SMs of the card; default: the catalogue's.")] = None
+    rows: Annotated[
+        Path | None, Option("Save time and power at each clock as CSV for `wattcast calibrate`.")
+    ] = None
+    workload: Annotated[
+        str | None,
+        Option(
+            "With --rows, what a unit of work is: MODEL,key=value,... such as llama3-8b,phase=train."
+        ),
+    ] = None
+    socket: Annotated[Path | None, SOCKET] = None
+
+
+@command("manage run", allow_interspersed_args=False)
 def run(
     env: Environment,
-    command: list[str] | None = None,
-    apply: bool = False,
-    device: int | None = None,
-    period: str = "1s",
-    progress: Path | None = None,
-    metrics: str | None = None,
-    model: str | None = None,
-    ttft: str = "500ms",
-    tpot: str = "50ms",
-    turn_limit: bool = False,
-    sm_percent: int | None = None,
-    units: Path | None = None,
-    sms: int | None = None,
-    rows: Path | None = None,
-    workload: str | None = None,
-    socket: Path | None = None,
-    **options: Any,
+    policy: PolicyGoal,
+    control: ControlOptions,
+    command: Annotated[
+        list[str] | None,
+        Option("The program, after --; none: what runs on the card already.", positional=True),
+    ] = None,
 ) -> None:
     """Control a card while a program runs on it. The daemon sets it, and gives it back however this
     ends.
@@ -167,79 +272,106 @@ def run(
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
-    from wattcast.control import (
-        daemon_client,
-        live_control,
-        program_files,
-        serving_control,
-        serving_rehearsal,
-        watch_card,
-    )
+    from wattcast.control import daemon_client, live_control, program_files, watch_card
     from wattcast.measure.device_control import NvmlCard
-    from wattcast.serving.simulate_serving import find_language_model
 
-    goal = _read_objective(**options)
-    seconds = _period_s(period)
-    if progress is not None and not progress.absolute().parent.is_dir():
-        raise bad_value("--progress", "a file in a folder that exists", str(progress))
-    limits = _serving_limits(ttft, tpot)
-    if model is not None:
-        find_language_model(model)
-        if metrics is None:
-            raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
-    if metrics is not None and not command:
-        serving_control.read_engine_metrics(
-            metrics
-        )  # whether it answers is known before the card is asked for
-    if (rows is None) != (workload is None) or (rows is not None and progress is None):
-        raise bad_value(
-            "--rows and --workload", "both, and --progress with them", "one of them missing"
-        )
-    unit = None if workload is None else _read_workload(workload)
-    if rows is not None:
-        check_writable(rows)
+    goal = policy.make_objective()
+    period_s = _period_s(control.period)
+    limits = _serving_limits(control.ttft, control.tpot)
+    _check_control(control, has_command=bool(command))
+    unit = None if control.workload is None else _read_workload(control.workload)
+    if control.rows is not None:
+        check_writable(control.rows)
     variables = dict(env.variables)
-    if sm_percent is not None:
-        variables |= program_files.limit_sm_share(sm_percent, variables)
-    card = NvmlCard(device)
+    if control.sm_percent is not None:
+        variables |= program_files.limit_sm_share(control.sm_percent, variables)
+
+    card = NvmlCard(control.device)
     card.open()
-    if not apply:
+    if not control.apply:
         env.say(
             f"dry run on {card.name}: clocks would be set and given back; add --apply to do it."
         )
         raise typer.Exit
-    told = None
-    if units is not None:
-        total = sms or int(
-            _catalogue_gpu(card.name, "--units", "Tell how many SMs it has (--sms).").sm_count
-        )
-        told = program_files.SmCountFile(units, total)
-    keeper: Any = None if metrics is None else partial(serving_control.LatencyKeeper, limits=limits)
-    if model is not None:
-        chip = _catalogue_gpu(
-            card.name, "--model", "Leave it out: what steps take is then learned."
-        )
-        by_level = serving_rehearsal.build_clock_levels(model, chip)
-        keeper = partial(serving_rehearsal.make_keeper, by_level, limits)
-    advice = watch_card.make_advice(goal, watch_card.find_catalogue_gpu(card.name))
-    told_by = None if metrics is None else partial(serving_control.read_engine_metrics, metrics)
+
+    read_metrics = None
+    if control.metrics is not None:
+        from wattcast.control import serving_control
+
+        read_metrics = partial(serving_control.read_engine_metrics, control.metrics)
     task = live_control.ControlTask(
-        goal, seconds, progress, told, turn_limit, advice, keeper, told_by, rows, unit
+        goal,
+        period_s,
+        control.progress,
+        _make_count_file(control, card.name),
+        control.turn_limit,
+        watch_card.make_advice(goal, watch_card.find_catalogue_gpu(card.name)),
+        _choose_keeper(control, limits, card.name),
+        read_metrics,
+        control.rows,
+        unit,
     )
-    with daemon_client.hold_card(card, socket) as held:
+    with daemon_client.hold_card(card, control.socket) as held:
         code = live_control.run_controlled_program(held, command or [], task, env.say, variables)
     raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def _check_control(control: ControlOptions, has_command: bool) -> None:
+    """Raise an error for options that do not go together, before the card is asked for."""
+    from wattcast.control import serving_control
+    from wattcast.serving.simulate_serving import find_language_model
+
+    if control.progress is not None and not control.progress.absolute().parent.is_dir():
+        raise bad_value("--progress", "a file in a folder that exists", str(control.progress))
+    if control.model is not None:
+        find_language_model(control.model)
+        if control.metrics is None:
+            raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
+    if control.metrics is not None and not has_command:
+        serving_control.read_engine_metrics(control.metrics)  # raises where nothing answers
+    has_rows = control.rows is not None
+    has_workload = control.workload is not None
+    if has_rows != has_workload or (has_rows and control.progress is None):
+        wanted = "both, and --progress with them"
+        raise bad_value("--rows and --workload", wanted, "one of them missing")
+
+
+def _make_count_file(control: ControlOptions, card_name: str) -> SmCountFile | None:
+    """Return the file through which a program is told how many SMs to use."""
+    from wattcast.control.program_files import SmCountFile
+
+    if control.units is None:
+        return None
+    do = "Tell how many SMs it has (--sms)."
+    count = control.sms or int(_catalogue_gpu(card_name, "--units", do).sm_count)
+    return SmCountFile(control.units, count)
+
+
+def _choose_keeper(control: ControlOptions, limits: ServingLimits, card_name: str) -> Any:
+    """Return what keeps the latencies of a serving engine, or None for another program."""
+    from wattcast.control import serving_control, serving_rehearsal
+
+    if control.model is not None:
+        do = "Leave it out: what steps take is then learned."
+        chip = _catalogue_gpu(card_name, "--model", do)
+        by_level = serving_rehearsal.build_clock_levels(control.model, chip)
+        return partial(serving_rehearsal.make_keeper, by_level, limits)
+    if control.metrics is not None:
+        return partial(serving_control.LatencyKeeper, limits=limits)
+    return None
 
 
 @command("manage plane")
 def plane(
     env: Environment,
-    command: list[str],
-    apply: bool = False,
-    device: int | None = None,
-    cores: int = 6,
-    memories: int = 1,
-    socket: Path | None = None,
+    command: Annotated[
+        list[str], Option("The program, after --; {core} and {memory} are MHz.", positional=True)
+    ],
+    apply: Annotated[bool, Option("Really set the card; else name the clocks.")] = False,
+    device: Annotated[int | None, DEVICE] = None,
+    cores: Annotated[int, Option("Core clocks, evenly over what the card allows.", least=1)] = 6,
+    memories: Annotated[int, Option("Memory clocks, likewise; 1: not touched.", least=1)] = 1,
+    socket: Annotated[Path | None, SOCKET] = None,
 ) -> None:
     """Run a program at every pair of clocks of a plane. The daemon sets them, and gives them back
     however this ends.
@@ -273,17 +405,28 @@ def plane(
         raise typer.Exit(next((abs(code) for code in codes.values() if code), 1))
 
 
+@dataclass(frozen=True)
+class DaemonOptions:
+    """What the daemon may set, and for whom."""
+
+    gpu: Annotated[
+        list[str] | None, Option("Card that clients may set, by index or UUID; default: all.")
+    ] = None
+    clocks: Annotated[str | None, Option("Core clocks allowed, such as 900MHz:1980MHz.")] = None
+    limits: Annotated[str | None, Option("Power limits allowed, such as 300W:700W.")] = None
+    locked: Annotated[
+        str | None, Option("Core clock the administrator has locked, which drivers do not tell.")
+    ] = None
+    group: Annotated[str | None, Option("Users that may connect; default: root alone.")] = None
+    socket: Annotated[Path | None, SOCKET] = None
+    unit: Annotated[bool, Option("Print a systemd unit instead.")] = False
+    lifeline: Annotated[bool, Option("End when standard input does.", hidden=True)] = False
+
+
 @command("manage daemon")
 def daemon(
     env: Environment,
-    gpu: list[str] | None = None,
-    clocks: str | None = None,
-    limits: str | None = None,
-    locked: str | None = None,
-    group: str | None = None,
-    socket: Path | None = None,
-    unit: bool = False,
-    lifeline: bool = False,
+    options: DaemonOptions,
 ) -> None:
     """Own the cards of this node: set them for clients, and give them back when a client is silent
     or gone.
@@ -292,27 +435,33 @@ def daemon(
     """
     from wattcast.control import card_daemon, daemon_client
 
-    if unit:
+    if options.unit:
         env.stdout.write(daemon_client.print_unit())
         return
-    ranges = _parse_range(clocks, "Hz", "--clocks"), _parse_range(limits, "W", "--limits")
+    locked_hz = None
+    if options.locked is not None:
+        locked_hz = units.parse(options.locked, "Hz", "--locked")
     scope = card_daemon.DaemonScope(
-        *ranges, None if locked is None else units.parse(locked, "Hz", "--locked")
+        _parse_range(options.clocks, "Hz", "--clocks"),
+        _parse_range(options.limits, "W", "--limits"),
+        locked_hz,
     )
-    path = socket or card_daemon.SOCKET
-    members = daemon_client.find_group(group)
-    if not lifeline:
-        env.say(f"clients connect to {path} as {f'members of {group}' if group else 'root'}")
+    path = options.socket or card_daemon.SOCKET
+    members = daemon_client.find_group(options.group)
+    if not options.lifeline:
+        clients = f"members of {options.group}" if options.group else "root"
+        env.say(f"clients connect to {path} as {clients}")
 
     def serve(stopped: Any) -> int:
-        cards = daemon_client.find_settable_cards(gpu or [])
+        cards = daemon_client.find_settable_cards(options.gpu or [])
         return card_daemon.serve_cards(cards, scope, path, members, env.say, stopped)
 
-    raise typer.Exit(card_daemon.run_supervised(serve, env.say, 0 if lifeline else None))
+    lifeline = 0 if options.lifeline else None
+    raise typer.Exit(card_daemon.run_supervised(serve, env.say, lifeline))
 
 
 @command("manage status")
-def status(socket: Path | None = None) -> CommandOutput:
+def status(socket: Annotated[Path | None, SOCKET] = None) -> CommandOutput:
     """Say what every card is set to, who holds it, and which were left changed; exit code 5 if any
     was.
     """
@@ -325,9 +474,13 @@ def status(socket: Path | None = None) -> CommandOutput:
 @command("manage restore")
 def restore(
     env: Environment,
-    gpu: str | None = None,
-    defaults: bool = False,
-    socket: Path | None = None,
+    gpu: Annotated[
+        str | None, Option("UUID; default: every card that is changed.", positional=True)
+    ] = None,
+    defaults: Annotated[
+        bool, Option("Give a card whose note cannot be read the driver's defaults.")
+    ] = False,
+    socket: Annotated[Path | None, SOCKET] = None,
 ) -> None:
     """Give cards back what they had, through the daemon, or as root without one. Whoever holds them
     loses them.
@@ -337,20 +490,32 @@ def restore(
     restore_cards(gpu, socket, env.say, defaults)
 
 
+@dataclass(frozen=True)
+class RehearsalOptions:
+    """The traffic of a rehearsal, its bounds, and the power that GPUs share."""
+
+    gpu: Annotated[str, Option("Catalogue GPU.")] = "h200"
+    rate_per_s: Annotated[
+        float, Option("Requests per second and GPU, such as 10/s.", unit="/s", above=0)
+    ] = 10.0
+    seconds: Annotated[
+        float,
+        Option("Time of arrivals, such as 600 or 1h.", unit="s", parse=units.parse_seconds),
+    ] = 1800.0
+    ttft: Annotated[str, TTFT] = "500ms"
+    tpot: Annotated[str, TPOT] = "50ms"
+    gpus: Annotated[
+        int, Option("GPUs that share --site-power, each with a trace of its own.", least=1)
+    ] = 1
+    site_power_w: Annotated[
+        float | None,
+        Option("Power of all of them together, such as 2kW.", unit="W", above=0),
+    ] = None
+
+
 @command("manage rehearse")
 def rehearse(
-    model: str,
-    gpu: str = "h200",
-    rate: str = "10/s",
-    prompt: str = "512",
-    output: str = "128",
-    arrivals: str = "poisson",
-    seconds: str = "30min",
-    ttft: str = "500ms",
-    tpot: str = "50ms",
-    gpus: int = 1,
-    site_power: str | None = None,
-    seed: int = 1,
+    model: Annotated[str, MODEL], rehearsal: RehearsalOptions, shape: RequestShape
 ) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
@@ -362,28 +527,42 @@ def rehearse(
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
-    per_s = units.parse_amount(rate, "/s", "--rate", inclusive=False)
-    length_s = units.parse_seconds(seconds, "--seconds")
-    chip = find_gpu(gpu)
-    limits = _serving_limits(ttft, tpot)
-    most_w = (
-        units.parse_amount(site_power, "W", "--site-power", inclusive=False) if site_power else None
-    )
-    traces = [
-        draw_trace(per_s, prompt, output, arrivals, length_s, None, seed + i) for i in range(gpus)
-    ]
+    chip = find_gpu(rehearsal.gpu)
+    limits = _serving_limits(rehearsal.ttft, rehearsal.tpot)
+    traces = []
+    for place in range(rehearsal.gpus):
+        trace = draw_trace(
+            rehearsal.rate_per_s,
+            shape.prompt,
+            shape.output,
+            shape.arrivals,
+            rehearsal.seconds,
+            None,
+            shape.seed + place,
+        )
+        traces.append(trace)
     by_level = serving_rehearsal.build_clock_levels(model, chip)
-    if most_w is not None:
-        limit_w = float(np.mean(chip.power.limit_w))
-        found = serving_rehearsal.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
+    most_w = rehearsal.site_power_w
+    if most_w is None:
+        figures = serving_rehearsal.rehearse_load(by_level, traces[0], limits)
     else:
-        found = serving_rehearsal.rehearse_load(by_level, traces[0], limits)
-    return CommandOutput(found, "\n".join(f"{name}: {value:.6g}" for name, value in found.items()))
+        limit_w = float(np.mean(chip.power.limit_w))
+        figures = serving_rehearsal.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
+    lines = [f"{name}: {value:.6g}" for name, value in figures.items()]
+    return CommandOutput(figures, "\n".join(lines))
 
 
 @command("manage site")
 def site(
-    env: Environment, nodes: list[Path], site_power: str, priority: list[str] | None = None
+    env: Environment,
+    nodes: Annotated[
+        list[Path],
+        Option("Sockets of the nodes' daemons, forwarded where remote.", positional=True),
+    ],
+    site_power: Annotated[str, Option("Power that all GPUs together may draw, such as 3kW.")],
+    priority: Annotated[
+        list[str] | None, Option("UUID=NUMBER: GPUs with a higher number are served first.")
+    ] = None,
 ) -> None:
     """Share a power budget among the GPUs of several nodes until interrupted.
 
@@ -409,21 +588,6 @@ def _catalogue_gpu(name: str, option: str, instead: str) -> Gpu:
     if chip is None:
         raise bad_value(option, "a card that the catalogue knows (`wattcast gpus`)", name, instead)
     return chip
-
-
-def _read_objective(
-    minimise: str,
-    slowdown: str | None,
-    latency: str | None = None,
-    cap: str | None = None,
-    **_: Any,
-) -> Objective:
-    from wattcast.control.search_problem import Goal, Objective
-
-    check_names("objective", minimise, list(Goal))
-    bounds = (slowdown, "", "--slowdown"), (latency, "s", "--latency"), (cap, "W", "--cap")
-    most = [None if given is None else units.parse_amount(given, *of) for given, *of in bounds]
-    return Objective(Goal(minimise), *most)
 
 
 def _read_workload(text: str) -> dict[str, Any]:
@@ -470,14 +634,15 @@ def _parse_range(text: str | None, unit: str, where: str) -> tuple[float, float]
     return ends[0], ends[1]
 
 
-def _make_setup(options: dict[str, Any], model: Any, forecast: Any = None) -> PolicySetup:
+def _make_setup(
+    policy: PolicyGoal, play: PlayOptions, model: Any, forecast: Any = None
+) -> PolicySetup:
     from wattcast.control import plants, policies
 
-    share = units.parse_amount(options["noise"] or 0.0, "", "--noise", most=0.99)
-    noise = plants.MeasurementNoise(share, share) if share else None
-    goal = _read_objective(**options)
+    noise = plants.MeasurementNoise(play.noise, play.noise) if play.noise else None
+    goal = policy.make_objective()
     return policies.PolicySetup(
-        goal, model=model, forecast=forecast or {}, noise=noise, seed=options["seed"]
+        goal, model=model, forecast=forecast or {}, noise=noise, seed=play.seed
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
-from wattcast.cli.shared_options import FIGURES, CommandOutput, Environment, command, declare_verb
+from wattcast.cli.command_builder import command, declare_verb
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.figure_options import FigureOptions
 from wattcast.core.errors import Refused, bad_value
+from wattcast.core.option_declaration import Option
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.microbench import microbench_sessions
@@ -21,14 +24,24 @@ if TYPE_CHECKING:
 declare_verb("lab multimedia", microbench_sessions.multimedia)
 
 
-@command("lab microbench", FIGURES, library=microbench_sessions.microbench)
+@command("lab microbench", FigureOptions, microbench_sessions.microbench)
 def microbench(
     env: Environment,
-    show: str | None = None,
-    gpu: str = "h200",
-    against: str | None = None,
-    write: Path | None = None,
-    table: Path | None = None,
+    show: Annotated[
+        str | None,
+        Option("Tables of results: a folder or file of rows, or a GPU whose results ship."),
+    ] = None,
+    gpu: Annotated[str, Option("With --show FOLDER: the device it was measured on.")] = "h200",
+    against: Annotated[
+        str | None, Option("With --show: other results (folder, file or GPU) to set beside them.")
+    ] = None,
+    write: Annotated[
+        Path | None,
+        Option("With --show: save the tables as a page, or renew those of a page with marks."),
+    ] = None,
+    table: Annotated[
+        Path | None, Option("With --show: CSV of watts and counters, for `lab fit counters`.")
+    ] = None,
     **options: Any,
 ) -> CommandOutput:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
@@ -132,7 +145,16 @@ def _show_results(
 
 
 @command("lab tune")
-def tune(profile: Path, gpu: str = "h200", results: Path | None = None) -> CommandOutput:
+def tune(
+    profile: Annotated[
+        Path,
+        Option("Nsight Compute's CSV (ncu --csv, or --page raw) or .ncu-rep.", positional=True),
+    ],
+    gpu: Annotated[str, Option("The device; its microbenchmark results are used.")] = "h200",
+    results: Annotated[
+        Path | None, Option("Folder or file of `lab microbench`, instead of what ships.")
+    ] = None,
+) -> CommandOutput:
     """Rank what to change in profiled kernels by joules: memory access, divergence, fp64, waiting,
     atomics, passes.
 

@@ -1,27 +1,20 @@
-"""``wattcast predict``, ``compare``, ``report``, ``simulate`` (serving under traffic) and ``train``
-(one job).
-"""
+"""``wattcast predict``, ``compare`` and ``report``."""
 
 from __future__ import annotations
 
 import shlex
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from wattcast.cli import shared_options
-from wattcast.cli.shared_options import (
-    MODEL_OPTIONS,
-    PLOT,
-    PRICES,
-    SETTINGS,
-    CommandOutput,
-    Environment,
-    command,
-)
+from wattcast.cli.command_builder import COMPLETIONS, PLOT, command
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.common_options import GPU, WORKLOAD
+from wattcast.cli.figure_options import PLOT_FILE
 from wattcast.core.errors import bad_value, check_names
+from wattcast.core.option_declaration import Option
+from wattcast.options.run_options import OPTION_NAMES
+from wattcast.options.setting_options import COMPARE, PREDICT, REPORT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,23 +33,26 @@ def _model_names(incomplete: str) -> list[str]:
     return [name for name in model_catalogue.list_models() if name.startswith(incomplete)]
 
 
-@command("predict", MODEL_OPTIONS, SETTINGS, PRICES)
+COMPLETIONS["gpu"] = _gpu_names
+for _argument in ("workloads", "workload", "model"):
+    COMPLETIONS[_argument] = _model_names
+
+
+@dataclass(frozen=True)
+class PredictionFigure:
+    """What of a prediction is shown."""
+
+    details: Annotated[bool, Option("Print everything.")] = False
+    plot: Annotated[Path | None, PLOT_FILE] = None
+    figure: Annotated[str, Option("breakdown|timeline|roofline|clocks")] = "breakdown"
+
+
+@command("predict", PREDICT)
 def predict(
     env: Environment,
-    workloads: Annotated[
-        list[str],
-        typer.Argument(help="Models, Hugging Face ids, or files.", autocompletion=_model_names),
-    ],
-    gpu: Annotated[str, typer.Option(help="GPU, board or YAML file.", autocompletion=_gpu_names)],
-    operands: str | None = None,
-    bundle: Path | None = None,
-    factor: list[str] | None = None,
-    card: str = "another",
-    node: str | None = None,
-    force: bool = False,
-    details: bool = False,
-    plot: Path | None = None,
-    figure: str = "breakdown",
+    workloads: Annotated[list[str], Option("Models, Hugging Face ids, or files.", positional=True)],
+    gpu: Annotated[str, GPU],
+    shown: PredictionFigure,
     **options: Any,
 ) -> CommandOutput:
     """Predict speed, power and energy of each workload, in order, on GPUs of one kind.
@@ -65,21 +61,19 @@ def predict(
     """
     from wattcast.predictor import api
 
-    if plot is not None:
+    if shown.plot is not None:
         from wattcast.report.prediction_figures import FIGURES
 
-        check_names("figure", figure, FIGURES)
+        check_names("figure", shown.figure, FIGURES)
         if len(workloads) != 1:
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
-    chip = api.find_gpu(gpu, node)
-    own: dict[str, Any] = {"operands": operands, "bundle": bundle, "card": card, "force": force}
-    own["factors"] = shared_options.parse_factors(factor)
-    predictions = api.predict_many(workloads, chip, **options, **own)
-    if plot is not None:
+    predictions = api.predict_many(workloads, gpu, **options)
+    if shown.plot is not None:
         from wattcast.report.configuration_view import ConfigurationView
         from wattcast.report.prediction_figures import draw_figure
 
-        env.save_plot(draw_figure(figure, ConfigurationView(predictions[0])), plot)
+        view = ConfigurationView(predictions[0])
+        env.save_plot(draw_figure(shown.figure, view), shown.plot)
 
     def make_plain() -> object:
         from wattcast.predictor.prediction_json import predictions_to_output
@@ -89,18 +83,31 @@ def predict(
     def print_text(console: Console) -> None:
         from wattcast.report.text_tables import print_predictions
 
-        print_predictions(console, predictions, details)
+        print_predictions(console, predictions, shown.details)
 
     return CommandOutput(make_plain, print_text)
 
 
-@command("compare", MODEL_OPTIONS, SETTINGS, PLOT)
+@command("compare", COMPARE, PLOT)
 def compare(
-    env: Environment,
-    first: str,
-    second: str,
-    gpu: str | None = None,
-    iterations: int = 1,
+    first: Annotated[
+        str,
+        Option(
+            "A model, MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run --json` | row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row.",
+            "A",
+            positional=True,
+        ),
+    ],
+    second: Annotated[
+        str, Option("The same, or what differs from A: @GPU, or ,batch=16.", "B", positional=True)
+    ],
+    gpu: Annotated[
+        str | None,
+        Option("GPU of a run that names none, and whose rows row:ID means (default: h200)."),
+    ] = None,
+    iterations: Annotated[
+        int, Option("How often the command of `measure run` ran the workload, warm-up excluded.")
+    ] = 1,
     **options: Any,
 ) -> CommandOutput:
     """Explain the difference between two runs, B - A, by operators, modules and clock; it adds up
@@ -119,19 +126,22 @@ def compare(
     )
     from wattcast.report.comparison_sides import compare as compare_sides
 
-    given = {name: value for name, value in options.items() if name in env.given}
-    result = compare_sides(first, second, gpu=gpu, iterations=iterations, **given)
+    result = compare_sides(first, second, gpu=gpu, iterations=iterations, **options)
     return CommandOutput.of(result, comparison_to_plain, print_comparison, draw_difference)
 
 
-@command("report", MODEL_OPTIONS, SETTINGS)
+@command("report", REPORT)
 def report(
     env: Environment,
-    workload: str,
-    gpu: str,
-    out: Path,
-    paper: str = "A4",
-    force: bool = False,
+    workload: Annotated[str, WORKLOAD],
+    gpu: Annotated[
+        str,
+        Option(
+            "Catalogue name or your own YAML file; more names with commas are compared with it."
+        ),
+    ],
+    out: Annotated[Path, Option("The file to write: report.html, or report.pdf through Chromium.")],
+    paper: Annotated[str, Option("Of a PDF: A4|Letter.")] = "A4",
     **options: Any,
 ) -> CommandOutput:
     """Write a report: summary, memory, breakdown, timeline, clocks, other GPUs, intervals,
@@ -150,68 +160,19 @@ def report(
     if paper not in PAPERS:
         raise bad_value("--paper", " or ".join(PAPERS), paper)
     chips = [find_gpu(name.strip()) for name in gpu.split(",")]
-    line = [
-        "wattcast",
-        "report",
-        workload,
-    ]  # the command line, as far as it decides what the page says
-    for name, value in {"gpu": gpu, "force": force, **options}.items():
-        if name in env.given:
-            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    settings: Any = {name: options.pop(name) for name in SETTINGS}
-    of_model = ModelOptions.from_names(**options)
-    page = build_report(workload, chips, of_model, shlex.join(line), force=force, **settings)
+    # the command line, as far as it decides what the page says
+    line = ["wattcast", "report", workload, "--gpu", gpu]
+    for name, value in options.items():
+        line.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            line.append(str(value))
+    chosen = {name: value for name, value in options.items() if name in OPTION_NAMES}
+    settings: Any = {name: value for name, value in options.items() if name not in chosen}
+    of_model = ModelOptions.from_names(**chosen)
+    page = build_report(workload, chips, of_model, shlex.join(line), **settings)
     data = print_report(page, paper) if kind == ".pdf" else page.encode()
     write_whole(out, data)
     env.say(f"report saved: {out}")
     return CommandOutput(
         {"file": str(out), "byte": len(data), "gpus": [chip.name for chip in chips]}, ""
     )
-
-
-SERVED = (
-    "dtype",
-    "quantization",
-    "tp",
-    "clock",
-    "power_limit",
-    "weights",
-    "kv_dtype",
-    "pp",
-    "dp",
-    "ep",
-)
-
-
-@command("simulate", *SERVED, PRICES, PLOT, library="wattcast.serving.simulate_serving:simulate")
-def simulate(
-    env: Environment, model: str, gpu: str, out: Path | None = None, **asked: Any
-) -> CommandOutput:
-    """Serve requests as vLLM would and say how long they take and what they draw.
-
-    Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds
-    600"""
-    from wattcast.serving.serving_report import draw_serving, print_serving
-    from wattcast.serving.serving_result import ServingResult
-    from wattcast.serving.simulate_serving import simulate as simulate_serving
-
-    result = simulate_serving(model, gpu, **asked)
-    if out is not None:
-        for path in result.write_requests_and_steps(out):
-            env.say(f"written: {path}")
-    return CommandOutput.of(result, ServingResult.summarise, print_serving, draw_serving)
-
-
-@command("train", "clock", "power_limit", PRICES, PLOT, library="wattcast.training.train_job:train")
-def train(
-    model: str, gpu: str, search: bool = False, details: bool = False, **asked: Any
-) -> CommandOutput:
-    """Say how long a training job takes, how many kWh, what it costs and how to share it over GPUs.
-
-    Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price 2.50/h --carbon
-    germany"""
-    from wattcast.training.train_job import train as train_job
-    from wattcast.training.training_report import draw_training, print_training, summarise_training
-
-    text = partial(print_training, details=details, search=search)
-    return CommandOutput.of(train_job(model, gpu, **asked), summarise_training, text, draw_training)

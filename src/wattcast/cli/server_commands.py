@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from wattcast.cli.shared_options import CommandOutput, Environment, command
+from wattcast.cli.command_builder import command
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.common_options import HOST
 from wattcast.core import files
 from wattcast.core.errors import MissingTool, bad_value, check_names
+from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import write_whole
+from wattcast.options.run_options import ModelOptions
+from wattcast.options.verb_options import part_of
 
 if TYPE_CHECKING:
     from wattcast.web.metrics_exporter import WatchedCard
 
 
+@dataclass(frozen=True)
+class ServerOptions:
+    """How the page is served."""
+
+    host: Annotated[str, HOST] = "127.0.0.1"
+    port: Annotated[int, Option("Port; 0 takes a free one.", least=0, most=65535)] = 8080
+    allow_host: Annotated[
+        list[str] | None, Option("A further name the server answers to; may be repeated.")
+    ] = None
+    trust_proxy: Annotated[
+        list[str] | None,
+        Option(
+            "An address or network of a proxy whose X-Forwarded-For names the client; may be repeated."
+        ),
+    ] = None
+    workers: Annotated[int, Option("Processes that predict.", least=1, most=64)] = 2
+    limit: Annotated[str, Option("Longest time one request may take.")] = "15s"
+    live: Annotated[str, Option("auto|gpu|replay: what the live view shows.")] = "auto"
+    replay: Annotated[
+        Path | None, Option("A recording of `wattcast measure run --save`, for the live view.")
+    ] = None
+    device: Annotated[
+        int | None,
+        Option("Which device, counted from 0; default: the first that CUDA_VISIBLE_DEVICES shows."),
+    ] = None
+
+
 @command("serve")
 def serve(
     env: Environment,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    allow_host: list[str] | None = None,
-    trust_proxy: list[str] | None = None,
-    workers: int = 2,
-    limit: str = "15s",
-    live: str = "auto",
-    replay: Path | None = None,
-    device: int | None = None,
+    server_options: ServerOptions,
 ) -> None:
     """Choose a model and a GPU, move clock and power limit, and see time, power and energy change.
 
@@ -41,25 +66,51 @@ def serve(
             f"the page needs {error.name}. Install it: pip install 'wattcast[serve]'."
         ) from None
 
-    check_names("live view", live, ("auto", "gpu", "replay"))
-    feed = choose_feed(live, replay, index=device)
-    limit_s = parse(limit, "s", "--limit")
-    serve_page(host, port, feed, allow_host or [], workers, limit_s, env.say, trust_proxy or [])
+    check_names("live view", server_options.live, ("auto", "gpu", "replay"))
+    feed = choose_feed(server_options.live, server_options.replay, index=server_options.device)
+    limit_s = parse(server_options.limit, "s", "--limit")
+    serve_page(
+        server_options.host,
+        server_options.port,
+        feed,
+        server_options.allow_host or [],
+        server_options.workers,
+        limit_s,
+        env.say,
+        server_options.trust_proxy or [],
+    )
 
 
-@command("export prometheus", "batch", "seq", "tokens", "phase", "dtype", "attention", "stack")
+SHOWN_OPTIONS = ("batch", "seq", "tokens", "phase", "dtype", "attention", "stack")
+
+
+@dataclass(frozen=True)
+class ExporterOptions:
+    """What is exported, and how often it is read."""
+
+    gpu: Annotated[
+        str | None, Option("With --workload: the GPU in the catalogue, or your YAML.")
+    ] = None
+    slowdown: Annotated[str, Option("Slowdown allowed for the predicted saving.")] = "5%"
+    host: Annotated[str, HOST] = "127.0.0.1"
+    port: Annotated[int, Option("Port to be scraped on.", least=0, most=65535)] = 9835
+    interval: Annotated[str, Option("A busy card is read at most this often.")] = "5s"
+    idle_interval: Annotated[str, Option("An idle card is left alone this long.")] = "60s"
+    source: Annotated[str, Option("auto|nvml|amd|rapl|none: where readings come from.")] = "auto"
+    allow_host: Annotated[
+        list[str] | None, Option("A further name the exporter answers to; may be repeated.")
+    ] = None
+    once: Annotated[bool, Option("Print the metrics and end (textfile collector).")] = False
+
+
+@command("export prometheus", part_of(ModelOptions, *SHOWN_OPTIONS))
 def prometheus(
     env: Environment,
-    workload: list[str] | None = None,
-    gpu: str | None = None,
-    slowdown: str = "5%",
-    host: str = "127.0.0.1",
-    port: int = 9835,
-    interval: str = "5s",
-    idle_interval: str = "60s",
-    source: str = "auto",
-    allow_host: list[str] | None = None,
-    once: bool = False,
+    exporter: ExporterOptions,
+    workload: Annotated[
+        list[str] | None,
+        Option("A model or workload file to show the prediction of; may be repeated."),
+    ] = None,
     **options: Any,
 ) -> None:
     """Serve measured and modelled power, energy, clock and the predicted saving, for Prometheus to
@@ -70,21 +121,27 @@ def prometheus(
     from wattcast.predictor import api
     from wattcast.web import metrics_exporter
 
-    parse_amount(slowdown, "", "--slowdown")
+    parse_amount(exporter.slowdown, "", "--slowdown")
     models = []
     for work in workload or []:
-        if gpu is None:
+        if exporter.gpu is None:
             raise bad_value("--workload", "a --gpu beside it", "none")
-        chip = api.find_gpu(gpu)
+        chip = api.find_gpu(exporter.gpu)
         found = api.predict(work, chip, **options)
-        models.append(metrics_exporter.model_workload(work, chip, found, slowdown, **options))
-    cards = _find_cards(env, source, interval, idle_interval, bool(models))
-    if once:
+        models.append(
+            metrics_exporter.model_workload(work, chip, found, exporter.slowdown, **options)
+        )
+    cards = _find_cards(
+        env, exporter.source, exporter.interval, exporter.idle_interval, bool(models)
+    )
+    if exporter.once:
         env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
         return
-    server, thread = metrics_exporter.serve_metrics(host, port, cards, models, allow_host or [])
+    server, thread = metrics_exporter.serve_metrics(
+        exporter.host, exporter.port, cards, models, exporter.allow_host or []
+    )
     env.say(
-        f"wattcast is scraped at http://{host}:{server.server_port}/metrics (stop it with Ctrl-C)"
+        f"wattcast is scraped at http://{exporter.host}:{server.server_port}/metrics (stop it with Ctrl-C)"
     )
     try:
         thread.join()
@@ -122,7 +179,10 @@ def _find_cards(
 
 
 @command("export grafana")
-def grafana(env: Environment, out: Path) -> CommandOutput:
+def grafana(
+    env: Environment,
+    out: Annotated[Path, Option("The dashboard file to write, to be imported in Grafana.")],
+) -> CommandOutput:
     """Write a Grafana dashboard of these metrics.
 
     Example: wattcast export grafana --out wattcast-dashboard.json

@@ -23,7 +23,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from wattcast.core.errors import bad_value, check_names
+from wattcast.core.errors import bad_value, check_names, resolve_name
 from wattcast.core.units import Dtype, parse_amount
 
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
@@ -59,6 +59,7 @@ class Option:
     above: float | None = None  # the value must be larger than this
     commas: bool = False
     parse: Callable[[Any, str], Any] | None = None
+    keyword: str = ""  # in Python and on a command line, where it is not the name of the field
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class DeclaredOption:
     def keyword(self) -> str:
         """The name in Python: the field's without its unit."""
         suffix = _SUFFIXES.get(self.option.unit or "", "")
-        return self.field.removesuffix(suffix)
+        return self.option.keyword or self.field.removesuffix(suffix)
 
     @property
     def flag(self) -> str:
@@ -198,7 +199,9 @@ def parse_option_value(declared: DeclaredOption, value: Any) -> Any:
         return declared.option.parse(value, declared.keyword)
     if declared.is_sequence:
         items = value.split(",") if isinstance(value, str) else value
-        return tuple(_parse_item(declared, item) for item in items or ())
+        parsed = [_parse_item(declared, item) for item in items or ()]
+        is_list = any(get_origin(kind) is list for kind in declared.members)
+        return parsed if is_list else tuple(parsed)
     return _parse_item(declared, value)
 
 
@@ -209,7 +212,9 @@ def _parse_item(declared: DeclaredOption, value: Any) -> Any:
         is_sweep = not isinstance(value, str | int | float)
         return value if is_sweep else _parse_quantity(option, value, where)
     if declared.enum is not None:
-        return parse_word(declared.enum, where, value)
+        if declared.enum is Dtype:
+            return Dtype.parse(str(value))
+        return declared.enum(resolve_name(where.replace("_", " "), str(value), declared.enum))
     if option.choices:
         check_names(where, value, option.choices)
     if int in declared.element_members and str not in declared.element_members:

@@ -36,76 +36,89 @@ from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
-from wattcast.predictor.api import find_gpu
-from wattcast.predictor.bundle import bundle_for
+from wattcast.options.exploring_options import (
+    EXPLORE,
+    EXPLORE_DESIGNS,
+    STUDY,
+    BestBound,
+    DesignOutput,
+    DesignSample,
+)
+from wattcast.options.keywords import ExploreDesignsKeywords, ExploreKeywords, StudyKeywords
+from wattcast.options.setting_options import PriceOptions, SettingOptions
+from wattcast.options.verb_options import ParsedOptions
+from wattcast.predictor.api import find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graph
-from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
+from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.support_distances import SupportWord
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, ModelOptions
+from wattcast.workload.model_options import OPTION_NAMES, ModelOptions
 from wattcast.workload.readers import load_workload
 from wattcast.workload.readers.load_workload import Workload
 
 
+@EXPLORE_DESIGNS.sign
 def explore_designs(
     workload: Workload,
     gpu: str | Path | Gpu,
     vary: Sequence[str],
     *,
-    where: Sequence[str] = (),
-    sample: str | None = None,
-    seed: int = 0,
-    front: Sequence[str] = ("latency_s", "power_w"),
-    clock: str | None = None,
-    power_limit: str | None = None,
-    out: str | Path | None = None,
     runner: Runner | None = None,
     progress: ReportProgress | None = None,
-    yes: bool = False,
-    bundle: Bundle | None = None,
-    **options: Unpack[ModelKeywords],
+    **options: Unpack[ExploreDesignsKeywords],
 ) -> SweepResult:
     """Evaluate every point of a space of chips and settings, and return the Pareto front.
 
     All points are written to ``out``. ``vary`` and ``where`` are written as on the command line
-    (``explore/search_space.py``); ``options`` are those of ``ModelOptions``.
+    (``explore/search_space.py``); other options are those of ``ModelOptions``.
     """
-    study = build_study(
-        workload, gpu, vary, where, sample, seed, clock, power_limit, bundle, **options
-    )
-    folder = None if out is None else Path(out)
-    return run_sweep(study, folder, tuple(front), runner, progress, yes)
+    chosen = EXPLORE_DESIGNS.parse(options)
+    output = chosen[DesignOutput]
+    study = _build_study(workload, gpu, vary, chosen)
+    out = None if output.out is None else Path(output.out)
+    return run_sweep(study, out, tuple(output.front), runner, progress, output.yes)
 
 
 def build_study(
     workload: Workload,
     gpu: str | Path | Gpu,
     vary: Sequence[str],
-    where: Sequence[str] = (),
-    sample: str | None = None,
-    seed: int = 0,
-    clock: str | None = None,
-    power_limit: str | None = None,
-    bundle: Bundle | None = None,
-    **options: Unpack[ModelKeywords],
+    **options: Unpack[StudyKeywords],
 ) -> Study:
     """Build the study that these words describe."""
+    return _build_study(workload, gpu, vary, STUDY.parse(options))
+
+
+def _build_study(
+    workload: Workload, gpu: str | Path | Gpu, vary: Sequence[str], chosen: ParsedOptions
+) -> Study:
     chip = find_gpu(gpu)
-    space = parse_space(list(vary), chip, sample, seed)
+    points = chosen[DesignSample]
+    settings = chosen[SettingOptions]
+    space = parse_space(list(vary), chip, points.sample, points.seed)
     varied = {axis.field.name for axis in space.axes}
-    for name, value in (("clock", clock), ("power_limit", power_limit)):
-        if value is not None and name in varied:
+    words = _write_settings(settings)
+    for name, text in words.items():
+        if text is not None and name in varied:
             raise bad_value(name, "one value, or --vary", "both")
     clock_hz = None
-    if clock is not None:
+    if words["clock"] is not None:
         # parsed as a space of one value, which checks that the card can be set to it
-        clock_hz = float(parse_space([f"clock={clock}"], chip).axes[0].values[0])
-    limit_w = None if power_limit is None else units.parse(power_limit, "W", "power_limit")
-    graph = load_workload.load_workload(workload, ModelOptions.from_names(**options))
-    constraints = parse_constraints(where, chip, space.columns)
-    settings = OperatingPoint(clock_hz=clock_hz, power_limit_w=limit_w)
-    return Study(graph, chip, bundle or bundle_for(chip), space, settings, constraints)
+        axis = parse_space([f"clock={words['clock']}"], chip).axes[0]
+        clock_hz = float(axis.values[0])
+    at = OperatingPoint(clock_hz=clock_hz, power_limit_w=settings.power_limit_w)
+    graph = load_workload.load_workload(workload, chosen[ModelOptions])
+    bundle = find_bundle(settings.bundle, chip)
+    constraints = parse_constraints(points.where, chip, space.columns)
+    return Study(graph, chip, bundle, space, at, constraints)
+
+
+def _write_settings(settings: SettingOptions) -> dict[str, str | None]:
+    """Return the clock and the power limit as the words of an axis; None where they are not set."""
+    clock = None if settings.clock_hz is None else f"{settings.clock_hz!r}Hz"
+    limit = None if settings.power_limit_w is None else f"{settings.power_limit_w!r}W"
+    return {"clock": clock, "power_limit": limit}
 
 
 # Points, from the best on, among which one that is not far from what was measured is sought.
@@ -179,20 +192,11 @@ class Exploration:
         return [point.row for point in self.points]
 
 
-class ExploreKeywords(ModelKeywords, PriceKeywords, total=False):
-    """The options of a model, and prices."""
-
-
+@EXPLORE.sign
 def explore(
     workload: Workload,
     gpu: str | Path | Gpu | Sequence[str | Path | Gpu],
     vary: Sequence[str] = (),
-    *,
-    clock: str | None = None,
-    power_limit: str | None = None,
-    slowdown: str | None = None,
-    latency: str | None = None,
-    bundle: Bundle | None = None,
     **options: Unpack[ExploreKeywords],
 ) -> Exploration:
     """Predict every combination of GPUs, options and settings.
@@ -210,24 +214,19 @@ def explore(
     >>> [(point.names["dtype"], point.names["asked_clock_hz"] / 1e9) for point in points]
     [('fp32', 1.0), ('fp32', 1.5), ('bf16', 1.0), ('bf16', 1.5)]
     """
-    price_words: dict[str, Any] = {}
-    model_words: dict[str, Any] = {}
-    for name, value in options.items():
-        if name in PriceKeywords.__annotations__:
-            price_words[name] = value
-        else:
-            model_words[name] = value
+    chosen = EXPLORE.parse(options)
+    settings = chosen[SettingOptions]
+    model_words = chosen.select_keywords(ModelOptions)
+    prices = read_prices(chosen[PriceOptions])
     chips = _find_gpus(gpu)
-    grid = _parse_grid(vary, {"clock": clock, "power_limit": power_limit}, chips)
+    grid = _parse_grid(vary, _write_settings(settings), chips)
     if load_workload.find_model(workload) is None and grid.options:
         raise bad_value("workload", "a model, whose options can vary", "a list of operators")
-    prices = parse_prices(**price_words)
-
-    tried = _predict_grid(workload, model_words, chips, grid, prices, bundle)
+    tried = _predict_grid(workload, model_words, chips, grid, prices, settings.bundle)
     points = _compare_points(tried)
     if grid.axes == ("gpu",):
         points.sort(key=_rank_gpu)
-    within, bound = _select_within(points, slowdown, latency)
+    within, bound = _select_within(points, chosen[BestBound])
     best, bolder = _choose_best(within)
     where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
     name = workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
@@ -294,7 +293,7 @@ def _predict_grid(
     chips: Sequence[Gpu],
     grid: _Grid,
     prices: Prices,
-    bundle: Bundle | None,
+    bundle: Bundle | str | Path | None,
 ) -> list[Alternative]:
     """Predict every combination of options on every GPU, the points of one GPU together."""
     by_chip: dict[str, list[Alternative]] = {chip.name: [] for chip in chips}
@@ -363,7 +362,7 @@ def _try_settings(
     gpu: Gpu,
     grid: _Grid,
     prices: Prices,
-    bundle: Bundle | None,
+    bundle: Bundle | str | Path | None,
 ) -> list[Alternative]:
     """Predict one workload at all settings of a GPU.
 
@@ -379,7 +378,7 @@ def _try_settings(
         if space.size > MOST_POINTS:
             expected = f"at most {MOST_POINTS:,} settings"
             raise bad_value("vary", expected, f"{space.size:,}", "Take larger steps.")
-        fitted = bundle or bundle_for(gpu)
+        fitted = find_bundle(bundle, gpu)
         columns = tabulate_points(Study(graph, gpu, fitted, space), 0, space.size)
     except WattcastError as error:
         return [Alternative(names, {}, str(error), chip=gpu)]
@@ -484,26 +483,22 @@ def _compare_with(point: Alternative, first: Mapping[str, Any], fastest_s: float
 
 
 def _select_within(
-    points: Sequence[Alternative], slowdown: str | None, latency: str | None
+    points: Sequence[Alternative], bound: BestBound
 ) -> tuple[list[Alternative], str]:
     """Return the points that run, fit and keep the bound, and describe the bound."""
     ran = [point for point in points if point.results and point.results["fits"] is not False]
-    if slowdown is not None and latency is not None:
+    if bound.slowdown is not None and bound.latency_s is not None:
         raise bad_value("bound", "a slowdown or a latency", "both")
-    if slowdown is not None:
-        most = units.parse_amount(slowdown, "", "slowdown")
-        within = [point for point in ran if point.results["slowdown"] <= most]
-        return within, f"at most {most:.1%} slower than the fastest"
-    if latency is not None:
-        most = units.parse_amount(latency, "s", "latency", inclusive=False)
-        within = [point for point in ran if point.results["latency_s"] <= most]
+    if bound.slowdown is not None:
+        within = [point for point in ran if point.results["slowdown"] <= bound.slowdown]
+        return within, f"at most {bound.slowdown:.1%} slower than the fastest"
+    if bound.latency_s is not None:
+        within = [point for point in ran if point.results["latency_s"] <= bound.latency_s]
+        longest = units.show(bound.latency_s, "s")
         if ran and not within:
-            least = min(point.results["latency_s"] for point in ran)
-            shown = units.show(least, "s")
-            raise BadInput(
-                f"latency: no point meets {units.show(most, 's')}: the least is {shown}."
-            )
-        return within, f"within {units.show(most, 's')}"
+            least = units.show(min(point.results["latency_s"] for point in ran), "s")
+            raise BadInput(f"latency: no point meets {longest}: the least is {least}.")
+        return within, f"within {longest}"
     return ran, "without a bound"
 
 

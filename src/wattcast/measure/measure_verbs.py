@@ -39,7 +39,7 @@ Device = Annotated[
 
 
 def run(
-    command: Annotated[list[str], Option("The command, after --.")],
+    command: Annotated[list[str], Option("The command, after --.", positional=True)],
     source: Source = "auto",
     device: Device = None,
     plot: Annotated[Path | None, Option("Save power over time (.png, .svg, .pdf).")] = None,

@@ -21,17 +21,19 @@ from wattcast import hardware
 from wattcast.core import bad_value, check_names
 from wattcast.hardware import Gpu, Node, strip_board
 from wattcast.hardware.catalogue_reader import load_node, load_node_file
+from wattcast.options.keywords import PredictKeywords as PredictKeywords
+from wattcast.options.keywords import PriceKeywords
+from wattcast.options.keywords import SettingKeywords as SettingKeywords
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction, predict_graphs
-from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
-from wattcast.predictor.run_settings import Quantity, RunSettings, resolve_settings
+from wattcast.predictor.prices import Prices, parse_prices
+from wattcast.predictor.run_settings import RunSettings, resolve_settings
 from wattcast.predictor.runnable_checks import check_power_limit, check_runs
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import (
     OPTION_NAMES,
-    ModelKeywords,
     ModelOptions,
     SoftwareStack,
     unknown_option_error,
@@ -44,27 +46,6 @@ OPERANDS = ("cold", "warm")
 _REPLAYED = (
     "host: as measured of vLLM 0.25.1, which prepares a step while the GPU computes the one before"
 )
-
-
-class SettingKeywords(PriceKeywords, total=False):
-    """The settings of ``predict`` and ``predict_many``, which ``predict`` describes."""
-
-    clock: Quantity | None
-    power_limit: Quantity | None
-    host_launch: Quantity | None
-    temperature: Quantity | None
-    duration: Quantity | None
-    operands: str | None
-    data: str
-    bundle: Bundle | str | Path | None
-    factors: Mapping[str, float] | None
-    card: str
-    node: str | Path | Node | None
-    force: bool
-
-
-class PredictKeywords(ModelKeywords, SettingKeywords, total=False):
-    """Settings of a prediction, and the options of its model."""
 
 
 SETTING_NAMES = tuple(SettingKeywords.__annotations__)

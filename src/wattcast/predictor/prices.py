@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 from wattcast.core import BadInput, bad_value, check_names, errors, units, unknown_name
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
+from wattcast.options.keywords import PriceKeywords as PriceKeywords
+from wattcast.options.setting_options import PriceOptions
 
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
 MOST_PUE = 10.0  # beyond it, somebody's finger slipped
@@ -60,17 +62,6 @@ class Prices:
         if self.carbon_g_per_j is None:
             return None
         return energy_j * self.pue * self.carbon_g_per_j
-
-
-class PriceKeywords(TypedDict, total=False):
-    """The options of ``parse_prices``, for functions that take them too: ``**prices:
-    Unpack[PriceKeywords]``.
-    """
-
-    price: str | Sequence[str] | None
-    electricity: str | None
-    carbon: str | None
-    pue: float
 
 
 def parse_prices(
@@ -122,6 +113,11 @@ def _read_rent(text: str) -> tuple[str, float, str]:
         return ANY_GPU, *_read_money(_add_hour(amount), "s", "price", example)
     gpu = resolve_gpu_name(name.strip())
     return gpu, *_read_money(_add_hour(amount), "s", f"price {gpu}", "3.50USD/h")
+
+
+def read_prices(options: PriceOptions) -> Prices:
+    """Return the prices of a group of options."""
+    return parse_prices(options.price, options.electricity, options.carbon, options.pue)
 
 
 def _split_prices(price: str | Sequence[str] | None) -> list[str]:

@@ -19,13 +19,14 @@ from wattcast.calibrate import whole_models
 from wattcast.core import BadInput, bad_value, check_names, clip_text, row_journals, row_tables
 from wattcast.core.measured_rows import ModelRow
 from wattcast.core.strict_files import decode_json, read_bytes, read_number
+from wattcast.options.keywords import CompareKeywords
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, PredictOut
 from wattcast.report import comparison
 from wattcast.report.comparison import RunComparison, RunPart, RunSummary, summarise_prediction
 from wattcast.report.prediction_figures import find_kernel_family
-from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords, parse_option
+from wattcast.workload.model_options import OPTION_NAMES, parse_option
 
 PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
@@ -48,24 +49,13 @@ class PredictionSpec:
     options: dict[str, Any]
 
 
-class RunKeywords(ModelKeywords, total=False):
-    """The options of a model and the settings of a GPU, as ``compare`` takes them."""
-
-    clock: str | None
-    power_limit: str | None
-    host_launch: str | None
-    temperature: str | None
-    duration: str | None
-    data: str
-
-
 def compare(
     a: str | Prediction,
     b: str | Prediction,
     *,
     gpu: str | None = None,
     iterations: int = 1,
-    **options: Unpack[RunKeywords],
+    **options: Unpack[CompareKeywords],
 ) -> RunComparison:
     """Split the difference between two runs into operators, modules and terms that add up to it
     exactly.
@@ -88,7 +78,7 @@ def compare(
 
 
 def _summarise_side(
-    side: str | Prediction, gpu: str | None, iterations: int, options: RunKeywords
+    side: str | Prediction, gpu: str | None, iterations: int, options: CompareKeywords
 ) -> RunSummary:
     """Summarise one side whose partner is a prediction."""
     if isinstance(side, Prediction):
@@ -97,7 +87,7 @@ def _summarise_side(
 
 
 def read_pair(
-    a: str, b: str, gpu: str | None = None, iterations: int = 1, **options: Unpack[RunKeywords]
+    a: str, b: str, gpu: str | None = None, iterations: int = 1, **options: Unpack[CompareKeywords]
 ) -> tuple[RunSummary, RunSummary]:
     """Read both runs.
 

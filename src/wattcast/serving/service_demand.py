@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 
+from wattcast.options.serving_options import PlanAim as PlanAim
 from wattcast.predictor.prices import Prices
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests
 from wattcast.serving.latency_bounds import LatencyBound
@@ -15,15 +15,6 @@ from wattcast.workload.model_options import ModelOptions, count_positions
 
 PERCENTILE = 90.0  # of a latency bound that names none
 REQUESTS = 500  # simulated for each answer
-
-
-class PlanAim(StrEnum):
-    """What the plan has least of; energy decides between equals."""
-
-    GPUS = "gpus"
-    ENERGY = "energy"
-    COST = "cost"
-    CARBON = "carbon"
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from wattcast.core import Dtype, bad_value
-from wattcast.training.training_strategy import (
-    ExpertKernels,
-    Recompute,
-    Sharding,
-    TrainingRecipe,
-    TrainingStrategy,
-)
+from wattcast.options.training_options import ExpertKernels, Recompute, Sharding, TrainingRecipe
+from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
 from wattcast.workload.operator_base import Operator

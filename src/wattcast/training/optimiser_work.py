@@ -6,14 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wattcast.core import Dtype
+from wattcast.options.training_options import STATE_BYTE, Optimizer, Sharding, TrainingRecipe
 from wattcast.training.microbatch import MicrobatchWork, SectionWork
-from wattcast.training.training_strategy import (
-    STATE_BYTE,
-    Optimizer,
-    Sharding,
-    TrainingRecipe,
-    TrainingStrategy,
-)
+from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise, Layout, Linear

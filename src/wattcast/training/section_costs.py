@@ -11,17 +11,12 @@ import numpy as np
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.options.training_options import NVFP4_BIT, ExpertKernels, Recompute, TrainingRecipe
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction, predict_graphs
 from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators
 from wattcast.training.training_coefficients import TRAINING
-from wattcast.training.training_strategy import (
-    NVFP4_BIT,
-    ExpertKernels,
-    Recompute,
-    TrainingRecipe,
-    TrainingStrategy,
-)
+from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.engine_operators import BlockProduct, ScaledProduct
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator

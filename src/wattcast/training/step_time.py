@@ -23,18 +23,18 @@ from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
+from wattcast.options.training_options import (
+    Recompute,
+    Sharding,
+    TrainingRecipe,
+)
 from wattcast.predictor.governor import REACTION_S
 from wattcast.predictor.link_laws import collective_s
 from wattcast.predictor.prediction import Prediction
 from wattcast.training.microbatch import MicrobatchWork, SectionWork
 from wattcast.training.section_costs import MicrobatchCost, SectionCost
 from wattcast.training.training_coefficients import TRAINING
-from wattcast.training.training_strategy import (
-    Recompute,
-    Sharding,
-    TrainingRecipe,
-    TrainingStrategy,
-)
+from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.operator_types import Collective
 
 # Before Hopper products come in waves, between which an exchange finds free SMs.

@@ -17,6 +17,13 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Node
+from wattcast.options.training_options import (
+    ExpertKernels,
+    Optimizer,
+    Recompute,
+    Sharding,
+    TrainingRecipe,
+)
 from wattcast.predictor.api import find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
@@ -32,12 +39,7 @@ from wattcast.training.microbatch import (
 )
 from wattcast.training.optimiser_work import optimiser_graph
 from wattcast.training.training_coefficients import TRAINING
-from wattcast.training.training_strategy import (
-    Recompute,
-    Sharding,
-    TrainingRecipe,
-    TrainingStrategy,
-)
+from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import (
     AttentionMode,
@@ -307,7 +309,7 @@ def train(
     wanted = parse_count(tokens, "tokens")
     recipe = TrainingRecipe(
         precision=dtype,
-        optimizer=parse_word(training_strategy.Optimizer, "optimizer", optimizer),
+        optimizer=parse_word(Optimizer, "optimizer", optimizer),
         master_weights=master_weights,
         gradient_byte=gradient_byte,
         stack=parse_word(SoftwareStack, "stack", stack),
@@ -317,9 +319,7 @@ def train(
         loss_share=units.parse_amount(loss_share, "", "loss_share"),
         expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
         expert_copies=expert_copies,
-        expert_kernels=parse_word(
-            training_strategy.ExpertKernels, "expert_kernels", expert_kernels
-        ),
+        expert_kernels=parse_word(ExpertKernels, "expert_kernels", expert_kernels),
         attention_slowdown=attention_slowdown,
         lora_rank=lora,
         base_bits=base_bits,

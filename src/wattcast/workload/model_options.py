@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
 from wattcast.core import Dtype, bad_value
 from wattcast.core.option_declaration import list_declared
 from wattcast.core.option_declaration import parse_word as parse_word
+from wattcast.options.keywords import ModelKeywords as ModelKeywords
 from wattcast.options.run_options import KV_DTYPES as KV_DTYPES
 from wattcast.options.run_options import OPTION_NAMES as OPTION_NAMES
 from wattcast.options.run_options import RUNNABLE_DTYPES as RUNNABLE_DTYPES
@@ -32,33 +33,6 @@ _PHASES = {
     ModelKind.ENCODER: (WorkloadPhase.PREFILL, WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
     ModelKind.VISION: (WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
 }
-
-
-class ModelKeywords(TypedDict, total=False):
-    """The fields of ``ModelOptions`` as functions take them: ``**options: Unpack[ModelKeywords]``."""
-
-    batch: int
-    seq: int | None
-    tokens: int | None
-    phase: str | None
-    dtype: str
-    attention: str
-    head: str | None
-    stack: str | None
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    cp: int
-    skew: float
-    recompute: bool
-    image: int | None
-    quantization: str | None
-    weights: str | None
-    kv_dtype: str | None
-    lora: int | None
-    adapters: int | None
-    sampling: str | None
 
 
 def parse_option(name: str, text: str, where: str) -> Any:

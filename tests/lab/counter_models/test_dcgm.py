@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.lab.counter_models.gpmtool_files import read_dcgm_table
 from wattcast.measure.power_logs import read_power_log

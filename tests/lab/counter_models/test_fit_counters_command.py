@@ -12,8 +12,8 @@ import yaml
 from made_tables import activity_of, made_table
 from numpy.testing import assert_allclose
 
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import build_command
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models import counter_figures, counter_fit

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
 from wattcast.cli.measure_bridges import prepare_estimate
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.row_journals import read_lines
 from wattcast.core.row_tables import database_folder

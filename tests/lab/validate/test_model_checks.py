@@ -20,8 +20,8 @@ from wattcast.calibrate.whole_models import (
     fit_host_cost,
     fit_host_database,
 )
+from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
-from wattcast.cli.shared_options import Environment
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import ModelRow
 from wattcast.core.row_journals import Journal

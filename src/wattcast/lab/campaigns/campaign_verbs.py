@@ -165,7 +165,7 @@ def counters(
 
 
 def pack(
-    folders: Annotated[list[Path], Option("Folders of campaigns.")],
+    folders: Annotated[list[Path], Option("Folders of campaigns.", positional=True)],
     out: Annotated[Path, Option("Folder of the database.")],
 ) -> VerbResult:
     """Pack the JSON Lines of campaigns into the tables of a database."""

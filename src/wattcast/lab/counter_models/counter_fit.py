@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from wattcast import __version__
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
+from wattcast.core.option_declaration import Option
 from wattcast.core.strict_files import Provenance
 from wattcast.lab.counter_models import (
     counter_table,
@@ -107,13 +108,44 @@ MEMORY_SATURATIONS = (
 class CounterFitOptions:
     """The options of fitting and judging."""
 
-    estimator: model_selection.CostEstimator = model_selection.CostEstimator.NON_NEGATIVE
-    models: tuple[CounterModelKind, ...] = tuple(CounterModelKind)
-    folds: int = 0  # 0: leave one out; else that many parts
-    clusters: int = 0  # 0: as many as there are predictors
-    advice: bool = True  # training clocks and the next benchmark
-    offset_hz: tuple[
-        float, ...
+    estimator: Annotated[
+        model_selection.CostEstimator,
+        Option(
+            "nnls (non-negative), ols (ordinary) or huber (robust nnls).", panel="How it is fitted"
+        ),
+    ] = model_selection.CostEstimator.NON_NEGATIVE
+    models: Annotated[
+        tuple[CounterModelKind, ...],
+        Option(
+            "Kinds: rate, linear_with_clocks, switched_capacitance, hybrid_rail.",
+            "model",
+            panel="How it is fitted",
+        ),
+    ] = tuple(CounterModelKind)
+    folds: Annotated[
+        int,
+        Option(
+            "Parts of benchmarks to hold out; 0 leaves one out at a time.",
+            panel="How it is fitted",
+            least=0,
+        ),
+    ] = 0  # 0: leave one out; else that many parts
+    clusters: Annotated[
+        int,
+        Option(
+            "Clusters of similar work; 0: as many as predictors.", panel="How it is fitted", least=0
+        ),
+    ] = 0  # 0: as many as there are predictors
+    advice: Annotated[bool, Option("Say how many clocks are needed and what to measure next.")] = (
+        True  # training clocks and the next benchmark
+    )
+    offset_hz: Annotated[
+        tuple[float, ...],
+        Option(
+            "Memory clock at which power is off the line: 204MHz; repeatable.",
+            unit="Hz",
+            panel="How it is fitted",
+        ),
     ] = ()  # memory clocks at which power is off the line; none: tried at the lowest
     hold: tuple[str, ...] = (
         "benchmark",

@@ -19,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, check_names, import_extra, nearest_names
+from wattcast.core.option_declaration import Option
 from wattcast.core.strict_files import parse_csv, read_bytes, read_number
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture
 from wattcast.lab.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
@@ -260,14 +261,20 @@ _MAX_BYTE = 256 << 20
 class KernelColumns:
     """The columns of a table of kernels."""
 
-    measured: str
-    kernel: str = "kernel"
-    application: str | None = None  # default: the kernel's name without its trailing _k1, _2 ...
-    duration: str | None = None  # seconds
-    cycles: str | None = None  # with clock_hz, instead of seconds
-    clock_hz: float | None = None
-    prefix: str = ""  # component columns start with this
-    leave_out: tuple[str, ...] = ()
+    measured: Annotated[str, Option("Column of measured watts.")]
+    kernel: Annotated[str, Option("Column of kernel names.")] = "kernel"
+    application: Annotated[
+        str | None, Option("Column of programs; default: from the kernel's name.")
+    ] = None  # default: the kernel's name without its trailing _k1, _2 ...
+    duration: Annotated[str | None, Option("Column of seconds.")] = None  # seconds
+    cycles: Annotated[str | None, Option("Column of cycles, with --clock, instead of seconds.")] = (
+        None  # with clock_hz, instead of seconds
+    )
+    clock_hz: Annotated[float | None, Option("Core clock, such as 1447MHz.", unit="Hz")] = None
+    prefix: Annotated[str, Option("Component columns start with this.")] = (
+        ""  # component columns start with this
+    )
+    leave_out: Annotated[tuple[str, ...], Option("A column not to fit, such as a total.")] = ()
 
 
 def read_measured_kernels(

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value
+from wattcast.core.option_declaration import Option
 from wattcast.core.strict_files import encode_csv, parse_csv, read_bytes
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
@@ -63,30 +64,90 @@ _SAME_FACTOR = 1e-4  # files print factors with five digits and more
 class TraceRequest:
     """The files and options of a user; None leaves a choice to the files."""
 
-    trace: Path
-    architecture: Path
-    energies: Path | None = None  # None: built bottom-up from the architecture
-    out: Path = Path("power")
-    compat: SimulatorDialect | None = None
-    simulator_config: Path | None = None
-    kernels: Path | None = None
-    components: tuple[Path, ...] = ()
-    dvfs: Path | None = None
-    leakage: Path | None = None
-    gate_idle_sms: bool = False
-    threads_per_warp: float | None = None
-    sm_count: int | None = None
-    clock_hz: float | None = None
-    sample_cycle: int | None = None
-    steady: str | None = None
-    compress: bool | None = None
-    parquet: bool = True
-    figure: bool = True
-    follow_s: float = 0.0  # read a growing trace until so long nothing has come
-    stamped: bool = False  # names of files as in the manual, with date and time
-    ran_with: Path | None = (
-        None  # architecture file the simulator ran with, whose factors its unit counters hold
-    )
+    trace: Annotated[
+        Path,
+        Option(
+            "Metric trace of GPUWattch or AccelWattch, plain or .gz; power report, log, gem5's stats.txt.",
+            positional=True,
+        ),
+    ]
+    architecture: Annotated[
+        Path,
+        Option(
+            "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with measured energies: h200, a100-sxm-80gb, h100-sxm, b200.",
+            "config",
+        ),
+    ]
+    energies: Annotated[
+        Path | None,
+        Option("Energies per count: dumped CSV or our YAML; default: from the architecture."),
+    ] = None  # None: built bottom-up from the architecture
+    out: Annotated[Path, Option("Folder for the results.")] = Path("power")
+    compat: Annotated[
+        SimulatorDialect | None, Option("gpuwattch|accelwattch: with the original's quirks.")
+    ] = None
+    simulator_config: Annotated[
+        Path | None,
+        Option(
+            "gpgpusim.config, if not beside the XML.", panel="The simulated run, where no file says"
+        ),
+    ] = None
+    kernels: Annotated[
+        Path | None,
+        Option(
+            "Kernel names, one a line; CSV name,uid,samples|cycles,ipc,threads; or a power report or log."
+        ),
+    ] = None
+    components: Annotated[
+        tuple[Path, ...], Option("YAML with further components.", panel="The chip")
+    ] = ()
+    dvfs: Annotated[
+        Path | None, Option("CSV sample,clock,voltage, from there on.", panel="The chip")
+    ] = None
+    leakage: Annotated[
+        Path | None, Option("McPAT's area and leakage listing.", panel="The chip")
+    ] = None
+    gate_idle_sms: Annotated[bool, Option("Idle SMs do not leak.", panel="The chip")] = False
+    threads_per_warp: Annotated[
+        float | None,
+        Option("Active threads of a warp.", panel="The simulated run, where no file says"),
+    ] = None
+    sm_count: Annotated[
+        int | None, Option("Number of SMs.", "sms", panel="The simulated run, where no file says")
+    ] = None
+    clock_hz: Annotated[
+        float | None,
+        Option(
+            "Core clock, such as 700MHz.", unit="Hz", panel="The simulated run, where no file says"
+        ),
+    ] = None
+    sample_cycle: Annotated[
+        int | None,
+        Option(
+            "Core cycles of a sample.",
+            "sample-cycles",
+            panel="The simulated run, where no file says",
+        ),
+    ] = None
+    steady: Annotated[str | None, Option("Steady states: watts:samples, as 8:4.")] = None
+    compress: Annotated[
+        bool | None, Option("Default: as the trace is.", "gzip/plain", panel="Files")
+    ] = None
+    parquet: Annotated[bool, Option("Write every sample to samples.parquet.", panel="Files")] = True
+    figure: Annotated[bool, Option("Draw components.png.", panel="Files")] = True
+    follow_s: Annotated[
+        float, Option("Read a growing trace until nothing has come for so long: 10s.", unit="s")
+    ] = 0.0  # read a growing trace until so long nothing has come
+    stamped: Annotated[
+        bool, Option("Name files as the manual does, with the date.", "date-stamp", panel="Files")
+    ] = False  # names of files as in the manual, with date and time
+    ran_with: Annotated[
+        Path | None,
+        Option(
+            "AccelWattch XML the simulator ran with, if another one.",
+            panel="The simulated run, where no file says",
+        ),
+    ] = None  # architecture file the simulator ran with, whose factors its unit counters hold
 
 
 def make_power_trace(

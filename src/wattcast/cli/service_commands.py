@@ -1,0 +1,93 @@
+"""``wattcast simulate`` (serving under traffic), ``plan`` (how many GPUs serve it) and ``train``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from wattcast.cli.command_builder import PLOT, command
+from wattcast.cli.command_output import CommandOutput, Environment
+from wattcast.cli.common_options import GPU, MODEL
+from wattcast.cli.explore_commands import count_cores
+from wattcast.core.errors import ExitCode
+from wattcast.core.option_declaration import Option
+from wattcast.options.serving_options import PLAN, SIMULATE
+from wattcast.options.training_options import TRAIN
+
+
+@command("simulate", SIMULATE, PLOT)
+def simulate(
+    env: Environment,
+    model: Annotated[str, MODEL],
+    gpu: Annotated[str, GPU],
+    out: Annotated[Path | None, Option("Every request and step, as .parquet.")] = None,
+    **options: Any,
+) -> CommandOutput:
+    """Serve requests as vLLM would and say how long they take and what they draw.
+
+    Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds
+    600"""
+    from wattcast.serving.serving_report import draw_serving, print_serving
+    from wattcast.serving.serving_result import ServingResult
+    from wattcast.serving.simulate_serving import simulate as simulate_serving
+
+    result = simulate_serving(model, gpu, **options)
+    if out is not None:
+        for path in result.write_requests_and_steps(out):
+            env.say(f"written: {path}")
+    return CommandOutput.of(result, ServingResult.summarise, print_serving, draw_serving)
+
+
+@command("plan", PLAN, PLOT)
+def plan(
+    env: Environment,
+    model: Annotated[str, MODEL],
+    gpu: Annotated[str, Option("GPU names or YAML files, commas between.")],
+    workers: Annotated[
+        int | None,
+        Option(
+            "Processes that search kinds of GPU; default: one per core.",
+            panel="The search",
+            least=1,
+        ),
+    ] = None,
+    **options: Any,
+) -> CommandOutput:
+    """Find how many GPUs, how shared, at which clock or power limit. For several models: explore fleet.
+
+    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms
+    --tpot p90:40ms --gpu h100-sxm,h200 --minimise cost --price h100-sxm=2.5,h200=3.5
+    """
+    from wattcast.serving import capacity_plan
+    from wattcast.serving import plan_report as report
+
+    try:
+        count = count_cores() if workers is None else workers
+        found = capacity_plan.plan(model, gpu, progress=env.tell_progress, workers=count, **options)
+    except capacity_plan.PlanInterrupted as error:
+        found = error.result
+    output = CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)
+    return replace(output, exit_code=0 if found.is_complete else ExitCode.INTERRUPTED)
+
+
+@command("train", TRAIN, PLOT)
+def train(
+    model: Annotated[str, MODEL],
+    gpu: Annotated[str, GPU],
+    search: Annotated[bool, Option("Show the ways to share it.")] = False,
+    details: Annotated[bool, Option("Print every assumption.")] = False,
+    **options: Any,
+) -> CommandOutput:
+    """Say how long a training job takes, how many kWh, what it costs and how to share it over GPUs.
+
+    Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price 2.50/h --carbon
+    germany"""
+    from wattcast.training.train_job import train as train_job
+    from wattcast.training.training_report import draw_training, print_training, summarise_training
+
+    text = partial(print_training, details=details, search=search)
+    return CommandOutput.of(
+        train_job(model, gpu, **options), summarise_training, text, draw_training
+    )

@@ -1,0 +1,73 @@
+"""The options of an exploration: what varies, what is kept, and what is best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from wattcast.core.option_declaration import Option
+from wattcast.options.run_options import ModelOptions
+from wattcast.options.setting_options import CARD_SETTINGS, PriceOptions, SettingOptions
+from wattcast.options.verb_options import VerbOptions, part_of
+
+
+@dataclass(frozen=True)
+class BestBound:
+    """How slow the best point may be."""
+
+    slowdown: Annotated[
+        float | None, Option("Of the best over the fastest at most: 5%.", unit="")
+    ] = None
+    latency_s: Annotated[float | None, Option("Of the best at most: 50ms.", unit="s", above=0)] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class DesignSample:
+    """Which points of a space of designs are evaluated and kept."""
+
+    where: Annotated[Sequence[str], Option("Keep points of power_w<=400, latency<=50ms.")] = ()
+    sample: Annotated[str | None, Option("random:N or sobol:N points, not the grid.")] = None
+    seed: Annotated[int, Option("Of random and Sobol samples.")] = 0
+
+
+@dataclass(frozen=True)
+class DesignOutput:
+    """What a sweep of designs reports and writes."""
+
+    front: Annotated[Sequence[str], Option("Columns the Pareto front minimises.", commas=True)] = (
+        "latency_s",
+        "power_w",
+    )
+    out: Annotated[
+        str | Path | None,
+        Option("Every point: a .parquet, .csv or .json file, or a folder."),
+    ] = None
+    yes: Annotated[
+        bool, Option("Go, however many points there are.", panel="Where it is computed")
+    ] = False
+
+
+EXPLORE = VerbOptions(
+    "explore",
+    BestBound,
+    ModelOptions,
+    part_of(SettingOptions, *CARD_SETTINGS, "bundle"),
+    PriceOptions,
+)
+STUDY = VerbOptions(
+    "explore_designs",
+    DesignSample,
+    ModelOptions,
+    part_of(SettingOptions, *CARD_SETTINGS, "bundle"),
+)
+EXPLORE_DESIGNS = VerbOptions(
+    "explore_designs",
+    DesignSample,
+    DesignOutput,
+    ModelOptions,
+    part_of(SettingOptions, *CARD_SETTINGS, "bundle"),
+)

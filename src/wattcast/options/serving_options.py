@@ -1,0 +1,252 @@
+"""The options of a service: its traffic, its engines, how they are deployed, and what a plan tries."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from wattcast.core import bad_value
+from wattcast.core.option_declaration import Option
+from wattcast.core.units import parse_seconds
+from wattcast.options.run_options import ModelOptions
+from wattcast.options.setting_options import CARD_SETTINGS, PriceOptions, SettingOptions
+from wattcast.options.verb_options import VerbOptions, part_of
+
+if TYPE_CHECKING:
+    from wattcast.serving.arrivals import Trace
+
+ROUTERS = ("round-robin", "least-loaded")
+TRANSFER_BYTE_PER_S = 50e9  # of a cache that is sent to another engine
+TENSOR_PARALLEL = (1, 2, 4, 8)  # that a plan tries
+PLAN_REQUESTS = 500  # that a plan simulates for each answer
+MOST_REPLICAS = 4096
+_LENGTHS = "512, lognormal:median=512,sigma=0.8, a file."
+_TRAFFIC_PANEL = "Traffic in detail"
+_ENGINE_PANEL = "The engine"
+_REPLICA_PANEL = "The search"
+
+
+class PlanAim(StrEnum):
+    """What the plan has least of; energy decides between equals."""
+
+    GPUS = "gpus"
+    ENERGY = "energy"
+    COST = "cost"
+    CARBON = "carbon"
+
+
+@dataclass(frozen=True)
+class RequestShape:
+    """How long requests are and how they arrive; ``draw_trace`` reads the words."""
+
+    prompt: Annotated[str | int, Option(f"Tokens: {_LENGTHS}")] = 512
+    output: Annotated[str | int, Option(f"Tokens: {_LENGTHS}")] = 128
+    arrivals: Annotated[
+        str, Option("poisson|fixed|gamma:cv=2| diurnal:peak=1.5,period=24h", panel=_TRAFFIC_PANEL)
+    ] = "poisson"
+    seed: Annotated[
+        int, Option("Of the drawn arrivals and lengths.", panel=_TRAFFIC_PANEL, least=0)
+    ] = 1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests that are drawn at a rate, or read from a trace."""
+
+    rate_per_s: Annotated[
+        float | None, Option("Requests, such as 8/s or 600/min.", unit="/s", above=0)
+    ] = None
+    trace: Annotated[str | Path | Trace | None, Option("Requests of a CSV or JSON Lines file.")] = (
+        None
+    )
+    seconds: Annotated[
+        float,
+        Option("Time of arrivals, such as 600 or 1h.", unit="s", above=0, parse=parse_seconds),
+    ] = 600.0
+    requests: Annotated[int | None, Option("Number of requests, instead of --seconds.")] = None
+    seeds: Annotated[
+        int, Option("Draws to repeat, for the spread.", panel=_TRAFFIC_PANEL, least=1, most=100)
+    ] = 1
+
+
+@dataclass(frozen=True)
+class LatencyTargets:
+    """How long requests may wait; ``parse_both_bounds`` reads them."""
+
+    ttft: Annotated[str | float | None, Option("To first token: 500ms, p99:500ms.", unit="s")] = (
+        None
+    )
+    tpot: Annotated[str | float | None, Option("Per output token: 50ms, p90:50ms.", unit="s")] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Limits and features of every engine, named as vLLM names them."""
+
+    max_batched_tokens: Annotated[
+        int, Option("Most tokens of a step.", panel=_ENGINE_PANEL, least=1)
+    ] = 8192
+    max_seqs: Annotated[int, Option("Most sequences of a step.", panel=_ENGINE_PANEL, least=1)] = (
+        256
+    )
+    block_tokens: Annotated[
+        int, Option("Tokens of a cache block.", panel=_ENGINE_PANEL, least=1)
+    ] = 16
+    cache_tokens: Annotated[
+        int | None,
+        Option("Tokens in the cache; default: what fits.", panel=_ENGINE_PANEL, least=1),
+    ] = None
+    memory_utilisation: Annotated[
+        float,
+        Option(
+            "Share of the memory an engine takes.", panel=_ENGINE_PANEL, unit="", above=0, most=1
+        ),
+    ] = 0.9
+    prefix_hit_rate: Annotated[
+        float,
+        Option("Share of each prompt found in the cache.", panel=_ENGINE_PANEL, unit="", most=1),
+    ] = 0.0
+    speculative_tokens: Annotated[
+        int, Option("Tokens drafted a step.", panel=_ENGINE_PANEL, least=0, most=64)
+    ] = 0
+    acceptance_rate: Annotated[
+        float,
+        Option("Chance that a drafted token is kept.", panel=_ENGINE_PANEL, unit="", most=1),
+    ] = 0.7
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How many engines share the requests, and how."""
+
+    replicas: Annotated[
+        int, Option("Engines that share requests.", least=1, most=MOST_REPLICAS)
+    ] = 1
+    router: Annotated[
+        str, Option("round-robin|least-loaded", choices=ROUTERS, panel=_ENGINE_PANEL)
+    ] = "round-robin"
+    prefill_replicas: Annotated[
+        int,
+        Option(
+            "Engines for prompts alone; others decode.",
+            panel=_ENGINE_PANEL,
+            least=0,
+            most=MOST_REPLICAS,
+        ),
+    ] = 0
+    transfer_byte_per_s: Annotated[
+        float,
+        Option(
+            "Speed of sending a prompt's cache on.", panel=_ENGINE_PANEL, unit="byte/s", above=0
+        ),
+    ] = TRANSFER_BYTE_PER_S
+
+
+@dataclass(frozen=True)
+class PlanDemand:
+    """What a plan must serve, and what it has least of."""
+
+    rate_per_s: Annotated[float, Option("Requests, such as 20/s or 600/min.", unit="/s", above=0)]
+    minimise: Annotated[PlanAim, Option("gpus|energy|cost|carbon")] = PlanAim.GPUS
+    headroom: Annotated[float, Option("Share of the rate to plan for on top of it.", unit="")] = 0.1
+    spare_replicas: Annotated[int, Option("Replicas that may be down.", "spare", least=0)] = 0
+    site_power_w: Annotated[
+        float | None, Option("Mean of all GPUs at most: 20kW.", unit="W", above=0)
+    ] = None
+    requests: Annotated[
+        int, Option("Requests simulated for each answer.", panel=_TRAFFIC_PANEL, least=1)
+    ] = PLAN_REQUESTS
+
+
+def parse_pools(value: Any, where: str) -> tuple[tuple[int, int], ...]:
+    """Return engines that compute prompts and engines that decode, of each of several ``1:2``."""
+    texts = value.split(",") if isinstance(value, str) else value
+    return tuple(_parse_pool(text, where) for text in texts)
+
+
+def _parse_pool(text: str, where: str) -> tuple[int, int]:
+    match = re.fullmatch(r"\s*(\d{1,2}):([1-9]\d?)\s*", text)
+    if not match or (text.strip().startswith("0:") and text.strip() != "0:1"):
+        wanted = "engines for prompts and engines that decode, such as 1:2, or 0:1 for none"
+        raise bad_value(where, wanted, text)
+    return int(match[1]), int(match[2])
+
+
+def _tried(text: str) -> Option:
+    return Option(text, panel=_REPLICA_PANEL, least=1, commas=True)
+
+
+@dataclass(frozen=True)
+class PlanSearch:
+    """What the replicas of a plan are made of; an empty field stands for what is usual for the card
+    and the demand.
+    """
+
+    tp: Annotated[tuple[int, ...], Option("Tensor-parallel GPUs to try.", least=1, commas=True)] = (
+        TENSOR_PARALLEL
+    )
+    pp: Annotated[tuple[int, ...], _tried("Pipeline stages to try; default: where needed.")] = ()
+    ep: Annotated[tuple[int, ...], _tried("GPUs that share experts to try; 1: none.")] = ()
+    power_limits_w: Annotated[
+        tuple[float, ...],
+        Option(
+            "To try: 700W,500W; default: several where energy counts.",
+            "power-limit",
+            panel=_REPLICA_PANEL,
+            unit="W",
+            above=0,
+            commas=True,
+        ),
+    ] = ()
+    clocks_hz: Annotated[
+        tuple[float, ...],
+        Option(
+            "Highest clocks to try: 1.98GHz,1.4GHz; default: as above.",
+            "clock",
+            panel=_REPLICA_PANEL,
+            unit="Hz",
+            above=0,
+            commas=True,
+        ),
+    ] = ()
+    pools: Annotated[
+        tuple[tuple[int, int], ...],
+        Option(
+            "Prefill:decode engines to try: 0:1,1:2; default: where needed.",
+            panel=_REPLICA_PANEL,
+            parse=parse_pools,
+            commas=True,
+        ),
+    ] = ()
+    max_batched_tokens: Annotated[
+        tuple[int, ...], _tried("Tokens of a step to try; default: where needed.")
+    ] = ()
+
+
+NUMBER_FORMATS = ("dtype", "quantization", "weights", "kv_dtype")
+SIMULATE = VerbOptions(
+    "simulate",
+    Traffic,
+    RequestShape,
+    LatencyTargets,
+    part_of(ModelOptions, *NUMBER_FORMATS, "tp", "pp", "dp", "ep"),
+    Deployment,
+    EngineOptions,
+    part_of(SettingOptions, *CARD_SETTINGS, "node", "force"),
+    PriceOptions,
+)
+PLAN = VerbOptions(
+    "plan",
+    PlanDemand,
+    RequestShape,
+    LatencyTargets,
+    part_of(ModelOptions, *NUMBER_FORMATS),
+    PlanSearch,
+    part_of(SettingOptions, "node", "force"),
+    PriceOptions,
+)

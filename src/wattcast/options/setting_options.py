@@ -1,0 +1,118 @@
+"""The options of a prediction beside those of its model: settings of the card, and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from wattcast.core.option_declaration import Option
+from wattcast.core.units import parse_amount
+from wattcast.options.run_options import ModelOptions
+from wattcast.options.verb_options import VerbOptions, part_of
+
+if TYPE_CHECKING:
+    from wattcast.core.arrays import Sweepable
+    from wattcast.hardware import Node
+    from wattcast.predictor.bundle.bundle_file import Bundle
+
+CARDS = ("another", "this")
+OPERANDS = ("cold", "warm")
+DATA = ("random", "zeros", "ones", "relu")
+SUSTAINED = "sustained"
+_CONDITION_PANEL = "Conditions"
+_COEFFICIENT_PANEL = "Coefficients and intervals"
+_PRICE_PANEL = "Cost and carbon"
+
+
+def parse_duration(value: Any, where: str) -> float | None:
+    """Return the seconds of a burst, or None for work that goes on until the governor has settled."""
+    if value == SUSTAINED:
+        return None
+    return parse_amount(value, "s", where, inclusive=False) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """How the card is set, what is known of it, and what the operands hold.
+
+    ``clock``, ``power_limit``, ``temperature`` and ``host_launch`` may be arrays."""
+
+    clock_hz: Annotated[Sweepable | None, Option("Lock the clock, such as 1830MHz.", unit="Hz")] = (
+        None
+    )
+    power_limit_w: Annotated[
+        Sweepable | None, Option("Board power limit, such as 500W.", unit="W")
+    ] = None
+    host_launch_s: Annotated[
+        Sweepable | None,
+        Option("Host time per operator, such as 12us.", unit="s", panel=_CONDITION_PANEL),
+    ] = None
+    temperature_c: Annotated[
+        Sweepable | None,
+        Option("Die temperature, such as 60C.", unit="C", panel=_CONDITION_PANEL),
+    ] = None
+    duration_s: Annotated[
+        float | None,
+        Option(
+            "Duration of a burst, such as 5ms; default: sustained.",
+            unit="s",
+            panel=_CONDITION_PANEL,
+            parse=parse_duration,
+        ),
+    ] = None
+    data: Annotated[
+        str,
+        Option("Operands hold random|zeros|ones|relu.", choices=DATA, panel=_CONDITION_PANEL),
+    ] = "random"
+    operands: Annotated[
+        str | None,
+        Option(
+            "cold|warm operands of a list (memory|L2).", choices=OPERANDS, panel=_COEFFICIENT_PANEL
+        ),
+    ] = None
+    bundle: Annotated[
+        Bundle | str | Path | None,
+        Option("Folder that `calibrate` saved.", panel=_COEFFICIENT_PANEL),
+    ] = None
+    factors: Annotated[
+        Mapping[str, float] | None,
+        Option("Your own factor, such as compute=0.9.", "factor", panel=_COEFFICIENT_PANEL),
+    ] = None
+    card: Annotated[
+        str, Option("Intervals for another|this card.", choices=CARDS, panel=_COEFFICIENT_PANEL)
+    ] = "another"
+    node: Annotated[
+        Node | str | Path | None,
+        Option("Node of the GPUs: a name of `gpus nodes`, or YAML.", panel="Several GPUs"),
+    ] = None
+    force: Annotated[bool, Option("Answer for what cannot run, too.")] = False
+
+
+@dataclass(frozen=True)
+class PriceOptions:
+    """What energy and GPU time cost; ``parse_prices`` reads them."""
+
+    price: Annotated[
+        str | Sequence[str] | None,
+        Option("Rent of a GPU an hour: 2.50, or h200=3.50USD,b200=5USD.", panel=_PRICE_PANEL),
+    ] = None
+    electricity: Annotated[
+        str | None, Option("Price of energy, such as 0.12/kWh.", panel=_PRICE_PANEL)
+    ] = None
+    carbon: Annotated[
+        str | None,
+        Option("Carbon intensity, such as 400g/kWh, or a region: us.", panel=_PRICE_PANEL),
+    ] = None
+    pue: Annotated[
+        float, Option("Energy at the meter per energy of the GPU.", panel=_PRICE_PANEL)
+    ] = 1.0
+
+
+CARD_SETTINGS = ("clock", "power_limit")
+POINT_SETTINGS = (*CARD_SETTINGS, "host_launch", "temperature", "duration", "data")
+
+PREDICT = VerbOptions("predict", ModelOptions, SettingOptions, PriceOptions)
+REPORT = VerbOptions("report", ModelOptions, part_of(SettingOptions, *POINT_SETTINGS, "force"))
+COMPARE = VerbOptions("compare", ModelOptions, part_of(SettingOptions, *POINT_SETTINGS))
