@@ -50,7 +50,7 @@ def fuse_entries(
     live_after = {id(storage) for storage in kept}
     if keep_unread:
         for entry in entries:
-            live_after.update(_written_ids(entry) - readers.keys())
+            live_after.update([key for key in _written_ids(entry) if key not in readers])
 
     groups = _sink_groups(_group_entries(entries), readers, live_after)
     merged = [_merge_group(group, readers, live_after) for group in groups]
@@ -227,15 +227,18 @@ def _fits_group(group: _Group, entry: TapeEntry) -> bool:
     concatenation that mostly copies what neither computed (a cache that grows by a token) is a copy
     of its own: fused with the rotary embedding of the new token it would be priced as one over the
     whole cache."""
-    members = [*group, entry]
-    reductions = [member for member in members if isinstance(member.op, RowReduction)]
-    if isinstance(entry.op, RowReduction) and len(reductions) > 1:
-        return False
-    if _mostly_copies(members):
-        return False
     size = _largest_elements(group)
     elements = _count_elements(entry.op)
-    return elements == 0 or size % elements == 0 or elements % size == 0
+    shares_space = elements == 0 or size % elements == 0 or elements % size == 0
+    if not shares_space:
+        return False
+    if isinstance(entry.op, RowReduction) and _has_row_reduction(group):
+        return False
+    return not _mostly_copies([*group, entry])
+
+
+def _has_row_reduction(group: _Group) -> bool:
+    return any(isinstance(member.op, RowReduction) for member in group)
 
 
 def _mostly_copies(members: Sequence[TapeEntry]) -> bool:
