@@ -193,8 +193,8 @@ def parse_group(group: type[Group], keywords: Mapping[str, Any]) -> Group:
 
 def parse_option_value(declared: DeclaredOption, value: Any) -> Any:
     """Return a value as the field of an option holds it: in SI units, an enum, a whole number."""
-    if value is None and declared.default is None:
-        return None
+    if value is None and declared.default in (None, ()):
+        return declared.default
     if declared.option.parse is not None:
         return declared.option.parse(value, declared.keyword)
     if declared.is_sequence:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from wattcast.core.errors import bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse_amount
 from wattcast.options.run_options import ModelOptions
@@ -88,6 +89,13 @@ class SettingOptions:
         Option("Node of the GPUs: a name of `gpus nodes`, or YAML.", panel="Several GPUs"),
     ] = None
     force: Annotated[bool, Option("Answer for what cannot run, too.")] = False
+
+    def read_number(self, name: str) -> float | None:
+        """Return a setting where one number is taken, not an array."""
+        value = getattr(self, name)
+        if value is None or isinstance(value, int | float):
+            return value
+        raise bad_value(name.rpartition("_")[0], "one number", value)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ class VerbOptions:
         for name, option in self.declared.items():
             if option.is_required and name not in keywords:
                 raise bad_value(f"{self.verb}: {name}", option.option.help.rstrip("."), "nothing")
+        return self.select(keywords)
+
+    def select(self, keywords: Mapping[str, object]) -> ParsedOptions:
+        """Return the groups of keywords that were checked already."""
         return ParsedOptions(self.parts, keywords)
 
     def sign(self, function: Function) -> Function:

@@ -11,7 +11,7 @@ A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,13 +22,13 @@ from wattcast.core import bad_value, check_names
 from wattcast.hardware import Gpu, Node, strip_board
 from wattcast.hardware.catalogue_reader import load_node, load_node_file
 from wattcast.options.keywords import PredictKeywords as PredictKeywords
-from wattcast.options.keywords import PriceKeywords
 from wattcast.options.keywords import SettingKeywords as SettingKeywords
+from wattcast.options.setting_options import OPERANDS, PREDICT, PriceOptions, SettingOptions
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction, predict_graphs
-from wattcast.predictor.prices import Prices, parse_prices
-from wattcast.predictor.run_settings import RunSettings, resolve_settings
+from wattcast.predictor.prices import read_prices
+from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import check_power_limit, check_runs
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
@@ -42,7 +42,6 @@ from wattcast.workload.operator_base import is_any
 from wattcast.workload.readers import load_workload
 from wattcast.workload.readers.load_workload import Workload
 
-OPERANDS = ("cold", "warm")
 _REPLAYED = (
     "host: as measured of vLLM 0.25.1, which prepares a step while the GPU computes the one before"
 )
@@ -51,6 +50,7 @@ _REPLAYED = (
 SETTING_NAMES = tuple(SettingKeywords.__annotations__)
 
 
+@PREDICT.sign
 def predict(
     workload: Workload | Callable[..., Any],
     gpu: str | Path | Gpu,
@@ -90,6 +90,7 @@ def predict(
     return predict_many([workload], gpu, **options)[0]
 
 
+@PREDICT.sign
 def predict_many(
     workloads: Sequence[Workload | tuple[Workload, Mapping[str, Any]]],
     gpu: str | Path | Gpu,
@@ -103,29 +104,27 @@ def predict_many(
         wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50",
         {"batch": 64})], "h200")
     """
-    settings, shared_options = _split_options(options)
+    chosen = PREDICT.select(options)
+    settings = chosen[SettingOptions]
+    _, shared_options = _split_options(options)
     named = [_add_options(item, shared_options) for item in workloads]
-    graphs = [load_workload.load_workload(workload, chosen) for workload, chosen in named]
+    graphs = [load_workload.load_workload(workload, run) for workload, run in named]
 
-    prices = _read_prices(settings)
-    chip = find_gpu(gpu, settings.get("node"))
-    bundle = find_bundle(settings.get("bundle"), chip)
-    factors = settings.get("factors")
-    if factors:
+    prices = read_prices(chosen[PriceOptions])
+    chip = find_gpu(gpu, settings.node)
+    bundle = find_bundle(settings.bundle, chip)
+    if settings.factors:
         from wattcast.predictor.bundle.calibrated import apply_factors  # few predictions have any
 
-        bundle = apply_factors(bundle, factors)
-    run_names = [field.name for field in fields(RunSettings)]
-    run_settings = RunSettings(**{name: settings[name] for name in run_names if name in settings})
-    notes, at, bundle = resolve_settings(chip, bundle, run_settings)
-    if not settings.get("force", False):
+        bundle = apply_factors(bundle, settings.factors)
+    notes, at, bundle = resolve_settings(chip, bundle, settings)
+    if not settings.force:
         check_power_limit(chip, at)
-        for (workload, chosen), graph in zip(named, graphs, strict=True):
-            check_runs(graph, chip, workload, chosen)
+        for (workload, run), graph in zip(named, graphs, strict=True):
+            check_runs(graph, chip, workload, run)
 
     notes += prices.notes
-    operands = settings.get("operands")
-    graphs = [_note_settings(graph, notes, operands, chip) for graph in graphs]
+    graphs = [_note_settings(graph, notes, settings.operands, chip) for graph in graphs]
     predictions = predict_graphs(graphs, chip, at, bundle)
     return [replace(prediction, prices=prices) for prediction in predictions]
 
@@ -151,11 +150,6 @@ def _add_options(
             # it may have been meant for a setting of ``predict``
             raise unknown_option_error(name, SETTING_NAMES)
     return workload, ModelOptions.from_names(**merged)
-
-
-def _read_prices(settings: Mapping[str, Any]) -> Prices:
-    names = [name for name in PriceKeywords.__annotations__ if name in settings]
-    return parse_prices(**{name: settings[name] for name in names})
 
 
 def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, gpu: Gpu) -> Graph:

@@ -7,7 +7,7 @@ may be arrays.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,45 +17,31 @@ from wattcast.core import bad_value, check_names, units
 from wattcast.core.arrays import Sweepable, as_sweep
 from wattcast.core.own_host import read_own_host
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, Gpu, OperatingPoint
+from wattcast.options.setting_options import CARDS, SUSTAINED, SettingOptions
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S
 from wattcast.predictor.kernel_phases import LaunchCosts
 
-CARDS = ("another", "this")
-SUSTAINED = "sustained"
 LOWEST_C = 0.0  # of a die that predictions are made for
 HIGHEST_C = 110.0
 Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """How a card runs a workload, as ``predict`` takes it; None is the default of each."""
-
-    clock: Quantity | None = None
-    power_limit: Quantity | None = None
-    host_launch: Quantity | None = None
-    temperature: Quantity | None = None
-    duration: Quantity | None = None
-    data: str = "random"
-    card: str = "another"
-
-
 def resolve_settings(
-    gpu: Gpu, bundle: Bundle, settings: RunSettings
+    gpu: Gpu, bundle: Bundle, settings: SettingOptions
 ) -> tuple[list[str], OperatingPoint, Bundle]:
     """Return a note for every default taken, the operating point, and the bundle for these
     settings.
     """
-    bundle, host_note = _choose_host(bundle, settings.host_launch)
+    bundle, host_note = _choose_host(bundle, settings.host_launch_s)
     defaults = []
-    if settings.clock is None:
+    if settings.clock_hz is None:
         defaults.append("clock: left to the governor")
-    if settings.power_limit is None:
+    if settings.power_limit_w is None:
         limit_w = float(np.mean(gpu.power.limit_w))
         defaults.append(f"power limit: the card's default, {units.show(limit_w, 'W')}")
     defaults += host_note
-    if settings.temperature is None:
+    if settings.temperature_c is None:
         defaults.append(f"temperature: {DEFAULT_TEMPERATURE_C:g} C")
 
     if settings.data == "random":
@@ -70,14 +56,14 @@ def resolve_settings(
     else:
         defaults.append("intervals: for another card of the kind")
 
-    duration_s = _read_duration(settings.duration)
+    duration_s = _read_duration(settings.duration_s)
     defaults.append(_note_duration(duration_s))
     if duration_s is not None and duration_s <= REACTION_S:
         bundle = bundle.for_bursts()
     at = OperatingPoint(
-        clock_hz=_read_clock(gpu, settings.clock),
-        power_limit_w=_read_power_limit(settings.power_limit),
-        temperature_c=_read_temperature(settings.temperature),
+        clock_hz=_read_clock(gpu, settings.clock_hz),
+        power_limit_w=_read_power_limit(settings.power_limit_w),
+        temperature_c=_read_temperature(settings.temperature_c),
         duration_s=duration_s,
     )
     return defaults, at, bundle

@@ -20,6 +20,7 @@ from wattcast.core import BadInput, bad_value, check_names, clip_text, row_journ
 from wattcast.core.measured_rows import ModelRow
 from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.options.keywords import CompareKeywords
+from wattcast.options.setting_options import COMPARE
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, PredictOut
@@ -49,6 +50,7 @@ class PredictionSpec:
     options: dict[str, Any]
 
 
+@COMPARE.sign
 def compare(
     a: str | Prediction,
     b: str | Prediction,

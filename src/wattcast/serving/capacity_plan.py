@@ -9,7 +9,6 @@ these."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,18 +18,28 @@ from typing import Any, Unpack
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import BadInput, bad_value, check_names, units
+from wattcast.core import BadInput, bad_value, units
 from wattcast.core.arrays import pareto_front
 from wattcast.hardware import Gpu
+from wattcast.options.keywords import PlanKeywords
+from wattcast.options.serving_options import (
+    PLAN,
+    LatencyTargets,
+    PlanDemand,
+    PlanSearch,
+    RequestShape,
+)
+from wattcast.options.setting_options import PriceOptions, SettingOptions
+from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
+from wattcast.predictor.prices import Prices, read_prices
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.plan_options import SearchRange
 from wattcast.serving.plan_processes import search_in_processes
 from wattcast.serving.plan_search import KindPlans, KindSearch, ServingPlan, Tell
-from wattcast.serving.service_demand import PERCENTILE, REQUESTS, PlanAim, ServiceDemand
+from wattcast.serving.service_demand import PERCENTILE, PlanAim, ServiceDemand
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
@@ -113,38 +122,14 @@ class PlanInterrupted(KeyboardInterrupt):
         self.result = result
 
 
+@PLAN.sign
 def plan(
     model: str | Path | ModelSpec,
     gpu: str | Sequence[str | Path | Gpu],
     *,
-    rate: str | float,
-    prompt: str | int = 512,
-    output: str | int = 128,
-    ttft: str | float | None = None,
-    tpot: str | float | None = None,
-    minimise: str = "gpus",
-    tp: str | Sequence[int] = "1,2,4,8",
-    pp: str | Sequence[int] | None = None,
-    ep: str | Sequence[int] | None = None,
-    power_limits: str | Sequence[str | float] | None = None,
-    clocks: str | Sequence[str | float] | None = None,
-    pools: str | Sequence[str] | None = None,
-    max_batched_tokens: str | Sequence[int] | None = None,
-    headroom: str | float = "10%",
-    spare_replicas: int = 0,
-    site_power: str | float | None = None,
-    node: str | None = None,
-    arrivals: str = "poisson",
-    dtype: str = "bf16",
-    quantization: str | None = None,
-    kv_dtype: str | None = None,
-    weights: str | None = None,
-    seed: int = 1,
-    requests: int = REQUESTS,
     progress: Tell | None = None,
-    force: bool = False,
     workers: int = 1,
-    **prices: Unpack[PriceKeywords],
+    **options: Unpack[PlanKeywords],
 ) -> PlanResult:
     """Plan a service: ``rate`` such as ``20/s``, lengths as ``simulate`` takes them, latencies as
     ``p99:500ms``.
@@ -167,56 +152,63 @@ def plan(
     ``progress`` is called with a line about the search once a second. Ctrl-C raises
     ``PlanInterrupted``, whose ``result`` has the plans so far, if there are any.
     """
-    check_names("objective", minimise, list(PlanAim))
     if workers < 1:
         raise bad_value("workers", "one or more", workers)
-    if spare_replicas < 0:
-        raise bad_value("spare_replicas", "zero or more", spare_replicas)
-    formats = {
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_dtype": kv_dtype,
-        "weights": weights,
-    }
-    demand = ServiceDemand(
-        find_language_model(model),
-        units.parse_amount(rate, "/s", "rate", inclusive=False),
-        prompt,
-        output,
-        parse_both_bounds(ttft, tpot, PERCENTILE),
-        headroom=units.parse_amount(headroom, "", "headroom"),
-        spare_replicas=spare_replicas,
-        site_power_w=_parse_site_power(site_power),
-        arrivals=arrivals,
-        options=ModelOptions.from_names(**formats, stack="engine"),
-        seed=seed,
-        requests=requests,
-        aim=PlanAim(minimise),
-        prices=parse_prices(**prices),
-        force=force,
-    )
+    chosen = PLAN.parse(options)
+    demand = _read_demand(find_language_model(model), chosen)
     demand.draw_requests()  # raises an error where the model takes none of them
-    tried = SearchRange(
-        tp=_parse_counts(tp, "tp"),
-        pp=_parse_counts(pp, "pp"),
-        ep=_parse_counts(ep, "ep"),
-        most_tokens=_parse_counts(max_batched_tokens, "max_batched_tokens"),
-        limits_w=_parse_amounts(power_limits, "W", "power_limit"),
-        clocks_hz=_parse_amounts(clocks, "Hz", "clock"),
-        pools=tuple(map(_parse_pools, _list_items(pools))),
-    )
+    search = chosen[PlanSearch]
     largest_step = plan_options.MOST_TOKENS[0]
-    if max(tried.most_tokens, default=1) > largest_step:
-        asked = max(tried.most_tokens)
-        raise bad_value("max_batched_tokens", f"from 1 to {largest_step}", asked)
-    asked_chips = [find_gpu(item, node) for item in _list_items(gpu)]
-    named = {chip.name: chip for chip in asked_chips}  # each kind once
-    chips = list(named.values())
+    most_tokens = max(search.max_batched_tokens, default=1)
+    if most_tokens > largest_step:
+        raise bad_value("max_batched_tokens", f"from 1 to {largest_step}", most_tokens)
+    tried = SearchRange(
+        tp=search.tp,
+        pp=search.pp,
+        ep=search.ep,
+        most_tokens=search.max_batched_tokens,
+        limits_w=search.power_limits_w,
+        clocks_hz=search.clocks_hz,
+        pools=search.pools,
+    )
+    node = chosen[SettingOptions].node
+    names = gpu.split(",") if isinstance(gpu, str) else gpu
+    by_name = {}  # each kind once
+    for name in names:
+        chip = find_gpu(name, node)
+        by_name[chip.name] = chip
+    chips = list(by_name.values())
     _check_prices(demand, chips)
     result = _search_kinds(demand, chips, tried, progress, workers)
     if not result.plans:
         raise BadInput("this cannot be served as asked. " + " ".join(result.refused))
     return result
+
+
+def _read_demand(model: ModelSpec, chosen: ParsedOptions) -> ServiceDemand:
+    """Return what is to be served, and what the plan has least of."""
+    service = chosen[PlanDemand]
+    shape = chosen[RequestShape]
+    targets = chosen[LatencyTargets]
+    formats = chosen.select_keywords(ModelOptions)
+    site_power_w = math.inf if service.site_power_w is None else service.site_power_w
+    return ServiceDemand(
+        model,
+        service.rate_per_s,
+        shape.prompt,
+        shape.output,
+        parse_both_bounds(targets.ttft, targets.tpot, PERCENTILE),
+        headroom=service.headroom,
+        spare_replicas=service.spare_replicas,
+        site_power_w=site_power_w,
+        arrivals=shape.arrivals,
+        options=ModelOptions.from_names(**formats, stack="engine"),
+        seed=shape.seed,
+        requests=service.requests,
+        aim=service.minimise,
+        prices=read_prices(chosen[PriceOptions]),
+        force=chosen[SettingOptions].force,
+    )
 
 
 def _search_kinds(
@@ -272,42 +264,6 @@ def _check_prices(demand: ServiceDemand, chips: Sequence[Gpu]) -> None:
         raise bad_value("minimise", "a price to know the cost from", "none", do)
     if demand.aim is PlanAim.CARBON and demand.prices.carbon_g(1.0) is None:
         raise bad_value("minimise", "a carbon intensity", "none", "Give --carbon.")
-
-
-def _parse_site_power(site_power: str | float | None) -> float:
-    if site_power is None:
-        return math.inf
-    return units.parse_amount(site_power, "W", "site_power", inclusive=False)
-
-
-def _parse_amounts(
-    given: str | Sequence[str | float] | None, unit: str, where: str
-) -> tuple[float, ...]:
-    items = _list_items(given)
-    return tuple(units.parse_amount(item, unit, where, inclusive=False) for item in items)
-
-
-def _list_items(given: str | Sequence[Any] | None) -> Sequence[Any]:
-    """Return what was given as a sequence, or as text with commas between."""
-    return given.split(",") if isinstance(given, str) else given or ()
-
-
-def _parse_counts(given: str | Sequence[int] | None, where: str) -> tuple[int, ...]:
-    for item in _list_items(given):
-        if not str(item).strip().isdecimal() or int(item) < 1:
-            raise bad_value(where, "whole numbers from 1, such as 1,2,4", item)
-    return tuple(map(int, _list_items(given)))
-
-
-def _parse_pools(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"\s*(\d{1,2}):([1-9]\d?)\s*", text)
-    if not found or (text.strip().startswith("0:") and text.strip() != "0:1"):
-        raise bad_value(
-            "pools",
-            "engines for prompts and engines that decode, such as 1:2, or 0:1 for none",
-            text,
-        )
-    return int(found[1]), int(found[2])
 
 
 def list_plan_notes(result: PlanResult) -> list[str]:

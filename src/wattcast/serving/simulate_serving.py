@@ -5,17 +5,30 @@ engines of their own and their cache is sent to the engines that decode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from wattcast.core import bad_value, check_names, units
+from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.options.keywords import SimulateKeywords
+from wattcast.options.serving_options import (
+    SIMULATE,
+    Deployment,
+    EngineOptions,
+    LatencyTargets,
+    RequestShape,
+    Traffic,
+)
+from wattcast.options.serving_options import TRANSFER_BYTE_PER_S as TRANSFER_BYTE_PER_S
+from wattcast.options.setting_options import PriceOptions, SettingOptions
+from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import find_gpu, predict
-from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
+from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
 from wattcast.serving.engine_simulator import EngineReplica, Patience, ReplicaRun
@@ -35,54 +48,17 @@ from wattcast.workload.model_options import (
 )
 from wattcast.workload.readers.load_workload import find_model
 
-ROUTERS = ("round-robin", "least-loaded")
 WHOLE_TIME = (
     "energy, power and cost are over the whole time, start and drain included; after a pause a step "
     "runs at the top clock until the governor reacts"
 )
-TRANSFER_BYTE_PER_S = 50e9  # of a cache that is sent to another engine, where nothing else is said
 
 
+@SIMULATE.sign
 def simulate(
     model: str | Path | ModelSpec,
     gpu: str | Path | Gpu = "h200",
-    *,
-    trace: str | Path | Trace | None = None,
-    rate: str | float | None = None,
-    prompt: str | int = 512,
-    output: str | int = 128,
-    arrivals: str = "poisson",
-    seconds: str | float = "600",
-    requests: int | None = None,
-    seed: int = 1,
-    seeds: int = 1,
-    dtype: str = "bf16",
-    quantization: str | None = None,
-    weights: str | None = None,
-    kv_dtype: str | None = None,
-    tp: int = 1,
-    pp: int = 1,
-    dp: int = 1,
-    ep: int = 1,
-    clock: str | float | None = None,
-    power_limit: str | float | None = None,
-    replicas: int = 1,
-    router: str = "round-robin",
-    prefill_replicas: int = 0,
-    transfer: str | float = "50GB/s",
-    max_batched_tokens: int = 8192,
-    max_seqs: int = 256,
-    block_tokens: int = 16,
-    cache_tokens: int | None = None,
-    memory_utilisation: str | float = "90%",
-    prefix_hit_rate: str | float = "0%",
-    speculative_tokens: int = 0,
-    acceptance_rate: str | float = "70%",
-    node: str | None = None,
-    ttft: str | float | None = None,
-    tpot: str | float | None = None,
-    force: bool = False,
-    **prices: Unpack[PriceKeywords],
+    **options: Unpack[SimulateKeywords],
 ) -> ServingResult:
     """Serve a trace, or arrivals drawn at ``rate``, and return latencies, throughput, power and
     energy.
@@ -100,94 +76,142 @@ def simulate(
     repeats it all with other arrivals, lengths and launch times, or a given trace with other launch
     times. Requests of more tokens than the model was made for are rejected, as engines do;
     ``force`` serves them."""
+    chosen = SIMULATE.parse(options)
     spec = find_language_model(model)
-    counts = (
-        ("replicas", replicas, 1),
-        ("prefill_replicas", prefill_replicas, 0),
-        ("seeds", seeds, 1),
-    )
-    for name, value, least in counts:
-        if isinstance(value, bool) or not least <= value <= 4096:
-            raise bad_value(name, f"from {least} to 4096", value)
-    check_names("router", router, ROUTERS)
-    taken = units.parse_amount(
-        memory_utilisation, "", "memory_utilisation", most=1.0, inclusive=False
-    )
-    cached = units.parse_amount(prefix_hit_rate, "", "prefix_hit_rate", most=1.0)
-    accepted = units.parse_amount(acceptance_rate, "", "acceptance_rate", most=1.0)
-    speed = units.parse_amount(transfer, "byte/s", "transfer", inclusive=False)
-    bounds = parse_both_bounds(ttft, tpot)
-    money = parse_prices(**prices)
-    if (trace is None) == (rate is None):
-        found = "both" if rate is not None else "neither"
-        raise bad_value("simulate", "either a rate or a trace (--rate, --trace)", found)
-    settings = EngineSettings(
-        max_batched_tokens, max_seqs, cached, speculative_tokens, accepted, seed
-    )
-    shared: dict[str, Any] = {
-        "dtype": dtype,
-        "quantization": quantization,
-        "weights": weights,
-        "kv_dtype": kv_dtype,
-    }
-    shared |= {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
-    chip = find_gpu(gpu, node)
-    options = ModelOptions.from_names(**shared, stack=SoftwareStack.ENGINE)
-    if dp > 1 and ep <= tp:
-        raise bad_value(
-            "dp", "engines that share experts (an ep of more GPUs than tp)", dp, "Use --replicas."
-        )
-    if trace is not None:
-        traces = [trace if isinstance(trace, Trace) else read_trace(trace)] * seeds
-    else:
-        per_s = units.parse_amount(rate, "/s", "rate")
-        length_s = units.parse_seconds(seconds)
-        drawn = (per_s, prompt, output, arrivals, length_s, requests)
-        traces = [draw_trace(*drawn, seed + i) for i in range(seeds)]
-    asked_requests = len(traces[0])
+    traffic = chosen[Traffic]
+    engine = chosen[EngineOptions]
+    settings = chosen[SettingOptions]
+    targets = chosen[LatencyTargets]
+    bounds = parse_both_bounds(targets.ttft, targets.tpot)
+    prices = read_prices(chosen[PriceOptions])
+    chip = find_gpu(gpu, settings.node)
+    run = _read_engine_run(chosen.select_keywords(ModelOptions))
+
+    # requests that are longer than the model was made for are left out
+    traces = _make_traces(traffic, chosen[RequestShape])
+    requests = len(traces[0])
     most_positions = count_positions(spec)
-    accepted_traces = [drop_long_requests(one, spec.name, most_positions, force) for one in traces]
-    traces = [one for one, _ in accepted_traces]
-    limit_w = None if power_limit is None else units.parse_amount(power_limit, "W", "power_limit")
-    if not force:
+    accepted = [
+        drop_long_requests(trace, spec.name, most_positions, settings.force) for trace in traces
+    ]
+    traces = [trace for trace, _ in accepted]
+    rejection = accepted[0][1]
+
+    limit_w = settings.read_number("power_limit_w")
+    if not settings.force:
         check_power_limit(chip, OperatingPoint(power_limit_w=limit_w))
-    longest = max(int((one.prompt_tokens + one.output_tokens).max()) for one in traces)
     costs = tabulate_step_costs(
         spec,
         chip,
-        options,
-        max_tokens=max_batched_tokens,
-        max_seqs=max(max_seqs // pp, 1),
-        longest_context=longest,
+        run,
+        max_tokens=engine.max_batched_tokens,
+        max_seqs=max(engine.max_seqs // run.pp, 1),
+        longest_context=max(_longest_context(trace) for trace in traces),
         context_spread=traces[0].context_spread,
-        tokens_a_step=1 + speculative_tokens,
-        block_tokens=block_tokens,
-        memory_utilisation=taken,
-        clock_hz=None if clock is None else units.parse_amount(clock, "Hz", "clock"),
+        tokens_a_step=1 + engine.speculative_tokens,
+        block_tokens=engine.block_tokens,
+        memory_utilisation=engine.memory_utilisation,
+        clock_hz=settings.read_number("clock_hz"),
         power_limit_w=limit_w,
     )
-    if cache_tokens is not None:
-        costs = replace(costs, cache_tokens=cache_tokens)
-    transfer_s_per_token = costs.count_transfer_s(speed) if prefill_replicas else 0.0
-    layout = (replicas, router, prefill_replicas, transfer_s_per_token, bounds, money)
-    runs = [
-        serve_trace(t, costs, replace(settings, seed=seed + i), *layout)
-        for i, t in enumerate(traces)
-    ]
-    figures = [run.headline for run in runs]
-    spread = {
-        name: (min(one[name] for one in figures), max(one[name] for one in figures))
-        for name in figures[0]
-    }
-    interval = _predictor_interval(spec, chip, options, runs[0])
-    rejection = accepted_traces[0][1]
+    if engine.cache_tokens is not None:
+        costs = replace(costs, cache_tokens=engine.cache_tokens)
+
+    results = _serve_traces(traces, costs, chosen, bounds, prices)
+    first = results[0]
+    notes = [rejection] if rejection else []
     return replace(
-        runs[0],
-        seed_spread=spread if seeds > 1 else {},
-        model_interval=interval,
-        rejected=asked_requests - len(traces[0]),
-        assumptions=(*((rejection,) if rejection else ()), WHOLE_TIME, *runs[0].assumptions),
+        first,
+        seed_spread=_measure_spread(results) if traffic.seeds > 1 else {},
+        model_interval=_predictor_interval(spec, chip, run, first),
+        rejected=requests - len(traces[0]),
+        assumptions=(*notes, WHOLE_TIME, *first.assumptions),
     )
+
+
+def _read_engine_run(keywords: Mapping[str, Any]) -> ModelOptions:
+    """Return how the GPUs of an engine share the model, and in which formats it runs."""
+    run = ModelOptions.from_names(**keywords, stack=SoftwareStack.ENGINE)
+    if run.dp > 1 and run.ep <= run.tp:
+        wanted = "engines that share experts (an ep of more GPUs than tp)"
+        raise bad_value("dp", wanted, run.dp, "Use --replicas.")
+    return run
+
+
+def _make_traces(traffic: Traffic, shape: RequestShape) -> list[Trace]:
+    """Return the requests of each seed, drawn at a rate or read from a trace."""
+    if traffic.trace is not None and traffic.rate_per_s is None:
+        trace = traffic.trace
+        return [trace if isinstance(trace, Trace) else read_trace(trace)] * traffic.seeds
+    if traffic.trace is not None or traffic.rate_per_s is None:
+        count = "neither" if traffic.trace is None else "both"
+        raise bad_value("simulate", "either a rate or a trace (--rate, --trace)", count)
+    traces = []
+    for place in range(traffic.seeds):
+        trace = draw_trace(
+            traffic.rate_per_s,
+            shape.prompt,
+            shape.output,
+            shape.arrivals,
+            traffic.seconds,
+            traffic.requests,
+            shape.seed + place,
+        )
+        traces.append(trace)
+    return traces
+
+
+def _longest_context(trace: Trace) -> int:
+    return int((trace.prompt_tokens + trace.output_tokens).max())
+
+
+def _serve_traces(
+    traces: Sequence[Trace],
+    costs: StepCosts,
+    chosen: ParsedOptions,
+    bounds: tuple[LatencyBound, ...],
+    prices: Prices,
+) -> list[ServingResult]:
+    """Serve the requests of each seed."""
+    engine = chosen[EngineOptions]
+    deployment = chosen[Deployment]
+    seed = chosen[RequestShape].seed
+    sending_s = 0.0
+    if deployment.prefill_replicas:
+        sending_s = costs.count_transfer_s(deployment.transfer_byte_per_s)
+    settings = EngineSettings(
+        engine.max_batched_tokens,
+        engine.max_seqs,
+        engine.prefix_hit_rate,
+        engine.speculative_tokens,
+        engine.acceptance_rate,
+        seed,
+    )
+    results = []
+    for place, trace in enumerate(traces):
+        result = serve_trace(
+            trace,
+            costs,
+            replace(settings, seed=seed + place),
+            deployment.replicas,
+            deployment.router,
+            deployment.prefill_replicas,
+            sending_s,
+            bounds,
+            prices,
+        )
+        results.append(result)
+    return results
+
+
+def _measure_spread(results: Sequence[ServingResult]) -> dict[str, tuple[float, float]]:
+    """Return the least and the most of each headline figure over the seeds."""
+    headlines = [result.headline for result in results]
+    spread = {}
+    for name in headlines[0]:
+        values = [headline[name] for headline in headlines]
+        spread[name] = (min(values), max(values))
+    return spread
 
 
 def find_language_model(model: str | Path | ModelSpec) -> ModelSpec:

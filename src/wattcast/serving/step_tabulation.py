@@ -26,10 +26,11 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
 from wattcast.kernels import LibraryStyle
+from wattcast.options.setting_options import SettingOptions
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.engine_host import ENGINE, HostTimes, load_host_times
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
-from wattcast.predictor.run_settings import RunSettings, resolve_settings
+from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import check_formats
 from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.build_model import build_graph, compute_footprint
@@ -385,7 +386,7 @@ def predict_rows(gpu: Gpu, clocks_hz: Array, **tables: Sequence[Graph]) -> dict[
     named = replace(graphs[0], name=graphs[0].name.split()[0])
     check_formats(named, gpu, "Choose another --quantization or --dtype.")
     _, at, bundle = resolve_settings(
-        gpu, bundle_for(gpu), RunSettings(clock=clocks_hz, host_launch=0.0)
+        gpu, bundle_for(gpu), SettingOptions(clock_hz=clocks_hz, host_launch_s=0.0)
     )
 
     rows = []

@@ -16,19 +16,22 @@ from wattcast.core import BadInput, Dtype, bad_value, units
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
-from wattcast.hardware.gpu import Node
+from wattcast.options.keywords import TrainKeywords
+from wattcast.options.setting_options import PriceOptions, SettingOptions
 from wattcast.options.training_options import (
-    ExpertKernels,
-    Optimizer,
+    TRAIN,
+    GpuSharing,
+    JobLosses,
     Recompute,
-    Sharding,
+    TrainingJob,
     TrainingRecipe,
 )
+from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
-from wattcast.predictor.prices import PriceKeywords, Prices, parse_prices
-from wattcast.predictor.run_settings import Quantity, RunSettings, resolve_settings
+from wattcast.predictor.prices import Prices, read_prices
+from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import FORCE, check_context, check_power_limit
 from wattcast.training import section_costs, step_time, training_strategy
 from wattcast.training.microbatch import (
@@ -42,10 +45,7 @@ from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
 from wattcast.workload.model_options import (
-    AttentionMode,
-    SoftwareStack,
     count_positions,
-    parse_word,
 )
 from wattcast.workload.readers.load_workload import find_model
 
@@ -59,7 +59,6 @@ SECTIONS = (
 # Shares of the power limit on the curve of time against energy.
 LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 SHORTEST_SEQ = 512  # tokens of a sequence that is proposed where a job does not fit
-MINIMISE = ("time", "energy", "cost")
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ class JobSetting:
     recipe: TrainingRecipe
     length: int  # tokens of a sequence
     links: step_time.ClusterLinks
+    node_gpus: int  # GPUs of a node
 
     @property
     def usable_byte(self) -> float:
@@ -221,52 +221,9 @@ class TrainingResult:
         return self.energy_kwh * (1.0 + self.host_share) * 3.6e6
 
 
+@TRAIN.sign
 def train(
-    model: str | ModelSpec,
-    gpu: str | Path | Gpu,
-    *,
-    gpus: int = 8,
-    tokens: str | float = "1B",
-    seq: int | None = None,
-    global_batch: int | None = None,
-    micro_batch: int | None = None,
-    tp: int | None = None,
-    pp: int | None = None,
-    cp: int = 1,
-    ep: int = 1,
-    interleave: int = 1,
-    sequence_parallel: bool = True,
-    sharding: str | None = None,
-    recompute: str | None = None,
-    offload: bool = False,
-    dtype: str = "bf16",
-    optimizer: str = "adamw",
-    stack: str = "compiled",
-    attention: str = "flash",
-    master_weights: bool = True,
-    gradient_byte: int = 4,
-    lora: int = 0,
-    base_bits: int = 16,
-    fused_loss: bool = False,
-    graphs: bool = False,
-    loss_share: str | float = "5%",
-    expert_overlap: str | float = 0.2,
-    expert_copies: bool = False,
-    expert_kernels: str = "grouped",
-    attention_slowdown: float = 1.0,
-    node: str | Path | Node | None = None,
-    network: Quantity | None = None,
-    clock: Quantity | None = None,
-    power_limit: Quantity | None = None,
-    bundle: Bundle | str | Path | None = None,
-    minimise: str = "time",
-    padding: str | float = "0%",
-    pause_share: str | float = "0%",
-    failures_per_gpu_day: float = 0.0,
-    lost_minutes: float = 30.0,
-    host_share: str | float = "25%",
-    force: bool = False,
-    **prices: Unpack[PriceKeywords],
+    model: str | ModelSpec, gpu: str | Path | Gpu, **options: Unpack[TrainKeywords]
 ) -> TrainingResult:
     """Predict a training job; what is not given is chosen so that it fits and takes the least time,
     energy or money.
@@ -284,121 +241,35 @@ def train(
     ``lost_minutes`` (work repeated after each) add the time of restarts: a share
     failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation,
     checkpoints and stalls of the data loader."""
-    given = {
-        "gpus": gpus,
-        "seq": seq,
-        "global_batch": global_batch,
-        "micro_batch": micro_batch,
-        "tp": tp,
-        "pp": pp,
-    }
-    for name, count in (given | {"cp": cp, "ep": ep, "interleave": interleave}).items():
-        if count is not None and (not isinstance(count, int | np.integer) or count < 1):
-            raise bad_value(name, "a whole number of at least 1", count)
-    if offload and recompute not in (None, Recompute.OFFLOAD):
-        raise bad_value(
-            "recompute",
-            "offload, or nothing, with --offload",
-            recompute,
-            "Leave one of the two away.",
-        )
+    chosen = TRAIN.parse(options)
+    order = chosen[TrainingJob]
+    recipe = chosen[TrainingRecipe]
+    losses = chosen[JobLosses]
+    prices = read_prices(chosen[PriceOptions])
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
-    chip = find_gpu(gpu)
-    money = parse_prices(**prices)
-    fitted = find_bundle(bundle, chip)
-    wanted = parse_count(tokens, "tokens")
-    recipe = TrainingRecipe(
-        precision=dtype,
-        optimizer=parse_word(Optimizer, "optimizer", optimizer),
-        master_weights=master_weights,
-        gradient_byte=gradient_byte,
-        stack=parse_word(SoftwareStack, "stack", stack),
-        attention=parse_word(AttentionMode, "attention", attention),
-        fused_loss=fused_loss,
-        graphs=graphs,
-        loss_share=units.parse_amount(loss_share, "", "loss_share"),
-        expert_overlap=units.parse_amount(expert_overlap, "", "expert_overlap", most=1.0),
-        expert_copies=expert_copies,
-        expert_kernels=parse_word(ExpertKernels, "expert_kernels", expert_kernels),
-        attention_slowdown=attention_slowdown,
-        lora_rank=lora,
-        base_bits=base_bits,
-    )
-    if graphs:
-        fitted = replace(fitted, launch=replace(fitted.launch, host_s_per_operator=0.0))
-    if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in (
-        chip.pipes.tensor_flop_per_cycle or {}
-    ):
-        raise bad_value(
-            "dtype", f"a format the {chip.name} multiplies, such as fp8 or bf16", f"{dtype} (fp4)"
-        )
-    if spec.kind is ModelKind.VISION:
-        do = "Use predict --phase train for pictures."
-        raise bad_value("model", "a language model or an encoder", spec.name, do)
-    length = seq or min(4096, count_positions(spec) or 4096)
-    if not force:
-        check_context(spec, length, FORCE)
-    padding = units.parse_amount(padding, "", "padding", most=0.99)
-    pause_share = units.parse_amount(pause_share, "", "pause_share")
-    host_share = units.parse_amount(host_share, "", "host_share")
-    per_day = gpus * units.parse_amount(failures_per_gpu_day, "", "failures")
-    failure_share = per_day * units.parse_amount(lost_minutes, "", "lost_minutes") / (24 * 60)
-    if failure_share >= 1.0:
-        every = units.show(86400.0 / per_day, "s", 3)
-        raise bad_value(
-            "failures",
-            f"fewer than one in {lost_minutes:g} min, which each loses",
-            f"one every {every}",
-        )
-    if minimise not in MINIMISE:
-        raise bad_value("minimise", f"one of {', '.join(MINIMISE)}", minimise)
-    if minimise == "cost" and money.cost(chip.name, 1.0, 1.0) is None:
-        raise bad_value(
-            "minimise", "a price for cost", "none", "Add --price 2.50/h or --electricity."
-        )
-    box = find_gpu(chip, node).node or node_of_gpu(chip.name)
-    node_gpus = box.gpu_count
-    wire = box.network_byte_per_s
-    if network is not None:
-        wire = units.parse_amount(network, "byte/s", "network", inclusive=False)
-    if wire is None and gpus > node_gpus:
-        raise bad_value(
-            "network", f"the network of a {box.name}", "unknown", "Give --network 50GB/s."
-        )
-    _, at, fitted = resolve_settings(
-        chip, fitted, RunSettings(clock=clock, power_limit=power_limit)
-    )
-    if not force:
-        check_power_limit(chip, at)
-    links = step_time.ClusterLinks(replace(chip, node=replace(box, network_byte_per_s=wire)))
-    job = JobSetting(spec, chip, at, fitted, recipe, length, links)
-    open_ways = list(Recompute) if offload else list(Recompute)[:-1]
-    list_ways = partial(
-        training_strategy.list_strategies,
-        dims=spec.dims,
-        node_gpus=node_gpus,
-        given=TrainingStrategy(
-            cp=cp, ep=ep, interleave=interleave, sequence_parallel=sequence_parallel
-        ),
-        batch=global_batch or max(STEP_TOKENS // length, 1),
-        free_batch=global_batch is None,
-        recompute=[parse_word(Recompute, "recompute", recompute)] if recompute else open_ways,
-        micro_batch=micro_batch,
-        tp=tp,
-        pp=pp,
-        sharding=parse_word(Sharding, "sharding", sharding) if sharding else None,
-    )
-    candidates = _evaluate_strategies(job, list_ways(gpus), force)
-    if not any(c.step for c in candidates):
-        raise _explain_misfit(job, gpus, candidates, list_ways)
+    job = _set_up_job(spec, find_gpu(gpu), chosen)
+    failure_share = _share_of_failures(order.gpus, losses)
+    if order.minimise == "cost" and prices.cost(job.gpu.name, 1.0, 1.0) is None:
+        do = "Add --price 2.50/h or --electricity."
+        raise bad_value("minimise", "a price for cost", "none", do)
+
+    # every way to share the job that is worth timing, and the best of them
+    list_ways = _make_lister(job, order, chosen[GpuSharing])
+    force = chosen[SettingOptions].force
+    candidates = _evaluate_strategies(job, list_ways(order.gpus), force)
+    if not any(candidate.step for candidate in candidates):
+        raise _explain_misfit(job, order.gpus, candidates, list_ways)
 
     def score(candidate: Candidate) -> float:
+        """Return what a sequence takes of the time, energy or money that is minimised."""
         if candidate.step is None:
             return float("inf")
         energy_j = float(candidate.step.energy_j)
         seconds = float(candidate.step.latency_s)
-        spent = {"time": seconds, "energy": energy_j}.get(minimise)
-        spent = spent or money.cost(chip.name, energy_j * (1.0 + host_share), seconds) or 0.0
+        spent = {"time": seconds, "energy": energy_j}.get(order.minimise)
+        if not spent:
+            node_j = energy_j * (1.0 + losses.host_share)
+            spent = prices.cost(job.gpu.name, node_j, seconds) or 0.0
         return spent / candidate.strategy.global_batch
 
     candidates.sort(key=score)
@@ -409,55 +280,112 @@ def train(
     assert best.step is not None
     assert cost is not None
     assert swept is not None
-    steps = wanted / (strategy.global_batch * length * (1.0 - padding))
-    steps *= (1.0 + pause_share) / (1.0 - failure_share)  # pauses and repeated work, as steps
-    held = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
-    stages = step_time.cost_stages(cost, recipe, strategy, links)
+
+    # pauses and repeated work count as steps
+    steps = order.tokens / (strategy.global_batch * job.length * (1.0 - losses.padding))
+    steps *= (1.0 + losses.pause_share) / (1.0 - failure_share)
+    clock_place = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
+    stages = step_time.cost_stages(cost, recipe, strategy, job.links)
+    is_free_batch = order.global_batch is None
     return TrainingResult(
         model=spec.name,
-        gpu=chip.name,
-        gpus=gpus,
-        seq=length,
-        tokens=wanted,
+        gpu=job.gpu.name,
+        gpus=order.gpus,
+        seq=job.length,
+        tokens=order.tokens,
         recipe=recipe,
         strategy=strategy,
         memory=best.memory,
         capacity_byte=job.usable_byte,
         step=best.step,
-        relative_interval=_relative_interval(cost, best.step, gpus, node_gpus),
+        relative_interval=_relative_interval(cost, best.step, order.gpus, job.node_gpus),
         flop_per_token=cost.work.flop_per_token,
-        peak_flop_per_s=_peak_flop_per_s(chip, recipe),
-        padding=padding,
-        pause_share=pause_share,
+        peak_flop_per_s=_peak_flop_per_s(job.gpu, recipe),
+        padding=losses.padding,
+        pause_share=losses.pause_share,
         failure_share=failure_share,
-        host_share=host_share,
-        prices=money,
-        curve=_trade_curve(job, swept, gpus, steps),
-        slack_kwh=_slack_kwh(stages, held, job.waiting_w, strategy, steps),
+        host_share=losses.host_share,
+        prices=prices,
+        curve=_trade_curve(job, swept, order.gpus, steps),
+        slack_kwh=_slack_kwh(stages, clock_place, job.waiting_w, strategy, steps),
         candidates=tuple(candidates),
-        reason=_say_why(candidates, minimise, score),
-        assumptions=_list_assumptions(job, best, gpus, global_batch is None, host_share),
+        reason=_say_why(candidates, order.minimise, score),
+        assumptions=_list_assumptions(job, best, order.gpus, is_free_batch, losses.host_share),
     )
 
 
-def parse_count(value: str | float, where: str) -> float:
-    """Read a count such as ``1B``, ``300M``, ``1.5T`` or ``1e9``.
+def _set_up_job(spec: ModelSpec, chip: Gpu, chosen: ParsedOptions) -> JobSetting:
+    """Return what a job trains and how, on which GPU, in which node, at which clock."""
+    order = chosen[TrainingJob]
+    recipe = chosen[TrainingRecipe]
+    settings = chosen[SettingOptions]
+    bundle = find_bundle(settings.bundle, chip)
+    if recipe.graphs:
+        bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    tensor_formats = chip.pipes.tensor_flop_per_cycle or {}
+    if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in tensor_formats:
+        wanted = f"a format the {chip.name} multiplies, such as fp8 or bf16"
+        raise bad_value("dtype", wanted, f"{recipe.precision} (fp4)")
+    if spec.kind is ModelKind.VISION:
+        do = "Use predict --phase train for pictures."
+        raise bad_value("model", "a language model or an encoder", spec.name, do)
+    length = order.seq or min(4096, count_positions(spec) or 4096)
+    if not settings.force:
+        check_context(spec, length, FORCE)
 
-    >>> parse_count("1.5B", "tokens")
-    1500000000.0
-    """
-    if isinstance(value, str):
-        text = value.strip().lower()
-        factor = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:], 1.0)
-        try:
-            number = float(text[:-1] if factor > 1.0 else text) * factor
-        except ValueError:
-            raise bad_value(where, "a number such as 1B, 300M or 1e9", value) from None
+    node = find_gpu(chip, settings.node).node or node_of_gpu(chip.name)
+    network_byte_per_s = order.network_byte_per_s or node.network_byte_per_s
+    if network_byte_per_s is None and order.gpus > node.gpu_count:
+        do = "Give --network 50GB/s."
+        raise bad_value("network", f"the network of a {node.name}", "unknown", do)
+    links = replace(chip, node=replace(node, network_byte_per_s=network_byte_per_s))
+
+    card = SettingOptions(clock_hz=settings.clock_hz, power_limit_w=settings.power_limit_w)
+    _, at, bundle = resolve_settings(chip, bundle, card)
+    if not settings.force:
+        check_power_limit(chip, at)
+    cluster = step_time.ClusterLinks(links)
+    return JobSetting(spec, chip, at, bundle, recipe, length, cluster, node.gpu_count)
+
+
+def _share_of_failures(gpus: int, losses: JobLosses) -> float:
+    """Return the share of all time that is lost to failures and the work repeated after each."""
+    per_day = gpus * losses.failures_per_gpu_day
+    share = per_day * losses.lost_minutes / (24 * 60)
+    if share >= 1.0:
+        every = units.show(86400.0 / per_day, "s", 3)
+        wanted = f"fewer than one in {losses.lost_minutes:g} min, which each loses"
+        raise bad_value("failures", wanted, f"one every {every}")
+    return share
+
+
+def _make_lister(
+    job: JobSetting, order: TrainingJob, sharing: GpuSharing
+) -> Callable[[int], list[TrainingStrategy]]:
+    """Return what lists the strategies of so many GPUs that the options leave open."""
+    if sharing.recompute is not None:
+        recompute = [sharing.recompute]
     else:
-        number = float(value)
-    if not 0 < number < 1e18:
-        raise bad_value(where, "a number above 0 and below 1e18", value)
-    return number
+        recompute = [way for way in Recompute if sharing.offload or way is not Recompute.OFFLOAD]
+    fixed = TrainingStrategy(
+        cp=sharing.cp,
+        ep=sharing.ep,
+        interleave=sharing.interleave,
+        sequence_parallel=sharing.sequence_parallel,
+    )
+    return partial(
+        training_strategy.list_strategies,
+        dims=job.model.dims,
+        node_gpus=job.node_gpus,
+        given=fixed,
+        batch=order.global_batch or max(STEP_TOKENS // job.length, 1),
+        free_batch=order.global_batch is None,
+        recompute=recompute,
+        micro_batch=sharing.micro_batch,
+        tp=sharing.tp,
+        pp=sharing.pp,
+        sharding=sharing.sharding,
+    )
 
 
 def _evaluate_strategies(
