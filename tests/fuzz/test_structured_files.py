@@ -548,6 +548,11 @@ USED = 4  # of so many accepted documents of a long run, one is predicted or sim
 ROUND = 100  # documents of each reader after which the next reader has its turn
 
 
+def peak_byte() -> int:
+    """Return the most memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def attack_quickly(
     name: str, document: Document, chance: random.Random, failures: dict[str, str]
 ) -> int:
@@ -555,8 +560,11 @@ def attack_quickly(
     accepted = 0
     for _ in range(ROUND):
         changes = mutations.draw_edits(chance)
+        peak_before_byte = peak_byte()
         try:
             accepted += try_document(document, changes, use=chance.randrange(USED) == 0)
+            grown_byte = peak_byte() - peak_before_byte
+            assert grown_byte < MOST_BYTE // 2, f"{grown_byte / 2**20:.0f} MiB by {changes!r}"
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             kind = f"{name}: {type(error).__name__} at {last.filename}:{last.lineno}"
