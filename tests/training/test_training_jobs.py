@@ -20,13 +20,14 @@ from wattcast.options.training_options import (
     Recompute,
     Sharding,
     TrainingRecipe,
+    parse_count,
 )
 from wattcast.predictor.bundle import bundle_for
 from wattcast.training.microbatch import measure_memory, trace_microbatch
 from wattcast.training.optimiser_work import optimiser_graph
 from wattcast.training.section_costs import cost_microbatches
 from wattcast.training.step_time import ClusterLinks, cost_stages, overlapped_s
-from wattcast.training.train_job import TrainingResult, parse_count, train
+from wattcast.training.train_job import TrainingResult, train
 from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_report import power_over_step, recommend_limit, summarise_training
 from wattcast.training.training_strategy import TrainingStrategy
