@@ -21,7 +21,7 @@ import numpy as np
 from wattcast.core import BadInput, Dtype, bad_value, check_names, unknown_name
 from wattcast.core.arrays import index_distinct, split_rows
 from wattcast.core.strict_files import decode_json
-from wattcast.workload import adapter_operators, engine_row_operators  # noqa: F401  they register operators
+from wattcast.workload import adapter_operators, engine_row_operators  # noqa: F401  (register)
 from wattcast.workload.engine_schedule import EngineStep
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
