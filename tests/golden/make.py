@@ -75,9 +75,21 @@ def path(name: str) -> Path:
 def text(name: str) -> str:
     if name == README.name:
         return readme()
-    return (
-        json.dumps(MAKERS[name](), indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n"
-    )
+    shape = whole_as_integers(MAKERS[name]())
+    return json.dumps(shape, indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n"
+
+
+def whole_as_integers(shape: object) -> object:
+    """Write bounds such as 2.0 as 2: which of two equal bounds a type keeps depends on the order in
+    which modules were imported.
+    """
+    if isinstance(shape, dict):
+        return {key: whole_as_integers(value) for key, value in shape.items()}
+    if isinstance(shape, list):
+        return [whole_as_integers(value) for value in shape]
+    if isinstance(shape, float) and shape.is_integer():
+        return int(shape)
+    return shape
 
 
 if __name__ == "__main__":

@@ -119,6 +119,9 @@ class SimulateKeywords(TypedDict, total=False):
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
+    lora: int | None
+    adapters: int | None
+    sampling: str | None
     replicas: int
     router: str
     prefill_replicas: int
@@ -160,6 +163,9 @@ class PlanKeywords(TypedDict, total=False):
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
+    lora: int | None
+    adapters: int | None
+    sampling: str | None
     tp: str | Sequence[int]
     pp: str | Sequence[int]
     ep: str | Sequence[int]

@@ -72,16 +72,24 @@ class Traffic:
     ] = 1
 
 
+def _keep_bounds(value: Any, where: str) -> Any:
+    """Return latency bounds as they are written: ``parse_both_bounds`` reads percentiles, too."""
+    del where
+    return value
+
+
 @dataclass(frozen=True)
 class LatencyTargets:
     """How long requests may wait; ``parse_both_bounds`` reads them."""
 
-    ttft: Annotated[str | float | None, Option("To first token: 500ms, p99:500ms.", unit="s")] = (
-        None
-    )
-    tpot: Annotated[str | float | None, Option("Per output token: 50ms, p90:50ms.", unit="s")] = (
-        None
-    )
+    ttft: Annotated[
+        str | float | None,
+        Option("To first token: 500ms, p99:500ms.", unit="s", parse=_keep_bounds),
+    ] = None
+    tpot: Annotated[
+        str | float | None,
+        Option("Per output token: 50ms, p90:50ms.", unit="s", parse=_keep_bounds),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -228,13 +236,14 @@ class PlanSearch:
     ] = ()
 
 
-NUMBER_FORMATS = ("dtype", "quantization", "weights", "kv_dtype")
+# What an engine runs, of the options of a model.
+SERVED_MODEL = ("dtype", "quantization", "weights", "kv_dtype", "lora", "adapters", "sampling")
 SIMULATE = VerbOptions(
     "simulate",
     Traffic,
     RequestShape,
     LatencyTargets,
-    part_of(ModelOptions, *NUMBER_FORMATS, "tp", "pp", "dp", "ep"),
+    part_of(ModelOptions, *SERVED_MODEL, "tp", "pp", "dp", "ep"),
     Deployment,
     EngineOptions,
     part_of(SettingOptions, *CARD_SETTINGS, "node", "force"),
@@ -245,7 +254,7 @@ PLAN = VerbOptions(
     PlanDemand,
     RequestShape,
     LatencyTargets,
-    part_of(ModelOptions, *NUMBER_FORMATS),
+    part_of(ModelOptions, *SERVED_MODEL),
     PlanSearch,
     part_of(SettingOptions, "node", "force"),
     PriceOptions,
