@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer.rich_utils
 
 import wattcast
 from wattcast.cli.main import walk_commands
@@ -54,7 +55,7 @@ def test_an_option_reaches_python_and_the_command_line(words: str, name: str) ->
 @pytest.mark.parametrize("words", VERBS)
 def test_full_help_tells_every_option(call, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", 200)  # read from the environment once
     shown = re.sub(r"[\s│]+", "", call(*words.split(), "--help-all").out)
     for declared in VERBS[words][0].declared.values():
         text = re.sub(r"\s+", "", declared.option.help)

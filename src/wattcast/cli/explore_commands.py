@@ -69,14 +69,14 @@ class DesignRun:
     workers: Annotated[
         int | None,
         Option(
-            "Processes; default: one per free core, for large spaces.", panel="Where it is computed"
+            "Processes; default: one per free core, for large spaces.", panel="How it is computed"
         ),
     ] = None
     cluster: Annotated[
         str | None,
         Option(
             "Dask scheduler you trust, such as tcp://host:8786, or local.",
-            panel="Where it is computed",
+            panel="How it is computed",
         ),
     ] = None
 

@@ -12,6 +12,8 @@ from wattcast.options.run_options import ModelOptions
 from wattcast.options.setting_options import CARD_SETTINGS, PriceOptions, SettingOptions
 from wattcast.options.verb_options import VerbOptions, part_of
 
+_SAMPLE_PANEL = "How it is computed"
+
 
 @dataclass(frozen=True)
 class BestBound:
@@ -30,8 +32,10 @@ class DesignSample:
     """Which points of a space of designs are evaluated and kept."""
 
     where: Annotated[Sequence[str], Option("Keep points of power_w<=400, latency<=50ms.")] = ()
-    sample: Annotated[str | None, Option("random:N or sobol:N points, not the grid.")] = None
-    seed: Annotated[int, Option("Of random and Sobol samples.")] = 0
+    sample: Annotated[
+        str | None, Option("random:N or sobol:N points, not the grid.", panel=_SAMPLE_PANEL)
+    ] = None
+    seed: Annotated[int, Option("Of random and Sobol samples.", panel=_SAMPLE_PANEL)] = 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class DesignOutput:
         Option("Every point: a .parquet, .csv or .json file, or a folder."),
     ] = None
     yes: Annotated[
-        bool, Option("Go, however many points there are.", panel="Where it is computed")
+        bool, Option("Go, however many points there are.", panel="How it is computed")
     ] = False
 
 

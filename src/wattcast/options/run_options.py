@@ -142,7 +142,7 @@ class ModelOptions:
     sampling: Annotated[
         TokenSampling | None,
         Option(
-            "Engine: greedy|random|top-k|top-p|top-k-top-p|penalties.",
+            "Engine: greedy|random|top-k|top-p| top-k-top-p|penalties.",
             panel=_MODEL_PANEL,
         ),
     ] = None
