@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wattcast.calibrate.calibration import FactorFit, shrink_ends
-from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 
 
 def test_four_rows_that_are_right_halve_the_variance_of_the_forecast() -> None:

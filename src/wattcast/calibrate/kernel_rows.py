@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import Plain
@@ -150,15 +149,6 @@ def _count_blocks(row: Plain) -> tuple[int, ...]:
     return tuple(math.prod(grid) for grid in row.get("kernel_grids") or ())
 
 
-@dataclass(frozen=True)
-class MeasuredClockCoefficients:
-    """How clocks of measured rows are read."""
-
-    top_share: float  # of the top clock, below which the power limit held the clock down
-
-
-MEASURED_CLOCKS = load_coefficients("measured_clocks", MeasuredClockCoefficients)
-TOP_CLOCK_SHARE = MEASURED_CLOCKS.top_share
 PLANNED = "plan"  # why a row was measured: at random
 # alone: picked for it, or repeats of a kernel on another card
 TO_LEARN_FROM = ("learning", "common")

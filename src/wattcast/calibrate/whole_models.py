@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE, read_plain_rows
+from wattcast.calibrate.kernel_rows import read_plain_rows
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value

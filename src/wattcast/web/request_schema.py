@@ -103,6 +103,8 @@ class Configuration(Workload, kw_only=True):
     quantization: Annotated[str, _one_of(model_options.RECIPES)] | None = None
     weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
     kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None
+    lora: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    adapters: Annotated[int, Meta(ge=1, le=1024)] | None = None
     sampling: Annotated[str, _one_of(model_options.TokenSampling)] | None = None
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
@@ -113,10 +115,8 @@ class Configuration(Workload, kw_only=True):
 
     def options(self) -> model_options.ModelOptions:
         """Return the options of the model."""
-        given = {
-            name: getattr(self, name) for name in model_options.ModelOptions.__dataclass_fields__
-        }
-        return model_options.ModelOptions(**given)
+        served = [name for name in model_options.OPTION_NAMES if hasattr(self, name)]
+        return model_options.ModelOptions(**{name: getattr(self, name) for name in served})
 
 
 class ConfigurationList(msgspec.Struct, forbid_unknown_fields=True):

@@ -186,7 +186,7 @@ def test_own_components_and_gating(
     ("argv", "complaint"),
     [
         (["--compat", "accelwattch"], "gpuwattch, as demo.xml is"),
-        (["--compat", "mcpat"], "unknown simulator dialect"),
+        (["--compat", "mcpat"], "unknown compat"),
         (["--clock", "700"], "quantity in Hz"),
         (["--steady", "8"], "deviation:samples"),
         (["--counters", "perf"], "counter source"),

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.core.errors import BadInput, bad_value, check_names, import_extra
 from wattcast.core.measured_rows import ModelKernels, ModelRow
 from wattcast.core.regular_files import read_shipped_table

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.core import Refused
 from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
 from wattcast.lab.campaigns import campaign_engine

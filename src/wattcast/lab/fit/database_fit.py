@@ -29,12 +29,12 @@ from wattcast import hardware
 from wattcast.calibrate import kernel_rows
 from wattcast.calibrate.kernel_rows import (
     PLANNED,
-    TOP_CLOCK_SHARE,
     KernelRows,
     parse_operators,
     settled_figures,
 )
 from wattcast.calibrate.latency_fit import one_thread
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from wattcast.calibrate import kernel_rows
-from wattcast.calibrate.kernel_rows import TOP_CLOCK_SHARE, KernelRows
+from wattcast.calibrate.kernel_rows import KernelRows
 from wattcast.calibrate.latency_fit import ResidualSample, fit_corrections, fit_residuals
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.row_prediction import (
     conformal_ends,
     loaded_clock_hz,

@@ -36,13 +36,13 @@ import numpy.typing as npt
 
 from wattcast.calibrate.kernel_rows import (
     FOLDS,
-    TOP_CLOCK_SHARE,
     KernelRows,
     assign_folds,
     on_random_data,
     run_each,
     settled_figures,
 )
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.row_prediction import (
     INTERVAL_LEVEL,
     analyse_rows,

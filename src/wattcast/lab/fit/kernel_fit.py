@@ -30,7 +30,6 @@ import numpy as np
 
 from wattcast.calibrate.kernel_rows import (
     CARD,
-    TOP_CLOCK_SHARE,
     KernelRows,
     assign_folds,
     on_random_data,
@@ -43,6 +42,7 @@ from wattcast.calibrate.latency_fit import (
     fit_corrections,
     fit_residuals,
 )
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.row_prediction import (
     find_ends,
     loaded_clock_hz,

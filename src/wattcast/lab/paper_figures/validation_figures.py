@@ -17,12 +17,12 @@ import numpy as np
 from wattcast import hardware
 from wattcast.calibrate import kernel_rows, whole_models
 from wattcast.calibrate.kernel_rows import (
-    TOP_CLOCK_SHARE,
     KernelRows,
     assign_folds,
     on_random_data,
     settled_figures,
 )
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.whole_models import ModelCase
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput

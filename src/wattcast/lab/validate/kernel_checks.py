@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.calibrate.kernel_rows import (
-    TOP_CLOCK_SHARE,
     load_kernel_rows,
     on_random_data,
     settled_figures,
 )
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.row_prediction import INTERVAL_LEVEL, conformal_ends, predict_with_bundle
 from wattcast.calibrate.scoring import (
     LedgerRow,

@@ -41,7 +41,6 @@ from wattcast import hardware
 from wattcast.calibrate import kernel_rows
 from wattcast.calibrate.kernel_rows import (
     CARD,
-    TOP_CLOCK_SHARE,
     KernelRows,
     assign_folds,
     on_random_data,
@@ -49,6 +48,7 @@ from wattcast.calibrate.kernel_rows import (
     shape_name,
 )
 from wattcast.calibrate.latency_fit import one_thread
+from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.row_prediction import predict_with_bundle
 from wattcast.calibrate.scoring import LedgerRow, make_ledger_row, mean_percent_error
 from wattcast.core.arrays import Array, Mask
