@@ -4,6 +4,7 @@ once.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -142,7 +143,7 @@ def test_a_bundle_of_absurd_factors_is_refused(path: str, value: object) -> None
     """
     bundle = shipped_bundle("h200")
     assert bundle is not None
-    plain: Any = bundle_to_plain(wattcast.core.replace(bundle, learned=None))
+    plain: Any = bundle_to_plain(dataclasses.replace(bundle, learned=None))
     *outer, last = path.split(".")
     inner = plain
     for name in outer:

@@ -62,8 +62,12 @@ from wattcast.measure import energy_samples, power_logs
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.power_logs import read_power_log
 from wattcast.power.component_power import read_mcpat
-from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.bundle.bundle_file import read_bundle, residuals_from_bytes
+from wattcast.predictor.bundle import bundle_for, shipped_bundle
+from wattcast.predictor.bundle.bundle_file import (
+    read_bundle,
+    residuals_from_bytes,
+    write_bundle,
+)
 from wattcast.serving.trace_files import read_trace
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import parse_model
@@ -513,7 +517,10 @@ def test_what_has_no_end_or_is_no_file_is_refused(
     for read in (EnergySamples.load, power_logs.read_power_log, read_table, read_own_model):
         with pytest.raises(BadInput):
             read(Path("/dev/zero"))
-    (tmp_path / "bundle.json").write_bytes(b"{}")
+    bundle = shipped_bundle("h200")
+    assert bundle is not None
+    write_bundle(bundle, tmp_path / "bundle.json")
+    (tmp_path / "arrays.npz").unlink()
     (tmp_path / "arrays.npz").mkdir()
     with pytest.raises(BadInput, match="a folder"):
         read_bundle(tmp_path)

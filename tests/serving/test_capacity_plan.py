@@ -16,6 +16,7 @@ from rich.console import Console
 import wattcast
 from wattcast.core.errors import BadInput, ExitCode, WattcastError
 from wattcast.hardware import Gpu
+from wattcast.options.serving_options import parse_pools
 from wattcast.predictor.prices import parse_prices
 from wattcast.serving import (
     capacity_plan,
@@ -117,7 +118,7 @@ def check_random_jobs(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
         except WattcastError:
             continue
         served += 1
-        pools = tuple(map(capacity_plan._parse_pools, asked["pools"]))
+        pools = parse_pools(asked["pools"], "pools")
         tried = SearchRange(tp=asked["tp"], pools=pools, most_tokens=asked["max_batched_tokens"])
         check_plan(found, chips, tried, f"{seed}: {asked}")
     return served
@@ -489,9 +490,9 @@ def test_the_command_answers_first(call: Any) -> None:
         (("--headroom", "20"), "such as 20%"),
         (("--ttft", "p0:1s"), "percentile"),
         (("--tpot", "fast"), "tpot"),
-        (("--tp", "one"), "whole numbers"),
+        (("--tp", "one"), "whole number"),
         (("--tp", "5"), "h200, tp 5: gpt2: tp: expected a divisor of heads=12"),
-        (("--pp", "0"), "whole numbers"),
+        (("--pp", "0"), "whole number"),
         (("--ep", "2"), "1 for a model without experts"),
         (("--minimise", "cost"), "price"),
         (("--minimise", "carbon"), "--carbon"),

@@ -164,7 +164,8 @@ def _hold_limit(
     """
     excess_w = np.asarray(asked.power_w - bounds.limit_w)
     if points is not None:
-        excess_w = np.where(points, excess_w, -1.0)
+        # any power under the limit, which is positive: the search divides by it
+        excess_w = np.where(points, excess_w, -0.5 * bounds.limit_w)
     shape = excess_w.shape
     asked_w = np.broadcast_to(asked.power_w, shape)
     capped = excess_w > 0

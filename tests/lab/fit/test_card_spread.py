@@ -250,9 +250,9 @@ def test_idle_rows_of_two_cards_keep_the_slope_of_each() -> None:
     """
     degrees = np.array([34.0, 42.0, 43.0, 48.0])
     power_w = np.array([128.0, 132.8, 127.0, 130.0])  # 0.6 W a degree on both, 6.4 W apart
-    found = kernel_rows._at_one_level(power_w, degrees, ["a", "a", "b", "b"], {"a": 300, "b": 100})
+    found = kernel_rows._level_cards(power_w, degrees, ["a", "a", "b", "b"], {"a": 300, "b": 100})
     slope, at_zero = np.polyfit(degrees, found, 1)
     assert slope == pytest.approx(0.6, abs=1e-9)
     levels = (128.0 - 0.6 * 34, 127.0 - 0.6 * 43)
     assert at_zero == pytest.approx(0.75 * levels[0] + 0.25 * levels[1])
-    assert kernel_rows._at_one_level(power_w, degrees, ["a"] * 4, {}) is power_w
+    assert kernel_rows._level_cards(power_w, degrees, ["a"] * 4, {}) is power_w
