@@ -83,6 +83,18 @@ def test_more_adapters_than_sequences_cost_no_more_time() -> None:
     assert many.latency_s == four.latency_s
 
 
+@pytest.mark.parametrize("options", [{"lora": 16}, {"sampling": "greedy"}])
+def test_a_model_without_an_engine_template_takes_neither(options: dict[str, Any]) -> None:
+    """BERT took both once, and its prediction did not change."""
+    with pytest.raises(BadInput, match="bert has no engine template"):
+        predict("bert-base", "h200", stack="engine", **options)
+
+
+def test_a_prediction_says_which_adapters_are_served() -> None:
+    served = predict("llama3-8b", "h200", phase="decode", batch=4, seq=64, lora=16, adapters=2)
+    assert any("2 LoRA adapters of rank 16" in sentence for sentence in served.assumptions)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

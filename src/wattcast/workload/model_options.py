@@ -130,6 +130,7 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
         why = f"default of {phase} for a {kind} model{' in narrow formats' if narrow else ''}"
         take("stack", SoftwareStack.ENGINE if narrow or by_engine else SoftwareStack.EAGER, why)
     options = replace(options, **taken) if taken else options
+    check_engine_features(model, options)
     check_parallelism(model, options)
     return options, said + describe_assumptions(model, options)
 
@@ -153,6 +154,17 @@ def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, i
         else options.seq
     )
     return sequences * (length or 1), items
+
+
+def check_engine_features(model: ModelSpec, options: ModelOptions) -> None:
+    """Refuse what only vLLM's templates count, for a model that has none: it would be ignored."""
+    if model.template.engine:
+        return
+    for name in ("lora", "sampling"):
+        value = getattr(options, name)
+        if value is not None:
+            wanted = f"none: {model.architecture} has no engine template"
+            raise bad_value(f"{model.name}: {name}", wanted, str(value))
 
 
 def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
@@ -264,6 +276,9 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         ),
         f"tokens are drawn by {o.sampling or TokenSampling.GREEDY} sampling, without FlashInfer's sampler": (
             by_engine and model.template.engine and o.head is OutputHead.LAST
+        ),
+        f"sequences take {o.adapters or 1} LoRA adapters of rank {o.lora} in turn; experts have none": (
+            o.lora is not None
         ),
         experts: experts,
         f"one of {o.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out": o.tp
