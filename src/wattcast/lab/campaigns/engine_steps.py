@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -308,13 +309,7 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     """Measure one row, the mean step of ``point`` once settled, and return it ready for JSON."""
     recorder = bench.recorder
     clock = bench.recorder.clock
-    recorder.clear()
-    names: list[str] = []
-    feeder = _Feeder(bench, point)
-    try:
-        recorder.skip_prompts = True
-        _fill_batch(bench, point, names)
-        recorder.skip_prompts = False
+    with _running_batch(bench, point) as feeder:
         mark = bench.sampler.head
         started_s = clock()
         feeder.run_until(started_s + RUN_S)
@@ -324,9 +319,6 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
         bench.synchronize()
         bench.sampler.check()
         table = recorder.table()
-    finally:
-        recorder.skip_prompts = False
-        bench.drain(names + feeder.names)
     samples = bench.sampler.since(mark)
     capped = "sw_power_cap" in samples.throttle
     settle_s = RULE.capped_settle_s if capped else RULE.settle_s
@@ -347,6 +339,14 @@ MET_STEPS = 3  # enough for a kernel to be compiled and its graph to be replayed
 
 def meet_point(bench: EngineBench, point: StepPoint) -> None:
     """Run a few steps of ``point`` and measure nothing."""
+    with _running_batch(bench, point) as feeder:
+        feeder.run_steps(MET_STEPS)
+        bench.synchronize()
+
+
+@contextmanager
+def _running_batch(bench: EngineBench, point: StepPoint) -> Iterator[_Feeder]:
+    """Bring the sequences of ``point`` into the engine, and take them out at the end."""
     recorder = bench.recorder
     recorder.clear()
     names: list[str] = []
@@ -355,8 +355,7 @@ def meet_point(bench: EngineBench, point: StepPoint) -> None:
         recorder.skip_prompts = True
         _fill_batch(bench, point, names)
         recorder.skip_prompts = False
-        feeder.run_steps(MET_STEPS)
-        bench.synchronize()
+        yield feeder
     finally:
         recorder.skip_prompts = False
         bench.drain(names + feeder.names)
@@ -416,13 +415,7 @@ def list_step_kernels(bench: EngineBench, point: StepPoint, torch: Any) -> list[
     so rows are worth little without their names.
     """
     recorder = bench.recorder
-    recorder.clear()
-    names: list[str] = []
-    feeder = _Feeder(bench, point)
-    try:
-        recorder.skip_prompts = True
-        _fill_batch(bench, point, names)
-        recorder.skip_prompts = False
+    with _running_batch(bench, point) as feeder:
         feeder.run_steps(PROFILED_STEPS)
         bench.synchronize()
         recorder.clear()
@@ -430,9 +423,6 @@ def list_step_kernels(bench: EngineBench, point: StepPoint, torch: Any) -> list[
             feeder.run_steps(PROFILED_STEPS)
             bench.synchronize()
         steps = max(len(recorder.records), 1)
-    finally:
-        recorder.skip_prompts = False
-        bench.drain(names + feeder.names)
     found = []
     for event in profile.key_averages():
         if event.self_device_time_total > 0.0:
