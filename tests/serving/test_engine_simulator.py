@@ -243,3 +243,15 @@ def test_time_grows_linearly_with_requests() -> None:
 def test_impossible_settings_are_refused(wrong) -> None:
     with pytest.raises(BadInput):
         EngineSettings(**wrong)
+
+
+def test_waits_for_the_host_are_a_part_of_their_segment() -> None:
+    """A device that waits draws its waiting power, which is part of the energy of the segment."""
+    trace = draw_trace(20.0, "200", "20", "poisson", seconds=10, seed=3)
+    run = serve(trace, make_costs(host=real_host()))
+    span_s = run.segments["device_end_s"] - run.segments["device_begin_s"]
+    waited_s = run.segments["device_waited_s"]
+    assert waited_s.max() > 0.0
+    assert (waited_s <= span_s + 1e-12).all()
+    assert (run.segments["energy_j"] >= run.waiting_w * waited_s - 1e-9).all()
+    assert not waited_s[run.segments["steps"] == 0].any()

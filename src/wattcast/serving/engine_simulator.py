@@ -44,6 +44,7 @@ SEGMENT_COLUMNS = (
     *("begin_s", "first_output_s", "last_output_s", "device_begin_s", "device_end_s"),
     *("steps", "decodes", "prompts", "prompt_tokens"),
     *("context", "energy_j", "waiting", "cache_use"),
+    "device_waited_s",  # for the host, before the first step: part of the span and of its energy
 )
 _LAUNCHES = 4096  # launch times that are drawn; then the same ones come again
 # Share of the last block of a request that is empty on average: (block - 1) / (2 block), block 16.
@@ -76,6 +77,7 @@ class ReplicaRun:
     gpu_count: int
     idle_w: float
     limit_w: float  # the mean power to which the governor limits a GPU
+    waiting_w: float  # of a GPU between steps, while its host prepares one
 
 
 @dataclass(slots=True)
@@ -228,6 +230,7 @@ class EngineReplica:
             gpu_count=self.costs.gpu_count,
             idle_w=self.costs.idle_w,
             limit_w=self.costs.limit_w,
+            waiting_w=self.costs.waiting_w,
         )
 
     @property
@@ -364,11 +367,12 @@ class EngineReplica:
         step_s, energy_j = self._run_steps(
             costs.cost_at_top(*shape), shape, 1, launch_end_s - start_s
         )
-        energy_j += costs.waiting_w * (start_s - device_begin_s)
+        waited_s = start_s - device_begin_s
+        energy_j += costs.waiting_w * waited_s
         self.device_s = start_s + step_s
         self._after_prompts = True
         counts = (1, decodes, len(chunks), prompt_tokens)
-        self._record((begin_s, output_s, output_s), device_begin_s, counts, energy_j)
+        self._record((begin_s, output_s, output_s), device_begin_s, counts, energy_j, waited_s)
 
         self._context += self._growth
         self._step += 1
@@ -438,9 +442,10 @@ class EngineReplica:
         if steps > 1:
             device_output_s = self.device_s - span_s / steps + output_s
             last_output_s = max(first_output_s + host_s * (steps - 1), device_output_s)
-        energy_j += costs.waiting_w * (start_s - device_begin_s)
+        waited_s = start_s - device_begin_s
+        energy_j += costs.waiting_w * waited_s
         moments_s = (begin_s, first_output_s, last_output_s)
-        self._record(moments_s, device_begin_s, (steps, decodes, 0, 0), energy_j)
+        self._record(moments_s, device_begin_s, (steps, decodes, 0, 0), energy_j, waited_s)
         self._context += self._growth * steps
         self._step += steps
         self._end_requests()
@@ -567,8 +572,9 @@ class EngineReplica:
         device_begin_s: float,
         counts: tuple[int, int, int, int],
         energy_j: float,
+        waited_s: float = 0.0,
     ) -> None:
-        """Record a run of equal steps that ends at ``device_s``.
+        """Record a run of equal steps that ends at ``device_s``, which waited for the host before.
 
         The tokens of the step before are handed out. ``host_s`` are begin, first and last output;
         ``counts`` are steps, decodes, prompts and their tokens.
@@ -586,6 +592,6 @@ class EngineReplica:
         context = self._context / decodes if decodes else 0.0
         cache_use = self._cache_used() / self.costs.cache_tokens
         self._segments.extend((*host_s, device_begin_s, self.device_s, *counts))
-        self._segments.extend((context, energy_j, len(self._waiting), cache_use))
+        self._segments.extend((context, energy_j, len(self._waiting), cache_use, waited_s))
         self.spent_j += energy_j
         self.decoded += self._growth * steps
