@@ -196,6 +196,9 @@ class FakeEngine:
             r for r in self.scheduler.waiting if r.request_id in self.unfinished
         )
 
+    def reset_prefix_cache(self) -> bool:
+        return True
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.unfinished)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -29,7 +30,6 @@ from wattcast.lab.campaigns.engine_campaign import (
     STEP_POINTS,
     EngineModel,
     EngineRequest,
-    LengthDistribution,
     StepPoint,
     TrafficPoint,
     choose_models,
@@ -37,12 +37,20 @@ from wattcast.lab.campaigns.engine_campaign import (
     request_campaign,
     run_engine_campaign,
 )
+from wattcast.lab.campaigns.engine_load import (
+    LoadPoint,
+    ServedRequest,
+    WaitingUsers,
+    draw_swinging_arrivals,
+    make_source,
+)
 from wattcast.lab.campaigns.engine_session import (
     EngineSession,
-    ServedRequest,
+    ServedRun,
     compute_percentiles,
     draw_arrivals,
     estimate_capacity,
+    measure_source,
     measure_traffic,
     summarise_requests,
 )
@@ -60,6 +68,7 @@ from wattcast.lab.campaigns.engine_weights import (
     has_finite_outputs,
     has_narrow_weights,
 )
+from wattcast.lab.campaigns.length_distribution import LengthDistribution
 from wattcast.lab.fit.engine_records import pack_engine_folders
 
 MODEL = EngineModel(
@@ -709,3 +718,112 @@ def test_wrong_options_are_refused_with_a_sentence(
     child = EngineRequest.from_plain(json.loads(json.dumps(whole.plain(MODEL))))
     assert child.models == (MODEL,)
     assert (child.out, child.done, list(child.loads)) == (tmp_path, tmp_path, [0.3])
+
+
+def load_point(**changes: Any) -> LoadPoint:
+    """A load with short prompts and answers, so that a stand-in run takes a moment."""
+    prompt = LengthDistribution(100, 0.5, 16, 400)
+    output = LengthDistribution(20, 0.4, 4, 40)
+    return LoadPoint("made-up", 6.0, prompt, output, **changes)
+
+
+def run_load(engine: FakeEngine, point: LoadPoint, capacity_per_s: float = 20.0) -> ServedRun:
+    bench = bench_of(engine, power_w=400.0)
+    source = make_source(point, capacity_per_s, bench.prompt, bench.max_model_len)
+    return measure_source(bench, source, point.duration_s, "made-up/run")
+
+
+def test_a_closed_loop_never_has_more_requests_under_way_than_users() -> None:
+    point = load_point(users=5, ramp_s=0.5, think_s=0.05)
+    row, requests, _, _ = run_load(FakeEngine(token_s=1e-5, step_s=5e-3), point)
+    events = [(request["added_s"], 1) for request in requests]
+    events += [(request["last_token_s"], -1) for request in requests]
+    under_way = np.cumsum([change for _, change in sorted(events)])
+    assert under_way.max() == 5
+    assert row["finished"] == row["requests"] > 50
+    for user in range(5):
+        own = [request for request in requests if request.get("user", 0) == user]
+        pauses_s = [b["arrival_s"] - a["last_token_s"] for a, b in itertools.pairwise(own)]
+        assert min(pauses_s) > 0.0
+        assert np.mean(pauses_s) == pytest.approx(0.05, rel=0.5)
+
+
+def test_what_a_user_asks_does_not_depend_on_the_engines_speed() -> None:
+    point = load_point(users=3)
+    lengths = []
+    for step_s in (2e-3, 8e-3):
+        _, requests, _, _ = run_load(FakeEngine(token_s=1e-5, step_s=step_s), point)
+        own = [request for request in requests if request.get("user", 0) == 1]
+        lengths.append([(one["prompt_tokens"], one["output_tokens"]) for one in own])
+    shorter = min(map(len, lengths))
+    assert shorter > 10
+    assert lengths[0][:shorter] == lengths[1][:shorter]
+
+
+def test_a_turn_of_a_conversation_repeats_what_was_said() -> None:
+    point = load_point(users=2, turns=3)
+    source = WaitingUsers(point, lambda count: list(range(count)))
+    sent = {request.user: request for request in source.take_due(0.0)}
+    prompts = [sent[0].ids]
+    for number in range(3):
+        request = sent[0]
+        request.made_ids = [7000 + number] * request.output_tokens
+        source.end_request(request, 1.0 + number)
+        sent[0] = source.take_due(1.0 + number)[0]
+        assert sent[0].user == 0
+        prompts.append(sent[0].ids)
+    assert sent[0].turn == 0
+    for turn in (1, 2):
+        before = prompts[turn - 1]
+        assert prompts[turn][: len(before)] == before
+        assert 7000 + turn - 1 in prompts[turn]
+    assert 7000 not in prompts[3]
+
+
+def test_a_conversation_too_long_for_the_model_begins_anew() -> None:
+    point = load_point(users=1, turns=100)
+    source = WaitingUsers(point, lambda count: list(range(count)), max_model_len=600)
+    turns = []
+    for number in range(30):
+        (request,) = source.take_due(float(number))
+        assert request.prompt_tokens + request.output_tokens < 600
+        turns.append(request.turn)
+        request.made_ids = [1] * request.output_tokens
+        source.end_request(request, float(number))
+    assert turns.count(0) > 3
+    assert max(turns) > 1
+
+
+def test_arrivals_swing_around_their_mean() -> None:
+    point = replace(load_point(load=0.5, swing=0.8, period_s=20.0), duration_s=2000.0)
+    arrivals = draw_swinging_arrivals(point, 20.0)
+    phase = np.array([request.arrival_s for request in arrivals]) % 20.0
+    assert len(arrivals) == pytest.approx(20_000, rel=0.05)
+    busy = np.count_nonzero((phase > 3.0) & (phase < 7.0))
+    quiet = np.count_nonzero((phase > 13.0) & (phase < 17.0))
+    assert busy / quiet == pytest.approx(1.75 / 0.25, rel=0.15)
+
+
+def test_loads_are_saved_beside_their_steps(tmp_path: Path) -> None:
+    request = EngineRequest(tmp_path, 600.0, (MODEL,), parts=("brief", "talk", "swing"))
+    counts = session_of(request, FakeEngine(step_s=2e-3)).measure_all()
+    assert counts["failed"] == 0
+    assert counts["served"] == 2
+    rows = {row["id"]: row for row in read_lines(tmp_path / "rows.jsonl")}
+    talk = rows["made-up/load-talk-45s-s13"]
+    assert talk["kind"] == "load"
+    assert talk["turns"] == 6
+    assert talk["power_w"] == pytest.approx(300.0, rel=0.01)
+    assert not request.missing_ids(MODEL)
+    assert request.caches_prefixes(MODEL)
+    assert not replace(request, parts=("steps",)).caches_prefixes(MODEL)
+
+
+def test_a_load_has_users_or_a_rate() -> None:
+    with pytest.raises(BadInput, match="users or a rate"):
+        load_point()
+    with pytest.raises(BadInput, match="share from 0 to 1"):
+        load_point(load=0.5, swing=2.0)
+    with pytest.raises(UnknownName, match="chatter"):
+        choose_models(("olmo-3-7b:chatter",))
+    assert choose_models(("olmo-3-7b:brief+talk",))[0].parts == ("brief", "talk")

@@ -87,10 +87,16 @@ def engine(
     out: Out,
     budget: Budget = "540s",
     models: Annotated[
-        str, Option("Planned models in this order, commas between; default: all.")
+        str,
+        Option(
+            "Planned models in this order, commas between (NAME:brief+talk: with parts of its own); default: all."
+        ),
     ] = "",
     parts: Annotated[
-        str, Option("Commas between: steps, sampling, long, traffic.")
+        str,
+        Option(
+            "Commas between: steps, brief, sampling, long, traffic, load, or a load by its name."
+        ),
     ] = "steps,traffic",
     loads: Annotated[str, Option("Arrival rates as shares of the capacity.")] = "0.8,0.5,1.1",
     traffic_seconds: Annotated[

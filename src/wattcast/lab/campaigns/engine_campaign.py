@@ -24,22 +24,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from wattcast.core import bad_value, check_names, clip_text
 from wattcast.core.regular_files import open_regular
 from wattcast.core.row_journals import Journal, read_lines
+from wattcast.lab.campaigns.engine_load import LoadPoint
+from wattcast.lab.campaigns.length_distribution import LengthDistribution
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import say
 
-PARTS = ("steps", "traffic", "sampling", "long")
+PARTS = ("steps", "traffic", "sampling", "long", "brief", "load")  # or the name of a load
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition")  # of a step point
 ENVIRONMENT = {  # before vllm is imported
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -76,6 +75,7 @@ class EngineModel:
     longest_tokens: int = MAX_MODEL_LEN  # of a sequence, as far as the model allows
     adapters: int = 0  # LoRA adapters that requests take in turn; 0: none
     adapter_rank: int = 16
+    parts: tuple[str, ...] = ()  # measured of this model; empty: those of the request
 
     @property
     def is_quantized(self) -> bool:
@@ -155,24 +155,8 @@ class StepPoint:
         return room and self.batch + 3 * self.prompts <= max_seqs + 3 and longest <= max_model_len
 
 
-@dataclass(frozen=True)
-class LengthDistribution:
-    """A log-normal distribution of token counts, cut at both ends."""
-
-    median: float
-    sigma: float
-    least: int
-    most: int
-
-    def draw(self, random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-        """Draw ``count`` lengths."""
-        drawn = self.median * np.exp(self.sigma * random.standard_normal(count))
-        return np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)
-
-    @property
-    def mean(self) -> float:
-        """Mean length, by a large sample: the cut has no short formula."""
-        return float(self.draw(np.random.default_rng(0), 20_000).mean())
+TRAFFIC_PROMPT = LengthDistribution(512.0, 0.8, 16, 4096)
+TRAFFIC_OUTPUT = LengthDistribution(96.0, 0.6, 8, 384)
 
 
 @dataclass(frozen=True)
@@ -182,14 +166,22 @@ class TrafficPoint:
     load: float
     duration_s: float = 12.0
     seed: int = 1
-    prompt: LengthDistribution = LengthDistribution(512.0, 0.8, 16, 4096)
-    output: LengthDistribution = LengthDistribution(96.0, 0.6, 8, 384)
+    prompt: LengthDistribution = TRAFFIC_PROMPT
+    output: LengthDistribution = TRAFFIC_OUTPUT
     why: str = ""
 
     @property
     def id(self) -> str:
         """The same in every run, so that a campaign can be continued."""
         return f"traffic-{self.load:g}-{self.duration_s:g}s-s{self.seed}"
+
+    @property
+    def kind(self) -> str:
+        """``traffic``, as rows are called."""
+        return "traffic"
+
+
+Point = StepPoint | TrafficPoint | LoadPoint
 
 
 def read_points(plan: str) -> list[dict[str, Any]]:
@@ -209,6 +201,8 @@ PROFILED_POINTS = (  # whose kernels are named, once a model
     StepPoint(prompts=1, prompt_tokens=2048),
 )
 STEP_POINTS = tuple(StepPoint(**point) for point in read_points("steps"))
+LOAD_POINTS = {point["shape"]: LoadPoint.from_plain(point) for point in read_points("load")}
+BRIEF_STEPS = 8  # of ``STEP_POINTS``, before loads: they tell the capacity
 
 
 def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto") -> EngineModel:
@@ -227,10 +221,21 @@ def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto")
 
 
 def choose_models(names: tuple[str, ...] = ()) -> list[EngineModel]:
-    """Return the models called ``names`` in that order, or all planned ones."""
+    """Return the models called ``names`` in that order, or all planned ones.
+
+    A name may say what is measured of the model: ``olmo-3-7b:brief+talk``.
+    """
     planned = {line["name"]: EngineModel(**line) for line in read_lines(MODELS_FILE)}
-    check_names("planned model", names, planned, f"Planned: {', '.join(planned)}.")
-    return [planned[name] for name in names or planned if names or name != SMOKE_MODEL]
+    if not names:
+        return [model for name, model in planned.items() if name != SMOKE_MODEL]
+    chosen = []
+    for entry in names:
+        name, _, parts = entry.partition(":")
+        check_names("planned model", (name,), planned, f"Planned: {', '.join(planned)}.")
+        model_parts = tuple(part for part in parts.split("+") if part)
+        check_names("part", model_parts, (*PARTS, *LOAD_POINTS))
+        chosen.append(replace(planned[name], parts=model_parts))
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -249,17 +254,14 @@ class EngineRequest:
     cache_gib: float = 16.0  # room for keys and values of an engine that shares the card
 
     def __post_init__(self) -> None:
-        check_names("part", self.parts, PARTS)
+        check_names("part", self.parts, (*PARTS, *LOAD_POINTS))
         if self.together < 1 or self.cache_gib <= 0.0:
             raise bad_value("--together", "at least 1 engine, each with a cache", self.together)
         if not self.loads or min(self.loads) <= 0.0:
             raise bad_value("--loads", "shares of the capacity above 0", str(self.loads))
 
-    @property
-    def points(self) -> tuple[StepPoint | TrafficPoint, ...]:
-        """What is measured of every model: steps first, which tell the capacity, then loads as
-        asked for.
-        """
+    def list_points(self, model: EngineModel) -> tuple[Point, ...]:
+        """List what is measured of a model: steps first, which tell the capacity, then loads."""
         if self.smoke:
             steps = [StepPoint(**p) for p in read_points("smoke")]
             serves = [TrafficPoint(0.5, 3.0, why="smoke")]
@@ -270,14 +272,25 @@ class EngineRequest:
                 for load in self.loads
             ]
             steps = list(STEP_POINTS)
-        samplers = [StepPoint(**point) for point in read_points("sampling")]
-        long_contexts = [StepPoint(**point) for point in read_points("long")]
-        return (
-            *(steps if "steps" in self.parts else ()),
-            *(samplers if "sampling" in self.parts else ()),
-            *(long_contexts if "long" in self.parts else ()),
-            *(serves if "traffic" in self.parts else ()),
-        )
+        parts = model.parts or self.parts
+        by_part: dict[str, Sequence[Point]] = {
+            "steps": steps,
+            "brief": steps[:BRIEF_STEPS],
+            "sampling": [StepPoint(**point) for point in read_points("sampling")],
+            "long": [StepPoint(**point) for point in read_points("long")],
+            "traffic": serves,
+            "load": list(LOAD_POINTS.values()),
+        }
+        by_part |= {name: [point] for name, point in LOAD_POINTS.items()}
+        points: list[Point] = []
+        for part, part_points in by_part.items():
+            if part in parts:
+                points += part_points
+        return tuple(dict.fromkeys(points))
+
+    def caches_prefixes(self, model: EngineModel) -> bool:
+        """Tell whether the engine keeps prefixes: loads are measured as servers run."""
+        return any(isinstance(point, LoadPoint) for point in self.list_points(model))
 
     def plain(self, model: EngineModel) -> dict[str, Any]:
         """Return what the process of a model must know, ready for JSON."""
@@ -290,9 +303,10 @@ class EngineRequest:
     def from_plain(cls, plain: dict[str, Any]) -> EngineRequest:
         """Build the request that ``plain`` returned."""
         paths = {"out": Path(plain["out"]), "done": Path(plain["done"]) if plain["done"] else None}
-        return cls(
-            **plain | paths | {"models": tuple(EngineModel(**model) for model in plain["models"])}
+        models = tuple(
+            EngineModel(**model | {"parts": tuple(model["parts"])}) for model in plain["models"]
         )
+        return cls(**plain | paths | {"models": models})
 
     def done_ids(self) -> set[str]:
         """Return the ids of rows that are on file, here or in the folder of an earlier call."""
@@ -304,10 +318,11 @@ class EngineRequest:
         on file.
         """
         done = self.done_ids()
-        return [name for point in self.points if (name := engine_row_id(model, point)) not in done]
+        points = self.list_points(model)
+        return [name for point in points if (name := engine_row_id(model, point)) not in done]
 
 
-def engine_row_id(model: EngineModel, point: StepPoint | TrafficPoint) -> str:
+def engine_row_id(model: EngineModel, point: Point) -> str:
     """Return an id that is the same in every run."""
     return f"{model.name}/{point.id}"
 
@@ -539,10 +554,10 @@ def describe_row(row: dict[str, Any]) -> str:
     """Describe a row in a short line."""
     if row.get("error") or row.get("skipped"):
         return f"{row['id']}: {row.get('error') or row.get('skipped')}"[:300]
-    if row["kind"] == "traffic":
+    if row["kind"] in ("traffic", "load"):
         ttft = row["ttft_s"].get("p50", 0.0)
         tpot = row["tpot_s"].get("p50", 0.0)
-        said = f"{row['rate_per_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
+        said = f"{row['finished'] / row['length_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
         return f"{row['id']}: {said}, {row['output_tokens_per_s']:.0f} tokens/s, {row.get('power_w', 0.0):.1f} W"
     if row["kind"] == "engine":
         return (

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,13 @@ from wattcast.core.errors import CannotWrite, WattcastError, bad_value
 from wattcast.core.row_journals import Journal, append_rows, read_lines
 from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights, lora_adapters
 from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
+from wattcast.lab.campaigns.engine_load import (
+    LoadPoint,
+    PlannedArrivals,
+    RequestSource,
+    ServedRequest,
+    make_source,
+)
 from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.sampler import Sampler
@@ -38,42 +45,6 @@ from wattcast.measure.window_summary import summarise_window
 DRAIN_S = 6.0  # after the last arrival, then requests that are not finished are given up
 SPIN_S = 0.0003  # before an arrival, the last part of a wait is spent reading the clock
 QUANTILES = (50, 90, 99)
-
-
-@dataclass
-class ServedRequest:
-    """One request as it went; times from the beginning of the run."""
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    added_s: float = float("nan")
-    token_s: list[float] = field(default_factory=list)  # when each token was handed out
-    finished: bool = False
-
-    def plain(self, run: str, number: int) -> dict[str, Any]:
-        """Return the request for JSON, to the microsecond; the pauses between tokens as their
-        median and largest.
-        """
-        gaps_s = np.diff(self.token_s)
-        row: dict[str, Any] = {"run": run, "number": number, "arrival_s": round(self.arrival_s, 6)}
-        row |= {"added_s": round(self.added_s, 6), "prompt_tokens": self.prompt_tokens}
-        row |= {
-            "output_tokens": self.output_tokens,
-            "made_tokens": len(self.token_s),
-            "finished": self.finished,
-        }
-        if self.token_s:
-            row |= {
-                "first_token_s": round(self.token_s[0], 6),
-                "last_token_s": round(self.token_s[-1], 6),
-            }
-        if len(gaps_s):
-            row |= {
-                "gap_median_s": round(float(np.median(gaps_s)), 6),
-                "gap_most_s": round(float(gaps_s.max()), 6),
-            }
-        return row
 
 
 def draw_arrivals(
@@ -99,7 +70,7 @@ def draw_arrivals(
     return [ServedRequest(*request) for request in each if request[0] < point.duration_s]
 
 
-def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float | None:
+def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint | LoadPoint) -> float | None:
     """Estimate the requests a second the engine can serve, from its step rows; None where they are
     missing.
 
@@ -120,58 +91,90 @@ def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint) -> float 
     return 1.0 / (prompt_s + output_s)
 
 
-def serve_arrivals(
-    bench: engine_steps.EngineBench, served: list[ServedRequest], duration_s: float
-) -> float:
-    """Run requests, note in them how they went, and return the moment on the clock from which their
-    times count.
+def serve_source(
+    bench: engine_steps.EngineBench, source: RequestSource, duration_s: float
+) -> tuple[float, list[ServedRequest]]:
+    """Run the requests of a source, and note in them how they went.
+
+    Return the moment on the clock from which their times count, and the requests. What comes due
+    after ``duration_s`` is not sent; requests under way have ``DRAIN_S`` to end.
     """
     recorder = bench.recorder
-    engine = bench.recorder.engine
-    clock = bench.recorder.clock
-    prompts = [bench.prompt(request.prompt_tokens) for request in served]
+    engine = recorder.engine
+    clock = recorder.clock
     by_name: dict[str, ServedRequest] = {}
+    served: list[ServedRequest] = []
     origin_s = clock() + 0.02
-    place = 0
     while True:
         now_s = clock() - origin_s
-        while place < len(served) and served[place].arrival_s <= now_s:
-            request = served[place]
-            by_name[
-                bench.add(prompts[place], request.output_tokens, name=f"q{origin_s:.6f}-{place}")
-            ] = request
+        due = source.take_due(min(now_s, duration_s))
+        for request in due:
+            ids = request.ids or bench.prompt(request.prompt_tokens)
+            name = f"q{origin_s:.6f}-{len(served)}"
+            by_name[bench.add(ids, request.output_tokens, name=name)] = request
             request.added_s = clock() - origin_s
-            place += 1
+            served.append(request)
         if engine.has_unfinished_requests():
-            outputs = recorder.step()
-            handed_s = clock() - origin_s
-            for output in outputs:
-                if (known := by_name.get(output.request_id)) is not None:
-                    known.token_s.extend([handed_s] * len(output.outputs[0].token_ids))
-                    known.finished = known.finished or bool(output.finished)
-        elif place < len(served):
-            left_s = origin_s + served[place].arrival_s - clock()
-            if left_s > SPIN_S:
-                bench.sleep(min(left_s - SPIN_S, 0.05))
+            _note_outputs(recorder.step(), by_name, source, clock() - origin_s)
+        elif source.next_due_s() < duration_s:
+            pause_s = origin_s + source.next_due_s() - clock()
+            if pause_s > SPIN_S:
+                bench.sleep(min(pause_s - SPIN_S, 0.05))
         else:
             break
         if now_s > duration_s + DRAIN_S:
             break
-    return origin_s
+    return origin_s, served
+
+
+def _note_outputs(
+    outputs: list[Any],
+    by_name: dict[str, ServedRequest],
+    source: RequestSource,
+    now_s: float,
+) -> None:
+    """Note the tokens that a step handed out, and tell the source which requests ended."""
+    for output in outputs:
+        request = by_name.get(output.request_id)
+        if request is None:
+            continue
+        token_ids = output.outputs[0].token_ids
+        request.token_s.extend([now_s] * len(token_ids))
+        request.made_ids.extend(token_ids)
+        request.cached_tokens = getattr(output, "num_cached_tokens", None) or request.cached_tokens
+        if output.finished and not request.finished:
+            request.finished = True
+            source.end_request(request, now_s)
 
 
 def measure_traffic(
     bench: engine_steps.EngineBench, point: TrafficPoint, rate_per_s: float, run: str
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Measure one serving run; return its summary, its requests, and its steps and power over time
-    as columns.
-    """
+) -> ServedRun:
+    """Measure one serving run under Poisson arrivals."""
+    arrivals = draw_arrivals(point, rate_per_s, bench.max_model_len)
+    served_run = measure_source(bench, PlannedArrivals(arrivals), point.duration_s, run)
+    served_run.row["rate_per_s"] = rate_per_s
+    return served_run
+
+
+class ServedRun(NamedTuple):
+    """A serving run: its summary, its requests, and its steps and power over time as columns."""
+
+    row: dict[str, Any]
+    requests: list[dict[str, Any]]
+    steps: dict[str, Any]
+    power: dict[str, Any]
+
+
+def measure_source(
+    bench: engine_steps.EngineBench, source: RequestSource, duration_s: float, run: str
+) -> ServedRun:
+    """Measure one serving run with the requests of a source."""
     recorder = bench.recorder
     recorder.clear()
-    served = draw_arrivals(point, rate_per_s, bench.max_model_len)
     mark = bench.sampler.head
     bench.sleep(0.3)  # ticks of the idle engine before the first arrival
-    origin_s = serve_arrivals(bench, served, point.duration_s)
+    origin_s, served = serve_source(bench, source, duration_s)
     ended_s = recorder.clock()
     bench.synchronize()
     bench.sleep(0.25)  # the counter's next ticks
@@ -183,7 +186,7 @@ def measure_traffic(
     row = summarise_requests(served, ended_s - origin_s)
     whole = summarise_window(run, samples, origin_s, ended_s)
     seen = whole.plain()
-    loaded = summarise_window(run, samples, origin_s, min(origin_s + point.duration_s, ended_s))
+    loaded = summarise_window(run, samples, origin_s, min(origin_s + duration_s, ended_s))
     dropped = (
         "name",
         "steady",
@@ -198,13 +201,14 @@ def measure_traffic(
     flags = dict.fromkeys([*loaded.flags, *whole.doubts])
     row |= {"throttle": list(samples.throttle), "flags": list(flags)}
     row |= {"arrivals_power_w": loaded.power_w, "arrivals_energy_j": loaded.energy_j}
-    row |= {"rate_per_s": rate_per_s, "preemptions": preemptions, "steps": len(table["begin_s"])}
+    row |= {"preemptions": preemptions, "steps": len(table["begin_s"])}
     energy_j = row.get("energy_j")
     made = row["output_tokens"]
     row["energy_j_per_token"] = energy_j / made if energy_j and made else None
     requests = [request.plain(run, number) for number, request in enumerate(served)]
     steps = {name: _round_column(values, name) for name, values in table.items()}
-    return row, requests, {"run": run} | steps, {"run": run} | power_over_time(samples, origin_s)
+    power = power_over_time(samples, origin_s)
+    return ServedRun(row, requests, {"run": run} | steps, {"run": run} | power)
 
 
 def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str, Any]:
@@ -344,7 +348,7 @@ class EngineSession:
                 say(f"{self.model.name}: no row is measured: {self.weights.fault}")
                 self.counts["models refused"] += 1
                 return self.counts
-        for point in self.request.points:
+        for point in self.request.list_points(self.model):
             name = engine_campaign.engine_row_id(self.model, point)
             needs_s = ROW_S if isinstance(point, StepPoint) else point.duration_s + DRAIN_S + 3.0
             if name in self.done:
@@ -387,12 +391,12 @@ class EngineSession:
         self.rows.append(shared | values)
         return shared | values
 
-    def _measure(self, name: str, point: StepPoint | TrafficPoint) -> None:
+    def _measure(self, name: str, point: engine_campaign.Point) -> None:
         """Measure and save one row; after a failure a broken sampler is started again, a lost GPU
         ends the model.
         """
         began_s = self.clock()
-        serves = isinstance(point, TrafficPoint)
+        serves = not isinstance(point, StepPoint)
         lost = None
         planned = {
             key: value
@@ -403,7 +407,9 @@ class EngineSession:
             gc.collect()
             if isinstance(point, TrafficPoint):
                 planned["held_out_load"] = point.load in engine_campaign.HELD_OUT_LOADS
-                row = self._serve(name, point)
+                row = self._serve_traffic(name, point)
+            elif isinstance(point, LoadPoint):
+                row = self._serve_load(name, point)
             elif point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
                 row = engine_steps.measure_point(self.bench, point)
             else:
@@ -425,9 +431,7 @@ class EngineSession:
             else "measured"
         )
         self.counts[done] += 1
-        saved = self.append(
-            name, "traffic" if isinstance(point, TrafficPoint) else point.kind, **planned, **row
-        )
+        saved = self.append(name, point.kind, **planned, **row)
         spent = f"({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)"
         say(f"  {engine_campaign.describe_row(saved)} {spent}")
         if lost is not None:
@@ -435,28 +439,39 @@ class EngineSession:
         if done == "failed" and not self.bench.sampler.healthy:
             self.bench.sampler.restart()
 
-    def _serve(self, name: str, point: TrafficPoint) -> dict[str, Any]:
-        """Serve arrivals at a share of the capacity that step rows show; keep requests, steps and
-        power.
-        """
-        out = self.request.out
-        done = self.request.done
-        paths = [
-            path for folder in (out, done) if folder and (path := folder / "rows.jsonl").exists()
-        ]
-        rows = [
-            row for path in paths for row in read_lines(path) if row.get("model") == self.model.name
-        ]
-        capacity_per_s = estimate_capacity(rows, point)
+    def _serve_traffic(self, name: str, point: TrafficPoint) -> dict[str, Any]:
+        """Serve Poisson arrivals at a share of the capacity that step rows show."""
+        capacity_per_s = self._read_capacity(point)
+        rate_per_s = point.load * capacity_per_s
+        served_run = measure_traffic(self.bench, point, rate_per_s, name)
+        return {"capacity_per_s": capacity_per_s} | self._keep_run(served_run)
+
+    def _serve_load(self, name: str, point: LoadPoint) -> dict[str, Any]:
+        """Serve one run under load, beginning with an empty prefix cache."""
+        capacity_per_s = 0.0 if point.users else self._read_capacity(point)
+        self.bench.recorder.engine.reset_prefix_cache()
+        source = make_source(point, capacity_per_s, self.bench.prompt, self.bench.max_model_len)
+        served_run = measure_source(self.bench, source, point.duration_s, name)
+        return {"capacity_per_s": capacity_per_s} | self._keep_run(served_run)
+
+    def _read_capacity(self, point: TrafficPoint | LoadPoint) -> float:
+        """Return the requests a second that step rows on file show."""
+        folders = [self.request.out, self.request.done]
+        paths = [folder / "rows.jsonl" for folder in folders if folder]
+        rows = [row for path in paths if path.exists() for row in read_lines(path)]
+        model_rows = [row for row in rows if row.get("model") == self.model.name]
+        capacity_per_s = estimate_capacity(model_rows, point)
         if capacity_per_s is None:
             raise bad_value("traffic", "step rows of decodes and prefills before it", "none")
-        row, requests, steps, power = measure_traffic(
-            self.bench, point, point.load * capacity_per_s, name
-        )
-        append_rows(out / "requests.jsonl", requests)
-        append_rows(out / "steps.jsonl", [steps])
-        append_rows(out / "power.jsonl", [power])
-        return {"capacity_per_s": capacity_per_s} | row
+        return capacity_per_s
+
+    def _keep_run(self, served_run: ServedRun) -> dict[str, Any]:
+        """Save requests, steps and power of a run, and return its summary."""
+        out = self.request.out
+        append_rows(out / "requests.jsonl", served_run.requests)
+        append_rows(out / "steps.jsonl", [served_run.steps])
+        append_rows(out / "power.jsonl", [served_run.power])
+        return served_run.row
 
 
 def run_model(order: dict[str, Any]) -> int:
@@ -523,7 +538,7 @@ def run_model(order: dict[str, Any]) -> int:
         engine_steps.warm_engine(bench, tuple(prompts))
         weights = _fill_and_check(llm.llm_engine, vllm, torch, bench, model.is_quantized)
         if request.together > 1:
-            _meet_points(bench, request, facts)
+            _meet_points(bench, request, model, facts)
             deadline_s = _wait_for_turn(engine_campaign.ready_path(request, model))
         with Sampler("nvml", period_s=0.005) as sampler:
             bench.sampler = sampler
@@ -554,13 +569,14 @@ def run_model(order: dict[str, Any]) -> int:
 def _meet_points(
     bench: engine_steps.EngineBench,
     request: engine_campaign.EngineRequest,
+    model: engine_campaign.EngineModel,
     facts: dict[str, Any],
 ) -> None:
     """Run a few steps of every planned kind, so that kernels compiled at first use are there.
 
     Engines that start together do this while the others still start, where it costs no time.
     """
-    for point in request.points:
+    for point in request.list_points(model):
         if not isinstance(point, StepPoint):
             continue
         if point.fits(facts["cache_tokens"], facts["max_seqs"], bench.max_model_len):
@@ -625,7 +641,7 @@ def _start_engine(
         max_num_seqs=engine_campaign.MAX_SEQS,
         max_num_batched_tokens=engine_campaign.MAX_BATCHED_TOKENS,
         gpu_memory_utilization=memory_share,
-        enable_prefix_caching=False,
+        enable_prefix_caching=request.caches_prefixes(model),
         disable_log_stats=True,
         generation_config="vllm",
         **options,
@@ -650,6 +666,7 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
         "max_batched_tokens": int(scheduler.max_num_batched_tokens),
         "max_model_len": int(config.model_config.max_model_len),
         "async_scheduling": bool(scheduler.async_scheduling),
+        "prefix_caching": bool(cache.enable_prefix_caching),
     }
 
     def layers() -> Any:
