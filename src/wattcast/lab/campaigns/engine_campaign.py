@@ -75,6 +75,7 @@ class EngineModel:
     longest_tokens: int = MAX_MODEL_LEN  # of a sequence, as far as the model allows
     adapters: int = 0  # LoRA adapters that requests take in turn; 0: none
     adapter_rank: int = 16
+    cache_gib: float = 0.0  # room for keys and values beside other engines; 0: the request's
     parts: tuple[str, ...] = ()  # measured of this model; empty: those of the request
 
     @property

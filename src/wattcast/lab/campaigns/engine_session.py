@@ -630,7 +630,8 @@ def _start_engine(
         memory_share = 0.3
     if request.together > 1:
         memory_share /= request.together
-        options["kv_cache_memory_bytes"] = int(request.cache_gib * engine_campaign.GIB)
+        cache_gib = model.cache_gib or request.cache_gib
+        options["kv_cache_memory_bytes"] = int(cache_gib * engine_campaign.GIB)
     return vllm.LLM(
         model=str(folder),
         load_format="dummy",
