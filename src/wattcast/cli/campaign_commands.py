@@ -14,7 +14,7 @@ from rich.console import Console
 
 from wattcast.cli.command_builder import command, declare_verb
 from wattcast.cli.command_output import CommandOutput, Environment
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import ExitCode, bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, show
 from wattcast.lab.campaigns import campaign_verbs
@@ -59,7 +59,11 @@ def estimate(
     parts = ", ".join(
         f"{name} {show(watts, 'W')}" for name, watts in plain["part_w"].items() if watts
     )
-    return CommandOutput(plain, f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}")
+    return CommandOutput(
+        plain,
+        f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}",
+        exit_code=ExitCode.PARTIAL if found.is_lower_bound else ExitCode.OK,
+    )
 
 
 @command("lab kernels", campaign_verbs.kernels)

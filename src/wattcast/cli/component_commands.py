@@ -16,7 +16,7 @@ from wattcast.cli.command_builder import command, parse_pairs
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.figure_options import PLOT_FILE
 from wattcast.core import files
-from wattcast.core.errors import bad_value, resolve_name
+from wattcast.core.errors import ExitCode, bad_value, resolve_name
 from wattcast.core.option_declaration import Option
 from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import REFERENCE_VARIABLE, read_bytes, reference_folder
@@ -24,6 +24,7 @@ from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
+    from wattcast.lab.gpuwattch.trace_request import CountedKernelPower
     from wattcast.lab.gpuwattch.trace_run import TraceResult
 
 
@@ -70,18 +71,7 @@ def power_trace(
             "--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out."
         )
     if source is not known.TRACE:
-        kernels_found = trace_request.compute_kernel_power(request, source)
-        watts = zip(kernels_found.names, kernels_found.power.total_w, strict=True)
-        lines = [
-            *(f"{name[:60]:60s} {power_w:10.3f} W" for name, power_w in watts),
-            str(kernels_found.file),
-        ]
-        notes = [f"note: {note}." for note in kernels_found.notes]
-        if kernels_found.lost or kernels_found.partial:
-            gone = ", ".join(kernels_found.lost) or "none"
-            some = ", ".join(kernels_found.partial) or "none"
-            notes.append(f"note: components no counter shows: {gone}; shown in part: {some}.")
-        return CommandOutput(kernels_found.to_plain, "\n".join(lines), notes=notes)
+        return _show_kernel_power(trace_request.compute_kernel_power(request, source))
 
     def mean_power(found: TraceResult) -> str:
         return show(found.energy_j / found.duration_s, "W") if found.duration_s else "no power"
@@ -101,6 +91,20 @@ def power_trace(
     return CommandOutput(
         partial(trace_to_plain, job, result), text, notes=notes, fault=result.fault
     )
+
+
+def _show_kernel_power(kernels: CountedKernelPower) -> CommandOutput:
+    """Return the watts of kernels; sums that lack a component are lower bounds, and end with 3."""
+    lines = [
+        f"{name[:60]:60s} {kernels.describe_kernel(row)}" for row, name in enumerate(kernels.names)
+    ]
+    lines.append(str(kernels.file))
+    notes = [f"note: {note}." for note in kernels.notes]
+    if not kernels.is_lower_bound:
+        return CommandOutput(kernels.to_plain, "\n".join(lines), notes=notes)
+    notes.append(f"note: {kernels.describe_unseen()}.")
+    text = "\n".join(lines)
+    return CommandOutput(kernels.to_plain, text, notes=notes, exit_code=ExitCode.PARTIAL)
 
 
 @command("lab power-meter")

@@ -48,25 +48,35 @@ class LaunchEstimate:
     same_stretch: Measurement | None
     origin_s: float | None  # of the estimate's time on the sampler's clock
 
+    @property
+    def is_lower_bound(self) -> bool:
+        """Tell whether kernels without counters ran, whose energy is in no sum."""
+        return bool(self.estimate.unknown)
+
     def plain(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        found = self.estimate
-        each_s = found.activity.duration_s * found.known
-        whole_s = float(found.activity.duration_s.sum())
-        known_s = float(each_s.sum())
-        part_j = (found.power.part_w.T * each_s).sum(axis=-1)
+        """Return plain data for JSON; energy that lacks kernels is a lower bound and no total."""
+        estimate = self.estimate
+        known_s = estimate.activity.duration_s * estimate.known
+        traced_s = float(estimate.activity.duration_s.sum())
+        total_known_s = float(known_s.sum())
+        part_j = (estimate.power.part_w.T * known_s).sum(axis=-1)
+        part_w = (part_j / (total_known_s or 1.0)).tolist()
+        is_partial = self.is_lower_bound
         plain: dict[str, Any] = {
-            "power_w": found.mean_w,
-            "energy_j": found.energy_j,
-            "traced_s": whole_s,
-            "known_share": known_s / whole_s,
-            "part_w": dict(
-                zip(found.power.parts, (part_j / (known_s or 1.0)).tolist(), strict=True)
-            ),
+            "power_w": None if is_partial else estimate.mean_w,
+            "energy_j": None if is_partial else estimate.energy_j,
+            "traced_s": traced_s,
+            "known_share": total_known_s / traced_s,
+            "part_w": dict(zip(estimate.power.parts, part_w, strict=True)),
             "without_counters": [
-                {"kernel": k.kernel, "grid": k.grid, "block": k.block} for k in found.unknown
+                {"kernel": key.kernel, "grid": key.grid, "block": key.block}
+                for key in estimate.unknown
             ],
         }
+        if is_partial:
+            plain["known_mean_w"] = estimate.mean_w
+            plain["energy_at_least_j"] = estimate.energy_j
+            plain["missing_events"] = list(estimate.missing_events)
         if self.same_stretch is not None:
             plain["measured_w"] = self.same_stretch.power_w
             plain["measured_flags"] = list(self.same_stretch.flags)
@@ -76,13 +86,26 @@ class LaunchEstimate:
     def summary(self) -> str:
         """Say what the model gives, and for which kernels there are no counters."""
         plain = self.plain()
-        text = f"model: mean {show(self.estimate.mean_w, 'W')} over {show(plain['traced_s'], 's')} of the trace"
+        traced = show(plain["traced_s"], "s")
+        if not self.is_lower_bound:
+            return f"model: mean {show(self.estimate.mean_w, 'W')} over {traced} of the trace"
         missing = plain["without_counters"]
-        if missing:
-            text += (
-                f"; {len(missing)} kernels have no counters ({100 * (1 - plain['known_share']):.0f} % of the time), "
-                f"the first: {missing[0]['kernel'][:60]} grid {missing[0]['grid']} block {missing[0]['block']}"
-            )
+        first = missing[0]
+        known = f"{100 * plain['known_share']:.0f} % of {traced}"
+        text = (
+            f"model: no mean power of the trace, at least {show(self.estimate.energy_j, 'J')}: "
+            f"{show(self.estimate.mean_w, 'W')} over the {known} in which all that ran has counters"
+        )
+        if not self.estimate.has_known_kernels:
+            text += ", which is the idle time between kernels"
+        text += (
+            f"; {len(missing)} kernels lack counters, "
+            f"the first: {first['kernel'][:60]} grid {first['grid']} block {first['block']}"
+        )
+        lacking = self.estimate.missing_events
+        if lacking:
+            more = " ..." if len(lacking) > 6 else ""
+            text += f"; the model needs {', '.join(lacking[:6])}{more} besides"
         return text
 
     @property
@@ -94,6 +117,8 @@ class LaunchEstimate:
                 text
                 + "; the trace does not say when it was taken, so it cannot be set beside the measurement."
             )
+        if self.is_lower_bound:
+            return text + "; a lower bound is not compared with the measurement."
         if self.same_stretch.power_w is None:
             return (
                 text
@@ -165,7 +190,7 @@ def estimate_offline(
             counters, known.required_events, clock_hz, memory_clock_hz
         )
         found = launch_power.PowerEstimate(
-            start_s, activity, known.power(activity), np.ones(start_s.shape), ()
+            start_s, activity, known.power(activity), np.ones(start_s.shape), (), (), True
         )
         return LaunchEstimate(found, None, None), float(np.mean(np.asarray(activity.at.clock_hz)))
     saved, book, _ = prepare_estimate(model, counters, trace, gpu, [])

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1  # our own mistake, or something unforeseen
     BAD_INPUT = 2  # an option, a file, a name or a number the user gave is wrong
+    PARTIAL = 3  # the answer is a lower bound: a part of the sum could not be seen
     MISSING = 4  # a tool, an extra, a device or a specification is not there
     REFUSED = 5  # a measurement that cannot be trusted, or an action not allowed
     INTERRUPTED = 130

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from wattcast.core.errors import BadInput, MissingEvents, UnknownName
+from wattcast.core.errors import BadInput, ExitCode, MissingEvents, UnknownName
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.launch_power import (
     CounterBook,
@@ -172,3 +173,25 @@ def test_metrics_of_nvprof_hold_for_every_launch_of_a_kernel(tmp_path: Path) -> 
     path.write_text("".join(NVPROF.splitlines(keepends=True)[:3]))
     with pytest.raises(BadInput, match="nvprof --csv"):
         read_counter_book(path)
+
+
+def test_nvprof_counts_that_a_model_cannot_use_give_no_mean_power(call, tmp_path: Path) -> None:
+    """The K1's preset with nvprof's counters gave 4.3 W, the idle alone, and exit code 0."""
+    counters = tmp_path / "nvprof.csv"
+    counters.write_text(NVPROF)
+    kernel = {"ph": "X", "cat": "kernel", "name": "k(float*, int)", "ts": 1.0, "dur": 100.0}
+    later = {**kernel, "ts": 300.0}
+    size = {"args": {"grid": [7, 1, 1], "block": [32, 1, 1]}}
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [kernel | size, later | size]}))
+    argv = ["--model", "tegra-k1", "--counters", str(counters), "--clock", "852MHz"]
+    argv += ["--memory-clock", "924MHz"]
+    done = call("lab", "estimate", str(trace), *argv)
+    assert done.code == ExitCode.PARTIAL
+    assert "no mean power" in done.out
+    assert "idle time between kernels" in done.out
+    plain = json.loads(call("lab", "estimate", str(trace), *argv, "--json").out)
+    assert plain["power_w"] is None
+    assert plain["energy_j"] is None
+    assert plain["missing_events"]
+    assert plain["energy_at_least_j"] > 0

@@ -89,6 +89,8 @@ class PowerEstimate:
     power: Power
     known: Array  # (interval,), 1 where every running kernel has counters, else 0
     unknown: tuple[LaunchKey, ...]  # still to be collected
+    missing_events: tuple[str, ...] = ()  # that some kernel lacks
+    has_known_kernels: bool = True  # or only gaps between kernels are known
 
     @property
     def energy_j(self) -> float:
@@ -151,7 +153,16 @@ def estimate_launch_power(
     )
     hidden = np.array([launch.key in set(unknown) for launch in launches], dtype=float)
     known = (sum_running(hidden) == 0.0).astype(float)
-    return PowerEstimate(edges[:-1], activity, model.power(activity), known, unknown)
+    lacking = {event for key in unknown for event in book.missing(key, wanted)}
+    return PowerEstimate(
+        edges[:-1],
+        activity,
+        model.power(activity),
+        known,
+        unknown,
+        tuple(event for event in wanted if event in lacking),
+        any(launch.key not in set(unknown) for launch in launches),
+    )
 
 
 def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:

@@ -477,9 +477,9 @@ class SimulatorConfig:
     power_per_cycle_dump: bool = False
     steady_power_levels_enabled: bool = True
     steady: SteadyStateDefinition = SteadyStateDefinition()
-    commit_width: int | None = (
-        None  # warps that an SM can write back in a cycle, where only active lanes count
-    )
+    # warps that an SM can write back in a cycle, where only active lanes count
+    commit_width: int | None = None
+    schedulers: int | None = None  # of an SM
 
 
 def read_simulator_config(path: Path) -> SimulatorConfig:
@@ -526,6 +526,9 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
         clock_hz = mhz * 1e6
     if "gpgpu_n_clusters" in options:
         sm_count = whole("gpgpu_n_clusters", 1) * whole("gpgpu_n_cores_per_cluster", 1)
+    schedulers = None
+    if "gpgpu_num_sched_per_core" in options:
+        schedulers = whole("gpgpu_num_sched_per_core", 1)
     widths = options.get("gpgpu_pipeline_widths", "").split(",")
     gated = options.get("gpgpu_clock_gated_lanes") == "1" and len(widths) > _WRITE_BACK_STAGE
     commit = widths[_WRITE_BACK_STAGE].strip() if gated else ""
@@ -539,5 +542,11 @@ def read_simulator_config(path: Path) -> SimulatorConfig:
     steady = SteadyStateDefinition.read(definition, f"{where}: -steady_state_definition")
     commit_width = int(commit) if commit.isdigit() and int(commit) else None
     return SimulatorConfig(
-        clock_hz, sm_count, sample_cycle, steady=steady, commit_width=commit_width, **switches
+        clock_hz,
+        sm_count,
+        sample_cycle,
+        steady=steady,
+        commit_width=commit_width,
+        schedulers=schedulers,
+        **switches,
     )

@@ -6,8 +6,10 @@ not all there is left out: absent is not zero, and the components that need it a
 
 from __future__ import annotations
 
+import gzip
 import math
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import read_bytes, read_shipped_table
+from wattcast.core.strict_files import gunzip_bytes, read_bytes, read_shipped_table
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.profiler_counters import sum_mapped_events
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
@@ -28,6 +30,17 @@ _MAX_BYTE = 512 << 20
 _HEAD_BYTE = 1 << 16
 _DIVISION = "-" * 20
 _GEM5_START = "---------- Begin Simulation Statistics"
+_GZIP_MAGIC = b"\x1f\x8b"
+# Statistics that GPGPU-Sim prints by kind of access and outcome, and only where they are above zero
+_BREAKDOWNS = ("Total_core_cache_stats_breakdown[", "L2_cache_stats_breakdown[")
+# Commands to device memory that each partition prints in one line, and the name of their sum
+_DRAM_COMMANDS = {
+    "n_rd": "total dram reads",
+    "n_write": "total dram writes",
+    "n_pre": "total dram precharges",
+}
+# A column of AccelWattch's file of hardware counters that no other table has
+_HARDWARE_COLUMN = "Pipeline_Duty"
 
 
 class CounterSource(StrEnum):
@@ -53,10 +66,9 @@ class CountedKernels(NamedTuple):
 
 def find_source(path: Path) -> CounterSource:
     """Tell what a file is from its beginning: a trace unless it reads like something else."""
-    if path.suffix == ".gz" or not path.is_file():
+    if not path.is_file():
         return CounterSource.TRACE
-    with path.open("rb") as stream:
-        head = stream.read(_HEAD_BYTE).decode("utf-8", "replace")
+    head = _read_head(path)
     if "Kernel Average Power Data" in head:
         return CounterSource.POWER_REPORT
     if _GEM5_START in head:  # begins with ten dashes, a table of Accel-Sim's with a hundred
@@ -64,7 +76,28 @@ def find_source(path: Path) -> CounterSource:
     logged = re.search(r"^\s*(gpu_sim_cycle|gpgpu_simulation_time|GPGPU-Sim)", head, re.MULTILINE)
     if logged or head.startswith(_DIVISION):
         return CounterSource.ACCELSIM
+    if _HARDWARE_COLUMN in head.partition("\n")[0]:
+        return CounterSource.ACCELWATTCH_HW
     return CounterSource.NCU if re.search(r'^"?ID"?,', head, re.MULTILINE) else CounterSource.TRACE
+
+
+def _read_head(path: Path) -> str:
+    """Return the beginning of a file, unpacked where it is packed."""
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD_BYTE)
+    if head.startswith(_GZIP_MAGIC):
+        try:
+            with gzip.open(path) as stream:
+                head = stream.read(_HEAD_BYTE)
+        except (OSError, EOFError, zlib.error):  # a trace that still grows, or a damaged one
+            head = b""
+    return head.decode("utf-8", "replace")
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file, unpacked where it is packed."""
+    data = gunzip_bytes(read_bytes(path, _MAX_BYTE), path.name, _MAX_BYTE)
+    return data.decode("utf-8", "replace")
 
 
 def read_power_report(
@@ -75,7 +108,7 @@ def read_power_report(
 
     Every component but static power is linear in its counters, so the mean counters give the mean
     watts. Static power is the report's own mean."""
-    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    text = _read_text(path)
     blocks = re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]
     counters = [c for c in dialect_counters(dialect) if c.event]
     names = []
@@ -122,7 +155,7 @@ def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
     """Read GPGPU-Sim's or Accel-Sim's own output, or the table that Accel-Sim's ``get_stats.py``
     makes of it.
     """
-    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    text = _read_text(path)
     is_table = text.startswith(_DIVISION)
     rows = _read_statistics(text) if is_table else _read_log(text)
     if not rows:
@@ -147,23 +180,34 @@ def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:
     rows: dict[tuple[str, str], dict[str, float]] = {}
     before: dict[str, float] = {}
     for block in re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]:
-        found = re.findall(
-            r"^\s*([A-Za-z][\w ]*(?:\[\w+\])*)\s*[=:]\s*([-+.\deE]+)\s*$", block, re.MULTILINE
-        )
-        totals = {key.strip(): _parse_number(value) for key, value in found}
+        totals = _read_totals(block)
         if "gpu_sim_cycle" not in totals:
             continue  # a kernel that had not ended
-        # a warp has 32 lanes or 64, so that a longer number is none of them
-        lanes = {int(n): float(v) for n, v in re.findall(r"\bW(\d{1,3}):(\d{1,300})\b", block)}
-        totals |= {f"W{n}": count for n, count in lanes.items()}
         row = {key: value - before.get(key, 0.0) for key, value in totals.items()}
         row["gpu_sim_cycle"] = totals["gpu_sim_cycle"]
+        lanes = [int(key[1:]) for key in row if re.fullmatch(r"W\d{1,3}", key)]
         warps = sum(row[f"W{n}"] for n in lanes)
         if warps > 0:
             row["threads_per_warp"] = sum(n * row[f"W{n}"] for n in lanes) / warps
         before = totals
         rows[block.split(maxsplit=1)[0], str(len(rows))] = row
     return rows
+
+
+def _read_totals(block: str) -> dict[str, float]:
+    """Return what a log has counted since the program began, at the end of one kernel."""
+    pattern = r"^\s*([A-Za-z][\w ]*(?:\[\w+\])*)\s*[=:]\s*([-+.\deE]+)\s*$"
+    totals = {
+        key.strip(): _parse_number(value) for key, value in re.findall(pattern, block, re.MULTILINE)
+    }
+    # a warp has 32 lanes or 64, so that a longer number is none of them
+    for lanes, count in re.findall(r"\bW(\d{1,3}):(\d{1,300})\b", block):
+        totals[f"W{int(lanes)}"] = float(count)
+    for command, name in _DRAM_COMMANDS.items():
+        counts = re.findall(rf"\b{command}\s*[=:]\s*(\d{{1,18}})\b", block)
+        if counts:
+            totals[name] = sum(float(count) for count in counts)
+    return totals
 
 
 def _read_statistics(text: str) -> dict[tuple[str, str], dict[str, float]]:
@@ -194,7 +238,7 @@ def read_gem5_stats(path: Path) -> CountedKernels:
     """Read gem5's ``stats.txt``: each dump is an interval, and counts of all compute units are
     added up.
     """
-    text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
+    text = _read_text(path)
     rows = []
     for block in text.split(_GEM5_START)[1:]:
         row: dict[str, float] = {}
@@ -229,16 +273,29 @@ def read_gem5_stats(path: Path) -> CountedKernels:
 
 
 def _map_statistics(
-    where: str, name: str, rows: Iterable[Mapping[str, float]]
+    where: str, name: str, rows: Iterable[dict[str, float]]
 ) -> tuple[tuple[str, ...], Array]:
     """Return the events that the statistics of all rows determine, and their values."""
     table = list(rows)
+    mapped = read_shipped_table("wattcast.lab.gpuwattch", name)
+    named = {str(row["metric"]) for row in mapped}
+    for row in table:
+        _fill_breakdowns(row, named)
     shared = set.intersection(*map(set, table))
     columns = {name: np.array([row[name] for row in table]) for name in shared}
-    kept = sum_mapped_events(read_shipped_table("wattcast.lab.gpuwattch", name), columns)
-    if not kept or not all(np.isfinite(value).all() for value in kept.values()):
-        raise bad_value(where, "finite figures of at least one event", ", ".join(kept) or "none")
-    return tuple(kept), np.stack(list(kept.values()), axis=-1)
+    events = sum_mapped_events(mapped, columns)
+    if not events or not all(np.isfinite(value).all() for value in events.values()):
+        raise bad_value(where, "finite figures of at least one event", ", ".join(events) or "none")
+    return tuple(events), np.stack(list(events.values()), axis=-1)
+
+
+def _fill_breakdowns(row: dict[str, float], named: Iterable[str]) -> None:
+    """Set the statistics of a printed breakdown that are not in it to the zero that they are."""
+    for breakdown in _BREAKDOWNS:
+        if any(key.startswith(breakdown) for key in row):
+            for metric in named:
+                if metric.startswith(breakdown):
+                    row.setdefault(metric, 0.0)
 
 
 def _parse_number(text: str) -> float:

@@ -43,6 +43,11 @@ from wattcast.lab.gpuwattch.trace_reading import (
 )
 from wattcast.lab.gpuwattch.trace_run import FIGURE, LOGS, TABLE, TraceResult, TraceRun, run_trace
 from wattcast.lab.gpuwattch.trace_statistics import read_kernel_list
+from wattcast.lab.gpuwattch.unseen_counters import (
+    IssueWidth,
+    PowerRange,
+    estimate_unseen_power,
+)
 from wattcast.power.component_power import read_mcpat
 from wattcast.power.power_model import Power, VoltageCurve
 from wattcast.report.figure_style import save_figure
@@ -419,7 +424,7 @@ def read_clock_steps(path: Path, clock_hz: float) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class CountedKernelPower:
-    """Power of kernels from hardware counters, and the components that the counters cannot show."""
+    """Power of kernels from counters of whole kernels, and the components that they cannot show."""
 
     names: tuple[str, ...]
     duration_s: Array
@@ -428,28 +433,69 @@ class CountedKernelPower:
     partial: tuple[str, ...]  # components some of whose counters are there
     notes: tuple[str, ...]
     file: Path
+    estimate: PowerRange | None = None  # with the unseen components estimated
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Tell whether a component is missing from the sums, which are then no totals."""
+        return bool(self.lost or self.partial)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        rows = zip(self.names, self.duration_s.tolist(), self.power.part_w.tolist(), strict=True)
+        """Return plain values for JSON; a sum that lacks a component is not called a power."""
         kernels = []
-        for name, seconds, watts in rows:
-            parts = dict(zip(self.power.parts, watts, strict=True))
+        for row, name in enumerate(self.names):
+            parts_w = self.power.part_w[row].tolist()
             kernels.append(
                 {
                     "name": name,
-                    "duration_s": seconds,
-                    "power_w": float(np.sum(watts)),
-                    "part_w": parts,
+                    "duration_s": float(self.duration_s[row]),
+                    **self.kernel_watts(row),
+                    "part_w": dict(zip(self.power.parts, parts_w, strict=True)),
                 }
             )
         return {
             "kernels": kernels,
+            "at_least": self.is_lower_bound,
             "parts_lost": list(self.lost),
             "parts_partial": list(self.partial),
             "notes": list(self.notes),
             "files": [str(self.file)],
         }
+
+    def kernel_watts(self, row: int) -> dict[str, float | None]:
+        """Return the watts of a kernel by name: its power, or a lower bound and an estimate."""
+        sum_w = float(self.power.total_w[row])
+        if not self.is_lower_bound:
+            return {"power_w": sum_w}
+        watts: dict[str, float | None] = {"power_w": None, "power_at_least_w": sum_w}
+        if self.estimate is not None:
+            watts["estimate_w"] = float(self.estimate.about_w[row])
+            watts["estimate_low_w"] = float(self.estimate.low_w[row])
+            watts["estimate_high_w"] = float(self.estimate.high_w[row])
+        return watts
+
+    def describe_kernel(self, row: int) -> str:
+        """Return the watts of a kernel in words."""
+        watts = self.kernel_watts(row)
+        if not self.is_lower_bound:
+            return f"{watts['power_w']:10.3f} W"
+        text = f"at least {watts['power_at_least_w']:10.3f} W"
+        if self.estimate is not None:
+            low, high = watts["estimate_low_w"], watts["estimate_high_w"]
+            text += f"; about {watts['estimate_w']:.0f} W ({low:.0f} to {high:.0f}) with the others estimated"
+        return text
+
+    def describe_unseen(self) -> str:
+        """Say which components are missing from the sums."""
+        lost = ", ".join(self.lost) or "none"
+        partial = ", ".join(self.partial) or "none"
+        text = (
+            "the sums are lower bounds, not totals (exit code 3): components no counter shows: "
+            f"{lost}; shown in part: {partial}"
+        )
+        if self.estimate is not None and self.estimate.unseen:
+            text += f". The estimate lacks {', '.join(self.estimate.unseen)}"
+        return text
 
 
 def compute_kernel_power(request: TraceRequest, source: CounterSource) -> CountedKernelPower:
@@ -457,49 +503,92 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
     ``kernel_power.csv``.
 
     Components that no counter shows are left out and named, and so are those that only some of
-    their counters show."""
-    files = read_chip(request)
-    architecture, config, table, clock_hz, components, notes, chip = files
-    of_report = source is CounterSource.POWER_REPORT
-    how: dict[str, Any] = {"sm_count": config.sm_count, "threads": request.threads_per_warp}
-    capped = of_report and request.compat is not None
+    their counters show: the sum is then a lower bound, beside which an estimate stands where the
+    issued instructions are known."""
+    chip_files = read_chip(request)
+    dialect = chip_files.architecture.dialect
+    config = chip_files.config
     built = build_component_model(
-        architecture, table, components, voltage=files.voltage, capped=capped, **how
+        chip_files.architecture,
+        chip_files.table,
+        chip_files.components,
+        voltage=chip_files.voltage,
+        capped=source is CounterSource.POWER_REPORT and request.compat is not None,
+        sm_count=config.sm_count,
+        threads=request.threads_per_warp,
     )
-    match source:
-        case CounterSource.NCU if chip is not None:
-            found = CountedKernels(*measured_energies.read_measured_counters(request.trace, chip))
-        case CounterSource.NCU:
-            launches, activity = read_ncu(request.trace, config.sm_count)
-            found = CountedKernels(tuple(launch.kernel for launch in launches), activity)
-        case CounterSource.POWER_REPORT:
-            scaling = files.trace_scaling(request)
-            sampling = TraceSampling(config.sample_cycle, clock_hz)
-            found = simulator_logs.read_power_report(
-                request.trace, architecture.dialect, scaling, sampling
-            )
-        case CounterSource.ACCELSIM:
-            found = simulator_logs.read_accelsim(request.trace, clock_hz)
-        case CounterSource.GEM5:
-            found = simulator_logs.read_gem5_stats(request.trace)
-        case _ if request.clock_hz is None:
-            raise bad_value("--clock", "the core clock the kernels ran at, such as 1447MHz", "none")
-        case _:
-            found = CountedKernels(*read_accelwattch_hw(request.trace, request.clock_hz))
-    names = found.names
-    activity = found.activity
-    notes += found.notes
-    model, lost, partial = built.model.seen_by(activity.events)
-    power = model.power(activity)
-    for part, watts in found.given_w.items():
+    counted = _read_counted_kernels(request, source, chip_files)
+    model, lost, partial = built.model.seen_by(counted.activity.events)
+    power = model.power(counted.activity)
+    for part, watts in counted.given_w.items():
         if part in power.parts:
             power.part_w[:, power.parts.index(part)] = watts
-    duration_s = np.broadcast_to(activity.duration_s, (len(names),))
-    file = request.out / "kernel_power.csv"
-    lines = [["kernel", "duration_s", "power_w", *power.parts]]
-    for name, seconds, watts in zip(names, duration_s, power.part_w, strict=True):
-        lines.append(
-            [name, repr(float(seconds)), f"{watts.sum():.6f}", *(f"{w:.6f}" for w in watts)]
+    estimate = None
+    if lost or partial:
+        sm_count = config.sm_count or chip_files.architecture.parameters.get("number_of_cores")
+        width = IssueWidth.of(
+            dialect, sm_count if isinstance(sm_count, (int, float)) else None, config.schedulers
         )
-    write_whole(file, encode_csv(lines))
-    return CountedKernelPower(names, duration_s, power, lost, partial, (*notes, *built.notes), file)
+        estimate = estimate_unseen_power(
+            built.model, counted.activity, dialect, width, counted.given_w, counted.names
+        )
+    kernels = CountedKernelPower(
+        counted.names,
+        np.broadcast_to(counted.activity.duration_s, (len(counted.names),)),
+        power,
+        lost,
+        partial,
+        (*chip_files.notes, *counted.notes, *built.notes),
+        request.out / "kernel_power.csv",
+        estimate,
+    )
+    _write_kernel_power(kernels)
+    return kernels
+
+
+def _read_counted_kernels(
+    request: TraceRequest, source: CounterSource, chip_files: ChipFiles
+) -> CountedKernels:
+    """Read the kernels of a file whose source is known."""
+    path = request.trace
+    clock_hz = chip_files.clock_hz
+    sm_count = chip_files.config.sm_count
+    chip = chip_files.chip
+    match source:
+        case CounterSource.NCU if chip is not None:
+            return CountedKernels(*measured_energies.read_measured_counters(path, chip))
+        case CounterSource.NCU:
+            launches, activity = read_ncu(path, sm_count)
+            return CountedKernels(tuple(launch.kernel for launch in launches), activity)
+        case CounterSource.POWER_REPORT:
+            scaling = chip_files.trace_scaling(request)
+            sampling = TraceSampling(chip_files.config.sample_cycle, clock_hz)
+            dialect = chip_files.architecture.dialect
+            return simulator_logs.read_power_report(path, dialect, scaling, sampling)
+        case CounterSource.ACCELSIM:
+            return simulator_logs.read_accelsim(path, clock_hz)
+        case CounterSource.GEM5:
+            return simulator_logs.read_gem5_stats(path)
+        case _ if request.clock_hz is None:
+            do = "The counters hold cycles and no time."
+            wanted = "the core clock the kernels ran at, such as 1447MHz"
+            raise bad_value("--clock", wanted, "none", do)
+        case _:
+            return CountedKernels(*read_accelwattch_hw(path, request.clock_hz))
+
+
+def _write_kernel_power(kernels: CountedKernelPower) -> None:
+    """Write a row a kernel: time, watts and components; lower bounds have columns of their own."""
+    names = [name for name, watts in kernels.kernel_watts(0).items() if watts is not None]
+    lines: list[list[str]] = [["kernel", "duration_s", *names, *kernels.power.parts]]
+    for row, name in enumerate(kernels.names):
+        watts = kernels.kernel_watts(row)
+        lines.append(
+            [
+                name,
+                repr(float(kernels.duration_s[row])),
+                *(f"{watts[column]:.6f}" for column in names),
+                *(f"{part_w:.6f}" for part_w in kernels.power.part_w[row]),
+            ]
+        )
+    write_whole(kernels.file, encode_csv(lines))
