@@ -26,7 +26,8 @@ ORDER = [
         "power",
         "predictor",
     ],  # the spine
-    *["calibrate", "report", "serving", "training", "explore", "measure", "control"],
+    *["calibrate", "report", "serving", "training", "timeseries", "explore"],
+    *["measure", "control"],
     *["lab", "web", "cli"],
 ]
 LAB_ORDER = [

@@ -13,6 +13,7 @@ from wattcast.cli.common_options import GPU, WORKLOAD
 from wattcast.cli.figure_options import PLOT_FILE
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.option_declaration import Option
+from wattcast.options.power_series_options import PowerOutput
 from wattcast.options.run_options import OPTION_NAMES
 from wattcast.options.setting_options import COMPARE, PREDICT, REPORT
 
@@ -53,6 +54,7 @@ def predict(
     workloads: Annotated[list[str], Option("Models, Hugging Face ids, or files.", positional=True)],
     gpu: Annotated[str, GPU],
     shown: PredictionFigure,
+    series: PowerOutput,
     **options: Any,
 ) -> CommandOutput:
     """Predict speed, power and energy of each workload, in order, on GPUs of one kind.
@@ -67,7 +69,15 @@ def predict(
         check_names("figure", shown.figure, FIGURES)
         if len(workloads) != 1:
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
+    if series.power_out is not None and len(workloads) != 1:
+        raise bad_value("--power-out", "one workload", f"{len(workloads)} workloads")
     predictions = api.predict_many(workloads, gpu, **options)
+    if series.power_out is not None:
+        from wattcast.timeseries.series_files import write_as_asked
+        from wattcast.timeseries.step_power import trace_prediction
+
+        curve = trace_prediction(predictions[0])
+        env.say(write_as_asked([curve], series, gpu, curve.length_s))
     if shown.plot is not None:
         from wattcast.report.configuration_view import ConfigurationView
         from wattcast.report.prediction_figures import draw_figure

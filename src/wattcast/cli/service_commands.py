@@ -13,6 +13,7 @@ from wattcast.cli.common_options import GPU, MODEL
 from wattcast.cli.explore_commands import count_cores
 from wattcast.core.errors import ExitCode
 from wattcast.core.option_declaration import Option
+from wattcast.options.power_series_options import PowerOutput
 from wattcast.options.serving_options import PLAN, SIMULATE
 from wattcast.options.training_options import TRAIN
 
@@ -22,6 +23,7 @@ def simulate(
     env: Environment,
     model: Annotated[str, MODEL],
     gpu: Annotated[str, GPU],
+    series: PowerOutput,
     out: Annotated[Path | None, Option("Every request and step, as .parquet.")] = None,
     **options: Any,
 ) -> CommandOutput:
@@ -33,7 +35,17 @@ def simulate(
     from wattcast.serving.serving_result import ServingResult
     from wattcast.serving.simulate_serving import simulate as simulate_serving
 
+    if series.power_out is not None:
+        from wattcast.timeseries.power_series import check_series_path
+
+        check_series_path(series.power_out)
     result = simulate_serving(model, gpu, **options)
+    if series.power_out is not None:
+        from wattcast.timeseries.engine_power import split_engine_power, trace_serving
+        from wattcast.timeseries.series_files import write_as_asked
+
+        curves = trace_serving(result, split_engine_power(result, model, gpu, options))
+        env.say(write_as_asked(curves, series, gpu, result.length_s))
     if out is not None:
         for path in result.write_requests_and_steps(out):
             env.say(f"written: {path}")
@@ -74,8 +86,10 @@ def plan(
 
 @command("train", TRAIN, PLOT)
 def train(
+    env: Environment,
     model: Annotated[str, MODEL],
     gpu: Annotated[str, GPU],
+    series: PowerOutput,
     search: Annotated[bool, Option("Show the ways to share it.")] = False,
     details: Annotated[bool, Option("Print every assumption.")] = False,
     **options: Any,
@@ -87,7 +101,16 @@ def train(
     from wattcast.training.train_job import train as train_job
     from wattcast.training.training_report import draw_training, print_training, summarise_training
 
+    if series.power_out is not None:
+        from wattcast.timeseries.power_series import check_series_path
+
+        check_series_path(series.power_out)
+    result = train_job(model, gpu, **options)
+    if series.power_out is not None:
+        from wattcast.timeseries.job_power import trace_training
+        from wattcast.timeseries.series_files import write_as_asked
+
+        curve = trace_training(result)
+        env.say(write_as_asked([curve], series, gpu, curve.length_s))
     text = partial(print_training, details=details, search=search)
-    return CommandOutput.of(
-        train_job(model, gpu, **options), summarise_training, text, draw_training
-    )
+    return CommandOutput.of(result, summarise_training, text, draw_training)

@@ -1,0 +1,79 @@
+"""Power over time of a training job: its steps, with every GPU of the job in the same state.
+
+The micro-batches of a step compute and exchange in turn; then come the exchange of gradients, the
+wait for other pipeline stages, and the update of the weights. The mean power of a step and the
+power while it waits are those of ``train``. The job counts evaluation, checkpoints, and work that
+failures repeat as further steps, so the series has them as steps, too: its sum is the energy of the
+job.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wattcast.core.arrays import Array
+from wattcast.timeseries.power_curve import PowerCurve, StateCodes, join_pieces, state_code
+from wattcast.training.train_job import TrainingResult
+
+MOST_BATCHES = 4096  # micro-batches of a step, of which more are drawn as so many
+
+
+def trace_training(result: TrainingResult) -> PowerCurve:
+    """Return the power curve of all steps of a job.
+
+    A job whose tokens fill no whole number of steps has steps that are a little longer or shorter,
+    so that its length and its energy are those of ``train``.
+    """
+    spans_s, watts, states = list_step_pieces(result)
+    job_s = result.hours * 3600.0
+    steps = max(round(job_s / float(spans_s.sum())), 1)
+    spans_s = spans_s * (job_s / steps / float(spans_s.sum()))
+    part_j = np.zeros((len(spans_s), 2))
+    waiting_w = np.minimum(float(result.step.waiting_w), watts)
+    part_j[:, 0] = spans_s * waiting_w
+    part_j[:, 1] = spans_s * (watts - waiting_w)
+    idle_part_w = np.array([float(result.step.waiting_w), 0.0])
+    return join_pieces(
+        spans_s,
+        part_j,
+        states,
+        ("static", "work"),
+        idle_part_w,
+        result.gpus,
+        repeats=steps,
+    )
+
+
+def list_step_pieces(result: TrainingResult) -> tuple[Array, Array, StateCodes]:
+    """Return seconds, watts of a mean GPU and states of the pieces of one step, in order.
+
+    While it computes, a GPU draws what makes the energy of the step come out: pipeline stages that
+    wait for others in the meantime are part of the mean.
+    """
+    step = result.step
+    compute_s = float(step.compute_s)
+    bubble_s = float(step.bubble_s)
+    optimiser_s = float(step.optimiser_s)
+    last_exchange_s = max(float(step.end_s) - bubble_s - optimiser_s, 0.0)
+    exchange_s = float(step.exchange_s)
+    last_exchange_s = min(last_exchange_s, exchange_s)
+    batches = min(result.strategy.accumulation, MOST_BATCHES)
+
+    spans = []
+    names = []
+    for _ in range(batches):
+        spans += [compute_s / batches, (exchange_s - last_exchange_s) / batches]
+        names += ["compute", "exchange"]
+    spans += [last_exchange_s, bubble_s, optimiser_s]
+    names += ["exchange", "waiting", "optimiser"]
+
+    # Waiting pieces draw the power of a waiting GPU; the rest of the energy goes to the others.
+    spans_s = np.array(spans)
+    is_busy = np.array([name in ("compute", "optimiser") for name in names])
+    waiting_w = min(float(step.waiting_w), float(step.power_w))
+    waiting_j = waiting_w * float(spans_s[~is_busy].sum())
+    energy_j = float(step.power_w) * float(spans_s.sum())
+    busy_w = (energy_j - waiting_j) / max(float(spans_s[is_busy].sum()), 1e-300)
+    watts = np.where(is_busy, busy_w, waiting_w)
+    states = np.array([state_code(name) for name in names], dtype=np.int8)
+    return spans_s, watts, states

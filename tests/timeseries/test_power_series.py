@@ -1,0 +1,195 @@
+"""Power over time has the energy of its run at every grid, by part, by GPU and by state."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars
+import pytest
+
+import wattcast
+from wattcast.core import BadInput
+from wattcast.timeseries.engine_power import split_engine_power, trace_serving
+from wattcast.timeseries.job_power import trace_training
+from wattcast.timeseries.power_curve import STATES, PowerCurve, join_pieces, state_code
+from wattcast.timeseries.power_series import PowerSeries, sample_curves
+from wattcast.timeseries.step_power import trace_prediction
+
+GRIDS_S = (0.007, 0.02, 0.25, 1.0, 900.0)
+TRAFFIC = {"rate": "3/s", "prompt": 512, "output": 64, "seconds": 20, "replicas": 2, "tp": 2}
+
+
+@cache
+def trace_run(kind: str) -> tuple[tuple[PowerCurve, ...], float, float]:
+    """Return the curves of a run of each verb, its length and its energy."""
+    if kind == "simulate":
+        served = wattcast.simulate("llama3-8b", "h200", **TRAFFIC)
+        split = split_engine_power(served, "llama3-8b", "h200", TRAFFIC)
+        return tuple(trace_serving(served, split)), served.length_s, served.energy_j
+    if kind == "train":
+        lossy = {"pause_share": 0.03, "failures_per_gpu_day": 0.01}
+        job = wattcast.train("llama3-8b", "h100-sxm", gpus=16, tokens="7M", **lossy)
+        return (trace_training(job),), job.hours * 3600.0, job.energy_kwh * 3.6e6
+    options = {"phase": kind.removeprefix("predict "), "batch": 4, "seq": 256, "tp": 2}
+    if "generate" in kind:
+        options |= {"tokens": 32}
+    prediction = wattcast.predict("llama3-8b", "h200", **options)
+    curve = trace_prediction(prediction)
+    return (curve,), float(prediction.latency_s), float(prediction.total_energy_j)
+
+
+KINDS = ("simulate", "train", "predict decode", "predict generate", "predict prefill")
+
+
+def sample_run(kind: str, grid_s: float) -> PowerSeries:
+    curves, length_s, _ = trace_run(kind)
+    return sample_curves(curves, grid_s, length_s)
+
+
+@pytest.mark.parametrize("grid_s", GRIDS_S)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_series_has_the_energy_of_its_run(kind: str, grid_s: float) -> None:
+    _, length_s, energy_j = trace_run(kind)
+    series = sample_run(kind, grid_s)
+    assert series.energy_j == pytest.approx(energy_j, rel=1e-9)
+    assert series.duration_s.sum() == pytest.approx(length_s, rel=1e-12)
+    np.testing.assert_allclose(series.group_j.sum(axis=-1), series.interval_j, rtol=1e-9)
+    np.testing.assert_allclose(series.state_s.sum(axis=-1), series.duration_s, rtol=1e-6)
+    assert (series.part_j >= -1e-9).all()
+
+
+@pytest.mark.parametrize("kind", ["simulate", "train"])
+def test_a_fine_series_adds_up_to_the_coarse_one(kind: str) -> None:
+    coarse = sample_run(kind, 1.0)
+    added = sample_run(kind, 0.02).coarsen(50)
+    np.testing.assert_allclose(added.power_w, coarse.power_w, rtol=1e-9)
+    np.testing.assert_allclose(added.state_s, coarse.state_s, atol=1e-9)
+    assert added.start_s.tolist() == coarse.start_s.tolist()
+
+
+def test_states_follow_one_another_as_they_were_simulated() -> None:
+    """One request: its prompt first, then its tokens, and nothing before it arrives."""
+    trace = wattcast.serving.arrivals.make_trace([0.5], [2000], [40])
+    served = wattcast.simulate("llama3-8b", "h200", trace=trace)
+    split = split_engine_power(served, "llama3-8b", "h200", {"trace": trace})
+    series = sample_curves(trace_serving(served, split), 0.02, served.length_s)
+    states = series.list_columns()["state"].tolist()
+    assert set(states[:24]) == {"idle"}
+    assert states[26] == "prefill"
+    assert states[-2] == "decode"
+    busy_s = series.state_s[:, [state_code("prefill"), state_code("decode")]].sum(axis=0)
+    assert (busy_s > 0.0).all()
+    idle_w = served.runs[0].idle_w
+    np.testing.assert_allclose(series.power_w[:24], idle_w, rtol=1e-9)
+
+
+def test_a_prompt_draws_more_than_its_second() -> None:
+    """A prompt of 40 ms is a peak at 20 ms, which a mean over a second hides."""
+    fine = sample_run("simulate", 0.02)
+    coarse = sample_run("simulate", 1.0)
+    assert fine.power_w.max() > 1.2 * coarse.power_w.max()
+
+
+def test_training_swings_between_work_and_exchange() -> None:
+    series = sample_run("train", 0.02)
+    exchange = series.state_s[:, state_code("exchange")] / series.duration_s
+    is_working = exchange < 0.01
+    is_exchanging = exchange > 0.99
+    if is_exchanging.any():
+        assert series.power_w[is_exchanging].max() < series.power_w[is_working].min()
+    assert series.state_s[:, state_code("compute")].sum() > 0.0
+
+
+def test_repeated_curves_equal_written_out_ones() -> None:
+    spans_s = np.array([0.3, 0.1, 0.05])
+    part_j = np.array([[3.0, 30.0], [1.0, 0.0], [0.5, 9.0]])
+    states = np.array([2, 3, 4], dtype=np.int8)
+    idle_w = np.array([10.0, 0.0])
+    once = join_pieces(spans_s, part_j, states, ("a", "b"), idle_w, 4, repeats=7)
+    written = join_pieces(
+        np.tile(spans_s, 7), np.tile(part_j, (7, 1)), np.tile(states, 7), ("a", "b"), idle_w, 4
+    )
+    times_s = np.linspace(-1.0, 5.0, 401)
+    expected_j = written.energy_until(times_s)
+    np.testing.assert_allclose(once.energy_until(times_s), expected_j, atol=1e-9)
+    np.testing.assert_allclose(once.state_until(times_s), written.state_until(times_s), atol=1e-9)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_simulation_writes_its_power(call, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"power.{suffix}"
+    words = "simulate llama3-8b --gpu h200 --rate 4/s --prompt 128 --output 16 --requests 9"
+    end = call(*words.split(), "--grid", "20ms", "--sensor", "nvml", "--power-out", str(path))
+    assert end.code == 0
+    assert "power over time written" in end.err
+    if suffix == "csv":
+        with path.open() as stream:
+            rows = list(csv.DictReader(stream))
+    else:
+        rows = polars.read_parquet(path).to_dicts()
+    energy_j = sum(float(row["energy_j"]) for row in rows)
+    served = wattcast.simulate("llama3-8b", "h200", rate="4/s", prompt=128, output=16, requests=9)
+    assert energy_j == pytest.approx(served.energy_j, rel=1e-9)
+    assert float(rows[1]["time_s"]) == 0.02
+    assert {row["state"] for row in rows} <= set(STATES)
+    assert float(rows[3]["gpu0_w"]) == pytest.approx(float(rows[3]["power_w"]))
+    assert "sensor_w" in rows[0]
+
+
+def test_predict_and_train_write_their_power(call, tmp_path: Path) -> None:
+    step = tmp_path / "step.csv"
+    job = tmp_path / "job.csv"
+    words = "predict llama3-8b --gpu h200 --phase decode --batch 8 --seq 512 --grid 1ms"
+    assert call(*words.split(), "--power-out", str(step)).code == 0
+    words = "train llama3-8b --gpu h200 --gpus 8 --tokens 1B --power-span 30s --grid 100ms"
+    assert call(*words.split(), "--power-out", str(job)).code == 0
+    assert "decode" in step.read_text()
+    assert len(job.read_text().splitlines()) == 301
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--power-out p.txt", ".csv or .parquet"),
+        ("--power-out p.csv --grid 0s", "grid"),
+        ("--power-out p.csv --grid 20", "grid"),
+        ("--power-out p.csv --grid 1us", "at most 5000000 intervals"),
+        ("--power-out p.csv --sensor ouija", "sensor"),
+        ("--sensor nvml", "--power-out FILE"),
+        ("--power-span 1s", "--power-out FILE"),
+    ],
+)
+def test_wrong_series_get_one_sentence(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = "simulate llama3-8b --gpu h200 --rate 2/s --prompt 64 --output 8 --requests 20"
+    end = call(*start.split(), *words.split())
+    assert end.code == 2
+    assert complaint in end.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_many_gpus_share_columns() -> None:
+    spans_s = np.array([2.0])
+    part_j = np.array([[200.0]])
+    states = np.array([2], dtype=np.int8)
+    curves = [
+        join_pieces(spans_s, part_j, states, ("all",), np.zeros(1), gpus) for gpus in (60, 20)
+    ]
+    columns = sample_curves(curves, 1.0).list_columns()
+    assert columns["gpu0-59_w"].tolist() == [100.0, 100.0]
+    assert columns["gpu60-79_w"].tolist() == [100.0, 100.0]
+    assert columns["power_w"].tolist() == [8000.0, 8000.0]
+
+
+def test_a_grid_of_a_million_years_is_refused() -> None:
+    spans_s = np.array([1e9])
+    curve = join_pieces(
+        spans_s, np.array([[1.0]]), np.array([2], dtype=np.int8), ("all",), np.zeros(1), 1
+    )
+    with pytest.raises(BadInput, match="--power-span"):
+        sample_curves([curve], 0.02)
