@@ -41,7 +41,7 @@ class PowerSeries:
     @property
     def start_s(self) -> Array:
         """When each interval begins."""
-        return np.arange(len(self.part_j)) * self.grid_s
+        return np.asarray(np.arange(len(self.part_j)) * self.grid_s)
 
     @cached_property
     def duration_s(self) -> Array:
@@ -97,7 +97,7 @@ class PowerSeries:
 
     def _list_gpu_columns(self) -> dict[str, Array]:
         """Return the watts of each GPU, or of one GPU of each group where there are many."""
-        columns = {}
+        columns: dict[str, Array] = {}
         is_few = sum(self.group_gpus) <= MOST_GPU_COLUMNS
         first = 0
         for place, gpus in enumerate(self.group_gpus):
