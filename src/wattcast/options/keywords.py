@@ -104,11 +104,18 @@ class SimulateKeywords(TypedDict, total=False):
     trace: str | Path | Trace | None
     seconds: str | float
     requests: int | None
+    concurrency: int | None
+    think_time: str | float
+    ramp: str | float
     seeds: int
     prompt: str | int
     output: str | int
     arrivals: str
     seed: int
+    turns: str | int
+    turn_prompt: str | int | None
+    turn_pause: str | float
+    shared_prefix: int
     ttft: str | float | None
     tpot: str | float | None
     dtype: str
@@ -131,6 +138,8 @@ class SimulateKeywords(TypedDict, total=False):
     block_tokens: int
     cache_tokens: int | None
     memory_utilisation: str | float
+    max_model_len: int | None
+    prefix_caching: bool
     prefix_hit_rate: str | float
     speculative_tokens: int
     acceptance_rate: str | float

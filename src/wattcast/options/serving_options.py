@@ -18,7 +18,7 @@ from wattcast.options.verb_options import VerbOptions, part_of
 if TYPE_CHECKING:
     from wattcast.serving.arrivals import Trace
 
-ROUTERS = ("round-robin", "least-loaded")
+ROUTERS = ("round-robin", "least-loaded", "sticky")
 TRANSFER_BYTE_PER_S = 50e9  # of a cache that is sent to another engine
 TENSOR_PARALLEL = (1, 2, 4, 8)  # that a plan tries
 PLAN_REQUESTS = 500  # that a plan simulates for each answer
@@ -66,10 +66,48 @@ class Traffic:
         float,
         Option("Time of arrivals, such as 600 or 1h.", unit="s", above=0, parse=parse_seconds),
     ] = 600.0
-    requests: Annotated[int | None, Option("Number of requests, instead of --seconds.")] = None
+    requests: Annotated[
+        int | None, Option("Number of requests (conversations), instead of --seconds.")
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        Option("Clients that wait for each answer, instead of --rate.", least=1, most=1 << 20),
+    ] = None
+    think_time: Annotated[
+        str | float,
+        Option("Pause of a client: 2s, exponential:mean=2s.", panel=_TRAFFIC_PANEL),
+    ] = 0.0
+    ramp_s: Annotated[
+        float,
+        Option("Time in which rate or clients rise from zero.", panel=_TRAFFIC_PANEL, unit="s"),
+    ] = 0.0
     seeds: Annotated[
         int, Option("Draws to repeat, for the spread.", panel=_TRAFFIC_PANEL, least=1, most=100)
     ] = 1
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Requests of several turns; each prompt is all that was said before, and new text."""
+
+    turns: Annotated[
+        str | int, Option("Turns of a conversation: 4, lognormal:...", panel=_TRAFFIC_PANEL)
+    ] = 1
+    turn_prompt: Annotated[
+        str | int | None,
+        Option("New tokens of a later turn; default: as --prompt.", panel=_TRAFFIC_PANEL),
+    ] = None
+    turn_pause: Annotated[
+        str | float,
+        Option(
+            "Between turns (a tool, a person): 2s, lognormal:median=2s,sigma=1.",
+            panel=_TRAFFIC_PANEL,
+        ),
+    ] = 0.0
+    shared_prefix: Annotated[
+        int,
+        Option("Tokens before --prompt that all share.", panel=_TRAFFIC_PANEL, least=0),
+    ] = 0
 
 
 def _keep_bounds(value: Any, where: str) -> Any:
@@ -115,6 +153,18 @@ class EngineOptions:
             "Share of the memory an engine takes.", panel=_ENGINE_PANEL, unit="", above=0, most=1
         ),
     ] = 0.9
+    max_model_len: Annotated[
+        int | None,
+        Option("Most tokens of a request; default: the model's.", panel=_ENGINE_PANEL, least=1),
+    ] = None
+    prefix_caching: Annotated[
+        bool,
+        Option(
+            "Keep prompts for later ones.",
+            name="prefix-caching/no-prefix-caching",
+            panel=_ENGINE_PANEL,
+        ),
+    ] = True
     prefix_hit_rate: Annotated[
         float,
         Option("Share of each prompt found in the cache.", panel=_ENGINE_PANEL, unit="", most=1),
@@ -136,7 +186,7 @@ class Deployment:
         int, Option("Engines that share requests.", least=1, most=MOST_REPLICAS)
     ] = 1
     router: Annotated[
-        str, Option("round-robin|least-loaded", choices=ROUTERS, panel=_ENGINE_PANEL)
+        str, Option("round-robin|least-loaded|sticky", choices=ROUTERS, panel=_ENGINE_PANEL)
     ] = "round-robin"
     prefill_replicas: Annotated[
         int,
@@ -242,6 +292,7 @@ SIMULATE = VerbOptions(
     "simulate",
     Traffic,
     RequestShape,
+    Conversations,
     LatencyTargets,
     part_of(ModelOptions, *SERVED_MODEL, "tp", "pp", "dp", "ep"),
     Deployment,

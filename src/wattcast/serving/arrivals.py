@@ -7,9 +7,10 @@ A ``Trace`` is drawn from an arrival process and two length distributions, or re
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,9 @@ ARRIVAL_PROCESSES = ("poisson", "gamma", "fixed", "diurnal")
 class Trace:
     """Requests in order of arrival.
 
-    ``prefix_id`` groups prompts that begin alike; -1 stands for none.
+    ``prefix_id`` groups prompts that begin alike; -1 stands for none. ``hash_ids`` names the blocks
+    of ``hash_tokens`` tokens of each prompt: equal names begin alike up to the end of that block.
+    ``session`` and ``turn`` number the conversations and their requests.
     """
 
     arrival_s: Array
@@ -39,6 +42,10 @@ class Trace:
     output_tokens: Counts
     prefix_id: Counts
     name: str = ""
+    session: Counts | None = None
+    turn: Counts | None = None
+    hash_ids: tuple[tuple[int, ...], ...] | None = None
+    hash_tokens: int = 512
 
     def __post_init__(self) -> None:
         where = self.name or "trace"
@@ -69,12 +76,21 @@ class Trace:
 
     def select(self, chosen: Mask) -> Trace:
         """Return some of the requests."""
-        return Trace(
-            self.arrival_s[chosen],
-            self.prompt_tokens[chosen],
-            self.output_tokens[chosen],
-            self.prefix_id[chosen],
-            self.name,
+        rows = np.flatnonzero(chosen)
+        return self.reorder(rows, self.arrival_s[rows])
+
+    def reorder(self, rows: Counts, arrival_s: Array) -> Trace:
+        """Return the requests of these rows, which arrive at these moments."""
+        hash_ids = self.hash_ids
+        return replace(
+            self,
+            arrival_s=arrival_s,
+            prompt_tokens=self.prompt_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            prefix_id=self.prefix_id[rows],
+            session=None if self.session is None else self.session[rows],
+            turn=None if self.turn is None else self.turn[rows],
+            hash_ids=None if hash_ids is None else tuple(hash_ids[row] for row in rows.tolist()),
         )
 
 
@@ -87,13 +103,13 @@ def _check_tokens(tokens: Counts, where: str) -> None:
 
 
 def drop_long_requests(
-    trace: Trace, model: str, most: int | None, force: bool
+    trace: Trace, model: str, most: int | None, force: bool, is_set: bool = False
 ) -> tuple[Trace, str]:
     """Return the requests that an engine accepts, and a sentence about those that it rejects.
 
     An engine answers a request of more tokens, prompt and output together, than its model was made
-    for with an error (vLLM: ``max_model_len``). Where it would reject all, so does this. ``force``
-    serves them.
+    for with an error, or than it was set to (vLLM: ``max_model_len``; ``is_set``). Where it would
+    reject all, so does this. ``force`` serves them.
     """
     if most is None:
         return trace, ""
@@ -105,15 +121,19 @@ def drop_long_requests(
         longest = int(tokens.max())
         return trace, f"{longest} positions are more than the {most} this model was made for"
     if is_long.all():
-        expected = f"at most the {most:,} tokens that it was made for, prompt and output together"
+        limit = "--max-model-len allows" if is_set else "it was made for"
+        expected = f"at most the {most:,} tokens that {limit}, prompt and output together"
         do = (
             "Ask for shorter prompts or outputs, or a model with a longer context. "
             "Serve them all the same: --force, force=True."
         )
         raise bad_value(f"{model}: context", expected, f"{int(tokens.min()):,} tokens", do)
+    reason = f"{model} was made for: the engine rejects them (--force serves them)"
+    if is_set:
+        reason = "--max-model-len allows: the engine rejects them"
     sentence = (
         f"{int(is_long.sum()):,} of {len(trace):,} requests have more than the {most:,} tokens that "
-        f"{model} was made for: the engine rejects them (--force serves them)"
+        f"{reason}"
     )
     return trace.select(~is_long), sentence
 
@@ -261,6 +281,30 @@ def draw_lengths(spec: str | int, where: str, random: np.random.Generator, count
         form = "lognormal:median=512,sigma=0.8,least=16,most=4096"
         raise bad_value(where, f"tokens, {form}, or a file with one length a line", text)
     return random.choice(_read_lengths(path), count)
+
+
+def draw_times(spec: str | float, where: str, random: np.random.Generator, count: int) -> Array:
+    """Draw seconds from ``2s``, ``exponential:mean=2s`` or ``lognormal:median=2s,sigma=0.8``."""
+    text = str(spec).strip()
+    name, values = _split_spec(text)
+    if name == "exponential":
+        (mean_s,) = _parse_times(values, where, "mean")
+        return mean_s * random.standard_exponential(count)
+    if name == "lognormal":
+        (median_s,) = _parse_times(values, where, "median")
+        others = {key: value for key, value in values.items() if key != "median"}
+        (sigma,) = _parse_numbers(others, where, sigma=0.8)
+        return np.asarray(median_s * np.exp(sigma * random.standard_normal(count)))
+    with contextlib.suppress(ValueError):
+        spec = float(text)
+    return np.full(count, units.parse_amount(spec, "s", where))
+
+
+def _parse_times(values: Mapping[str, str], where: str, name: str) -> list[float]:
+    """Return the time that must stand under a name; a bare number is seconds."""
+    if name not in values:
+        raise bad_value(where, f"a value of {name}", "none")
+    return [units.parse_seconds(values[name], f"{where}: {name}")]
 
 
 def _read_lengths(path: Path) -> Counts:

@@ -25,7 +25,7 @@ import itertools
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ import numpy as np
 
 from wattcast.core import BadInput
 from wattcast.core.arrays import Array
-from wattcast.serving.arrivals import NO_PREFIX
 from wattcast.serving.governed_steps import govern_steps
+from wattcast.serving.prefix_cache import PrefixCache, SharedPath
 from wattcast.serving.request_plan import EngineSettings, RequestPlan
 from wattcast.serving.step_costs import StepCosts, StepShape
 
@@ -78,6 +78,8 @@ class ReplicaRun:
     idle_w: float
     limit_w: float  # the mean power to which the governor limits a GPU
     waiting_w: float  # of a GPU between steps, while its host prepares one
+    asked_tokens: int = 0  # of prompts that were looked up in the prefix cache
+    found_tokens: int = 0  # of these, found there
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class _ActiveRequest:
     context: float
     remaining: int  # tokens of the prompt that are still to be computed
     reserved: int  # tokens of cache that its prompt holds
+    path: SharedPath  # where the prefix cache keeps it
+    joined: int = 0  # tokens of cache that are in use from now on, since it shares them
     begun: int = 0  # decode step at which it began to decode
 
 
@@ -135,7 +139,10 @@ def _count_event() -> None:
 
 
 class EngineReplica:
-    """One engine on its GPUs. ``submit`` gives it requests, ``run_until`` lets time pass."""
+    """One engine on its GPUs. ``submit`` gives it requests, ``run_until`` lets time pass.
+
+    ``tell_end`` is called when a request has its last token, with the moment; it may submit others.
+    """
 
     def __init__(
         self,
@@ -143,6 +150,7 @@ class EngineReplica:
         settings: EngineSettings,
         plan: RequestPlan,
         patience: Patience | None = None,
+        tell_end: Callable[[int, float], None] | None = None,
     ) -> None:
         longest = max(plan.prompt_tokens) + 1
         if longest + costs.block_tokens > costs.cache_tokens:
@@ -165,7 +173,7 @@ class EngineReplica:
         self.outstanding = 0
 
         # requests on their way through the engine
-        self._arriving: deque[int] = deque()
+        self._arriving: list[tuple[float, int]] = []  # a heap, by the time of arrival
         self._waiting: deque[int] = deque()
         self._prompts: list[_ActiveRequest] = []
         self._running: dict[int, _ActiveRequest] = {}  # in order of admission
@@ -183,11 +191,17 @@ class EngineReplica:
         self._shared = 0  # of these, counted in the cache of another
         self._growth = 0.0  # tokens a step adds
         self._reserved = 0  # tokens of prompts being computed
-        self._prefixes: set[int] = set()  # in the cache
+        self._cache: PrefixCache | None = None
+        if settings.prefix_caching and not plan.carried:
+            self._cache = PrefixCache(costs.block_tokens)
+        self._asked_tokens = 0
+        self._found_tokens = 0
 
         self._patience = patience
         self._late_firsts = 0
         self._late_tokens = 0
+        self._tell_end = tell_end
+        self._has_told = False  # of an end, in this ``run_until``
 
         self._after_prompts = False  # the last step held prompts
         self._mean_w = costs.idle_w
@@ -198,13 +212,19 @@ class EngineReplica:
         self._factors = itertools.cycle(factors)
 
     def submit(self, requests: Sequence[int]) -> None:
-        """Add requests in order of arrival."""
-        self._arriving.extend(requests)
+        """Add requests, which arrive when the plan says."""
+        arrival_s = self.plan.arrival_s
+        for request in requests:
+            heapq.heappush(self._arriving, (arrival_s[request], request))
         self.outstanding += len(requests)
 
-    def run_until(self, until_s: float) -> None:
-        """Simulate up to the first moment at or after ``until_s`` at which the host is free."""
-        while self.now_s < until_s:
+    def run_until(self, until_s: float, stops_at_end: bool = False) -> None:
+        """Simulate up to the first moment at or after ``until_s`` at which the host is free.
+
+        With ``stops_at_end`` it stops before that when a request has its last token.
+        """
+        self._has_told = False
+        while self.now_s < until_s and not (stops_at_end and self._has_told):
             _count_event()
             self._take_in_arrivals()
             if not (self._running or self._prompts or self._waiting):
@@ -231,7 +251,14 @@ class EngineReplica:
             idle_w=self.costs.idle_w,
             limit_w=self.costs.limit_w,
             waiting_w=self.costs.waiting_w,
+            asked_tokens=self._asked_tokens,
+            found_tokens=self._found_tokens,
         )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are in the engine, or tokens that it has not handed out."""
+        return bool(self.outstanding or self._first or self._last)
 
     @property
     def waiting(self) -> int:
@@ -253,10 +280,9 @@ class EngineReplica:
 
     def _take_in_arrivals(self) -> None:
         """Queue the requests that have arrived by now."""
-        arrival_s = self.plan.arrival_s
         arriving = self._arriving
-        while arriving and arrival_s[arriving[0]] <= self.now_s:
-            self._waiting.append(arriving.popleft())
+        while arriving and arriving[0][0] <= self.now_s:
+            self._waiting.append(heapq.heappop(arriving)[1])
             self.now_s += self.costs.host.admit_s
 
     def _idle_until_arrival(self) -> bool:
@@ -266,7 +292,7 @@ class EngineReplica:
         if not self._arriving:
             self.now_s = max(self.now_s, self.device_s)
             return False
-        next_s = self.plan.arrival_s[self._arriving[0]]
+        next_s = self._arriving[0][0]
         if next_s > self.now_s:
             begin_s = self.device_s
             idle_s = max(next_s - begin_s, 0.0)
@@ -278,7 +304,10 @@ class EngineReplica:
 
     def _cache_used(self) -> float:
         unfilled = _UNFILLED * self.costs.block_tokens * len(self._running)
-        return self._context - self._shared + unfilled + self._reserved
+        used = self._context - self._shared + unfilled + self._reserved
+        if self._cache is None:
+            return used
+        return used + self._cache.used_blocks * self.costs.block_tokens
 
     def _schedule_prompts(self) -> list[tuple[_ActiveRequest, int]]:
         """Choose prompt chunks for the next step: first those begun, then requests as they came."""
@@ -294,11 +323,11 @@ class EngineReplica:
                 budget -= tokens
         while self._waiting and budget > 0 and self.running < self.settings.max_seqs:
             prompt = self._reserve_cache(self._waiting[0])
-            if prompt.reserved > room:
+            if prompt.reserved + prompt.joined > room:
                 break
             self._waiting.popleft()
-            self._prefixes.add(self.plan.prefix_id[prompt.request])
-            room -= prompt.reserved
+            self._enter_cache(prompt)
+            room -= prompt.reserved + prompt.joined
             if self.plan.carried and prompt.request not in self._again:
                 # nothing is to be computed: it decodes at once
                 prompt.context += prompt.remaining
@@ -315,18 +344,38 @@ class EngineReplica:
         """Return a request as it would come in: what the cache holds of it and what it needs."""
         plan = self.plan
         total = self._again.get(request, plan.prompt_tokens[request])
-        shared = plan.shared_tokens[request]
-        prefix = plan.prefix_id[request]
-        if prefix != NO_PREFIX and prefix not in self._prefixes:
-            shared = 0
+        path = SharedPath((), request) if plan.paths is None else plan.paths[request]
         block = self.costs.block_tokens
+        found = plan.shared_tokens[request]
+        shared = found
+        joined = 0
+        if self._cache is not None:
+            prefix = self._cache.find_prefix(path, total)
+            found = max(found, prefix.found_tokens)
+            shared = max(shared, prefix.shared_tokens)
+            joined = prefix.new_blocks * block
         reserved = -(-(total - shared) // block) * block
-        return _ActiveRequest(request, shared, shared, total - shared, reserved)
+        return _ActiveRequest(request, shared, found, total - found, reserved, path, joined)
+
+    def _enter_cache(self, prompt: _ActiveRequest) -> None:
+        """Note that a request uses what the cache holds of it."""
+        if self._cache is None:
+            return
+        self._cache.use(prompt.path)
+        if prompt.request not in self._again:
+            self._asked_tokens += self.plan.prompt_tokens[prompt.request]
+            self._found_tokens += int(prompt.context)
+
+    def _leave_cache(self, request: _ActiveRequest, tokens: float) -> None:
+        """Leave so many tokens of a request in the cache for later prompts."""
+        if self._cache is not None:
+            self._cache.leave(request.path, int(tokens))
 
     def _begin_decoding(self, prompt: _ActiveRequest) -> None:
         request = prompt.request
         steps = self._steps_left[request]
         if steps <= 0:
+            self._leave_cache(prompt, prompt.context)
             self._last.append(request)
             self.outstanding -= 1
             return
@@ -475,9 +524,10 @@ class EngineReplica:
 
         ``outputs_s`` are when the first and the second step hand out their tokens.
         """
-        event_s = self.plan.arrival_s[self._arriving[0]] if self._arriving else until_s
+        event_s = self._arriving[0][0] if self._arriving else until_s
         first_s, second_s = outputs_s
-        if first_s >= event_s:
+        answers = self._tell_end is not None and self._last  # those who have the last token now
+        if first_s >= event_s or answers:
             return 1
         stop_s = min(event_s, until_s)
         if stop_s == math.inf:
@@ -493,27 +543,32 @@ class EngineReplica:
             if running is None or running.begun + self._steps_left[request] != at_step:
                 continue  # was preempted, and has another end
             self._drop(running)
+            self._leave_cache(running, running.context - 1.0 + self._count_growth(running))
             self._last.append(request)
             self.outstanding -= 1
 
     def _drop(self, running: _ActiveRequest) -> None:
         request = running.request
-        growth = self.plan.growth[request]
-        self._context -= running.context + growth * (self._step - running.begun)
-        self._growth -= growth
+        self._context -= running.context + self._count_growth(running)
+        self._growth -= self.plan.growth[request]
         self._shared -= running.shared
         del self._running[request]
         if not self._running:  # no rounding error is carried on
             self._context = 0.0
             self._growth = 0.0
 
+    def _count_growth(self, running: _ActiveRequest) -> float:
+        """Count the tokens that a request has decoded since it was admitted."""
+        return self.plan.growth[running.request] * (self._step - running.begun)
+
     def _preempt(self) -> None:
         """Evict the request that was admitted last; it computes its prompt and its tokens anew."""
         running = self._running[next(reversed(self._running))]
         request = running.request
         done = self._step - running.begun
-        tokens = int(running.context + self.plan.growth[request] * done)
+        tokens = int(running.context + self._count_growth(running))
         self._drop(running)
+        self._leave_cache(running, tokens - 1)
         self._steps_left[request] -= done
         self._again[request] = tokens
         self._waiting.appendleft(request)
@@ -550,9 +605,14 @@ class EngineReplica:
         for request in self._first:
             self.first_token_s[request] = moment_s
         self._first.clear()
-        for request in self._last:
+        ended = self._last
+        self._last = []
+        for request in ended:
             self.last_token_s[request] = moment_s
-        self._last.clear()
+        if self._tell_end is not None and ended:
+            self._has_told = True
+            for request in ended:
+                self._tell_end(request, moment_s)
 
     def _count_late(self, moment_s: float, patience: Patience) -> None:
         """Give the run up if too many requests were late by now."""
@@ -590,7 +650,11 @@ class EngineReplica:
             power_w = energy_j / span_s
             self._mean_w = self._mean_w * earlier_share + power_w * (1.0 - earlier_share)
         context = self._context / decodes if decodes else 0.0
-        cache_use = self._cache_used() / self.costs.cache_tokens
+        used_tokens = self._cache_used()
+        cache_use = used_tokens / self.costs.cache_tokens
+        if self._cache is not None:
+            room_tokens = self.costs.cache_tokens - used_tokens
+            self._cache.shrink(room_tokens / self.costs.block_tokens)
         self._segments.extend((*host_s, device_begin_s, self.device_s, *counts))
         self._segments.extend((context, energy_j, len(self._waiting), cache_use, waited_s))
         self.spent_j += energy_j

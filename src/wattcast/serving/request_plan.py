@@ -9,9 +9,8 @@ import numpy as np
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.serving.arrivals import NO_PREFIX, Counts, Trace
+from wattcast.serving.prefix_cache import SharedPath, Stretch
 from wattcast.workload.engine_schedule import STEP_TOKENS
-
-_PREFIX_BLOCK_TOKENS = 16  # a shared prefix is found in whole blocks of the cache
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,8 @@ class EngineSettings:
     speculative_tokens: int = 0  # drafted per step
     acceptance_rate: float = 0.0  # chance that a drafted token is kept
     seed: int = 1
+    prefix_caching: bool = True  # whether prompts are kept for later ones
+    block_tokens: int = 16  # of the paged cache
 
     def __post_init__(self) -> None:
         ranges = {
@@ -47,18 +48,24 @@ class RequestPlan:
 
     arrival_s: list[float]
     prompt_tokens: list[int]
-    shared_tokens: list[int]  # of the prompt, found in the cache
-    # The group of prompts that begin alike, whose first request on an engine finds nothing;
-    # -1: the prompt shares no prefix.
-    prefix_id: list[int]
+    shared_tokens: list[int]  # of the prompt, found in the cache in any case
     decode_steps: list[int]  # after the step that yields the first token
     growth: list[float]  # tokens that a decode step adds
+    paths: list[SharedPath] | None = None  # what prompts share; None: nothing
     # Prompts were computed on another engine, and their cache is brought along.
     carried: bool = False
 
 
-def plan_requests(trace: Trace, settings: EngineSettings, carried: bool = False) -> RequestPlan:
-    """Draw how many steps each request decodes, and find what the cache holds of its prompt."""
+def plan_requests(
+    trace: Trace,
+    settings: EngineSettings,
+    carried: bool = False,
+    paths: list[SharedPath] | None = None,
+) -> RequestPlan:
+    """Draw how many steps each request decodes, and find what its prompt shares with others.
+
+    ``paths`` say so, or the groups and hashes of the trace.
+    """
     steps = _draw_decode_steps(trace.output_tokens, settings)
     later_tokens = trace.output_tokens - 1
     growth = np.divide(later_tokens, steps, out=np.ones(len(steps)), where=steps > 0)
@@ -66,29 +73,57 @@ def plan_requests(trace: Trace, settings: EngineSettings, carried: bool = False)
         trace.arrival_s.tolist(),
         trace.prompt_tokens.tolist(),
         _count_shared_tokens(trace, settings.prefix_hit_rate).tolist(),
-        trace.prefix_id.tolist(),
         steps.astype(np.int64).tolist(),
         growth.tolist(),
+        paths or _list_paths(trace, settings.block_tokens),
         carried,
     )
 
 
 def _count_shared_tokens(trace: Trace, hit_rate: float) -> Counts:
-    """Return the tokens of each prompt that the cache holds.
+    """Return the tokens of each prompt that are found; the last one never is."""
+    found = np.floor(hit_rate * trace.prompt_tokens).astype(np.int64)
+    return np.asarray(np.minimum(found, trace.prompt_tokens - 1))
 
-    Requests that share a prefix find it once the first of them has been on the same engine; its
-    length is that of their shortest prompt, in whole blocks.
-    """
-    prompt = trace.prompt_tokens
-    shared = np.floor(hit_rate * prompt).astype(np.int64)
+
+def _list_paths(trace: Trace, block_tokens: int) -> list[SharedPath] | None:
+    """Return what the prompts of a trace share: blocks of equal hashes, or the text of a group."""
+    if trace.hash_ids is not None:
+        return _list_hash_paths(trace, block_tokens)
+    if (trace.prefix_id == NO_PREFIX).all():
+        return None
+    sizes = _measure_groups(trace) // block_tokens
+    paths = []
+    for request, group in enumerate(trace.prefix_id.tolist()):
+        trunk: tuple[Stretch, ...] = ()
+        if group != NO_PREFIX and sizes[group]:
+            trunk = ((("group", group), int(sizes[group])),)
+        paths.append(SharedPath(trunk, request))
+    return paths
+
+
+def _measure_groups(trace: Trace) -> Counts:
+    """Return the tokens that the prompts of each group share: those of the shortest."""
     is_grouped = trace.prefix_id != NO_PREFIX
-    if is_grouped.any():
-        group = trace.prefix_id[is_grouped]
-        shortest = np.full(group.max() + 1, np.iinfo(np.int64).max)
-        np.minimum.at(shortest, group, prompt[is_grouped])
-        prefix = shortest[group] // _PREFIX_BLOCK_TOKENS * _PREFIX_BLOCK_TOKENS
-        shared[is_grouped] = np.maximum(shared[is_grouped], prefix)
-    return np.asarray(np.minimum(shared, prompt - 1))
+    group = trace.prefix_id[is_grouped]
+    shortest = np.full(group.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, group, trace.prompt_tokens[is_grouped])
+    return np.asarray(shortest, dtype=np.int64)
+
+
+def _list_hash_paths(trace: Trace, block_tokens: int) -> list[SharedPath]:
+    """Return a stretch for each hash of a prompt; of its last one, the blocks that are full."""
+    assert trace.hash_ids is not None
+    paths = []
+    rows = zip(trace.hash_ids, trace.prompt_tokens.tolist(), strict=True)
+    for request, (hashes, tokens) in enumerate(rows):
+        trunk = []
+        for place, name in enumerate(hashes):
+            covered = min(tokens - place * trace.hash_tokens, trace.hash_tokens)
+            if covered >= block_tokens:
+                trunk.append((("hash", name), covered // block_tokens))
+        paths.append(SharedPath(tuple(trunk), request))
+    return paths
 
 
 def _draw_decode_steps(output_tokens: Counts, settings: EngineSettings) -> Array:

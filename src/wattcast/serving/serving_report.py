@@ -109,6 +109,8 @@ def _describe_engine(summary: dict[str, Any]) -> AnswerLine:
         f"cache {cache['mean']:.0%} mean, {cache['max']:.0%} most",
         f"{summary['preemptions']} preemptions",
     ]
+    if summary["prefix_hit_share"]:
+        remarks.append(f"{summary['prefix_hit_share']:.0%} of prompt tokens found in the cache")
     return AnswerLine("engine", f"{summary['busy_share']:.1%} busy", "; ".join(remarks))
 
 

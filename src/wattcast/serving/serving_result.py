@@ -73,6 +73,12 @@ class ServingResult:
         """How often a request was evicted from a full cache."""
         return sum(run.preemptions for run in self.runs)
 
+    @property
+    def prefix_hit_share(self) -> float | None:
+        """Share of the prompts' tokens that the prefix cache held; None where it is off."""
+        asked = sum(run.asked_tokens for run in self.runs)
+        return sum(run.found_tokens for run in self.runs) / asked if asked else None
+
     # Latencies and tokens
 
     @cached_property
@@ -254,6 +260,7 @@ class ServingResult:
             "energy_j_per_token": self.energy_j_per_token,
             "energy_j_per_total_token": self.energy_j / (self.output_tokens + prompt_tokens),
             "preemptions": self.preemptions,
+            "prefix_hit_share": self.prefix_hit_share,
             "queue": self._time_mean("waiting"),
             "batch": self._time_mean("decodes"),
             "cache_use": self._time_mean("cache_use"),
@@ -321,6 +328,8 @@ class ServingResult:
         if path.suffix != ".parquet":
             raise bad_value("--out", "a .parquet file", path.name)
         columns = take_fields(self.trace, "arrival_s", "prompt_tokens", "output_tokens")
+        if self.trace.session is not None:
+            columns |= take_fields(self.trace, "session", "turn")
         columns |= take_fields(self, "first_token_s", "last_token_s", "ttft_s", "tpot_s")
         parts = []
         for replica, run in enumerate(self.runs):

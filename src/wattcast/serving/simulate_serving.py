@@ -18,6 +18,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.options.keywords import SimulateKeywords
 from wattcast.options.serving_options import (
     SIMULATE,
+    Conversations,
     Deployment,
     EngineOptions,
     LatencyTargets,
@@ -31,9 +32,16 @@ from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
+from wattcast.serving.closed_loop import make_router, serve_sessions
 from wattcast.serving.engine_simulator import EngineReplica, Patience, ReplicaRun
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
 from wattcast.serving.request_plan import EngineSettings, RequestPlan, plan_requests
+from wattcast.serving.request_sessions import (
+    Sessions,
+    draw_sessions,
+    is_interactive,
+    make_closed_loop,
+)
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
@@ -75,7 +83,8 @@ def simulate(
     ``transfer``. ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds``
     repeats it all with other arrivals, lengths and launch times, or a given trace with other launch
     times. Requests of more tokens than the model was made for are rejected, as engines do;
-    ``force`` serves them."""
+    ``force`` serves them. With ``concurrency``, so many clients wait for each answer; ``turns`` makes
+    conversations of requests."""
     chosen = SIMULATE.parse(options)
     spec = find_language_model(model)
     traffic = chosen[Traffic]
@@ -87,15 +96,24 @@ def simulate(
     chip = find_gpu(gpu, settings.node)
     run = _read_engine_run(chosen.select_keywords(ModelOptions))
 
-    # requests that are longer than the model was made for are left out
-    traces = _make_traces(traffic, chosen[RequestShape])
-    requests = len(traces[0])
-    most_positions = count_positions(spec)
-    accepted = [
-        drop_long_requests(trace, spec.name, most_positions, settings.force) for trace in traces
-    ]
-    traces = [trace for trace, _ in accepted]
-    rejection = accepted[0][1]
+    # requests that are longer than the engine takes are left out
+    most_tokens = _limit_length(spec, engine, settings.force)
+    loads: Sequence[Trace | Sessions]
+    if is_interactive(traffic, chosen[Conversations]):
+        loads = _make_sessions(chosen, None if settings.force else most_tokens)
+        traces = [sessions.requests for sessions in loads]
+        requests = len(traces[0])
+        rejection = ""
+    else:
+        traces = _make_traces(traffic, chosen[RequestShape])
+        requests = len(traces[0])
+        is_set = engine.max_model_len is not None
+        accepted = [
+            drop_long_requests(trace, spec.name, most_tokens, settings.force, is_set)
+            for trace in traces
+        ]
+        loads = traces = [trace for trace, _ in accepted]
+        rejection = accepted[0][1]
 
     limit_w = settings.read_number("power_limit_w")
     if not settings.force:
@@ -117,14 +135,14 @@ def simulate(
     if engine.cache_tokens is not None:
         costs = replace(costs, cache_tokens=engine.cache_tokens)
 
-    results = _serve_traces(traces, costs, chosen, bounds, prices)
+    results = _serve_loads(loads, costs, chosen, bounds, prices)
     first = results[0]
     notes = [rejection] if rejection else []
     return replace(
         first,
         seed_spread=_measure_spread(results) if traffic.seeds > 1 else {},
         model_interval=_predictor_interval(spec, chip, run, first),
-        rejected=requests - len(traces[0]),
+        rejected=requests - len(traces[0]) if rejection else 0,
         assumptions=(*notes, WHOLE_TIME, *first.assumptions),
     )
 
@@ -136,6 +154,41 @@ def _read_engine_run(keywords: Mapping[str, Any]) -> ModelOptions:
         wanted = "engines that share experts (an ep of more GPUs than tp)"
         raise bad_value("dp", wanted, run.dp, "Use --replicas.")
     return run
+
+
+def _limit_length(spec: ModelSpec, engine: EngineOptions, force: bool) -> int | None:
+    """Return the most tokens of a request; None is no limit."""
+    positions = count_positions(spec)
+    if engine.max_model_len is None:
+        return positions
+    if positions is not None and engine.max_model_len > positions and not force:
+        wanted = f"at most the {positions:,} tokens that {spec.name} was made for"
+        raise bad_value("max_model_len", wanted, engine.max_model_len, "Or use --force.")
+    return engine.max_model_len
+
+
+def _make_sessions(chosen: ParsedOptions, most_tokens: int | None) -> list[Sessions]:
+    """Return the sessions of each seed."""
+    traffic = chosen[Traffic]
+    shape = chosen[RequestShape]
+    if traffic.trace is not None and traffic.concurrency is not None:
+        trace = traffic.trace
+        trace = trace if isinstance(trace, Trace) else read_trace(trace)
+        return [make_closed_loop(trace, traffic, most_tokens)] * traffic.seeds
+    if traffic.trace is not None:
+        wanted = "--concurrency or nothing beside a trace, which brings its own requests"
+        raise bad_value("simulate", wanted, "conversations or a ramp")
+    if (traffic.rate_per_s is None) == (traffic.concurrency is None):
+        count = "neither" if traffic.rate_per_s is None else "both"
+        raise bad_value("simulate", "either a rate or clients (--rate, --concurrency)", count)
+    if chosen[Deployment].prefill_replicas:
+        wanted = "engines that compute prompts themselves, with --concurrency, --turns or --ramp"
+        raise bad_value("prefill_replicas", wanted, chosen[Deployment].prefill_replicas)
+    talk = chosen[Conversations]
+    return [
+        draw_sessions(replace(shape, seed=shape.seed + place), traffic, talk, most_tokens)
+        for place in range(traffic.seeds)
+    ]
 
 
 def _make_traces(traffic: Traffic, shape: RequestShape) -> list[Trace]:
@@ -165,8 +218,8 @@ def _longest_context(trace: Trace) -> int:
     return int((trace.prompt_tokens + trace.output_tokens).max())
 
 
-def _serve_traces(
-    traces: Sequence[Trace],
+def _serve_loads(
+    loads: Sequence[Trace | Sessions],
     costs: StepCosts,
     chosen: ParsedOptions,
     bounds: tuple[LatencyBound, ...],
@@ -186,9 +239,17 @@ def _serve_traces(
         engine.speculative_tokens,
         engine.acceptance_rate,
         seed,
+        engine.prefix_caching,
+        costs.block_tokens,
     )
     results = []
-    for place, trace in enumerate(traces):
+    for place, trace in enumerate(loads):
+        if isinstance(trace, Sessions):
+            result = _serve_sessions(
+                trace, costs, replace(settings, seed=seed + place), deployment, bounds, prices
+            )
+            results.append(result)
+            continue
         result = serve_trace(
             trace,
             costs,
@@ -275,6 +336,36 @@ def serve_trace(
     )
 
 
+def _serve_sessions(
+    sessions: Sessions,
+    costs: StepCosts,
+    settings: EngineSettings,
+    deployment: Deployment,
+    bounds: tuple[LatencyBound, ...],
+    prices: Prices,
+) -> ServingResult:
+    """Serve requests that wait for one another; of a closed loop by time, as many as it takes."""
+    settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
+    replicas = deployment.replicas * costs.lanes
+    served = serve_sessions(sessions, costs, settings, replicas, deployment.router)
+    while served.is_exhausted and sessions.redraw is not None:
+        sessions = sessions.redraw(4 * len(sessions.first_requests))
+        served = serve_sessions(sessions, costs, settings, replicas, deployment.router)
+    notes = [*costs.assumptions, f"router: {deployment.router}"]
+    return ServingResult(
+        costs.model,
+        costs.gpu,
+        served.trace,
+        served.first_token_s,
+        served.last_token_s,
+        tuple(served.runs),
+        bounds,
+        prices,
+        tuple(dict.fromkeys(notes)),
+        lanes=costs.lanes,
+    )
+
+
 @dataclass(frozen=True)
 class _ServedRequests:
     """The runs of some replicas, and the moments at which every request had its tokens."""
@@ -323,13 +414,11 @@ def _share_requests(
         for place, engine in enumerate(engines):
             engine.submit(range(place, len(plan.arrival_s), replicas))
     else:
+        route = make_router(router, engines, [path.trunk for path in plan.paths or ()])
         for request, moment_s in enumerate(plan.arrival_s):
             for engine in engines:
                 engine.run_until(moment_s)
-            # the engine with the least load, in turns where several have
-            turn = request % replicas
-            in_turn = (*engines[turn:], *engines[:turn])
-            min(in_turn, key=lambda engine: engine.load).submit((request,))
+            route(request).submit((request,))
     runs = [engine.finish() for engine in engines]
     first_s = np.fmax.reduce([run.first_token_s for run in runs])
     last_s = np.fmax.reduce([run.last_token_s for run in runs])

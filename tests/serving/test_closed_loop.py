@@ -1,0 +1,191 @@
+"""Clients in a closed loop and conversations: what waits for what, worked out by hand and by laws
+that hold for every run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_up_costs import make_costs, real_host
+
+import wattcast
+from wattcast.core.errors import BadInput, WattcastError
+from wattcast.options.serving_options import Conversations, RequestShape, Traffic
+from wattcast.serving.arrivals import draw_times, draw_trace, make_trace
+from wattcast.serving.closed_loop import ServedSessions, serve_sessions
+from wattcast.serving.request_plan import EngineSettings
+from wattcast.serving.request_sessions import draw_sessions, make_closed_loop
+
+
+def serve(traffic, shape=None, talk=None, costs=None, settings=None, **more) -> ServedSessions:
+    sessions = draw_sessions(shape or RequestShape(), traffic, talk or Conversations(), None)
+    costs = costs or make_costs(host=real_host())
+    return serve_sessions(sessions, costs, settings or EngineSettings(), **more)
+
+
+def count_in_engine(served: ServedSessions, moments_s: np.ndarray) -> np.ndarray:
+    begun = np.searchsorted(np.sort(served.trace.arrival_s), moments_s, side="right")
+    ended = np.searchsorted(np.sort(served.last_token_s), moments_s, side="right")
+    return begun - ended
+
+
+def test_two_clients_by_hand() -> None:
+    """Steps of 1 ms and 0.1 ms a token. Both prompts of 4: 0 to 1.8 ms; a decode step to 3 ms.
+
+    Both clients send their next request at once, and its prompt is in the next step, to 4.8 ms."""
+    shape = RequestShape(prompt=4, output=2)
+    served = serve(Traffic(concurrency=2, requests=4), shape, costs=make_costs())
+    np.testing.assert_allclose(served.trace.arrival_s, [0, 0, 0.003, 0.003], atol=1e-12)
+    np.testing.assert_allclose(served.first_token_s, [0.0018, 0.0018, 0.0048, 0.0048])
+    np.testing.assert_allclose(served.last_token_s, [0.003, 0.003, 0.006, 0.006])
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "sticky"])
+def test_so_many_clients_are_served_at_any_time(replicas: int, router: str) -> None:
+    shape = RequestShape(prompt="lognormal:median=300,sigma=0.8", output="lognormal:median=60")
+    traffic = Traffic(concurrency=24, requests=400)
+    served = serve(traffic, shape, replicas=replicas, router=router)
+    assert len(served.trace) == 400
+    assert np.isfinite(served.last_token_s).all()
+    moments_s = np.linspace(0.01, served.trace.arrival_s[-24], 500)
+    assert count_in_engine(served, moments_s).max() <= 24
+    assert count_in_engine(served, moments_s).min() >= 23
+    assert len(served.runs) == replicas
+
+
+def test_littles_law_holds_with_thinking_clients() -> None:
+    """N = X (R + Z): clients, throughput, response and thinking time."""
+    traffic = Traffic(concurrency=16, requests=1500, think_time="exponential:mean=0.5s")
+    served = serve(traffic, RequestShape(prompt=200, output=40))
+    response_s = (served.last_token_s - served.trace.arrival_s).mean()
+    per_s = len(served.trace) / served.last_token_s.max()
+    assert per_s * (response_s + 0.5) == pytest.approx(16, rel=0.05)
+
+
+def test_a_turn_is_sent_a_pause_after_the_answer_with_all_that_was_said() -> None:
+    talk = Conversations(turns=4, turn_prompt=30, turn_pause="0.25s", shared_prefix=64)
+    served = serve(Traffic(rate_per_s=5.0, requests=40), RequestShape(100, 20), talk)
+    trace = served.trace
+    for session in range(40):
+        rows = np.flatnonzero(trace.session == session)
+        assert trace.turn[rows].tolist() == [0, 1, 2, 3]
+        assert trace.prompt_tokens[rows].tolist() == [164, 214, 264, 314]
+        gaps_s = trace.arrival_s[rows[1:]] - served.last_token_s[rows[:-1]]
+        np.testing.assert_allclose(gaps_s, 0.25)
+
+
+def test_later_turns_find_what_was_said_and_eviction_takes_it() -> None:
+    talk = Conversations(turns=5, turn_prompt=32, turn_pause="exponential:mean=8s")
+    traffic = Traffic(rate_per_s=20.0, requests=60)
+    shape = RequestShape(1600, 32)
+    roomy = serve(traffic, shape, talk)
+    # of a prompt of n tokens, the blocks of the turn before are found: 1600 + 31 of 1664, ...
+    said = roomy.trace.turn > 0
+    expected = ((roomy.trace.prompt_tokens[said] - 33) // 16 * 16).sum()
+    assert roomy.runs[0].found_tokens == expected
+    tight = serve(traffic, shape, talk, costs=make_costs(cache_tokens=70_000, host=real_host()))
+    assert 0 < tight.runs[0].found_tokens < 0.8 * expected
+    cold = serve(traffic, shape, talk, settings=EngineSettings(prefix_caching=False))
+    assert cold.runs[0].found_tokens == 0
+    first_s = [(run.first_token_s - run.trace.arrival_s)[said].mean() for run in (roomy, cold)]
+    assert first_s[0] < 0.5 * first_s[1]
+
+
+def test_a_sticky_router_finds_more_than_turns_about() -> None:
+    talk = Conversations(turns=6, turn_prompt=64, turn_pause="0.1s")
+    hits = {}
+    for router in ("sticky", "round-robin"):
+        served = serve(
+            Traffic(rate_per_s=20.0, requests=50),
+            RequestShape(800, 16),
+            talk,
+            replicas=4,
+            router=router,
+        )
+        hits[router] = sum(run.found_tokens for run in served.runs)
+    assert hits["sticky"] > 2 * hits["round-robin"]
+
+
+def test_a_ramp_starts_clients_and_rates_slowly() -> None:
+    clients = serve(Traffic(concurrency=10, requests=50, ramp_s=10.0), RequestShape(50, 5))
+    assert clients.trace.arrival_s.max() == pytest.approx(9.0, abs=0.1)
+    rising = serve(Traffic(rate_per_s=50.0, seconds=40.0, ramp_s=20.0), RequestShape(20, 2))
+    counts = np.histogram(rising.trace.arrival_s, bins=[0, 10, 20, 30, 40])[0]
+    np.testing.assert_allclose(counts, [125, 375, 500, 500], rtol=0.2)
+
+
+def test_clients_stop_when_the_time_is_up_however_many_sessions_it_takes() -> None:
+    asked = {"concurrency": 4, "prompt": 20, "output": 2, "seconds": 12}
+    found = wattcast.simulate("gpt2", "h200", **asked)
+    assert found.trace.arrival_s[-1] < 12.0
+    assert found.trace.arrival_s[-1] == pytest.approx(12.0, abs=0.2)
+    assert found.requests > 1000  # more than are drawn at first
+    assert found.summarise()["prefix_hit_share"] == 0.0
+
+
+def test_a_conversation_ends_before_the_turn_that_is_too_long() -> None:
+    asked = {"rate": 5, "requests": 20, "prompt": 100, "output": 50, "turns": 10}
+    found = wattcast.simulate("llama3-8b", "h200", **asked, max_model_len=1000)
+    total = found.trace.prompt_tokens + found.trace.output_tokens
+    assert total.max() == 900
+    assert found.requests == 20 * 6
+
+
+def test_clients_take_the_requests_of_a_trace() -> None:
+    trace = draw_trace(1.0, prompt="lognormal:median=80", output=10, requests=60)
+    sessions = make_closed_loop(trace, Traffic(concurrency=5), None)
+    served = serve_sessions(sessions, make_costs(), EngineSettings())
+    assert sorted(served.trace.prompt_tokens) == sorted(trace.prompt_tokens)
+    assert served.last_token_s.max() < trace.arrival_s[-1]
+
+
+def test_seeds_draw_other_requests_and_one_seed_the_same() -> None:
+    asked = {"concurrency": 3, "requests": 30, "prompt": "lognormal:median=90", "output": 8}
+    one, same = (wattcast.simulate("gpt2", "h200", **asked) for _ in range(2))
+    np.testing.assert_array_equal(one.last_token_s, same.last_token_s)
+    other = wattcast.simulate("gpt2", "h200", **asked, seed=2)
+    assert sorted(one.trace.prompt_tokens) != sorted(other.trace.prompt_tokens)
+
+
+def test_a_preempted_request_finds_what_is_left_of_it() -> None:
+    trace = make_trace(np.zeros(3), np.full(3, 160), np.full(3, 400))
+    costs = make_costs(cache_tokens=1200)
+    sessions = make_closed_loop(trace, Traffic(concurrency=3), None)
+    kept, cold = (
+        serve_sessions(sessions, costs, EngineSettings(prefix_caching=caching))
+        for caching in (True, False)
+    )
+    for served in (kept, cold):
+        assert served.runs[0].preemptions
+        assert np.isfinite(served.last_token_s).all()
+    computed = [served.runs[0].segments["prompt_tokens"].sum() for served in (kept, cold)]
+    assert computed[0] <= computed[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"rate": 1, "concurrency": 2}, "either a rate or clients"),
+        ({"rate": 1, "think_time": "2s"}, "clients that think"),
+        ({"concurrency": 2, "prefill_replicas": 1}, "compute prompts themselves"),
+        ({"concurrency": 2, "think_time": "later"}, "think_time"),
+        ({"rate": 1, "turns": 0}, "turns"),
+        ({"concurrency": 2, "max_model_len": 10**6}, "was made for"),
+        ({"concurrency": 2, "prompt": 512, "max_model_len": 100}, "100 tokens"),
+        ({"rate": 1, "prompt": 512, "max_model_len": 100}, "--max-model-len allows"),
+    ],
+)
+def test_mistakes_are_told(asked, says) -> None:
+    with pytest.raises((BadInput, WattcastError), match=says):
+        wattcast.simulate("llama3-8b", "h200", **asked)
+
+
+def test_times_are_drawn_with_their_mean() -> None:
+    random = np.random.default_rng(0)
+    assert draw_times("exponential:mean=200ms", "pause", random, 20_000).mean() == pytest.approx(
+        0.2, rel=0.03
+    )
+    drawn_s = draw_times("lognormal:median=2s,sigma=0.5", "pause", random, 20_000)
+    assert np.median(drawn_s) == pytest.approx(2.0, rel=0.03)
+    assert draw_times("1.5", "pause", random, 2).tolist() == [1.5, 1.5]
