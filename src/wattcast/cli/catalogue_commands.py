@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,7 @@ from rich.markup import escape
 from wattcast.cli.command_builder import command
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import WORKLOAD
-from wattcast.cli.component_commands import show_bottom_up
-from wattcast.cli.figure_options import PLOT_FILE
+from wattcast.cli.component_commands import EnergyOptions, show_bottom_up
 from wattcast.core.errors import bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, show
@@ -88,30 +86,6 @@ def list_nodes() -> CommandOutput:
     return CommandOutput({"nodes": plain}, lambda console: console.print(listing))
 
 
-@dataclass(frozen=True)
-class EnergyOptions:
-    """Energies per event of a chip, built from its architecture (--energies)."""
-
-    energies: Annotated[
-        bool, Option("Energies per event, leakage and area, built from the architecture.")
-    ] = False
-    feature_size: Annotated[
-        str | None, Option("With --energies: of the process, such as 28nm.")
-    ] = None
-    voltage: Annotated[str | None, Option("With --energies: core voltage, such as 0.9V.")] = None
-    temperature: Annotated[str | None, Option("With --energies: of the die, such as 80C.")] = None
-    change: Annotated[
-        list[str] | None,
-        Option(
-            "With --energies: PART=FACTOR, PART one of registers, l1, shared, l2, sms; may repeat."
-        ),
-    ] = None
-    save: Annotated[
-        Path | None, Option("With --energies: also write them as a table for power-trace, .yaml.")
-    ] = None
-    plot: Annotated[Path | None, PLOT_FILE] = None
-
-
 @command("gpus show")
 def show_gpu(
     env: Environment,
@@ -133,32 +107,10 @@ def show_gpu(
     from wattcast.predictor.api import find_gpu
 
     if build.energies:
-        return show_bottom_up(
-            env,
-            name,
-            build.feature_size,
-            build.voltage,
-            build.temperature,
-            build.change or [],
-            build.save,
-            build.plot,
-        )
-    if any(
-        option is not None
-        for option in (
-            build.feature_size,
-            build.voltage,
-            build.temperature,
-            build.change,
-            build.save,
-            build.plot,
-        )
-    ):
-        raise bad_value(
-            "--feature-size, --voltage, --temperature, --change, --save, --plot",
-            "--energies beside them",
-            "none",
-        )
+        return show_bottom_up(env, name, build)
+    if build != EnergyOptions():
+        settings = "--feature-size, --voltage, --temperature, --change, --dialect, --save, --plot"
+        raise bad_value(settings, "--energies beside them", "none")
     gpu = find_gpu(name)
     known = list_published_numbers(gpu)
     boards = list_boards(gpu.name)

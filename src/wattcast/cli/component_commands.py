@@ -156,7 +156,7 @@ def power_meter(
         env.stdout.write(line + "\n")
         env.stdout.flush()
 
-    answer_samples(meter, sys.stdin, answer)
+    answer_samples(meter, sys.stdin, answer, lambda text: env.say(f"note: {text}."))
 
 
 @command("lab accelwattch")
@@ -389,65 +389,100 @@ def _read_bounds(text: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
+@dataclass(frozen=True)
+class EnergyOptions:
+    """Energies per event of a chip, built from its architecture (--energies)."""
+
+    energies: Annotated[
+        bool, Option("Energies per event, leakage and area, built from the architecture.")
+    ] = False
+    feature_size: Annotated[
+        str | None,
+        Option(
+            "With --energies: feature size such as 28nm, or a process such as 'TSMC 12 nm FFN'."
+        ),
+    ] = None
+    voltage: Annotated[str | None, Option("With --energies: core voltage, such as 0.9V.")] = None
+    temperature: Annotated[str | None, Option("With --energies: of the die, such as 80C.")] = None
+    change: Annotated[
+        list[str] | None,
+        Option(
+            "With --energies: PART=FACTOR, PART one of registers, l1, shared, l2, sms; may repeat."
+        ),
+    ] = None
+    dialect: Annotated[
+        str | None,
+        Option("With --energies: counters of gpuwattch or accelwattch; default: the file's."),
+    ] = None
+    save: Annotated[
+        Path | None, Option("With --energies: also write them as a table for power-trace, .yaml.")
+    ] = None
+    plot: Annotated[Path | None, PLOT_FILE] = None
+
+
 _ZERO_C_IN_K = 273.15
 
 
-def show_bottom_up(
-    env: Environment,
-    name: str,
-    feature_size: str | None,
-    voltage: str | None,
-    temperature: str | None,
-    changes: list[str],
-    save: Path | None,
-    plot: Path | None,
-) -> CommandOutput:
+def show_bottom_up(env: Environment, name: str, build: EnergyOptions) -> CommandOutput:
     """Build energies per event from an architecture, and save or draw them where asked for."""
     from wattcast.lab.gpuwattch.architecture import read_architecture
     from wattcast.lab.gpuwattch.bottom_up import chip_design, event_energies
+    from wattcast.lab.gpuwattch.bottom_up.technology import explain_feature, read_feature_nm
     from wattcast.lab.gpuwattch.energy_table import format_energy_table
     from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
     from wattcast.predictor.api import find_gpu
 
-    settings: dict[str, Any] = {
-        "feature_nm": None
-        if feature_size is None
-        else 1e9 * parse(feature_size, "m", "--feature-size"),
-        "voltage_v": None if voltage is None else parse(voltage, "V", "--voltage"),
-        "temperature_k": None
-        if temperature is None
-        else parse(temperature, "C", "--temperature") + _ZERO_C_IN_K,
-    }
+    feature_nm = None
+    if build.feature_size is not None:
+        feature_nm = read_feature_nm(build.feature_size, "--feature-size")
+    settings: dict[str, Any] = {"feature_nm": feature_nm, "voltage_v": None, "temperature_k": None}
+    if build.voltage is not None:
+        settings["voltage_v"] = parse(build.voltage, "V", "--voltage")
+    if build.temperature is not None:
+        celsius = parse(build.temperature, "C", "--temperature")
+        settings["temperature_k"] = celsius + _ZERO_C_IN_K
     known = ", ".join(event_energies.SIZE_KNOBS)
-    factors = parse_pairs(changes, "--change", f"PART=FACTOR with a part of {known}", float)
+    form = f"PART=FACTOR with a part of {known}"
+    factors = parse_pairs(build.change or [], "--change", form, float)
     gpu = None
     dialect = SimulatorDialect.GPUWATTCH
     if _is_architecture(Path(name)):
         architecture = read_architecture(Path(name))
-        found = event_energies.build_architecture_chip(architecture, **settings)
+        original = event_energies.build_architecture_chip(architecture, **settings)
         dialect = architecture.dialect
     else:
         gpu = find_gpu(name)
-        found = chip_design.build_chip(chip_design.design_from_gpu(gpu, **settings))
-    changed = (
-        chip_design.build_chip(event_energies.scale_design(found.design, factors))
-        if factors
-        else found
-    )
-    if save is not None:
-        write_whole(save, format_energy_table(event_energies.make_energy_table(changed, dialect)))
-    if plot is not None:
-        env.save_plot(event_energies.draw_size_changes(changed.design), plot)
-    moved = event_energies.compare_chips(found, changed) if factors else ()
+        original = chip_design.build_chip(chip_design.design_from_gpu(gpu, **settings))
+    if build.dialect is not None:
+        dialects = list(SimulatorDialect)
+        dialect = SimulatorDialect(resolve_name("dialect", build.dialect, dialects))
+    changed = original
+    if factors:
+        changed = chip_design.build_chip(event_energies.scale_design(original.design, factors))
+    if build.save is not None:
+        table = event_energies.make_energy_table(changed, dialect)
+        write_whole(build.save, format_energy_table(table))
+    if build.plot is not None:
+        env.save_plot(event_energies.draw_size_changes(changed.design), build.plot)
+    moved = event_energies.compare_chips(original, changed) if factors else ()
     plain = event_energies.energies_to_plain(changed, gpu)
-    said = [vars(change) | {"ratio": change.ratio} for change in moved]
+    moves = [vars(change) | {"ratio": change.ratio} for change in moved]
 
     def print_text(console: Console) -> None:
         event_energies.print_energies(console, plain)
         if moved:
             event_energies.print_changes(console, moved)
 
-    return CommandOutput(plain | ({"changes": said} if moved else {}), print_text)
+    # a number was written where a process might have been meant
+    is_number = gpu is None or feature_nm is not None
+    if build.feature_size is not None:
+        is_number = build.feature_size.strip()[:1].isdigit()
+    warning = explain_feature(original.design.feature_nm) if is_number else ""
+    return CommandOutput(
+        plain | ({"changes": moves} if moved else {}),
+        print_text,
+        notes=[f"warning: {warning}."] if warning else [],
+    )
 
 
 def _is_architecture(path: Path) -> bool:

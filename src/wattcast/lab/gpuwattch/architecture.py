@@ -25,6 +25,7 @@ from wattcast.core import units
 from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, nearest_names
 from wattcast.core.strict_files import decode_text, decode_yaml, read_bytes, read_shipped_table
 from wattcast.core.whole_files import write_whole
+from wattcast.lab.gpuwattch.bottom_up.technology import read_feature_nm
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.component_power import STATIC_NAMES
 
@@ -46,6 +47,7 @@ _UNITS = {
     "J": ("J", 1.0),
     "V": ("V", 1.0),
 }
+_TECHNOLOGY_NODE = "core_tech_node"
 _WRITE_BACK_STAGE = 10  # EX_WB in -gpgpu_pipeline_widths
 _SAMPLE_OPTIONS = (
     "gpu_stat_sample_frequency",
@@ -70,7 +72,11 @@ class ArchitectureParameter:
     meaning: str
 
     def read(self, text: str) -> ParameterValue:
-        """Return the value written as ``text``, or raise BadInput that says what is wrong with it."""
+        """Return the value written as ``text``, or raise BadInput that says what is wrong with it.
+
+        A technology node may also be the name of a process, such as ``TSMC 12 nm FFN``."""
+        if self.name == _TECHNOLOGY_NODE and _parse_number(text) is None:
+            return read_feature_nm(text, self.where)
         many = self.kind.startswith("integers")
         is_whole = self.kind != "number"
         count = int(self.kind.partition(":")[2]) if many else 1
@@ -420,7 +426,10 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
             read: ParameterValue = tuple(value)
         elif of:
             unit, size = _UNITS[of]
-            number = units.parse(value, unit, here)
+            if name == _TECHNOLOGY_NODE and isinstance(value, str):
+                number = 1e-9 * read_feature_nm(value, here)
+            else:
+                number = units.parse(value, unit, here)
             number = number + _ZERO_C_IN_K if of == "K" else number / size
             read = float(f"{number:.12g}")  # 1e-9 and 273.15 are not exact in binary
         elif isinstance(value, str):

@@ -24,7 +24,12 @@ from wattcast.hardware import OperatingPoint
 from wattcast.lab.gpuwattch import energy_table
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture, read_architecture
 from wattcast.lab.gpuwattch.energy_table import ComponentRail, ComponentSet, EnergyTable
-from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.lab.gpuwattch.trace_reading import (
+    INSTRUCTIONS,
+    THREADS,
+    SimulatorDialect,
+    dialect_counters,
+)
 from wattcast.power.activity import Activity, ActivitySource, known_events
 from wattcast.power.component_power import ComponentPower, Drive, LaneStatic, Leakage, Part, Term
 from wattcast.power.power_model import VoltageCurve
@@ -224,6 +229,19 @@ class PowerMeter:
     def __post_init__(self) -> None:
         known = dialect_counters(self.dialect) if self.dialect is not None else ()
         self._event_of = {c.column: (c.event, c.prescaled, c.scaling) for c in known if c.event}
+        self._event_of[THREADS] = ("active_thread", False, "")
+        # columns of a metric trace in which nothing is counted
+        self._silent = {c.column for c in known if not c.event} | {INSTRUCTIONS}
+
+    def read_header(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the events that counters of these names show; an unknown name is an error."""
+        known = [*self._event_of, *known_events(), *self._silent]
+        events = []
+        for name in names:
+            check_names("counter", name, known, "")
+            if name not in self._silent:
+                events.append(self._event_of.get(name, (name, False, ""))[0])
+        return tuple(events)
 
     def sample(self, counts: Mapping[str, float], cycles: float) -> ClockSetting:
         """Measure one sample of ``cycles`` core cycles at the present setting and return the next
@@ -233,6 +251,8 @@ class PowerMeter:
             raise bad_value(f"sample {self.samples}", "cycles above zero", cycles)
         values: dict[str, float] = {}
         for name, count in counts.items():
+            if name in self._silent:
+                continue
             event, prescaled, factor = self._event_of.get(name, (name, False, ""))
             if event not in known_events():
                 raise unknown_name("counter", name, [*self._event_of, *known_events()])
@@ -259,37 +279,56 @@ class PowerMeter:
         return self.setting
 
 
-def answer_samples(meter: PowerMeter, lines: Iterable[str], answer: Callable[[str], None]) -> None:
+AT_LEAST = "power_at_least"  # the first name of an answer whose total lacks components
+
+
+def answer_samples(
+    meter: PowerMeter,
+    lines: Iterable[str],
+    answer: Callable[[str], None],
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
     """Serve a simulator in another process, one line a sample (``wattcast_power.hpp`` is its side
     in C++).
 
-    The first line names the counters. Each further line has the sample's cycles and counts, and
-    optionally the clock in Hz and the voltage in V of the samples that follow, behind a ``|``. The
-    answer is the sample's watts, then those of each part, in the order of the first answer. A line
-    that cannot be read is answered with ``error`` and ends it."""
+    The first line names the counters, as a metric trace does. Each further line has the sample's
+    cycles and counts, and optionally the clock in Hz and the voltage in V of the samples that
+    follow, behind a ``|``. The answer is the sample's watts, then those of each part, in the order
+    of the first answer. Where counters are missing, the total is called ``power_at_least`` and
+    ``tell`` says what it lacks. A line that cannot be read is answered with ``error`` and ends it.
+    """
     stream = iter(lines)
-    names = next(stream, "").strip().split(",")
-    known = [*meter._event_of, *known_events()]
+    names = next(stream, "").strip().rstrip(",").split(",")
     try:
-        check_names("counter", names, known, "")
-        answer(",".join(("power", *meter.model.parts)))
+        events = meter.read_header(names)
+        model, lost, partial = meter.model.seen_by(events)
+        meter.model = model
+        is_partial = bool(lost or partial)
+        if is_partial:
+            missing = f"no counter of {', '.join(lost) or 'none'}"
+            tell(f"the total is a lower bound: {missing}; in part: {', '.join(partial) or 'none'}")
+        answer(",".join((AT_LEAST if is_partial else "power", *model.parts)))
         for line in stream:
             if not line.strip():
                 return
-            counts, _, asked = line.strip().partition("|")
-            cycles, *values = (float(text) for text in counts.split(","))
-            if len(values) != len(names):
-                raise bad_value(
-                    f"sample {meter.samples}",
-                    f"cycles and {len(names)} counts",
-                    f"{len(values)} counts",
-                )
-            seen: list[SamplePower] = []
-            meter.listeners = (seen.append,)
-            meter.sample(dict(zip(names, values, strict=True)), cycles)
-            answer(",".join(f"{watts!r}" for watts in (seen[0].power_w, *seen[0].part_w.values())))
-            if asked:
-                clock_hz, *volts = (float(text) for text in asked.split(","))
-                meter.setting = ClockSetting(clock_hz, volts[0] if volts else None)
+            _answer_sample(meter, names, line, answer)
     except (WattcastError, ValueError) as error:
         answer("error " + str(error).replace("\n", " "))
+
+
+def _answer_sample(
+    meter: PowerMeter, names: list[str], line: str, answer: Callable[[str], None]
+) -> None:
+    """Answer one sample, and set clock and voltage of the next where the line asks for them."""
+    counts, _, setting = line.strip().partition("|")
+    cycles, *values = (float(text) for text in counts.rstrip(",").split(","))
+    if len(values) != len(names):
+        where = f"sample {meter.samples}"
+        raise bad_value(where, f"cycles and {len(names)} counts", f"{len(values)} counts")
+    seen: list[SamplePower] = []
+    meter.listeners = (seen.append,)
+    meter.sample(dict(zip(names, values, strict=True)), cycles)
+    answer(",".join(f"{watts!r}" for watts in (seen[0].power_w, *seen[0].part_w.values())))
+    if setting:
+        clock_hz, *volts = (float(text) for text in setting.split(","))
+        meter.setting = ClockSetting(clock_hz, volts[0] if volts else None)

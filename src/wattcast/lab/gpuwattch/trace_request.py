@@ -315,12 +315,15 @@ def read_chip(request: TraceRequest) -> ChipFiles:
             build_architecture_chip,
             make_energy_table,
         )
+        from wattcast.lab.gpuwattch.bottom_up.technology import explain_feature
 
         found = build_architecture_chip(
             architecture, int(config.sm_count) if config.sm_count else None, clock_hz
         )
         table = make_energy_table(found, dialect)
         notes.append(f"no table of energies: {found.provenance}")
+        if other_process := explain_feature(found.design.feature_nm):
+            notes.append(f"warning: {other_process}")
         if left_out := found.design.notes:
             notes.append(
                 f"{len(left_out)} numbers the architecture file leaves out have McPAT's defaults"

@@ -191,9 +191,9 @@ def _unknown_mix_w(model: ComponentPower, activity: Activity, share: Array) -> A
     """Return AccelWattch's static power of a mix of units that is not known, its geometric mean."""
     static = model.static
     assert static is not None
-    lanes = static.full_warp
+    lanes = np.asarray(static.full_warp)
     if activity.has("active_thread"):
-        lanes = np.asarray(activity.event_values("active_thread"))
+        lanes = activity.event_values("active_thread")
     first_w = static.power_w["static_geomean_flane"]
     lane_w = static.power_w["static_geomean_addlane"]
     idle = np.clip(activity.event_values("idle_sm"), 0.0, static.sm_count)

@@ -4,9 +4,12 @@
 // the counters of every sample. The answer holds the total and the watts of each component, and the next sample may
 // run at another clock and voltage: the feedback of GPUWattch's manual, section 1.3.
 //
-//     wattcast::PowerMeter meter("accelwattch.xml", {"TOT_INST", "INT_ACC", "IDLE_CORE_N"});
+//     wattcast::PowerMeter meter("accelwattch.xml", {"TOT_INST", "INT_ACC", "IDLE_CORE_N"}, {"--sms", "80"});
 //     const auto watts = meter.sample(500, {1200, 38400, 2});     // cycles, counts
 //     if (watts[0] > 250.0) meter.set_clock(1.2e9, 0.85);           // from the next sample on
+//
+// Counters have the names of a metric trace. Three of them, as here, show three components: the sum of these is a
+// lower bound, and `is_lower_bound()` says so. Hand over all counters of the trace to get the whole power.
 //
 // POSIX and C++11, no library. Errors are std::runtime_error with the program's own words.
 #ifndef WATTCAST_POWER_HPP
@@ -65,7 +68,10 @@ class PowerMeter {
     waitpid(child_, nullptr, 0);
   }
 
-  // Names of the watts that `sample` returns: "power", then the components.
+  // Whether the counters leave components out, so that the first number of `sample` is a lower bound and no total.
+  bool is_lower_bound() const { return !parts_.empty() && parts_[0] == "power_at_least"; }
+
+  // Names of the watts that `sample` returns: "power" (or "power_at_least"), then the components.
   const std::vector<std::string>& parts() const { return parts_; }
 
   // Watts of a sample of `cycles` core cycles, with counts in the order of the constructor's counters.

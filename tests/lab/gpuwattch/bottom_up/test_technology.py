@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from wattcast import hardware
+from wattcast.core.errors import BadInput
+from wattcast.lab.gpuwattch.architecture import write_architecture
 from wattcast.lab.gpuwattch.bottom_up.chip_design import (
     ChipDesign,
     build_chip,
@@ -27,7 +31,13 @@ from wattcast.lab.gpuwattch.bottom_up.event_energies import (
     pipeline_duty_w,
     scale_design,
 )
-from wattcast.lab.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE, find_technology
+from wattcast.lab.gpuwattch.bottom_up.technology import (
+    BOTTOM_UP_PACKAGE,
+    explain_feature,
+    find_process,
+    find_technology,
+    read_feature_nm,
+)
 from wattcast.lab.gpuwattch.component_build import demo_architecture
 from wattcast.lab.gpuwattch.energy_table import format_energy_table, read_energies
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
@@ -163,3 +173,42 @@ def test_a_node_between_rows_lies_between_them() -> None:
     assert fine.gate_f_per_um != middle.gate_f_per_um
     assert "2010" in middle.source
     assert "2013" in middle.source
+
+
+def test_a_process_is_named_and_a_number_is_a_feature_size() -> None:
+    """``core_tech_node=12`` is TSMC's 5 nm class and not its 12 nm: 2.3 times off, silently."""
+    assert read_feature_nm("TSMC 12 nm FFN", "node") == find_process("TSMC 12 nm FFN")[0] == 21.9
+    assert read_feature_nm("tsmc 4n", "node") == find_process("TSMC 4N")[0]
+    assert read_feature_nm("28nm", "node") == pytest.approx(28.0)
+    with pytest.raises(BadInput, match="TSMC 7 nm N7"):
+        read_feature_nm("Intel 4", "node")
+    assert "TSMC 12 nm FFN" in explain_feature(12.0)
+    assert "TSMC 16 nm FinFET" in explain_feature(16.0)
+    assert explain_feature(21.9) == explain_feature(40.0) == explain_feature(45.0) == ""
+    with pytest.raises(BadInput, match="name the process"):
+        find_technology(7.0)
+
+
+def test_an_architecture_file_may_name_its_process(call, tmp_path: Path) -> None:
+    """The name gives the energies of its feature size; the bare number is warned of."""
+    path = tmp_path / "demo.xml"
+    write_architecture(demo_architecture(), path)
+    text = path.read_text()
+    for value, warned in (("TSMC 12 nm FFN", False), ("21.9", False), ("12", True)):
+        path.write_text(re.sub(r'(name="core_tech_node" value=)"[^"]*"', rf'\1"{value}"', text))
+        done = call("gpus", "show", str(path), "--energies", "--json")
+        assert done.code == 0
+        assert ("not as TSMC 12 nm FFN" in done.err) == warned
+        size_nm = json.loads(done.out)["feature_nm"]
+        assert size_nm == (12.0 if warned else 21.9)
+
+
+def test_energies_of_a_gpu_are_written_in_the_dialect_asked_for(call, tmp_path: Path) -> None:
+    """``--save`` wrote GPUWattch's counters alone, which no AccelWattch file takes."""
+    for dialect, counter in (("gpuwattch", "SP_ACC"), ("accelwattch", "TENSOR_ACC")):
+        path = tmp_path / f"{dialect}.yaml"
+        argv = ["--energies", "--dialect", dialect, "--save", str(path)]
+        assert call("gpus", "show", "v100", *argv).code == 0
+        assert counter in read_energies(path).energy_j
+    wrong = call("gpus", "show", "v100", "--energies", "--dialect", "mcpat")
+    assert (wrong.code, "accelwattch" in wrong.err) == (2, True)

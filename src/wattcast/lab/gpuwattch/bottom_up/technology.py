@@ -9,6 +9,7 @@ rows."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
@@ -16,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.core import units
 from wattcast.core.arrays import Sweepable
-from wattcast.core.errors import MissingSpecification, bad_value, check_names
+from wattcast.core.errors import MissingSpecification, bad_value, check_names, clip_text
 from wattcast.core.strict_files import read_shipped_table
 
 BOTTOM_UP_PACKAGE = "wattcast.lab.gpuwattch.bottom_up"
@@ -36,6 +38,7 @@ _MILLER = 1.5  # neighbours that switch the other way half the time
 _FAN_OUT = 4.0  # per stage of a driver chain: near the optimum of logical effort (Sutherland 1999)
 _STACK_LEAKAGE = 0.2  # of a second transistor in series (McPAT 0.8)
 _SHORT_CIRCUIT_A_PER_UM = 65e-6  # of a repeater while it switches (Banerjee, IEEE TED 2002)
+_SAME_FEATURE = 0.1  # relative difference below which a process's name tells its feature size
 _STEP = 0.69  # ln 2: to half the swing
 
 
@@ -390,6 +393,47 @@ def find_process(name: str) -> tuple[float, dict[str, str]]:
     return round(1e3 * (float(row["cell_um2"]) / CELL_AREA_FEATURE2) ** 0.5, 2), row
 
 
+def read_feature_nm(text: str, where: str) -> float:
+    """Return the feature size in nm that a text means: a length, or the name of a process.
+
+    >>> read_feature_nm("TSMC 12 nm FFN", "node"), read_feature_nm("45 nm", "node")
+    (21.9, 45.0)
+    """
+    names = [row["process"] for row in _read_rows("processes.csv")]
+    spelled = {_plain_name(name): name for name in names}
+    if _plain_name(text) in spelled:
+        return find_process(spelled[_plain_name(text)])[0]
+    if not re.match(r"\s*[\d.]", text):
+        wanted = f"a length such as 45 nm, or a process: {', '.join(names)}"
+        raise bad_value(where, wanted, clip_text(text))
+    return 1e9 * units.parse(text, "m", where)
+
+
+def _plain_name(text: str) -> str:
+    return re.sub(r"\s+", "", text).lower()
+
+
+def explain_feature(feature_nm: float) -> str:
+    """Say which process a feature size is not, where it is the number in a process's name.
+
+    >>> explain_feature(12.0)
+    '12 nm is taken as the feature size, not as TSMC 12 nm FFN, whose cell makes it 21.9 nm: name the process if it was meant'
+    >>> explain_feature(45.0)
+    ''
+    """
+    for row in _read_rows("processes.csv"):
+        number = re.search(r"\d+", row["process"])
+        if number is None or float(number[0]) != feature_nm or not row["cell_um2"]:
+            continue
+        size_nm = find_process(row["process"])[0]
+        if abs(size_nm / feature_nm - 1.0) > _SAME_FEATURE:
+            return (
+                f"{feature_nm:g} nm is taken as the feature size, not as {row['process']}, whose cell "
+                f"makes it {size_nm:g} nm: name the process if it was meant"
+            )
+    return ""
+
+
 @cache
 def _read_rows(name: str, **where: str) -> tuple[dict[str, str], ...]:
     rows = read_shipped_table(BOTTOM_UP_PACKAGE, "data", name)
@@ -405,7 +449,9 @@ def _interpolate_rows(
     sizes = [float(row["feature_nm"]) for row in rows]
     if not min(sizes) <= feature_nm <= max(sizes):
         wanted = f"{min(sizes):g} to {max(sizes):g} nm, the table's ends"
-        raise bad_value(f"feature size ({what})", wanted, f"{feature_nm:g} nm")
+        do = explain_feature(feature_nm)
+        do = f"{do[0].upper()}{do[1:]}." if do else ""
+        raise bad_value(f"feature size ({what})", wanted, f"{feature_nm:g} nm", do)
     order = np.argsort(sizes)
     grid = np.array(sizes)[order]
     found = {}
