@@ -20,7 +20,7 @@ from wattcast.kernels.families.special_grids import (
     special_grid,
     special_kernel,
 )
-from wattcast.kernels.kernel_table import BLOCK_CYCLE, USUAL_CONDITION, LaunchGrid, streamed_share
+from wattcast.kernels.kernel_table import USUAL_CONDITION, WORK, LaunchGrid, streamed_share
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.graph import Block, Graph
@@ -279,7 +279,9 @@ def test_one_block_an_sm_takes_longer_than_two() -> None:
 def test_the_gradient_of_a_norm_walks_over_all_rows() -> None:
     short, tall = (walk_warm(RmsNorm(rows, 768, backward=True)) for rows in (1024, 32768))
     assert tall.steps > 15 * short.steps
-    assert walk_warm(RmsNorm(1 << 18, 64)).sm_cycle == pytest.approx((1 << 18) / SMS * BLOCK_CYCLE)
+    assert walk_warm(RmsNorm(1 << 18, 64)).sm_cycle == pytest.approx(
+        (1 << 18) / SMS * WORK.block_cycles
+    )
 
 
 def test_parts_of_a_cache_are_those_that_ran() -> None:

@@ -75,6 +75,7 @@ def poll_until(
     relaxed: bool = True,
     quick_s: float = math.inf,
     lead_s: tuple[float, float] = (math.inf, math.inf),
+    period_s: float = 0.05,
 ) -> EnergySamples:
     """What the loop writes until ``end_s``, told to be quick in ``lead_s`` and from ``quick_s`` on;
     sleep is free.
@@ -93,7 +94,7 @@ def poll_until(
 
     clock = SimpleNamespace(monotonic=monotonic, sleep=sleep, process_time_ns=lambda: 0)
     monkeypatch.setattr(polling_process, "time", clock)
-    polling_process.poll_source(gpu, ring, 0.05, os.getppid(), relaxed)
+    polling_process.poll_source(gpu, ring, period_s, os.getppid(), relaxed)
     return EnergySamples(ring.read())
 
 

@@ -12,6 +12,9 @@ import dataclasses
 import math
 import os
 import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +71,36 @@ def load_coefficients(subject: str, kind: type[Record]) -> Record:
         arguments[field.name] = _scale_for_trial(place, quantity)
     if values:
         raise bad_value(f"{subject}.yaml", "only entries that the code reads", min(values))
-    return kind(**arguments)
+    record = kind(**arguments)
+    _loaded_records[subject].append(record)
+    return record
+
+
+# What was loaded of each subject, so that a coefficient can be changed for a while.
+_loaded_records: defaultdict[str, list[Any]] = defaultdict(list)
+
+
+@contextmanager
+def change_coefficient(place: str, factor: float) -> Iterator[None]:
+    """Multiply a coefficient, ``subject.name``, while the context lasts, to see what depends on it.
+
+    This is for tests and trials. What was computed and cached before keeps the old value.
+    """
+    subject, _, name = place.partition(".")
+    earlier_values = []
+    for record in _loaded_records[subject]:
+        for field in vars(record):
+            if split_unit(field)[0] == name:
+                value = getattr(record, field)
+                earlier_values.append((record, field, value))
+                object.__setattr__(record, field, _multiply(value, factor))
+    if not earlier_values:
+        raise unknown_name("loaded coefficient", place, sorted(_loaded_records))
+    try:
+        yield
+    finally:
+        for record, field, value in earlier_values:
+            object.__setattr__(record, field, value)
 
 
 def read_values(subject: str) -> dict[str, Value]:
@@ -145,9 +177,12 @@ def _scale_for_trial(place: str, value: Any) -> Any:
     out which tests and bounds notice it.
     """
     name, _, factor = os.environ.get(FACTOR_VARIABLE, "").partition("=")
-    if name != place:
-        return value
+    return _multiply(value, float(factor)) if name == place else value
+
+
+def _multiply(value: Any, factor: float) -> Any:
+    """Return a value times a factor: each number of a list, and whole numbers rounded."""
     if isinstance(value, tuple):
-        return tuple(float(factor) * number for number in value)
-    scaled = float(factor) * value
+        return tuple(factor * number for number in value)
+    scaled = factor * value
     return max(round(scaled), 1) if isinstance(value, int) else scaled

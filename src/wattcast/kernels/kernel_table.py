@@ -49,7 +49,6 @@ class KernelWorkCoefficients:
 WORK = load_coefficients("kernel_work", KernelWorkCoefficients)
 
 SM_THREADS = 2048.0
-BLOCK_CYCLE = WORK.block_cycles
 
 
 class LibraryStyle(StrEnum):

@@ -22,7 +22,6 @@ class CounterStepCoefficients:
 
     slack_s: float  # by which a counter may be read later than it changed
     min_steps: int  # of a counter, before it may be called regular
-    several_steps: float  # sightings further apart than this ratio have a step between them
     grid_miss: float  # share of a period that sightings of a regular counter may miss the grid by
     polls_a_period: float  # polls must lie closer than this fraction of a period to show it
     late_step: float  # share of a period by which a poll may precede the step that it belongs to
@@ -152,7 +151,8 @@ def find_ticks(samples: EnergySamples) -> CounterTicks:
     if len(sharp_s) >= COUNTER.min_steps:
         # Most sightings may be several steps apart, so parts of the usual time are tried too.
         apart_s = np.sort(np.diff(sharp_s))
-        usual_s = float(np.median(apart_s[apart_s <= COUNTER.several_steps * apart_s[2]]))
+        is_one_step = np.round(apart_s / apart_s[2]) <= 1.0
+        usual_s = float(np.median(apart_s[is_one_step]))
         for part in range(1, MOST_PARTS + 1):
             ticks = _place_on_grid(sightings, usual_s / part)
             if ticks is not None:

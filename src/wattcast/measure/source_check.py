@@ -45,7 +45,6 @@ class SourceCheckCoefficients:
     late_reading_s: float  # by which a reading may be updated after the counter's step
     early_reading_s: float  # and before it
     mean_averages: float  # averages that a window must span, to be compared by their mean
-    wide_step: float  # steps of the counter that lie further apart have a step between them
     sampling_deviations: float  # standard errors that the mean of instant readings may be off
     agreement: float  # share by which two kinds of readings may differ and agree
 
@@ -340,13 +339,13 @@ def _find_open_joules(ticks: CounterTicks, instant: ColumnReadings, moments_s: A
     place = np.searchsorted(ticks.time_s, moments_s) - 1
     place = np.clip(place, 0, len(ticks.time_s) - 2)
     gap_s = np.diff(ticks.time_s)[place]
-    is_wide = gap_s > CHECKS.wide_step * (ticks.step_s or 0.0)
+    has_step_between = np.round(gap_s / ticks.step_s) > 1.0 if ticks.step_s else gap_s > 0.0
     from_begin_s = moments_s - ticks.time_s[place]
     to_end_s = ticks.time_s[place + 1] - moments_s
     to_edge_s = np.maximum(np.minimum(from_begin_s, to_end_s), 0.0)
     near = instant.between(float(moments_s.min()) - CHECKS.average_s, float(moments_s.max()))
     span_w = float(np.ptp(near.values)) if len(near) > 1 else 0.0
-    return np.where(is_wide, 0.5 * to_edge_s * span_w, 0.0)
+    return np.where(has_step_between, 0.5 * to_edge_s * span_w, 0.0)
 
 
 def _compare_instants(

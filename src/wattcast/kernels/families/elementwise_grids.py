@@ -28,7 +28,7 @@ from wattcast.kernels.families.elementwise_sizes import (
     ElementwiseSizes,
 )
 from wattcast.kernels.families.special_grids import power_of_two
-from wattcast.kernels.kernel_table import BLOCK_CYCLE, SM_THREADS, LaunchGrid, as_columns
+from wattcast.kernels.kernel_table import SM_THREADS, WORK, LaunchGrid, as_columns
 
 ISSUE_PER_CYCLE = 128.0  # instructions of threads that an SM issues: four warps
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
@@ -167,7 +167,7 @@ def _gather_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     units = sizes.rows * ceil(chunks / _GATHER_THREADS)
     threads = min(ceil(chunks / 32.0) * 32.0, _GATHER_THREADS)
     slots = min(SM_THREADS // threads, _MOST_BLOCKS)
-    least_cycles = max(units / sm_count, 1.0) * BLOCK_CYCLE
+    least_cycles = max(units / sm_count, 1.0) * WORK.block_cycles
     busy_cycles = max(sizes.busy_cycles(units, sm_count), least_cycles)
     steps = sizes.start_steps + sizes.first_load_steps
     return LaunchGrid(units, steps, slots, sm_cycle=busy_cycles, once=True)

@@ -19,8 +19,8 @@ from wattcast.core import Dtype
 from wattcast.core.arrays import Array, CodedColumn, Mask
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
-    BLOCK_CYCLE,
     SM_THREADS,
+    WORK,
     ConditionColumns,
     FamilyColumns,
     ReferenceChip,
@@ -376,7 +376,7 @@ def _walk_norm(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
         return RowWalk(steps, sm_rows * ROWS.scalar_cycles * alike.dim)
     is_layer = alike.kind == "layernorm"
     of_row, of_byte, of_wide_row = ROWS.layernorm_cycles if is_layer else ROWS.rmsnorm_cycles
-    row_cycles = np.maximum(of_row + of_byte * alike.dim * alike.dtype.byte, BLOCK_CYCLE)
+    row_cycles = np.maximum(of_row + of_byte * alike.dim * alike.dtype.byte, WORK.block_cycles)
     if alike.dtype is Dtype.FP32:
         row_cycles = row_cycles + of_wide_row
     return RowWalk(ROWS.reduce_steps + steps_with_misses(loads, missing), sm_rows * row_cycles)

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
-from wattcast.kernels.kernel_table import BLOCK_CYCLE, SM_THREADS, LaunchGrid, steps_with_misses
+from wattcast.kernels.kernel_table import SM_THREADS, WORK, LaunchGrid, steps_with_misses
 from wattcast.workload.operator_types import Elementwise, Layout
 
 
@@ -224,7 +224,7 @@ def _scale_images(shape: _ImageShape, sm_count: float, missing: float) -> _Pass:
     block_threads = threads * block_pictures
     warp_steps = block_threads / _WARP * steps
     step_cycles = GRIDS.scale_cycles * (1.0 + GRIDS.memory_slowdown * missing)
-    block_cycles = max(warp_steps * step_cycles, BLOCK_CYCLE)
+    block_cycles = max(warp_steps * step_cycles, WORK.block_cycles)
     slots = min(SM_THREADS / block_threads, 32.0)
     return _Pass(blocks, steps, slots, max(blocks / sm_count, 1.0) * block_cycles)
 
@@ -233,7 +233,7 @@ def _scale_channels_last(shape: _ImageShape, sm_count: float) -> _Pass:
     blocks, values = _cut_channels_last(shape, sm_count)
     warps = _LAST_CHANNELS * _LAST_THREADS / _WARP
     value_cycles = GRIDS.cudnn_last_scale_cycles if shape.is_cudnn else GRIDS.last_scale_cycles
-    sm_cycle = blocks / sm_count * max(warps * values * value_cycles, BLOCK_CYCLE)
+    sm_cycle = blocks / sm_count * max(warps * values * value_cycles, WORK.block_cycles)
     return _Pass(blocks, ceil(values / _LAST_LOADS), SM_THREADS / (warps * _WARP), sm_cycle)
 
 
@@ -305,7 +305,7 @@ def _sum_columns(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid
     has_parts = parts > 1
     steps = 2.0 + steps_with_misses(ceil(values / parts / 4.0), missing)
     steps += has_parts * ceil(parts / height)
-    sm_cycle = (GRIDS.column_cycles * op.n + BLOCK_CYCLE * blocks * parts) / sm_count
+    sm_cycle = (GRIDS.column_cycles * op.n + WORK.block_cycles * blocks * parts) / sm_count
     return LaunchGrid(
         blocks * parts,
         steps,
@@ -360,7 +360,7 @@ def _pool_gradient(op: Elementwise, sm_count: float, missing: float) -> LaunchGr
     # Further planes of a block load while it computes.
     planes_of_block = 1.0 + (max(planes / _MOST_PLANES, 1.0) - 1.0) / 3.0
     plane_cycles = GRIDS.pool_gradient_cycles * ceil(pixels / _WARP) / across
-    block_cycles = planes_of_block * max(plane_cycles, 2.0 * BLOCK_CYCLE)
+    block_cycles = planes_of_block * max(plane_cycles, 2.0 * WORK.block_cycles)
     return LaunchGrid(
         blocks,
         steps=4.0,

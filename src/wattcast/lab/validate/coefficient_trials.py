@@ -6,25 +6,39 @@ whose test passes with both, is listed as unnoticed: it should go, or get a test
 not count: they notice every change and explain none.
 
 Run in the repository: ``python -m wattcast.lab.validate.coefficient_trials [SUBJECT[.NAME] ...]``.
-With ``--jobs 2`` two trials run at a time. The exit status is 1 if fewer than 95 % are noticed.
+With ``--record`` the results go to ``coefficients/trials.csv``, from which the documentation takes
+the share that is noticed. The exit status is 1 if fewer than 95 % are noticed.
+
+Each trial is a fork of this process, which has imported pytest and what it needs, but nothing of
+Wattcast: the coefficients are read anew, with one of them changed, and only the named tests run.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wattcast.coefficients import list_subjects
-from wattcast.coefficients.coefficient_entries import read_subject
+from wattcast.coefficients.coefficient_entries import (
+    TrialRecord,
+    read_subject,
+    read_trials,
+    write_trials,
+)
 from wattcast.coefficients.coefficient_files import FACTOR_VARIABLE
 
 FACTORS = (1.33, 0.67)
 LEAST_SHARE_NOTICED = 0.95
+TESTS_PASSED = 0  # pytest's exit status
 TESTS_FAILED = 1  # pytest's exit status where it ran tests and some of them failed
+NO_RUN = 99  # the exit status of a trial that pytest did not end
+# What tests import and a trial need not import again.
+PRELOADED = ("pytest", "numpy", "msgspec", "typer", "scipy.optimize", "pyarrow")
 
 
 @dataclass(frozen=True)
@@ -33,16 +47,22 @@ class Trial:
 
     coefficient: str
     test: str
-    is_noticed: bool
+    noticed_factors: tuple[float, ...]
     remark: str
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether the test failed with the coefficient changed."""
+        return bool(self.noticed_factors)
 
     def __str__(self) -> str:
         verdict = "noticed" if self.is_noticed else "UNNOTICED"
         return f"{self.coefficient}: {verdict}, {self.remark}"
 
 
-def list_coefficients(patterns: list[str]) -> list[str]:
+def list_coefficients(patterns: Iterable[str]) -> list[str]:
     """Return the coefficients of the subjects or names asked for, or all of them."""
+    patterns = set(patterns)
     names = []
     for subject in list_subjects():
         for name in read_subject(subject):
@@ -52,39 +72,101 @@ def list_coefficients(patterns: list[str]) -> list[str]:
     return names
 
 
-def try_coefficient(place: str) -> Trial:
-    """Run the test that a coefficient names with the coefficient raised and lowered by a third."""
-    subject, _, name = place.partition(".")
-    test = read_subject(subject)[name].noticed_by
-    if not test:
-        return Trial(place, test, False, "it names no test")
-    if run_test(test, environment={}) != 0:
-        return Trial(place, test, False, f"{test} fails already or does not exist")
-    for factor in FACTORS:
-        if run_test(test, environment={FACTOR_VARIABLE: f"{place}={factor}"}) == TESTS_FAILED:
-            return Trial(place, test, True, f"times {factor} fails {test}")
-    return Trial(place, test, False, f"{test} passes either way")
+class TrialRunner:
+    """Runs the tests of coefficients; a test that passes unchanged is run unchanged once."""
+
+    def __init__(self, tries_both: bool) -> None:
+        self.tries_both = tries_both
+        self._status_unchanged: dict[str, int] = {}
+
+    def try_coefficient(self, place: str) -> Trial:
+        """Run the test that a coefficient names with it raised and lowered by a third."""
+        subject, _, name = place.partition(".")
+        test = read_subject(subject)[name].noticed_by
+        if not test:
+            return Trial(place, test, (), "it names no test")
+        if self._run_unchanged(test) != TESTS_PASSED:
+            return Trial(place, test, (), f"{test} fails already or does not exist")
+        noticed_factors: list[float] = []
+        for factor in FACTORS:
+            if run_tests(test, f"{place}={factor}") == TESTS_FAILED:
+                noticed_factors.append(factor)
+                if not self.tries_both:
+                    break
+        if not noticed_factors:
+            return Trial(place, test, (), f"{test} passes either way")
+        factors = " and ".join(str(factor) for factor in noticed_factors)
+        return Trial(place, test, tuple(noticed_factors), f"times {factors} fails {test}")
+
+    def _run_unchanged(self, test: str) -> int:
+        if test not in self._status_unchanged:
+            self._status_unchanged[test] = run_tests(test, "")
+        return self._status_unchanged[test]
 
 
-def run_test(test: str, environment: dict[str, str]) -> int:
-    """Run one test, or several separated by blanks, and return pytest's exit status."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *test.split()]
-    variables = os.environ | environment
-    return subprocess.run(command, env=variables, capture_output=True, check=False).returncode
+def run_tests(tests: str, change: str) -> int:
+    """Run tests, separated by blanks, in a fork with a coefficient changed.
+
+    Return pytest's exit status.
+    """
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        os._exit(_run_in_fork(tests, change))
+    _, status = os.waitpid(process, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _run_in_fork(tests: str, change: str) -> int:
+    """Forget Wattcast, change a coefficient and run pytest without a word."""
+    try:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        os.environ[FACTOR_VARIABLE] = change
+        for module in list(sys.modules):
+            if module.partition(".")[0] == "wattcast":
+                del sys.modules[module]
+        pytest = importlib.import_module("pytest")
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", ""]
+        return int(pytest.main([*options, *tests.split()]))
+    except BaseException:
+        traceback.print_exc()
+        return NO_RUN
+
+
+def update_records(trials: Iterable[Trial]) -> None:
+    """Write what the trials found to the table, and drop what is no coefficient any more."""
+    records = {f"{record.subject}.{record.name}": record for record in read_trials()}
+    for trial in trials:
+        subject, _, name = trial.coefficient.partition(".")
+        value = read_subject(subject)[name].value
+        records[trial.coefficient] = TrialRecord(
+            subject, name, str(value), trial.test, trial.noticed_factors
+        )
+    places = list_coefficients([])
+    write_trials([records[place] for place in places if place in records])
 
 
 def main() -> int:
     """Try the coefficients named on the command line and print what noticed them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("coefficients", nargs="*", metavar="SUBJECT[.NAME]")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--record", action="store_true", help="write the table of results")
+    parser.add_argument("--both", action="store_true", help="lower what was noticed when raised")
     arguments = parser.parse_args()
+    for module in PRELOADED:
+        importlib.import_module(module)
     names = list_coefficients(arguments.coefficients)
-    noticed = 0
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for trial in pool.map(try_coefficient, names):
-            noticed += trial.is_noticed
-            print(trial, flush=True)
+    runner = TrialRunner(arguments.both)
+    trials = []
+    for name in names:
+        trial = runner.try_coefficient(name)
+        trials.append(trial)
+        print(trial, flush=True)
+    if arguments.record:
+        update_records(trials)
+    noticed = sum(trial.is_noticed for trial in trials)
     print(f"{noticed} of {len(names)} are noticed")
     return 0 if noticed >= LEAST_SHARE_NOTICED * len(names) else 1
 
