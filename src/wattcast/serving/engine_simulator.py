@@ -47,8 +47,6 @@ SEGMENT_COLUMNS = (
     "device_waited_s",  # for the host, before the first step: part of the span and of its energy
 )
 _LAUNCHES = 4096  # launch times that are drawn; then the same ones come again
-# Share of the last block of a request that is empty on average: (block - 1) / (2 block), block 16.
-_UNFILLED = 15 / 32
 _WAITING_WEIGHT = 4  # requests that decode, of which one that waits counts as many (vLLM's router)
 
 
@@ -95,6 +93,7 @@ class _ActiveRequest:
     path: SharedPath  # where the prefix cache keeps it
     joined: int = 0  # tokens of cache that are in use from now on, since it shares them
     begun: int = 0  # decode step at which it began to decode
+    kept: int = 0  # tokens of blocks that windows and states hold while it decodes
 
 
 @cache
@@ -153,7 +152,7 @@ class EngineReplica:
         tell_end: Callable[[int, float], None] | None = None,
     ) -> None:
         longest = max(plan.prompt_tokens) + 1
-        if longest + costs.block_tokens > costs.cache_tokens:
+        if costs.groups.count_slots(longest + costs.block_tokens) > costs.cache_tokens:
             raise BadInput(
                 f"the cache of {costs.cache_tokens} tokens cannot hold a prompt of {longest - 1}. "
                 "Use more GPUs (tp), more of the memory or shorter prompts."
@@ -191,6 +190,10 @@ class EngineReplica:
         self._shared = 0  # of these, counted in the cache of another
         self._growth = 0.0  # tokens a step adds
         self._reserved = 0  # tokens of prompts being computed
+        self._kept = 0  # tokens of blocks that windows and states of decoding sequences hold
+        self._groups = costs.groups
+        # of each decoding sequence, on average: half of its last block is empty in every group
+        self._unfilled = 0.5 * (costs.block_tokens - 1) * costs.groups.count
         self._cache: PrefixCache | None = None
         if settings.prefix_caching and not plan.carried:
             self._cache = PrefixCache(costs.block_tokens)
@@ -303,16 +306,16 @@ class EngineReplica:
         return True
 
     def _cache_used(self) -> float:
-        unfilled = _UNFILLED * self.costs.block_tokens * len(self._running)
-        used = self._context - self._shared + unfilled + self._reserved
-        if self._cache is None:
-            return used
-        return used + self._cache.used_blocks * self.costs.block_tokens
+        used = self._context - self._shared
+        if self._cache is not None:
+            used += self._cache.used_blocks * self.costs.block_tokens
+        unfilled = self._unfilled * len(self._running)
+        return self._groups.full * used + unfilled + self._reserved + self._kept
 
     def _schedule_prompts(self) -> list[tuple[_ActiveRequest, int]]:
         """Choose prompt chunks for the next step: first those begun, then requests as they came."""
         budget = self.settings.max_batched_tokens - len(self._running) * self._tokens_a_step
-        room = self.costs.cache_tokens - self._cache_used() - self._growth
+        room = self.costs.cache_tokens - self._cache_used() - self._groups.full * self._growth
         if room < 0 and self._running:
             return []
         chunks = []
@@ -354,7 +357,10 @@ class EngineReplica:
             found = max(found, prefix.found_tokens)
             shared = max(shared, prefix.shared_tokens)
             joined = prefix.new_blocks * block
-        reserved = -(-(total - shared) // block) * block
+        groups = self._groups
+        reserved = groups.full * (-(-(total - shared) // block) * block)
+        reserved += groups.count_kept_tokens(total, self.settings.max_batched_tokens)
+        joined *= groups.full
         return _ActiveRequest(request, shared, found, total - found, reserved, path, joined)
 
     def _enter_cache(self, prompt: _ActiveRequest) -> None:
@@ -381,6 +387,8 @@ class EngineReplica:
             return
         prompt.context += 1.0
         prompt.begun = self._step
+        prompt.kept = self._groups.count_kept_tokens(int(prompt.context) + steps)
+        self._kept += prompt.kept
         self._running[request] = prompt
         self._context += prompt.context
         self._shared += prompt.shared
@@ -509,12 +517,14 @@ class EngineReplica:
                 "no request can be admitted: the cache is too small for the next prompt."
             )
         room = self.costs.cache_tokens - self._cache_used()
-        while room < self._growth and len(self._running) > 1:
+        growth = self._groups.full * self._growth
+        while room < growth and len(self._running) > 1:
             self._preempt()
             room = self.costs.cache_tokens - self._cache_used()
+            growth = self._groups.full * self._growth
         most_steps = self._ends[0][0] - self._step
-        if self._growth > 0:
-            most_steps = max(min(most_steps, int(room / self._growth)), 1)
+        if growth > 0:
+            most_steps = max(min(most_steps, int(room / growth)), 1)
         return most_steps
 
     def _count_steps(
@@ -552,6 +562,7 @@ class EngineReplica:
         self._context -= running.context + self._count_growth(running)
         self._growth -= self.plan.growth[request]
         self._shared -= running.shared
+        self._kept -= running.kept
         del self._running[request]
         if not self._running:  # no rounding error is carried on
             self._context = 0.0
@@ -654,7 +665,8 @@ class EngineReplica:
         cache_use = used_tokens / self.costs.cache_tokens
         if self._cache is not None:
             room_tokens = self.costs.cache_tokens - used_tokens
-            self._cache.shrink(room_tokens / self.costs.block_tokens)
+            tokens_a_block = self.costs.block_tokens * max(self._groups.count, 1)
+            self._cache.shrink(room_tokens / tokens_a_block)
         self._segments.extend((*host_s, device_begin_s, self.device_s, *counts))
         self._segments.extend((context, energy_j, len(self._waiting), cache_use, waited_s))
         self.spent_j += energy_j

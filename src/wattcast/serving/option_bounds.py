@@ -71,7 +71,7 @@ def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | Bad
             context_spread=trace.context_spread,
             max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
         )
-        if table.cache_tokens < longest:
+        if table.cache_tokens < table.groups.count_slots(longest):
             raise BadInput(f"the cache holds {table.cache_tokens} tokens, a request {longest}.")
     except WattcastError as error:
         return BadInput(f"{option.gpu.name}, {option.layout}: {str(error).rstrip('.')}.")
@@ -112,7 +112,9 @@ def _bound_batch(
     counts.
     """
     prompt = demand.mean_lengths[0]
-    most = max(min(most_seqs, int(costs.cache_tokens / max(prompt, 1.0))), 1)
+    most = max(
+        min(most_seqs, int(costs.cache_tokens / max(costs.groups.count_slots(prompt), 1.0))), 1
+    )
     full = min(max(math.ceil(batch), 1), most)
 
     # costs of the prompt and of all later tokens, as rows of latencies and energies

@@ -129,6 +129,7 @@ def simulate(
         tokens_a_step=1 + engine.speculative_tokens,
         block_tokens=engine.block_tokens,
         memory_utilisation=engine.memory_utilisation,
+        prefix_caching=engine.prefix_caching,
         clock_hz=settings.read_number("clock_hz"),
         power_limit_w=limit_w,
     )

@@ -30,11 +30,13 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.engine_host import HostTimes, LaunchCounts
+from wattcast.serving.cache_layout import CacheGroups
 
 # A step as (tokens in all, sequences that decode, their mean context, chunks of prompts as tokens
 # and the tokens computed before them, sequences that yield a token).
 StepShape = tuple[int, int, float, Sequence[tuple[int, float]], int]
 
+_ONE_GROUP = CacheGroups(16, 0.0)
 _TABLES = ("tokens", "head", "decode", "prompt", "prompt_more", "prompt_slope")
 
 
@@ -62,7 +64,7 @@ class StepCosts:
     layers: int
     loose_layers: float  # that a step without graphs launches, with what experts add
     same_loose_layers: float  # the same in a step like the one before
-    cache_tokens: int  # capacity of the paged cache
+    cache_tokens: int  # of all blocks of the paged cache, each for one group of layers
     cache_byte_per_token: float  # on one GPU, or on one of each stage
     block_tokens: int
     gpu_count: int  # of a lane
@@ -73,6 +75,7 @@ class StepCosts:
     stages: int = 1  # of the pipeline, each with a batch of its own
     lanes: int = 1  # stages times data-parallel engines that share experts
     scans: int = 0  # layers whose scan no graph holds where there are prompts
+    groups: CacheGroups = _ONE_GROUP  # of layers, with blocks of their own
 
     @property
     def clocks(self) -> int:

@@ -32,6 +32,12 @@ from wattcast.predictor.engine_host import ENGINE, HostTimes, load_host_times
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
 from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import check_formats
+from wattcast.serving.cache_layout import (
+    CacheGroups,
+    group_layers,
+    has_mixed_caches,
+    measure_layer_caches,
+)
 from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
@@ -90,6 +96,7 @@ def tabulate_step_costs(
     tokens_a_step: int = 1,
     block_tokens: int = BLOCK_TOKENS,
     memory_utilisation: float = MEMORY_UTILISATION,
+    prefix_caching: bool = True,
     clock_hz: float | None = None,
     power_limit_w: float | None = None,
 ) -> StepCosts:
@@ -105,7 +112,9 @@ def tabulate_step_costs(
     host = load_host_times()
     if launches.large_graphs:
         host = host.capture_large_graphs()
-    cache = measure_cache(model, gpu, options, max_tokens, block_tokens, memory_utilisation)
+    cache = measure_cache(
+        model, gpu, options, max_tokens, block_tokens, memory_utilisation, prefix_caching
+    )
 
     # tables of one stage
     sizes = _place_sizes(host, max_tokens, max_seqs, longest_context)
@@ -142,8 +151,9 @@ def tabulate_step_costs(
         loose_layers=stages * counts.loose_layers,
         same_loose_layers=stages * counts.same_loose_layers,
         cache_tokens=cache.tokens // stages,
+        groups=cache.groups,
         cache_byte_per_token=stages * cache.byte_per_token,
-        block_tokens=block_tokens,
+        block_tokens=cache.groups.block_tokens,
         gpu_count=options.tp,
         gpu=gpu.name,
         model=model.name,
@@ -484,9 +494,10 @@ def _add_waiting_stages(head: Array, stages: int, waiting_w: float) -> Array:
 class CacheSize:
     """The paged cache of an engine."""
 
-    tokens: int
-    byte_per_token: float
+    tokens: int  # of all blocks, each for one group of layers
+    byte_per_token: float  # of a long request, over all layers
     note: str
+    groups: CacheGroups
 
 
 def measure_cache(
@@ -496,10 +507,13 @@ def measure_cache(
     max_tokens: int,
     block_tokens: int,
     utilisation: float,
+    prefix_caching: bool = True,
 ) -> CacheSize:
     """Return the size of the cache that memory leaves, or raise an error where it leaves none.
 
     tokens = (u M - weights - activations - workspace) / bytes a token
+
+    Where layers keep different things, tokens are those of the blocks that groups of layers share.
     """
     largest = replace(
         options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.LAST
@@ -510,8 +524,13 @@ def measure_cache(
     cache_byte = usable_byte - need.weight_byte - need.activation_byte - need.workspace_byte
     byte_per_token = need.cache_byte / max_tokens
     tokens = _NO_ATTENTION_LIMIT
+    groups = CacheGroups(block_tokens, block_tokens * byte_per_token)
+    if has_mixed_caches(model):
+        layers = measure_layer_caches(model, options)
+        groups = group_layers(layers, block_tokens, prefix_caching=prefix_caching)
+        block_tokens = groups.block_tokens
     if byte_per_token:
-        tokens = int(cache_byte / byte_per_token // block_tokens * block_tokens)
+        tokens = int(cache_byte // groups.block_byte) * block_tokens
     if tokens < block_tokens:
         cards = "the" if options.gpu_count == 1 else "each"
         raise WattcastError(
@@ -519,5 +538,11 @@ def measure_cache(
             f"{1e-9 * usable_byte:.1f} GB of {cards} {gpu.name}. "
             "Use more GPUs (tp, pp) or a smaller number format (--quantization)."
         )
-    note = f"cache: {tokens} tokens, {utilisation:.0%} of the memory less weights and activations"
-    return CacheSize(tokens, byte_per_token, note)
+    content = f"{tokens} tokens"
+    if groups.count > 1 or groups.states:
+        content = (
+            f"{tokens // block_tokens} blocks of {block_tokens} tokens of one of "
+            f"{groups.count + groups.states} groups of layers"
+        )
+    note = f"cache: {content}, {utilisation:.0%} of the memory less weights and activations"
+    return CacheSize(tokens, byte_per_token, note, groups)

@@ -379,7 +379,7 @@ def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> St
         context_spread=float(np.mean([trace.context_spread for trace in served]))
         if served
         else 0.0,
-        block_tokens=int(engine["block_tokens"]),
+        prefix_caching=bool(engine.get("prefix_caching")),
     )
 
 

@@ -1,0 +1,169 @@
+"""Lay the cache of an engine out in blocks, as vLLM's manager of hybrid caches does.
+
+Layers of one kind keep the same: *full* attention every token, attention with a *window* those that
+it still sees, a *state* (of a linear layer) the same for any context. The layers fall into groups of
+one size, each of one kind; a block holds some tokens of all layers of a group, or the states of a
+request, so that all blocks have the same bytes. A request has a table of blocks for each group.
+
+    group size = the least number of layers of a kind (the most, if that is less than 1.5 times it)
+    block = group size · page; page = the largest of all kinds, to which others are padded
+
+Where there are states, a block of attention takes as many tokens as make its page no smaller than a
+state. Models whose layers are all alike have one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from wattcast.workload.build_model import trace_pass
+from wattcast.workload.model_catalogue import ModelSpec
+from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
+
+_FEW_TOKENS = 16  # fewer than any window
+_PADDED_LAYERS = 1.5  # times the least number of layers, below which groups are padded to the most
+_LONGEST_WINDOW = 1 << 18
+
+
+class CacheKind(StrEnum):
+    """What the layers of a group keep of a request."""
+
+    FULL = "full"
+    WINDOW = "window"
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one layer keeps, and how many layers are like it."""
+
+    layers: int
+    byte_per_token: int
+    state_byte: int = 0
+    window: int = 0  # tokens; 0: all
+
+    @property
+    def kind(self) -> CacheKind:
+        """What it keeps."""
+        if not self.byte_per_token:
+            return CacheKind.STATE
+        return CacheKind.WINDOW if self.window else CacheKind.FULL
+
+
+@dataclass(frozen=True)
+class CacheGroups:
+    """The groups of layers that have blocks of their own."""
+
+    block_tokens: int
+    block_byte: float  # over all layers of a group
+    full: int = 1  # groups that keep all tokens
+    windows: tuple[int, ...] = ()  # tokens that a group keeps, by group
+    states: int = 0  # blocks of states of a request
+
+    @property
+    def count(self) -> int:
+        """The number of groups that keep tokens."""
+        return self.full + len(self.windows)
+
+    def count_kept_tokens(self, tokens: int, step_tokens: int = 1) -> int:
+        """Return what windows and states keep behind so many tokens, in tokens of blocks.
+
+        While a prompt is computed, a window holds the tokens of a step besides.
+        """
+        kept = self.states * self.block_tokens
+        for window in self.windows:
+            kept += min(tokens, window - 1 + step_tokens)
+        return kept
+
+    def count_slots(self, tokens: float) -> float:
+        """Return all that a request of so many tokens keeps, in tokens of blocks."""
+        return self.full * tokens + self.count_kept_tokens(math.ceil(tokens))
+
+    def count_request_blocks(self, tokens: int, step_tokens: int) -> int:
+        """Return the blocks that an engine reckons with for a request of so many tokens."""
+        blocks = self.full * -(-tokens // self.block_tokens) + self.states
+        for window in self.windows:
+            # one more, since a window may begin inside a block
+            blocks += -(-min(window - 1 + step_tokens, tokens) // self.block_tokens) + 1
+        return blocks
+
+    def count_sequences(self, cache_byte: float, tokens: int, step_tokens: int) -> float:
+        """Return how many requests of so many tokens fit, as the engine says when it starts."""
+        return cache_byte // self.block_byte / self.count_request_blocks(tokens, step_tokens)
+
+
+def group_layers(
+    caches: Sequence[LayerCache], block_tokens: int, *, prefix_caching: bool = True
+) -> CacheGroups:
+    """Return the groups of layers with these caches.
+
+    With prefix caching an engine keeps two states of a request: the one that is computed, and one at
+    the end of a block.
+    """
+    layers: dict[tuple[CacheKind, int, int], int] = defaultdict(int)
+    for cache in caches:
+        layers[cache.kind, cache.window, cache.byte_per_token] += cache.layers
+    states = [cache.state_byte for cache in caches if cache.kind is CacheKind.STATE]
+    attention = [cache.byte_per_token for cache in caches if cache.byte_per_token]
+    if len(layers) == 1 and not states:
+        (window,) = {cache.window for cache in caches}
+        byte = block_tokens * sum(cache.layers * cache.byte_per_token for cache in caches)
+        return CacheGroups(block_tokens, byte, 0 if window else 1, (window,) if window else ())
+    if states and attention:
+        unit = block_tokens * max(attention)
+        block_tokens *= max(-(-max(states) // unit), 1)
+    page = max([*states, *(block_tokens * byte for byte in attention)])
+
+    sizes = list(layers.values())
+    size = max(sizes) if max(sizes) < _PADDED_LAYERS * min(sizes) else min(sizes)
+    full = 0
+    windows: list[int] = []
+    kept_states = 0
+    for (kind, window, _), count in layers.items():
+        groups = -(-count // size)
+        if kind is CacheKind.FULL:
+            full += groups
+        elif kind is CacheKind.WINDOW:
+            windows += [window] * groups
+        else:
+            kept_states += groups * (2 if prefix_caching else 1)
+    return CacheGroups(block_tokens, size * page, full, tuple(windows), kept_states)
+
+
+def has_mixed_caches(model: ModelSpec) -> bool:
+    """Whether some layers keep something else than all tokens."""
+    groups = getattr(model.dims, "layer_groups", ())
+    return any(group.window or group.chunk or group.mixer != "attention" for group in groups)
+
+
+def measure_layer_caches(model: ModelSpec, options: ModelOptions) -> list[LayerCache]:
+    """Return what the layers of a stage keep, from passes over few tokens and over one more."""
+    few, more, long = (
+        _trace_caches(model, options, WorkloadPhase.PREFILL, _FEW_TOKENS),
+        _trace_caches(model, options, WorkloadPhase.PREFILL, _FEW_TOKENS + 1),
+        _trace_caches(model, options, WorkloadPhase.DECODE, _LONGEST_WINDOW),
+    )
+    caches = []
+    for (layers, first), (_, second), (_, last) in zip(few, more, long, strict=True):
+        slope = second - first
+        state = first - slope * _FEW_TOKENS
+        kept = round((last - state) / slope) if slope else 0
+        window = kept if 0 < kept < _LONGEST_WINDOW else 0
+        if first:
+            caches.append(LayerCache(layers, slope, state, window))
+    return caches
+
+
+def _trace_caches(
+    model: ModelSpec, options: ModelOptions, phase: WorkloadPhase, tokens: int
+) -> list[tuple[int, int]]:
+    """Return the layers of each section of one pass, and the bytes that one of them keeps."""
+    asked = replace(options, phase=phase, batch=1, seq=tokens, head=OutputHead.NONE)
+    program = trace_pass(model, asked)
+    caches = [(section.repeat, section.tape.cache_byte) for section in program.sections]
+    program.release()
+    return caches
