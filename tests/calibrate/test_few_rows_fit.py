@@ -95,7 +95,7 @@ def test_a_twin_is_left_as_it_is(twin: Setting, count: int, draws: int) -> None:
     """
     before, after = errors(twin.parent, twin.test, twin.gpu), []
     for seed in range(draws):
-        own = twin.own.select_rows(drawn(twin.own, count, seed))
+        own = twin.card_rows.select_rows(drawn(twin.card_rows, count, seed))
         with one_thread():
             found = move_forecast(own, twin.gpu, twin.parent, twin.idle)
             after.append(errors(found.bundle, twin.test, twin.gpu))
@@ -110,10 +110,10 @@ def test_fifty_rows_of_other_chips_halve_what_is_to_be_learned(twin: Setting) ->
     best = errors(twin.parent, twin.test, twin.gpu)
     before, after = [], []
     for seed in (1, 2, 3):
-        some = replace(twin, own=twin.own.select_rows(drawn(twin.own, 50, seed)))
+        some = replace(twin, card_rows=twin.card_rows.select_rows(drawn(twin.card_rows, 50, seed)))
         with one_thread():
             chip = distorted(some, seed)
-            found = move_forecast(chip.own, chip.gpu, chip.parent, chip.idle)
+            found = move_forecast(chip.card_rows, chip.gpu, chip.parent, chip.idle)
             before.append(errors(chip.parent, chip.test, chip.gpu))
             after.append(errors(found.bundle, chip.test, chip.gpu))
         assert (after[-1] < before[-1]).all()
@@ -124,7 +124,7 @@ def test_fifty_rows_of_other_chips_halve_what_is_to_be_learned(twin: Setting) ->
 
 
 def test_without_rows_the_forecast_stands(twin: Setting) -> None:
-    nothing = twin.own.select_rows(np.zeros(len(twin.own), dtype=bool))
+    nothing = twin.card_rows.select_rows(np.zeros(len(twin.card_rows), dtype=bool))
     found = move_forecast(nothing, twin.gpu, twin.parent, [])
     assert found.bundle.corrections == twin.parent.corrections
     assert found.latency.levels == found.power.levels == ()

@@ -115,7 +115,7 @@ def _explain_rows(env: Environment, asked: str, folder: Path | None) -> CommandO
 
     found = explain_rows(asked, reference_folder(env.variables))
     if isinstance(found, OtherSet):
-        plain = {"set": asked, "asked": found.asked, "why": found.why, "command": found.command}
+        plain = {"set": asked, "asked": found.question, "why": found.why, "command": found.command}
         return CommandOutput(plain, found.sentence)
     if folder is not None:
         for path in write_files((row.command for row in found), folder):

@@ -56,7 +56,7 @@ class LaunchEstimate:
     def plain(self) -> dict[str, Any]:
         """Return plain data for JSON; energy that lacks kernels is a lower bound and no total."""
         estimate = self.estimate
-        known_s = estimate.activity.duration_s * estimate.known
+        known_s = estimate.activity.duration_s * estimate.counted
         traced_s = float(estimate.activity.duration_s.sum())
         total_known_s = float(known_s.sum())
         part_j = (estimate.power.part_w.T * known_s).sum(axis=-1)

@@ -82,7 +82,7 @@ def test_kernels_without_counters_are_left_out_not_counted_as_idle() -> None:
         [KernelLaunch(DCT, 0.0, 1e-3), KernelLaunch(WIDE, 1e-3, 9e-3)], book(), MODEL, AT
     )
     assert found.unknown == (WIDE,)
-    assert found.known.tolist() == [1.0, 0.0]
+    assert found.counted.tolist() == [1.0, 0.0]
     assert_allclose(found.energy_j, 10.0 * 1e-3 + 4e-3 + 1e-3)
 
 

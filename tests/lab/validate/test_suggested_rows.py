@@ -33,7 +33,7 @@ def test_weights_lie_on_rows_like_the_work(pool: Pool) -> None:
     heaviest = pool.rows.ops[pool.bursts[int(np.argmax(pool.share))]]
     assert heaviest.name == "linear"
     assert set(pool.bursts.tolist()).isdisjoint(pool.test.tolist())
-    assert not pool.rest[pool.bursts].any()
+    assert not pool.other_kinds[pool.bursts].any()
 
 
 def test_names_of_kernels_come_from_chosen_rows_alone(pool: Pool) -> None:

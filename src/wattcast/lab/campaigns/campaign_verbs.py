@@ -59,9 +59,9 @@ def kernels(
     budget_s = parse(budget, "s", "--budget")
     listed = read_listed(plan) if plan else None
     read_kernel_plan(round_)  # a round that is not planned is told before anything is started
-    wanted = (steps or DEFAULT_STEPS).split(",")
+    step_names = (steps or DEFAULT_STEPS).split(",")
     return _report_counts(
-        run_kernel_campaign(out, wanted, budget_s, few, after, listed, round_), began_s
+        run_kernel_campaign(out, step_names, budget_s, few, after, listed, round_), began_s
     )
 
 
@@ -189,10 +189,10 @@ def summary(
     from wattcast.core.row_tables import database_folder
     from wattcast.lab.campaigns.database_files import make_summary_page, summarise_database
 
-    found = summarise_database(
+    contents = summarise_database(
         Path(database) if Path(database).exists() else database_folder(database)
     )
-    return VerbResult(found, make_summary_page(found).removesuffix("\n"))
+    return VerbResult(contents, make_summary_page(contents).removesuffix("\n"))
 
 
 def _report_counts(counts: Mapping[str, int], began_s: float) -> VerbResult:

@@ -250,7 +250,7 @@ class ChainExtra:
 def find_chain_extras(chains: Sequence[Plain], rows: Sequence[Plain]) -> list[ChainExtra]:
     """List every chain that can be compared with its members; ``rows`` give the kernels' names."""
     launches = {row["spec"]: len(row["kernel_names"]) for row in rows if row.get("kernel_names")}
-    found = []
+    extras = []
     for chain in chains:
         specs = list(chain.get("specs") or ())
         alone = list(chain.get("alone_s") or ())
@@ -261,23 +261,23 @@ def find_chain_extras(chains: Sequence[Plain], rows: Sequence[Plain]) -> list[Ch
             or len(alone) != len(specs)
         ):
             continue
-        known = all(spec in launches for spec in specs)
-        kernels = sum(launches[spec] for spec in specs) if known else None
-        found.append(
+        all_named = all(spec in launches for spec in specs)
+        kernels = sum(launches[spec] for spec in specs) if all_named else None
+        extras.append(
             ChainExtra(
                 chain["name"], len(specs), kernels, float(chain["latency_s"]), float(sum(alone))
             )
         )
-    return found
+    return extras
 
 
 def summarise_chains(chains: Sequence[Plain], rows: Sequence[Plain]) -> Plain:
     """Summarise the extra time per kernel over all chains and by part of a layer."""
-    found = find_chain_extras(chains, rows)
+    extras = find_chain_extras(chains, rows)
     parts: dict[str, list[ChainExtra]] = {}
-    for extra in found:
+    for extra in extras:
         parts.setdefault(extra.name.partition(" ")[0], []).append(extra)
-    return {"all": _chain_spread(found)} | {
+    return {"all": _chain_spread(extras)} | {
         part: _chain_spread(some) for part, some in sorted(parts.items())
     }
 

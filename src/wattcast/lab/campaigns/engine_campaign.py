@@ -536,12 +536,12 @@ def request_campaign(
         shares = tuple(float(load) for load in loads.split(",") if load)
     except ValueError:
         raise bad_value("--loads", "numbers with commas between", loads) from None
-    wanted = tuple(part for part in parts.split(",") if part)
+    part_names = tuple(part for part in parts.split(",") if part)
     return EngineRequest(
         out,
         seconds,
         tuple(chosen),
-        wanted,
+        part_names,
         done,
         traffic_seconds,
         shares,

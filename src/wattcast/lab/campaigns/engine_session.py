@@ -61,13 +61,13 @@ def draw_arrivals(
     prompt_tokens = point.prompt.draw(random, count)
     output_tokens = point.output.draw(random, count)
     prompt_tokens = np.minimum(prompt_tokens, max_model_len - output_tokens - 1)
-    each = zip(
+    drawn = zip(
         (np.cumsum(pauses) / rate_per_s).tolist(),
         prompt_tokens.tolist(),
         output_tokens.tolist(),
         strict=True,
     )
-    return [ServedRequest(*request) for request in each if request[0] < point.duration_s]
+    return [ServedRequest(*request) for request in drawn if request[0] < point.duration_s]
 
 
 def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint | LoadPoint) -> float | None:
@@ -203,8 +203,8 @@ def measure_source(
     row |= {"arrivals_power_w": loaded.power_w, "arrivals_energy_j": loaded.energy_j}
     row |= {"preemptions": preemptions, "steps": len(table["begin_s"])}
     energy_j = row.get("energy_j")
-    made = row["output_tokens"]
-    row["energy_j_per_token"] = energy_j / made if energy_j and made else None
+    output_tokens = row["output_tokens"]
+    row["energy_j_per_token"] = energy_j / output_tokens if energy_j and output_tokens else None
     requests = [request.plain(run, number) for number, request in enumerate(served)]
     steps = {name: _round_column(values, name) for name, values in table.items()}
     power = power_over_time(samples, origin_s)
@@ -218,7 +218,7 @@ def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str
     ``ttft_s`` runs from arrival to first token, ``tpot_s`` is the mean pause of a request after its
     first token, ``gap_s`` is each single pause, ``e2e_s`` from arrival to the last token."""
     done = [request for request in served if request.finished]
-    made = sum(len(request.token_s) for request in served)
+    output_tokens = sum(len(request.token_s) for request in served)
     ttft_s = [request.token_s[0] - request.arrival_s for request in done]
     several = [request.token_s for request in done if len(request.token_s) > 1]
     tpot_s = [(token_s[-1] - token_s[0]) / (len(token_s) - 1) for token_s in several]
@@ -228,8 +228,8 @@ def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str
         "requests": len(served),
         "finished": len(done),
         "prompt_tokens": sum(request.prompt_tokens for request in served),
-        "output_tokens": made,
-        "output_tokens_per_s": made / length_s,
+        "output_tokens": output_tokens,
+        "output_tokens_per_s": output_tokens / length_s,
         "ttft_s": compute_percentiles(ttft_s),
         "tpot_s": compute_percentiles(tpot_s),
         "gap_s": compute_percentiles(gap_s),
@@ -245,11 +245,11 @@ def compute_percentiles(values: npt.ArrayLike) -> dict[str, float]:
     >>> compute_percentiles([1.0, 2.0, 3.0])["p50"]
     2.0
     """
-    known = np.asarray(values, dtype=np.float64)
-    if not len(known):
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
         return {}
-    found = {f"p{q}": float(np.percentile(known, q)) for q in QUANTILES}
-    return {"mean": float(known.mean()), **found}
+    percentiles = {f"p{q}": float(np.percentile(numbers, q)) for q in QUANTILES}
+    return {"mean": float(numbers.mean()), **percentiles}
 
 
 def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[float]]:
@@ -257,20 +257,20 @@ def power_over_time(samples: EnergySamples, origin_s: float) -> dict[str, list[f
     100 ms.
     """
     stepped = find_ticks(samples)
-    found = {
+    series = {
         "tick_s": np.round(stepped.time_s[1:] - origin_s, 5).tolist(),
         "tick_w": np.round(stepped.interval_w, 3).tolist() if len(stepped.time_s) > 1 else [],
     }
     for column in ("instant_w", "sm_clock_hz", "memory_w", "temperature_c"):
         values = samples[column]
         time_s = samples["time_s"]
-        known = np.isfinite(values)
-        values = values[known]
-        time_s = time_s[known] - origin_s
+        readable = np.isfinite(values)
+        values = values[readable]
+        time_s = time_s[readable] - origin_s
         _, first = np.unique(np.floor(time_s / 0.1), return_index=True)
-        found[f"{column}_at_s"] = np.round(time_s[first], 4).tolist()
-        found[column] = np.round(values[first], 3).tolist()
-    return found
+        series[f"{column}_at_s"] = np.round(time_s[first], 4).tolist()
+        series[column] = np.round(values[first], 3).tolist()
+    return series
 
 
 def _round_column(values: engine_steps.Array, name: str) -> list[float | None]:
@@ -673,7 +673,7 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
     def layers() -> Any:
         return engine.model_executor.driver_worker.model_runner.get_model().modules()
 
-    asked: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         "model_runner": lambda: "v2" if config.use_v2_model_runner else "v1",
         "cudagraph_mode": lambda: str(compilation.cudagraph_mode),
         "capture_sizes": lambda: [int(size) for size in compilation.cudagraph_capture_sizes],
@@ -682,7 +682,7 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
             {type(layer.impl).__name__ for layer in layers() if hasattr(layer, "impl")}
         ),
     }
-    for name, ask in asked.items():
+    for name, ask in readers.items():
         with suppress(Exception):
             facts[name] = ask()
     return facts

@@ -322,8 +322,8 @@ def measure_point(bench: EngineBench, point: StepPoint) -> dict[str, Any]:
     samples = bench.sampler.since(mark)
     capped = "sw_power_cap" in samples.throttle
     settle_s = RULE.capped_settle_s if capped else RULE.settle_s
-    held = take_window(samples, started_s + settle_s, ended_s, RULE)
-    row = summarise_steps(table, held, point)
+    window = take_window(samples, started_s + settle_s, ended_s, RULE)
+    row = summarise_steps(table, window, point)
     row["distinct_tokens"] = feeder.distinct_tokens
     if point.batch >= MANY_SEQUENCES and feeder.distinct_tokens < DISTINCT_SHARE * point.batch:
         row["flags"].append("tokens_alike")
@@ -362,25 +362,25 @@ def _running_batch(bench: EngineBench, point: StepPoint) -> Iterator[_Feeder]:
 
 
 def summarise_steps(
-    table: dict[str, Array], held: SettledWindow, point: StepPoint
+    table: dict[str, Array], settled: SettledWindow, point: StepPoint
 ) -> dict[str, Any]:
     """Return means over the steps of ``table`` that lie inside the window, and the window's power
     and clock.
     """
-    inside = (table["begin_s"] >= held.start_s) & (table["end_s"] <= held.end_s)
+    inside = (table["begin_s"] >= settled.start_s) & (table["end_s"] <= settled.end_s)
     steps = {name: values[inside] for name, values in table.items()}
     number = int(inside.sum())
     if number < 3:
         raise Refused(
-            f"{point.id}: {number} steps inside the window of {held.duration_s:.2f} s, 3 needed."
+            f"{point.id}: {number} steps inside the window of {settled.duration_s:.2f} s, 3 needed."
         )
-    flags = list(held.flags)
+    flags = list(settled.flags)
     if (steps["decodes"] != point.batch).any():
         flags.append("batch_changed")
     if point.prompts and (steps["prompt_tokens"] == 0).any():
         flags.append("steps_without_prompt")
     period_s = np.diff(steps["end_s"])
-    window = describe_window(held)
+    window = describe_window(settled)
     latency_s = float(period_s.mean())
     decodes = max(float(steps["decodes"].mean()), 1.0)
     return {
@@ -423,13 +423,13 @@ def list_step_kernels(bench: EngineBench, point: StepPoint, torch: Any) -> list[
             feeder.run_steps(PROFILED_STEPS)
             bench.synchronize()
         steps = max(len(recorder.records), 1)
-    found = []
+    entries = []
     for event in profile.key_averages():
         if event.self_device_time_total > 0.0:
             seconds = 1e-6 * event.self_device_time_total / steps
             entry = {"name": str(event.key)[:160], "calls": event.count / steps, "time_s": seconds}
-            found.append(entry)
-    return sorted(found, key=lambda entry: -entry["time_s"])
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: -entry["time_s"])
 
 
 def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str, Any]:
@@ -438,10 +438,10 @@ def measure_idle_engine(bench: EngineBench, duration_s: float = 1.2) -> dict[str
     started_s = bench.recorder.clock()
     bench.sleep(duration_s)
     samples: EnergySamples = bench.sampler.since(mark)
-    held = take_window(samples, started_s, bench.recorder.clock(), RULE)
-    told = ("power_w", "power_spread_w", "ticks", "sm_clock_hz", "temperature_c")
-    row = {name: value for name, value in describe_window(held).items() if name in told}
-    return row | {"flags": [flag for flag in held.flags if "drift" not in flag]}
+    window = take_window(samples, started_s, bench.recorder.clock(), RULE)
+    fields = ("power_w", "power_spread_w", "ticks", "sm_clock_hz", "temperature_c")
+    row = {name: value for name, value in describe_window(window).items() if name in fields}
+    return row | {"flags": [flag for flag in window.flags if "drift" not in flag]}
 
 
 def warm_engine(bench: EngineBench, lengths: tuple[int, ...]) -> None:
@@ -538,11 +538,11 @@ def _group_steps(steps: dict[str, Array]) -> list[dict[str, float | None]]:
     differ in context.
     """
     keys = np.stack([steps["prompt_tokens"], steps["prompt_context"]], axis=1)
-    found = []
+    groups = []
     for tokens, context in np.unique(keys, axis=0)[:8]:
         same = (keys == (tokens, context)).all(axis=1)
         device_s = _finite_mean(steps["device_s"][same], np.median)
-        found.append(
+        groups.append(
             {
                 "prompt_tokens": float(tokens),
                 "prompt_context": float(context),
@@ -551,10 +551,10 @@ def _group_steps(steps: dict[str, Array]) -> list[dict[str, float | None]]:
                 "call_median_s": float(np.median((steps["end_s"] - steps["begin_s"])[same])),
             }
         )
-    return found
+    return groups
 
 
 def _finite_mean(values: Array, average: Callable[[Array], Any] = np.mean) -> float:
     """Return the mean, or another ``average``, of the values that are known; NaN where none is."""
-    known = values[np.isfinite(values)]
-    return float(average(known)) if len(known) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(average(finite)) if len(finite) else float("nan")

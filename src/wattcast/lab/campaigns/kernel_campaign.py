@@ -107,10 +107,10 @@ def duty_step(campaign: KernelCampaign) -> None:
     candidates = campaign.specs(
         CAPPED, lambda spec: any_ or (is_likely_capped(spec) and spec.guessed_s < 1.5e-3)
     )
-    wanted = campaign.few or (len(candidates) if any_ else CAPPED_WANTED)
+    most = campaign.few or (len(candidates) if any_ else CAPPED_WANTED)
     warm_idle_w = _warm_idle_w(campaign, "duty-begin", candidates)
     for spec in campaign.within(candidates, 9.0, "duty"):
-        if done >= wanted:
+        if done >= most:
             break
         save_row(campaign, RowKind.SUSTAINED, spec)
         row_id = operator_rows.make_row_id(RowKind.SUSTAINED, spec)
@@ -234,8 +234,8 @@ def choose_patterns(spec: OperatorSpec) -> bool:
 
 def find_last_row(journal: Journal, row_id: str) -> dict[str, Any]:
     """Return the latest row on file with this id."""
-    found = [row for row in read_lines(journal.path) if row.get("id") == row_id]
-    return found[-1] if found else {}
+    matching_rows = [row for row in read_lines(journal.path) if row.get("id") == row_id]
+    return matching_rows[-1] if matching_rows else {}
 
 
 def spread_evenly(specs: list[OperatorSpec], count: int) -> list[OperatorSpec]:
@@ -294,12 +294,12 @@ def read_listed(path: Path) -> list[OperatorSpec]:
     if not path.is_file():
         do = "`wattcast lab kernels --suggest N --out DIR` writes one; others are in src/wattcast/lab/campaigns/plans of the repository."
         raise BadInput(f"--plan: there is no file {path}. {do}")
-    found: dict[str, OperatorSpec] = {}
+    specs: dict[str, OperatorSpec] = {}
     for number, line in enumerate(read_lines(path), start=1):
-        given = {name: line[name] for name in _FIELDS if name in line}
+        fields = {name: line[name] for name in _FIELDS if name in line}
         spec = (
-            OperatorSpec(**given)
-            if isinstance(given.get("operator"), dict) and "family" in given
+            OperatorSpec(**fields)
+            if isinstance(fields.get("operator"), dict) and "family" in fields
             else None
         )
         with contextlib.suppress(
@@ -307,12 +307,12 @@ def read_listed(path: Path) -> list[OperatorSpec]:
         ):  # sizes of another kind
             spec = spec_from_operator(line) if "op" in line else spec
         if spec is None:
-            wanted = "an operator that can be run, and its family"
-            raise bad_value(f"{path.name}: line {number}", wanted, ", ".join(line))
-        found.setdefault(spec.id, spec)
-    if not found:
+            expectation = "an operator that can be run, and its family"
+            raise bad_value(f"{path.name}: line {number}", expectation, ", ".join(line))
+        specs.setdefault(spec.id, spec)
+    if not specs:
         raise bad_value(path.name, "at least one operator", "none")
-    return list(found.values())
+    return list(specs.values())
 
 
 def write_listed(path: Path, specs: Iterable[tuple[OperatorSpec, dict[str, Any]]]) -> None:
@@ -349,10 +349,10 @@ def profile_batch(gpu: CampaignGpu, specs: list[OperatorSpec], run: str) -> list
             with torch.profiler.record_function(PREFIX + spec.id):
                 call.run(0)
         torch.cuda.synchronize()
-    found = kernels_by_range(list_trace_events(profiler))
+    events_of_spec = kernels_by_range(list_trace_events(profiler))
     rows = []
     for spec in ready:
-        events = found.get(spec.id, [])
+        events = events_of_spec.get(spec.id, [])
         arguments = [event["args"] for event in events]
         rows.append(
             NameRow(
@@ -386,10 +386,10 @@ def kernels_by_range(events: Iterable[dict[str, Any]]) -> dict[str, list[dict[st
             kernels.append(event)
     ranges.sort()
     starts = [begin for begin, _, _ in ranges]
-    found: dict[str, list[dict[str, Any]]] = {}
+    events_of_range: dict[str, list[dict[str, Any]]] = {}
     for event in sorted(kernels, key=lambda item: float(item["ts"])):
         at = launched.get(int(event.get("args", {}).get("correlation", -1)))
         place = bisect.bisect_right(starts, at) - 1 if at is not None else -1
         if at is not None and place >= 0 and at <= ranges[place][1]:
-            found.setdefault(ranges[place][2], []).append(event)
-    return found
+            events_of_range.setdefault(ranges[place][2], []).append(event)
+    return events_of_range

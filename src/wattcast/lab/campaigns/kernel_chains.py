@@ -76,7 +76,7 @@ class OperatorChain:
 @cache
 def read_chains(kind: str = "chains") -> tuple[OperatorChain, ...]:
     """Read the planned ``chains`` or ``stacks``, small ones first."""
-    found = []
+    chains = []
     for line in read_lines(PLANS / f"{kind}.jsonl"):
         plain = [member for member in line.pop("members") for _ in range(member.pop("count", 1))]
         specs = [spec_from_operator(operator) for operator in plain]
@@ -84,8 +84,8 @@ def read_chains(kind: str = "chains") -> tuple[OperatorChain, ...]:
         assert len(members) == len(plain), f"a member of {line['name']} cannot be run"
         if "dims" in line:
             line |= {"dims": ModelDims(**line["dims"]), "operators": tuple(map(json.dumps, plain))}
-        found.append(OperatorChain(members=members, **line))
-    return tuple(found)
+        chains.append(OperatorChain(members=members, **line))
+    return tuple(chains)
 
 
 def list_chain_members() -> list[OperatorSpec]:
@@ -127,7 +127,7 @@ def make_chain_row(
     Of a stack, ``rows`` are the two depths, and the row is one layer: their difference.
     """
     last = rows[-1]
-    known = all(member.id in alone_s for member in chain.members)
+    all_measured = all(member.id in alone_s for member in chain.members)
     latency_s, spread_s = (None, None) if chain.dims else (last.latency_s, last.latency_spread_s)
     if len(rows) == 2 and rows[0].latency_s and last.latency_s:
         latency_s = (last.latency_s - rows[0].latency_s) / (MANY - FEW)
@@ -136,7 +136,7 @@ def make_chain_row(
         last.id.replace(f"{RowKind.BURST}-", f"{RowKind.CHAIN}-", 1),
         chain.name,
         specs=tuple(member.id for member in chain.members),
-        alone_s=tuple(alone_s[member.id] for member in chain.members) if known else (),
+        alone_s=tuple(alone_s[member.id] for member in chain.members) if all_measured else (),
         operators=chain.operators,
         handed_on=chain.dims is not None,
         copies=last.copies,
@@ -161,10 +161,10 @@ def call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     def run(i: int) -> list[Any]:
         return [call.run(i) for call in calls]
 
-    fixed, each = (
+    fixed, calls_per_set = (
         sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte")
     )
-    return OperatorCall(run, max(call.sets for call in calls), fixed, each)
+    return OperatorCall(run, max(call.sets for call in calls), fixed, calls_per_set)
 
 
 def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -173,10 +173,10 @@ def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """
     from wattcast.lab.campaigns import model_campaign
 
-    given = spec.detail
+    sizes = spec.detail
     device = builder.operands.device
-    dims = model_campaign.ModelDims(**given["dims"])
-    row = model_campaign.ModelRunSpec(dims.model, given["phase"], given["batch"], given["seq"])
+    dims = model_campaign.ModelDims(**sizes["dims"])
+    row = model_campaign.ModelRunSpec(dims.model, sizes["phase"], sizes["batch"], sizes["seq"])
     built = model_campaign.build_model(row, builder.torch, device, dims)
     step = model_campaign.make_iteration(built, row, builder.torch, device, dims)
 
@@ -203,11 +203,11 @@ def main() -> None:
     parser.add_argument("what", choices=("chains", "stacks", "names"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", default="170s")
-    asked = parser.parse_args()
-    listed = list_chain_members() if asked.what == "names" else None
+    options = parser.parse_args()
+    listed = list_chain_members() if options.what == "names" else None
     print(
         kernel_campaign.run_kernel_campaign(
-            asked.out, [asked.what], parse(asked.budget, "s", "--budget"), listed=listed
+            options.out, [options.what], parse(options.budget, "s", "--budget"), listed=listed
         )
     )
 

@@ -148,14 +148,14 @@ def read_kernel_plan(round_: int = 1) -> tuple[OperatorSpec, ...]:
 
 def take_subset(
     specs: Sequence[OperatorSpec],
-    wanted: dict[str, int],
+    counts: dict[str, int],
     keep: Callable[[OperatorSpec], bool] = lambda spec: True,
 ) -> list[OperatorSpec]:
     """Take the first operators of each family that pass ``keep``, families interleaved in
     proportion.
     """
     placed: list[tuple[float, str, OperatorSpec]] = []
-    for family, count in wanted.items():
+    for family, count in counts.items():
         chosen = [spec for spec in specs if spec.family == family and keep(spec)][:count]
         placed += [((place + 0.5) / len(chosen), family, spec) for place, spec in enumerate(chosen)]
     return [spec for _, _, spec in sorted(placed, key=lambda item: item[:2])]
@@ -175,21 +175,23 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
         return None
     match operator["op"]:
         case "linear":
-            given = {"bias": False, **operator}
-            if given["dtype"] == "tf32":
-                given.pop("out_dtype", None)  # fp32, as its operands
-            narrow = given["dtype"] == "fp8" and given.get("out_dtype") == "bf16"
-            if "weight_dtype" in given or ("out_dtype" in given and not narrow):
+            fields = {"bias": False, **operator}
+            if fields["dtype"] == "tf32":
+                fields.pop("out_dtype", None)  # fp32, as its operands
+            narrow = fields["dtype"] == "fp8" and fields.get("out_dtype") == "bf16"
+            if "weight_dtype" in fields or ("out_dtype" in fields and not narrow):
                 return None
-            if given["dtype"] == "fp8" and (not narrow or any(given[name] % 16 for name in "mnk")):
+            if fields["dtype"] == "fp8" and (
+                not narrow or any(fields[name] % 16 for name in "mnk")
+            ):
                 return None
-            if given.get("turned"):
+            if fields.get("turned"):
                 return (
                     None
-                    if given["dtype"] == "fp8" or given["bias"]
-                    else OperatorSpec("linear", given, "tn")
+                    if fields["dtype"] == "fp8" or fields["bias"]
+                    else OperatorSpec("linear", fields, "tn")
                 )
-            return OperatorSpec("linear", given, "nt", "weights")
+            return OperatorSpec("linear", fields, "nt", "weights")
         case "bmm":
             wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
             mixed = {"weight_dtype", "out_dtype"} & set(operator) and not wide
@@ -199,20 +201,20 @@ def spec_from_operator(plain: Plain) -> OperatorSpec | None:
                 else OperatorSpec("bmm", operator, "tn" if operator.get("turned") else "nn")
             )
         case "conv2d":
-            given = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
-            if set(given) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
+            fields = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
+            if set(fields) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
                 return None
-            rotated = "none" if given.get("direction") == "wgrad" else "weights"
+            rotated = "none" if fields.get("direction") == "wgrad" else "weights"
             return OperatorSpec(
-                "conv2d", given, "nhwc" if given["channels_last"] else "nchw", rotated
+                "conv2d", fields, "nhwc" if fields["channels_last"] else "nchw", rotated
             )
         case "softmax" | "layernorm" | "rmsnorm":
             fused = {"read", "write"} & set(operator)
             return None if fused else OperatorSpec(operator["op"], operator, "contiguous")
         case "attention":
             decode = operator["q_len"] == 1
-            other = "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16")
-            if other or (decode and operator.get("backward")):
+            unsupported = "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16")
+            if unsupported or (decode and operator.get("backward")):
                 return None
             layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
             return OperatorSpec(
@@ -246,111 +248,120 @@ _MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
 def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
     """Return an elementwise operator by how its operands lie; each form knows the sizes it needs."""
     name = operator["op"]
-    given = {**operator, "op": "elementwise", "function": name}
-    width = Dtype.parse(given["dtype"]).byte
+    fields = {**operator, "op": "elementwise", "function": name}
+    width = Dtype.parse(fields["dtype"]).byte
     if name in _OWN:
-        return _OWN[name](given, width)
-    layout = given.get("layout", "contiguous")
+        return _OWN[name](fields, width)
+    layout = fields.get("layout", "contiguous")
     drops = name in ("dropout", "dropout_grad")
     if layout == "broadcast" and not drops:
-        return _spec_broadcast(given, width)
-    if not drops and (name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(given)):
+        return _spec_broadcast(fields, width)
+    if not drops and (name not in _PLAIN_FUNCTIONS or {"read", "write"} & set(fields)):
         return None
     if layout == "contiguous":
-        columns = given["n"] & -given["n"]  # the largest power of two in it
+        columns = fields["n"] & -fields["n"]  # the largest power of two in it
         return _make_spec(
-            given, "dropout" if drops else layout, rows=given["n"] // columns, cols=columns
+            fields, "dropout" if drops else layout, rows=fields["n"] // columns, cols=columns
         )
     if drops:
         return None
-    rows = given.get("rows")
-    if not rows or given["n"] % rows:
+    rows = fields.get("rows")
+    if not rows or fields["n"] % rows:
         return None
-    cols = given["n"] // rows
+    cols = fields["n"] // rows
     if layout == "strided":
-        return _make_spec(given, "strided", rows=rows, cols=cols)
-    run = given.get("run", 0)
+        return _make_spec(fields, "strided", rows=rows, cols=cols)
+    run = fields.get("run", 0)
     return (
-        _make_spec(given, "transposed", rows=rows, cols=cols, inner=run)
+        _make_spec(fields, "transposed", rows=rows, cols=cols, inner=run)
         if run and rows % run == 0
         else None
     )
 
 
 def _make_spec(
-    given: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any
+    fields: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any
 ) -> OperatorSpec:
-    layout = layout or given.get("layout", "contiguous")
-    return OperatorSpec("elementwise", given, layout, rotated, {"form": form, **detail})
+    layout = layout or fields.get("layout", "contiguous")
+    return OperatorSpec("elementwise", fields, layout, rotated, {"form": form, **detail})
 
 
-def _spec_reduction(given: Plain, width: int) -> OperatorSpec | None:
-    results = given.get("write", 0) // width
-    if "read" in given or not results or given["n"] % results or "out_dtype" in given:
+def _spec_reduction(fields: Plain, width: int) -> OperatorSpec | None:
+    results = fields.get("write", 0) // width
+    if "read" in fields or not results or fields["n"] % results or "out_dtype" in fields:
         return None
     forms = {"contiguous": "reduce", "transposed": "columns", "broadcast": "reduce"}
-    form = forms.get(given.get("layout", "contiguous"))
-    return _make_spec(given, form, rows=results, cols=given["n"] // results) if form else None
+    form = forms.get(fields.get("layout", "contiguous"))
+    return _make_spec(fields, form, rows=results, cols=fields["n"] // results) if form else None
 
 
-def _spec_concatenation(given: Plain, width: int) -> OperatorSpec | None:
-    rows = given.get("rows")
-    last = given.get("run")
-    if {"read", "write"} & set(given) or not rows or not last or given["n"] % rows:
+def _spec_concatenation(fields: Plain, width: int) -> OperatorSpec | None:
+    rows = fields.get("rows")
+    last = fields.get("run")
+    if {"read", "write"} & set(fields) or not rows or not last or fields["n"] % rows:
         return None
-    cols = given["n"] // rows
+    cols = fields["n"] // rows
     if cols >= (_LEAST_PAST + 1) * last and cols % last == 0:  # a cache differs from layer to layer
-        return _make_spec(given, "append", "all", rows=rows, cols=cols, last=last)
-    strided = given.get("layout") == "strided" and last < cols
-    return _make_spec(given, "strided" if strided else "join", rows=rows, cols=cols, last=last)
+        return _make_spec(fields, "append", "all", rows=rows, cols=cols, last=last)
+    strided = fields.get("layout") == "strided" and last < cols
+    return _make_spec(fields, "strided" if strided else "join", rows=rows, cols=cols, last=last)
 
 
-def _spec_broadcast(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_broadcast(fields: Plain, width: int) -> OperatorSpec | None:
     """Return a broadcast, whose small operand holds one element a row, or rows that serve several
     each.
     """
-    name = given["function"]
-    rows = given.get("rows")
-    n = given["n"]
-    both = name in BINARY
-    if not (both or name in ("copy", "scale")) or not rows or n % rows or "out_dtype" in given:
+    name = fields["function"]
+    rows = fields.get("rows")
+    n = fields["n"]
+    is_binary = name in BINARY
+    if (
+        not (is_binary or name in ("copy", "scale"))
+        or not rows
+        or n % rows
+        or "out_dtype" in fields
+    ):
         return None
     cols = n // rows
-    small = (given.get("read", 2 * n * width) - both * n * width) // width
+    small = (fields.get("read", 2 * n * width) - is_binary * n * width) // width
     if small == rows and small != cols:
-        return _make_spec(given, "broadcast", rows=rows, cols=cols, over="cols")
+        return _make_spec(fields, "broadcast", rows=rows, cols=cols, over="cols")
     if small % cols == 0 and rows % (small // cols) == 0:
         groups: Plain = {"groups": small // cols} if small > cols else {}
-        return _make_spec(given, "broadcast", over="rows", rows=rows, cols=cols, **groups)
-    if both and small > 1 and rows % small == 0:  # an element a channel, for every picture
+        return _make_spec(fields, "broadcast", over="rows", rows=rows, cols=cols, **groups)
+    if is_binary and small > 1 and rows % small == 0:  # an element a channel, for every picture
         return _make_spec(
-            given, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small
+            fields, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small
         )
     return None
 
 
-def _spec_picked_rows(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_picked_rows(fields: Plain, width: int) -> OperatorSpec | None:
     """Return rows that are picked from a table, or added to one, by an index of eight bytes each."""
-    gathers = given["function"] == "gather"
-    rows = (given.get("read", 0) - (1 if gathers else 2) * given["n"] * width) // 8
-    if rows < 1 or given["n"] % rows or given["n"] < 8 * rows or (gathers and "write" in given):
+    gathers = fields["function"] == "gather"
+    rows = (fields.get("read", 0) - (1 if gathers else 2) * fields["n"] * width) // 8
+    if rows < 1 or fields["n"] % rows or fields["n"] < 8 * rows or (gathers and "write" in fields):
         return None
     layout = "strided" if gathers else ""
     return _make_spec(
-        given, "gather" if gathers else "scatter", layout=layout, rows=rows, cols=given["n"] // rows
+        fields,
+        "gather" if gathers else "scatter",
+        layout=layout,
+        rows=rows,
+        cols=fields["n"] // rows,
     )
 
 
-def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
-    channels = given.get("rows")
-    pixels = given.get("run")
-    if not channels or not pixels or given["n"] % (channels * pixels):
+def _batch_norm(fields: Plain, width: int) -> OperatorSpec | None:
+    channels = fields.get("rows")
+    pixels = fields.get("run")
+    if not channels or not pixels or fields["n"] % (channels * pixels):
         return None
     high = next(side for side in range(isqrt(pixels), 0, -1) if pixels % side == 0)
-    layout = "nhwc" if given.get("layout") == "transposed" else "nchw"
-    pictures = given["n"] // (channels * pixels)
+    layout = "nhwc" if fields.get("layout") == "transposed" else "nchw"
+    pictures = fields["n"] // (channels * pixels)
     return _make_spec(
-        given,
+        fields,
         "batchnorm",
         layout=layout,
         pictures=pictures,
@@ -360,21 +371,21 @@ def _batch_norm(given: Plain, width: int) -> OperatorSpec | None:
     )
 
 
-def _spec_pool(given: Plain, width: int) -> OperatorSpec | None:
+def _spec_pool(fields: Plain, width: int) -> OperatorSpec | None:
     """Return a pool of square windows over square planes that gives as many results as are written."""
-    planes = given.get("rows")
-    moved = given.get("write" if given["function"] == "pool" else "read")
+    planes = fields.get("rows")
+    moved = fields.get("write" if fields["function"] == "pool" else "read")
     if not planes or not moved or moved % (width + 8):
         return None
-    side = isqrt(given["n"] // planes)
+    side = isqrt(fields["n"] // planes)
     out = isqrt(moved // (width + 8) // planes)
-    if side * side * planes != given["n"] or not out:
+    if side * side * planes != fields["n"] or not out:
         return None
     stride = max(round(side / out), 1)
     for size, padding in ((3, 1), (2, 0), (3, 0), (stride, 0), (stride + 1, stride // 2)):
         if (side + 2 * padding - size) // stride + 1 == out:
             return _make_spec(
-                given, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
+                fields, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
             )
     return None
 

@@ -31,13 +31,15 @@ def pack_kernel_plan(rounds: int = ROUNDS) -> bytes:
     lines = []
     for number in range(1, rounds + 1):
         for spec in draw_kernel_plan(number):
-            given = {name: getattr(spec, name) for name in ("family", "operator", *usual)}
-            told = {
+            fields = {name: getattr(spec, name) for name in ("family", "operator", *usual)}
+            written = {
                 name: value
-                for name, value in given.items()
+                for name, value in fields.items()
                 if name not in usual or value != usual[name]
             }
-            lines.append(json.dumps({"round": number, "spec": told}, separators=(",", ":")) + "\n")
+            lines.append(
+                json.dumps({"round": number, "spec": written}, separators=(",", ":")) + "\n"
+            )
     return gzip.compress("".join(lines).encode(), 9, mtime=0)
 
 
@@ -106,8 +108,8 @@ def _bytes(
     small = cols if detail.get("over") == "rows" else rows
     if form == "broadcast":
         mask = 1 if function in ("masked_fill", "where") else width
-        other = small * mask + (n * width if function == "where" else 0)
-        return {"read": n * width + other, "write": n * width}
+        extra_byte = small * mask + (n * width if function == "where" else 0)
+        return {"read": n * width + extra_byte, "write": n * width}
     if form == "reduce":
         return {"read": n * width, "write": rows * width}
     if function == "gather":
@@ -146,14 +148,14 @@ def draw_kernel_plan(round_: int = 1) -> list[OperatorSpec]:
 def _distinct(
     make: Callable[[Random], OperatorSpec], random: Random, count: int
 ) -> list[OperatorSpec]:
-    found: dict[str, OperatorSpec] = {}
+    specs: dict[str, OperatorSpec] = {}
     for _ in range(30 * count):
-        if len(found) == count:
+        if len(specs) == count:
             break
         spec = make(random)
         if spec.guessed_s <= LONGEST_S and spec.byte <= LARGEST_BYTE:
-            found.setdefault(spec.id, spec)
-    return list(found.values())
+            specs.setdefault(spec.id, spec)
+    return list(specs.values())
 
 
 @cache

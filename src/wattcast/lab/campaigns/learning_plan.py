@@ -47,19 +47,23 @@ def main(to: str, count: int = 1500) -> None:
     bundle = bundle_for(gpu)
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     plain = [row for row in read_plain_rows("h200") if row["kind"] in ("burst", "sustained")]
-    known = {row["spec"] for row in plain if row["kind"] == "sustained"}
-    some = (_read_spec(row) for row in plain if not row["error"] and row["spec"] not in known)
-    specs = {spec.id: spec for spec in some if spec.id not in known}
-    wanted: list[tuple[float, str, OperatorSpec]] = []
+    measured = {row["spec"] for row in plain if row["kind"] == "sustained"}
+    some = (_read_spec(row) for row in plain if not row["error"] and row["spec"] not in measured)
+    specs = {spec.id: spec for spec in some if spec.id not in measured}
+    entries: list[tuple[float, str, OperatorSpec]] = []
     for family, share in SHARE.items():
         most = count * share // 100
-        taken = list[OperatorSpec]()
+        chosen = list[OperatorSpec]()
         for _, spec in sorted(specs.items()):
-            if len(taken) < most and spec.family == family and choose_sustained(spec):
-                taken += [spec] if predict_power_w(spec, gpu, bundle) < BELOW_W else []
-        wanted += [((place + 0.5) / len(taken), family, spec) for place, spec in enumerate(taken)]
-        print(family, len(taken))
-    write_listed(Path(to), [(spec, {}) for *_, spec in sorted(wanted, key=lambda entry: entry[:2])])
+            if len(chosen) < most and spec.family == family and choose_sustained(spec):
+                chosen += [spec] if predict_power_w(spec, gpu, bundle) < BELOW_W else []
+        entries += [
+            ((place + 0.5) / len(chosen), family, spec) for place, spec in enumerate(chosen)
+        ]
+        print(family, len(chosen))
+    write_listed(
+        Path(to), [(spec, {}) for *_, spec in sorted(entries, key=lambda entry: entry[:2])]
+    )
 
 
 def _read_spec(row: Plain) -> OperatorSpec:

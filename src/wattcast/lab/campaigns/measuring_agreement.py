@@ -75,16 +75,16 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
     settling.
     """
     gpu = CampaignGpu.open()
-    both = [_campaign_and_window(gpu, spec, length_s) for spec in choose_known_loads()]
-    found = [entry for entry, _ in both]
-    doubts = [flags for _, flags in both]
+    pairs = [_campaign_and_window(gpu, spec, length_s) for spec in choose_known_loads()]
+    entries = [entry for entry, _ in pairs]
+    doubts = [flags for _, flags in pairs]
     del gpu
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder) / "marks.json"
         command = [sys.executable, __file__, "--marks", str(marks)]
         run = run_command([*command, "--seconds", str(SETTLE_S + length_s)], "nvml")
         times = json.loads(marks.read_text()) if marks.exists() else []
-    for entry, flags, (began_s, ended_s) in zip(found, doubts, times, strict=False):
+    for entry, flags, (began_s, ended_s) in zip(entries, doubts, times, strict=False):
         part = summarise_window("part", run.samples, began_s + SETTLE_S, ended_s)
         whole = find_ticks(run.samples).between(
             began_s + SETTLE_S, ended_s
@@ -94,8 +94,8 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
             "run_clock_hz": part.sm_clock_hz,
             "flags": [*flags, *part.flags],
         }
-    found.append({"overhead": run.measurement.overhead, "exit_code": run.exit_code})
-    return found
+    entries.append({"overhead": run.measurement.overhead, "exit_code": run.exit_code})
+    return entries
 
 
 def _campaign_and_window(
@@ -126,14 +126,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for agreement.json")
     parser.add_argument("--marks", type=Path, help="run the loads alone and write their times here")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each load runs")
-    asked = parser.parse_args()
-    if asked.marks:
-        run_known_loads(asked.seconds, asked.marks)
+    options = parser.parse_args()
+    if options.marks:
+        run_known_loads(options.seconds, options.marks)
         return
-    found = json.dumps(compare_methods(asked.seconds), indent=1)
-    if asked.out:
-        write_whole(asked.out / "agreement.json", found.encode())
-    print(found)
+    entries_text = json.dumps(compare_methods(options.seconds), indent=1)
+    if options.out:
+        write_whole(options.out / "agreement.json", entries_text.encode())
+    print(entries_text)
 
 
 if __name__ == "__main__":

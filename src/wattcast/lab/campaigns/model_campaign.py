@@ -170,20 +170,24 @@ def build_model(
     dims = dims or find_dims(spec.model)
     transformers = import_extra("transformers", *_TRANSFORMERS)
     lines = read_lines(Path(__file__).with_name("model_classes.jsonl"))
-    known = next(line for line in lines if line["architecture"] == dims.architecture)
-    sizes = {name: getattr(dims, size) for name, size in known["sizes"].items()} | known.get(
-        "fixed", {}
-    )
+    model_class = next(line for line in lines if line["architecture"] == dims.architecture)
+    sizes = {
+        name: getattr(dims, size) for name, size in model_class["sizes"].items()
+    } | model_class.get("fixed", {})
     if dims.architecture == "resnet":
         sizes["depths"] = _RESNET_DEPTHS if dims.layers == 50 else [1, 1, 1, 1]
     kind = (
-        known["class"] if spec.phase != "train" else known.get("training_class") or known["class"]
+        model_class["class"]
+        if spec.phase != "train"
+        else model_class.get("training_class") or model_class["class"]
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(torch, spec.dtype))
     try:
         with torch.device(device):
-            module = getattr(transformers, kind)(getattr(transformers, known["config"])(**sizes))
+            module = getattr(transformers, kind)(
+                getattr(transformers, model_class["config"])(**sizes)
+            )
     finally:
         torch.set_default_dtype(before)
     module = module.train() if spec.phase == "train" else module.eval()
@@ -207,7 +211,7 @@ def make_iteration(
     module = built.module
     if dims.architecture != "resnet":  # every layer reads this at each call
         module.config._attn_implementation = "sdpa" if spec.attention == "flash" else "eager"
-    given = _draw_inputs(spec, dims, torch, device)
+    inputs = _draw_inputs(spec, dims, torch, device)
     dtype = torch_dtype(torch, spec.dtype)
     if spec.phase == "train":
         captured = str(device).startswith("cuda")
@@ -217,7 +221,7 @@ def make_iteration(
 
         def train() -> Any:
             optimiser.zero_grad(set_to_none=True)
-            loss = module(**given).loss
+            loss = module(**inputs).loss
             loss.backward()
             optimiser.step()
             return loss
@@ -225,8 +229,8 @@ def make_iteration(
         return train
     full: list[tuple[Any, Any]] = []
     if spec.phase == "decode":
-        made = import_extra("transformers", *_TRANSFORMERS).DynamicCache(config=module.config)
-        given["past_key_values"] = cache = made
+        new_cache = import_extra("transformers", *_TRANSFORMERS).DynamicCache(config=module.config)
+        inputs["past_key_values"] = cache = new_cache
         shape = (spec.batch, dims.kv_heads, spec.seq, dims.head_dim)
         for layer in range(dims.layers):
             cache.update(*(torch.randn(shape, device=device, dtype=dtype) for _ in range(2)), layer)
@@ -236,7 +240,7 @@ def make_iteration(
         for place, (keys, values) in enumerate(full):
             cache.layers[place].keys, cache.layers[place].values = keys, values
         with torch.no_grad():
-            return module(**given)
+            return module(**inputs)
 
     return forward
 
@@ -251,12 +255,12 @@ def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -
     if spec.seq is None:
         raise bad_value(f"{spec.id}: seq", "a sequence length for a language model", None)
     length = 1 if spec.phase == "decode" else spec.seq
-    given = {"input_ids": torch.randint(1, dims.vocab, (spec.batch, length), device=device)}
+    inputs = {"input_ids": torch.randint(1, dims.vocab, (spec.batch, length), device=device)}
     if spec.phase == "train":
-        given["labels"] = given["input_ids"].clone()
+        inputs["labels"] = inputs["input_ids"].clone()
     if dims.architecture == "bert":
-        return given
-    return given | (
+        return inputs
+    return inputs | (
         {"use_cache": False} if spec.phase == "train" else {"use_cache": True, "logits_to_keep": 1}
     )
 
@@ -334,21 +338,21 @@ def eager_settings(torch: Any) -> Iterator[None]:
 
     tensor = torch.tensor
 
-    def fill_scalar(data: Any, *, device: Any = None, dtype: Any = None, **rest: Any) -> Any:
+    def fill_scalar(data: Any, *, device: Any = None, dtype: Any = None, **options: Any) -> Any:
         """Fill scalars on their device, since no capture allows copying them there."""
-        if device is not None and isinstance(data, (bool, int, float)) and not rest:
+        if device is not None and isinstance(data, (bool, int, float)) and not options:
             return torch.full((), data, device=device, dtype=dtype or tensor(data).dtype)
-        return tensor(data, device=device, dtype=dtype, **rest)
+        return tensor(data, device=device, dtype=dtype, **options)
 
-    wanted: list[tuple[Any, str, Callable[..., Any]]] = [
+    changes: list[tuple[Any, str, Callable[..., Any]]] = [
         (import_utils, "is_cuda_stream_capturing", lambda: False),
         (masking_utils, "find_packed_sequence_indices", lambda *_, **__: None),
         (torch, "tensor", fill_scalar),
     ]
-    wanted = [change for change in wanted if hasattr(*change[:2])]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+    changes = [change for change in changes if hasattr(*change[:2])]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
-        for change in wanted:
+        for change in changes:
             setattr(*change)
         yield
     finally:
@@ -374,15 +378,22 @@ def profile_iteration(
 
 def total_kernels(row_id: str, events: Iterable[dict[str, Any]], run: str) -> ModelKernels:
     """List the kernels of a chrome trace in the order they started."""
-    kept = [
+    kernel_events = [
         e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "dur" in e
     ]
-    kept.sort(key=lambda event: float(event["ts"]))
+    kernel_events.sort(key=lambda event: float(event["ts"]))
     names: dict[str, int] = {}
-    order = [names.setdefault(str(event["name"])[:LONGEST_NAME], len(names)) for event in kept]
-    seconds = tuple(round(float(event["dur"]) * 1e-6, 9) for event in kept)
+    order = [
+        names.setdefault(str(event["name"])[:LONGEST_NAME], len(names)) for event in kernel_events
+    ]
+    seconds = tuple(round(float(event["dur"]) * 1e-6, 9) for event in kernel_events)
     return ModelKernels(
-        row_id, tuple(names), tuple(order), seconds, run=run, error="" if kept else "no kernel seen"
+        row_id,
+        tuple(names),
+        tuple(order),
+        seconds,
+        run=run,
+        error="" if kernel_events else "no kernel seen",
     )
 
 
@@ -396,8 +407,8 @@ SETTLE = SettlingRule(longest_s=5.0)
 
 def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
-    told = {name: getattr(spec, name) for name in ("id", "model", "graph")} | spec.workload
-    return ModelRow(**told, run=bench.run, date=format_now())
+    fields = {name: getattr(spec, name) for name in ("id", "model", "graph")} | spec.workload
+    return ModelRow(**fields, run=bench.run, date=format_now())
 
 
 def measure_model(
@@ -429,18 +440,18 @@ def measure_model(
         once_s = float(np.median(campaign_engine.time_calls(device, load, count)))
         burst_s = once_s if at_top and once_s * 2 <= LONGEST_BURST_S else None
         per_chunk = max(int(CHUNK_S / max(once_s, 1e-6)), 1)
-        held = hold_load(
+        steady_load = hold_load(
             bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner
         )
     finally:
         if isinstance(load, CapturedIteration):
             load.drop()
-    fields = held.describe(per_chunk)
+    fields = steady_load.describe(per_chunk)
     fields |= {
         "flags": (*flags, *fields["flags"]),
         "energy_j": fields["power_w"] * fields["latency_s"],
     }
-    fields |= {"iterations": per_chunk * held.chunks, "peak_memory_byte": device.peak_byte}
+    fields |= {"iterations": per_chunk * steady_load.chunks, "peak_memory_byte": device.peak_byte}
     return replace(row, **fields, burst_latency_s=burst_s)
 
 
@@ -485,10 +496,10 @@ def measure_step(campaign: ModelCampaign, specs: list[ModelRunSpec]) -> None:
         row = campaign.record("models", make_blank_model_row(bench, spec), partial(measure, spec))
         assert row is not None
         power = f"{row.power_w:.0f} W" if row.power_w else "no power"
-        said = (
+        outcome = (
             row.error or f"{1e3 * (row.latency_s or 0.0):.3f} ms, {power}, {len(row.flags)} flags"
         )
-        say(f"  {spec.id}: {said} ({time.monotonic() - began_s:.1f} s)")
+        say(f"  {spec.id}: {outcome} ({time.monotonic() - began_s:.1f} s)")
         bench.gpu.recover()
     campaign.recover()
 
@@ -541,8 +552,8 @@ def run_models(
 
 def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[ModelRunSpec]:
     """Choose rows of the plan: all, those of one model or one tier, or the first few."""
-    known = list(dict.fromkeys(spec.model for spec in read_model_plan()))
-    check_names("planned model", only or (), known, f"Planned: {', '.join(known)}.")
+    planned = list(dict.fromkeys(spec.model for spec in read_model_plan()))
+    check_names("planned model", only or (), planned, f"Planned: {', '.join(planned)}.")
     tiers = sorted({str(spec.tier) for spec in read_model_plan()})
     check_names("tier", str(tier) if tier else (), tiers, f"Planned: {', '.join(tiers)}.")
     specs = [

@@ -38,9 +38,9 @@ def choose_counted_specs(few: int = 0, listed: str = "") -> list[OperatorSpec]:
     """
     if listed:
         return read_listed(Path(listed))[: few or None]
-    wanted = dict.fromkeys(COUNTED, few) if few else COUNTED
+    counts = dict.fromkeys(COUNTED, few) if few else COUNTED
     return take_subset(
-        read_kernel_plan(), wanted, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8
+        read_kernel_plan(), counts, lambda spec: 3e-6 < spec.guessed_s < 3e-3 and spec.byte < 4e8
     )
 
 
@@ -58,20 +58,20 @@ def find_ncu() -> str:
     return ncu
 
 
-def make_collect_command(command: list[str], raw: Path, wanted: list[str]) -> None:
+def make_collect_command(command: list[str], raw: Path, metric_names: list[str]) -> None:
     """Run any command once under ``ncu``; ``raw`` gets the ``wanted`` metrics of every kernel it
     launches.
     """
     ncu = find_ncu()
-    metrics = keep_known_metrics(wanted, query_metrics(ncu))
+    metrics = keep_known_metrics(metric_names, query_metrics(ncu))
     partial = raw.with_name(raw.name + ".partial")
     ended = subprocess.run(
         [*make_ncu_command(ncu, partial, metrics), *command], check=False, stdout=2
     )
     if ended.returncode != 0 or not partial.exists():
-        said = partial.read_text(errors="replace")[-300:] if partial.exists() else ""
+        message = partial.read_text(errors="replace")[-300:] if partial.exists() else ""
         partial.unlink(missing_ok=True)
-        raise Refused(f"the command under ncu ended with {ended.returncode}. {said}".strip())
+        raise Refused(f"the command under ncu ended with {ended.returncode}. {message}".strip())
     partial.replace(raw)
 
 
@@ -102,7 +102,7 @@ def collect_counters(out: Path, budget_s: float, few: int = 0, listed: str = "")
 def run_target(
     raw: Path,
     verb: list[str],
-    wanted: list[str],
+    metric_names: list[str],
     budget_s: float,
     write_s: float,
     options: Sequence[str] = (),
@@ -115,7 +115,7 @@ def run_target(
     began_s = time.monotonic()
     ncu = find_ncu()
     raw.parent.mkdir(parents=True, exist_ok=True)
-    metrics = keep_known_metrics(wanted, query_metrics(ncu))
+    metrics = keep_known_metrics(metric_names, query_metrics(ncu))
     command = [*make_ncu_command(ncu, raw, metrics), "--profile-from-start", "off", *options]
     command += [
         sys.executable,
@@ -131,10 +131,10 @@ def run_target(
         code = subprocess.run(command, timeout=budget_s + 20.0, check=False).returncode
     except subprocess.TimeoutExpired:
         code = -1
-    said = raw.read_text(errors="replace") if raw.exists() else ""
-    if code != 0 or not said:
-        print(f"ncu ended with {code}. {said[-600:]}", file=sys.stderr)
-    return said.splitlines(), len(metrics)
+    table_text = raw.read_text(errors="replace") if raw.exists() else ""
+    if code != 0 or not table_text:
+        print(f"ncu ended with {code}. {table_text[-600:]}", file=sys.stderr)
+    return table_text.splitlines(), len(metrics)
 
 
 def read_wanted_metrics() -> list[str]:
@@ -156,15 +156,19 @@ def query_metrics(ncu: str) -> set[str]:
     return set(re.findall(r"^([a-z0-9]+__[a-z0-9_]+)\s", answer.stdout, re.MULTILINE))
 
 
-def keep_known_metrics(wanted: list[str], known: set[str]) -> list[str]:
+def keep_known_metrics(metric_names: list[str], available: set[str]) -> list[str]:
     """Drop the metrics that ``known`` lacks; launch facts are always available."""
-    if not known:
+    if not available:
         return [
             name
-            for name in wanted
+            for name in metric_names
             if name.startswith(("gpu__time", "sm__cycles_elapsed", "dram__", "lts__t_bytes"))
         ]
-    return [name for name in wanted if name.startswith("launch__") or name.split(".")[0] in known]
+    return [
+        name
+        for name in metric_names
+        if name.startswith("launch__") or name.split(".")[0] in available
+    ]
 
 
 def read_counter_table(lines: Iterable[str]) -> Iterable[Plain]:
@@ -172,9 +176,9 @@ def read_counter_table(lines: Iterable[str]) -> Iterable[Plain]:
     order: dict[str, int] = {}
     for row, metrics in read_ncu_rows(lines, read_wanted_metrics()):
         text = " ".join(value for value in row.values() if isinstance(value, str))
-        if (found := re.search(re.escape(RANGE) + r"([0-9a-f]{16})", text)) is None:
+        if (mark := re.search(re.escape(RANGE) + r"([0-9a-f]{16})", text)) is None:
             continue
-        spec = found[1]
+        spec = mark[1]
         order[spec] = order.get(spec, -1) + 1
         yield {
             "id": f"{spec}-{order[spec]}",
@@ -185,14 +189,14 @@ def read_counter_table(lines: Iterable[str]) -> Iterable[Plain]:
 
 
 def read_ncu_rows(
-    lines: Iterable[str], wanted: list[str]
+    lines: Iterable[str], metric_names: list[str]
 ) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
     """Yield each kernel of ``ncu --csv --page raw`` with its ``wanted`` metrics, without messages
     and units.
     """
     for row in csv.DictReader(line for line in lines if line.startswith('"')):
         metrics = {}
-        for name in (name for name in wanted if name in row):
+        for name in (name for name in metric_names if name in row):
             with contextlib.suppress(ValueError):  # a metric this kernel does not have
                 metrics[name] = float((row[name] or "").replace(",", ""))
         if row.get("ID"):

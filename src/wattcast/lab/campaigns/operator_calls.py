@@ -226,7 +226,7 @@ class ElementwiseOperands:
         functional = self.torch.nn.functional
         aten = self.aten
         name = self.function
-        others: dict[str, Callable[..., Any]] = {
+        functions: dict[str, Callable[..., Any]] = {
             "scale": lambda x: x * 0.125,
             "shift": lambda x: x + 0.5,
             "pow": lambda x: x.pow(3),
@@ -243,9 +243,9 @@ class ElementwiseOperands:
             "gelu_tanh_grad": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
             "relu_grad": lambda g, y: aten.threshold_backward(g, y, 0),
         }
-        if name.endswith("_grad") and name not in others:
-            others[name] = getattr(aten, name.removesuffix("_grad") + "_backward")
-        return others.get(name) or getattr(torch, name, None) or getattr(functional, name)
+        if name.endswith("_grad") and name not in functions:
+            functions[name] = getattr(aten, name.removesuffix("_grad") + "_backward")
+        return functions.get(name) or getattr(torch, name, None) or getattr(functional, name)
 
     def find_cast(self) -> Any:
         """Return the number format of the result."""
@@ -265,8 +265,10 @@ class ElementwiseOperands:
         rows = self.rows
         cols = self.cols
         if self.function == "cat":
-            left = cols - self.detail["last"] if "last" in self.detail else max(cols // 2, 1)
-            parts = [self.take(rows, 2 * side)[:, :side] for side in (left, cols - left)]
+            first_width = cols - self.detail["last"] if "last" in self.detail else max(cols // 2, 1)
+            parts = [
+                self.take(rows, 2 * side)[:, :side] for side in (first_width, cols - first_width)
+            ]
             return lambda: self.torch.cat(parts, dim=1)
         views = [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)]
         apply = self.find_function()
@@ -288,9 +290,9 @@ class ElementwiseOperands:
         if self.inputs == 1 and not masked:  # a small tensor spread out
             spread = small.expand(whole)
             return lambda: apply(spread)
-        given = [self.take(*whole) for _ in range(2 if self.function == "where" else 1)]
-        given.append(small > 0 if masked else small)
-        return lambda: apply(*given)
+        operands = [self.take(*whole) for _ in range(2 if self.function == "where" else 1)]
+        operands.append(small > 0 if masked else small)
+        return lambda: apply(*operands)
 
     def transposed(self) -> Run:
         """Walk over the first operand across its rows; runs of ``inner`` elements stay together."""
@@ -380,11 +382,11 @@ class ElementwiseOperands:
         mean = torch.zeros_like(weight)
         variance = torch.ones_like(weight)
         training = self.function != "batchnorm"
-        given = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
+        inputs = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
         if self.function != "batchnorm_grad":
-            return lambda: aten._batch_norm_impl_index(*given)[0]
-        _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*given)
-        rest = (
+            return lambda: aten._batch_norm_impl_index(*inputs)[0]
+        _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*inputs)
+        gradient_inputs = (
             weight,
             mean,
             variance,
@@ -397,7 +399,7 @@ class ElementwiseOperands:
         )
         grad = self.image(*shape)
         back = aten._batch_norm_impl_index_backward
-        return lambda: back(impl, x, grad, *rest)[0]
+        return lambda: back(impl, x, grad, *gradient_inputs)[0]
 
     def pool(self) -> Run:
         """Take the largest of each window with its place, or compute the gradient."""
@@ -472,15 +474,15 @@ def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) 
     )  # by the operator's own file; all copies share its operands
     if registered is None:
         raise unknown_name("operator", kind, MAKERS)
-    taken: list[Any] = []
+    tensors: list[Any] = []
 
     def take(dtype: str, *shape: int) -> Any:
-        taken.append(builder.operands.take(dtype, *shape))
-        return taken[-1]
+        tensors.append(builder.operands.take(dtype, *shape))
+        return tensors[-1]
 
     run = registered(builder.torch, take, spec.operator)
     return OperatorCall(
-        lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in taken), 0
+        lambda i: run(), 1, sum(tensor.numel() * tensor.element_size() for tensor in tensors), 0
     )
 
 
@@ -494,10 +496,10 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     bias = o["bias"]
     width = torch_dtype(torch, dtype).itemsize
     if o.get("turned"):  # the gradient of a weight: both operands have k outermost
-        left = builder.operands.take(dtype, k, m)
+        columns = builder.operands.take(dtype, k, m)
         right = builder.operands.take(dtype, k, n)
         return OperatorCall(
-            lambda i: torch.mm(left.t(), right), 1, (m * k + n * k + m * n) * width, 0
+            lambda i: torch.mm(columns.t(), right), 1, (m * k + n * k + m * n) * width, 0
         )
     sets = builder.sets(n * k * width, spec.rotated != "none")
     x = builder.operands.take(dtype, m, k)
@@ -530,10 +532,10 @@ def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     m = o["m"]
     n = o["n"]
     k = o["k"]
-    left = take(b, k, m).transpose(1, 2) if spec.layout == "tn" else take(b, m, k)
+    first = take(b, k, m).transpose(1, 2) if spec.layout == "tn" else take(b, m, k)
     right = take(b, n, k).transpose(1, 2) if spec.layout == "nt" else take(b, k, n)
-    footprint = (left.numel() + right.numel() + b * m * n) * left.element_size()
-    return OperatorCall(lambda i: torch.bmm(left, right), 1, footprint, 0)
+    footprint = (first.numel() + right.numel() + b * m * n) * first.element_size()
+    return OperatorCall(lambda i: torch.bmm(first, right), 1, footprint, 0)
 
 
 def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -562,9 +564,9 @@ def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
         )
     back = torch.ops.aten.convolution_backward
     of_image = direction == "dgrad"
-    rest = *places, False, [0, 0], groups, [of_image, not of_image, False]
+    settings = *places, False, [0, 0], groups, [of_image, not of_image, False]
     return OperatorCall(
-        lambda i: back(grad, image, filters[i % sets], None, *rest)[not of_image], sets, *byte
+        lambda i: back(grad, image, filters[i % sets], None, *settings)[not of_image], sets, *byte
     )
 
 
@@ -645,8 +647,10 @@ def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     if backend != "default":
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
-        choose_backend = partial(sdpa_kernel, wanted)
+        kernel_backend = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[
+            backend
+        ]
+        choose_backend = partial(sdpa_kernel, kernel_backend)
 
     def attend(i: int) -> Any:
         with choose_backend():
@@ -661,21 +665,21 @@ def _make_attention_gradient(
     """Return the gradient, by cuDNN unless the row says otherwise, as on Hopper."""
     aten = torch.ops.aten
     if grad.device.type == "cpu":
-        given = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
+        forward_results = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
         back = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return lambda: back(grad, *qkv, *given, chance, causal)
+        return lambda: back(grad, *qkv, *forward_results, chance, causal)
     if backend == "flash":
         out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(
             *qkv, chance, causal, False
         )
         back = aten._scaled_dot_product_flash_attention_backward
-        rest = *places, chance, causal, seed, offset
+        settings = *places, chance, causal, seed, offset
     else:
         cudnn = aten._scaled_dot_product_cudnn_attention
         out, lse, *places, seed, offset, _ = cudnn(*qkv, None, True, chance, causal, False)
         back = aten._scaled_dot_product_cudnn_attention_backward
-        rest = seed, offset, None, *places, chance, causal
-    return lambda: back(grad, *qkv, out, lse, *rest)
+        settings = seed, offset, None, *places, chance, causal
+    return lambda: back(grad, *qkv, out, lse, *settings)
 
 
 MAKERS: dict[

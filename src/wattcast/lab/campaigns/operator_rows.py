@@ -98,14 +98,14 @@ class CampaignGpu(campaign_engine.TorchDevice):
         if guess_s < 3e-5:  # three eager calls of a short kernel show the host, not the GPU
             copies = min(max(copies, 160), most_copies)
         graph = torch.cuda.CUDAGraph()
-        held: list[Any] = [None] * min(call.sets, copies)
+        results: list[Any] = [None] * min(call.sets, copies)
 
         def run() -> None:
             for copy in range(copies):
-                held[copy % len(held)] = call.run(copy)
+                results[copy % len(results)] = call.run(copy)
 
         self._capture(graph, run)
-        held.clear()
+        results.clear()
         return CapturedGraph(graph, copies, call)
 
     def replay(self, graph: CapturedGraph, times: int) -> None:
@@ -278,18 +278,18 @@ def measure_duty_row(
             busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
     ended_s = time.monotonic()
     _note_rest(bench, ended_s, 0.05)
-    held = steady_state.take_window(
+    settled = steady_state.take_window(
         bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule
     )
-    inside = [(at, length) for at, length in busy if held.start_s <= at <= held.end_s]
+    inside = [(at, length) for at, length in busy if settled.start_s <= at <= settled.end_s]
     inside_s = np.array([length for _, length in inside])
     seen_period_s = (inside[-1][0] - inside[0][0]) / (len(inside) - 1)
     on_s = float(inside_s.mean())
     share = on_s / seen_period_s
     late = abs(seen_period_s - period_s) > 0.01 * period_s
-    load = steady_state.HeldLoad(held, inside_s, len(busy), None)
+    load = steady_state.HeldLoad(settled, inside_s, len(busy), None)
     fields = _describe_graph(graph) | load.describe(replays * graph.copies)
-    fields["flags"] = held.flags + (("late_periods",) if late else ())
+    fields["flags"] = settled.flags + (("late_periods",) if late else ())
     return replace(
         row,
         **fields,
@@ -298,7 +298,7 @@ def measure_duty_row(
         busy_s=on_s,
         period_s=seen_period_s,
         idle_power_w=idle_power_w,
-        on_power_w=(held.ticks.power_w - idle_power_w * (1.0 - share)) / share,
+        on_power_w=(settled.ticks.power_w - idle_power_w * (1.0 - share)) / share,
     )
 
 
@@ -337,10 +337,10 @@ def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> 
     began_s = time.monotonic()
     time.sleep(length_s)
     bench.sampler.check()
-    held = steady_state.take_window(
+    settled = steady_state.take_window(
         bench.sampler.since(mark), began_s, time.monotonic(), bench.rule
     )
-    clock = held.samples.known("sm_clock_hz")
+    clock = settled.samples.known("sm_clock_hz")
     return KernelRow(
         f"idle-{name}-{bench.run}",
         RowKind.IDLE,
@@ -350,7 +350,7 @@ def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> 
         date=steady_state.format_now(),
         data="none",
         sm_clock_spread_hz=float(clock.std()) if len(clock) else None,
-        **steady_state.describe_window(held),
+        **steady_state.describe_window(settled),
     )
 
 
@@ -382,7 +382,7 @@ class KernelCampaign(campaign_engine.Campaign):
 
     def specs(
         self,
-        wanted: dict[str, int] | None = None,
+        counts: dict[str, int] | None = None,
         keep: Callable[[OperatorSpec], bool] = lambda s: True,
     ) -> list[OperatorSpec]:
         """Return the operators of a step, or the first few of each family in a smoke test."""
@@ -393,7 +393,7 @@ class KernelCampaign(campaign_engine.Campaign):
             return take_subset(
                 everything, dict.fromkeys((spec.family for spec in everything), self.few), keep
             )
-        return take_subset(everything, wanted, keep) if wanted else everything
+        return take_subset(everything, counts, keep) if counts else everything
 
 
 def save_row(campaign: KernelCampaign, kind: RowKind, spec: OperatorSpec, repeat: int = 0) -> None:

@@ -41,10 +41,10 @@ def settle_database(campaign: Path, database: Path) -> int:
     for path in sorted(campaign.rglob("samples-*.npz")):
         here = [row for row in rows if row["run"] == path.stem.removeprefix("samples-")]
         records: list[Any] = [SimpleNamespace(**row) for row in here]
-        found = settle_capped_rows(records, EnergySamples.load(path))
+        fields_of_row = settle_capped_rows(records, EnergySamples.load(path))
         for row in here:
-            row.update(found.get(row["id"], {}))
-        count += len(found)
+            row.update(fields_of_row.get(row["id"], {}))
+        count += len(fields_of_row)
     write_table(database / ROWS_FILE, rows)
     return count
 
@@ -55,7 +55,7 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
 
     Power and reported clock are means over at least one governor cycle.
     """
-    found: dict[str, Plain] = {}
+    fields_of_row: dict[str, Plain] = {}
     capped = [
         row
         for row in rows
@@ -66,7 +66,7 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
     grid_s = find_ticks(samples).time_s
     energy_j = seen.energy_j
     if not capped or len(grid_s) != len(energy_j) or len(grid_s) < CYCLE_TICKS:
-        return found
+        return fields_of_row
     matches = {row.id: _match_windows(row, seen.middle_s, grid_s, energy_j) for row in capped}
     begun_s = {row.id: datetime.fromisoformat(row.date).timestamp() for row in capped}
     # Sampler time minus calendar time is the same for all rows of a run: the densest place among
@@ -77,7 +77,7 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
         )
     )
     if not len(every_s):
-        return found
+        return fields_of_row
     inside = np.searchsorted(every_s, every_s + NEARBY_S) - np.arange(len(every_s))
     densest = int(np.argmax(inside))
     offset_s = float(np.median(every_s[densest : densest + inside[densest]]))
@@ -97,8 +97,8 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
         if len(clock):
             power_w = (energy_j[end] - energy_j[first]) / (grid_s[end] - grid_s[first])
             settled = {"settled_power_w": float(power_w), "settled_clock_hz": float(clock.mean())}
-            found[row.id] = settled | {"settled_ticks": end - first}
-    return found
+            fields_of_row[row.id] = settled | {"settled_ticks": end - first}
+    return fields_of_row
 
 
 def _match_windows(

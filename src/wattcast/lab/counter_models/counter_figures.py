@@ -103,7 +103,7 @@ def draw_launch_power(
     edges = (
         np.append(estimate.start_s, estimate.start_s[-1] + estimate.activity.duration_s[-1]) * 1e3
     )
-    known = np.where(estimate.known > 0, 1.0, np.nan)
+    counted = np.where(estimate.counted > 0, 1.0, np.nan)
     stacked = np.zeros(estimate.start_s.size)
     parts = estimate.power.parts
     part_w = estimate.power.part_w
@@ -111,16 +111,16 @@ def draw_launch_power(
     order = sorted(
         range(len(parts)), key=lambda i: (parts[i] in known_events(), -energy_j[i])
     )  # static ones first
-    kept = sorted(order, key=lambda i: -energy_j[i])[:most]
-    rows = [(parts[i], part_w[:, i]) for i in order if i in kept]
-    if rest := [i for i in order if i not in kept]:
-        rows.append(("others", part_w[:, rest].sum(axis=1)))
+    largest = sorted(order, key=lambda i: -energy_j[i])[:most]
+    rows = [(parts[i], part_w[:, i]) for i in order if i in largest]
+    if smaller := [i for i in order if i not in largest]:
+        rows.append(("others", part_w[:, smaller].sum(axis=1)))
     for index, (name, part_w) in enumerate(rows):
         top = stacked + part_w
         axes.stairs(
-            top * known,
+            top * counted,
             edges,
-            baseline=stacked * known,
+            baseline=stacked * counted,
             fill=True,
             color=_choose_colour(index),
             label=name,
@@ -255,9 +255,12 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     axes.fill_between(
         [0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %"
     )
-    held = (fit.train, PREDICTED)
+    held_out = (fit.train, PREDICTED)
     unseen = (fit.test, figure_style.SERIES_COLOURS[1])
-    for rows, colour, name in ((*held, "microbenchmarks, held out"), (*unseen, "never trained on")):
+    for rows, colour, name in (
+        (*held_out, "microbenchmarks, held out"),
+        (*unseen, "never trained on"),
+    ):
         if rows.any():
             label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"
             axes.plot(

@@ -41,7 +41,7 @@ RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailC
 
 def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> PowerModel:
     """Return the power model, in terms of events, that predicts the same watts as the fit."""
-    found = dict(zip(fit.terms.names, fit.coefficient.tolist(), strict=True))
+    coefficients = dict(zip(fit.terms.names, fit.coefficient.tolist(), strict=True))
     events_of: dict[str, dict[str, float]] = {rail: {} for rail in RAILS}
     for members, coefficient in zip(fit.terms.members, fit.coefficient.tolist(), strict=True):
         for i in members:
@@ -49,7 +49,10 @@ def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> Powe
     if fit.model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
         events = {event: cost for costs in events_of.values() for event, cost in costs.items()}
         return RatePower(
-            found["base"], events, found.get("core clock", 0.0), found.get("memory clock", 0.0)
+            coefficients["base"],
+            events,
+            coefficients.get("core clock", 0.0),
+            coefficients.get("memory clock", 0.0),
         )
     inferred = dict(zip(("core", "memory"), fit.how.curves(fit.inferred.theta), strict=True))
     clocks_hz = {
@@ -57,7 +60,9 @@ def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> Powe
         "memory": table.memory_clock_hz,
         "host": np.ones(table.rows),
     }
-    offsets = [(hz, found.get(offset_name(hz))) for hz in np.unique(table.memory_clock_hz).tolist()]
+    offsets = [
+        (hz, coefficients.get(offset_name(hz))) for hz in np.unique(table.memory_clock_hz).tolist()
+    ]
     rails = {}
     for name in RAILS:
         voltage = inferred.get(name, RailVoltage.constant())
@@ -66,25 +71,25 @@ def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> Powe
         named = tuple(
             (hz, watts) for hz, watts in offsets if name == "memory" and watts is not None
         )
-        leakage_w = found.get(f"{name} leakage", 0.0)
-        clock_f = found.get(f"{name} clock", 0.0)
+        leakage_w = coefficients.get(f"{name} leakage", 0.0)
+        clock_f = coefficients.get(f"{name} clock", 0.0)
         rails[name] = EventRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
     if fit.model is CounterModelKind.ALPHA_C:
         busy = {
             n: event
             for n, event in gpmtool_files.BUSY_SHARE_EVENTS.items()
-            if f"{n} dynamic" in found
+            if f"{n} dynamic" in coefficients
         }
         alpha = (
-            replace(rails[n], alpha=event, full_f=found[f"{n} dynamic"])
+            replace(rails[n], alpha=event, full_f=coefficients[f"{n} dynamic"])
             for n, event in busy.items()
         )
-        return SwitchedCapacitance(found["base"], tuple(alpha))
-    if ACTIVE_CYCLE in found:
-        events_of["core"] = {ACTIVE_CYCLE: found[ACTIVE_CYCLE]} | events_of["core"]
+        return SwitchedCapacitance(coefficients["base"], tuple(alpha))
+    if ACTIVE_CYCLE in coefficients:
+        events_of["core"] = {ACTIVE_CYCLE: coefficients[ACTIVE_CYCLE]} | events_of["core"]
     used = [name for name in RAILS if name != "host" or events_of[name]]
     return HybridRail(
-        found["base"], tuple(replace(rails[name], event_f=events_of[name]) for name in used)
+        coefficients["base"], tuple(replace(rails[name], event_f=events_of[name]) for name in used)
     )
 
 
@@ -201,11 +206,11 @@ class HeldBackRows:
         names = np.array(self.names)
         rows = []
         for name in dict.fromkeys(self.names):
-            own = names == name
+            of_name = names == name
             watts, size, signed = (
-                float(v[own].mean()) for v in (self.power_w, np.abs(error), error)
+                float(v[of_name].mean()) for v in (self.power_w, np.abs(error), error)
             )
-            rows.append((name, int(own.sum()), watts, size, signed))
+            rows.append((name, int(of_name.sum()), watts, size, signed))
         return rows
 
 
@@ -250,21 +255,25 @@ def fit_counters(
     on in any way."""
     how = options or CounterFitOptions()
     train, test = next(iter(tables.values())).split_benchmarks()
-    kept = {name: each.keep_benchmarks(train) for name, each in tables.items()}
-    bench = model_selection.FitWorkbench(kept, how.estimator, how.offset_hz)
+    training_tables = {
+        name: table_of_kind.keep_benchmarks(train) for name, table_of_kind in tables.items()
+    }
+    bench = model_selection.FitWorkbench(training_tables, how.estimator, how.offset_hz)
     table = bench.table
     count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
     kinds = {model: _fit_kind(bench, model, how, count, progress) for model in how.models}
     main = kinds.get(CounterModelKind.HYBRID) or kinds[how.models[-1]]
     everyone = np.ones(table.benchmarks, dtype=bool)
     planes = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size > 1
-    asked = how.advice and main.model is CounterModelKind.HYBRID
+    wants_advice = how.advice and main.model is CounterModelKind.HYBRID
     clocks = (
         fit_diagnostics.try_training_clocks(bench, main.model, main.settings)
-        if asked and planes
+        if wants_advice and planes
         else []
     )
-    candidates = fit_diagnostics.rank_next_benchmarks(bench, main.fit, everyone) if asked else []
+    candidates = (
+        fit_diagnostics.rank_next_benchmarks(bench, main.fit, everyone) if wants_advice else []
+    )
     scaled = bench.tables[main.settings.variant]
     rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
     words = [*describe_missing_terms(scaled), *main.diagnosis.warnings]
@@ -275,11 +284,11 @@ def fit_counters(
         bench = model_selection.FitWorkbench(tables, how.estimator, how.offset_hz)
         rows = np.flatnonzero(test[bench.table.benchmark])
         names = tuple(bench.table.benchmark_names[b] for b in bench.table.benchmark[rows])
-        found = {
+        predicted_w = {
             model: bench.predict(bench.fit(model, kind.settings, train))[rows]
             for model, kind in kinds.items()
         }
-        tested = HeldBackRows(names, bench.table.power_w[rows], found)
+        tested = HeldBackRows(names, bench.table.power_w[rows], predicted_w)
     return CounterFit(
         scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words), tested
     )
@@ -304,7 +313,7 @@ def _fit_kind(
     fit = bench.fit(model, settings, everyone)
     scaled = bench.tables[settings.variant]
     predicted_w = bench.predict(fit)
-    held = {
+    held_out = {
         by: model_selection.predict_held_out(
             bench, model, label, by, how.folds if by == "benchmark" else 0, progress
         )
@@ -314,7 +323,7 @@ def _fit_kind(
     diagnosis = fit_diagnostics.diagnose_fit(fit, scaled, everyone)
     score = model_selection.score_prediction(table, predicted_w)
     return FittedModelKind(
-        model, settings, fit, power, scaled.scaling, predicted_w, score, held, diagnosis
+        model, settings, fit, power, scaled.scaling, predicted_w, score, held_out, diagnosis
     )
 
 
@@ -367,8 +376,9 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
             for name, plane in (("mape", mape), ("bias", bias))
         }
         held_out = {
-            by: vars(held.score) | {"default_known": vars(held.anchored) if held.anchored else None}
-            for by, held in kind.held_out.items()
+            by: vars(prediction.score)
+            | {"default_known": vars(prediction.anchored) if prediction.anchored else None}
+            for by, prediction in kind.held_out.items()
         }
         errors = {
             "in_sample": vars(kind.in_sample),
@@ -455,12 +465,14 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
     """Return the main model with its held-out errors, ready to be written."""
     main = main_model_kind(result)
     table = result.table
-    errors = {f"held out by {by}": held.score.mape for by, held in main.held_out.items()}
-    known = main.held_out["benchmark"].anchored
+    errors = {
+        f"held out by {by}": prediction.score.mape for by, prediction in main.held_out.items()
+    }
+    anchored = main.held_out["benchmark"].anchored
     if result.tested is not None:
         errors["never trained on"] = result.tested.mape(main.model)
-    if known is not None:
-        errors["held out by benchmark, power at the default clocks known"] = known.mape
+    if anchored is not None:
+        errors["held out by benchmark, power at the default clocks known"] = anchored.mape
     rows = f"{table.rows} rows of {table.benchmarks} benchmarks"
     source = f"wattcast lab fit counters {__version__}, {table.name}: {rows}"
     origin = Provenance(source, datetime.now(tz=UTC).date().isoformat(), device)
@@ -485,12 +497,12 @@ def predict_programs(
         )
     clocks = measured.clock_hz[rows], measured.memory_clock_hz[rows]
     which = [work.names.index(match[measured.names[i]]) for i in rows]
-    found = {}
+    predicted_w = {}
     for model, kind in result.kinds.items():
         activity = gpmtool_files.application_activity(work, kind.scaling, *clocks)
-        found[model] = kind.power.power(activity).total_w[which, np.arange(rows.size), 0]
+        predicted_w[model] = kind.power.power(activity).total_w[which, np.arange(rows.size), 0]
     names = tuple(measured.names[i] for i in rows)
-    return replace(result, tested=HeldBackRows(names, measured.power_w[rows], found))
+    return replace(result, tested=HeldBackRows(names, measured.power_w[rows], predicted_w))
 
 
 def predict_applications(result: CounterFit, work: UtilisationFile) -> list[dict[str, Any]]:

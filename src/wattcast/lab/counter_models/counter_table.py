@@ -112,8 +112,8 @@ class CounterTable:
         if self.occurrence.shape != (rows, width) or self.benchmark.shape != (rows,):
             raise bad_value(where, f"{rows} rows of {width} counters", f"{self.occurrence.shape}")
         if rows < width + 2:
-            wanted = f"at least {width + 2} rows for {width} counters"
-            raise bad_value(where, wanted, f"{rows} rows", "Measure more, or map fewer.")
+            expectation = f"at least {width + 2} rows for {width} counters"
+            raise bad_value(where, expectation, f"{rows} rows", "Measure more, or map fewer.")
         bad = np.flatnonzero(~(np.isfinite(self.power_w) & (self.power_w > 0)))
         if bad.size:
             watts = float(self.power_w[bad[0]])
@@ -123,9 +123,9 @@ class CounterTable:
         low = float(self.power_w.min())
         high = float(self.power_w.max())
         if low < LEAST_POWER_W or high > MOST_POWER_W:
-            wanted = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
+            expectation = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
             do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
-            raise bad_value(f"{where}: power", wanted, f"{low:.4g} to {high:.4g} W", do)
+            raise bad_value(f"{where}: power", expectation, f"{low:.4g} to {high:.4g} W", do)
         columns = {
             "power": self.power_w,
             "clock": self.clock_hz,
@@ -173,19 +173,21 @@ class CounterTable:
         """
         unknown = [name for name in self.test if name not in self.group_names]
         if unknown:
-            known = ", ".join(self.group_names)
+            group_list = ", ".join(self.group_names)
             raise bad_value(
-                f"{self.name}: test", f"groups of the table ({clip_text(known, 200)})", unknown[0]
+                f"{self.name}: test",
+                f"groups of the table ({clip_text(group_list, 200)})",
+                unknown[0],
             )
         test = np.isin(np.array(self.group_names)[self.group], self.test)
         return ~test & ~np.isin(self.benchmark_names, list(self.left_out)), test
 
-    def keep_benchmarks(self, kept: Mask) -> CounterTable:
+    def keep_benchmarks(self, chosen: Mask) -> CounterTable:
         """Return the table with the rows of some benchmarks only."""
-        if kept.all():
+        if chosen.all():
             return self
-        rows = kept[self.benchmark]
-        number = np.cumsum(kept) - 1
+        rows = chosen[self.benchmark]
+        number = np.cumsum(chosen) - 1
         return replace(
             self,
             **{
@@ -194,9 +196,9 @@ class CounterTable:
             },
             benchmark=number[self.benchmark[rows]],
             benchmark_names=tuple(
-                n for n, keep in zip(self.benchmark_names, kept, strict=True) if keep
+                n for n, keep in zip(self.benchmark_names, chosen, strict=True) if keep
             ),
-            group=self.group[kept],
+            group=self.group[chosen],
             voltage_v={rail: value[rows] for rail, value in self.voltage_v.items()},
             rail_w={rail: value[rows] for rail, value in self.rail_w.items()},
             duration_s=None if self.duration_s is None else self.duration_s[rows],
@@ -204,8 +206,10 @@ class CounterTable:
 
     def busy(self) -> Array:
         """Return 1 where any event of the device happened and 0 where it was idle, ``(row,)``."""
-        own = [i for i, predictor in enumerate(self.predictors) if predictor.rail != "host"]
-        return (self.occurrence[:, own] > 0).any(axis=1).astype(float)
+        device_columns = [
+            i for i, predictor in enumerate(self.predictors) if predictor.rail != "host"
+        ]
+        return (self.occurrence[:, device_columns] > 0).any(axis=1).astype(float)
 
     def full(self, rows: npt.NDArray[np.bool_] | None = None) -> Array:
         """Return the occurrence of each predictor at full use; 0 for one that never happened in
@@ -226,14 +230,16 @@ class CounterTable:
             return np.zeros(self.rows)
         clock_hz = self.memory_clock_hz if rail == "memory" else self.clock_hz
         default_hz = (self.default_hz or (1.0, 1.0))[rail == "memory"]
-        each = []
+        shares = []
         for i in on:
             predictor = self.predictors[i]
             value = self.occurrence[:, i]
             per_cycle = value if known_events()[predictor.event].is_mean else value / clock_hz
-            known = predictor.full / default_hz if predictor.full and self.default_hz else None
-            each.append(per_cycle / (known or per_cycle.max()))
-        return np.asarray(np.max(each, axis=0))
+            full_per_cycle = (
+                predictor.full / default_hz if predictor.full and self.default_hz else None
+            )
+            shares.append(per_cycle / (full_per_cycle or per_cycle.max()))
+        return np.asarray(np.max(shares, axis=0))
 
     def features(self) -> Array:
         """Return the use of each predictor, at the default clocks where measured, ``(benchmark,
@@ -241,8 +247,8 @@ class CounterTable:
         """
         full = np.where(self.full() > 0, self.full(), 1.0)
         at = self.at_default()
-        own = [self.benchmark == b for b in range(self.benchmarks)]
-        rows = [mine & at if (mine & at).any() else mine for mine in own]
+        rows_of_benchmark = [self.benchmark == b for b in range(self.benchmarks)]
+        rows = [mine & at if (mine & at).any() else mine for mine in rows_of_benchmark]
         return np.array([(self.occurrence[r] / full).mean(axis=0) for r in rows])
 
     def at_default(self) -> npt.NDArray[np.bool_]:
@@ -376,11 +382,11 @@ def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> 
         predictors.append(CounterPredictor(name, rail, event.family, source, event.full))
     names, benchmark = index_distinct(work)
     groups = list(names)
-    if (given := columns.group) is not None:
-        label = dict(zip(work, reader.read_texts(given.column), strict=True))
+    if (group_column := columns.group) is not None:
+        label = dict(zip(work, reader.read_texts(group_column.column), strict=True))
         groups = [label[name] for name in names]
-        if given.before:
-            groups = [text.rpartition(given.before)[0] or text for text in groups]
+        if group_column.before:
+            groups = [text.rpartition(group_column.before)[0] or text for text in groups]
     group_names, group = index_distinct(groups)
     default_hz = None
     if (clocks := columns.default) is not None:
@@ -455,9 +461,9 @@ class _ColumnReader(NamedTuple):
     def read_duration_s(self, clock_hz: Array, event: str) -> Array:
         measured = self.map.duration
         if measured is None:
-            wanted = f"a column, to turn counts of {event} into rates"
+            expectation = f"a column, to turn counts of {event} into rates"
             do = "Map the duration, or say `rate: true` for columns that are per second."
-            raise bad_value(f"{self.where}: duration", wanted, "none", do)
+            raise bad_value(f"{self.where}: duration", expectation, "none", do)
         if measured.unit == "cycle":
             value = self.read_numbers(measured.column)
             duration_s = value / clock_hz
@@ -490,14 +496,14 @@ class _ColumnReader(NamedTuple):
         return self.read_quantity(measured, "Hz", name)
 
     def read_quantity(self, measured: _MeasuredColumn, unit: str, path: str) -> Array:
-        found = units.factor(measured.unit)
-        if found is None or found[0] != unit:
+        conversion = units.factor(measured.unit)
+        if conversion is None or conversion[0] != unit:
             raise bad_unit(f"{self.where}: {path}.unit", f"a unit of {unit}", measured.unit)
         with np.errstate(over="ignore"):
-            values = self.read_numbers(measured.column) * found[1]
+            values = self.read_numbers(measured.column) * conversion[1]
         if np.isinf(values).any():
-            wanted = f"finite numbers in {measured.unit}"
-            raise bad_value(f"{self.where}: {measured.column}", wanted, "larger ones")
+            expectation = f"finite numbers in {measured.unit}"
+            raise bad_value(f"{self.where}: {measured.column}", expectation, "larger ones")
         return values
 
     def read_numbers(self, column: str) -> Array:
@@ -508,8 +514,10 @@ class _ColumnReader(NamedTuple):
         bad = np.flatnonzero(~np.isfinite(value))
         if bad.size:
             where = f"{self.where}: column {column!r}, row {bad[0] + 1}"
-            found = clip_text(series[int(bad[0])])
-            raise bad_value(where, "a finite number", found, "Remove the row, or measure it again.")
+            bad_text = clip_text(series[int(bad[0])])
+            raise bad_value(
+                where, "a finite number", bad_text, "Remove the row, or measure it again."
+            )
         return np.array(value)
 
     def read_texts(self, column: str) -> list[str]:
@@ -518,7 +526,11 @@ class _ColumnReader(NamedTuple):
     def find_column(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
             close = nearest_names(name, self.frame.columns)
-            known = ", ".join(self.frame.columns)
-            hint = f"Closest: {', '.join(close)}." if close else f"It has {clip_text(known, 200)}."
+            column_list = ", ".join(self.frame.columns)
+            hint = (
+                f"Closest: {', '.join(close)}."
+                if close
+                else f"It has {clip_text(column_list, 200)}."
+            )
             raise BadInput(f"{self.where}: missing column {clip_text(name)!r}. {hint}")
         return self.frame[name]

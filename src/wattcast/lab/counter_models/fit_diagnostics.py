@@ -66,13 +66,13 @@ def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosi
     vif = variance_inflation(total)
     costs = []
     for j, name in enumerate(fit.terms.names):
-        scale, value, own = (
+        scale, value, standard_error = (
             float(x[j]) for x in (fit.grams.scale, fit.inferred.coefficient, error)
         )
-        low = value - factor * own
-        high = value + factor * own
+        low = value - factor * standard_error
+        high = value + factor * standard_error
         low = low if fit.signed[j] else max(low, 0.0)
-        unscaled = own / scale if free[j] else None
+        unscaled = standard_error / scale if free[j] else None
         costs.append(
             FittedCost(name, value / scale, unscaled, low / scale, high / scale, value, vif[j])
         )
@@ -125,13 +125,13 @@ def variance_inflation(total: Array) -> list[float | None]:
     has none.
     """
     base = total[0]
-    rest = (total - np.outer(base, base) / total[0, 0])[1:, 1:]
-    size = np.sqrt(np.maximum(np.diag(rest), 0.0))
+    residual = (total - np.outer(base, base) / total[0, 0])[1:, 1:]
+    size = np.sqrt(np.maximum(np.diag(residual), 0.0))
     seen = size > 1e-9 * np.sqrt(np.diag(total))[1:]
     out: list[float | None] = [None] * total.shape[0]
     index = np.flatnonzero(seen)
     if index.size:
-        correlation = rest[np.ix_(index, index)] / size[index] / size[index][:, np.newaxis]
+        correlation = residual[np.ix_(index, index)] / size[index] / size[index][:, np.newaxis]
         for at, value in zip(
             index, np.diag(np.linalg.inv(correlation + 1e-12 * np.eye(index.size))), strict=True
         ):
@@ -240,10 +240,10 @@ def try_training_clocks(
             plain_w[rows] = bench.predict(fit)[rows]
             if bench.anchor is not None:
                 known_w[rows] = bench.anchored(fit)[rows]
-        mape, known = (
+        mape, anchored_mape = (
             100.0 * float(np.abs(w / table.power_w - 1.0).mean()) for w in (plain_w, known_w)
         )
-        anchored = known if bench.anchor is not None else None
+        anchored = anchored_mape if bench.anchor is not None else None
         out.append(ClockSubset(core_hz, memory_hz, int(clocks.sum()), mape, anchored))
     return sorted(out, key=lambda subset: subset.points)
 
@@ -295,9 +295,9 @@ def rank_next_benchmarks(
         )
         reach = covariance @ scaled
         grown = 1.0 + float(scaled @ reach)
-        taken = float(((reach / unit) ** 2)[events].sum()) / grown
+        removed = float(((reach / unit) ** 2)[events].sum()) / grown
         name = f"{label(j)} alone" if j == k else f"{label(k)} with {label(j)}"
-        out.append(CandidateBenchmark(name, float(np.log(grown)), taken / spread))
+        out.append(CandidateBenchmark(name, float(np.log(grown)), removed / spread))
     return sorted(out, key=lambda candidate: -candidate.variance)
 
 

@@ -54,12 +54,12 @@ class CounterBook:
         """
         return self.count.get(key) or self.count.get(LaunchKey(key.kernel, ANY_SIZE, ANY_SIZE), {})
 
-    def missing(self, key: LaunchKey, wanted: Sequence[str]) -> tuple[str, ...]:
+    def missing(self, key: LaunchKey, events: Sequence[str]) -> tuple[str, ...]:
         """Return the events still to be collected for this key; none when its launches can be
         estimated.
         """
         seen = self.find_counts(key)
-        return tuple(event for event in wanted if event not in seen)
+        return tuple(event for event in events if event not in seen)
 
     def with_pass(self, key: LaunchKey, counts: Mapping[str, float]) -> CounterBook:
         """Return the book after one more pass over one launch."""
@@ -87,7 +87,7 @@ class PowerEstimate:
     start_s: Array  # (interval,)
     activity: Activity
     power: Power
-    known: Array  # (interval,), 1 where every running kernel has counters, else 0
+    counted: Array  # (interval,), 1 where every running kernel has counters, else 0
     unknown: tuple[LaunchKey, ...]  # still to be collected
     missing_events: tuple[str, ...] = ()  # that some kernel lacks
     has_known_kernels: bool = True  # or only gaps between kernels are known
@@ -95,12 +95,12 @@ class PowerEstimate:
     @property
     def energy_j(self) -> float:
         """Energy of the intervals that are known."""
-        return float((self.power.total_w * self.activity.duration_s * self.known).sum())
+        return float((self.power.total_w * self.activity.duration_s * self.counted).sum())
 
     @property
     def mean_w(self) -> float:
         """Mean power over the intervals that are known; 0 where none is."""
-        time_s = float((self.activity.duration_s * self.known).sum())
+        time_s = float((self.activity.duration_s * self.counted).sum())
         return self.energy_j / time_s if time_s > 0 else 0.0
 
 
@@ -120,9 +120,9 @@ def estimate_launch_power(
     if not launches:
         raise bad_value("launches", "at least one", "none")
     beside = dict(background or {})
-    wanted = tuple(event for event in model.required_events if event not in beside)
+    launch_events = tuple(event for event in model.required_events if event not in beside)
     unknown = tuple(
-        dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, wanted))
+        dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, launch_events))
     )
     start_s = np.array([launch.start_s for launch in launches])
     duration_s = np.array([_find_duration_s(launch, book, at) for launch in launches])
@@ -208,8 +208,10 @@ def read_launches(path: Path) -> LaunchLog:
         keyed = (
             (make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows
         )
-        found = (KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed)
-        return LaunchLog(tuple(found), None)
+        logged = (
+            KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed
+        )
+        return LaunchLog(tuple(logged), None)
     data = gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE)
     trace = decode_json(data, ProfilerTrace, path.name)
     kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
@@ -252,23 +254,23 @@ NSYS_KERNELS = """SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY,
 FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName WHERE k.end > k.start ORDER BY k.start"""
 
 
-def query_nsys(path: Path, query: str, wanted: str) -> list[Any]:
+def query_nsys(path: Path, query: str, expectation: str) -> list[Any]:
     """Return the rows of a query, at least one; an error says what was ``wanted``."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
             rows = base.execute(query).fetchall()
     except sqlite3.Error as error:
-        raise bad_value(path.name, wanted, error) from None
+        raise bad_value(path.name, expectation, error) from None
     if not rows:
-        raise bad_value(path.name, wanted, "none")
+        raise bad_value(path.name, expectation, "none")
     return rows
 
 
 def find_clock_hz(launches: Sequence[KernelLaunch], book: CounterBook) -> float | None:
     """Return the clock at which timed launches take as long as their counted cycles."""
     timed = [(book.find_counts(x.key).get(CYCLE_EVENT), x.duration_s) for x in launches]
-    known = [(cycles, length_s) for cycles, length_s in timed if cycles and length_s]
-    return sum(c for c, _ in known) / sum(s for _, s in known) if known else None
+    usable = [(cycles, length_s) for cycles, length_s in timed if cycles and length_s]
+    return sum(c for c, _ in usable) / sum(s for _, s in usable) if usable else None
 
 
 class _CountedLaunch(msgspec.Struct, forbid_unknown_fields=True):

@@ -67,9 +67,9 @@ def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     """Return the errors of a prediction over all rows of a table."""
     error = percent_error(predicted_w, table.power_w)
     size = np.abs(error)
-    each = np.bincount(table.benchmark, size) / np.bincount(table.benchmark)
+    benchmark_errors = np.bincount(table.benchmark, size) / np.bincount(table.benchmark)
     worst = float(size.max())
-    p90 = float(np.quantile(each, 0.9))
+    p90 = float(np.quantile(benchmark_errors, 0.9))
     return PowerErrors(float(size.mean()), float(error.mean()), worst, p90, table.rows)
 
 
@@ -271,13 +271,13 @@ class FitWorkbench:
             inferred = rail_terms.infer_voltages(
                 terms, cells.summed(train, clocks), how, signed, pull
             )
-            found = TermsFit(model, settings, cells, how, inferred, pull, signed)
+            terms_fit = TermsFit(model, settings, cells, how, inferred, pull, signed)
             if self.estimator is not CostEstimator.HUBER or not robust:
                 break
             weight = np.ones(table.rows)
-            weight[rows] = huber_weights(self.predict(found)[rows] / table.power_w[rows] - 1.0)
+            weight[rows] = huber_weights(self.predict(terms_fit)[rows] / table.power_w[rows] - 1.0)
             cells = rail_terms.make_gram_cells(table, terms, weight)
-        return found
+        return terms_fit
 
     def predict(self, fit: TermsFit) -> Array:
         """Return the predicted watts of every row of the table."""
@@ -352,12 +352,12 @@ def held_out_errors(
     table = bench.table
     error = np.full(table.rows, np.nan)
     for fold in inner:
-        kept = train & ~fold
-        held = train & fold
-        if held.any() and kept.any():
-            fit = bench.fit(model, settings, kept, robust=False)
+        training = train & ~fold
+        test = train & fold
+        if test.any() and training.any():
+            fit = bench.fit(model, settings, training, robust=False)
             predicted_w = bench.anchored(fit) if anchored else bench.predict(fit)
-            rows = held[table.benchmark]
+            rows = test[table.benchmark]
             error[rows] = 100.0 * np.abs(predicted_w[rows] / table.power_w[rows] - 1.0)
     seen = np.isfinite(error)
     count = np.bincount(table.benchmark[seen], minlength=table.benchmarks)
@@ -407,15 +407,17 @@ def predict_held_out(
             anchored_w[rows] = bench.anchored(fit)[rows]
         if (index + 1) * 10 // len(outer) > index * 10 // len(outer):
             progress(f"{model}: {index + 1} of {len(outer)} held out by {by}")
-    known = (anchored_w, score_prediction(table, anchored_w)) if bench.anchor is not None else ()
-    return HeldOutPrediction(predicted_w, score_prediction(table, predicted_w), *known)
+    anchored = (anchored_w, score_prediction(table, anchored_w)) if bench.anchor is not None else ()
+    return HeldOutPrediction(predicted_w, score_prediction(table, predicted_w), *anchored)
 
 
 def deal_inner_folds(labels: LabelCodes, train: Mask) -> list[Mask]:
     """Return folds inside the training part, of the same kind as the outer ones."""
-    kept = np.unique(labels[train])
-    if kept.size < 2:
+    training_labels = np.unique(labels[train])
+    if training_labels.size < 2:
         return []
-    spare = np.where(train, labels, kept[0])  # held-out benchmarks are in no inner fold that counts
-    folds = deal_folds(spare, INNER_FOLDS if kept.size > MANY_BENCHMARKS else 0)
+    spare = np.where(
+        train, labels, training_labels[0]
+    )  # held-out benchmarks are in no inner fold that counts
+    folds = deal_folds(spare, INNER_FOLDS if training_labels.size > MANY_BENCHMARKS else 0)
     return [fold & train for fold in folds]

@@ -127,7 +127,7 @@ def build_terms(
     if model is not CounterModelKind.ALPHA_C:
         keys = [(p.rail, p.family if tied and p.family else p.event) for p in table.predictors]
         for key in dict.fromkeys(keys):
-            members = tuple(i for i, other in enumerate(keys) if other == key)
+            members = tuple(i for i, other_key in enumerate(keys) if other_key == key)
             name = table.predictors[members[0]].event if len(members) == 1 else f"{key[1]} events"
             value = table.occurrence[:, list(members)].sum(axis=1)
             add(name, value, 2 if on_rails else 0, RAILS.index(key[0]), members=members)
@@ -182,12 +182,12 @@ class GramCells:
         ``points`` are zero.
         """
         few = int(benchmarks.sum()) <= benchmarks.size // 2
-        kept = (
+        total = (
             self.cell[benchmarks].sum(axis=0)
             if few
             else self.total - self.cell[~benchmarks].sum(axis=0)
         )
-        return np.asarray(kept if points is None else kept * points[:, np.newaxis, np.newaxis])
+        return np.asarray(total if points is None else total * points[:, np.newaxis, np.newaxis])
 
     @cached_property
     def total(self) -> Array:
@@ -302,11 +302,11 @@ def solve_costs(
     if free.size == unit.size:
         scaled = dtrtrs(factor, target)[0]
     else:
-        both, _ = nnls(
+        parts, _ = nnls(
             np.concatenate([factor, -factor[:, free]], axis=1), target, maxiter=100 * unit.size
         )
-        scaled = both[: unit.size]
-        scaled[free] -= both[unit.size :]
+        scaled = parts[: unit.size]
+        scaled[free] -= parts[unit.size :]
     return np.asarray(np.where(np.diag(full) > 0, scaled / unit, 0.0))
 
 
@@ -395,9 +395,9 @@ class VoltagePlan:
         if floor:
             drops = _floor_matrix(floor)[self.memory.at]
             higher = drops @ theta[core : core + floor] > slope[:, 0, :core] @ theta[:core]
-            held = (self.core.at < self.core.reference) & (self.memory.at > 0) & higher
-            slope[held, 0, :core] = 0.0
-            slope[held, 0, core : core + floor] = drops[held]
+            at_floor = (self.core.at < self.core.reference) & (self.memory.at > 0) & higher
+            slope[at_floor, 0, :core] = 0.0
+            slope[at_floor, 0, core : core + floor] = drops[at_floor]
         if memory:
             slope[:, 1, core + floor :] = self.memory.steps[self.memory.at]
         return 1.0 + slope @ theta, slope
@@ -413,9 +413,11 @@ class VoltagePlan:
         core_level = 1.0 + self.core.steps @ theta[:core]
         if not floor:
             return RailVoltage(self.core.hz, core_level), of_memory
-        held = np.maximum(1.0 + _floor_matrix(floor) @ theta[core : core + floor], core_level[0])
-        held[0] = core_level[0]
-        return RailVoltage(self.core.hz, core_level, self.memory.hz, held), of_memory
+        memory_level = np.maximum(
+            1.0 + _floor_matrix(floor) @ theta[core : core + floor], core_level[0]
+        )
+        memory_level[0] = core_level[0]
+        return RailVoltage(self.core.hz, core_level, self.memory.hz, memory_level), of_memory
 
 
 @dataclass(frozen=True)
@@ -462,10 +464,10 @@ def infer_voltages(
 
     def solve_at(voltage: Array) -> tuple[Array, float]:
         total = sum_at_voltage(terms, gram, voltage)
-        found = solve_costs(total[:-1, :-1], total[:-1, -1], signed, penalty)
-        error = np.append(-found, 1.0)
-        pull = float(found @ penalty @ found) if penalty is not None else 0.0
-        return found, float(error @ total @ error) + pull
+        costs = solve_costs(total[:-1, :-1], total[:-1, -1], signed, penalty)
+        error = np.append(-costs, 1.0)
+        pull = float(costs @ penalty @ costs) if penalty is not None else 0.0
+        return costs, float(error @ total @ error) + pull
 
     theta = how.start()
     voltage, _ = how.voltages(theta)

@@ -141,15 +141,15 @@ def leaning_errors(table: CounterTable, design: RailsDesign, train: Mask) -> dic
     Only rows at the default clocks count: at the power cap the clock swings, and its mean
     determines V² and rates badly."""
     group = np.array(table.group_names)[table.group][table.benchmark]
-    held = (group == table.choose_on) & train & table.at_default()
-    if not held.any():
-        wanted = "a group with rows at the default clocks"
-        raise bad_value(f"{table.name}: choose_on", wanted, table.choose_on or "none")
-    rest = train & (group != table.choose_on)
+    judged = (group == table.choose_on) & train & table.at_default()
+    if not judged.any():
+        expectation = "a group with rows at the default clocks"
+        raise bad_value(f"{table.name}: choose_on", expectation, table.choose_on or "none")
+    training = train & (group != table.choose_on)
     out = {}
     for leaning in LEANINGS:
-        found_w = solve_rails(design, rest, leaning).total_w(design)
-        out[leaning] = float(100.0 * np.abs(found_w[held] / table.power_w[held] - 1.0).mean())
+        found_w = solve_rails(design, training, leaning).total_w(design)
+        out[leaning] = float(100.0 * np.abs(found_w[judged] / table.power_w[judged] - 1.0).mean())
     return out
 
 
@@ -191,22 +191,22 @@ def _solve_reweighted(
     side = np.ones(target.size)
     for _ in range(REWEIGHTING_STEPS):
         rows = weight * np.sqrt(side)
-        found = (
+        costs = (
             nnls(columns / scale * rows[:, np.newaxis], target * rows, maxiter=100 * scale.size)[0]
             / scale
         )
-        side, before = reweight(columns @ found), side
+        side, before = reweight(columns @ costs), side
         if (side == before).all():
             break
-    return np.asarray(found)
+    return np.asarray(costs)
 
 
 def thin_voltage(curve: RailVoltage) -> RailVoltage:
     """Return the curve with few points, none further than ``SAME_VOLTAGE`` from the original."""
-    kept = [0]
+    points = [0]
     last = curve.clock_hz.size - 1
-    while kept[-1] < last:
-        start = kept[-1]
+    while points[-1] < last:
+        start = points[-1]
         end = last
         while end > start + 1:
             inner = slice(start + 1, end)
@@ -216,8 +216,8 @@ def thin_voltage(curve: RailVoltage) -> RailVoltage:
             if np.abs(line - curve.level[inner]).max() <= SAME_VOLTAGE:
                 break
             end -= 1
-        kept.append(end)
-    return RailVoltage(curve.clock_hz[kept], curve.level[kept])
+        points.append(end)
+    return RailVoltage(curve.clock_hz[points], curve.level[points])
 
 
 NO_LEVERAGE = 1e-6  # least that a row may leave to the others
@@ -246,8 +246,8 @@ class RailsFit:
 
     def error_percent(self, rows: Mask, held_out: bool = False) -> float:
         """Return the mean absolute percentage error of the total over some rows."""
-        found = self.held_out_w if held_out else self.predicted_w
-        return float(100.0 * np.abs(found[rows] / self.table.power_w[rows] - 1.0).mean())
+        estimate_w = self.held_out_w if held_out else self.predicted_w
+        return float(100.0 * np.abs(estimate_w[rows] / self.table.power_w[rows] - 1.0).mean())
 
 
 def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
@@ -272,10 +272,14 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     side = np.where(rest_w > design.core[busy] @ costs.core, chosen, 1.0 - chosen)
     relative = np.sqrt(side) / design.power_w[busy]
     memory_w = design.memory_w[train]
-    found = _diagnose_rail(design.core_events, design.core[busy], rest_w, costs.core, relative)
+    fitted_costs = _diagnose_rail(
+        design.core_events, design.core[busy], rest_w, costs.core, relative
+    )
     awake = ("memory awake",) * (table.awake_per_s is not None)
     names = ("memory base", *design.memory_events, *awake)
-    found += _diagnose_rail(names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w)
+    fitted_costs += _diagnose_rail(
+        names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w
+    )
     weighted = (
         np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1)
         * relative[:, np.newaxis]
@@ -301,7 +305,7 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
         words.append(
             f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}."
         )
-    words += fit_diagnostics.warn_about_costs(found, number)
+    words += fit_diagnostics.warn_about_costs(fitted_costs, number)
     below = float((~table.at_default()).mean())
     words.append(
         f"{below:.0%} of the rows are below the top clock, mostly at the power cap: they do not identify V(f), so "
@@ -316,7 +320,7 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
         chosen,
         trials,
         *predictions,
-        tuple(found),
+        tuple(fitted_costs),
         number,
         tuple(words),
     )
@@ -343,35 +347,37 @@ def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
 
 
 def _diagnose_rail(
-    names: Sequence[str], columns: Array, target: Array, found: Array, weight: Array
+    names: Sequence[str], columns: Array, target: Array, costs: Array, weight: Array
 ) -> list[FittedCost]:
     """Return costs with standard errors (HC3 sandwich [MacKinnon1985]), intervals and variance
     inflation.
     """
     weighted = columns * weight[:, np.newaxis]
-    free = np.flatnonzero(found > 0)
+    free = np.flatnonzero(costs > 0)
     length = np.linalg.norm(
         weighted[:, free], axis=0
     )  # bytes a second beside ones: the inverse needs equal lengths
     even = weighted[:, free] / length
     bread = np.linalg.inv(even.T @ even)
     leverage = np.einsum("ij,jk,ik->i", even, bread, even)
-    unseen = (target - columns @ found) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)
+    unseen = (target - columns @ costs) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)
     spread_by_row = even @ bread * unseen[:, np.newaxis]
-    error = np.zeros(found.size)
+    error = np.zeros(costs.size)
     error[free] = np.linalg.norm(spread_by_row, axis=0) / length
     factor = fit_diagnostics.interval_factor(target.size - free.size)
     with_base = np.concatenate([weight[:, np.newaxis], weighted], axis=1)
     vif = fit_diagnostics.variance_inflation(with_base.T @ with_base)[1:]
     rows = []
     for j, name in enumerate(names):
-        value = float(found[j])
-        own = float(error[j])
-        low = max(value - factor * own, 0.0)
-        high = value + factor * own
+        value = float(costs[j])
+        standard_error = float(error[j])
+        low = max(value - factor * standard_error, 0.0)
+        high = value + factor * standard_error
         largest_w = value * float(columns[:, j].max())
         rows.append(
-            FittedCost(name, value, own if value > 0 else None, low, high, largest_w, vif[j])
+            FittedCost(
+                name, value, standard_error if value > 0 else None, low, high, largest_w, vif[j]
+            )
         )
     return rows
 
@@ -396,8 +402,8 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
         "the same, at the top clock": (result.train & default, True),
         **{f"never trained on, {name}": (test & (group == name), False) for name in table.test},
     }
-    sets = {what: (rows, held) for what, (rows, held) in sets.items() if rows.any()}
-    seen = {what: rows for what, (rows, held) in sets.items() if not held}
+    sets = {what: (rows, is_held_out) for what, (rows, is_held_out) in sets.items() if rows.any()}
+    seen = {what: rows for what, (rows, is_held_out) in sets.items() if not is_held_out}
     off = {
         kind: 100.0 * np.abs(w / table.power_w - 1.0) for kind, w in predict_by_kinds(table).items()
     }
@@ -405,7 +411,8 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
         "leaning": result.leaning,
         "trials": {f"{lean:g}": error for lean, error in result.trials.items()},
         "errors": [
-            (what, int(r.sum()), result.error_percent(r, held)) for what, (r, held) in sets.items()
+            (what, int(r.sum()), result.error_percent(r, is_held_out))
+            for what, (r, is_held_out) in sets.items()
         ],
         "other_kinds": {
             k: {what: float(e[r].mean()) for what, r in seen.items()} for k, e in off.items()
@@ -492,9 +499,9 @@ def design_counters(table: CounterTable) -> CounterDesign:
     """
     rails = "memory" in table.rail_w
     always = [i for i, p in enumerate(table.predictors) if rails and p.rail == "memory"]
-    left = [i for i in range(len(table.predictors)) if i not in always]
-    if len(left) < 2:
-        raise bad_value(table.name, "two events or more to choose from", len(left))
+    candidates = [i for i in range(len(table.predictors)) if i not in always]
+    if len(candidates) < 2:
+        raise bad_value(table.name, "two events or more to choose from", len(candidates))
     leaning, (train, test) = 0.5, split_rows(table)
     if rails and table.choose_on:
         trials = leaning_errors(table, make_rails_design(table), train)
@@ -503,14 +510,14 @@ def design_counters(table: CounterTable) -> CounterDesign:
     chosen: list[int] = []
     steps = []
     errors = []
-    while left:
+    while candidates:
         tried = {
             i: _held_out_errors(_keep_events(table, [*always, *chosen, i]), leaning, idle)
-            for i in left
+            for i in candidates
         }
-        best = min(left, key=lambda i: float(tried[i].mean()))
+        best = min(candidates, key=lambda i: float(tried[i].mean()))
         chosen.append(best)
-        left.remove(best)
+        candidates.remove(best)
         errors.append(tried[best])
         tested = None
         if rails and test.any():
@@ -536,8 +543,8 @@ def _mean_and_spread(error: Array) -> tuple[float, float]:
     return float(error.mean()), float(error.std(ddof=1) / np.sqrt(error.size))
 
 
-def _keep_events(table: CounterTable, kept: list[int]) -> CounterTable:
-    order = sorted(kept)
+def _keep_events(table: CounterTable, chosen: list[int]) -> CounterTable:
+    order = sorted(chosen)
     return replace(
         table,
         predictors=tuple(table.predictors[i] for i in order),
@@ -562,8 +569,8 @@ def _held_out_errors(table: CounterTable, leaning: float, idle: Mask) -> Array:
     train, _ = split_rows(table)
     found_w = np.full(table.rows, np.nan)
     for fold in deal_folds(np.arange(table.benchmarks), FOLDS):
-        held = fold[table.benchmark] & train
-        if held.any():
-            found_w[held] = solve_rails(design, train & ~held, leaning).total_w(design)[held]
+        test = fold[table.benchmark] & train
+        if test.any():
+            found_w[test] = solve_rails(design, train & ~test, leaning).total_w(design)[test]
     busy = train & ~idle
     return np.asarray(100.0 * np.abs(found_w[busy] / table.power_w[busy] - 1.0))

@@ -54,14 +54,16 @@ def load_card_levels(database: str) -> dict[str, CardLevel]:
         if TELLING in row["id"] and row["latency_s"]
     }
     cards = describe_bundle_cards(without_engine(bundle_for(gpu)), rows, gpu)
-    count = Counter(cards.card[cards.told].tolist())
-    found = {}
+    count = Counter(cards.card[cards.comparable].tolist())
+    levels = {}
     for card, level in find_card_levels(cards).items():
-        told = of_card[uuid[card]]
-        serial = int(told["card_serial"])
-        board = told["card_board"] or ""
-        found[uuid[card]] = CardLevel(*level, count[card], serial, board, product_s.get(uuid[card]))
-    return found
+        facts = of_card[uuid[card]]
+        serial = int(facts["card_serial"])
+        board = facts["card_board"] or ""
+        levels[uuid[card]] = CardLevel(
+            *level, count[card], serial, board, product_s.get(uuid[card])
+        )
+    return levels
 
 
 def find_neighbours(levels: Sequence[CardLevel]) -> list[CardLevel]:
@@ -74,11 +76,11 @@ def find_neighbours(levels: Sequence[CardLevel]) -> list[CardLevel]:
 
 def group_boards(levels: Mapping[str, CardLevel]) -> dict[str, list[float]]:
     """Group the levels of memory of cards by their part number, where it was read."""
-    found = defaultdict(list)
+    levels_of_board = defaultdict(list)
     for level in levels.values():
         if level.board:
-            found[level.board].append(level.memory)
-    return dict(sorted(found.items()))
+            levels_of_board[level.board].append(level.memory)
+    return dict(sorted(levels_of_board.items()))
 
 
 def write_boards(levels: Mapping[str, CardLevel], path: Path) -> None:
@@ -86,13 +88,13 @@ def write_boards(levels: Mapping[str, CardLevel], path: Path) -> None:
     source = "levels of memory of cards whose part number was read (python -m wattcast.lab.fit.card_levels)"
     boards = {
         board: {
-            "factors": {"dram_energy": round(float(np.exp(np.mean(found))), 3)},
-            "cards": len(found),
+            "factors": {"dram_energy": round(float(np.exp(np.mean(board_levels))), 3)},
+            "cards": len(board_levels),
         }
-        for board, found in group_boards(levels).items()
+        for board, board_levels in group_boards(levels).items()
     }
     path.write_text(
-        yaml.safe_dump({board: told | {"source": source} for board, told in boards.items()})
+        yaml.safe_dump({board: fields | {"source": source} for board, fields in boards.items()})
     )
 
 
@@ -103,10 +105,10 @@ def main(database: str = "h200") -> None:
     levels = load_card_levels(database)
     write = parser.parse_args().write
     for card, level in sorted(levels.items(), key=lambda item: item[1].memory):
-        found = f"in all {100 * level.whole:+.1f} %, in memory {100 * level.memory:+.1f} %"
+        deviation = f"in all {100 * level.whole:+.1f} %, in memory {100 * level.memory:+.1f} %"
         took = f", {1e6 * level.product_s:.1f} us" if level.product_s else ""
         print(
-            f"{card[:12]}, serial {level.serial} {level.board}: {found}{took} ({level.rows} sustained rows)"
+            f"{card[:12]}, serial {level.serial} {level.board}: {deviation}{took} ({level.rows} sustained rows)"
         )
     for board, memory in group_boards(levels).items():
         span = f"{100 * min(memory):+.1f} to {100 * max(memory):+.1f} %"
@@ -131,8 +133,8 @@ def main(database: str = "h200") -> None:
         (one.memory, near.memory)
         for one, near in zip(levels.values(), find_neighbours([*levels.values()]), strict=True)
     ]
-    alike = sum(mine * other > 0.0 for mine, other in pairs)
-    off = np.sqrt(np.mean([(mine - other) ** 2 for mine, other in pairs]))
+    alike = sum(mine * second > 0.0 for mine, second in pairs)
+    off = np.sqrt(np.mean([(mine - second) ** 2 for mine, second in pairs]))
     print(
         f"{alike} of {len(pairs)} have memory on the side of the nearest serial number, {100 * off:.1f} % off it"
     )

@@ -45,12 +45,12 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
         (spec, op): i
         for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))
     }
-    kept = sorted(i for i in first.values() if rows.names[i])
+    named = sorted(i for i in first.values() if rows.names[i])
     classes, sizes, shape = kernel_choice_inputs(
-        [rows.ops[i] for i in kept], [rows.conditions[i] for i in kept]
+        [rows.ops[i] for i in named], [rows.conditions[i] for i in named]
     )
-    labels = find_labels_run(rows.select_rows(np.isin(np.arange(len(rows)), kept)))
-    found = {}
+    labels = find_labels_run(rows.select_rows(np.isin(np.arange(len(rows)), named)))
+    choosers = {}
     for name in dict.fromkeys(c for c in classes if c):
         at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
         if len(at) < LEAST_CHOICE_ROWS:
@@ -66,12 +66,12 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
         chooser = _fit_chooser(
             ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count
         )
-        found[name] = (
+        choosers[name] = (
             replace(chooser, votes=_grow_votes(chooser, ran, table))
             if name in VOTED_CLASSES
             else chooser
         )
-    return found
+    return choosers
 
 
 def find_labels_run(rows: KernelRows) -> list[KernelLabel | None]:
@@ -93,7 +93,7 @@ def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
     tiles.
     """
     classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
-    found = []
+    kernels_run = []
     for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
         label = kernel_labels.find_label(names) if name and names else None
         parts = 0
@@ -104,30 +104,30 @@ def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
                 b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m)
             )
             parts = round(float(per_tile)) if per_tile >= _SPLIT_BLOCKS else 1
-        found.append((label, parts))
-    return found
+        kernels_run.append((label, parts))
+    return kernels_run
 
 
 def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabel | None]:
     """Choose the kernel of each row by the fitted choice; None where it chooses nothing."""
     classes, sizes, shape = kernel_choice_inputs(rows.ops, rows.conditions)
     b, m, n, k = sizes
-    known = [i for i, name in enumerate(classes) if name in (reference.choice or {})]
-    found: list[KernelLabel | None] = [None] * len(rows)
-    if known:
-        at = np.array(known)
+    choosable = [i for i, name in enumerate(classes) if name in (reference.choice or {})]
+    labels: list[KernelLabel | None] = [None] * len(rows)
+    if choosable:
+        at = np.array(choosable)
         picks = kernel_choice.pick_kernels(
             reference.choice,
-            [classes[i] for i in known],
-            [kernel_labels.NOT_RUN] * len(known),
+            [classes[i] for i in choosable],
+            [kernel_labels.NOT_RUN] * len(choosable),
             (b[at], m[at], n[at], k[at]),
             {name: values[at] for name, values in shape.items()},
             list,
             reference.sm_count,
         )
-        for row, i in enumerate(known):
-            found[i] = picks.label(row)
-    return found
+        for row, i in enumerate(choosable):
+            labels[i] = picks.label(row)
+    return labels
 
 
 def _fit_chooser(
@@ -165,9 +165,9 @@ def _fit_chooser(
         method="L-BFGS-B",
         options={"maxiter": _STEPS},
     )
-    own = done.x[width:].reshape(count, -1)
+    own_weights = done.x[width:].reshape(count, -1)
     return KernelChooser(
-        kind, tile_n, tile_m, split, done.x[:width] / scale, own, names, mean, spread
+        kind, tile_n, tile_m, split, done.x[:width] / scale, own_weights, names, mean, spread
     )
 
 
@@ -191,8 +191,8 @@ def _grow_votes(
         grown.append(
             (tree.children_left < 0, *inner, model.classes_[tree.value[:, 0].argmax(axis=1)])
         )
-    feature, threshold, left, right, candidate = pack_trees(grown)
-    return TreeVotes(feature, threshold, left, right, candidate.astype(np.int32))
+    feature, threshold, lower, upper, candidate = pack_trees(grown)
+    return TreeVotes(feature, threshold, lower, upper, candidate.astype(np.int32))
 
 
 _NEVER = 50.0  # penalty on the score of an impossible candidate, in logs
@@ -204,20 +204,20 @@ def _compute_misfit(
     """Return the negative log-likelihood with ridge, and its gradient."""
     rows, count, width = terms.shape
     weight = value[:width]
-    own = value[width:].reshape(count, -1)
+    own_weights = value[width:].reshape(count, -1)
     flat = terms.reshape(-1, width)
-    score = (flat @ weight).reshape(rows, count) + shape @ own.T - barred
+    score = (flat @ weight).reshape(rows, count) + shape @ own_weights.T - barred
     score -= score.max(axis=1, keepdims=True)
     share = np.exp(score)
     share /= share.sum(axis=1, keepdims=True)
     picked = share[np.arange(rows), target]
     cost = -np.log(np.maximum(picked, 1e-300)).sum()
-    cost += 0.5 * _SHARED_RIDGE * weight @ weight + 0.5 * _OWN_RIDGE * (own**2).sum()
+    cost += 0.5 * _SHARED_RIDGE * weight @ weight + 0.5 * _OWN_RIDGE * (own_weights**2).sum()
     share[np.arange(rows), target] -= 1.0
     slope = np.concatenate(
         [
             share.ravel() @ flat + _SHARED_RIDGE * weight,
-            (share.T @ shape + _OWN_RIDGE * own).ravel(),
+            (share.T @ shape + _OWN_RIDGE * own_weights).ravel(),
         ]
     )
     return float(cost), slope

@@ -83,7 +83,7 @@ class MeasuredLayers:
 
     def select_rows(self, rows: Mask) -> MeasuredLayers:
         """Return some of the layers."""
-        names = tuple(name for name, wanted in zip(self.name, rows, strict=True) if wanted)
+        names = tuple(name for name, is_chosen in zip(self.name, rows, strict=True) if is_chosen)
         return MeasuredLayers(
             names, self.layer_s[rows], self.alone_s[rows], self.kernels[rows], self.terms[rows]
         )
@@ -107,7 +107,7 @@ def collect_layers(chains: Sequence[Plain], gpu: Gpu) -> MeasuredLayers:
             "no layer has all its operators measured by themselves. Measure them: `--steps stack`."
         )
     reference = reference_chip(gpu)
-    found = []
+    figures = []
     for row in good:
         listed = list(row["operators"])
         distinct = list(dict.fromkeys(listed))
@@ -115,10 +115,10 @@ def collect_layers(chains: Sequence[Plain], gpu: Gpu) -> MeasuredLayers:
         ops = parse_operators([json.loads(text) for text in distinct])
         order = (IssueSegment(np.arange(len(ops)), calls, 2),)  # a layer follows another like it
         kernels = build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, reference, order)
-        found.append(
+        figures.append(
             (calls @ kernels.work.launches, *(cold_cache_terms(kernels, reference.l2_byte) @ calls))
         )
-    table = np.array(found)
+    table = np.array(figures)
     layer_s, alone_s = np.array(
         [(float(row["latency_s"]), float(sum(row["alone_s"]))) for row in good]
     ).T
@@ -146,13 +146,14 @@ def predict_layers_s(layers: MeasuredLayers, law: ColdCacheDelay) -> Array:
 
 def predict_held_out_layers_s(layers: MeasuredLayers) -> Array:
     """Predict the seconds of each layer from a law that saw no layer of its architecture."""
-    found = np.empty(len(layers.name))
+    predicted_s = np.empty(len(layers.name))
     for architecture in dict.fromkeys(layers.architecture.tolist()):
-        own = layers.architecture == architecture
-        found[own] = predict_layers_s(
-            layers.select_rows(own), fit_cold_cache(layers.select_rows(~own))
+        of_architecture = layers.architecture == architecture
+        predicted_s[of_architecture] = predict_layers_s(
+            layers.select_rows(of_architecture),
+            fit_cold_cache(layers.select_rows(~of_architecture)),
         )
-    return found
+    return predicted_s
 
 
 def load_layers(database: str | Path, gpu: Gpu) -> MeasuredLayers | None:
@@ -193,18 +194,20 @@ def fit_kernel_database(
         )
     if inherits:
         with one_thread():
-            bundle, held = few_rows_fit.fit_few_rows(rows, chip, bundle_for(chip), idle_rows, tell)
-        return replace(bundle, cards=fit_card_spread(rows)), held
+            bundle, held_rows = few_rows_fit.fit_few_rows(
+                rows, chip, bundle_for(chip), idle_rows, tell
+            )
+        return replace(bundle, cards=fit_card_spread(rows)), held_rows
     if not idle_rows:
         raise BadInput(
             f"{database}: no idle rows, so static power cannot be told from work. Run the idle step."
         )
     idle = fit_idle_curve(idle_rows, chip)
     with one_thread():
-        held = predict_held_out(rows, chip, idle, tell=tell)
-        found = fit_kernel_rows(rows, chip, idle)
-        near = fit_nearness(held)
-        residuals = fit_interval_ends(held, near=near)
+        held_rows = predict_held_out(rows, chip, idle, tell=tell)
+        fit = fit_kernel_rows(rows, chip, idle)
+        near = fit_nearness(held_rows)
+        residuals = fit_interval_ends(held_rows, near=near)
         widening = (
             fit_widening(rows, chip, idle, residuals, near, tell)
             if leaves_out
@@ -217,11 +220,13 @@ def fit_kernel_database(
         cold = shipped.cold
     if (layers := load_layers(database, chip)) is not None:
         cold = fit_cold_cache(layers)
-    burst = sum(kind == "burst" for kind in held.kind)
-    rest = len(held.kind) - burst
-    note = f"{len(rows)} rows; residuals from {burst} burst and {rest} sustained rows held out in 5 folds"
-    bundle = build_bundle(found, rows, chip, residuals, note)
-    return replace(bundle, cards=fit_card_spread(rows, held), widening=widening, cold=cold), held
+    burst = sum(kind == "burst" for kind in held_rows.kind)
+    sustained = len(held_rows.kind) - burst
+    note = f"{len(rows)} rows; residuals from {burst} burst and {sustained} sustained rows held out in 5 folds"
+    bundle = build_bundle(fit, rows, chip, residuals, note)
+    return replace(
+        bundle, cards=fit_card_spread(rows, held_rows), widening=widening, cold=cold
+    ), held_rows
 
 
 def fit_engine_database(
@@ -245,8 +250,8 @@ def fit_engine_database(
         )
     with one_thread():
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
-        others = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
-        fitted = extend_bundle(start, rows, chip, tell, steps, others)
+        torch_rows = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
+        fitted = extend_bundle(start, rows, chip, tell, steps, torch_rows)
     return replace_family(start, fitted, family) if family else fitted
 
 
@@ -254,18 +259,19 @@ def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widenin
     """Return the widening of the GPU's shipped bundle, or the default, with the nearness of the
     rows at hand.
     """
-    known = bundles.shipped_bundle(gpu)
-    return (support_widening.default_widening() if known is None else known.widening).with_nearness(
-        near
-    )
+    shipped = bundles.shipped_bundle(gpu)
+    return (
+        support_widening.default_widening() if shipped is None else shipped.widening
+    ).with_nearness(near)
 
 
-def write_fit(bundle: Bundle, held: HeldOutRows, folder: Path) -> None:
+def write_fit(bundle: Bundle, held_rows: HeldOutRows, folder: Path) -> None:
     """Write ``bundle.json``, ``arrays.npz`` and ``out_of_fold.parquet`` to ``folder``."""
     save_bundle(bundle, folder)
-    columns = vars(held).items()
+    columns = vars(held_rows).items()
     rows = [
-        {name: _round_value(values[i]) for name, values in columns} for i in range(len(held.kind))
+        {name: _round_value(values[i]) for name, values in columns}
+        for i in range(len(held_rows.kind))
     ]
     write_table(folder / HELD_OUT_FILE, rows)
 
@@ -287,10 +293,10 @@ def shipped_held_out(gpu: str) -> HeldOutRows | None:
 
 def load_held_out(gpu: str) -> HeldOutRows:
     """Return the held-out predictions that ship with a GPU's bundle."""
-    held = shipped_held_out(gpu)
-    if held is None:
+    held_rows = shipped_held_out(gpu)
+    if held_rows is None:
         raise BadInput(f"no held-out results ship for {gpu}. Run `wattcast lab validate --refit`.")
-    return held
+    return held_rows
 
 
 def _round_value(value: Any) -> Any:
@@ -320,33 +326,33 @@ class CardComponents:
         return float(np.sqrt(2.0 * (self.card**2 + self.card_by_kernel**2)))
 
 
-def fit_card_spread(rows: KernelRows, held: HeldOutRows | None = None) -> CardSpread:
+def fit_card_spread(rows: KernelRows, held_rows: HeldOutRows | None = None) -> CardSpread:
     """Fit the spread of cards to rows and their held-out predictions, together with the published
     spread.
     """
     return combine_spread(
-        {quantity: compare_cards(rows, quantity, held) for quantity in KIND_OF_QUANTITY}
+        {quantity: compare_cards(rows, quantity, held_rows) for quantity in KIND_OF_QUANTITY}
     )
 
 
 def compare_cards(
-    rows: KernelRows, quantity: str, held: HeldOutRows | None
+    rows: KernelRows, quantity: str, held_rows: HeldOutRows | None
 ) -> CardComponents | list[CardShift]:
     """Compare cards by kernels in common, or by their shifts where they have none (an empty list:
     one card).
     """
-    found = variance_components(rows, quantity)
-    return found if found is not None else residual_shifts(rows, quantity, held)
+    components = variance_components(rows, quantity)
+    return components if components is not None else residual_shifts(rows, quantity, held_rows)
 
 
-def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> CardSpread:
+def combine_spread(seen_of: Mapping[str, CardComponents | list[CardShift]]) -> CardSpread:
     """Combine what was seen of each quantity with the published spread."""
-    known = support_widening.published_spread()
+    published = support_widening.published_spread()
     value = {}
     cards = 1
-    said = []
-    for quantity, seen in found.items():
-        published_value = getattr(known, quantity)
+    sources = []
+    for quantity, seen in seen_of.items():
+        published_value = getattr(published, quantity)
         if isinstance(seen, CardComponents):
             # power is fitted to the mean of C cards: another differs from it by 1 + 1/C of a
             # variance, not by two
@@ -354,28 +360,31 @@ def combine_spread(found: Mapping[str, CardComponents | list[CardShift]]) -> Car
             between = _average_variance(seen.apart**2, seen.cards - 1, published_value)
             value[quantity] = float(np.sqrt(share)) * between
             cards = max(cards, seen.cards)
-            said.append(f"{quantity} of {seen.cards} cards with {seen.rows} rows in common")
+            sources.append(f"{quantity} of {seen.cards} cards with {seen.rows} rows in common")
         elif seen:
             variance = float(np.mean([max(s.shift**2 - s.error**2, 0.0) for s in seen]))
             value[quantity] = max(
                 _average_variance(variance, len(seen), published_value), published_value
             )
             cards = max(cards, 1 + len(seen))
-            said.append(f"{quantity} of {1 + len(seen)} cards by their residuals")
+            sources.append(f"{quantity} of {1 + len(seen)} cards by their residuals")
         else:
             value[quantity] = published_value
-            said.append(f"{quantity} as published")
+            sources.append(f"{quantity} as published")
     return CardSpread(
-        value["latency"], value["power"], cards, f"{'; '.join(said)}. Published: {known.source}"
+        value["latency"],
+        value["power"],
+        cards,
+        f"{'; '.join(sources)}. Published: {published.source}",
     )
 
 
-def _average_variance(variance: float, differences: int, known: float) -> float:
+def _average_variance(variance: float, differences: int, published: float) -> float:
     """Average variances weighted by the differences between cards that they rest on: C cards give C
     - 1.
     """
     weight = support_widening.learned_distances().cards.counts_for
-    return float(np.sqrt((weight * known**2 + differences * variance) / (weight + differences)))
+    return float(np.sqrt((weight * published**2 + differences * variance) / (weight + differences)))
 
 
 @dataclass(frozen=True)
@@ -390,18 +399,20 @@ class CardShift:
     rows: int
 
 
-def residual_shifts(rows: KernelRows, quantity: str, held: HeldOutRows | None) -> list[CardShift]:
+def residual_shifts(
+    rows: KernelRows, quantity: str, held_rows: HeldOutRows | None
+) -> list[CardShift]:
     """Compare every card with enough planned rows to the card with most; empty without matching
     predictions.
     """
-    wanted = np.flatnonzero(rows.to_judge())
-    if held is None or len(held.kind) != len(wanted):
+    judged = np.flatnonzero(rows.to_judge())
+    if held_rows is None or len(held_rows.kind) != len(judged):
         return []
-    ratio, usable = held.ratio(quantity)
-    usable &= np.array([rows.chosen[i] == PLANNED for i in wanted], dtype=bool)
+    ratio, usable = held_rows.ratio(quantity)
+    usable &= np.array([rows.chosen[i] == PLANNED for i in judged], dtype=bool)
     if quantity == "power":
-        usable &= held.clock_hz > TOP_CLOCK_SHARE * np.nanmax(held.clock_hz)
-    card = np.array([rows.uuid[i] for i in wanted])
+        usable &= held_rows.clock_hz > TOP_CLOCK_SHARE * np.nanmax(held_rows.clock_hz)
+    card = np.array([rows.uuid[i] for i in judged])
     logs = {name: np.log(ratio[usable & (card == name)]) for name in dict.fromkeys(card.tolist())}
     logs = {name: values for name, values in logs.items() if values.size >= LEAST_COMMON}
     variance = {  # of the median
@@ -434,7 +445,7 @@ def variance_components(rows: KernelRows, quantity: str) -> CardComponents | Non
     noise = _estimate_repeat_noise(rows, quantity)
     middle, count = np.array([(np.median(ratio), ratio.size) for ratio in pairs.values()]).T
     off = [np.abs(ratio - m) for ratio, m in zip(pairs.values(), middle, strict=True)]
-    within = np.array([np.quantile(each, 0.9) for each in off]) / NORMAL_P90
+    within = np.array([np.quantile(deviations, 0.9) for deviations in off]) / NORMAL_P90
     by_kernel = max(float(np.mean(within**2)) / 2.0 - noise**2, 0.0)
     # the median of n kernels is itself uncertain by π/2·σ²/n
     card = max(float(np.mean(middle**2 - np.pi / 2.0 * within**2 / count)) / 2.0, 0.0)
@@ -462,16 +473,16 @@ def pair_cards(rows: KernelRows, quantity: str) -> dict[tuple[str, str], Array]:
     means: dict[str, dict[tuple[str, str], float]] = {}
     for key, members in _group_repeats(rows, quantity, figure).items():
         for card in dict.fromkeys(rows.uuid[i] for i in members):
-            own = [float(np.log(figure[i])) for i in members if rows.uuid[i] == card]
-            means.setdefault(card, {})[key] = sum(own) / len(own)
-    found = {}
+            card_logs = [float(np.log(figure[i])) for i in members if rows.uuid[i] == card]
+            means.setdefault(card, {})[key] = sum(card_logs) / len(card_logs)
+    log_ratios = {}
     for first, second in combinations(sorted(means), 2):
         common = [key for key in means[first] if key in means[second]]
         if len(common) >= LEAST_COMMON:
-            found[first, second] = np.array(
+            log_ratios[first, second] = np.array(
                 [means[second][key] - means[first][key] for key in common]
             )
-    return found
+    return log_ratios
 
 
 def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
@@ -481,43 +492,43 @@ def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
     Differences to every other card, each against sqrt(apart² + 2·noise²): spread and repeats of
     both."""
     pairs = pair_cards(rows, quantity)
-    found = {}
+    inside = {}
     for card in dict.fromkeys(card for pair in pairs for card in pair):
         gone = np.array([c == card for c in rows.uuid])
-        rest = rows.select_rows(~gone)
-        seen = variance_components(rest, quantity)
+        remaining = rows.select_rows(~gone)
+        seen = variance_components(remaining, quantity)
         spread = getattr(
             combine_spread({q: seen if q == quantity and seen else [] for q in KIND_OF_QUANTITY}),
             quantity,
         )
-        noise = _estimate_repeat_noise(rest, quantity)
+        noise = _estimate_repeat_noise(remaining, quantity)
         within = NORMAL_P90 * float(np.sqrt(spread**2 + 2.0 * noise**2))
         apart = np.concatenate([ratio for pair, ratio in pairs.items() if card in pair])
-        found[card] = np.abs(apart) <= within
-    return found
+        inside[card] = np.abs(apart) <= within
+    return inside
 
 
 def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIES) -> Array:
     """Return log-ratios of rows and their repeats in the same run on the same card."""
     figure = settled_figures(rows)[2 if quantity == "latency" else 0]
     families = rows.family
-    found = [
+    log_ratios = [
         float(np.log(figure[a] / figure[b]))
         for members in _group_repeats(rows, quantity, figure).values()
         for a, b in combinations(members, 2)
         if rows.run[a] == rows.run[b] and family in (ALL_FAMILIES, families[a])
     ]
-    return np.array(found)
+    return np.array(log_ratios)
 
 
 def _group_repeats(
     rows: KernelRows, quantity: str, figure: Array
 ) -> dict[tuple[str, str], Sequence[int]]:
     """Group the rows of one operator and data, of the kind that measures the quantity."""
-    found: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     usable = (
         rows.is_kind(KIND_OF_QUANTITY[quantity]) & rows.fit & np.isfinite(figure) & (figure > 0)
     )
     for i in np.flatnonzero(usable).tolist():
-        found.setdefault((rows.spec[i], rows.data[i]), []).append(i)
-    return {key: members for key, members in found.items() if len(members) > 1}
+        groups.setdefault((rows.spec[i], rows.data[i]), []).append(i)
+    return {key: members for key, members in groups.items() if len(members) > 1}

@@ -66,7 +66,7 @@ def extend_bundle(
     gpu: Gpu,
     tell: Callable[[str], None] = lambda _: None,
     steps: Sequence[MeasuredStep] = (),
-    others: KernelRows | None = None,
+    torch_rows: KernelRows | None = None,
 ) -> Bundle:
     """Return a bundle with engine kernels fitted to the rows that are not held out; those it had
     go.
@@ -77,23 +77,23 @@ def extend_bundle(
         raise BadInput(
             f"{rows.source}: no row is held out. Engine rows carry `held_out` in their detail."
         )
-    known = rows.select_rows(~rows.held_out & kernel_rows.on_random_data(rows) & rows.fit)
-    if not all(op.kind.startswith("engine_") for op in known.ops):
+    training = rows.select_rows(~rows.held_out & kernel_rows.on_random_data(rows) & rows.fit)
+    if not all(op.kind.startswith("engine_") for op in training.ops):
         raise BadInput(
             f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`."
         )
     base = without_engine(bundle)
-    cards = [describe_bundle_cards(base, others, gpu)] if others else []
-    ends = _interval_ends(base, known, gpu, cards, tell)
-    found = _add_families(base, known, gpu, cards, steps)
-    bursts = int(known.is_kind("burst").sum())
-    fitted = f"{bursts} bursts, {len(known) - bursts} sustained rows and {len(steps)} steps"
+    cards = [describe_bundle_cards(base, torch_rows, gpu)] if torch_rows else []
+    ends = _interval_ends(base, training, gpu, cards, tell)
+    extended = _add_families(base, training, gpu, cards, steps)
+    bursts = int(training.is_kind("burst").sum())
+    fitted = f"{bursts} bursts, {len(training) - bursts} sustained rows and {len(steps)} steps"
     note = f"engine kernels: {fitted} of {rows.source}"
-    kernels = build_kernels(known.ops, known.conditions, gpu, base.reference, ())
+    kernels = build_kernels(training.ops, training.conditions, gpu, base.reference, ())
     return replace(
-        found,
+        extended,
         residuals={**base.residuals, **ends},
-        seen={**base.seen, **measured_ranges(known, kernels)},
+        seen={**base.seen, **measured_ranges(training, kernels)},
         provenance=msgspec.structs.replace(base.provenance, note=f"{base.provenance.note}; {note}"),
     )
 
@@ -193,9 +193,9 @@ def _add_families(
     priced, sample = kernel_fit.price_rows(
         rows, kernels, gpu, power.idle, corrections, reference, modelled_hz
     )
-    own = kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
-    levels = kernel_fit.find_card_levels(*cards, own)
-    priced = replace(priced, power_w=priced.power_w / own.compute_level(levels))
+    engine_cards = kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
+    levels = kernel_fit.find_card_levels(*cards, engine_cards)
+    priced = replace(priced, power_w=priced.power_w / engine_cards.compute_level(levels))
     sample = replace(sample, ratio=kernel_fit.energy_ratio(priced, power, bundle.toggling))
     energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
     factors = LearnedFactors(
@@ -225,14 +225,14 @@ def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
     tokens apart."""
     path = database_folder(database) / STEPS_FILE
     rows = read_table(path) if path.exists() else []
-    known = [
+    fitting_rows = [
         row
         for row in rows
         if row["kind"] == "decode" and not row["held_out"] and not row.get("error")
     ]
-    apart = {row["model"] for row in known if row.get("normal_weights")}
-    found = []
-    for row in known:
+    apart = {row["model"] for row in fitting_rows if row.get("normal_weights")}
+    steps = []
+    for row in fitting_rows:
         settled = (
             row["sm_clock_hz"] > TOP_CLOCK_SHARE * top_hz
             and row["host_s"] < _HIDDEN_SHARE * row["latency_s"]
@@ -242,8 +242,8 @@ def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
             options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
             graph = build_graph(load_measured_model(row["model"]), options)
             card = kernel_rows.number_card(row["card_uuid"])
-            found.append(MeasuredStep(graph, row["model"], card, row["power_w"], row["latency_s"]))
-    return found
+            steps.append(MeasuredStep(graph, row["model"], card, row["power_w"], row["latency_s"]))
+    return steps
 
 
 def read_engine_options(row: Plain) -> ModelOptions:
@@ -257,8 +257,8 @@ def read_engine_options(row: Plain) -> ModelOptions:
 def load_measured_model(name: str) -> ModelSpec:
     """Return the model of a measured engine from the configuration it was started with."""
     lines = read_lines(files("wattcast.lab.campaigns").joinpath("engine_models.jsonl"))
-    known = {line["name"]: line["config"] for line in lines}
-    return convert_config(known[name], f"engine_models.jsonl: {name}", name)
+    configs = {line["name"]: line["config"] for line in lines}
+    return convert_config(configs[name], f"engine_models.jsonl: {name}", name)
 
 
 _HIDDEN_SHARE = 0.9  # of a step's time, up to which the host's work is hidden
@@ -300,13 +300,14 @@ def find_step_energy(
             float(np.log((step.power_w - idle_w) / (card_w - idle_w)))
         )
     spread = [
-        np.hypot(_STEP / np.sqrt(len(found)), _KNOWN_CARD if card in levels else _OTHER_CARD)
-        for card, found in logs.items()
+        np.hypot(_STEP / np.sqrt(len(card_logs)), _KNOWN_CARD if card in levels else _OTHER_CARD)
+        for card, card_logs in logs.items()
     ]
     return float(
         np.exp(
             np.average(
-                [np.mean(found) for found in logs.values()], weights=np.array(spread) ** -2.0
+                [np.mean(card_logs) for card_logs in logs.values()],
+                weights=np.array(spread) ** -2.0,
             )
         )
     )
@@ -356,13 +357,13 @@ def _interval_ends(
     power_w, clock_hz, latency_s = kernel_rows.settled_figures(rows)
     power = compare_asked_power(power_w, clock_hz, predicted)
     burst = rows.is_kind("burst")
-    found = {}
+    ends_of_family = {}
     for name in dict.fromkeys(families.tolist()):
-        own = families == name
+        of_family = families == name
         alike = np.isin(families, _POOLS.get(name, (name,))) & ~burst
-        found[name] = ResidualEnds(
-            conformal_ends((latency_s / predicted[:, 0])[own & burst]),
+        ends_of_family[name] = ResidualEnds(
+            conformal_ends((latency_s / predicted[:, 0])[of_family & burst]),
             conformal_ends(power[alike & np.isfinite(power)]),
-            int((own & burst).sum()),
+            int((of_family & burst).sum()),
         )
-    return found
+    return ends_of_family

@@ -94,10 +94,10 @@ def fit_host_times(
         pieces[run["model"]].extend(step["launch_s"][small & ~alone & free])
         for kind in (small & ~alone & free, ~small & free):
             logs = np.log(step["launch_s"][kind])
-            kept = logs <= np.percentile(logs, 99) if len(logs) else np.zeros(0, dtype=bool)
-            if kept.sum() >= FEWEST_LAUNCHES:
-                spreads.append(logs[kept].std())
-                memories.append(np.corrcoef(logs[kept][1:], logs[kept][:-1])[0, 1])
+            usual = logs <= np.percentile(logs, 99) if len(logs) else np.zeros(0, dtype=bool)
+            if usual.sum() >= FEWEST_LAUNCHES:
+                spreads.append(logs[usual].std())
+                memories.append(np.corrcoef(logs[usual][1:], logs[usual][:-1])[0, 1])
         loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
     hosts = {run["card_uuid"] for run in runs}
     kinds = ("decode", "prefill", "mixed")
@@ -113,15 +113,15 @@ def fit_host_times(
         "output": host_s - schedule_s - launch_s,
         "launch_graph": launch_s,
     }
-    found = {}
+    times = {}
     for name, parts in lines.items():
-        both = np.mean(
+        line = np.mean(
             [_fit_line(*np.concatenate(parts, axis=1)), _fit_line(batch, repeated[name])], axis=0
         )
-        found[name], found[f"{name}_per_sequence"] = both.tolist()
+        times[name], times[f"{name}_per_sequence"] = line.tolist()
 
     def per_layer(name: str, launches: Sequence[float]) -> float:
-        return float((np.mean(launches) - found["launch_graph"]) / layers[name])
+        return float((np.mean(launches) - times["launch_graph"]) / layers[name])
 
     for row in every:
         held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
@@ -132,28 +132,28 @@ def fit_host_times(
                 )
             elif row["card_uuid"] in hosts:
                 loose[row["model"]].append(row["launch_s"])
-    found["launch_layer"] = float(
+    times["launch_layer"] = float(
         np.mean([per_layer(name, pieces[name]) for name in layers if pieces[name]])
     )
-    found["launch_same_layer"] = float(np.mean([np.mean(launches) for launches in again.values()]))
-    found["launch_loose_layer"] = float(
+    times["launch_same_layer"] = float(np.mean([np.mean(launches) for launches in again.values()]))
+    times["launch_loose_layer"] = float(
         np.mean([per_layer(n, loose[n]) for n in layers if n not in experts])
     )
     more = [
-        per_layer(name, loose[name]) / found["launch_loose_layer"] - 1.0
+        per_layer(name, loose[name]) / times["launch_loose_layer"] - 1.0
         for name in layers
         if name in experts
     ]
-    dense_s = float(np.mean(list_loose_layers(records, found["launch_graph"])))
-    experts_s = float(np.mean(list_loose_layers(records, found["launch_graph"], experts)))
-    found["launch_same_loose_layer"] = dense_s
-    found["same_expert_layers"] = experts_s / dense_s - 1.0
+    dense_s = float(np.mean(list_loose_layers(records, times["launch_graph"])))
+    experts_s = float(np.mean(list_loose_layers(records, times["launch_graph"], experts)))
+    times["launch_same_loose_layer"] = dense_s
+    times["same_expert_layers"] = experts_s / dense_s - 1.0
     varied = {
         "launch_spread": float(np.median(spreads)),
         "launch_memory": float(np.median(memories)),
     }
     return (
-        found | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))} | varied
+        times | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))} | varied
     )
 
 
@@ -161,8 +161,8 @@ def _fit_line(x: Array, y: Array) -> tuple[float, float]:
     """Return intercept and slope of a straight line by least squares; the slowest hundredth is left
     out.
     """
-    kept = y <= np.percentile(y, 99)
-    slope, intercept = np.polyfit(x[kept], y[kept], 1)
+    usual = y <= np.percentile(y, 99)
+    slope, intercept = np.polyfit(x[usual], y[usual], 1)
     return float(intercept), float(slope)
 
 
@@ -210,7 +210,11 @@ def learn_host_factor(records: EngineRecords, card: str, model: str) -> float | 
         ratio = _compare_host(row)
         if ratio is not None:
             logs.setdefault(row["model"], []).append(float(np.log(ratio)))
-    return float(np.exp(np.mean([np.mean(own) for own in logs.values()]))) if logs else None
+    return (
+        float(np.exp(np.mean([np.mean(model_logs) for model_logs in logs.values()])))
+        if logs
+        else None
+    )
 
 
 def _compare_host(row: Plain) -> float | None:
@@ -232,9 +236,9 @@ def _compare_host(row: Plain) -> float | None:
 
 if __name__ == "__main__":
     shipped = load_engine_records("h200")
-    found = fit_host_times(shipped)
-    for name, value in found.items():
+    host_times = fit_host_times(shipped)
+    for name, value in host_times.items():
         print(f"{name:28} {value if name in RATIOS else 1e6 * value:.4g}")
-    hosts_us = 1e6 * np.array(list_loose_layers(shipped, found["launch_graph"]))
+    hosts_us = 1e6 * np.array(list_loose_layers(shipped, host_times["launch_graph"]))
     span = f"{hosts_us[0]:.0f} to {hosts_us[-1]:.0f}, mean {hosts_us.mean():.0f}"
     print(f"launch_loose_layer of {len(hosts_us)} hosts: {span}")

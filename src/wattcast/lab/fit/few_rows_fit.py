@@ -58,16 +58,18 @@ def fit_few_rows(
     rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, tell: Tell
 ) -> tuple[Bundle, HeldOutRows]:
     """Fit a bundle to few rows of a card; return it with its held-out predictions."""
-    found = move_forecast(rows, gpu, forecast, idle)
-    held = hold_out_inherited(rows, gpu, forecast, idle, found)
-    bundle = _build_moved_bundle(found, held, rows, forecast)
-    errors = _tell_errors(held, "from the forecast", tell)
+    inherited = move_forecast(rows, gpu, forecast, idle)
+    held_rows = hold_out_inherited(rows, gpu, forecast, idle, inherited)
+    bundle = _build_moved_bundle(inherited, held_rows, rows, forecast)
+    errors = _tell_errors(held_rows, "from the forecast", tell)
     if rows.is_kind("burst").sum() < LEAST_ALONE or not rows.is_kind("sustained").any() or not idle:
-        return bundle, held
+        return bundle, held_rows
     alone = held_out.predict_held_out(rows, gpu, fit_idle_curve(idle, gpu))
-    own = _tell_errors(alone, "nothing", tell)
-    if not all(one < other for one, other in zip(own, errors, strict=True)):
-        return bundle, held
+    alone_errors = _tell_errors(alone, "nothing", tell)
+    if not all(
+        one < forecast_error for one, forecast_error in zip(alone_errors, errors, strict=True)
+    ):
+        return bundle, held_rows
     note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
     near = held_out.fit_nearness(alone)
     fitted = fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
@@ -78,55 +80,55 @@ def fit_few_rows(
 
 
 def hold_out_inherited(
-    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, found: InheritedFit
+    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, inherited: InheritedFit
 ) -> HeldOutRows:
     """Predict burst and sustained rows from a forecast that the other folds moved at the levels
     found.
     """
     fold = assign_folds(rows, FOLDS)
-    wanted = rows.to_judge()
-    wanted &= np.array([data in forecast.toggling for data in rows.data])
+    judged = rows.to_judge()
+    judged &= np.array([data in forecast.toggling for data in rows.data])
     figures = np.full((len(rows), 7), np.nan)
     unchosen = np.full(len(rows), "", dtype=object)
-    for k in np.unique(fold[wanted]):
-        test = wanted & (fold == k)
-        known = rows.select_rows(fold != k)
+    for k in np.unique(fold[judged]):
+        test = judged & (fold == k)
+        training = rows.select_rows(fold != k)
         moved = shift_latency(
-            take_bursts(known), gpu, scale_idle(forecast, idle), found.latency.levels
+            take_bursts(training), gpu, scale_idle(forecast, idle), inherited.latency.levels
         )
-        moved = shift_power(take_sustained(known), gpu, moved, found.power.levels)
+        moved = shift_power(take_sustained(training), gpu, moved, inherited.power.levels)
         figures[test, :4] = predict_with_bundle(moved, rows.select_rows(test), gpu)
         figures[test, 4:6] = row_nearness(moved, rows.select_rows(test), gpu).T
-    return held_out.collect_held_out(rows, wanted, fold, figures, unchosen, gpu)
+    return held_out.collect_held_out(rows, judged, fold, figures, unchosen, gpu)
 
 
-def _tell_errors(held: HeldOutRows, what: str, tell: Tell) -> list[float]:
+def _tell_errors(held_rows: HeldOutRows, what: str, tell: Tell) -> list[float]:
     """Tell and return the mean absolute errors in percent: latency of bursts, power of sustained
     rows.
     """
-    found = []
+    errors = []
     for quantity in ("latency", "power"):
-        ratio, known = held.ratio(quantity)
+        ratio, usable = held_rows.ratio(quantity)
         error = (
-            float(100.0 * np.mean(np.abs(1.0 / ratio[known] - 1.0)))
-            if known.any()
+            float(100.0 * np.mean(np.abs(1.0 / ratio[usable] - 1.0)))
+            if usable.any()
             else float("inf")
         )
-        said = f"{error:.1f} % over {int(known.sum())} rows" if known.any() else "no rows"
-        tell(f"inheriting {what}, held out: {quantity}: {said}")
-        found.append(error)
-    return found
+        outcome = f"{error:.1f} % over {int(usable.sum())} rows" if usable.any() else "no rows"
+        tell(f"inheriting {what}, held out: {quantity}: {outcome}")
+        errors.append(error)
+    return errors
 
 
 def _build_moved_bundle(
-    found: InheritedFit, held: HeldOutRows, rows: KernelRows, forecast: Bundle
+    inherited: InheritedFit, held_rows: HeldOutRows, rows: KernelRows, forecast: Bundle
 ) -> Bundle:
     by_time, by_energy = (
-        " and ".join(what.levels) or "nothing" for what in (found.latency, found.power)
+        " and ".join(what.levels) or "nothing" for what in (inherited.latency, inherited.power)
     )
     note = (
         f"{len(rows)} rows moved the forecast: time by {by_time}, energy by {by_energy}; "
-        f"intervals from {len(held.kind)} rows held out in {FOLDS} folds and the forecast's own"
+        f"intervals from {len(held_rows.kind)} rows held out in {FOLDS} folds and the forecast's own"
     )
     # logs of ratios as of rows at a typical distance from the parent's, and the rows that tell them
     typical = []
@@ -134,14 +136,16 @@ def _build_moved_bundle(
         ("latency", forecast.widening.near),
         ("power", forecast.widening.near_power),
     ):
-        ratio, known = held.ratio(quantity)
-        near = held.near if quantity == "latency" else held.near_power
-        typical.append((np.log(held_out.scale_ratios(ratio, near, line)), known))
-    own = {
-        family: np.array([name == family for name in held.family], dtype=bool)
+        ratio, usable = held_rows.ratio(quantity)
+        near = held_rows.near if quantity == "latency" else held_rows.near_power
+        typical.append((np.log(held_out.scale_ratios(ratio, near, line)), usable))
+    rows_of_family = {
+        family: np.array([name == family for name in held_rows.family], dtype=bool)
         for family in FAMILIES
     }
     (time, timed), (power, powered) = typical
-    left_out = {family: (time[timed & at], power[powered & at]) for family, at in own.items()}
+    left_out = {
+        family: (time[timed & at], power[powered & at]) for family, at in rows_of_family.items()
+    }
     origin = Provenance(f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note)
-    return describe_moved(found.bundle, forecast, origin, left_out)
+    return describe_moved(inherited.bundle, forecast, origin, left_out)

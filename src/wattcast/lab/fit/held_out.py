@@ -134,31 +134,31 @@ def predict_held_out(
 ) -> HeldOutRows:
     """Predict every burst and sustained row from a fit that never saw its shape."""
     fold = assign_folds(rows, folds, seed)
-    wanted = rows.to_judge()
+    judged = rows.to_judge()
     figures = np.full((len(rows), 7), np.nan)
     chosen = np.full(len(rows), "", dtype=object)
-    tests = [wanted & (fold == k) for k in range(folds)]
+    tests = [judged & (fold == k) for k in range(folds)]
     work = (
         (rows.select_rows(fold != k), rows.select_rows(test), gpu, idle)
         for k, test in enumerate(tests)
     )
-    for k, (test, found) in enumerate(
+    for k, (test, prediction) in enumerate(
         zip(tests, run_each(_predict_fold, work, len(rows)), strict=True)
     ):
-        figures[test], chosen[test] = found
+        figures[test], chosen[test] = prediction
         tell(f"fold {k + 1} of {folds}")
-    return collect_held_out(rows, wanted, fold, figures, chosen, gpu)
+    return collect_held_out(rows, judged, fold, figures, chosen, gpu)
 
 
 def _predict_fold(
-    known: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower
+    training: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower
 ) -> tuple[Array, list[str]]:
     """Return the figures that ``collect_held_out`` takes, and chosen kernels, of rows that a fit
     never saw.
     """
-    found = fit_kernel_rows(known, gpu, idle)
-    bundle = build_bundle(found, test, gpu, {}, "")
-    labels = [str(label or "") for label in choose_labels(test, found.learned.reference)]
+    fit = fit_kernel_rows(training, gpu, idle)
+    bundle = build_bundle(fit, test, gpu, {}, "")
+    labels = [str(label or "") for label in choose_labels(test, fit.learned.reference)]
     named = np.array([bool(names) for names in test.names]) & np.isin(
         test.family, ("gemm", "conv2d")
     )
@@ -174,7 +174,7 @@ def _predict_fold(
 
 def collect_held_out(
     rows: KernelRows,
-    wanted: Mask,
+    judged: Mask,
     fold: npt.NDArray[np.int64],
     figures: Array,
     chosen: npt.NDArray[np.object_],
@@ -184,8 +184,8 @@ def collect_held_out(
 
     Columns of ``figures`` are those of ``predict_with_bundle``, nearness by time and by energy, and
     latency with the kernel that ran."""
-    predicted_s, predicted_w, predicted_hz, _, near, near_power, as_ran_s = figures[wanted].T
-    some = rows.select_rows(wanted)
+    predicted_s, predicted_w, predicted_hz, _, near, near_power, as_ran_s = figures[judged].T
+    some = rows.select_rows(judged)
     power_w, clock_hz, latency_s = settled_figures(some)
     reference = reference_chip(gpu)
     kernels = build_kernels(some.ops, some.conditions, gpu, reference, ())
@@ -198,7 +198,7 @@ def collect_held_out(
         group=tuple(kernels.work.kernel_family),
         work=tuple(str(op) for op in some.ops),
         data=some.data,
-        fold=fold[wanted],
+        fold=fold[judged],
         latency_s=latency_s,
         power_w=np.where(burst, np.nan, power_w),
         clock_hz=np.where(burst, np.nan, clock_hz),
@@ -207,7 +207,7 @@ def collect_held_out(
         predicted_clock_hz=predicted_hz,
         roofline_s=np.maximum(kernels.flop / rate, byte / float(np.mean(gpu.memory.byte_per_s))),
         ran=tuple(str(label or "") for label in find_labels_run(some)),
-        chosen=tuple(chosen[wanted]),
+        chosen=tuple(chosen[judged]),
         oracle_latency_s=as_ran_s,
         near=near,
         near_power=near_power,
@@ -224,23 +224,23 @@ PRIOR_ROWS = 4.0
 
 
 def fit_interval_ends(
-    held: HeldOutRows, near: tuple[NearnessLine, NearnessLine] = (UNSCALED, UNSCALED)
+    held_rows: HeldOutRows, near: tuple[NearnessLine, NearnessLine] = (UNSCALED, UNSCALED)
 ) -> dict[str, ResidualEnds]:
     """Fit the interval ends of each family: latency to its bursts, power to sustained rows of its
     pool.
 
     ``near`` is the result of ``fit_nearness`` on the same rows.
     """
-    families = np.array(held.family)
-    (latency, timed), (power, powered) = held.ratio("latency"), held.ratio("power")
-    latency = scale_ratios(latency, held.near, near[0])
-    power = scale_ratios(power, held.near_power, near[1])
-    found = {}
-    for family in dict.fromkeys(held.family):
+    families = np.array(held_rows.family)
+    (latency, timed), (power, powered) = held_rows.ratio("latency"), held_rows.ratio("power")
+    latency = scale_ratios(latency, held_rows.near, near[0])
+    power = scale_ratios(power, held_rows.near_power, near[1])
+    ends_of_family = {}
+    for family in dict.fromkeys(held_rows.family):
         time = latency[(families == family) & timed]
         ends = power_ends(power[powered], families[powered], family)
-        found[family] = ResidualEnds(conformal_ends(time), ends, len(time))
-    return found
+        ends_of_family[family] = ResidualEnds(conformal_ends(time), ends, len(time))
+    return ends_of_family
 
 
 def scale_ratios(ratio: Array, near: Array, line: NearnessLine) -> Array:
@@ -262,12 +262,12 @@ def power_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[f
     # mean size of a family's residuals, drawn to that of all
     size = np.abs(logs)
     spread = {}
-    for other in POOLED_FAMILIES:
-        mean = (size[of == other].sum() + PRIOR_ROWS * size.mean()) / (
-            (of == other).sum() + PRIOR_ROWS
+    for pooled in POOLED_FAMILIES:
+        mean = (size[of == pooled].sum() + PRIOR_ROWS * size.mean()) / (
+            (of == pooled).sum() + PRIOR_ROWS
         )
-        spread[other] = float(max(mean, 1e-6))
-    low, high = conformal_ends(np.exp(logs / np.array([spread[str(other)] for other in of])))
+        spread[pooled] = float(max(mean, 1e-6))
+    low, high = conformal_ends(np.exp(logs / np.array([spread[str(pooled)] for pooled in of])))
     return float(low ** spread[name]), float(high ** spread[name])
 
 
@@ -282,13 +282,13 @@ Names = npt.NDArray[np.str_]
 
 def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessLine:
     """Fit a, b and c of ``nearness_scale``; too few rows give ``UNSCALED``."""
-    known = np.isfinite(near) & np.isfinite(log_ratio)
-    if known.sum() < LEAST_NEARNESS_ROWS:
+    usable = np.isfinite(near) & np.isfinite(log_ratio)
+    if usable.sum() < LEAST_NEARNESS_ROWS:
         return UNSCALED
-    nearest = float(np.quantile(near[known], NEAREST_SHARE))
-    size = np.abs(log_ratio[known])
-    away = 1.0 - np.minimum(near[known], nearest)
-    of = family[known]
+    nearest = float(np.quantile(near[usable], NEAREST_SHARE))
+    size = np.abs(log_ratio[usable])
+    away = 1.0 - np.minimum(near[usable], nearest)
+    of = family[usable]
     for name in np.unique(of):
         size[of == name] /= max(float(np.median(size[of == name])), 1e-6)
 
@@ -316,18 +316,18 @@ def weighted_quantile(values: Array, weight: Array, level: float) -> float:
     return float(values[order][min(at, values.size - 1)])
 
 
-def fit_nearness(held: HeldOutRows) -> tuple[NearnessLine, NearnessLine]:
+def fit_nearness(held_rows: HeldOutRows) -> tuple[NearnessLine, NearnessLine]:
     """Fit the nearness lines of latency to held-out bursts and of power to sustained ones, on
     random data.
     """
     family, (latency, timed), (power, powered) = (
-        np.array(held.family),
-        held.ratio("latency"),
-        held.ratio("power"),
+        np.array(held_rows.family),
+        held_rows.ratio("latency"),
+        held_rows.ratio("power"),
     )
     return (
-        fit_nearness_line(np.log(latency[timed]), family[timed], held.near[timed]),
-        fit_nearness_line(np.log(power[powered]), family[powered], held.near_power[powered]),
+        fit_nearness_line(np.log(latency[timed]), family[timed], held_rows.near[timed]),
+        fit_nearness_line(np.log(power[powered]), family[powered], held_rows.near_power[powered]),
     )
 
 
@@ -367,40 +367,40 @@ def fit_widening(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Widening:
     """Fit what distance and unmeasured things add to the intervals of a fit on ``rows``."""
-    left = predict_left_out(rows, gpu, idle, residuals, near, tell)
-    apart = fit_reason_widening(left)
-    said = f"{rows.source}: {len(set(left.thing))} functions, kinds, formats and sizes left out of fits in turn"
+    left_out = predict_left_out(rows, gpu, idle, residuals, near, tell)
+    apart = fit_reason_widening(left_out)
+    source = f"{rows.source}: {len(set(left_out.thing))} functions, kinds, formats and sizes left out of fits in turn"
     every = {
         why: apart.get(why, support_widening.default_widening().apart[why]) for why in OutsideReason
     }
-    return Widening(near[0], every, said, near[1])
+    return Widening(near[0], every, source, near[1])
 
 
 def fit_reason_widening(
-    left: LeftOutRows, without: str = ""
+    left_out: LeftOutRows, without: str = ""
 ) -> dict[OutsideReason, support_widening.ReasonWidening]:
     """Fit the half-width of each reason with enough things left out, ``without`` one of them."""
-    found = {}
-    things = np.array(left.thing)
-    whys = np.array(left.why)
+    widening = {}
+    things = np.array(left_out.thing)
+    whys = np.array(left_out.why)
     for why in OutsideReason:
         at = (whys == str(why)) & (things != without)
         kinds = len(set(things[at].tolist()))
         if kinds >= LEAST_KINDS:
-            rest = support_widening.default_widening().apart[why]
-            time = _half_width(left.needed("latency")[at], things[at], rest.latency)
-            power = _half_width(left.needed("power")[at], things[at], rest.power)
-            found[why] = support_widening.ReasonWidening(time, power, int(at.sum()), kinds)
-    return found
+            default = support_widening.default_widening().apart[why]
+            time = _half_width(left_out.needed("latency")[at], things[at], default.latency)
+            power = _half_width(left_out.needed("power")[at], things[at], default.power)
+            widening[why] = support_widening.ReasonWidening(time, power, int(at.sum()), kinds)
+    return widening
 
 
 def _half_width(needed: Array, things: Names, usual: float) -> float:
-    known = np.isfinite(needed)
-    names = things[known].tolist()
+    usable = np.isfinite(needed)
+    names = things[usable].tolist()
     if len(count := Counter(names)) < LEAST_KINDS:
         return usual
     weight = np.array([1.0 / count[name] for name in names])
-    return round(weighted_quantile(needed[known], weight, INTERVAL_LEVEL), 4)
+    return round(weighted_quantile(needed[usable], weight, INTERVAL_LEVEL), 4)
 
 
 def predict_left_out(
@@ -414,16 +414,16 @@ def predict_left_out(
     """Predict every row that some round left out from the fit of that round."""
     plan = plan_rounds(rows, gpu)
     work = ((rows, thing, gpu, idle, residuals, near) for thing in plan)
-    found = []
+    rounds = []
     for i, one in enumerate(run_each(_predict_round, work, len(rows))):
-        found.append(one)
+        rounds.append(one)
         tell(f"left out {i + 1} of {len(plan)}")
     return LeftOutRows(
-        np.concatenate([one.row for one in found]),
-        tuple(name for one in found for name in one.thing),
-        tuple(why for one in found for why in one.why),
+        np.concatenate([one.row for one in rounds]),
+        tuple(name for one in rounds for name in one.thing),
+        tuple(why for one in rounds for why in one.why),
         *(
-            np.concatenate([getattr(one, name) for one in found])
+            np.concatenate([getattr(one, name) for one in rounds])
             for name in ("latency", "power", "ends")
         ),
     )
@@ -439,8 +439,8 @@ def _predict_round(
 ) -> LeftOutRows:
     """Fit without the rows that have a thing's name, and predict those rows."""
     gone = thing != ""
-    known = rows.select_rows(~gone)
-    bundle = build_bundle(fit_kernel_rows(known, gpu, idle), known, gpu, residuals, "")
+    training = rows.select_rows(~gone)
+    bundle = build_bundle(fit_kernel_rows(training, gpu, idle), training, gpu, residuals, "")
     bundle = replace(bundle, widening=support_widening.default_widening().with_nearness(near))
     at = np.flatnonzero(gone & rows.is_kind("burst", "sustained") & rows.fit & on_random_data(rows))
     test = rows.select_rows(np.isin(np.arange(len(rows)), at))
@@ -469,45 +469,45 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
         "kind": list(kernels.work.kernel_family),
         "dtype": [str(op.dtype) for op in rows.ops],
     }
-    found = []
+    rounds = []
     of_family = Counter(np.array(learner)[counted].tolist())
     for what, names in named.items():
-        thing = np.array([f"{own}: {name}" for own, name in zip(learner, names, strict=True)])
+        thing = np.array([f"{owner}: {name}" for owner, name in zip(learner, names, strict=True)])
         of_thing = Counter(thing[counted].tolist())
-        kept = [
+        usable = [
             t
             for t, n in of_thing.items()
             if LEAST_THING_ROWS <= n <= MOST * of_family[t.partition(":")[0]]
         ]
-        order = sorted(kept, key=lambda t: (t.partition(":")[0], -of_thing[t], t))
+        order = sorted(usable, key=lambda t: (t.partition(":")[0], -of_thing[t], t))
         dealt = [
             order[k :: ROUNDS[what]] for k in range(ROUNDS[what])
         ]  # what a family has goes round
-        found += [np.where(np.isin(thing, gone), thing, "") for gone in dealt if gone]
-    return found + _size_rounds(kernels, counted)
+        rounds += [np.where(np.isin(thing, gone), thing, "") for gone in dealt if gone]
+    return rounds + _size_rounds(kernels, counted)
 
 
 def _size_rounds(kernels: Kernels, counted: Mask) -> list[Names]:
     """Plan rounds without the largest or the smallest of one size of every family."""
     learner = np.array(kernels.work.root_family)
     features = kernels.work.features
-    found = [np.full(len(learner), "", dtype="<U64") for _ in range(ROUNDS["size"])]
+    rounds = [np.full(len(learner), "", dtype="<U64") for _ in range(ROUNDS["size"])]
     for family in dict.fromkeys(learner.tolist()):
-        own = learner == family
+        of_family = learner == family
         cuts = []
         for name, values in features.items():
-            here = values[own & counted]
+            here = values[of_family & counted]
             if name.startswith("log_") and here.size and np.ptp(here) > 0.0:
                 low, high = np.quantile(here, [CUT, 1.0 - CUT])
                 cuts += [
-                    (f"small {name}", own & (values < low)),
-                    (f"large {name}", own & (values > high)),
+                    (f"small {name}", of_family & (values < low)),
+                    (f"large {name}", of_family & (values > high)),
                 ]
         cuts = [(label, gone) for label, gone in cuts if (gone & counted).sum() >= LEAST_THING_ROWS]
-        step = max(len(cuts) // len(found), 1)
-        for k, names in enumerate(found):
+        step = max(len(cuts) // len(rounds), 1)
+        for k, names in enumerate(rounds):
             at = k * step + k % 2  # now at the small end, now at the large
             if at < len(cuts):
                 label, gone = cuts[at]
                 names[gone] = f"{family}: {label}"
-    return [names for names in found if (names != "").any()]
+    return [names for names in rounds if (names != "").any()]

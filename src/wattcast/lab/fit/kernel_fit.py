@@ -88,8 +88,8 @@ def fit_clock_law(
     hats = _hat_functions(load, ACTIVITY_KNOTS)
     # ratio = start - Σ_{j<=i} step_j: one column for the start, the others for the steps down
     steps = -np.stack([hats[:, j:].sum(axis=1) for j in range(1, len(ACTIVITY_KNOTS))], axis=-1)
-    found, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[tensor])
-    line = np.minimum(found[0] - np.concatenate([[0.0], np.cumsum(found[1:])]), 1.0)
+    drops, _ = nnls(np.column_stack([hats.sum(axis=1), steps]), ratio[tensor])
+    line = np.minimum(drops[0] - np.concatenate([[0.0], np.cumsum(drops[1:])]), 1.0)
     without = float(np.median(ratio[~tensor])) if not tensor.all() else 1.0
     line = np.maximum(line, 0.3)
     return ClockLaw(without, ACTIVITY_KNOTS.copy(), line, clock_power=CLOCK_POWER, top_hz=top_hz)
@@ -126,18 +126,20 @@ def fit_module_power(
     idle_w = idle.power_at(rows.clock_hz, temperature_c)
     volts = np.ones(len(VOLTAGE_KNOTS_HZ))
     toggling = {"random": 1.0}
-    own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
+    on_own_rail, steady = (
+        np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY)
+    )
     for _ in range(_ROUNDS):
         square = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts)[:, None] ** 2
         factor = np.array([toggling.get(d, 1.0) for d in rows.data])[:, None]
-        moved = rows.rate * np.where(own, 1.0, square) * np.where(steady, 1.0, factor)
+        moved = rows.rate * np.where(on_own_rail, 1.0, square) * np.where(steady, 1.0, factor)
         energy = _fit_energies(rows, idle_w, moved, weight)
-        core = (rows.rate * energy * np.where(steady, 1.0, factor))[:, ~own].sum(axis=1)
-        apart = (rows.rate * energy * factor)[:, own].sum(axis=1)
+        core = (rows.rate * energy * np.where(steady, 1.0, factor))[:, ~on_own_rail].sum(axis=1)
+        apart = (rows.rate * energy * factor)[:, on_own_rail].sum(axis=1)
         volts = _fit_voltage(rows, idle_w, core, apart)
         square = np.interp(rows.clock_hz, VOLTAGE_KNOTS_HZ, volts)[:, None] ** 2
         toggling = _fit_toggling(
-            rows, idle_w, rows.rate * energy * np.where(own, 1.0, square), steady
+            rows, idle_w, rows.rate * energy * np.where(on_own_rail, 1.0, square), steady
         )
     energies = {name: float(e) for name, e in zip(rows.events, energy, strict=True)}
     return ModulePower(energies, idle, VoltageCurve(VOLTAGE_KNOTS_HZ, volts)), toggling
@@ -152,10 +154,10 @@ def _fit_energies(rows: PowerRows, idle_w: Array, scaled: Array, weight: Array |
     size = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
     # a whisper of ridge: events that always come together share what they cost
     ridge = 1e-3 * np.sqrt(len(target)) * np.eye(matrix.shape[1])
-    found, _ = nnls(
+    energies, _ = nnls(
         np.vstack([matrix / size, ridge]), np.concatenate([target, np.zeros(matrix.shape[1])])
     )
-    return np.asarray(found / size)
+    return np.asarray(energies / size)
 
 
 def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> Array:
@@ -183,16 +185,16 @@ def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: Mask) -
     """Fit the dynamic energy of each kind of data relative to random data, by least squares on
     relative error.
     """
-    found = {"random": 1.0}
+    factors = {"random": 1.0}
     data = np.array(rows.data)
     for name in dict.fromkeys(d for d in rows.data if d != "random"):
         at = data == name
         part = moving[at][:, ~steady].sum(axis=1) / rows.power_w[at]
-        rest = (rows.power_w[at] - idle_w[at] - moving[at][:, steady].sum(axis=1)) / rows.power_w[
-            at
-        ]
-        found[name] = float(np.clip((part @ rest) / max(part @ part, 1e-30), 0.05, 1.2))
-    return found
+        moving_share = (
+            rows.power_w[at] - idle_w[at] - moving[at][:, steady].sum(axis=1)
+        ) / rows.power_w[at]
+        factors[name] = float(np.clip((part @ moving_share) / max(part @ part, 1e-30), 0.05, 1.2))
+    return factors
 
 
 # A card at rest draws this share of what it draws at the top clock: 83 W at 345 MHz against 130 W
@@ -239,12 +241,12 @@ def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
     corrections = fit_corrections(
         compute_ideal_terms(ran, reference), ran.work.kernel_family, latency_s, effective_hz
     )
-    known = {
+    kernel_keys = {
         **starting_rule().read_corrections(),
         **corrections,
     }  # a family without bursts may have sustained rows
-    time = fit_residuals(_collect_samples(burst, ran, rows, gpu, plain, known, effective_hz))
-    power, toggling, energy = _fit_power(rows, kernels, gpu, idle, known, reference)
+    time = fit_residuals(_collect_samples(burst, ran, rows, gpu, plain, kernel_keys, effective_hz))
+    power, toggling, energy = _fit_power(rows, kernels, gpu, idle, kernel_keys, reference)
     return KernelFit(corrections, law, power, toggling, LearnedFactors(reference, time, energy))
 
 
@@ -275,7 +277,7 @@ def _collect_samples(
     inner = dict(zip(rows.ops, assign_folds(rows, _INNER, seed=1), strict=True))
     fold_of = np.array([inner[op] for op in burst.ops])
     all_folds = np.array([inner[op] for op in rows.ops])
-    found = []
+    samples = []
     for k in range(_INNER):
         at = fold_of == k
         if at.any():
@@ -283,11 +285,15 @@ def _collect_samples(
             unseen = replace(
                 plain, choice=fit_kernel_choice(rows.select_rows(all_folds != k), plain)
             )
-            found.append(sample(build_kernels(some.ops, some.conditions, gpu, unseen, ()), at))
+            samples.append(sample(build_kernels(some.ops, some.conditions, gpu, unseen, ()), at))
     named = np.isin(ran.work.root_family, ("gemm", "conv2d")) & np.array(
         [bool(names) for names in burst.names]
     )
-    return [*found, sample(select_kernels(ran, named), named, again=True)] if named.any() else found
+    return (
+        [*samples, sample(select_kernels(ran, named), named, again=True)]
+        if named.any()
+        else samples
+    )
 
 
 _INNER = 4
@@ -317,14 +323,14 @@ def starting_rule() -> StartingRule:
 
 
 def build_bundle(
-    found: KernelFit, rows: KernelRows, gpu: Gpu, residuals: Mapping[str, ResidualEnds], note: str
+    fit: KernelFit, rows: KernelRows, gpu: Gpu, residuals: Mapping[str, ResidualEnds], note: str
 ) -> Bundle:
     """Build a bundle from a fit; families without rows take the starting rule, and its assumptions
     say so.
     """
     rule = starting_rule()
     unmeasured = {
-        name: c for name, c in rule.read_corrections().items() if name not in found.corrections
+        name: c for name, c in rule.read_corrections().items() if name not in fit.corrections
     }
     return Bundle(
         gpu=gpu.name,
@@ -332,16 +338,16 @@ def build_bundle(
         provenance=Provenance(
             f"wattcast lab fit kernels {rows.source}", device=rows.card, note=note
         ),
-        corrections={**found.corrections, **unmeasured},
+        corrections={**fit.corrections, **unmeasured},
         launch=rule.launch.to_costs("starting_rule.yaml: launch"),
-        power=found.power,
-        clock_law=found.law,
+        power=fit.power,
+        clock_law=fit.law,
         residuals={**dict.fromkeys(FAMILIES, rule.residual), **residuals},
-        toggling=found.toggling,
-        reference=found.learned.reference,
-        learned=found.learned,
+        toggling=fit.toggling,
+        reference=fit.learned.reference,
+        learned=fit.learned,
         seen=measured_ranges(
-            rows, build_kernels(rows.ops, rows.conditions, gpu, found.learned.reference, ())
+            rows, build_kernels(rows.ops, rows.conditions, gpu, fit.learned.reference, ())
         ),
         governor_share=fit_governor_share(rows, gpu),
         power_limit_w=find_ends(rows.number.get("power_limit_w", np.empty(0)), 1.0),
@@ -396,18 +402,18 @@ def _fit_law(rows: KernelRows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
         rows.column(name) for name in ("sm_clock_hz", "effective_clock_hz", "latency_s")
     )
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    known = (
+    usable = (
         np.isfinite(clock)
         & np.isfinite(effective)
         & np.isfinite(latency_s)
         & rows.fit
         & on_random_data(rows)
     )
-    known &= effective < 1.02 * clock  # beyond: the clock moved between the two readings
+    usable &= effective < 1.02 * clock  # beyond: the clock moved between the two readings
     busy = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)))
-    activity = np.clip(busy[known] / (latency_s * effective)[known], 0.0, 1.0)
+    activity = np.clip(busy[usable] / (latency_s * effective)[usable], 0.0, 1.0)
     return fit_clock_law(
-        activity, clock[known], effective[known], uses_tensor_cores(kernels)[known], top_hz
+        activity, clock[usable], effective[usable], uses_tensor_cores(kernels)[usable], top_hz
     )
 
 
@@ -460,19 +466,19 @@ def price_rows(
     power_w, settled_hz, latency_s = settled_figures(rows)
     clock_hz = settled_hz if modelled_hz is None else modelled_hz
     limit_w = float(np.mean(gpu.power.limit_w))
-    known = (
+    usable = (
         rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
     )
     climbing = (clock_hz < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))) & (
         power_w < _LOW_POWER * limit_w
     )
-    known &= ~climbing
-    at = rows.select_rows(known)
-    some = select_kernels(kernels, known)
-    power_w = power_w[known]
-    clock_hz = clock_hz[known]
-    latency_s = latency_s[known]
-    effective = at.column("effective_clock_hz") * clock_hz / settled_hz[known]
+    usable &= ~climbing
+    at = rows.select_rows(usable)
+    some = select_kernels(kernels, usable)
+    power_w = power_w[usable]
+    clock_hz = clock_hz[usable]
+    latency_s = latency_s[usable]
+    effective = at.column("effective_clock_hz") * clock_hz / settled_hz[usable]
     effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
     names, counted = count_events(some)
     fixed_s = blend_corrections(some.work, corrections)[:, 2] * some.work.launches
@@ -507,12 +513,14 @@ def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, flo
 
 def _event_watts(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
     """Return the modelled dynamic power, ``(row, event)``."""
-    own, steady = (np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY))
+    on_own_rail, steady = (
+        np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY)
+    )
     energy = np.array([power.energy_j[name] for name in rows.events])
     squared = power.voltage.level_at(rows.clock_hz)[:, None] ** 2
     factor = np.array([toggling[d] for d in rows.data])[:, None]
     return np.asarray(
-        rows.rate * energy * np.where(own, 1.0, squared) * np.where(steady, 1.0, factor)
+        rows.rate * energy * np.where(on_own_rail, 1.0, squared) * np.where(steady, 1.0, factor)
     )
 
 
@@ -536,12 +544,12 @@ class CardRows:
     log_ratio: Array  # of measured over modelled power
     families: tuple[str, ...]
     kernels: tuple[str, ...]
-    told: Mask  # on random data, without pauses
+    comparable: Mask  # on random data, without pauses
 
     def compute_level(self, levels: Mapping[float, tuple[float, float]]) -> Array:
         """Compute what the card of each row draws over what the mean card would draw."""
-        own = np.array([levels.get(card, (0.0, 0.0)) for card in self.card])
-        return np.asarray(np.exp(own[:, 0] + own[:, 1] * self.memory))
+        card_level = np.array([levels.get(card, (0.0, 0.0)) for card in self.card])
+        return np.asarray(np.exp(card_level[:, 0] + card_level[:, 1] * self.memory))
 
 
 def describe_cards(
@@ -554,10 +562,10 @@ def describe_cards(
     )
     memory = watts[:, [m in OWN_RAIL for m in rows.modules]].sum(axis=1) / total_w
     kernels = tuple(str(op) for op in sample.kernels.ops)
-    told = np.array([d == "random" for d in rows.data]) & rows.sustained
+    comparable = np.array([d == "random" for d in rows.data]) & rows.sustained
     log_ratio = np.log(rows.power_w / total_w)
     return CardRows(
-        rows.card, memory, log_ratio, tuple(sample.kernels.work.kernel_family), kernels, told
+        rows.card, memory, log_ratio, tuple(sample.kernels.work.kernel_family), kernels, comparable
     )
 
 
@@ -571,20 +579,20 @@ def find_card_levels(*parts: CardRows) -> dict[float, tuple[float, float]]:
     regression. Kernels that several cards ran tell these apart best; what a card with few rows
     shows is drawn towards the mean card. Returns u and v by card."""
     card, memory, target, families, kernels = (
-        np.concatenate([np.array(getattr(part, name))[part.told] for part in parts])
+        np.concatenate([np.array(getattr(part, name))[part.comparable] for part in parts])
         for name in ("card", "memory", "log_ratio", "families", "kernels")
     )
-    own, of_family, of_kernel = (
+    card_columns, of_family, of_kernel = (
         np.asarray(labels[:, None] == np.unique(labels), dtype=np.float64)
         for labels in (card, families, kernels)
     )
-    free = _FREE * np.column_stack([np.ones(len(own)), memory])
-    by_card = [own * _CARD, own * memory[:, None] * _CARD_MEMORY]
+    free = _FREE * np.column_stack([np.ones(len(card_columns)), memory])
+    by_card = [card_columns * _CARD, card_columns * memory[:, None] * _CARD_MEMORY]
     design = np.column_stack([*by_card, free, of_family * _FAMILY, of_kernel * _KERNEL])
     precise = design.T @ design + _REPEAT**2 * np.eye(design.shape[1])
-    found = np.linalg.solve(precise, design.T @ target)
-    count = own.shape[1]
-    pairs = zip(_CARD * found[:count], _CARD_MEMORY * found[count : 2 * count], strict=True)
+    solution = np.linalg.solve(precise, design.T @ target)
+    count = card_columns.shape[1]
+    pairs = zip(_CARD * solution[:count], _CARD_MEMORY * solution[count : 2 * count], strict=True)
     return {
         float(name): (float(u), float(v))
         for name, (u, v) in zip(np.unique(card), pairs, strict=True)

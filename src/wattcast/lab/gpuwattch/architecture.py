@@ -81,16 +81,16 @@ class ArchitectureParameter:
         is_whole = self.kind != "number"
         count = int(self.kind.partition(":")[2]) if many else 1
         numbers = [_parse_number(piece) for piece in (text.split(",") if many else [text])]
-        found = [n for n in numbers if n is not None and (not is_whole or n == int(n))]
-        if not len(found) == len(numbers) == count:
-            wanted = (
+        parsed = [n for n in numbers if n is not None and (not is_whole or n == int(n))]
+        if not len(parsed) == len(numbers) == count:
+            expectation = (
                 f"{count} whole numbers" if many else "a whole number" if is_whole else "a number"
             )
-            raise bad_value(self.where, wanted, text)
-        if not all(self.minimum <= n <= self.maximum for n in found):
+            raise bad_value(self.where, expectation, text)
+        if not all(self.minimum <= n <= self.maximum for n in parsed):
             unit = f" {self.unit}" if self.unit else ""
             raise bad_value(self.where, f"{self.minimum:g} to {self.maximum:g}{unit}", text)
-        return tuple(int(n) for n in found) if many else found[0]
+        return tuple(int(n) for n in parsed) if many else parsed[0]
 
     @property
     def where(self) -> str:
@@ -128,19 +128,19 @@ class ChipArchitecture:
         needed = [
             p for p in known_parameters().values() if p.needed in ("both", self.dialect.value)
         ]
-        found = [f"{p.where} is missing." for p in needed if p.name not in self.parameters]
+        complaints = [f"{p.where} is missing." for p in needed if p.name not in self.parameters]
         if self.dialect is SimulatorDialect.GPUWATTCH:
-            found += [
+            complaints += [
                 f"scaling factor {s} is missing."
                 for s in scaling_names(self.dialect)
                 if s not in self.scaling
             ]
         elif not self.static:
-            found.append("the static_* powers of AccelWattch are missing.")
+            complaints.append("the static_* powers of AccelWattch are missing.")
         else:
-            found += [f"{s} is missing." for s in STATIC_NAMES if s not in self.static]
+            complaints += [f"{s} is missing." for s in STATIC_NAMES if s not in self.static]
         wild = {name: factor for name, factor in self.scaling.items() if not 0 <= factor < 1e9}
-        found += [
+        complaints += [
             f"scaling factor {name} must be zero or more, got {factor:g}."
             for name, factor in wild.items()
         ]
@@ -149,15 +149,17 @@ class ChipArchitecture:
             if name.endswith("_config") and isinstance(value, tuple) and not unused:
                 capacity, block, ways, banks = value[:4]
                 if capacity == 0 or block == 0 or banks == 0:
-                    found.append(
+                    complaints.append(
                         f"{name}: capacity, block and banks must be above zero, got {value}."
                     )
                 elif capacity % block or capacity < block * max(ways, 1):
                     sets = f"whole sets of {ways} blocks of {block} bytes"
-                    found.append(f"{name}: {capacity} bytes do not hold {sets}.")
-        if found:
-            more = len(found) - _MOST_COMPLAINTS
-            shown = " ".join(found[:_MOST_COMPLAINTS]) + (f" And {more} more." if more > 0 else "")
+                    complaints.append(f"{name}: {capacity} bytes do not hold {sets}.")
+        if complaints:
+            more = len(complaints) - _MOST_COMPLAINTS
+            shown = " ".join(complaints[:_MOST_COMPLAINTS]) + (
+                f" And {more} more." if more > 0 else ""
+            )
             raise BadInput(f"{self.name}: {shown}")
 
     def number(self, name: str) -> float:
@@ -211,13 +213,13 @@ def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
             value - _ZERO_C_IN_K if parameter.unit == "K" else value * size, unit, digits=12
         )
 
-    known = known_parameters()
+    parameters = known_parameters()
     plain = {
         "wattcast": "architecture",
         "name": architecture.name,
         "dialect": architecture.dialect.value,
         "parameters": {
-            name: text(known[name], value) for name, value in architecture.parameters.items()
+            name: text(parameters[name], value) for name, value in architecture.parameters.items()
         },
         "scaling": dict(architecture.scaling),
         "static": {name: f"{value!r} W" for name, value in architecture.static.items()},
@@ -225,9 +227,9 @@ def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
         "stats": msgspec.to_builtins(architecture.stats),
         "titles": dict(architecture.titles),
     }
-    kept = {key: value for key, value in plain.items() if value}
+    filled = {key: value for key, value in plain.items() if value}
     dumped = yaml.safe_dump(
-        kept, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
+        filled, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
     )
     write_whole(path, str(dumped).encode())
 
@@ -241,20 +243,20 @@ def make_architecture(
     """Check the texts of a file (component id -> parameter -> text) and return them as an
     architecture.
     """
-    known = known_parameters()
+    parameters = known_parameters()
     factors = {name for dialect in SimulatorDialect for name in scaling_names(dialect)}
     values: dict[str, ParameterValue] = {}
     scaling: dict[str, float] = {}
     static: dict[str, float] = {}
-    other: dict[str, dict[str, str]] = {}
+    other_texts: dict[str, dict[str, str]] = {}
     for component, key, text in (
         (c, key, text) for c, texts in params.items() for key, text in texts.items()
     ):
         where = f"{name}: {component}/{key}"
         is_static = key.startswith("static_")
-        if key in known and known[key].component == component:
+        if key in parameters and parameters[key].component == component:
             try:
-                values[key] = known[key].read(text)
+                values[key] = parameters[key].read(text)
             except BadInput as error:
                 raise BadInput(f"{name}: {error}") from None
         elif component == "system" and (key in factors or is_static):
@@ -268,11 +270,11 @@ def make_architecture(
                 raise bad_value(where, "a number", clip_text(text))
             (static if is_static else scaling)[key] = number
         else:
-            other.setdefault(component, {})[key] = text
+            other_texts.setdefault(component, {})[key] = text
     is_accelwattch = any(key.startswith("static_") for key in params.get("system", {}))
     dialect = SimulatorDialect.ACCELWATTCH if is_accelwattch else SimulatorDialect.GPUWATTCH
     return ChipArchitecture(
-        name, dialect, values, scaling, static, other, stats or {}, titles or {}
+        name, dialect, values, scaling, static, other_texts, stats or {}, titles or {}
     )
 
 
@@ -311,8 +313,10 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
     def read_attribute(element: Any, key: str) -> str:
         value = element.get(key)
         if value is None or len(value) > _MAX_TEXT:
-            wanted = f"<{clip_text(element.tag)}> with {key!r} of at most {_MAX_TEXT} characters"
-            raise bad_value(name, wanted, str(value))
+            expectation = (
+                f"<{clip_text(element.tag)}> with {key!r} of at most {_MAX_TEXT} characters"
+            )
+            raise bad_value(name, expectation, str(value))
         return str(value)
 
     def visit(element: Any, component: str, depth: int) -> None:
@@ -326,9 +330,11 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
         elif element.tag in tables and component:
             key = read_attribute(element, "name")
             value = read_attribute(element, "value")
-            known = tables[element.tag].setdefault(component, {}).setdefault(key, value)
-            if known != value:
-                raise bad_value(f"{name}: {component}/{key}", "one value", f"{known} and {value}")
+            previous = tables[element.tag].setdefault(component, {}).setdefault(key, value)
+            if previous != value:
+                raise bad_value(
+                    f"{name}: {component}/{key}", "one value", f"{previous} and {value}"
+                )
         else:
             raise bad_value(name, "components with params and stats", f"<{clip_text(element.tag)}>")
         for child in element:
@@ -344,10 +350,10 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
 
 def architecture_texts(architecture: ChipArchitecture) -> dict[str, dict[str, str]]:
     """Return every parameter as text by component, as ``make_architecture`` takes them."""
-    known = known_parameters()
+    parameters = known_parameters()
     params: dict[str, dict[str, str]] = {"system": {}}
     for key, value in architecture.parameters.items():
-        params.setdefault(known[key].component, {})[key] = _format_parameter(value)
+        params.setdefault(parameters[key].component, {})[key] = _format_parameter(value)
     for key, number in {**architecture.scaling, **architecture.static}.items():
         params["system"][key] = _format_parameter(number)
     for component, inside in architecture.other.items():
@@ -360,7 +366,7 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
     read are lost.
     """
     params = architecture_texts(architecture)
-    said = architecture.comments
+    comments = architecture.comments
     ids = list(
         dict.fromkeys(["root", "system", *architecture.titles, *params, *architecture.stats])
     )
@@ -370,7 +376,7 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
     }
     lines = [
         '<?xml version="1.0" ?>',
-        *(f"<!-- {said[key].replace('--', '-')} -->" for key in ("",) if key in said),
+        *(f"<!-- {comments[key].replace('--', '-')} -->" for key in ("",) if key in comments),
     ]
 
     def write(component: str, pad: str) -> None:
@@ -378,7 +384,7 @@ def format_xml_architecture(architecture: ChipArchitecture) -> bytes:
         lines.append(f"{pad}<component id={quoteattr(component)} name={quoteattr(title)}>")
         for tag, table in (("param", params), ("stat", architecture.stats)):
             for key, value in table.get(component, {}).items():
-                note = f" <!-- {said[key]} -->" if key in said and tag == "param" else ""
+                note = f" <!-- {comments[key]} -->" if key in comments and tag == "param" else ""
                 lines.append(
                     f"{pad}\t<{tag} name={quoteattr(key)} value={quoteattr(value)}/>{note}"
                 )
@@ -411,17 +417,17 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
     """Read our YAML form; parameters may have the manual's own spelling."""
     file = decode_yaml(data, _ArchitectureFile, where)
 
-    known = known_parameters()
-    spelled = {p.manual: p.name for p in known.values() if p.manual}
+    parameters = known_parameters()
+    spelled = {p.manual: p.name for p in parameters.values() if p.manual}
     params: dict[str, dict[str, str]] = {"system": {}}
     for written, value in file.parameters.items():
         name = spelled.get(written, written)
-        if name not in known:
+        if name not in parameters:
             raise bad_value(
-                f"{where}: parameters.{name}", f"one of {len(known)} known parameters", name
+                f"{where}: parameters.{name}", f"one of {len(parameters)} known parameters", name
             )
         here = f"{where}: parameters.{name}"
-        of = known[name].unit
+        of = parameters[name].unit
         if isinstance(value, list):
             read: ParameterValue = tuple(value)
         elif of:
@@ -436,18 +442,18 @@ def _parse_yaml(data: bytes, where: str) -> ChipArchitecture:
             raise bad_value(here, "a number", value)
         else:
             read = float(value)
-        params.setdefault(known[name].component, {})[name] = _format_parameter(read)
+        params.setdefault(parameters[name].component, {})[name] = _format_parameter(read)
     params["system"] |= {name: f"{value!r}" for name, value in file.scaling.items()}
     for name, text in file.static.items():
         params["system"][name] = repr(units.parse(text, "W", f"{where}: static.{name}"))
     for component, inside in file.other.items():
         params.setdefault(component, {}).update(inside)
-    found = make_architecture(file.name, params, file.stats, file.titles)
-    if found.dialect != file.dialect:
+    architecture = make_architecture(file.name, params, file.stats, file.titles)
+    if architecture.dialect != file.dialect:
         raise bad_value(
-            f"{where}: dialect", f"{found.dialect}, as its powers say", file.dialect.value
+            f"{where}: dialect", f"{architecture.dialect}, as its powers say", file.dialect.value
         )
-    return found
+    return architecture
 
 
 @dataclass(frozen=True)
@@ -464,14 +470,16 @@ class SteadyStateDefinition:
         """Read ``"8:4"``: the allowed deviation in watts and the least number of samples."""
         deviation, colon, least = text.partition(":")
         try:
-            found = cls(float(deviation), int(least))
+            definition = cls(float(deviation), int(least))
         except ValueError:
             raise bad_value(where, "deviation:samples, such as '8:4'", text) from None
         if not (
-            colon and 0 < found.deviation_w < 1e6 and 0 <= found.minimum_sample < 1_000_000_000
+            colon
+            and 0 < definition.deviation_w < 1e6
+            and 0 <= definition.minimum_sample < 1_000_000_000
         ):
             raise bad_value(where, "a deviation above zero and a number of samples", text)
-        return found
+        return definition
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ class EnergyTable:
     )  # 5th to 95th percentile, if fitted
 
     def __post_init__(self) -> None:
-        known = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
-        check_names(f"counter in {self.name}", self.energy_j, known, "")
+        columns = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
+        check_names(f"counter in {self.name}", self.energy_j, columns, "")
         figures = {name: ("J", value) for name, value in self.energy_j.items()}
         figures |= {"pipelines": ("W", self.duty_w), "memory controller": ("W", self.mc_constant_w)}
         for name, (unit, value) in figures.items():
@@ -81,8 +81,8 @@ def read_energies(
         return _parse_yaml(data, where)
     lines = list(csv.reader(strict_files.decode_text(data, where).splitlines()))
     if not lines or lines[0][:2] != ["counter", "mcpat_energy_J_per_count"]:
-        wanted = "a CSV that starts with counter,mcpat_energy_J_per_count, or a .yaml file"
-        raise bad_value(where, wanted, ",".join(lines[0]) if lines else "nothing")
+        expectation = "a CSV that starts with counter,mcpat_energy_J_per_count, or a .yaml file"
+        raise bad_value(where, expectation, ",".join(lines[0]) if lines else "nothing")
     energy: dict[str, float] = {}
     scaling: dict[str, float] = {}
     notes: dict[str, float] = {}
@@ -231,8 +231,8 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
     figures = energies_j, parse(file.pipelines, "W", "pipelines"), clock_hz, constant_w
     read_j = coalescer_j.get("read")
     write_j = coalescer_j.get("write")
-    said = file.scaling, file.source, interval_j
-    return EnergyTable(file.name, *figures, read_j, write_j, leakage, *said)
+    origin = file.scaling, file.source, interval_j
+    return EnergyTable(file.name, *figures, read_j, write_j, leakage, *origin)
 
 
 def format_energy_table(table: EnergyTable) -> bytes:
@@ -344,13 +344,13 @@ def read_component_set(
     read = {f"{dialect}.yaml": base}
     for path in more:
         read[str(path)] = decode_yaml(read_bytes(path, _MAX_BYTE), _ComponentFile, path.name)
-    found: dict[str, ChipComponent] = {}
+    components: dict[str, ChipComponent] = {}
     for where, file in read.items():
         for entry in file.components:
             name = f"{Path(where).name}: {entry.name}"
             if entry.mode not in ("", "correct"):
                 raise bad_value(f"{name}.mode", "'correct' or nothing", entry.mode)
-            if entry.name in found:
+            if entry.name in components:
                 raise bad_value(name, "a name of its own", "a component that is there already")
             if compat and entry.mode == "correct":
                 continue
@@ -370,14 +370,16 @@ def read_component_set(
             component = ChipComponent(
                 entry.name, entry.rail, entry.clocked, constant, entry.static, terms
             )
-            found[entry.name] = component
-    known = {c.column for c in dialect_counters(dialect)}
-    custom = list(dict.fromkeys(t for c in found.values() for t in c.terms if t not in known))
+            components[entry.name] = component
+    columns = {c.column for c in dialect_counters(dialect)}
+    custom = list(
+        dict.fromkeys(t for c in components.values() for t in c.terms if t not in columns)
+    )
     if len(custom) > len(CUSTOM_EVENTS):
         raise bad_value(
             "components", f"at most {len(CUSTOM_EVENTS)} counters of your own", f"{len(custom)}"
         )
     events = dict(zip(custom, CUSTOM_EVENTS, strict=False))
     return ComponentSet(
-        dialect, compat, tuple(found.values()), base.steady_leaves_out, base.no_comma, events
+        dialect, compat, tuple(components.values()), base.steady_leaves_out, base.no_comma, events
     )

@@ -158,15 +158,15 @@ def count_accesses(metrics: Mapping[str, float | Array]) -> dict[str, Array]:
 
     Unit accesses are of active threads. Arithmetic on pairs of halves runs in the tensor pipe for
     two cycles and counts as two fp32 accesses. Bank conflicts are not accesses."""
-    found = {
+    values = {
         name.replace(".", "_"): np.asarray(value, dtype=np.float64)
         for name, value in metrics.items()
     }
 
     def read(name: str) -> Array:
-        return found.get(name, np.zeros(()))
+        return values.get(name, np.zeros(()))
 
-    threads = found.get("smsp__thread_inst_executed_per_inst_executed_ratio", np.full((), _WARP))
+    threads = values.get("smsp__thread_inst_executed_per_inst_executed_ratio", np.full((), _WARP))
     threads = np.where(threads > 0, threads, _WARP)
     hmma, gmma = (read(f"sm__inst_executed_pipe_tensor_op_{kind}_sum") for kind in ("hmma", "gmma"))
     halves = np.maximum(hmma - gmma, 0.0)
@@ -239,7 +239,7 @@ def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict
     chip = find_gpu(gpu)
     half_l2 = 0.5 * float(np.mean(chip.need("l2.capacity_byte")))
     counted = profiler_counters.read_operator_metrics(folder, float(np.mean(chip.sm_count)))
-    found = []
+    pairs = []
     for row in read_table(folder / ROWS_FILE):
         usable = row["kind"] == "sustained" and row["data"] == "random" and not row["error"]
         if not usable or row["spec"] not in counted or "unsettled" in (row["flags"] or []):
@@ -256,8 +256,8 @@ def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict
             kernels[-1]["dram__bytes_write.sum"] += max(results - written, 0.0)
         for metrics, way in itertools.product(kernels, ("read", "write")):
             metrics[f"dram__sectors_{way}.sum"] = metrics[f"dram__bytes_{way}.sum"] / _SECTOR_BYTE
-        found.append((row, kernels))
-    return found
+        pairs.append((row, kernels))
+    return pairs
 
 
 def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
@@ -266,7 +266,10 @@ def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     rows = []
     for row, kernels in counted_rows(folder, gpu):
         accesses = [count_accesses(metrics) for metrics in kernels]
-        counts = [sum(float(found[name]) for found in accesses) for name in TERMS]
+        counts = [
+            sum(float(accesses_of_kernels[name]) for accesses_of_kernels in accesses)
+            for name in TERMS
+        ]
         clock_hz = row["effective_clock_hz"]
         seconds = row["latency_s"]
         active = min(
@@ -444,8 +447,10 @@ def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> Energy
     table = _unscaled_table(architecture, chip)
     interval: dict[str, tuple[float, float]] = {}
     for key, term in TERMS.items():
-        found = chip.values[key]
-        low, high = (end / found.value if found.value else 1.0 for end in (found.low, found.high))
+        energy = chip.values[key]
+        low, high = (
+            end / energy.value if energy.value else 1.0 for end in (energy.low, energy.high)
+        )
         interval |= {c: (low * table.energy_j[c], high * table.energy_j[c]) for c in term.counters}
     return replace(table, name=f"{chip.name}-measured", source=chip.source, interval_j=interval)
 
@@ -502,10 +507,10 @@ def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, .
     active = np.clip(metrics.get("sm__cycles_active.sum", sms * cycles) / (sms * cycles), 0.0, 1.0)
     level = chip.voltage.level_at(cycles / seconds)
     families = tuple("" for _ in names)
-    found = CountedLaunches(
+    counted_launches = CountedLaunches(
         names, families, np.ones(len(names)), seconds, cycles / seconds, level, active, counts
     )
-    return names, launches_to_activity(found, sms)
+    return names, launches_to_activity(counted_launches, sms)
 
 
 @dataclass(frozen=True)
@@ -523,24 +528,27 @@ class HeldOutJudgement:
 def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
     """Compare the model that ``--config`` builds with the operators that were held out."""
     operators = read_operators(folder, gpu)
-    held = np.array([is_held_out(name) for name in operators.names])
-    kept = operators.select(held)
-    known = operators.select(~held)
+    is_test = np.array([is_held_out(name) for name in operators.names])
+    test = operators.select(is_test)
+    training = operators.select(~is_test)
     chip = measured_chip(gpu)
     power_w = (
         measured_model(gpu)[2]
-        .model.power(launches_to_activity(kept, float(chip.design.sm_count)))
+        .model.power(launches_to_activity(test, float(chip.design.sm_count)))
         .total_w
     )
-    rows = len(kept.names)
-    flat = np.full(len(kept.names), known.power_w.mean())
+    rows = len(test.names)
+    flat = np.full(len(test.names), training.power_w.mean())
     by_family = {}
-    for name in dict.fromkeys(kept.families):
-        own = np.array(kept.families) == name
-        by_family[name] = int(own.sum()), mean_percent_error(power_w[own], kept.power_w[own])
-    error, floor = (mean_percent_error(watts, kept.power_w) for watts in (power_w, flat))
-    bias = float(100.0 * np.mean(power_w / kept.power_w - 1.0))
-    return HeldOutJudgement(rows, len(set(kept.names)), error, bias, by_family, floor)
+    for name in dict.fromkeys(test.families):
+        of_family = np.array(test.families) == name
+        by_family[name] = (
+            int(of_family.sum()),
+            mean_percent_error(power_w[of_family], test.power_w[of_family]),
+        )
+    error, floor = (mean_percent_error(watts, test.power_w) for watts in (power_w, flat))
+    bias = float(100.0 * np.mean(power_w / test.power_w - 1.0))
+    return HeldOutJudgement(rows, len(set(test.names)), error, bias, by_family, floor)
 
 
 def _format_interval(value: MeasuredValue, size: float, unit: str) -> str:

@@ -82,17 +82,17 @@ def register_unit(
     paired = "^" in operands.split()
 
     def step(i: int) -> str:
-        own = i % chains
+        register = i % chains
         odd = i // chains % 2
         if paired:  # x0 + x1, x2 + x3, ..., then x1 - x0, x3 - x2, ...
             odd = i // (chains // 2) % 2
-            own = i % (chains // 2) * 2 + odd
-        given = []
+            register = i % (chains // 2) * 2 + odd
+        arguments = []
         for word in words:
-            other, _, names = word.rpartition(":")
+            letter_of_word, _, names = word.rpartition(":")
             operand = names.split("|")[odd if "|" in names else 0]
             if operand == "^":
-                place = str(own ^ 1)
+                place = str(register ^ 1)
             elif operand[0] == "+":
                 place = str((i + int(operand)) % chains)
             elif operand == "k":
@@ -100,9 +100,9 @@ def register_unit(
             else:
                 stem, _, count = operand.partition("%")
                 place = f"_{stem}{i % int(count) if count else ''}"
-            given.append(into(other or letter, p + place))
-        text = re.sub(r"\((\w+)\|(\w+)\)", lambda both: both[1 + odd], ptx)
-        return asm(text, inout(letter, f"{p}{own}"), ", ".join(given))
+            arguments.append(into(letter_of_word or letter, p + place))
+        text = re.sub(r"\((\w+)\|(\w+)\)", lambda pair: pair[1 + odd], ptx)
+        return asm(text, inout(letter, f"{p}{register}"), ", ".join(arguments))
 
     lines = [f"{type_} {p}{i} = {first.format(i + 1, i + 51)};" for i in range(chains)]
     lines.append(f"{constants} {declare}".replace("{p}", p))
@@ -142,16 +142,16 @@ def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUn
         shrinks = i // HELD % 2 == 1
         last = shrinks and i % HELD >= HELD - chains
         multiplier = f"{'-' if last else ''}{p}_{'i' if shrinks else 'g'}"
-        own = inout(letter, f"{p}{i % chains}")
+        accumulator = inout(letter, f"{p}{i % chains}")
         if stated:
             return asm(
                 f"fma.rn.{kind} %0, %0, %1, {ADDENDS[kind][shrinks]};",
-                own,
+                accumulator,
                 into(letter, multiplier),
             )
         return asm(
             "fma.rn.f32 %0, %0, %1, %2;",
-            own,
+            accumulator,
             into(letter, multiplier, f"{p}_{'d' if shrinks else 'b'}"),
         )
 

@@ -117,15 +117,15 @@ def time_unit_s(device: CudaDevice, enqueue: Callable[[], None]) -> float:
     return max(min(took_s), 1e-6)
 
 
-def describe_micro_window(held: SettledWindow) -> dict[str, Any]:
+def describe_micro_window(settled: SettledWindow) -> dict[str, Any]:
     """Return the fields that a row takes from its window, with the largest power among the sensor's
     readings.
     """
-    instant = held.samples.known("instant_w")
+    instant = settled.samples.known("instant_w")
     largest = (
         {"max_power_w": float(instant.max()), "max_power_of": MAX_POWER_OF} if len(instant) else {}
     )
-    return describe_window(held) | largest
+    return describe_window(settled) | largest
 
 
 class SelfCheckFailed(WattcastError):
@@ -137,7 +137,7 @@ def run_self_check(ready: ReadyKernel) -> str:
     when wrong.
     """
     benchmark = ready.benchmark
-    held = ready.buffers
+    buffers = ready.buffers
     device = ready.buffers.device
     name = benchmark.name
     threads = ready.blocks * benchmark.threads
@@ -145,48 +145,48 @@ def run_self_check(ready: ReadyKernel) -> str:
     covered = (
         benchmark.unit.chunk * ready.blocks * rounds
     )  # bytes that all blocks cover exactly once
-    if benchmark.check in ("copy", "fold") and covered > held.size:
+    if benchmark.check in ("copy", "fold") and covered > buffers.size:
         raise SelfCheckFailed(f"{name}: its check needs {covered} bytes, more than the buffer has.")
     if benchmark.check == "copy":
-        device.zero(held.b, covered)
+        device.zero(buffers.b, covered)
         ready.launch(rounds, size=covered)
         wrong = 0
         compared = min(covered, COMPARED_BYTE)
         for at in {0, covered - compared}:
             source, copied = (
                 device.download(address + at, compared // 4, np.uint32)
-                for address in (held.a, held.b)
+                for address in (buffers.a, buffers.b)
             )
             wrong += int((source != copied).sum())
         if wrong:
             raise SelfCheckFailed(f"{name} copied {wrong} of the words looked at wrongly.")
     elif benchmark.check == "fold":
-        device.zero(held.sink, 4 * threads)
+        device.zero(buffers.sink, 4 * threads)
         ready.launch(rounds, seed=CHECK_SEED, size=covered)
-        folded = int(np.bitwise_xor.reduce(device.download(held.sink, threads, np.uint32)))
-        wanted = int(np.bitwise_xor.reduce(device.download(held.a, covered // 4, np.uint32)))
-        if folded != wanted:
-            raise SelfCheckFailed(f"{name} folded to {folded:#x}, its buffer to {wanted:#x}.")
+        folded = int(np.bitwise_xor.reduce(device.download(buffers.sink, threads, np.uint32)))
+        expected = int(np.bitwise_xor.reduce(device.download(buffers.a, covered // 4, np.uint32)))
+        if folded != expected:
+            raise SelfCheckFailed(f"{name} folded to {folded:#x}, its buffer to {expected:#x}.")
     elif benchmark.check == "count":
         words = min(threads, ready.size // 4)
-        device.zero(held.b, 4 * words)
+        device.zero(buffers.b, 4 * words)
         ready.launch(rounds)
-        counted = device.download(held.b, words, np.uint32)
-        wanted = rounds * benchmark.operations
-        if not (counted == wanted).all():
+        counted = device.download(buffers.b, words, np.uint32)
+        expected = rounds * benchmark.operations
+        if not (counted == expected).all():
             raise SelfCheckFailed(
-                f"{name} counted {int(counted.min())} to {int(counted.max())}, not {wanted}."
+                f"{name} counted {int(counted.min())} to {int(counted.max())}, not {expected}."
             )
     elif benchmark.check == "wgmma":  # all operands are 0.5 (1 for integers)
         precision = name.removeprefix("wgmma_").removeprefix("sparse_")
-        device.zero(held.sink, 4 * threads)
+        device.zero(buffers.sink, 4 * threads)
         ready.launch(rounds, seed=CHECK_SEED)
-        bits = device.download(held.sink, threads, np.uint32)
-        found = bits.view(np.int32 if precision == "int8" else np.float32).astype(float)
+        bits = device.download(buffers.sink, threads, np.uint32)
+        computed = bits.view(np.int32 if precision == "int8" else np.float32).astype(float)
         element = WGMMA_STEPS * PRECISIONS[precision].k * PRECISIONS[precision].half ** 2
-        if not np.allclose(found, element, rtol=1e-3):
+        if not np.allclose(computed, element, rtol=1e-3):
             raise SelfCheckFailed(
-                f"{name} computed {found.min():g} to {found.max():g}, not {element:g}."
+                f"{name} computed {computed.min():g} to {computed.max():g}, not {element:g}."
             )
     return "passed" if benchmark.check else ""
 
@@ -285,19 +285,19 @@ class ReadyKernel:
 
     def launch(self, iterations: int, seed: int | None = None, size: int | None = None) -> None:
         """Put one launch on the stream."""
-        held = self.buffers
+        buffers = self.buffers
         benchmark = self.benchmark
-        wanted = benchmark.seed if seed is None else seed
+        chosen_seed = benchmark.seed if seed is None else seed
         values = (
-            held.stamps,
-            held.sink,
-            held.a,
-            self.b or held.b,
+            buffers.stamps,
+            buffers.sink,
+            buffers.a,
+            self.b or buffers.b,
             size or self.size,
-            wanted,
+            chosen_seed,
             iterations,
         )
-        held.device.launch(self.kernel, self.blocks, benchmark.threads, values)
+        buffers.device.launch(self.kernel, self.blocks, benchmark.threads, values)
 
     def read_cycles(self) -> LaunchCycles:
         """Read the time stamps of the last launch."""
@@ -404,11 +404,11 @@ def measure_benchmark(
     if (
         benchmark.timed
     ):  # cycles from one operation to the next that waits for it: the fewest of a few launches
-        found = []
+        readings = []
         for seed in range(1, LATENCY_LAUNCHES + 1):
             ready.launch(iterations, seed)
-            found.append(ready.read_cycles())
-        cycles = min(found, key=lambda cycles: cycles.per_sm)
+            readings.append(ready.read_cycles())
+        cycles = min(readings, key=lambda cycles: cycles.per_sm)
         row = replace(row, latency_cycles=cycles.per_sm / (benchmark.operations * iterations))
     else:
         row = sustain_load(bench, row, partial(ready.launch, iterations))

@@ -39,7 +39,7 @@ TRANSFERS = (
 @cache
 def list_benchmarks() -> tuple[Benchmark, ...]:
     """List every benchmark once, most important first; names are unique."""
-    made: list[Benchmark] = []
+    benchmarks: list[Benchmark] = []
     parts: dict[str, BenchUnit] = {}
     for line in read_lines(Path(__file__).with_name("benchmarks.jsonl")):
         for n in line.pop("each", [""]):
@@ -58,17 +58,17 @@ def list_benchmarks() -> tuple[Benchmark, ...]:
             used += [(parts[part], steps) for part, steps in settings.pop("parts", {}).items()]
             if "ring" in settings:
                 settings["at"] = settings["ring"][0] * settings["ring"][1]  # nodes and stride
-            made.append(Benchmark(parts=tuple(used), **settings))
-    return tuple(made)
+            benchmarks.append(Benchmark(parts=tuple(used), **settings))
+    return tuple(benchmarks)
 
 
 def find_benchmarks(names: list[str]) -> list[Benchmark]:
     """Find benchmarks by name, group or curve; the driver's own copies are known, but have no
     kernel.
     """
-    known = {name for b in list_benchmarks() for name in (b.name, b.group, b.curve) if name}
-    known |= {"transfer", *TRANSFERS}
-    check_names("microbenchmark", names, known, "`--list` names them all.")
+    known_names = {name for b in list_benchmarks() for name in (b.name, b.group, b.curve) if name}
+    known_names |= {"transfer", *TRANSFERS}
+    check_names("microbenchmark", names, known_names, "`--list` names them all.")
     return [b for b in list_benchmarks() if not names or {b.name, b.group, b.curve} & set(names)]
 
 

@@ -60,9 +60,10 @@ def load_unit(
     sums by turns.
     """
     p, (kind, words) = name, KINDS[width]
-    taken = [word for i in range(steps) for word in name_words(p, i, words)]
+    loaded_words = [word for i in range(steps) for word in name_words(p, i, words)]
     folds = " ".join(
-        f"{p}_s{n // 2 % 2} ^= {' ^ '.join(taken[n : n + 2])};" for n in range(0, len(taken), 2)
+        f"{p}_s{n // 2 % 2} ^= {' ^ '.join(loaded_words[n : n + 2])};"
+        for n in range(0, len(loaded_words), 2)
     )
     values: Plain = {
         "declare": declare,
@@ -226,11 +227,13 @@ def shared_unit(
         unit = load_unit(p, declare, f"ld.{space}", row, steps, width, go_on, "r")
     if cluster == 1:
         return unit
-    others = write_piece(
+    remote_piece = write_piece(
         "shared_cluster.declare", p, others=cluster - 1, cluster=cluster, sync=CLUSTER_SYNC
     )
     # no block may go while another reads its memory
-    return replace(unit, declare=f"{unit.declare} {others}", finish=CLUSTER_SYNC, cluster=cluster)
+    return replace(
+        unit, declare=f"{unit.declare} {remote_piece}", finish=CLUSTER_SYNC, cluster=cluster
+    )
 
 
 def constant_unit(name: str, steps: int) -> BenchUnit:
@@ -285,8 +288,10 @@ def copy_unit(
 
     def step(i: int) -> str:
         names = name_words(p, i % steps, words)
-        each = {"at": i % steps * row, "outs": out_of(*names), "ins": into("r", *names)}
-        return write_piece("copy.load" if i < steps else "copy.store", p, **values, **each)
+        values_of_step = {"at": i % steps * row, "outs": out_of(*names), "ins": into("r", *names)}
+        return write_piece(
+            "copy.load" if i < steps else "copy.store", p, **values, **values_of_step
+        )
 
     facts: Plain = {"operation": "load or store", "byte": float(width), "chunk": steps * row}
     return fill_unit(

@@ -93,8 +93,8 @@ class MicroCampaign:
             self.journal.append(asdict(row))
             now_s = time.monotonic()
             spent = f"({now_s - began_s:.1f} s, {self.deadline_s - now_s:.0f} s left)"
-            said = f"{name}: {row.error[:160]}" if failed else f"{describe_row(row)} {spent}"
-            say(f"{place + 1}/{len(tasks)} {said}")
+            outcome = f"{name}: {row.error[:160]}" if failed else f"{describe_row(row)} {spent}"
+            say(f"{place + 1}/{len(tasks)} {outcome}")
             if isinstance(failed, DeviceFault):
                 raise failed
             if failed and self.bench is not None and not self.bench.sampler.healthy:

@@ -100,10 +100,10 @@ def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:
 
 
 def pair_cards(
-    results: Sequence[MicroRow], others: Sequence[MicroRow], gpu: Gpu
+    results: Sequence[MicroRow], second_results: Sequence[MicroRow], gpu: Gpu
 ) -> list[CardRowPair]:
     """First rounds of every benchmark that both cards measured with the same version of its kernel."""
-    theirs = keep_first_rounds(others)
+    theirs = keep_first_rounds(second_results)
     limit_w = float(gpu.power.limit_w)
     pairs = []
     for name, a in keep_first_rounds(results).items():
@@ -141,11 +141,11 @@ def renew_tables(page: str, results: Sequence[MicroRow], gpu: Gpu) -> str:
     table.
     """
 
-    def table(found: re.Match[str]) -> str:
-        make = TABLES.get(found[1])
+    def table(mark: re.Match[str]) -> str:
+        make = TABLES.get(mark[1])
         if make is None:
-            raise bad_value("table", f"one of {', '.join(TABLES)}", found[1])
-        return f"<!-- table: {found[1]} -->\n{make_pipe_table(make(results, gpu))}\n<!-- end -->"
+            raise bad_value("table", f"one of {', '.join(TABLES)}", mark[1])
+        return f"<!-- table: {mark[1]} -->\n{make_pipe_table(make(results, gpu))}\n<!-- end -->"
 
     return MARK.sub(table, page)
 
@@ -266,11 +266,11 @@ def curve_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     rows = [["curve", "at", "operations /cycle/SM", "time", "energy", "W"]]
     for name, what in CURVES.items():
         points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j]
-        each = [
+        amounts = [
             r.at if name == "access" else 1.0 for r in points
         ]  # there an operation moves so many bytes
-        time = [(r.operation_s or 0.0) / n for r, n in zip(points, each, strict=True)]
-        energy = [(r.operation_j or 0.0) / n for r, n in zip(points, each, strict=True)]
+        time = [(r.operation_s or 0.0) / n for r, n in zip(points, amounts, strict=True)]
+        energy = [(r.operation_j or 0.0) / n for r, n in zip(points, amounts, strict=True)]
         for r, s, j in zip(points, time, energy, strict=True):
             mark = _named(r).removeprefix(f"`{r.name}`")
             cells = [

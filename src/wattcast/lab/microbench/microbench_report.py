@@ -107,14 +107,14 @@ def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
 
 def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
     """Return all tables for a terminal; the last two have no title and are always there."""
-    found = []
+    tables = []
     titles = [*(f"{group} on {gpu.name}" for group in (*GROUPS, "latency")), None, None]
     for title, rows in zip(titles, list_tables(results, gpu).values(), strict=True):
         if len(rows) > 1 or title is None:
-            found.append(new_table(*rows[0], title=title, rows=rows[1:]))
-            for column in found[-1].columns[: 2 if title else 0]:
+            tables.append(new_table(*rows[0], title=title, rows=rows[1:]))
+            for column in tables[-1].columns[: 2 if title else 0]:
                 column.no_wrap = True
-    return found
+    return tables
 
 
 def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
@@ -141,8 +141,8 @@ def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
             )
             cells += [f"{p.real_per_cycle_sm:g}", f"{p.operation_j * 1e9:.3g}"]
         r = by_name.get(ours)
-        own = (r.operations_per_cycle_sm, r.operation_j) if r else (None, None)
-        rows.append([*cells, _format_number(own[0]), _format_number(own[1], 1e9)])
+        our_figures = (r.operations_per_cycle_sm, r.operation_j) if r else (None, None)
+        rows.append([*cells, _format_number(our_figures[0]), _format_number(our_figures[1], 1e9)])
     return rows
 
 
@@ -154,16 +154,16 @@ def make_latency_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     for r in keep_first_rounds(results).values():
         if not r.latency_cycles or r.curve in LATENCY_CURVES:
             continue
-        taken = _format_number(r.latency_cycles), _format_number(r.latency_s, 1e9, 3)
-        rows.append([r.name.removeprefix("latency_"), r.operation, *taken, _quote_others(r, gpu)])
+        figures = _format_number(r.latency_cycles), _format_number(r.latency_s, 1e9, 3)
+        rows.append([r.name.removeprefix("latency_"), r.operation, *figures, _quote_others(r, gpu)])
     for curve, (_, title) in LATENCY_CURVES.items():
         points = {r.at: r for r in find_curve(results, curve)}
         for level in find_levels(results, curve):
             inside = [r for at, r in points.items() if level.least_byte <= at <= level.most_byte]
-            others = ", ".join(filter(None, (_quote_others(r, gpu) for r in inside)))
+            quoted = ", ".join(filter(None, (_quote_others(r, gpu) for r in inside)))
             ns = 1e9 * level.cycles / (inside[0].effective_clock_hz or float("nan"))
             sizes = " to ".join(_format_size(byte) for byte in (level.least_byte, level.most_byte))
-            rows.append([f"{title}, {sizes}", "load", f"{level.cycles:.4g}", f"{ns:.3g}", others])
+            rows.append([f"{title}, {sizes}", "load", f"{level.cycles:.4g}", f"{ns:.3g}", quoted])
     return rows
 
 
@@ -176,21 +176,21 @@ def _quote_others(r: MicroRow, gpu: Gpu) -> str:
     """Name what others measured on the architecture of ``gpu``."""
     if gpu.compute_capability != "9.0":
         return ""
-    known = [
+    published = [
         row
         for row in microbench_results.read_published("hopper_latencies.csv")
         if row["ours"] == r.name
     ]
-    return ", ".join(f"{row['value']} ({row['device']})" for row in known)
+    return ", ".join(f"{row['value']} ({row['device']})" for row in published)
 
 
 def compare_results(
-    results: Sequence[MicroRow], others: Sequence[MicroRow]
+    results: Sequence[MicroRow], second_results: Sequence[MicroRow]
 ) -> list[dict[str, object]]:
     """Set two devices side by side: benchmarks of both, rates of an SM, energies above idle, and
     ratios.
     """
-    theirs = keep_first_rounds(others)
+    theirs = keep_first_rounds(second_results)
     rows = []
     for name, a in keep_first_rounds(results).items():
         b = theirs.get(name)
@@ -268,12 +268,12 @@ def make_comparison_table(rows: Sequence[dict[str, Any]], first: str, second: st
 def make_truth_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """List what measurements must confirm, and whether they do."""
     head: Row = ["must hold", "found", "at most", ""]
-    held = microbench_results.check_truths(results, gpu)
+    truths = microbench_results.check_truths(results, gpu)
     return [
         head,
         *(
-            [t.statement, f"{t.found:.2%}", f"{t.must:.0%}", "yes" if t.holds else "NO"]
-            for t in held
+            [t.statement, f"{t.deviation:.2%}", f"{t.must:.0%}", "yes" if t.holds else "NO"]
+            for t in truths
         ),
     ]
 
@@ -296,8 +296,10 @@ def results_to_plain(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, object]
             "operation": r.operation,
         }
         at = {"curve": r.curve, "at": r.at} if r.curve else {}
-        known = {name: value for name, value in _read_numbers(r, gpu).items() if value is not None}
-        rows.append(base | at | known | {"ticks": r.ticks or 0})
+        numbers = {
+            name: value for name, value in _read_numbers(r, gpu).items() if value is not None
+        }
+        rows.append(base | at | numbers | {"ticks": r.ticks or 0})
     truths = [asdict(t) | {"holds": t.holds} for t in microbench_results.check_truths(results, gpu)]
     return {
         "gpu": gpu.name,
@@ -362,40 +364,44 @@ def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) ->
     title, axis, logarithmic = CURVES[name].values()
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j and r.power_w]
     figure = new_figure(9.0, 3.8)
-    left, right = figure.subplots(1, 2)
+    cost_axes, power_axes = figure.subplots(1, 2)
     x = [r.at for r in points]
-    each = [r.at if name in BY_BYTE else 1.0 for r in points]
-    time = [(r.operation_s or 0.0) / n for r, n in zip(points, each, strict=True)]
-    energy = [(r.operation_j or 0.0) / n for r, n in zip(points, each, strict=True)]
-    left.plot(
+    amounts = [r.at if name in BY_BYTE else 1.0 for r in points]
+    time = [(r.operation_s or 0.0) / n for r, n in zip(points, amounts, strict=True)]
+    energy = [(r.operation_j or 0.0) / n for r, n in zip(points, amounts, strict=True)]
+    cost_axes.plot(
         x,
         [seconds / min(time) for seconds in time],
         "o-",
         color=MODULE_COLOURS["dram"],
         label="time",
     )
-    left.plot(
+    cost_axes.plot(
         x,
         [joules / min(energy) for joules in energy],
         "s--",
         color=MODULE_COLOURS["tensor"],
         label="energy",
     )
-    left.set_ylabel(f"Of {'a byte' if name in BY_BYTE else 'an operation'}, over the best point")
-    right.plot(
+    cost_axes.set_ylabel(
+        f"Of {'a byte' if name in BY_BYTE else 'an operation'}, over the best point"
+    )
+    power_axes.plot(
         x, [r.power_w or 0.0 for r in points], "o-", color=MODULE_COLOURS["shared"], label="average"
     )
     largest = [(r.at, r.max_power_w) for r in points if r.max_power_w]
     if largest:
-        right.plot(
+        power_axes.plot(
             *zip(*largest, strict=True),
             "^:",
             color=MODULE_COLOURS["link"],
             label="largest sensor reading",
         )
-    right.set_ylabel("Power (W)")
-    right.set_ylim(0.0, 1.2 * max((r.max_power_w or r.power_w or 1.0 for r in points), default=1.0))
-    for axes in (left, right):
+    power_axes.set_ylabel("Power (W)")
+    power_axes.set_ylim(
+        0.0, 1.2 * max((r.max_power_w or r.power_w or 1.0 for r in points), default=1.0)
+    )
+    for axes in (cost_axes, power_axes):
         axes.set_xlabel(axis)
         axes.legend(frameon=False)
         if logarithmic:
@@ -404,8 +410,8 @@ def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) ->
                 x, [f"{value / 1024:g}" if name == "icache" else f"{value:g}" for value in x]
             )
     if max(time) / min(time) > 6.0:
-        left.set_yscale("log", base=2)
-        left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        cost_axes.set_yscale("log", base=2)
+        cost_axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     figure.suptitle(f"{title}: {gpu.title}")
     faults = [fault for r in points if (fault := find_fault(r)) is not None]
     return add_caption(
@@ -456,17 +462,17 @@ def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure
 def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
     measured = [r for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm]
-    known = [
+    specified = [
         (r, spec) for r in measured if (spec := microbench_results.find_specified_rate(gpu, r))
     ]
-    figure, axes = new_axes(8.0, 0.9 + 0.24 * len(known))
-    share = [(r.operations_per_cycle_sm or 0.0) / spec for r, spec in known]
-    axes.barh(range(len(known)), share, color=MODULE_COLOURS["l2"])
+    figure, axes = new_axes(8.0, 0.9 + 0.24 * len(specified))
+    share = [(r.operations_per_cycle_sm or 0.0) / spec for r, spec in specified]
+    axes.barh(range(len(specified)), share, color=MODULE_COLOURS["l2"])
     axes.axvline(1.0, color="black", linewidth=0.8)
-    for place, (r, spec) in enumerate(known):
+    for place, (r, spec) in enumerate(specified):
         axes.text(0.02, place, f"{r.operations_per_cycle_sm:.4g} of {spec:g}", va="center")
-    axes.set_yticks(range(len(known)), [r.name for r, _ in known])
-    axes.set_ylim(len(known) - 0.4, -0.6)
+    axes.set_yticks(range(len(specified)), [r.name for r, _ in specified])
+    axes.set_ylim(len(specified) - 0.4, -0.6)
     axes.set_xlabel("Measured over specified, operations per true cycle and SM")
     axes.set_title(gpu.title)
     return add_caption(figure, source)
@@ -484,29 +490,34 @@ def draw_energy(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
         key=lambda r: (r.energy_j or 0.0) / (r.byte or 1.0),
     )
     figure = new_figure(9.6, 1.2 + 0.22 * max(len(arithmetic), len(memory)))
-    left, right = figure.subplots(1, 2)
+    arithmetic_axes, memory_axes = figure.subplots(1, 2)
     _plot_energies(
-        left, arithmetic, [1.0] * len(arithmetic), [f"{r.name} ({r.operation})" for r in arithmetic]
+        arithmetic_axes,
+        arithmetic,
+        [1.0] * len(arithmetic),
+        [f"{r.name} ({r.operation})" for r in arithmetic],
     )
     _plot_energies(
-        right,
+        memory_axes,
         memory,
         [(r.byte or 1.0) / (r.operations or 1.0) for r in memory],
         [r.name for r in memory],
     )
-    left.set_xlabel("Energy (pJ) of an operation of one thread")
-    right.set_xlabel("Energy (pJ) of a byte")
-    left.legend(frameon=False, loc="lower right")
+    arithmetic_axes.set_xlabel("Energy (pJ) of an operation of one thread")
+    memory_axes.set_xlabel("Energy (pJ) of a byte")
+    arithmetic_axes.legend(frameon=False, loc="lower right")
     figure.suptitle(gpu.title)
     return add_caption(figure, source)
 
 
 def _plot_energies(
-    axes: Axes, rows: Sequence[MicroRow], each: Sequence[float], labels: Sequence[str]
+    axes: Axes, rows: Sequence[MicroRow], amounts: Sequence[float], labels: Sequence[str]
 ) -> None:
     """Plot two dots a row: its joules over ``each``, with idle power and above it."""
-    total = [1e12 * (r.operation_j or 0.0) / n for r, n in zip(rows, each, strict=True)]
-    above = [1e12 * (r.operation_above_idle_j or 0.0) / n for r, n in zip(rows, each, strict=True)]
+    total = [1e12 * (r.operation_j or 0.0) / n for r, n in zip(rows, amounts, strict=True)]
+    above = [
+        1e12 * (r.operation_above_idle_j or 0.0) / n for r, n in zip(rows, amounts, strict=True)
+    ]
     axes.plot(
         total, range(len(rows)), "o", color=MODULE_COLOURS["static"], label="idle power included"
     )
@@ -534,13 +545,13 @@ def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
         }
         shifted = [i + shift for i in range(len(names))]
         axes.bar(shifted, [of[n] for n in names], 0.24, color=MODULE_COLOURS[colour], label=device)
-    own = [
+    our_energies = [
         (i + 0.25, 1e9 * (by_name[n].operation_j or 0.0))
         for i, n in enumerate(names)
         if n in by_name
     ]
-    if own:
-        places, heights = zip(*own, strict=True)
+    if our_energies:
+        places, heights = zip(*our_energies, strict=True)
         axes.bar(places, heights, 0.24, color=MODULE_COLOURS["tensor"], label=gpu.name)
     axes.set_yscale("log")
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
@@ -555,14 +566,14 @@ def make_microbench_figures(
     results: Sequence[MicroRow], gpu: Gpu, source: str
 ) -> dict[str, FigureMaker]:
     """Return every figure that the results have points for, by file name."""
-    made: dict[str, FigureMaker] = {
+    figures: dict[str, FigureMaker] = {
         f"microbench-{name}": partial(draw_curve, results, name, gpu, source)
         for name in CURVES
         if len([r for r in find_curve(results, name) if r.operation_s and r.operation_j]) > 1
     }
     if all(find_curve(results, curve) for curve in LATENCY_CURVES):
-        made["microbench-latencies"] = partial(draw_latencies, results, gpu, source)
-    made["microbench-throughput"] = partial(draw_throughput, results, gpu, source)
-    made["microbench-energy"] = partial(draw_energy, results, gpu, source)
-    made["microbench-devices"] = partial(draw_devices, results, gpu, source)
-    return made
+        figures["microbench-latencies"] = partial(draw_latencies, results, gpu, source)
+    figures["microbench-throughput"] = partial(draw_throughput, results, gpu, source)
+    figures["microbench-energy"] = partial(draw_energy, results, gpu, source)
+    figures["microbench-devices"] = partial(draw_devices, results, gpu, source)
+    return figures

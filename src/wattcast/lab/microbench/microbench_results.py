@@ -151,15 +151,13 @@ def read_results(path: Path) -> tuple[MicroRow, ...]:
         raise BadInput(
             f"{file.name} holds no row without an error: measure again (wattcast lab microbench)."
         )
-    found = [convert_plain(row, MicroRow, f"{file.name}: {name}") for name, row in latest.items()]
+    rows = [convert_plain(row, MicroRow, f"{file.name}: {name}") for name, row in latest.items()]
     newest: dict[str, int] = {}
-    for r in found:
+    for r in rows:
         newest[r.name] = max(newest.get(r.name, 1), r.version)
     runs = read_lines(file.parent / "runs.jsonl", missing_ok=True)
     cards = {str(run.get("run")): str(run.get("card_uuid", "")) for run in runs}
-    return tuple(
-        replace(r, card=cards.get(r.run, "")) for r in found if r.version == newest[r.name]
-    )
+    return tuple(replace(r, card=cards.get(r.run, "")) for r in rows if r.version == newest[r.name])
 
 
 def describe_card(path: Path) -> str:
@@ -237,8 +235,8 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
         # two of four are skipped [NVIDIA H100 whitepaper]
         rates[key] = pipes.tensor_flop_per_cycle.get(dtype), 0.5 if key.endswith("_sparse") else 1.0
     if key in rates:
-        rate, each = rates[key]
-        return None if rate is None else float(rate) / each
+        rate, per_operation = rates[key]
+        return None if rate is None else float(rate) / per_operation
     stated = {(row["compute_capability"], row["key"]): row for row in _read_table("throughput.csv")}
     row = stated.get((gpu.compute_capability, key))
     return float(row["per_cycle_sm"]) if row else None
@@ -258,12 +256,14 @@ def find_fault(result: MicroRow) -> KnownFault | None:
     """Return the known fault of the kernel that measured a row, if any; "as NAME" has that kernel's
     reason.
     """
-    told = {(row["name"], int(row["version"])): row for row in _read_table("microbench_faults.csv")}
-    row = told.get((result.name, result.version))
+    faults = {
+        (row["name"], int(row["version"])): row for row in _read_table("microbench_faults.csv")
+    }
+    row = faults.get((result.name, result.version))
     if row is None:
         return None
     return KnownFault(
-        row["kind"], told.get((row["why"].removeprefix("as "), result.version), row)["why"]
+        row["kind"], faults.get((row["why"].removeprefix("as "), result.version), row)["why"]
     )
 
 
@@ -272,13 +272,13 @@ class ExpectedTruth:
     """A statement that measurements must bear out."""
 
     statement: str
-    found: float  # relative difference, or the share of points that go the wrong way
+    deviation: float  # relative difference, or the share of points that go the wrong way
     must: float
 
     @property
     def holds(self) -> bool:
         """Whether they do."""
-        return self.found <= self.must
+        return self.deviation <= self.must
 
 
 def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
@@ -286,21 +286,21 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
     rounds.
     """
     by_name = keep_first_rounds(results)
-    found = []
+    truths = []
     for name, must in RATE_LIMITS.items():
         result = by_name.get(name)
-        wanted = find_specified_rate(gpu, result) if result is not None else None
-        if result is not None and result.operations_per_cycle_sm and wanted:
+        specified = find_specified_rate(gpu, result) if result is not None else None
+        if result is not None and result.operations_per_cycle_sm and specified:
             rate = result.operations_per_cycle_sm
-            text = f"{name}: {rate:.4g} of {wanted:g} per cycle and SM"
-            found.append(ExpectedTruth(text, abs(rate / wanted - 1.0), must))
+            text = f"{name}: {rate:.4g} of {specified:g} per cycle and SM"
+            truths.append(ExpectedTruth(text, abs(rate / specified - 1.0), must))
     most = float(gpu.memory.byte_per_s)
     copy = find_best_copy(results)
     driver = by_name.get("dram_memcpy")
     if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
         text = f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s ({copy.byte_per_s / most:.0%} of the specification), "
         text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
-        found.append(ExpectedTruth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
+        truths.append(ExpectedTruth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
     rows = [
         r
         for r in by_name.values()
@@ -310,13 +310,13 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
         top = max(rows, key=lambda r: r.byte_per_s or 0.0)
         rate = top.byte_per_s or 0.0
         text = f"no DRAM row above the specification: {top.name} {rate / 1e12:.3f} of {most / 1e12:.3g} TB/s"
-        found.append(ExpectedTruth(text, max(rate / most - 1.0, 0.0), 0.0))
+        truths.append(ExpectedTruth(text, max(rate / most - 1.0, 0.0), 0.0))
     for name, sign in (("conflicts", 1.0), ("divergence", 1.0), ("coalescence", -1.0)):
         points = [r.operation_s for r in find_curve(results, name) if r.operation_s]
         if len(points) > 1:
             wrong = float((sign * np.diff(points) < -0.02 * np.array(points[:-1])).mean())
             text = f"{name}: time an operation {'rises' if sign > 0 else 'falls'} along the curve"
-            found.append(ExpectedTruth(text, wrong, 0.0))
+            truths.append(ExpectedTruth(text, wrong, 0.0))
     pairs = compare_rounds(results)
     for what, must in (("time", SAME_TIME), ("energy", SAME_ENERGY)) if pairs else ():
         apart: dict[str, float] = {p.name: getattr(p, what) for p in pairs}
@@ -331,8 +331,8 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
             if beyond
             else ", none further apart"
         )
-        found.append(ExpectedTruth(text, max(apart.values()), must))
-    return found
+        truths.append(ExpectedTruth(text, max(apart.values()), must))
+    return truths
 
 
 def find_best_copy(results: Iterable[MicroRow]) -> MicroRow | None:
@@ -423,8 +423,8 @@ def find_levels(results: Iterable[MicroRow], curve: str) -> list[MemoryLevel]:
     points = [r for r in find_curve(results, curve) if r.latency_cycles]
     levels: list[list[MicroRow]] = [[]]
     for r in points:
-        held = [p.latency_cycles or 0.0 for p in (*levels[-1], r)]
-        if max(held) - min(held) > 0.08 * np.mean(held):
+        latencies = [p.latency_cycles or 0.0 for p in (*levels[-1], r)]
+        if max(latencies) - min(latencies) > 0.08 * np.mean(latencies):
             levels.append([])
         levels[-1].append(r)
     flat = [level for level in levels if len(level) > 1]

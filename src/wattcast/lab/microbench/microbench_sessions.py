@@ -91,12 +91,17 @@ def microbench(
     names = [name for name in only.split(",") if name]
     budget_s = parse(budget, "s", "--budget")
     if listed:
-        found = find_benchmarks(names)
-        told = (f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in found)
-        lines = [f"{b.name:24} {b.group:11} {text}" for b, text in zip(found, told, strict=True)]
+        benchmarks = find_benchmarks(names)
+        descriptions = (
+            f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in benchmarks
+        )
+        lines = [
+            f"{b.name:24} {b.group:11} {text}"
+            for b, text in zip(benchmarks, descriptions, strict=True)
+        ]
         copies = list_transfers(names)
         lines += [f"{name:24} {'transfer':11} copy by the driver" for name in copies]
-        return VerbResult([*(b.name for b in found), *copies], "\n".join(lines))
+        return VerbResult([*(b.name for b in benchmarks), *copies], "\n".join(lines))
     folder = _open_folder(out, repeats, None if counters or target else before)
     if target:
         return VerbResult(
@@ -234,8 +239,8 @@ def make_idle_task(
             sum(range(1000))
         time.sleep(max(0.0, began_s + length_s - time.monotonic()))
         sampler.check()
-        held = take_window(sampler.since(mark), began_s, time.monotonic(), SettlingRule())
-        return replace(row, **benchmark_kernels.describe_micro_window(held))
+        window = take_window(sampler.since(mark), began_s, time.monotonic(), SettlingRule())
+        return replace(row, **benchmark_kernels.describe_micro_window(window))
 
     return MicroTask(
         MicroRow(micro_row_id(name, repeat), name, "idle", repeat=repeat, run=run), measure
@@ -289,9 +294,9 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
         for repeat in range(campaign.repeats):
             idle_s = 0.75 if campaign.quick else IDLE_S
             tasks = [make_idle_task(bench.sampler, bench.run, "idle_context_on", repeat, idle_s)]
-            wanted = (b for b in supported if not (repeat and b.once))
+            chosen = (b for b in supported if not (repeat and b.once))
             tasks += [
-                make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in wanted
+                make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in chosen
             ]
             tasks[6:6] = [
                 make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers
@@ -358,7 +363,7 @@ def make_transfer_task(
 
     def measure(row: MicroRow) -> MicroRow:
         device = bench.device
-        both = name == "pcie_both"
+        both_ways = name == "pcie_both"
         call = device.call
         stream = device.stream
         host = 0
@@ -372,21 +377,21 @@ def make_transfer_task(
             host = int(call("cuMemHostAlloc", 2 * size, 0))
             call("cuMemcpyDtoH", host, buffers.a, size)  # random words, to send again
             call("cuMemcpyDtoH", host + size, buffers.a, size)
-        other = call("cuStreamCreate", 1) if both else stream
+        second_stream = call("cuStreamCreate", 1) if both_ways else stream
         began, ended = (call("cuEventCreate", 2) for _ in range(2))
 
         def enqueue() -> None:
             if host == 0:
                 device.copy(theirs if name == "peer_copy" else buffers.b, buffers.a, size)
-            if both:  # the second stream begins with the first, which waits for its end
+            if both_ways:  # the second stream begins with the first, which waits for its end
                 call("cuEventRecord", began, stream)
-                call("cuStreamWaitEvent", other, began, 0)
-            if both or name == "pcie_to_device":
+                call("cuStreamWaitEvent", second_stream, began, 0)
+            if both_ways or name == "pcie_to_device":
                 call("cuMemcpyHtoDAsync", buffers.b, host, size, stream)
-            if both or name == "pcie_to_host":
-                call("cuMemcpyDtoHAsync", host + size, buffers.a, size, other)
-            if both:
-                call("cuEventRecord", ended, other)
+            if both_ways or name == "pcie_to_host":
+                call("cuMemcpyDtoHAsync", host + size, buffers.a, size, second_stream)
+            if both_ways:
+                call("cuEventRecord", ended, second_stream)
                 call("cuStreamWaitEvent", stream, ended, 0)
 
         seen[name] = sustain_load(choose_repeat_bench(bench, seen.get(name)), row, enqueue)
@@ -435,8 +440,8 @@ def list_multimedia_tasks(
         """
         if not host:  # page-locked, with the frames themselves, to send again
             host.append(int(device.call("cuMemHostAlloc", 2 * size, 0)))
-            device.call("cuMemcpyDtoH", host[0], clip.taken, size)
-        device.call("cuMemcpyHtoDAsync", clip.taken, host[0], size, device.stream)
+            device.call("cuMemcpyDtoH", host[0], clip.frames_at, size)
+        device.call("cuMemcpyHtoDAsync", clip.frames_at, host[0], size, device.stream)
         if name:
             clip.enqueue(name, moved)
         back = min(size, clip.frames * multimedia_clip.LUMA * 2)
@@ -449,7 +454,7 @@ def list_multimedia_tasks(
             row = replace(row, checked=clip.check(kernel) if kernel else "")
             if not paced:
                 return sustain_load(bench, row, enqueue)
-            variants = [partial(clip.enqueue, other) for other in multimedia_clip.DCTS]
+            variants = [partial(clip.enqueue, dct) for dct in multimedia_clip.DCTS]
             slowest_s = max(
                 benchmark_kernels.time_unit_s(clip.device, variant) for variant in variants
             )

@@ -95,8 +95,8 @@ def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
         v = ((cosine * y - sine * x) >> 16) + height // 2
         within = (u >= 0) & (u < width) & (v >= 0) & (v < height)
         plane = source[begin : begin + width * height]
-        taken = plane[np.where(within, v * width + u, 0)]
-        out[begin : begin + width * height] = np.where(within, taken, black).ravel()
+        turned = plane[np.where(within, v * width + u, 0)]
+        out[begin : begin + width * height] = np.where(within, turned, black).ravel()
     return out
 
 
@@ -127,26 +127,26 @@ def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.
     """Diamond search: (block, 3) of dx, dy and the sum of absolute differences; ties keep the first
     found.
     """
-    wanted = np.arange(BLOCKS_X * BLOCKS_Y) if blocks is None else blocks
-    x0 = wanted % BLOCKS_X * 8
-    y0 = wanted // BLOCKS_X * 8
+    block_numbers = np.arange(BLOCKS_X * BLOCKS_Y) if blocks is None else blocks
+    x0 = block_numbers % BLOCKS_X * 8
+    y0 = block_numbers // BLOCKS_X * 8
     current = now[:LUMA].reshape(HEIGHT, WIDTH)
     previous = before[:LUMA].reshape(HEIGHT, WIDTH)
     inner = np.arange(8)
     ys = y0[:, None] + inner
     xs = x0[:, None] + inner
-    own = current[ys[:, :, None], xs[:, None, :]].astype(np.int64)
+    block = current[ys[:, :, None], xs[:, None, :]].astype(np.int64)
 
     def sad(dx: Ints, dy: Ints) -> Ints:
         rows = np.clip(ys + dy[:, None], 0, HEIGHT - 1)
         columns = np.clip(xs + dx[:, None], 0, WIDTH - 1)
-        other = previous[rows[:, :, None], columns[:, None, :]].astype(np.int64)
-        return np.asarray(np.abs(own - other).sum(axis=(1, 2)))
+        candidate = previous[rows[:, :, None], columns[:, None, :]].astype(np.int64)
+        return np.asarray(np.abs(block - candidate).sum(axis=(1, 2)))
 
-    dx = np.zeros(len(wanted), dtype=np.int64)
-    dy = np.zeros(len(wanted), dtype=np.int64)
+    dx = np.zeros(len(block_numbers), dtype=np.int64)
+    dy = np.zeros(len(block_numbers), dtype=np.int64)
     best = sad(dx, dy)
-    open_ = np.ones(len(wanted), dtype=bool)
+    open_ = np.ones(len(block_numbers), dtype=bool)
     for pattern in (LARGE, LARGE, LARGE, SMALL):
         open_ = (
             open_ if pattern is LARGE else np.ones_like(open_)
@@ -154,9 +154,9 @@ def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.
         to_x = np.zeros_like(dx)
         to_y = np.zeros_like(dy)
         for step_x, step_y in pattern:
-            found = sad(dx + step_x, dy + step_y)
-            better = open_ & (found < best)
-            best = np.where(better, found, best)
+            difference = sad(dx + step_x, dy + step_y)
+            better = open_ & (difference < best)
+            best = np.where(better, difference, best)
             to_x = np.where(better, step_x, to_x)
             to_y = np.where(better, step_y, to_y)
         open_ = open_ & ((to_x != 0) | (to_y != 0))
@@ -210,7 +210,7 @@ class MediaClip:
     device: CudaDevice
     cubin: bytes
     frames: int
-    taken: int  # address of the frames
+    frames_at: int  # address of the frames
     result: int
     tables: dict[str, int]
     kernels: dict[str, CudaKernel]
@@ -220,23 +220,23 @@ class MediaClip:
     def make(cls, device: CudaDevice, frames: int = FRAMES) -> MediaClip:
         """Compile, allocate and draw the clip; its first and last frame must be NumPy's."""
         cubin = compile_cubin(read_kernel_source(), device.architecture, "multimedia.cu")
-        taken = device.allocate(frames * FRAME_BYTE)
+        buffer = device.allocate(frames * FRAME_BYTE)
         result = device.allocate(frames * LUMA * 2)
         matrix = make_cosines()
-        wanted: dict[str, npt.NDArray[Any]] = {
+        table_values: dict[str, npt.NDArray[Any]] = {
             "turns": make_turns(frames),
             "map": make_barrel_map(),
             "fp32": matrix.astype(np.float32),
             "fp64": matrix,
         }
         tables = {}
-        for name, values in wanted.items():
+        for name, values in table_values.items():
             tables[name] = device.allocate(values.nbytes)
             device.upload(tables[name], values)
-        clip = cls(device, cubin, frames, taken, result, tables, {})
-        clip._launch("clip", frames * FRAME_BYTE, taken, tables["turns"], result)
+        clip = cls(device, cubin, frames, buffer, result, tables, {})
+        clip._launch("clip", frames * FRAME_BYTE, buffer, tables["turns"], result)
         for number in (0, frames - 1):
-            if not np.array_equal(clip.frame(taken, number), draw_frame(number)):
+            if not np.array_equal(clip.frame(buffer, number), draw_frame(number)):
                 raise ClipCheckFailed(f"frame {number} of the clip is not what NumPy draws.")
         return clip
 
@@ -257,7 +257,7 @@ class MediaClip:
         table = {"rotate": "turns", "debarrel": "map", "motion": "turns"}.get(name) or name.split(
             "_"
         )[1]
-        addresses = (self.taken, self.tables[table], self.result)
+        addresses = (self.frames_at, self.tables[table], self.result)
         self._launch(name, self.items(name, frames), *addresses, frames=frames)
 
     def _launch(self, name: str, items: int, *addresses: int, frames: int = 0) -> None:
@@ -286,12 +286,12 @@ class MediaClip:
         source = draw_frame(number)
         if name == "motion":
             blocks = np.arange(0, BLOCKS_X * BLOCKS_Y, 7)
-            wanted = search_motion(source, draw_frame(number - 1), blocks)
+            expected = search_motion(source, draw_frame(number - 1), blocks)
             place = self.result + (number - 1) * BLOCKS_X * BLOCKS_Y * 8
-            found = self.device.download(place, BLOCKS_X * BLOCKS_Y * 4, np.int16).reshape(-1, 4)[
-                blocks, :3
-            ]
-            wrong = int((found != wanted).any(axis=1).sum())
+            computed = self.device.download(place, BLOCKS_X * BLOCKS_Y * 4, np.int16).reshape(
+                -1, 4
+            )[blocks, :3]
+            wrong = int((computed != expected).any(axis=1).sum())
             return f"{wrong} of {len(blocks)} blocks" if wrong else ""
         if name in DCTS:
             rounded = self.device.download(self.result + number * LUMA * 2, LUMA, np.int16).astype(

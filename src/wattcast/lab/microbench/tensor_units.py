@@ -84,8 +84,8 @@ def _read_table(name: str, kind: type[Entry]) -> dict[str, Entry]:
         ("k", "a", "b", "c", "multiply_adds"), int
     )
     rows = read_shipped_table("wattcast.lab.microbench", name)
-    made = ({key: numbers.get(key, str)(cell) for key, cell in row.items()} for row in rows)
-    return {values["name"]: kind(**values) for values in made}
+    converted = ({key: numbers.get(key, str)(cell) for key, cell in row.items()} for row in rows)
+    return {values["name"]: kind(**values) for values in converted}
 
 
 PRECISIONS = _read_table("tensor_formats.csv", TensorPrecision)

@@ -56,14 +56,14 @@ class BenchUnit:
 def read_pieces() -> dict[str, dict[str, Template]]:
     """Read the CUDA C that units are made of, by kind of unit and part of it."""
     text = files("wattcast.lab.microbench").joinpath("unit_pieces.cu").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Template]] = defaultdict(dict)
+    pieces: dict[str, dict[str, Template]] = defaultdict(dict)
     for piece in re.split(r"^//: ", text, flags=re.MULTILINE)[1:]:
         name, *lines = piece.splitlines()
         kind, _, part = name.partition(".")
-        found[kind][part] = Template(
+        pieces[kind][part] = Template(
             " ".join(line.strip() for line in lines if line and line[:2] != "//")
         )
-    return found
+    return pieces
 
 
 def write_piece(piece: str, p: str, **values: object) -> str:
@@ -76,7 +76,7 @@ def fill_unit(
     kind: str,
     name: str,
     values: Mapping[str, object],
-    each: Callable[[int], Mapping[str, object]] = lambda i: {},
+    values_of_step: Callable[[int], Mapping[str, object]] = lambda i: {},
     **facts: Any,
 ) -> BenchUnit:
     """Make a unit of the pieces of its kind, filled with ``values`` and, in the i-th step, with
@@ -85,10 +85,10 @@ def fill_unit(
     ``facts`` are further fields of the unit, or stand in the place of a piece.
     """
     pieces = read_pieces()[kind]
-    wanted = {field.name for field in fields(BenchUnit)} & set(pieces) - {"step", *facts}
-    texts: dict[str, Any] = {part: pieces[part].substitute(values, p=name) for part in wanted}
+    part_names = {field.name for field in fields(BenchUnit)} & set(pieces) - {"step", *facts}
+    texts: dict[str, Any] = {part: pieces[part].substitute(values, p=name) for part in part_names}
     if "step" in pieces:
-        texts["step"] = lambda i: pieces["step"].substitute({**values, **each(i)}, p=name)
+        texts["step"] = lambda i: pieces["step"].substitute({**values, **values_of_step(i)}, p=name)
     return BenchUnit(name, **texts | facts)
 
 

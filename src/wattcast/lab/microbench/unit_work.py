@@ -94,13 +94,15 @@ class KernelCounters(dict[str, float]):
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float]) -> KernelCounters:
         """Take the metrics of a profiler; ``stalled_x`` are the waits for x of an instruction."""
-        found = cls(
+        counters = cls(
             {name: metrics[metric] for name, metric in METRICS.items() if metric in metrics}
         )
         for metric in metrics:
             if "issue_stalled_" in metric:
-                found[metric[metric.index("stalled_") :].split("_per_issue")[0]] = metrics[metric]
-        return found
+                counters[metric[metric.index("stalled_") :].split("_per_issue")[0]] = metrics[
+                    metric
+                ]
+        return counters
 
     def has(self, *names: str) -> bool:
         """Tell whether all of these were counted."""
@@ -168,19 +170,19 @@ class KernelCounters(dict[str, float]):
         far as wide ones."""
         mean = self.access_byte
         sectors = self["loaded_sectors"]
-        each = sectors / max(self["loads"], 1.0)
+        load_byte = sectors / max(self["loads"], 1.0)
         walks = self["hit_sectors"] >= 0.5 * sectors and not self.reads_table
-        return each if mean and each > 1.5 * mean and walks else None
+        return load_byte if mean and load_byte > 1.5 * mean and walks else None
 
     @property
     def far_share(self) -> float:
         """Share of waiting that is for memory beyond the L1."""
         waits = {
-            name.removeprefix("stalled_"): each
-            for name, each in self.items()
+            name.removeprefix("stalled_"): share
+            for name, share in self.items()
             if name.startswith("stalled_")
         }
-        total = sum(each for why, each in waits.items() if why not in NO_STALLS)
+        total = sum(share for why, share in waits.items() if why not in NO_STALLS)
         return sum(waits.get(why, 0.0) for why in FAR_STALLS) / total if total > 0.0 else FAR_SHARE
 
     @property
@@ -264,13 +266,13 @@ def list_usable_units(
 ) -> dict[str, tuple[str, tuple[str, ...], float]]:
     """List units whose counts the profile has and whose rate was measured."""
     by_name = keep_first_rounds(results)
-    found = {}
-    for unit, (bench, names, each) in UNITS.items():
+    units = {}
+    for unit, (bench, names, amount_of) in UNITS.items():
         fault = find_fault(by_name[bench]) if bench in by_name else None
         if unit in INSTEAD and (
             bench not in by_name or (fault is not None and fault.kind == "wrong")
         ):
-            bench, each = INSTEAD[unit]
+            bench, amount_of = INSTEAD[unit]
         if unit == "l2" and not all(name in counted for name in names):
             names = ("l2_itself",)  # counts what goes from one half of the L2 to the other again
         if unit == "l1" and "wavefronts" not in counted:
@@ -278,8 +280,8 @@ def list_usable_units(
         rate = by_name.get(bench)
         measured = rate is not None and rate.operation_s and rate.operation_above_idle_j is not None
         if measured and all(name in counted for name in names):
-            found[unit] = (bench, names, each)
-    return found
+            units[unit] = (bench, names, amount_of)
+    return units
 
 
 def make_profile(
@@ -290,7 +292,7 @@ def make_profile(
     work = {}
     m = KernelCounters.from_metrics(values)
     time_s = m["time"]
-    for unit, (bench, names, each) in list_usable_units(results, m).items():
+    for unit, (bench, names, per_count) in list_usable_units(results, m).items():
         result = by_name[bench]
         if unit == "tensor":
             cycles = m["sm_cycles"]
@@ -318,9 +320,9 @@ def make_profile(
             share = min(active / 32.0 / ratio[1], 1.0) if ratio else 1.0
         elif unit == "l2" and m.has("dram_read", "dram_written") and amount > 0.0:
             share = max(1.0 - (m["dram_read"] + m["dram_written"]) / amount, 0.0)
-        seconds = each * amount * slower * (result.operation_s or 0.0)
+        seconds = per_count * amount * slower * (result.operation_s or 0.0)
         work[unit] = UnitWork(
-            seconds, each * amount * share * (result.operation_above_idle_j or 0.0)
+            seconds, per_count * amount * share * (result.operation_above_idle_j or 0.0)
         )
     busiest = max(
         (unit for unit in work if unit != "issue"), key=lambda unit: work[unit].seconds, default=""
@@ -372,24 +374,24 @@ def curve_ratio(
     if len(points) < 2:
         return None
     x = [p.at for p in points]
-    each = [p.at if by_byte else 1.0 for p in points]
-    time = [(p.operation_s or 0.0) / n for p, n in zip(points, each, strict=True)]
-    energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, each, strict=True)]
-    found = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
-    return found[0], found[1]
+    amounts = [p.at if by_byte else 1.0 for p in points]
+    time = [(p.operation_s or 0.0) / n for p, n in zip(points, amounts, strict=True)]
+    energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, amounts, strict=True)]
+    ratios = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
+    return ratios[0], ratios[1]
 
 
 def find_idle_power_w(results: Sequence[MicroRow]) -> float:
     """Return the median idle power with a context open, from the rows' own values or from idle
     rows.
     """
-    known = [r.idle_power_w for r in results if r.idle_power_w]
-    known = known or [r.power_w for r in results if r.group == "idle" and r.power_w]
-    if not known:
+    idle_w = [r.idle_power_w for r in results if r.idle_power_w]
+    idle_w = idle_w or [r.power_w for r in results if r.group == "idle" and r.power_w]
+    if not idle_w:
         raise BadInput(
             "the microbenchmark results hold no idle power; measure again with an idle row."
         )
-    return float(np.median(known))
+    return float(np.median(idle_w))
 
 
 def read_unit_metrics() -> list[str]:
@@ -445,10 +447,10 @@ def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
         name = (row.get("Kernel Name") or "").split("(")[0].strip()
         if not name:
             continue
-        found: Plain = {"id": name.removeprefix("media_"), "kernel": name}
-        found |= {"version": versions[name]} if name in versions else {}
-        found |= {"frames": COUNTED_FRAMES} if name.startswith("media_") else {}
-        yield found | {"metrics": metrics}
+        fields: Plain = {"id": name.removeprefix("media_"), "kernel": name}
+        fields |= {"version": versions[name]} if name in versions else {}
+        fields |= {"frames": COUNTED_FRAMES} if name.startswith("media_") else {}
+        yield fields | {"metrics": metrics}
 
 
 def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:
@@ -460,16 +462,16 @@ def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | No
     compiled = CompiledKernels(device.architecture)
     buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
     names = [name for name in only if name != "multimedia"]
-    wanted = list[Benchmark]()
+    chosen = list[Benchmark]()
     if names or not only:
         able = (
             b for b in find_benchmarks(names) if b.supported(device.architecture) and not b.timed
         )
-        known = read_counted_ids(before) if before is not None else set()
-        wanted = order_benchmarks((b for b in able if b.name not in have), known)
-    for place, benchmark in enumerate(wanted):
+        counted_before = read_counted_ids(before) if before is not None else set()
+        chosen = order_benchmarks((b for b in able if b.name not in have), counted_before)
+    for place, benchmark in enumerate(chosen):
         if time.monotonic() > deadline_s:
-            say(f"counters: budget spent after {place} of {len(wanted)} kernels")
+            say(f"counters: budget spent after {place} of {len(chosen)} kernels")
             break
         try:
             ready = prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
@@ -492,9 +494,9 @@ def _count_launch(device: CudaDevice, launch: Callable[[], None]) -> None:
     device.profile(False)
 
 
-def order_benchmarks(benchmarks: Iterable[Benchmark], known: set[str]) -> list[Benchmark]:
+def order_benchmarks(benchmarks: Iterable[Benchmark], counted_before: set[str]) -> list[Benchmark]:
     """Sort benchmarks: those without counters first, several ways to the same end last of these."""
-    return sorted(benchmarks, key=lambda b: (b.name in known, b.once))
+    return sorted(benchmarks, key=lambda b: (b.name in counted_before, b.once))
 
 
 def _count_multimedia(device: CudaDevice, have: set[str]) -> int:
@@ -506,7 +508,7 @@ def _count_multimedia(device: CudaDevice, have: set[str]) -> int:
         for name in todo:
             clip.enqueue(name)
             _count_launch(device, partial(clip.enqueue, name))
-        for address in (clip.taken, clip.result, *clip.tables.values()):
+        for address in (clip.frames_at, clip.result, *clip.tables.values()):
             device.free(address)
         return len(todo)
     except DeviceFault:

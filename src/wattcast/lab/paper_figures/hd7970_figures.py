@@ -60,18 +60,18 @@ def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
     values")."""
     lattice = tables.lattice
     top = lattice.flat_index(lattice.top)
-    found: dict[str, Array] = {}
+    sensitivities: dict[str, Array] = {}
     for i, knob in enumerate(lattice.knobs):
         lower = [
             lattice.flat_index(move_knob(lattice.top, i, level))
             for level in range(len(knob.levels) - 1)
         ]
         values = np.asarray(knob.levels)
-        each = measure_sensitivity(
+        of_pairs = measure_sensitivity(
             tables.time_s[:, lower], tables.time_s[:, [top]], values[:-1], values[-1:]
         )
-        found[knob.role] = each.mean(axis=-1)
-    return found | combine_knobs(found)
+        sensitivities[knob.role] = of_pairs.mean(axis=-1)
+    return sensitivities | combine_knobs(sensitivities)
 
 
 def average_counters(tables: PlantTables) -> dict[str, Array]:
@@ -224,18 +224,18 @@ def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figur
 def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figure:
     """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to 9)."""
     figure = new_figure(10.5, 4.4)
-    left, right = figure.subplots(1, 2)
-    found = measure_table_sensitivities(tables)
+    sensitivity_axes, counter_axes = figure.subplots(1, 2)
+    sensitivities = measure_table_sensitivities(tables)
     rows = [tables.kernels.index(k) for k in kernels]
     for i, knob in enumerate(tables.lattice.knobs):
-        left.bar(np.arange(len(rows)) + 0.25 * (i - 1), found[knob.role][rows], 0.25, label=str(knob.role),
+        sensitivity_axes.bar(np.arange(len(rows)) + 0.25 * (i - 1), sensitivities[knob.role][rows], 0.25, label=str(knob.role),
                  color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
     shown = {"NormVGPR": 1.0, "VALUUtilization": 0.01, "icActivity": 1.0}
     top = tables.lattice.flat_index(tables.lattice.top)
     for i, (name, scale) in enumerate(shown.items()):
-        right.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
+        counter_axes.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
                   color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
-    for axes, label in ((left, "Sensitivity"), (right, "Counter (of 1)")):
+    for axes, label in ((sensitivity_axes, "Sensitivity"), (counter_axes, "Counter (of 1)")):
         axes.set_xticks(
             range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right"
         )
@@ -363,13 +363,13 @@ def draw_residency(
     shares = compute_residency(tables, played)
     drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
     names = [f"{role}\n{whose}" for role in shares for whose in drawn]
-    for i, (role, found) in enumerate(
+    for i, (role, level_shares) in enumerate(
         (role, by_role[role]) for role in shares for by_role in drawn.values()
     ):
         levels = list(shares[role])
         bottom = 0.0
-        for level in sorted(found):
-            share = found[level]
+        for level in sorted(level_shares):
+            share = level_shares[level]
             grey = 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
             axes.bar(i, 100 * share, bottom=100 * bottom, color=str(grey))
             text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
@@ -385,29 +385,29 @@ def draw_residency(
 
 def compute_residency(tables: PlantTables, played: PlayedRun) -> dict[str, dict[float, float]]:
     """Return the share of time spent at each level of each knob."""
-    found: dict[str, dict[float, float]] = {}
+    residency: dict[str, dict[float, float]] = {}
     for knob in tables.lattice.knobs:
         values = tables.lattice.knob_values(knob.role)[played.chosen]
         shares = {
             level: float(played.time_s[values == level].sum() / played.total_s)
             for level in knob.levels
         }
-        found[str(knob.role)] = shares
-    return found
+        residency[str(knob.role)] = shares
+    return residency
 
 
 def read_paper_residency() -> dict[str, dict[float, float]]:
     """Return the shares of time that figure 16 of the paper gives for levels of each knob
     (Graph500).
     """
-    found = {}
+    residency = {}
     path = Path(__file__).with_name("hd7970_residency.yaml")
     for role, shares in decode_yaml(path.read_bytes(), dict[str, Any], path.name).items():
         unit = "" if role == KnobRole.COMPUTE_UNITS else "Hz"
-        found[role] = {
+        residency[role] = {
             units.parse(level, unit, role): share for level, share in shares["value"].items()
         }
-    return found
+    return residency
 
 
 def list_figures(

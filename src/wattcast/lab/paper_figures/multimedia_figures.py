@@ -100,12 +100,15 @@ def draw_multimedia_power(fit: RailsFit, source: str) -> Figure:
     (paper figure 8).
     """
     rows = _find_test_rows(fit)
-    kept = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
+    workloads = [name for name in rows if not name.endswith("_moved") and name != "move_frames"]
     figure, axes = new_axes(9.6, 4.8)
     _stack_parts(
-        axes, fit, [rows[name] for name in kept], [name.replace("_", " ") for name in kept]
+        axes,
+        fit,
+        [rows[name] for name in workloads],
+        [name.replace("_", " ") for name in workloads],
     )
-    tested = np.isin(np.arange(fit.table.rows), [rows[name] for name in kept])
+    tested = np.isin(np.arange(fit.table.rows), [rows[name] for name in workloads])
     axes.set_title(f"mean absolute error {fit.error_percent(tested):.1f} %")
     return add_caption(figure, f"{source}; trained on {int(fit.train.sum())} microbenchmarks only")
 

@@ -67,13 +67,13 @@ _KIND_COLOUR = {"GEMM-like": "#332288", "reduction": "#CC6677", "elementwise": "
 _MOST_SHOWN = 20
 
 
-def list_figures(held: HeldOutRows, gpu: str) -> dict[str, FigureMaker]:
+def list_figures(held_rows: HeldOutRows, gpu: str) -> dict[str, FigureMaker]:
     """Return the figures by name."""
     return {
-        "validation-size": lambda: draw_error_by_size(held, gpu),
+        "validation-size": lambda: draw_error_by_size(held_rows, gpu),
         "validation-kinds": lambda: draw_kind_shares(collect_kind_shares(gpu), gpu),
         "validation-equal-latency": lambda: draw_equal_latency(
-            find_equal_latency_pairs(gpu, held), gpu
+            find_equal_latency_pairs(gpu, held_rows), gpu
         ),
     }
 
@@ -104,12 +104,12 @@ class EqualLatencyPairs:
     reuse: tuple[tuple[LatencyPairMember, LatencyPairMember], ...]
 
 
-def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
+def find_equal_latency_pairs(gpu: str, held_rows: HeldOutRows) -> EqualLatencyPairs:
     """Find the pairs in a GPU's database by rule; predictions are the held-out ones."""
     chip = hardware.load_gpu(gpu)
     rows = kernel_rows.load_kernel_rows(gpu)
     rows = rows.select_rows(rows.to_judge())
-    if len(rows) != len(held.work) or tuple(str(op) for op in rows.ops) != held.work:
+    if len(rows) != len(held_rows.work) or tuple(str(op) for op in rows.ops) != held_rows.work:
         raise BadInput(
             f"the held-out predictions of {gpu} are not of the rows in its database. Fit again."
         )
@@ -121,12 +121,12 @@ def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
     tiles = _tiles(rows)
     names = [parse_kernel_name(n[0]) if n else None for n in rows.names]
     memory_w = rows.column("memory_power_w")
-    found = [
+    members = [
         LatencyPairMember(
             str(rows.ops[i]),
             float(latency_s[i]),
             float(power_w[i]),
-            float(held.predicted_power_w[i]),
+            float(held_rows.predicted_power_w[i]),
             float(memory_w[i]),
             float(tiles[i]),
             rows.ops[i].flop,
@@ -139,35 +139,41 @@ def find_equal_latency_pairs(gpu: str, held: HeldOutRows) -> EqualLatencyPairs:
     l2 = _l2_byte(rows, chip)[at]
 
     def unbalanced(a: int, b: int) -> bool:
-        one_wave = max(found[a].tiles, found[b].tiles) <= sms
-        return fast[a] and fast[b] and one_wave and found[b].tiles > 2.0 * found[a].tiles
+        one_wave = max(members[a].tiles, members[b].tiles) <= sms
+        return fast[a] and fast[b] and one_wave and members[b].tiles > 2.0 * members[a].tiles
 
     def reused(a: int, b: int) -> bool:
         same = families[a] == families[b] and families[a] in ("gemm", "attention", "conv2d")
-        equal = same and found[a].flop > 0 and abs(found[b].flop / found[a].flop - 1.0) < NEAR_FLOP
-        return equal and 0.5 < l2[b] / l2[a] < 2.0 and found[b].memory_w > found[a].memory_w + 20.0
+        equal = (
+            same
+            and members[a].flop > 0
+            and abs(members[b].flop / members[a].flop - 1.0) < NEAR_FLOP
+        )
+        return (
+            equal and 0.5 < l2[b] / l2[a] < 2.0 and members[b].memory_w > members[a].memory_w + 20.0
+        )
 
-    return EqualLatencyPairs(_pairs(found, unbalanced), _pairs(found, reused))
+    return EqualLatencyPairs(_pairs(members, unbalanced), _pairs(members, reused))
 
 
 def _pairs(
-    found: list[LatencyPairMember], wanted: Callable[[int, int], bool]
+    members: list[LatencyPairMember], is_pair: Callable[[int, int], bool]
 ) -> tuple[tuple[LatencyPairMember, LatencyPairMember], ...]:
     """Return pairs of near-equal latency that meet the rule, the largest difference first, no row
     twice.
     """
     pairs = []
-    for i, j in combinations(range(len(found)), 2):
-        a, b = (i, j) if found[i].power_w < found[j].power_w else (j, i)
-        if abs(found[b].latency_s / found[a].latency_s - 1.0) < NEAR_LATENCY and wanted(a, b):
-            pairs.append((found[b].power_w - found[a].power_w, a, b))
-    kept: list[tuple[LatencyPairMember, LatencyPairMember]] = []
-    taken: set[int] = set()
+    for i, j in combinations(range(len(members)), 2):
+        a, b = (i, j) if members[i].power_w < members[j].power_w else (j, i)
+        if abs(members[b].latency_s / members[a].latency_s - 1.0) < NEAR_LATENCY and is_pair(a, b):
+            pairs.append((members[b].power_w - members[a].power_w, a, b))
+    chosen: list[tuple[LatencyPairMember, LatencyPairMember]] = []
+    used: set[int] = set()
     for _, a, b in sorted(pairs, reverse=True):
-        if not {a, b} & taken:
-            kept.append((found[a], found[b]))
-            taken |= {a, b}
-    return tuple(kept[:MOST_PAIRS])
+        if not {a, b} & used:
+            chosen.append((members[a], members[b]))
+            used |= {a, b}
+    return tuple(chosen[:MOST_PAIRS])
 
 
 def _plain(name: ParsedKernelName, width: int) -> bool:
@@ -184,25 +190,25 @@ def _tiles(rows: KernelRows) -> Array:
     """Return the tiles of each product by its kernel's name, which gives the side along outputs
     first; else NaN.
     """
-    found = np.full(len(rows), np.nan)
+    tile_counts = np.full(len(rows), np.nan)
     for i, (op, names) in enumerate(zip(rows.ops, rows.names, strict=True)):
         name = parse_kernel_name(names[0]) if names and op.kind in ("linear", "bmm") else None
         if name is not None and name.tile_m and name.tile_n:
             batch, m, n = (int(getattr(op, side, 1)) for side in ("b", "m", "n"))
-            found[i] = batch * -(-n // name.tile_m) * -(-m // name.tile_n)
-    return found
+            tile_counts[i] = batch * -(-n // name.tile_m) * -(-m // name.tile_n)
+    return tile_counts
 
 
 def _l2_byte(rows: KernelRows, gpu: Gpu) -> Array:
     return build_kernels(rows.ops, rows.conditions, gpu, bundle_for(gpu).reference, ()).work.l2_byte
 
 
-def draw_equal_latency(found: EqualLatencyPairs, gpu: str) -> Figure:
+def draw_equal_latency(pairs: EqualLatencyPairs, gpu: str) -> Figure:
     """Draw pairs of rows with equal latency and different power, by idle SMs and by L2 reuse."""
-    figure = new_figure(10.0, 1.6 + 0.5 * 2 * max(len(found.imbalance), len(found.reuse), 1))
+    figure = new_figure(10.0, 1.6 + 0.5 * 2 * max(len(pairs.imbalance), len(pairs.reuse), 1))
     panels = figure.subplots(1, 2)
-    _paired(panels[0], found.imbalance, "Load imbalance: one tile on the busiest SM", _tiles_text)
-    _paired(panels[1], found.reuse, f"L2 reuse: arithmetic within {NEAR_FLOP:.0%}", _memory_text)
+    _paired(panels[0], pairs.imbalance, "Load imbalance: one tile on the busiest SM", _tiles_text)
+    _paired(panels[1], pairs.reuse, f"L2 reuse: arithmetic within {NEAR_FLOP:.0%}", _memory_text)
     figure.legend(
         *panels[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside upper right"
     )
@@ -240,15 +246,15 @@ def _paired(
     axes.set_title(title)
 
 
-def draw_error_by_size(held: HeldOutRows, gpu: str) -> Figure:
+def draw_error_by_size(held_rows: HeldOutRows, gpu: str) -> Figure:
     """Draw the error by measured latency of the model, of its ideal scaffold, and of a
     FLOPs-and-bytes regression.
     """
-    at = held.is_random("burst")
-    measured = held.latency_s[at]
-    families = np.array(held.family)[at]
+    at = held_rows.is_random("burst")
+    measured = held_rows.latency_s[at]
+    families = np.array(held_rows.family)[at]
     bare, regressed = _simpler(gpu, int(at.sum()))
-    named = {"Wattcast": held.predicted_latency_s[at], "ideal scaffold, nothing fitted": bare}
+    named = {"Wattcast": held_rows.predicted_latency_s[at], "ideal scaffold, nothing fitted": bare}
     named["FLOPs and bytes, by family"] = regressed
     colours = dict(zip(named, (OURS, _BARE, _THEIRS), strict=True))
     groups: dict[str, tuple[str, ...]] = {
@@ -340,17 +346,17 @@ def collect_kind_shares(gpu: str) -> list[KindShares]:
         else {}
     )
     if profiles:
-        found = []
+        kind_shares = []
         for case in _spread(
             [c for c in whole_models.load_models(gpu) if c.row.id in profiles and c.row.graph]
         ):
             name = f"{case.graph.name.removesuffix(f' {case.row.dtype}')}, {case.row.attention}"
-            found.append(profiled_shares(name, profiles[case.row.id]))
+            kind_shares.append(profiled_shares(name, profiles[case.row.id]))
             predicted = predicted_shares(
                 api.predict(case.graph, gpu, host_launch="0us", force=True)
             )
-            found.append(KindShares(name, False, predicted.share))
-        return found
+            kind_shares.append(KindShares(name, False, predicted.share))
+        return kind_shares
     predictions = [
         (api.predict(m, gpu, host_launch="0us", force=True, stack="eager", **o), o)
         for m, o in _SHOWN
@@ -366,34 +372,36 @@ def _spread(cases: list[ModelCase]) -> list[ModelCase]:
     longest: dict[tuple[str, str], ModelCase] = {}
     for case in sorted(cases, key=lambda case: case.row.latency_s or 0.0):
         longest[case.row.model, case.row.phase] = case
-    kept = {case.row.id for case in longest.values()}
-    one_each = [case for case in cases if case.row.id in kept]
+    longest_ids = {case.row.id for case in longest.values()}
+    one_each = [case for case in cases if case.row.id in longest_ids]
     step = max(len(one_each) / _MOST_SHOWN, 1.0)
     return [one_each[int(i * step)] for i in range(min(len(one_each), _MOST_SHOWN))]
 
 
-def draw_kind_shares(found: list[KindShares], gpu: str) -> Figure:
+def draw_kind_shares(kind_shares: list[KindShares], gpu: str) -> Figure:
     """Draw the share of time by kernel kind, one bar per workload; measured ones are outlined in
     black.
     """
-    figure, axes = new_axes(9.0, 1.2 + 0.28 * len(found))
-    for place, entry in enumerate(found):
-        left = 0.0
+    figure, axes = new_axes(9.0, 1.2 + 0.28 * len(kind_shares))
+    for place, entry in enumerate(kind_shares):
+        start = 0.0
         for kind in KERNEL_KINDS:
             width = 100 * entry.share[kind]
             edge: dict[str, Any] = (
                 {"edgecolor": DOT, "linewidth": 1.0} if entry.measured else {"alpha": 0.75}
             )
             label = kind if place == 0 else None
-            axes.barh(place, width, left=left, color=_KIND_COLOUR[kind], label=label, **edge)
-            left += width
-    names = [f"{entry.name}{', measured' if entry.measured else ', predicted'}" for entry in found]
-    axes.set_yticks(range(len(found)), names)
+            axes.barh(place, width, left=start, color=_KIND_COLOUR[kind], label=label, **edge)
+            start += width
+    names = [
+        f"{entry.name}{', measured' if entry.measured else ', predicted'}" for entry in kind_shares
+    ]
+    axes.set_yticks(range(len(kind_shares)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("Share of the time in kernels (%)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    seen = any(entry.measured for entry in found)
+    seen = any(entry.measured for entry in kind_shares)
     note = (
         "outlined: seen by the profiler, else predicted"
         if seen
@@ -441,11 +449,11 @@ def profiled_shares(name: str, profile: Mapping[str, Any]) -> KindShares:
 
 
 def _shared(times: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found = dict.fromkeys(KERNEL_KINDS, 0.0)
+    seconds_of_kind = dict.fromkeys(KERNEL_KINDS, 0.0)
     for kind, seconds in times:
-        found[kind] += seconds
-    total = sum(found.values()) or 1.0
-    return {kind: seconds / total for kind, seconds in found.items()}
+        seconds_of_kind[kind] += seconds
+    total = sum(seconds_of_kind.values()) or 1.0
+    return {kind: seconds / total for kind, seconds in seconds_of_kind.items()}
 
 
 def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") -> list[Path]:
@@ -457,7 +465,7 @@ def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") ->
         "validation-models": lambda: draw_whole_models(gpu),
     }
     drawn = {folder / f"{name}.{ending}": make() for name, make in makers.items()}
-    made = {path: figure for path, figure in drawn.items() if figure is not None}
-    for path, figure in made.items():
+    figures = {path: figure for path, figure in drawn.items() if figure is not None}
+    for path, figure in figures.items():
         save_figure(figure, path)
-    return list(made)
+    return list(figures)

@@ -98,9 +98,9 @@ class FigureSource:
             raise bad_value(f"figure {name}", f"a set of {FIGURES_FILE}", short)
         row = self.by_name.get((where, quantity))
         if row is None:
-            known = [slug for other, slug in self.by_name if other == where]
+            quantities = [slug for set_name, slug in self.by_name if set_name == where]
             raise bad_value(
-                f"figure {name}", f"a quantity of {where} ({', '.join(known)})", quantity
+                f"figure {name}", f"a quantity of {where} ({', '.join(quantities)})", quantity
             )
         return _show_entry(row, form, name)
 
@@ -178,12 +178,12 @@ def run_command(
 
 def find_stale_figures(text: str, source: FigureSource) -> list[str]:
     """Return the figures of a page that are not what their names mean, with both."""
-    found = []
+    stale = []
     for mark in _MARK.finditer(text):
         today = source.show(mark[1])
         if mark[2] != today:
-            found.append(f"{mark[1]}: {mark[2]!r} on the page, {today!r} in the ledger")
-    return found
+            stale.append(f"{mark[1]}: {mark[2]!r} on the page, {today!r} in the ledger")
+    return stale
 
 
 def find_unnamed_figures(text: str, names: FigureNames) -> list[str]:
@@ -196,7 +196,9 @@ def find_unnamed_figures(text: str, names: FigureNames) -> list[str]:
     live = " ".join(live.split())
     for words in sorted(names.inputs, key=len, reverse=True):
         live = live.replace(words, " ")
-    return [live[max(found.start() - 30, 0) : found.end() + 20] for found in _FIGURE.finditer(live)]
+    return [
+        live[max(figure.start() - 30, 0) : figure.end() + 20] for figure in _FIGURE.finditer(live)
+    ]
 
 
 def make_slug(text: str) -> str:
@@ -239,11 +241,11 @@ def _show_entry(row: LedgerRow, form: str, name: str) -> str:
 
 def _list_public_coverage(source: FigureSource) -> list[float]:
     """Return the shares inside of the sets of measurements by others."""
-    others = ("coverage, h200 layers", "coverage, h200 whole", "coverage, h200 engine")
+    own_sets = ("coverage, h200 layers", "coverage, h200 whole", "coverage, h200 engine")
     return [
         row["coverage"]
         for row in source.rows
-        if row["set"].startswith("coverage, ") and not row["set"].startswith(others)
+        if row["set"].startswith("coverage, ") and not row["set"].startswith(own_sets)
     ]
 
 

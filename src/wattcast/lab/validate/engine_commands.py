@@ -43,7 +43,7 @@ def select_judged_rows(records: EngineRecords, *kinds: str) -> list[Plain]:
     Two kinds of rows are left out: runs in which the engine compiled a kernel, and steps of an
     engine on dummy weights where the same engine was measured with weights that tell tokens apart.
     Traffic is judged by itself: a dense model's time under it hardly depends on the weights."""
-    known = {
+    random_weight_groups = {
         (row["model"], row["kind"] == "traffic")
         for row in records.rows
         if row.get("normal_weights")
@@ -52,7 +52,8 @@ def select_judged_rows(records: EngineRecords, *kinds: str) -> list[Plain]:
     return [
         row
         for row in rows
-        if row["normal_weights"] or (row["model"], row["kind"] == "traffic") not in known
+        if row["normal_weights"]
+        or (row["model"], row["kind"] == "traffic") not in random_weight_groups
     ]
 
 
@@ -71,14 +72,16 @@ def make_engine_rows(
     """
     engines = {row["model"]: row for row in records.select_kind("engine")}
     part_number = load_gpu(board).board if board else ""
-    found = []
+    judged_rows = []
     for row in select_judged_rows(records, *(STEP_KINDS if board else ASKED_KINDS)):
         side = is_held_out(row)
         elsewhere = board and row.get("card_board") != part_number
         if side in labels and not elsewhere:
             where = f"{gpu} engine {row['kind']}, {labels[side]}"
-            found.append(ask_engine_row(row, engines[row["model"]], records, board or gpu, where))
-    return found
+            judged_rows.append(
+                ask_engine_row(row, engines[row["model"]], records, board or gpu, where)
+            )
+    return judged_rows
 
 
 def ask_engine_row(
@@ -160,13 +163,13 @@ def _find_subject(name: str) -> tuple[str, dict[str, bytes]]:
     lines = read_lines(files("wattcast.lab.campaigns").joinpath("engine_models.jsonl"))
     config = {line["name"]: line["config"] for line in lines}[name]
     spec = convert_config(config, f"engine_models.jsonl: {name}", name)
-    for known in (re.sub("(-fp8|-kv8)+$", "", name), *list_models()):
+    for catalogue_name in (re.sub("(-fp8|-kv8)+$", "", name), *list_models()):
         try:
-            model = load_model(known)
+            model = load_model(catalogue_name)
         except BadInput:  # not of the catalogue by that name
             continue
         is_same_size = model.architecture == spec.architecture and model.dims == spec.dims
         if is_same_size and model.quantization == spec.quantization:
-            return known, {}
+            return catalogue_name, {}
     file = make_file_name(name, "json")
     return file, {file: json.dumps(config, indent=1).encode()}

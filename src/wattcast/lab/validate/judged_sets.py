@@ -33,7 +33,7 @@ class OtherSet:
     """What a set judges that no command predicts row by row, and the command nearest to it."""
 
     pattern: str  # of the names of sets
-    asked: str  # in a word
+    question: str  # in a word
     why: str
     command: str  # empty where there is none
 
@@ -75,17 +75,20 @@ def find_other_set(name: str) -> OtherSet | None:
     return next((one for one in list_other_sets() if fnmatchcase(name, one.pattern)), None)
 
 
-def explain_rows(asked: str, reference: Path | None) -> list[JudgedRow] | OtherSet:
+def explain_rows(name: str, reference: Path | None) -> list[JudgedRow] | OtherSet:
     """Return the judged rows of a set, or one row, by name; or what a set without commands judges."""
     rows = list_judged_rows(reference)
-    found = find_rows(rows, asked)
-    if found:
-        return found
-    others = list_other_sets()
-    folded = asked.lower()
-    for other in others:
-        if fnmatchcase(folded, other.pattern.lower()) or folded in other.pattern.lower():
-            return other
-    known = [*dict.fromkeys(row.where for row in rows), *(other.pattern for other in others)]
+    matching_rows = find_rows(rows, name)
+    if matching_rows:
+        return matching_rows
+    other_sets = list_other_sets()
+    folded = name.lower()
+    for other_set in other_sets:
+        if fnmatchcase(folded, other_set.pattern.lower()) or folded in other_set.pattern.lower():
+            return other_set
+    names = [
+        *dict.fromkeys(row.where for row in rows),
+        *(other_set.pattern for other_set in other_sets),
+    ]
     do = "`wattcast lab validate` lists the sets."
-    raise unknown_name("row or set of the ledger", asked, known, do)
+    raise unknown_name("row or set of the ledger", name, names, do)

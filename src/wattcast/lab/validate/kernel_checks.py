@@ -41,35 +41,35 @@ from wattcast.predictor.bundle.support_widening import nearness_scale
 from wattcast.predictor.kernel_phases import count_events
 
 
-def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
+def kernel_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return errors overall and by family, with capped and uncapped rows apart."""
     where = f"{gpu} kernels, held-out shapes"
-    family = np.array(held.family)
-    burst = held.is_random("burst")
-    sustained = held.is_random("sustained")
+    family = np.array(held_rows.family)
+    burst = held_rows.is_random("burst")
+    sustained = held_rows.is_random("sustained")
     top_hz = float(np.mean(hardware.load_gpu(gpu).clocks.max_hz))
-    capped = held.clock_hz < TOP_CLOCK_SHARE * top_hz
+    capped = held_rows.clock_hz < TOP_CLOCK_SHARE * top_hz
     open_ = sustained & ~capped
     shut = sustained & capped
-    names = list(dict.fromkeys(held.family))
+    names = list(dict.fromkeys(held_rows.family))
     floors = {  # a plain roofline, the mean of the family, and always the top clock
-        "latency_s": held.roofline_s,
-        "power_w": _family_mean(held),
-        "clock_hz": np.full(len(held.kind), top_hz),
+        "latency_s": held_rows.roofline_s,
+        "power_w": _family_mean(held_rows),
+        "clock_hz": np.full(len(held_rows.kind), top_hz),
     }
 
     def score(column: str, quantity: str, at: Mask, *goals: Any) -> LedgerRow:
-        found = getattr(held, f"predicted_{column}")[at]
-        true = getattr(held, column)[at]
+        predicted = getattr(held_rows, f"predicted_{column}")[at]
+        true = getattr(held_rows, column)[at]
         more: dict[str, Any] = {}
         if column == "latency_s":
             more["median"] = (
-                round(float(100 * np.median(np.abs(found / true - 1))), 2) if at.any() else None
+                round(float(100 * np.median(np.abs(predicted / true - 1))), 2) if at.any() else None
             )
-        return score_row(where, quantity, found, true, floors[column][at], *goals, **more)
+        return score_row(where, quantity, predicted, true, floors[column][at], *goals, **more)
 
     latency, power, clock = (partial(score, column) for column in floors)
-    other_data = (np.array(held.kind) == "sustained") & ~sustained
+    other_data = (np.array(held_rows.kind) == "sustained") & ~sustained
     return [
         latency("latency", burst, "4-20 at a locked clock", 9.0, 5.5),
         *(latency(f"latency, {f}", burst & (family == f), None, 15.0) for f in names),
@@ -85,14 +85,14 @@ def kernel_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     ]
 
 
-def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
+def interval_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return the share of held-out rows inside intervals whose ends come from the other folds, and
     their width.
     """
     where = f"{gpu} kernels, intervals of {INTERVAL_LEVEL:.0%}"
-    family = np.array(held.family)
+    family = np.array(held_rows.family)
     rows = []
-    found = {}
+    judged = {}
 
     def score_coverage(name: str, at: Mask, inside: Mask, width: Array) -> LedgerRow:
         shares = {
@@ -103,17 +103,17 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         more: dict[str, Any] = {key: round(100 * float(share), 1) for key, share in shares.items()}
         return make_ledger_row(where, name, int(at.sum()), None, **more, wanted=[85.0, 95.0])
 
-    for quantity, near in (("latency", held.near), ("power", held.near_power)):
-        ratio, known = held.ratio(quantity)
-        found[quantity] = (
+    for quantity, near in (("latency", held_rows.near), ("power", held_rows.near_power)):
+        ratio, measured = held_rows.ratio(quantity)
+        judged[quantity] = (
             near,
-            known,
-            *_find_covered(quantity, ratio, held.fold, family, near, known),
+            measured,
+            *_find_covered(quantity, ratio, held_rows.fold, family, near, measured),
         )
-    for name in dict.fromkeys(held.family):
-        for quantity, (_, known, inside, width) in found.items():
+    for name in dict.fromkeys(held_rows.family):
+        for quantity, (_, measured, inside, width) in judged.items():
             rows.append(
-                score_coverage(f"{quantity}, {name}", known & (family == name), inside, width)
+                score_coverage(f"{quantity}, {name}", measured & (family == name), inside, width)
             )
     labels = (
         "farthest quarter from other rows",
@@ -121,18 +121,20 @@ def interval_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         "third quarter",
         "nearest quarter",
     )
-    for quantity, (near, known, inside, width) in found.items():
-        kept = known & np.isfinite(
+    for quantity, (near, measured, inside, width) in judged.items():
+        with_distance = measured & np.isfinite(
             near
         )  # none where the distance to the nearest other row was not kept
         quarter = (
-            np.searchsorted(np.quantile(near[kept], [0.25, 0.5, 0.75]), near)
-            if kept.any()
+            np.searchsorted(np.quantile(near[with_distance], [0.25, 0.5, 0.75]), near)
+            if with_distance.any()
             else None
         )
         for i, label in enumerate(labels if quarter is not None else ()):
             rows.append(
-                score_coverage(f"{quantity}, {label}", kept & (quarter == i), inside, width)
+                score_coverage(
+                    f"{quantity}, {label}", with_distance & (quarter == i), inside, width
+                )
             )
     return rows
 
@@ -143,47 +145,47 @@ def _find_covered(
     fold: npt.NDArray[np.int64],
     family: npt.NDArray[np.str_],
     near: Array,
-    known: Mask,
+    measured: Mask,
 ) -> tuple[Mask, Array]:
     """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
     inside = np.zeros(len(ratio), dtype=bool)
     width = np.full(len(ratio), np.nan)
-    for k in np.unique(fold[known]):
-        others = known & (fold != k)
-        line = held_out.fit_nearness_line(np.log(ratio[others]), family[others], near[others])
-        typical = held_out.scale_ratios(ratio[others], near[others], line)
-        for name in np.unique(family[known & (fold == k)]):
-            here = known & (fold == k) & (family == name)
+    for k in np.unique(fold[measured]):
+        training = measured & (fold != k)
+        line = held_out.fit_nearness_line(np.log(ratio[training]), family[training], near[training])
+        typical = held_out.scale_ratios(ratio[training], near[training], line)
+        for name in np.unique(family[measured & (fold == k)]):
+            here = measured & (fold == k) & (family == name)
             if quantity == "latency":
-                low, high = conformal_ends(typical[family[others] == name])
+                low, high = conformal_ends(typical[family[training] == name])
             else:
-                low, high = held_out.power_ends(typical, family[others], str(name))
+                low, high = held_out.power_ends(typical, family[training], str(name))
             scale = nearness_scale(near[here], line)
             inside[here] = (ratio[here] >= low**scale) & (ratio[here] <= high**scale)
             width[here] = high**scale - low**scale
     return inside, width
 
 
-def _family_mean(held: held_out.HeldOutRows) -> Array:
+def _family_mean(held_rows: held_out.HeldOutRows) -> Array:
     """Return the mean power of each row's family over the other folds, which is the floor."""
-    family = np.array(held.family)
-    found = np.full(len(held.kind), np.nan)
-    known = np.isfinite(held.power_w) & (np.array(held.data) == "random")
-    for name, fold in set(zip(held.family, held.fold.tolist(), strict=True)):
-        own = family == name
-        here = held.fold == fold
-        if (known & own & ~here).any():
-            found[own & here] = held.power_w[known & own & ~here].mean()
-    return found
+    family = np.array(held_rows.family)
+    mean_w = np.full(len(held_rows.kind), np.nan)
+    measured = np.isfinite(held_rows.power_w) & (np.array(held_rows.data) == "random")
+    for name, fold in set(zip(held_rows.family, held_rows.fold.tolist(), strict=True)):
+        of_family = family == name
+        here = held_rows.fold == fold
+        if (measured & of_family & ~here).any():
+            mean_w[of_family & here] = held_rows.power_w[measured & of_family & ~here].mean()
+    return mean_w
 
 
-def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
+def choice_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     """Return how often the fitted kernel choice is the library's, and the latency error with the
     kernel that ran.
     """
     where = f"{gpu} kernel choice"
-    family = np.array(held.family)
-    burst = held.is_random("burst")
+    family = np.array(held_rows.family)
+    burst = held_rows.is_random("burst")
     chosen = []
     oracle = []
 
@@ -197,7 +199,7 @@ def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
 
     for name in ("gemm", "conv2d"):
         at = burst & (family == name)
-        names = [(held.ran[i], held.chosen[i]) for i in np.flatnonzero(at)]
+        names = [(held_rows.ran[i], held_rows.chosen[i]) for i in np.flatnonzero(at)]
         pairs = [(parse(ran), parse(took)) for ran, took in names if ran and took]
         agreement: dict[str, Any] = {
             "kind": percent([a[0] == b[0] for a, b in pairs]),
@@ -209,15 +211,15 @@ def choice_rows(held: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
             "distinct_kernels": len({ran for ran, _ in pairs}),
         }
         chosen.append(make_ledger_row(where, f"kernel of {name}", len(pairs), None, **agreement))
-        at &= np.isfinite(held.oracle_latency_s)
+        at &= np.isfinite(held_rows.oracle_latency_s)
         without = round(
-            mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]) or 0.0, 1
+            mean_percent_error(held_rows.predicted_latency_s[at], held_rows.latency_s[at]) or 0.0, 1
         )
         quantity = f"latency of {name}, kernel that ran (oracle)"
-        measured_s = held.latency_s[at]
+        measured_s = held_rows.latency_s[at]
         oracle.append(
             score_row(
-                where, quantity, held.oracle_latency_s[at], measured_s, without_oracle=without
+                where, quantity, held_rows.oracle_latency_s[at], measured_s, without_oracle=without
             )
         )
     return chosen + oracle
@@ -254,7 +256,7 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
     events, value = count_events(kernels)
     dram = value[:, events.index("dram_read_byte")] + value[:, events.index("dram_write_byte")]
     l2, shared = (value[:, events.index(name)] for name in ("l2_byte", "shared_byte"))
-    found = []
+    ledger_rows = []
     for name, predicted in (("DRAM", dram), ("L2", l2), ("shared", shared)):
         counted = np.array([measured[s][name] for s in specs])
         at = (counted > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
@@ -271,10 +273,10 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
             "left_out": int((~at).sum()),
         }
         error = float(100 * np.mean(np.abs(ratio - 1)))
-        found.append(
+        ledger_rows.append(
             make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more)
         )
-    return found
+    return ledger_rows
 
 
 def layer_rows(gpu: str) -> list[LedgerRow]:
@@ -299,21 +301,23 @@ def layer_rows(gpu: str) -> list[LedgerRow]:
     ]
 
 
-def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
+def card_rows(gpu: str, held_rows: held_out.HeldOutRows) -> list[LedgerRow]:
     """Return the spread between cards: what the database shows, what is taken, and whether it holds
     elsewhere.
     """
     rows = load_kernel_rows(gpu)
     where = f"{gpu} cards of the kind"
     kinds = database_fit.KIND_OF_QUANTITY
-    found = {quantity: database_fit.compare_cards(rows, quantity, held) for quantity in kinds}
-    spread = database_fit.combine_spread(found)
+    spread_of = {
+        quantity: database_fit.compare_cards(rows, quantity, held_rows) for quantity in kinds
+    }
+    spread = database_fit.combine_spread(spread_of)
     spreads = []
-    for quantity, seen in found.items():
-        said: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
+    for quantity, seen in spread_of.items():
+        entries: dict[str, Any] = {"taken": f"{100 * getattr(spread, quantity):.2f} %"}
         if isinstance(seen, database_fit.CardComponents):
             count = seen.rows
-            said |= {
+            entries |= {
                 "cards": seen.cards,
                 "common_to_a_card": f"{100 * seen.card:.2f} %",
                 "card_by_kernel": f"{100 * seen.card_by_kernel:.2f} %",
@@ -322,12 +326,12 @@ def card_rows(gpu: str, held: held_out.HeldOutRows) -> list[LedgerRow]:
         else:
             count = sum(s.rows for s in seen)
             for i, s in enumerate(seen, start=2):
-                said[f"card_{i}_against_1"] = (
+                entries[f"card_{i}_against_1"] = (
                     f"{100 * s.shift:+.2f} ± {100 * s.error:.2f} % by {s.rows} rows"
                 )
-            said["from"] = spread.source
+            entries["from"] = spread.source
         spreads.append(
-            make_ledger_row(where, f"{quantity}, deviation of another card", count, None, **said)
+            make_ledger_row(where, f"{quantity}, deviation of another card", count, None, **entries)
         )
     for quantity in (
         kinds
@@ -371,23 +375,23 @@ def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
     found_w = np.full(len(cases), np.nan)
     for name in dict.fromkeys(family.tolist()):
         here = family == name
-        others = family != name
-        if not others.any():
+        training = family != name
+        if not training.any():
             continue
-        seconds = np.maximum(time @ solve_relative(time[others], latency[others]), 1e-9)
+        seconds = np.maximum(time @ solve_relative(time[training], latency[training]), 1e-9)
         busy = np.column_stack([np.ones(len(cases)), compute_s / latency, memory_s / latency])
-        watts = solve_relative(busy[others], power[others])
-        asked = (
+        watts = solve_relative(busy[training], power[training])
+        uncapped_w = (
             np.column_stack([np.ones(len(cases)), compute_s / seconds, memory_s / seconds]) @ watts
         )
-        found_s[here], found_w[here] = seconds[here], np.minimum(asked, limit_w)[here]
+        found_s[here], found_w[here] = seconds[here], np.minimum(uncapped_w, limit_w)[here]
     return found_s, found_w
 
 
 def model_family(model: str) -> str:
     """Return the family of a catalogue model: its name up to the first size."""
-    known = ("gpt2", "bert", "qwen", "llama", "vit", "resnet")
-    return next((name for name in known if model.startswith(name)), model)
+    families = ("gpt2", "bert", "qwen", "llama", "vit", "resnet")
+    return next((name for name in families if model.startswith(name)), model)
 
 
 def solve_relative(terms: Array, target: Array) -> Array:
@@ -420,27 +424,27 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
         np.array([str(getattr(op, name)) for op in judged.ops]) for name in ("kind", "math_dtype")
     )
     burst = judged.is_kind("burst")
-    found = []
-    for quantity, kept, predicted, measured in (
+    ledger_rows = []
+    for quantity, of_kind, predicted, measured in (
         ("latency", burst, predicted_s, measured_s),
         ("power", ~burst, predicted_w, measured_w),
     ):
-        known = kept & np.isfinite(measured)
+        measurable = of_kind & np.isfinite(measured)
 
         def row(
             name: str, some: Mask, must: float | None = None, aim: float | None = None
         ) -> LedgerRow:
-            said, true = predicted[some], measured[some]  # noqa: B023  (called at once)
+            estimate, true = predicted[some], measured[some]  # noqa: B023  (called at once)
             median = (
-                round(100.0 * float(np.median(np.abs(said / true - 1.0))), 1)
+                round(100.0 * float(np.median(np.abs(estimate / true - 1.0))), 1)
                 if some.any()
                 else None
             )
-            return score_row(where, name, said, true, must=must, aim=aim, median=median)
+            return score_row(where, name, estimate, true, must=must, aim=aim, median=median)
 
-        found.append(row(quantity, known, *_ENGINE_GOALS[quantity]))
-        found.append(row(f"{quantity}, fp8", known & (form == "fp8"), _FORMAT_MUST))
+        ledger_rows.append(row(quantity, measurable, *_ENGINE_GOALS[quantity]))
+        ledger_rows.append(row(f"{quantity}, fp8", measurable & (form == "fp8"), _FORMAT_MUST))
         for name in sorted(set(operator.tolist())):
             must = _FORMAT_MUST if name == "engine_experts" else None
-            found.append(row(f"{quantity}, {name}", known & (operator == name), must))
-    return found
+            ledger_rows.append(row(f"{quantity}, {name}", measurable & (operator == name), must))
+    return ledger_rows

@@ -69,19 +69,19 @@ def build_ledger(
     reference = reference_folder(env)
     rows: list[LedgerRow] = []
     for gpu in GPUS:
-        held = fit_kernel_database(gpu, gpu, tell)[1] if refit else load_held_out(gpu)
-        rows += checks.kernel_rows(held, gpu) + checks.interval_rows(held, gpu)
-        rows += checks.counter_rows(gpu) + checks.choice_rows(held, gpu)
+        held_rows = fit_kernel_database(gpu, gpu, tell)[1] if refit else load_held_out(gpu)
+        rows += checks.kernel_rows(held_rows, gpu) + checks.interval_rows(held_rows, gpu)
+        rows += checks.counter_rows(gpu) + checks.choice_rows(held_rows, gpu)
         for make in (checks.engine_kernel_rows, serving_rows, checks.layer_rows, model_rows):
             rows += make(gpu)
-        rows += make_counter_model_rows(gpu) + checks.card_rows(gpu, held)
+        rows += make_counter_model_rows(gpu) + checks.card_rows(gpu, held_rows)
         for section, module in LONG_CHECKS.items():
-            kept = load_rows(f"{section}-{gpu}", env)
+            stored_rows = load_rows(f"{section}-{gpu}", env)
             reason = f"takes minutes: run `python -m wattcast.lab.validate.long_checks.{module}`"
             rows += (
                 [make_absent_row(f"{gpu} {section.replace('-', ' ')}", "all", reason)]
-                if kept is None
-                else kept
+                if stored_rows is None
+                else stored_rows
             )
     judged = judge_held_out(database_folder(PARENT))
     where = f"{PARENT} components of AccelWattch"
@@ -91,12 +91,14 @@ def build_ledger(
     )
     rows += [row for gpu in GPUS for row in make_energy_rows(gpu)]
     for section, (where, quantity, make_long) in public_sets.LONG_SETS.items():
-        kept = load_rows(section, env)
-        if long and (again or kept is None):
+        stored_rows = load_rows(section, env)
+        if long and (again or stored_rows is None):
             tell(f"{section}: working")
-            kept = load_or_make_rows(section, partial(make_long, reference, tell), env, again)
+            stored_rows = load_or_make_rows(
+                section, partial(make_long, reference, tell), env, again
+            )
         reason = "takes minutes: run `wattcast lab validate --ablations`"
-        rows += [make_absent_row(where, quantity, reason)] if kept is None else kept
+        rows += [make_absent_row(where, quantity, reason)] if stored_rows is None else stored_rows
     return mark_asked(rows + list(public_sets.make_quick_rows(reference, tell)), reference)
 
 
@@ -105,9 +107,9 @@ def mark_asked(rows: list[LedgerRow], reference: Path | None) -> list[LedgerRow]
     verbs = {row.where: row.command.verb for row in list_judged_rows(reference)}
     marked = []
     for row in rows:
-        other = find_other_set(row["set"])
-        asked = verbs.get(row["set"]) or (other.asked if other else "")
-        marked.append({**row, "asked": asked})
+        other_set = find_other_set(row["set"])
+        command = verbs.get(row["set"]) or (other_set.question if other_set else "")
+        marked.append({**row, "asked": command})
     return marked
 
 
@@ -142,12 +144,12 @@ def _section_file(section: str, variables: Mapping[str, str]) -> Path:
 @cache
 def source_digest() -> str:
     """Return a hash of every file that a result depends on."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in (path for part in _INGREDIENTS for path in sorted((_PACKAGE / part).rglob("*"))):
         if path.is_file() and path.suffix in (".py", ".yaml", ".csv", ".npz", ".parquet"):
-            found.update(path.relative_to(_PACKAGE).as_posix().encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.relative_to(_PACKAGE).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 _COLUMNS = ("set", "quantity", "n", "mape", "floor", "published", "must", "aim")
@@ -192,9 +194,9 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
 
 def _describe_asked(name: str, rows: list[LedgerRow]) -> str:
     """Say below the heading of a set where its predictions come from."""
-    other = find_other_set(name)
-    if other is not None:
-        return f"*No command: {other.asked}.* {other.sentence}"
+    other_set = find_other_set(name)
+    if other_set is not None:
+        return f"*No command: {other_set.question}.* {other_set.sentence}"
     verb = next((row.get("asked") for row in rows if row["set"] == name), "")
     return f'Predicted by `wattcast {verb}`; `wattcast lab validate --explain "{name}"` prints the commands.'
 

@@ -37,18 +37,18 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     """
     check_names("quantity", quantity, HELD_OUT_QUANTITIES)
     kind, column, scale, what, band, logarithmic = HELD_OUT_QUANTITIES[quantity]
-    held = load_held_out(gpu)
-    true = getattr(held, column) * scale
-    said = getattr(held, f"predicted_{column}") * scale
-    at = held.is_random(kind) & np.isfinite(true)
-    families = list(dict.fromkeys(held.family))
+    held_rows = load_held_out(gpu)
+    true = getattr(held_rows, column) * scale
+    predicted = getattr(held_rows, f"predicted_{column}") * scale
+    at = held_rows.is_random(kind) & np.isfinite(true)
+    families = list(dict.fromkeys(held_rows.family))
     figure = new_figure(11.0, 5.8)
     panels = figure.subplots(2, -(-len(families) // 2)).ravel()
     for axes, family in zip(panels, families, strict=False):
-        here = at & (np.array(held.family) == family)
-        _draw_band(axes, true[here], said[here], band, logarithmic)
-        axes.plot(true[here], said[here], "o", ms=1.8, color=DOT, alpha=0.5, mew=0)
-        error = 100 * np.mean(np.abs(said[here] / true[here] - 1.0))
+        here = at & (np.array(held_rows.family) == family)
+        _draw_band(axes, true[here], predicted[here], band, logarithmic)
+        axes.plot(true[here], predicted[here], "o", ms=1.8, color=DOT, alpha=0.5, mew=0)
+        error = 100 * np.mean(np.abs(predicted[here] / true[here] - 1.0))
         axes.set_title(f"{family}: {error:.1f} % of {int(here.sum())}")
     for axes in panels[len(families) :]:
         axes.set_visible(False)
@@ -81,20 +81,20 @@ def draw_whole_models(gpu: str) -> Figure | None:
     except BadInput:
         return None
     chip = hardware.load_gpu(gpu)
-    found = compare_models(cases, chip, bundle_for(chip))
+    compared = compare_models(cases, chip, bundle_for(chip))
     figure = new_figure(11.0, 4.2)
     panels = figure.subplots(1, 3)
-    energy_j = found.predicted_s * found.predicted_w
+    energy_j = compared.predicted_s * compared.predicted_w
     for axes, name, measured, predicted, logarithmic in (
-        (panels[0], "latency (ms)", 1e3 * found.latency_s, 1e3 * found.predicted_s, True),
-        (panels[1], "power (W)", found.power_w, found.predicted_w, False),
-        (panels[2], "energy (J)", found.energy_j, energy_j, True),
+        (panels[0], "latency (ms)", 1e3 * compared.latency_s, 1e3 * compared.predicted_s, True),
+        (panels[1], "power (W)", compared.power_w, compared.predicted_w, False),
+        (panels[2], "energy (J)", compared.energy_j, energy_j, True),
     ):
         _draw_band(axes, measured, predicted, 0.1, logarithmic)
         for label, at, mark in (
-            ("GPU-bound, capped", found.graph & found.capped, "o"),
-            ("GPU-bound", found.graph & ~found.capped, "^"),
-            ("launched by the host", ~found.graph, "x"),
+            ("GPU-bound, capped", compared.graph & compared.capped, "o"),
+            ("GPU-bound", compared.graph & ~compared.capped, "^"),
+            ("launched by the host", ~compared.graph, "x"),
         ):
             axes.plot(
                 measured[at], predicted[at], mark, ms=4, color=DOT, alpha=0.7, label=label, mew=0.8
@@ -110,9 +110,9 @@ def draw_whole_models(gpu: str) -> Figure | None:
 def describe_rows(gpu: str, note: str) -> str:
     """Say in a caption which rows a figure shows, and where the GPU's coefficients come from."""
     bundle = shipped_bundle(gpu)
-    known = (
+    sources = (
         [bundle.provenance.source, bundle.provenance.device, bundle.provenance.date]
         if bundle
         else []
     )
-    return f"{gpu}: {note}. {', '.join(text for text in known if text)}"
+    return f"{gpu}: {note}. {', '.join(text for text in sources if text)}"

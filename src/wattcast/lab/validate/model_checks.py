@@ -181,7 +181,7 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
     """Predict every case as it was run, by its command; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
     alone = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
-    found = []
+    figures = []
     for case, p in zip(
         cases,
         answer_commands([ask_model_row(case, gpu.name).command for case in cases]),
@@ -189,8 +189,8 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
     ):
         used = alone if case.row.graph else bundle
         top = total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), used)
-        found.append((p.latency_s, p.power_w, p.clock_hz, float(top.power_w)))
-    seconds, watts, hertz, top_w = (np.array(column) for column in zip(*found, strict=True))
+        figures.append((p.latency_s, p.power_w, p.clock_hz, float(top.power_w)))
+    seconds, watts, hertz, top_w = (np.array(column) for column in zip(*figures, strict=True))
     names = ("latency_s", "power_w", "sm_clock_hz")
     latency_s, power_w, clock_hz = (
         whole_models.measured_column(cases, attrgetter(name)) for name in names
@@ -216,46 +216,47 @@ def model_rows(
         ]
     chip = hardware.load_gpu(gpu)
     bundle = bundle or bundle_for(chip)
-    found = compare_models(cases, chip, bundle)
-    return _bound_rows(found, f"{gpu} {BOUND}", chip) + _launched_rows(
-        found, f"{gpu} {LAUNCHED}", chip, bundle
+    compared = compare_models(cases, chip, bundle)
+    return _bound_rows(compared, f"{gpu} {BOUND}", chip) + _launched_rows(
+        compared, f"{gpu} {LAUNCHED}", chip, bundle
     )
 
 
-def _bound_rows(found: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
+def _bound_rows(compared: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
     limit_w, top_hz = (
-        np.full(len(found.cases), float(np.mean(x))) for x in (gpu.power.limit_w, gpu.clocks.max_hz)
+        np.full(len(compared.cases), float(np.mean(x)))
+        for x in (gpu.power.limit_w, gpu.clocks.max_hz)
     )
-    at = found.graph & np.isfinite(found.power_w)
-    floor_s, floor_w = five_number_floor([found.cases[i] for i in np.flatnonzero(at)], gpu)
+    at = compared.graph & np.isfinite(compared.power_w)
+    floor_s, floor_w = five_number_floor([compared.cases[i] for i in np.flatnonzero(at)], gpu)
     whole = np.full((2, len(at)), np.nan)
     whole[:, at] = floor_s, floor_w
     floor_s, floor_w = whole
-    capped = at & found.capped
-    free = at & ~found.capped
+    capped = at & compared.capped
+    free = at & ~compared.capped
 
     def score(
-        found_: Array, true: Array, floor: Array, quantity: str, mask: Mask, **more: Any
+        predicted: Array, true: Array, floor: Array, quantity: str, mask: Mask, **more: Any
     ) -> LedgerRow:
-        return score_row(where, quantity, found_[mask], true[mask], floor[mask], **more)
+        return score_row(where, quantity, predicted[mask], true[mask], floor[mask], **more)
 
     def latency(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
         if mask.any():
             more["median_ratio"] = round(
-                float(np.median((found.predicted_s / found.latency_s)[mask])), 3
+                float(np.median((compared.predicted_s / compared.latency_s)[mask])), 3
             )
-        return score(found.predicted_s, found.latency_s, floor_s, quantity, mask, **more)
+        return score(compared.predicted_s, compared.latency_s, floor_s, quantity, mask, **more)
 
     def power(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
         for name, watts in (
-            ("min_of_P_and_cap", np.minimum(found.top_w, limit_w)),
+            ("min_of_P_and_cap", np.minimum(compared.top_w, limit_w)),
             ("the_cap", limit_w),
         ):
-            error = mean_percent_error(watts[mask], found.power_w[mask])
+            error = mean_percent_error(watts[mask], compared.power_w[mask])
             more[name] = None if error is None else round(error, 2)
-        return score(found.predicted_w, found.power_w, floor_w, quantity, mask, **more)
+        return score(compared.predicted_w, compared.power_w, floor_w, quantity, mask, **more)
 
-    rows = [case.row for case in found.cases]
+    rows = [case.row for case in compared.cases]
     kinds = {
         name: np.array([r.phase == name for r in rows])
         for name in dict.fromkeys(r.phase for r in rows)
@@ -268,7 +269,7 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
         name: np.array([r.model == name for r in rows])
         for name in dict.fromkeys(r.model for r in rows)
     }
-    energy_j = found.predicted_s * found.predicted_w
+    energy_j = compared.predicted_s * compared.predicted_w
     floor_j = floor_s * floor_w
     return [
         latency("latency", at, must=11.0, aim=7.0),
@@ -278,36 +279,44 @@ def _bound_rows(found: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
         power("power", at, must=4.5, aim=3.0),
         power("power, not capped", free),
         power("power, capped", capped),
-        score(energy_j, found.energy_j, floor_j, "energy", at),
+        score(energy_j, compared.energy_j, floor_j, "energy", at),
         score(
-            found.predicted_hz, found.clock_hz, top_hz, "clock", at & np.isfinite(found.clock_hz)
+            compared.predicted_hz,
+            compared.clock_hz,
+            top_hz,
+            "clock",
+            at & np.isfinite(compared.clock_hz),
         ),
     ]
 
 
-def _launched_rows(found: ComparedModels, where: str, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+def _launched_rows(
+    compared: ComparedModels, where: str, gpu: Gpu, bundle: Bundle
+) -> list[LedgerRow]:
     """Return rows of host launches, with the default launch cost and with one fitted on the other
     models.
     """
-    at = ~found.graph
-    cases = [found.cases[i] for i in np.flatnonzero(at)]
+    at = ~compared.graph
+    cases = [compared.cases[i] for i in np.flatnonzero(at)]
     if not cases:
         return [make_absent_row(where, "latency", "no row was launched by the host")]
     host = fit_host_cost(cases, gpu, bundle)
     measured = np.array([r.latency_s for r in host.rows])
     left_out = np.array([r.left_out_s for r in host.rows])
-    default = found.predicted_s[at]
-    asked = [f"{r.host_s * 1e6:.1f}" for r in host.rows if r.host_s is not None]
+    default = compared.predicted_s[at]
+    host_us = [f"{r.host_s * 1e6:.1f}" for r in host.rows if r.host_s is not None]
     more: dict[str, Any] = {
         "host_us_per_operator": round(host.host_s * 1e6, 2),
-        "rows_ask_for": " ".join(asked),
+        "rows_ask_for": " ".join(host_us),
     }
     return [
         score_row(
             where, "latency, launch cost from the other models", left_out, measured, default, **more
         ),
         score_row(where, "latency, default launch cost", default, measured),
-        score_row(where, "power, default launch cost", found.predicted_w[at], found.power_w[at]),
+        score_row(
+            where, "power, default launch cost", compared.predicted_w[at], compared.power_w[at]
+        ),
     ]
 
 
@@ -342,14 +351,16 @@ def compare_serving(
     rows = [row for row in select_judged_rows(records, *GOALS) if row["model"] in engines]
     rows = [row for row in rows if models is None or row["model"] in models]
     rows = [row for row in rows if held_out is None or is_held_out(row) == held_out]
-    asked = [row for row in rows if row["kind"] in ASKED_KINDS]
-    judged = [ask_engine_row(row, engines[row["model"]], records, gpu.name, "") for row in asked]
-    found = []
-    for row, one, predicted in zip(asked, judged, judge_rows(judged), strict=True):
+    asked_rows = [row for row in rows if row["kind"] in ASKED_KINDS]
+    judged = [
+        ask_engine_row(row, engines[row["model"]], records, gpu.name, "") for row in asked_rows
+    ]
+    comparisons = []
+    for row, one, predicted in zip(asked_rows, judged, judge_rows(judged), strict=True):
         values = {
             quantity: (one.measured[quantity], value) for quantity, value in predicted.items()
         }
-        found.append(
+        comparisons.append(
             ServingComparison(row["id"], row["model"], row["kind"], is_held_out(row), values)
         )
     costs: dict[str, StepCosts] = {}  # a table takes a second
@@ -359,10 +370,10 @@ def compare_serving(
             costs[row["model"]] = tabulate_engine(engine, gpu)
         settings = EngineSettings(int(engine["max_batched_tokens"]), int(engine["max_seqs"]))
         values = _compare_step(row, costs[row["model"]], settings)
-        found.append(
+        comparisons.append(
             ServingComparison(row["id"], row["model"], row["kind"], is_held_out(row), values)
         )
-    return found
+    return comparisons
 
 
 def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> StepCosts:
@@ -425,9 +436,9 @@ def serving_rows(gpu: str, database: str | Path | None = None) -> list[LedgerRow
         records = load_engine_records(database or gpu)
     except WattcastError as error:  # no such database, or one without engines
         return [make_absent_row(f"{gpu} engine", "all", f"{REQUESTS_FILE}: {error}")]
-    found = compare_serving(records, hardware.load_gpu(gpu))
+    comparisons = compare_serving(records, hardware.load_gpu(gpu))
     rows = make_serving_rows(
-        gpu, found, {False: "fitting models", True: "held-out models and loads"}
+        gpu, comparisons, {False: "fitting models", True: "held-out models and loads"}
     )
     rows += make_serving_rows(
         gpu, compare_known_boards(records, gpu), {True: "held-out models, board told"}
@@ -458,22 +469,22 @@ def compare_known_boards(
 
     Without ``held_out`` both sides of the split are predicted.
     """
-    found = []
+    comparisons = []
     for name, part_number in list_boards(gpu).items():
-        kept = [
+        board_rows = [
             row
             for row in records.rows
             if row["kind"] != "traffic" and row.get("card_board") == part_number
         ]
-        found += compare_serving(
-            replace(records, rows=tuple(kept)), hardware.load_gpu(name), held_out=held_out
+        comparisons += compare_serving(
+            replace(records, rows=tuple(board_rows)), hardware.load_gpu(name), held_out=held_out
         )
-    return found
+    return comparisons
 
 
 def make_serving_rows(
     gpu: str,
-    found: Sequence[ServingComparison],
+    comparisons: Sequence[ServingComparison],
     labels: Mapping[bool, str],
     goals_by_kind: Mapping[str, Mapping[str, tuple[float, float]]] = GOALS,
 ) -> list[LedgerRow]:
@@ -483,7 +494,7 @@ def make_serving_rows(
     rows: list[LedgerRow] = []
     for side, label in labels.items():
         for kind, goals in goals_by_kind.items():
-            same = [one for one in found if one.kind == kind and one.held_out == side]
+            same = [one for one in comparisons if one.kind == kind and one.held_out == side]
             for quantity in same[0].values if same else ():
                 mape = float(np.mean([abs(one.error_percent(quantity)) for one in same]))
                 must, aim = goals.get(quantity, (None, None)) if side else (None, None)

@@ -110,7 +110,7 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         "counters": _counter_parts([entries[i] for i in chosen], launches, gpu),
         "components": [_group_watts(power.parts, watts, place_of, SM) for watts in power.part_w],
     }
-    found = []
+    views = []
     for k, i in enumerate(chosen):
         row = entries[i][0]
         (op,) = parse_operators([row["operator"]])
@@ -136,10 +136,10 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         name = re.sub(
             r" \w+=(None|False|forward|contiguous|0\.0|1(?= ))(?= |$)", "", shape_name(op)
         )
-        found.append(
+        views.append(
             KernelViews(name, row["family"], row["power_w"], rail_w, capped, model_w, place_w)
         )
-    return found
+    return views
 
 
 def summarise_views(views: Sequence[KernelViews]) -> dict[str, Any]:
@@ -169,12 +169,12 @@ def summarise_views(views: Sequence[KernelViews]) -> dict[str, Any]:
         place, spread_w = view.dispute
         summary["disputes"].setdefault(place, []).append(spread_w)
     for family in dict.fromkeys(view.family for view in views):
-        own = [view for view in views if view.family == family]
+        family_views = [view for view in views if view.family == family]
         errors = {
-            m: float(100 * np.mean([abs(v.model_w[m] / v.measured_w - 1) for v in own]))
+            m: float(100 * np.mean([abs(v.model_w[m] / v.measured_w - 1) for v in family_views]))
             for m in MODELS
         }
-        summary["families"][family] = {"kernels": len(own), **errors}
+        summary["families"][family] = {"kernels": len(family_views), **errors}
     return summary
 
 
@@ -235,7 +235,9 @@ def _held_out_watts(path: Path) -> dict[str, float]:
     return {_row_key(row): row["predicted_power_w"] for row in alone}
 
 
-def _choose_rows(rows: Sequence[Plain], known: Mapping[str, float], count: int) -> list[int]:
+def _choose_rows(
+    rows: Sequence[Plain], counted_latency: Mapping[str, float], count: int
+) -> list[int]:
     """Choose rows of operators never used: a few of each family by the order of their hash, then
     the rest alike.
     """
@@ -243,7 +245,7 @@ def _choose_rows(rows: Sequence[Plain], known: Mapping[str, float], count: int) 
     for i, row in enumerate(rows):
         if (
             measured_energies.is_held_out(row["spec"])
-            and _row_key(row) in known
+            and _row_key(row) in counted_latency
             and row["memory_power_w"]
         ):
             first.setdefault(row["spec"], i)
@@ -266,10 +268,10 @@ def _read_places(of: str) -> dict[str, str]:
 def _group_watts(
     parts: Sequence[str], watts: Array, place_of: Mapping[str, str], default: str = "base"
 ) -> dict[str, float]:
-    found = dict.fromkeys(PLACES, 0.0)
+    place_w = dict.fromkeys(PLACES, 0.0)
     for part, value in zip(parts, watts.tolist(), strict=True):
-        found[place_of.get(part, default)] += value
-    return found
+        place_w[place_of.get(part, default)] += value
+    return place_w
 
 
 def _counter_parts(
@@ -283,7 +285,7 @@ def _counter_parts(
     place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()}
     place_of |= _read_places("event")
     chip = find_gpu(gpu)
-    found = []
+    operator_parts = []
     for (row, kernels), seconds in zip(entries, launches.duration_s, strict=True):
         events = _sum_events(kernels)
         events["core_cycle"] = seconds * row["sm_clock_hz"]
@@ -291,8 +293,8 @@ def _counter_parts(
         counts = np.array([list(events.values())])
         activity = Activity(np.array([seconds]), counts, tuple(events), at, ActivitySource.PROFILED)
         power = model.power(activity)
-        found.append(_group_watts(power.parts, power.part_w[0], place_of))
-    return found
+        operator_parts.append(_group_watts(power.parts, power.part_w[0], place_of))
+    return operator_parts
 
 
 AT_RATE = "_at_rate"
@@ -330,23 +332,29 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
     trained_w = fit.table.power_w[fit.train]
 
     def score(
-        where: str, quantity: str, found: Array, true: Array, *goals: Any, **more: Any
+        where: str, quantity: str, estimate: Array, true: Array, *goals: Any, **more: Any
     ) -> LedgerRow:
         floor = np.full(true.size, trained_w.mean())
-        return score_row(f"{card} {where}", quantity, found, true, floor, *goals, **more)
+        return score_row(f"{card} {where}", quantity, estimate, true, floor, *goals, **more)
 
     media = multimedia_power(fit)
     worst = max(media, key=lambda p: abs(p.off_percent))
-    said, seen = (np.array([getattr(p, name) for p in media]) for name in ("predicted", "measured"))
+    media_predicted, media_measured = (
+        np.array([getattr(p, name) for p in media]) for name in ("predicted", "measured")
+    )
     at_rate = np.array([p.name.endswith(AT_RATE) for p in media])
     kinds = {
-        "back_to_back": _round_percent(mean_percent_error(said[~at_rate], seen[~at_rate])),
-        "at_a_frame_rate": _round_percent(mean_percent_error(said[at_rate], seen[at_rate])),
+        "back_to_back": _round_percent(
+            mean_percent_error(media_predicted[~at_rate], media_measured[~at_rate])
+        ),
+        "at_a_frame_rate": _round_percent(
+            mean_percent_error(media_predicted[at_rate], media_measured[at_rate])
+        ),
         "worst": f"{worst.name} {worst.off_percent:+.1f} %",
     }
     where = "multimedia, trained on microbenchmarks only"
     goals = (PUBLISHED_ERROR, 3.0, 2.0)
-    rows = [score(where, "power", said, seen, *goals, **kinds)]
+    rows = [score(where, "power", media_predicted, media_measured, *goals, **kinds)]
     shape: LedgerRow = {"leaning": fit.leaning, "left_out": len(fit.table.left_out)}
     held_w = fit.held_out_w[fit.train]
     rows.append(
@@ -378,17 +386,17 @@ def make_counter_model_rows(gpu: str) -> list[LedgerRow]:
         np.array([r[name] for r in operators]) for name in ("power_w", "card_serial", "family")
     )
     sets: dict[str, Mask] = {"power": np.ones_like(large), "power, operands larger than L2": large}
-    for quantity, kept in sets.items():
-        measured = measured_w[kept]
-        predicted = predicted_w[kept]
-        cards = card_of[kept]
+    for quantity, in_set in sets.items():
+        measured = measured_w[in_set]
+        predicted = predicted_w[in_set]
+        cards = card_of[in_set]
         factor = {
             one: float(np.median((measured / predicted)[cards == one])) for one in np.unique(cards)
         }
         corrected = predicted * np.array([factor[one] for one in cards])
         families: LedgerRow = {}
-        for family in np.unique(family_of[kept]):
-            mine = family_of[kept] == family
+        for family in np.unique(family_of[in_set]):
+            mine = family_of[in_set] == family
             families[str(family)] = _round_percent(
                 mean_percent_error(predicted[mine], measured[mine])
             )
@@ -428,11 +436,11 @@ def multimedia_power(fit: RailsFit) -> list[PredictedPair]:
 
 def dct_savings(fit: RailsFit) -> list[PredictedPair]:
     """Return the watts saved at a fixed frame rate by a cheaper DCT."""
-    found = _tested_watts(fit)
+    watts_of = _tested_watts(fit)
     rows = []
     for what, before, after in DCT_SAVINGS:
         measured_w, predicted_w = (
-            found[before + AT_RATE][i] - found[after + AT_RATE][i] for i in (0, 1)
+            watts_of[before + AT_RATE][i] - watts_of[after + AT_RATE][i] for i in (0, 1)
         )
         rows.append(PredictedPair(what, measured_w, predicted_w))
     return rows

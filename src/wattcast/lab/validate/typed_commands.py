@@ -75,14 +75,14 @@ class JudgedRow:
 
 def write_files(commands: Iterable[TypedCommand], folder: Path) -> list[Path]:
     """Write the files that commands read into a folder, which is made where it is missing."""
-    found: dict[Path, bytes] = {}
+    contents: dict[Path, bytes] = {}
     for command in commands:
-        found |= {folder / name: content for name, content in command.files.items()}
-    if found:
+        contents |= {folder / name: content for name, content in command.files.items()}
+    if contents:
         folder.mkdir(parents=True, exist_ok=True)
-    for path, content in found.items():
+    for path, content in contents.items():
         write_whole(path, content)
-    return list(found)
+    return list(contents)
 
 
 def answer_commands(commands: Sequence[TypedCommand]) -> list[Any]:
@@ -102,8 +102,8 @@ def answer_commands(commands: Sequence[TypedCommand]) -> list[Any]:
                 answers[place] = _answer_alone(command, folder)
         for places in groups.values():
             some = [commands[place] for place in places]
-            for place, found in zip(places, _predict_together(some, folder), strict=True):
-                answers[place] = found
+            for place, answer in zip(places, _predict_together(some, folder), strict=True):
+                answers[place] = answer
     return answers
 
 
@@ -138,9 +138,9 @@ def judge_rows(rows: Sequence[JudgedRow]) -> list[dict[str, float]]:
     ]
 
 
-def find_rows(rows: Sequence[JudgedRow], asked: str) -> list[JudgedRow]:
+def find_rows(rows: Sequence[JudgedRow], name: str) -> list[JudgedRow]:
     """Return the rows of the set, or the one row, that is asked for by its name or a part of it."""
-    folded = _fold(asked)
+    folded = _fold(name)
     exact = [row for row in rows if folded in map(_fold, (row.where, row.id, row.name))]
     return exact or [row for row in rows if folded in _fold(row.name)]
 

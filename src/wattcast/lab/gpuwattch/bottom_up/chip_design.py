@@ -64,8 +64,8 @@ class CacheShape:
         }
         technology.check_at_least_one("cache", **shape)
         if self.capacity_byte < self.block_byte * self.ways:
-            wanted = f"at least one set of {self.ways} blocks of {self.block_byte} bytes"
-            raise bad_value("cache: capacity", wanted, f"{self.capacity_byte} bytes")
+            expectation = f"at least one set of {self.ways} blocks of {self.block_byte} bytes"
+            raise bad_value("cache: capacity", expectation, f"{self.capacity_byte} bytes")
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,11 @@ class ChipDesign:
             or rf.arrays < 1
             or (4 * rf.registers) % (rf.arrays * rf.banks * rf.bank_bit // 8)
         ):
-            wanted = f"{rf.arrays * rf.banks} banks of whole {rf.bank_bit}-bit lines"
+            expectation = f"{rf.arrays * rf.banks} banks of whole {rf.bank_bit}-bit lines"
             do = "Change the registers or the banks so that they divide."
-            raise bad_value(f"{self.name}: register file", wanted, f"{rf.registers} registers", do)
+            raise bad_value(
+                f"{self.name}: register file", expectation, f"{rf.registers} registers", do
+            )
 
 
 # GPUWattch charges an operand a third of a bank's read where integer and floating point have
@@ -176,10 +178,10 @@ def design_from_architecture(
     controller["clock_hz"] = 2e6 * controller.pop("clock_mhz")  # both edges
     registers = p.part("registers") | {"bank_bit": _GPUWATTCH_BANK_BIT, "read_share": _SHARE[kind]}
     listed = "number_of_cores" in architecture.parameters
-    given = "target_core_clockrate" in architecture.parameters
+    has_clock = "target_core_clockrate" in architecture.parameters
     mhz = (
         p.number("target_core_clockrate")
-        if given
+        if has_clock
         else p.unread("system.core0", "clock_rate", 1000.0)
     )
     sms = int(p.number("number_of_cores", 1)) if listed or not sm_count else sm_count
@@ -232,7 +234,7 @@ class _FileNumbers:
 
     def part(self, name: str) -> dict[str, Any]:
         """Return the fields of a part of the design that ``data/design.csv`` finds in a file."""
-        found: dict[str, Any] = {}
+        fields_of_part: dict[str, Any] = {}
         for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "design.csv"):
             if row["part"] == name:
                 default = float(row["default"]) if row["default"] else None
@@ -240,8 +242,8 @@ class _FileNumbers:
                     number = self.unread(row["component"], row["parameter"], default or 0.0)
                 else:
                     number = self.number(row["parameter"], default)
-                found[row["field"]] = int(number) if row["whole"] else number
-        return found
+                fields_of_part[row["field"]] = int(number) if row["whole"] else number
+        return fields_of_part
 
     def choice(self, name: str, of: Mapping[int, Chosen]) -> Chosen:
         """Return the option that a number of the file selects."""
@@ -317,7 +319,9 @@ def design_from_gpu(
         notes.append(f"{volts:g} V at the top clock, published")
     elif voltage_v is None and volts is not None:
         notes.append(f"{volts:g} V at the top clock, a stand-in")
-    assumed: dict[str, Any] = {name: each.value for name, each in known_assumptions().items()}
+    assumed: dict[str, Any] = {
+        name: assumption.value for name, assumption in known_assumptions().items()
+    }
     assumed["temperature_k"] = assumed["temperature_k"] if temperature_k is None else temperature_k
     line, sector, ways, words = (
         assumed[n] for n in ("line_byte", "sector_byte", "cache_ways", "warp_size")
@@ -327,12 +331,12 @@ def design_from_gpu(
         notes.append(f"{gpu.memory.kind}: {source}; device memory is left out")
     dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
     link_um = 0.0
-    said = "the die's area is not in the table: wires between SMs and L2 are left out"
+    area_note = "the die's area is not in the table: wires between SMs and L2 are left out"
     for die in (row for row in dies if row["gpu"] == strip_board(gpu.name)):
         # mean wire between SM and L2: a quarter of a square die's side each way to the middle
         link_um = 0.5e3 * sqrt(float(die["area_mm2"]))
-        said = f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2"
-    notes.append(said)
+        area_note = f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2"
+    notes.append(area_note)
     sms = _round_whole(gpu.sm_count)
     shared = _round_whole(gpu.need("sm.shared_byte"))
     l1 = CacheShape(max(shared // 2 // (line * ways), 1) * line * ways, line, ways)
@@ -431,8 +435,8 @@ class CacheCost:
     @property
     def write_miss_j(self) -> float:
         """Energy of a write that misses."""
-        found = self.array.write_j + self.array.tag_read_j
-        return found + (
+        array_j = self.array.write_j + self.array.tag_read_j
+        return array_j + (
             self.array.write_j + self.missed_j + self.written_back_j if self.write_back else 0.0
         )
 
@@ -630,7 +634,7 @@ def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
     ``data/parts.csv`` names its cost and the numbers, multiplied, that tell how many of it make up
     an instance."""
     d = chip.design
-    found = []
+    parts = []
     counts = {"sm": d.sm_count, "l2": d.l2_count, "noc": d.router_count}
     counts["memory controller"] = d.controller.controllers
     for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "parts.csv"):
@@ -640,9 +644,11 @@ def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
             d.one_l1 and row["cost"] in ("data", "texture")
         ):  # those lie in shared memory's array
             continue
-        each = float(prod(attrgetter(name)(chip) for name in row["each"].split()))
+        copies = float(prod(attrgetter(name)(chip) for name in row["each"].split()))
         long = _LONG[group] if d.long_channel else 0.0
-        off_w = cost.subthreshold_w * (1.0 - long + long * chip.tech.long_channel_leakage) * each
-        figures = map(to_float, (off_w, cost.gate_w * each, cost.area_um2 * each / _UM2_PER_MM2))
-        found.append(ChipPart(row["part"], group, counts[group], *figures))
-    return tuple(found)
+        off_w = cost.subthreshold_w * (1.0 - long + long * chip.tech.long_channel_leakage) * copies
+        figures = map(
+            to_float, (off_w, cost.gate_w * copies, cost.area_um2 * copies / _UM2_PER_MM2)
+        )
+        parts.append(ChipPart(row["part"], group, counts[group], *figures))
+    return tuple(parts)

@@ -146,8 +146,8 @@ def router_cost(tech: Technology, shape: RouterShape) -> RouterCost:
     part = memory_array.ArrayPartition(
         shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one
     )
-    found = memory_array.bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
-    read_j, write_j, _, off_w, gate_w, width_um, height_um = map(to_float, vars(found).values())
+    queue = memory_array.bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
+    read_j, write_j, _, off_w, gate_w, width_um, height_um = map(to_float, vars(queue).values())
     buffer = CircuitCost(
         read_j + write_j, *(x * shape.inputs for x in (off_w, gate_w, width_um * height_um))
     )
@@ -425,7 +425,7 @@ def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
     compare_j = _COALESCE_J * tech.vdd2
     tables = [sram_cost(tech, SramArray(name, *size, 1, 1, ports)) for name, size in sizes.items()]
     read_j, write_j, *standing = (
-        sum(each) for each in zip(*(vars(t).values() for t in tables), strict=True)
+        sum(parts) for parts in zip(*(vars(t).values() for t in tables), strict=True)
     )
     return ArrayCost(read_j + compare_j, write_j + compare_j, *standing)
 

@@ -110,7 +110,7 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
         counts["TOT_INST"] + counts["FP_INT"] + counts["IC_H"]
     )  # an instruction's share of one thread
     assumed: dict[str, Any] = {
-        name: each.value for name, each in chip_design.known_assumptions().items()
+        name: assumption.value for name, assumption in chip_design.known_assumptions().items()
     }
     reads = assumed["fma_reads"]
     word_byte = 4.0
@@ -119,7 +119,7 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
     sector = assumed["sector_byte"]
     access_byte = d.words_of_access * 4.0
     scaling_j = assumed["sfu_multiplies"] * fma_j  # brings an SFU's argument to base two
-    found = {
+    energies = {
         "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
         "cuda_fp64_flop": (2.0 * fma_j - issue_j)
         / _FLOP_PER_FMA,  # two lanes and two registers, one instruction
@@ -133,15 +133,15 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
     if gpu.pipes.tensor_flop_per_cycle:
         flop_j = functional_unit_cost(chip.tech, "tensor_fp16").energy_j
         operand_j = assumed["tensor_register_byte_per_flop"] * register_j_per_byte
-        found |= {
+        energies |= {
             name: (flop_j + operand_j) * bits / _FP16_BIT for name, bits in _WIDTH_BIT.items()
         }
     read_j, write_j, _ = find_dram_energy(gpu.memory.kind)
     if read_j is not None and write_j is not None:
         block = d.controller.block_byte
-        found["dram_read_byte"] = read_j + chip.controller.read_j / block
-        found["dram_write_byte"] = write_j + chip.controller.write_j / block
-    return found
+        energies["dram_read_byte"] = read_j + chip.controller.read_j / block
+        energies["dram_write_byte"] = write_j + chip.controller.write_j / block
+    return energies
 
 
 SIZE_KNOBS = {
@@ -187,7 +187,7 @@ def scale_design(
         check_names("part to change", name, SIZE_KNOBS, "")
         if not factor > 0.0:
             raise bad_value(f"{name}: factor", "above zero", factor)
-    found = design
+    scaled = design
     for name, (field, size) in _RESIZED.items():
         if name in factors:
             old = getattr(design, field)
@@ -195,19 +195,19 @@ def scale_design(
                 raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
             whole = _scale_whole(name, getattr(old, size), factors[name])
             resized: dict[str, Any] = {field: replace(old, **{size: whole})}
-            found = replace(found, **resized)
+            scaled = replace(scaled, **resized)
     if "sms" in factors:
         count = _scale_whole("sms", design.sm_count, factors["sms"])
         ports = ceil(design.router.inputs * count / design.sm_count)
-        found = replace(found, sm_count=count, router=replace(design.router, inputs=ports))
-    if found.link_um:
+        scaled = replace(scaled, sm_count=count, router=replace(design.router, inputs=ports))
+    if scaled.link_um:
         after_mm2, before_mm2 = (
-            chip_design.chip_area_mm2(chip_design.build_chip(d)) for d in (found, design)
+            chip_design.chip_area_mm2(chip_design.build_chip(d)) for d in (scaled, design)
         )
-        found = replace(
-            found, link_um=design.link_um * sqrt(after_mm2 / before_mm2)
+        scaled = replace(
+            scaled, link_um=design.link_um * sqrt(after_mm2 / before_mm2)
         )  # the die's side
-    return found
+    return scaled
 
 
 def compare_chips(
@@ -238,10 +238,10 @@ def compare_chips(
 
 
 def _scale_whole(name: str, size: int, factor: float) -> int:
-    found = size * factor
-    if abs(found - round(found)) > 1e-9 * found:
-        raise bad_value(f"{name} times {factor:g}", "a whole number", found)
-    return round(found)
+    scaled = size * factor
+    if abs(scaled - round(scaled)) > 1e-9 * scaled:
+        raise bad_value(f"{name} times {factor:g}", "a whole number", scaled)
+    return round(scaled)
 
 
 # AccelWattch knows more units than GPUWattch; it charges all but additions the energy of the SFU or
@@ -257,12 +257,12 @@ def build_architecture_chip(
 ) -> chip_design.BuiltChip:
     """Build the chip of an architecture; ``fields`` that are not None replace those of its design."""
     design = chip_design.design_from_architecture(architecture, sm_count)
-    given = {
+    replacements = {
         name: value
         for name, value in (fields | {"clock_hz": clock_hz}).items()
         if value is not None
     }
-    return chip_design.build_chip(replace(design, **given))
+    return chip_design.build_chip(replace(design, **replacements))
 
 
 def make_energy_table(
@@ -423,10 +423,10 @@ def print_changes(console: Console, changes: Sequence[EnergyRatio]) -> None:
 
 def print_ratios(console: Console, ratios: Sequence[EnergyRatio]) -> None:
     """Print every ratio on a line of its own."""
-    both = ([_format_quantity(value, r.unit) for value in (r.ours, r.theirs)] for r in ratios)
+    quantities = ([_format_quantity(value, r.unit) for value in (r.ours, r.theirs)] for r in ratios)
     rows = [
         (r.where, r.group, r.name, *texts, f"{r.ratio:.3f}")
-        for r, texts in zip(ratios, both, strict=True)
+        for r, texts in zip(ratios, quantities, strict=True)
     ]
     console.print(new_table("where", "class", "name", "bottom up", "theirs", "ratio", rows=rows))
 

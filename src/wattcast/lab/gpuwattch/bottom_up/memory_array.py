@@ -374,11 +374,13 @@ class SramArray:
         if self.output_bit is not None and self.output_bit < 1:
             raise bad_value(f"{self.name}: output", "at least one bit", self.output_bit)
         if self.capacity_byte % (self.banks * self.block_byte * self.ways):
-            wanted = (
+            expectation = (
                 f"{self.banks} banks of whole sets of {self.ways} blocks of {self.block_byte} bytes"
             )
             do = "Change capacity, banks, ways or block so that they divide."
-            raise bad_value(f"{self.name}: geometry", wanted, f"{self.capacity_byte} bytes", do)
+            raise bad_value(
+                f"{self.name}: geometry", expectation, f"{self.capacity_byte} bytes", do
+            )
 
     @property
     def bits(self) -> int:
@@ -446,13 +448,13 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
     data, _ = _build_array(tech, sram, cells, before_s)
     share = tech.short_circuit * LAYOUT_OVERHEAD
     tag_read, tag_write = (share * tag.read_j, share * tag.write_j) if tag else (0.0, 0.0)
-    both = (data,) if tag is None else (data, tag)
+    arrays = (data,) if tag is None else (data, tag)
     return ArrayCost(
         share * data.read_j + tag_read,
         share * data.write_j + tag_write,
-        sum(part.subthreshold_w for part in both),
-        sum(part.gate_w for part in both),
-        LAYOUT_OVERHEAD * sum(part.area_um2 for part in both),
+        sum(part.subthreshold_w for part in arrays),
+        sum(part.gate_w for part in arrays),
+        LAYOUT_OVERHEAD * sum(part.area_um2 for part in arrays),
         data.delay_s + (tag.delay_s if tag and sram.sequential else 0.0),
         tag_read,
         tag_write,
@@ -470,10 +472,10 @@ def _choose_layout(
     """
     part = list_partitions(cells.rows, cells.columns, cells.select, cells.out_bit)
     if part.row.size == 0:
-        wanted = f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows"
-        found = f"{cells.rows} rows of {cells.columns} bits"
+        expectation = f"subarrays of {_LEAST_ROW} to {_MOST_ROW} rows"
+        geometry = f"{cells.rows} rows of {cells.columns} bits"
         do = "The structure is too small or too oddly shaped for a memory array."
-        raise bad_value(f"{name}: geometry", wanted, found, do)
+        raise bad_value(f"{name}: geometry", expectation, geometry, do)
     address = (
         np.log2(part.row) + np.log2(part.column_mux) + np.log2(part.mats_across * part.mats_down)
     )
@@ -493,9 +495,9 @@ def _build_array(
     when chosen.
     """
     part, bits, chosen_s = _choose_layout(cells, sram.name, before_s)
-    found = _all_banks_cost(tech, sram.ports, part, bits, cells, sram.toggle)
+    bank = _all_banks_cost(tech, sram.ports, part, bits, cells, sram.toggle)
     read_j, write_j, delay_s, off_w, gate_w, width_um, height_um = map(
-        to_float, vars(found).values()
+        to_float, vars(bank).values()
     )
     return ArrayCost(read_j, write_j, off_w, gate_w, width_um * height_um, delay_s), chosen_s
 
@@ -569,10 +571,10 @@ def list_partitions(rows: int, columns: int, select: int, out_bit: int) -> Array
         & (column <= _MOST_COLUMN)
     )
     fits &= (active <= mats_across) & (mat_bit <= out_bit) & (mat_bit >= per_mat)
-    found = ArrayPartition(
+    partitions = ArrayPartition(
         row, column, per_mat, across / mats_across, mats_across, mats_down, active, mux, mat_bit
     )
-    return found.select(np.flatnonzero(fits))
+    return partitions.select(np.flatnonzero(fits))
 
 
 _ONE_SEARCH_PORT = ArrayPorts(1, 0, 0, 1)
@@ -651,7 +653,7 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
     )
     off_w, gate_w = tech.leakage_w(off_um, on_um)
     around = precharge + decode.times(0.0, rows)
-    found = (
+    figures = (
         share * (opened_j + columns * read_column_j + out_j),
         share * (opened_j + columns * 2.0 * v2 * bitline_f),
         off_w + _HALVES * around.subthreshold_w,
@@ -662,4 +664,4 @@ def searched_buffer_cost(tech: Technology, cam: SearchedBuffer) -> ArrayCost:
         0.0,
         share * (_HALVES * lines_j + entry_j),
     )
-    return ArrayCost(*map(to_float, found))
+    return ArrayCost(*map(to_float, figures))

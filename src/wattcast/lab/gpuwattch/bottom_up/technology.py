@@ -107,9 +107,9 @@ class CircuitCost:
     area_um2: Sweepable = 0.0
     delay_s: Sweepable = 0.0
 
-    def __add__(self, other: CircuitCost) -> CircuitCost:
+    def __add__(self, second: CircuitCost) -> CircuitCost:
         return CircuitCost(
-            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
+            *(a + b for a, b in zip(vars(self).values(), vars(second).values(), strict=True))
         )
 
     def times(self, used: Sweepable, built: Sweepable | None = None) -> CircuitCost:
@@ -330,8 +330,8 @@ def find_technology(
     >>> find_technology(45.0).nominal_v
     1.0
     """
-    own = _read_rows("devices.csv", device=device.value)
-    row, sources = _interpolate_rows(own, feature_nm, f"{device.value} devices")
+    device_rows = _read_rows("devices.csv", device=device.value)
+    row, sources = _interpolate_rows(device_rows, feature_nm, f"{device.value} devices")
     node, _ = _interpolate_rows(_read_rows("nodes.csv"), feature_nm, "nodes")
     if not LOWEST_K <= temperature_k <= HIGHEST_K:
         raise bad_value(
@@ -383,9 +383,9 @@ def find_process(name: str) -> tuple[float, dict[str, str]]:
 
     The size is F = √(A_cell / 146), with A_cell the published SRAM cell. Processes that are unknown
     or have no published cell are refused."""
-    known = {row["process"]: row for row in _read_rows("processes.csv")}
-    check_names("process", name, known, "Give the feature size instead.")
-    row = known[name]
+    processes = {row["process"]: row for row in _read_rows("processes.csv")}
+    check_names("process", name, processes, "Give the feature size instead.")
+    row = processes[name]
     if not row["cell_um2"]:
         raise MissingSpecification(
             f"process {name}: {row['source']}. Give a node inside the table instead."
@@ -454,15 +454,15 @@ def _interpolate_rows(
         raise bad_value(f"feature size ({what})", wanted, f"{feature_nm:g} nm", do)
     order = np.argsort(sizes)
     grid = np.array(sizes)[order]
-    found = {}
+    numbers = {}
     for key, value in rows[0].items():
         if key not in ("device", "projection", "level", "source") and value:
-            found[key] = float(
+            numbers[key] = float(
                 np.interp(feature_nm, grid, np.array([float(row[key]) for row in rows])[order])
             )
     at = int(np.clip(np.searchsorted(grid, feature_nm), 1, len(grid) - 1))
     used = {at - 1, at} if feature_nm not in grid else {int(np.flatnonzero(grid == feature_nm)[0])}
-    return found, "; ".join(
+    return numbers, "; ".join(
         dict.fromkeys(rows[order[i]]["source"] for i in sorted(used, reverse=True))
     )
 

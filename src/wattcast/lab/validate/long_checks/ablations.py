@@ -84,7 +84,7 @@ FOLDS = (0, 1)  # of five: a fit takes a minute or two
 DRAWS = 3
 
 
-def quick_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
+def quick_rows(gpu: str, held_rows: HeldOutRows) -> list[LedgerRow]:
     """Ablations without a fit of the whole: no correction, and a regression on FLOPs and bytes."""
     chip = hardware.load_gpu(gpu)
     bundle = shipped_bundle(gpu)
@@ -92,7 +92,7 @@ def quick_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
     where = f"{gpu} ablations, latency"
     test = rows.to_judge() & rows.is_kind("burst") & on_random_data(rows)
     measured = rows.column("latency_s")[test]
-    full = _full(held, None, "burst")
+    full = _full(held_rows, None, "burst")
     out = [make_ledger_row(where, "full model", full[1], full[0])]
     if bundle is not None:
         bare = predict_with_fit(ideal_scaffold(bundle), rows.select_rows(test), chip)[:, 0]
@@ -105,7 +105,7 @@ def quick_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
                 full[0],
             )
         )
-    out.append(_oracle(where, held))
+    out.append(_oracle(where, held_rows))
     by_size = regress_by_family(rows.select_rows(test), assign_folds(rows)[test])
     out.append(
         make_ledger_row(
@@ -119,17 +119,18 @@ def quick_rows(gpu: str, held: HeldOutRows) -> list[LedgerRow]:
     return out
 
 
-def _oracle(where: str, held: HeldOutRows) -> LedgerRow:
+def _oracle(where: str, held_rows: HeldOutRows) -> LedgerRow:
     """Latency of products with the kernels that ran, beside the full model on those rows."""
-    oracle_s = held.oracle_latency_s
+    oracle_s = held_rows.oracle_latency_s
     at = np.isfinite(oracle_s)
     error, full = (
-        mean_percent_error(s[at], held.latency_s[at]) for s in (oracle_s, held.predicted_latency_s)
+        mean_percent_error(s[at], held_rows.latency_s[at])
+        for s in (oracle_s, held_rows.predicted_latency_s)
     )
     return make_ledger_row(where, "tile oracle: the kernels that ran", int(at.sum()), error, full)
 
 
-def long_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
+def long_rows(gpu: str, held_rows: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     """Ablations that fit the whole again, several times; minutes each."""
     chip = hardware.load_gpu(gpu)
     rows = kernel_rows.load_kernel_rows(gpu)
@@ -137,9 +138,9 @@ def long_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     out = []
     with one_thread():
         out += _refitted(
-            gpu, "NVML clock for the effective clock", _reported(rows), held, chip, idle, tell
+            gpu, "NVML clock for the effective clock", _reported(rows), held_rows, chip, idle, tell
         )
-        out += _halved(gpu, rows, held, chip, idle, tell)
+        out += _halved(gpu, rows, held_rows, chip, idle, tell)
     return out
 
 
@@ -151,7 +152,13 @@ def _reported(rows: KernelRows) -> KernelRows:
 
 
 def _refitted(
-    gpu: str, name: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: IdlePower, tell: Tell
+    gpu: str,
+    name: str,
+    rows: KernelRows,
+    held_rows: HeldOutRows,
+    chip: Gpu,
+    idle: IdlePower,
+    tell: Tell,
 ) -> list[LedgerRow]:
     """Latency, power and clock of the test folds from fits of altered rows; the floor is the full
     model.
@@ -164,33 +171,35 @@ def _refitted(
         predicted[test] = predict_with_fit(
             fit_kernel_rows(rows.select_rows(fold != k), chip, idle), rows.select_rows(test), chip
         )
-    return _compared(gpu, name, rows, predicted, held, np.isin(fold, FOLDS), FOLDS)
+    return _compared(gpu, name, rows, predicted, held_rows, np.isin(fold, FOLDS), FOLDS)
 
 
 def _halved(
-    gpu: str, rows: KernelRows, held: HeldOutRows, chip: Gpu, idle: IdlePower, tell: Tell
+    gpu: str, rows: KernelRows, held_rows: HeldOutRows, chip: Gpu, idle: IdlePower, tell: Tell
 ) -> list[LedgerRow]:
     """Half of the training shapes, a draw for each of three test folds."""
     fold = assign_folds(rows)
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
     predicted = np.full((len(rows), 4), np.nan)
-    each = []
+    draw_errors = []
     for draw in range(DRAWS):
         tell(f"ablation: half the database, draw {draw + 1} of {DRAWS}")
-        kept = np.random.default_rng(draw).permutation(int(shape.max()) + 1)[shape] % 2 == 0
+        in_half = np.random.default_rng(draw).permutation(int(shape.max()) + 1)[shape] % 2 == 0
         test = rows.to_judge() & (fold == draw)
         predicted[test] = predict_with_fit(
-            fit_kernel_rows(rows.select_rows((fold != draw) & kept), chip, idle),
+            fit_kernel_rows(rows.select_rows((fold != draw) & in_half), chip, idle),
             rows.select_rows(test),
             chip,
         )
         one = test & rows.is_kind("burst") & on_random_data(rows)
-        each.append(
+        draw_errors.append(
             round(mean_percent_error(predicted[one, 0], rows.column("latency_s")[one]) or 0.0, 2)
         )
     draws = tuple(range(DRAWS))
-    out = _compared(gpu, "half the database", rows, predicted, held, np.isin(fold, draws), draws)
-    out[0]["draws"] = each
+    out = _compared(
+        gpu, "half the database", rows, predicted, held_rows, np.isin(fold, draws), draws
+    )
+    out[0]["draws"] = draw_errors
     return out
 
 
@@ -199,7 +208,7 @@ def _compared(
     name: str,
     rows: KernelRows,
     predicted: Array,
-    held: HeldOutRows,
+    held_rows: HeldOutRows,
     inside: Mask,
     folds: tuple[int, ...],
 ) -> list[LedgerRow]:
@@ -216,31 +225,37 @@ def _compared(
         ("power", sustained, 1, power_w),
         ("clock", sustained, 2, clock_hz),
     ):
-        known = at & np.isfinite(predicted[:, column]) & np.isfinite(true)
-        error = mean_percent_error(predicted[known, column], true[known])
-        full = _full(held, folds, "burst" if quantity == "latency" else quantity)
+        measured = at & np.isfinite(predicted[:, column]) & np.isfinite(true)
+        error = mean_percent_error(predicted[measured, column], true[measured])
+        full = _full(held_rows, folds, "burst" if quantity == "latency" else quantity)
         out.append(
-            make_ledger_row(f"{gpu} ablations, {quantity}", name, int(known.sum()), error, full[0])
+            make_ledger_row(
+                f"{gpu} ablations, {quantity}", name, int(measured.sum()), error, full[0]
+            )
         )
     return out
 
 
-def _full(held: HeldOutRows, folds: tuple[int, ...] | None, what: str) -> tuple[float | None, int]:
+def _full(
+    held_rows: HeldOutRows, folds: tuple[int, ...] | None, what: str
+) -> tuple[float | None, int]:
     """Error of the full model on the same rows, and how many."""
-    at = np.array(held.data) == "random"
-    at &= np.ones(len(at), dtype=bool) if folds is None else np.isin(held.fold, folds)
-    burst = np.array([kind == "burst" for kind in held.kind])
+    at = np.array(held_rows.data) == "random"
+    at &= np.ones(len(at), dtype=bool) if folds is None else np.isin(held_rows.fold, folds)
+    burst = np.array([kind == "burst" for kind in held_rows.kind])
     if what == "burst":
         at &= burst
-        return mean_percent_error(held.predicted_latency_s[at], held.latency_s[at]), int(at.sum())
+        return mean_percent_error(held_rows.predicted_latency_s[at], held_rows.latency_s[at]), int(
+            at.sum()
+        )
     at &= ~burst
-    found, true = {
-        "latency, sustained": (held.predicted_latency_s, held.latency_s),
-        "power": (held.predicted_power_w, held.power_w),
-        "clock": (held.predicted_clock_hz, held.clock_hz),
+    predicted, true = {
+        "latency, sustained": (held_rows.predicted_latency_s, held_rows.latency_s),
+        "power": (held_rows.predicted_power_w, held_rows.power_w),
+        "clock": (held_rows.predicted_clock_hz, held_rows.clock_hz),
     }[what]
-    at &= np.isfinite(found) & np.isfinite(true)
-    return mean_percent_error(found[at], true[at]), int(at.sum())
+    at &= np.isfinite(predicted) & np.isfinite(true)
+    return mean_percent_error(predicted[at], true[at]), int(at.sum())
 
 
 _FIXED_S = 2e-6  # of a launch, in which no SM works
@@ -260,20 +275,22 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
     fold = assign_folds(rows)[at]
     tested = some.is_kind("sustained") & (some.repeat == 0)
     priced, alpha = _rates(some, gpu, power_w[at], clock_hz[at], latency_s[at])
-    found = {name: np.full(len(priced.power_w), np.nan) for name in ("module", "rate", "alpha")}
+    predicted_w = {
+        name: np.full(len(priced.power_w), np.nan) for name in ("module", "rate", "alpha")
+    }
     for k in np.unique(fold):
         train = fold != k
         test = fold == k
         model, _ = fit_module_power(_select_rows(priced, train), idle, DEFAULT_TEMPERATURE_C)
-        found["module"][test] = _module(model, _select_rows(priced, test))
-        found["rate"][test] = _linear(_rate_terms(priced), priced.power_w, train, test)
+        predicted_w["module"][test] = _module(model, _select_rows(priced, test))
+        predicted_w["rate"][test] = _linear(_rate_terms(priced), priced.power_w, train, test)
         terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
-        found["alpha"][test] = _linear(terms, priced.power_w, train, test)
+        predicted_w["alpha"][test] = _linear(terms, priced.power_w, train, test)
     priced = _select_rows(priced, tested)
-    found = {name: values[tested] for name, values in found.items()}
+    predicted_w = {name: values[tested] for name, values in predicted_w.items()}
     capped = priced.clock_hz < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))
     where = f"{gpu.name} ablations, power at measured time and clock"
-    said = {
+    labels = {
         "module": "module power (ours, no learned factor)",
         "alpha": "alpha-C power",
         "rate": "rate-based power",
@@ -283,11 +300,13 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
             where,
             label,
             len(capped),
-            mean_percent_error(found[name], priced.power_w),
-            capped=_round(mean_percent_error(found[name][capped], priced.power_w[capped])),
-            not_capped=_round(mean_percent_error(found[name][~capped], priced.power_w[~capped])),
+            mean_percent_error(predicted_w[name], priced.power_w),
+            capped=_round(mean_percent_error(predicted_w[name][capped], priced.power_w[capped])),
+            not_capped=_round(
+                mean_percent_error(predicted_w[name][~capped], priced.power_w[~capped])
+            ),
         )
-        for name, label in said.items()
+        for name, label in labels.items()
     ]
 
 
@@ -339,10 +358,10 @@ def _select_rows(rows: PowerRows, mask: Mask) -> PowerRows:
 def _module(model: ModulePower, rows: PowerRows) -> Array:
     from wattcast.power.module_power import OWN_RAIL
 
-    own = np.array([module in OWN_RAIL for module in rows.modules])
+    on_own_rail = np.array([module in OWN_RAIL for module in rows.modules])
     squared = model.voltage.level_at(rows.clock_hz)[:, None] ** 2
     energy = np.array([model.energy_j[name] for name in rows.events])
-    dynamic = (rows.rate * energy * np.where(own, 1.0, squared)).sum(axis=1)
+    dynamic = (rows.rate * energy * np.where(on_own_rail, 1.0, squared)).sum(axis=1)
     return np.asarray(model.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C) + dynamic)
 
 
@@ -370,8 +389,8 @@ def _linear(
     from scipy.optimize import nnls
 
     size = np.maximum(np.abs(terms[train]).max(axis=0), 1e-300)
-    found, _ = nnls(terms[train] / size / power_w[train, None], np.ones(int(train.sum())))
-    return np.asarray(terms[test] / size @ found)
+    coefficients, _ = nnls(terms[train] / size / power_w[train, None], np.ones(int(train.sum())))
+    return np.asarray(terms[test] / size @ coefficients)
 
 
 def _round(value: float | None) -> float | None:
@@ -420,19 +439,19 @@ def prediction_time_rows(gpu: str) -> list[LedgerRow]:
 
 def ablation_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     """Return all ledger rows of this study."""
-    held = load_held_out(gpu)
+    held_rows = load_held_out(gpu)
     chip = hardware.load_gpu(gpu)
     rows = kernel_rows.load_kernel_rows(gpu)
     tell(f"{gpu}: quick ablations")
-    found = quick_rows(gpu, held) + power_rows(
+    study_rows = quick_rows(gpu, held_rows) + power_rows(
         rows, chip, fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
     )
-    return found + prediction_time_rows(gpu) + long_rows(gpu, held, tell)
+    return study_rows + prediction_time_rows(gpu) + long_rows(gpu, held_rows, tell)
 
 
-def predict_with_fit(found: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
+def predict_with_fit(fit: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
     """Predict the figures of each row from a fit, as ``predict_with_bundle`` does."""
-    return predict_with_bundle(build_bundle(found, rows, gpu, {}, ""), rows, gpu)
+    return predict_with_bundle(build_bundle(fit, rows, gpu, {}, ""), rows, gpu)
 
 
 def ideal_scaffold(bundle: Bundle) -> KernelFit:
@@ -452,13 +471,13 @@ def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
     flop = np.array([op.flop for op in rows.ops])
     byte = np.array([op.read_byte + op.write_byte for op in rows.ops])
     family = np.array(rows.family)
-    found = np.full(len(rows), np.nan)
+    predicted_s = np.full(len(rows), np.nan)
     for name in dict.fromkeys(rows.family):
         at = family == name
-        found[at] = flop_byte_regression(
+        predicted_s[at] = flop_byte_regression(
             flop[at] + 1.0, byte[at] + 1.0, rows.column("latency_s")[at], fold[at]
         )
-    return found
+    return predicted_s
 
 
 def flop_byte_regression(
@@ -468,11 +487,13 @@ def flop_byte_regression(
     relative error.
     """
     terms = np.column_stack([np.ones(len(flop)), flop / flop.max(), byte / byte.max()])
-    found = np.full(len(flop), np.nan)
+    predicted_s = np.full(len(flop), np.nan)
     for k in np.unique(fold):
-        others = fold != k
-        found[~others] = terms[~others] @ solve_relative(terms[others], latency_s[others])
-    return found
+        training = fold != k
+        predicted_s[~training] = terms[~training] @ solve_relative(
+            terms[training], latency_s[training]
+        )
+    return predicted_s
 
 
 if __name__ == "__main__":

@@ -94,25 +94,27 @@ def judge(rows: KernelRows, gone: Mask, gpu: Gpu, idle: IdlePower) -> tuple[Judg
     """
     fold = assign_folds(rows)
     tested = rows.is_kind("burst", "sustained") & rows.fit & on_random_data(rows)
-    asked = [
+    judged_masks = [
         (tested & (fold == k), tested & gone & (fold == (k + 1) % FOLDS)) for k in range(FOLDS)
     ]
     joblib = importlib.import_module("joblib")  # comes with scikit-learn
     with one_thread():
         work: Iterable[tuple[Judged, Judged]] = joblib.Parallel(n_jobs=-1, return_as="generator")(
-            joblib.delayed(_fold)(rows, ~gone & (fold != k), both, gpu, idle)
-            for k, both in enumerate(asked)
+            joblib.delayed(_fold)(rows, ~gone & (fold != k), masks, gpu, idle)
+            for k, masks in enumerate(judged_masks)
         )
-        found = list(work)
+        judgements = list(work)
     return _joined(
-        len(rows), [(at[0], one[0]) for at, one in zip(asked, found, strict=True)]
-    ), _joined(len(rows), [(at[1], one[1]) for at, one in zip(asked, found, strict=True)])
+        len(rows), [(at[0], one[0]) for at, one in zip(judged_masks, judgements, strict=True)]
+    ), _joined(
+        len(rows), [(at[1], one[1]) for at, one in zip(judged_masks, judgements, strict=True)]
+    )
 
 
 def _fold(
-    rows: KernelRows, known: Mask, asked: tuple[Mask, Mask], gpu: Gpu, idle: IdlePower
+    rows: KernelRows, training: Mask, judged_masks: tuple[Mask, Mask], gpu: Gpu, idle: IdlePower
 ) -> tuple[Judged, Judged]:
-    fitted_on = rows.select_rows(known)
+    fitted_on = rows.select_rows(training)
     bundle = build_bundle(fit_kernel_rows(fitted_on, gpu, idle), fitted_on, gpu, {}, "")
     # families count as held out: whether they are is for the whole bundle to say
     bundle = replace(
@@ -121,7 +123,7 @@ def _fold(
             name: ResidualEnds(r.latency, r.power, 1) for name, r in bundle.residuals.items()
         },
     )
-    first, second = (_judged(rows.select_rows(at), bundle, gpu) for at in asked)
+    first, second = (_judged(rows.select_rows(at), bundle, gpu) for at in judged_masks)
     return first, second
 
 
@@ -168,18 +170,18 @@ def learned_apart(
         name: ResidualEnds(latency[name], power.get(name, (0.8, 1.25)), 1) for name in latency
     }
     with one_thread():
-        left = predict_left_out(rows.select_rows(~gone), gpu, idle, residuals, (time, energy))
-    return {**default_widening().apart, **fit_reason_widening(left)}
+        left_out = predict_left_out(rows.select_rows(~gone), gpu, idle, residuals, (time, energy))
+    return {**default_widening().apart, **fit_reason_widening(left_out)}
 
 
 def own_ends(
-    rows: KernelRows, own: Mask, new: Judged, quantity: str
+    rows: KernelRows, other_cards: Mask, new: Judged, quantity: str
 ) -> tuple[NearnessLine, dict[str, tuple[float, float]]]:
     """Growth of the ends with distance, and those of each family at a typical one, from held-out
     rows of ``own``.
     """
     place = list(KIND_OF_QUANTITY).index(quantity)
-    at = own & rows.is_kind(KIND_OF_QUANTITY[quantity]) & np.isfinite(new.ratio[:, place])
+    at = other_cards & rows.is_kind(KIND_OF_QUANTITY[quantity]) & np.isfinite(new.ratio[:, place])
     ratio = new.ratio[at, place]
     near = new.near[at, place]
     family = np.array(rows.family)[at]
@@ -214,8 +216,8 @@ def counted(
     place = list(KIND_OF_QUANTITY).index(quantity)
     at = gone & rows.is_kind(KIND_OF_QUANTITY[quantity]) & np.isfinite(new.ratio[:, place])
     shared = at & _measured_by(rows, ~gone, quantity) & np.isfinite(again.ratio[:, place])
-    line, known = own_ends(rows, ~gone, new, quantity)
-    at &= np.isin(rows.family, list(known))
+    line, ends_of_family = own_ends(rows, ~gone, new, quantity)
+    at &= np.isin(rows.family, list(ends_of_family))
     of_class = np.where(
         at & shared, CLASSES[0], np.where(at & (new.why == ""), CLASSES[1], CLASSES[2])
     )
@@ -223,29 +225,29 @@ def counted(
     near = np.where(shared, again.near[:, place], new.near[:, place])
     why = np.where(shared, again.why, new.why)
     ends = (
-        np.log([known.get(name, (1.0, 1.0)) for name in rows.family])
+        np.log([ends_of_family.get(name, (1.0, 1.0)) for name in rows.family])
         * nearness_scale(near, line)[:, np.newaxis]
     )
     by = np.array([getattr(apart[OutsideReason(w)], quantity) if w else 0.0 for w in why.tolist()])
     ends = np.exp(widen_log_ends(ends, by[:, np.newaxis]))
     by = NORMAL_P90 * getattr(_spread_without(rows, gone), quantity)
     far = np.exp(widen_log_ends(np.log(ends), by))
-    inside, own = (at & (ratio >= e[:, 0]) & (ratio <= e[:, 1]) for e in (far, ends))
-    return Counted(quantity, np.where(at, of_class, ""), inside, own, far[:, 1] - far[:, 0])
+    inside, inside_own = (at & (ratio >= e[:, 0]) & (ratio <= e[:, 1]) for e in (far, ends))
+    return Counted(quantity, np.where(at, of_class, ""), inside, inside_own, far[:, 1] - far[:, 0])
 
 
-def _measured_by(rows: KernelRows, known: Mask, quantity: str) -> Mask:
+def _measured_by(rows: KernelRows, training: Mask, quantity: str) -> Mask:
     """Rows whose very operator is among the known rows that tell this quantity."""
     kinds = ("burst",) if quantity == "latency" else ("sustained", "duty")
-    there = {rows.spec[i] for i in np.flatnonzero(known & rows.is_kind(*kinds) & rows.fit)}
+    there = {rows.spec[i] for i in np.flatnonzero(training & rows.is_kind(*kinds) & rows.fit)}
     return np.array([spec in there for spec in rows.spec])
 
 
 def _spread_without(rows: KernelRows, gone: Mask) -> CardSpread:
     """The spread between cards as the others show it."""
-    rest = rows.select_rows(~gone)
+    remaining = rows.select_rows(~gone)
     return combine_spread(
-        {quantity: compare_cards(rest, quantity, None) for quantity in KIND_OF_QUANTITY}
+        {quantity: compare_cards(remaining, quantity, None) for quantity in KIND_OF_QUANTITY}
     )
 
 
@@ -299,11 +301,11 @@ def _said(where: str, rows: KernelRows, tables: list[Counted]) -> list[LedgerRow
             if name == CLASSES[1]:
                 reasons = dict.fromkeys(rows.chosen)
                 parts |= {_chosen(why): chosen == why for why in reasons}
-            found = [
+            class_rows = [
                 _counted_row(where, f"{quantity}, {name}, {part}", name, mine, at)
                 for part, at in parts.items()
             ]
-            out += [one for one in found if one["n"] >= LEAST_SAID]
+            out += [one for one in class_rows if one["n"] >= LEAST_SAID]
     return out
 
 
@@ -315,7 +317,7 @@ def _counted_row(
     where: str, quantity: str, of_class: str, tables: list[Counted], part: Mask
 ) -> LedgerRow:
     at = [table.of_class == of_class for table in tables]
-    inside, own, width = (
+    inside, inside_own, width = (
         np.concatenate(
             [getattr(table, name)[here & part] for table, here in zip(tables, at, strict=True)]
         )
@@ -325,7 +327,7 @@ def _counted_row(
     if inside.size:
         more |= {
             "coverage": round(100 * float(inside.mean()), 1),
-            "as_for_this_card": round(100 * float(own.mean()), 1),
+            "as_for_this_card": round(100 * float(inside_own.mean()), 1),
             "median_width": round(100 * float(np.median(width)), 1),
         }
     return make_ledger_row(

@@ -67,7 +67,7 @@ class Setting:
 
     gpu: Gpu
     parent: Bundle
-    own: KernelRows
+    card_rows: KernelRows
     test: KernelRows
     idle: IdleRows
 
@@ -76,7 +76,7 @@ def few_rows(gpu: str, card: str, tell: Tell) -> list[LedgerRow]:
     """Errors of the three ways of one card, by number of rows, mean over draws; the floor is the
     forecast's.
     """
-    found: dict[tuple[int, str], list[Array]] = {}
+    errors_of_arms: dict[tuple[int, str], list[Array]] = {}
     with one_thread():
         base = setting(gpu)
         for draw in range(DRAWS):
@@ -84,8 +84,8 @@ def few_rows(gpu: str, card: str, tell: Tell) -> list[LedgerRow]:
             for count in COUNTS:
                 tell(f"few rows: {card}, draw {draw + 1} of {DRAWS}, {count} rows")
                 for arm, error in compared(some, count, draw).items():
-                    found.setdefault((count, arm), []).append(error)
-    return _rows(gpu, card, found)
+                    errors_of_arms.setdefault((count, arm), []).append(error)
+    return _rows(gpu, card, errors_of_arms)
 
 
 def setting(gpu: str) -> Setting:
@@ -207,8 +207,8 @@ def distorted(base: Setting, seed: int) -> Setting:
     rng = np.random.default_rng([seed, 17])
     power = base.parent.power
     families = sorted({name.partition(".")[0] for name in base.parent.corrections})
-    own = np.repeat(rng.normal(0.0, _FAMILY, len(families)), len(MOVED_PHASES))
-    theta = np.concatenate([rng.normal(0.0, _PHASE, len(MOVED_PHASES)), own])
+    family_shifts = np.repeat(rng.normal(0.0, _FAMILY, len(families)), len(MOVED_PHASES))
+    theta = np.concatenate([rng.normal(0.0, _PHASE, len(MOVED_PHASES)), family_shifts])
     own_shift = rng.normal(0.0, _MODULE, len(power.scalable_parts))
     idle = float(np.exp(rng.normal(0.0, _IDLE)))
     module_factor = np.exp(rng.normal(0.0, _ENERGY) + own_shift).tolist()
@@ -219,9 +219,9 @@ def distorted(base: Setting, seed: int) -> Setting:
             dict(zip(power.scalable_parts, module_factor, strict=True)), idle_factor=idle
         ),
     )
-    own_rows, test = (_scaled(rows, base, truth) for rows in (base.own, base.test))
+    card_rows, test = (_scaled(rows, base, truth) for rows in (base.card_rows, base.test))
     return replace(
-        base, own=own_rows, test=test, idle=[(hz, idle * w, c) for hz, w, c in base.idle]
+        base, card_rows=card_rows, test=test, idle=[(hz, idle * w, c) for hz, w, c in base.idle]
     )
 
 
@@ -244,10 +244,10 @@ def _scaled(rows: KernelRows, base: Setting, truth: Bundle) -> KernelRows:
 
 def compared(some: Setting, count: int, seed: int) -> dict[str, Array]:
     """Latency and power error in percent of the three ways, from ``count`` of the card's own rows."""
-    own = some.own.select_rows(drawn(some.own, count, seed))
-    moved = move_forecast(own, some.gpu, some.parent, some.idle).bundle
-    alone = fit_kernel_rows(own, some.gpu, fit_idle_curve(some.idle, some.gpu))
-    bundles = (some.parent, moved, build_bundle(alone, own, some.gpu, {}, ""))
+    card_rows = some.card_rows.select_rows(drawn(some.card_rows, count, seed))
+    moved = move_forecast(card_rows, some.gpu, some.parent, some.idle).bundle
+    alone = fit_kernel_rows(card_rows, some.gpu, fit_idle_curve(some.idle, some.gpu))
+    bundles = (some.parent, moved, build_bundle(alone, card_rows, some.gpu, {}, ""))
     return {
         arm: errors(bundle, some.test, some.gpu) for arm, bundle in zip(ARMS, bundles, strict=True)
     }
@@ -275,14 +275,16 @@ def errors(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
     return np.array([100.0 * np.mean(np.abs(ratio - 1.0)) for ratio in (time, power)])
 
 
-def _rows(gpu: str, card: str, found: Mapping[tuple[int, str], list[Array]]) -> list[LedgerRow]:
+def _rows(
+    gpu: str, card: str, errors_of_arms: Mapping[tuple[int, str], list[Array]]
+) -> list[LedgerRow]:
     out = []
     for i, quantity in enumerate(("latency", "power")):
-        for (count, arm), each in found.items():
+        for (count, arm), draw_errors in errors_of_arms.items():
             if arm == ARMS[0]:
                 continue
-            values = np.array(each)[:, i]
-            forecast = np.array(found[count, ARMS[0]])[:, i]
+            values = np.array(draw_errors)[:, i]
+            forecast = np.array(errors_of_arms[count, ARMS[0]])[:, i]
             worse = int((values > forecast + 0.1).sum())
             more: dict[str, Any] = {
                 "draws": [round(v, 1) for v in values.tolist()],

@@ -192,13 +192,13 @@ def measurement_noise(database: str | Path) -> dict[tuple[str, str], float]:
     of repeats.
     """
     rows = kernel_rows.load_kernel_rows(database)
-    found = {}
+    noise = {}
     for quantity, kind in KIND_OF_QUANTITY.items():
         for family in (ALL_FAMILIES, *dict.fromkeys(rows.family)):
             apart = repeat_log_ratios(rows, quantity, family)
             if apart.size >= LEAST_REPEATS:
-                found[kind, family] = float(100.0 * np.mean(np.abs(apart)) / np.sqrt(2.0))
-    return found
+                noise[kind, family] = float(100.0 * np.mean(np.abs(apart)) / np.sqrt(2.0))
+    return noise
 
 
 def learning_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
@@ -214,7 +214,7 @@ def curves(gpu: str, variables: Mapping[str, str], tell: Tell, again: bool = Fal
     points = study(gpu, rows, variables, tell, again)
     floor = measurement_noise(gpu)
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
-    found = []
+    all_curves = []
     for quantity, kind in KIND_OF_QUANTITY.items():
         at = _tested(rows, kind)
         families = np.array(rows.family)[at]
@@ -224,10 +224,10 @@ def curves(gpu: str, variables: Mapping[str, str], tell: Tell, again: bool = Fal
             )
             error = points.error[quantity][:, at][:, mask]  # (order, row, share)
             count = np.maximum(points.trained[quantity][family], 0.5)
-            found.append(
+            all_curves.append(
                 _curve(quantity, family, error, count, shape[at][mask], floor.get((kind, family)))
             )
-    return found
+    return all_curves
 
 
 def _curve(
@@ -238,10 +238,17 @@ def _curve(
     shape: npt.NDArray[np.int64],
     noise: float | None,
 ) -> Curve:
-    each = 100.0 * error.mean(axis=1)  # (order, share)
+    order_errors = 100.0 * error.mean(axis=1)  # (order, share)
     law = fit_learning_curve(count, 100.0 * error.mean(axis=0), shape)
     return Curve(
-        quantity, family, error.shape[1], count, each.mean(axis=0), each.std(axis=0), law, noise
+        quantity,
+        family,
+        error.shape[1],
+        count,
+        order_errors.mean(axis=0),
+        order_errors.std(axis=0),
+        law,
+        noise,
     )
 
 
@@ -272,8 +279,8 @@ def study(
             subsets = [(fold != k) & (nested(rows, k, order) < share) for share in SHARES]
             for quantity in QUANTITIES:
                 counted[quantity].append(_trained(rows, subsets, quantity))
-    for found in error.values():
-        found[1:, :, -1] = found[0, :, -1]  # all rows are the same in every order
+    for fold_errors in error.values():
+        fold_errors[1:, :, -1] = fold_errors[0, :, -1]  # all rows are the same in every order
     families = (ALL_FAMILIES, *dict.fromkeys(rows.family))
     means = {
         q: dict(zip(families, np.mean(counts, axis=0), strict=True))
@@ -297,7 +304,7 @@ def _one(
 ) -> list[dict[str, Any]]:
     """One fold held out, one order of shapes: errors at every share."""
     place = nested(rows, k, order)
-    found = []
+    share_errors = []
     power_w, _, latency_s = settled_figures(rows)
     true = {"latency": latency_s, "power": power_w}
     test = (_tested(rows, "burst") | _tested(rows, "sustained")) & (fold == k)
@@ -307,14 +314,17 @@ def _one(
             f"learning: fold {k + 1} of {FOLDS}, order {order + 1} of {ORDERS}, {int(train.sum())} rows"
         )
         predicted = predict(rows.select_rows(train), rows.select_rows(test))
-        each = {
+        quantity_errors = {
             q: np.abs(predicted[:, i] / true[q][test] - 1.0)[_tested(rows, kind)[test]]
             for i, (q, kind) in enumerate(KIND_OF_QUANTITY.items())
         }
-        found.append(
-            {"share": share, "error": {q: [round(float(e), 5) for e in v] for q, v in each.items()}}
+        share_errors.append(
+            {
+                "share": share,
+                "error": {q: [round(float(e), 5) for e in v] for q, v in quantity_errors.items()},
+            }
         )
-    return found
+    return share_errors
 
 
 def nested(rows: KernelRows, fold: int, order: int) -> Array:

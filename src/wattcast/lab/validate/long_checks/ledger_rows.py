@@ -19,12 +19,12 @@ def run_study(section: str, make: Callable[[str, Tell], list[LedgerRow]]) -> Non
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--gpu", default="h200", help="a GPU whose database ships")
     parser.add_argument("--again", action="store_true", help="even where results were kept")
-    asked, _ = parser.parse_known_args()
+    options, _ = parser.parse_known_args()
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr)
 
     rows = load_or_make_rows(
-        f"{section}-{asked.gpu}", lambda: make(asked.gpu, tell), os.environ, asked.again
+        f"{section}-{options.gpu}", lambda: make(options.gpu, tell), os.environ, options.again
     )
     print(json.dumps({"rows": rows}, indent=1))

@@ -42,27 +42,31 @@ SAID = {
 }
 
 
-def unseen_rows(gpu: str, held: HeldOutRows, tell: Tell) -> list[LedgerRow]:
+def unseen_rows(gpu: str, held_rows: HeldOutRows, tell: Tell) -> list[LedgerRow]:
     """Coverage of what was left out, by reason; minutes."""
     rows = kernel_rows.load_kernel_rows(gpu)
     chip = hardware.load_gpu(gpu)
-    near = fit_nearness(held)
+    near = fit_nearness(held_rows)
     with one_thread():
         idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
-        left = predict_left_out(rows, chip, idle, fit_interval_ends(held, near=near), near, tell)
-    return counted_rows(f"{gpu} never measured", left)
+        left_out = predict_left_out(
+            rows, chip, idle, fit_interval_ends(held_rows, near=near), near, tell
+        )
+    return counted_rows(f"{gpu} never measured", left_out)
 
 
-def counted_rows(where: str, left: LeftOutRows) -> list[LedgerRow]:
+def counted_rows(where: str, left_out: LeftOutRows) -> list[LedgerRow]:
     """A row of each reason and quantity with enough things left out."""
-    whole = fit_reason_widening(left)
-    without = {thing: fit_reason_widening(left, thing) for thing in dict.fromkeys(left.thing)}
-    why = np.array(left.why)
-    things = np.array(left.thing)
+    whole = fit_reason_widening(left_out)
+    without = {
+        thing: fit_reason_widening(left_out, thing) for thing in dict.fromkeys(left_out.thing)
+    }
+    why = np.array(left_out.why)
+    things = np.array(left_out.thing)
     out = []
     for quantity in KIND_OF_QUANTITY:
-        for reason, said in SAID.items():
-            at = (why == str(reason)) & np.isfinite(getattr(left, quantity))
+        for reason, description in SAID.items():
+            at = (why == str(reason)) & np.isfinite(getattr(left_out, quantity))
             if reason not in whole or len(set(things[at].tolist())) < LEAST_KINDS:
                 continue
             by = np.array(
@@ -71,13 +75,13 @@ def counted_rows(where: str, left: LeftOutRows) -> list[LedgerRow]:
                     for t in things[at].tolist()
                 ]
             )
-            more = _counted(left, quantity, at, by) | {
+            more = _counted(left_out, quantity, at, by) | {
                 "half_width": round(getattr(whole[reason], quantity), 3)
             }
             out.append(
                 make_ledger_row(
                     where,
-                    f"{quantity}, {said}, inside {INTERVAL_LEVEL:.0%}",
+                    f"{quantity}, {description}, inside {INTERVAL_LEVEL:.0%}",
                     int(at.sum()),
                     None,
                     **more,
@@ -86,17 +90,17 @@ def counted_rows(where: str, left: LeftOutRows) -> list[LedgerRow]:
     return out
 
 
-def _counted(left: LeftOutRows, quantity: str, at: Mask, by: Array) -> dict[str, Any]:
+def _counted(left_out: LeftOutRows, quantity: str, at: Mask, by: Array) -> dict[str, Any]:
     place = slice(0, 2) if quantity == "latency" else slice(2, 4)
-    ends = left.ends[at, place]
-    log_ratio = getattr(left, quantity)[at]
-    things = np.array(left.thing)[at]
+    ends = left_out.ends[at, place]
+    log_ratio = getattr(left_out, quantity)[at]
+    things = np.array(left_out.thing)[at]
     far = widen_log_ends(ends, by[:, np.newaxis])
     inside, plain = ((log_ratio >= e[:, 0]) & (log_ratio <= e[:, 1]) for e in (far, ends))
     names = list(dict.fromkeys(things.tolist()))
 
-    def share(found: Mask) -> float:
-        return round(100 * float(np.mean([found[things == name].mean() for name in names])), 1)
+    def share(covered: Mask) -> float:
+        return round(100 * float(np.mean([covered[things == name].mean() for name in names])), 1)
 
     return {
         "wanted": [85.0, 95.0],

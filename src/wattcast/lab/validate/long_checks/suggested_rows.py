@@ -59,7 +59,7 @@ class Pool:
     bundle: Bundle
     bursts: Index  # places in rows of candidates
     test: Index
-    rest: Mask  # rows of other kinds in the training folds
+    other_kinds: Mask  # rows of other kinds in the training folds
     kernels: Kernels  # of the candidates
     share: Array  # of candidates
     test_share: Array
@@ -70,8 +70,8 @@ Order = Callable[[Pool, Index, int, np.random.Generator], Index]
 
 def at_random(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
     """Candidates in any order."""
-    left = np.setdiff1d(np.arange(len(pool.bursts)), start)
-    return np.asarray(rng.permutation(left)[:count])
+    candidates = np.setdiff1d(np.arange(len(pool.bursts)), start)
+    return np.asarray(rng.permutation(candidates)[:count])
 
 
 def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
@@ -81,16 +81,18 @@ def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) 
     )
     groups = np.array(pool.kernels.work.kernel_family)
     width = interval_widths(pool.kernels, pool.bundle)
-    known = np.isin(np.arange(len(groups)), start)
-    away = np.minimum(distances_to_known(pool.kernels, select_kernels(pool.kernels, known)), 20.0)
-    found = []
+    measured = np.isin(np.arange(len(groups)), start)
+    away = np.minimum(
+        distances_to_known(pool.kernels, select_kernels(pool.kernels, measured)), 20.0
+    )
+    order = []
     for _ in range(count):
-        best = int(np.argmax(np.where(known, -1.0, width * away)))
-        found.append(best)
-        known[best] = True
+        best = int(np.argmax(np.where(measured, -1.0, width * away)))
+        order.append(best)
+        measured[best] = True
         alike = groups == groups[best]
         away[alike] = np.minimum(away[alike], np.linalg.norm(places[alike] - places[best], axis=1))
-    return np.array(found)
+    return np.array(order)
 
 
 def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
@@ -102,42 +104,48 @@ def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -
     )
     groups = np.array(pool.kernels.work.kernel_family)
     width = interval_widths(pool.kernels, pool.bundle)
-    known = np.isin(np.arange(len(groups)), start)
-    away = distances_to_known(pool.kernels, select_kernels(pool.kernels, known))
+    measured = np.isin(np.arange(len(groups)), start)
+    away = distances_to_known(pool.kernels, select_kernels(pool.kernels, measured))
     even = np.full(len(groups), 1.0 / len(groups))
-    found = []
+    order = []
     for i in range(count):
         worth = width * (
             even if (i + 1) % 10 in (3, 6, 9) else pool.share
         )  # three in ten for the plan
-        best = int(np.argmax(np.where(known, -1.0, worth * (1.0 - 0.85 * np.exp(-0.5 * away**2)))))
-        found.append(best)
-        known[best] = True
+        best = int(
+            np.argmax(np.where(measured, -1.0, worth * (1.0 - 0.85 * np.exp(-0.5 * away**2))))
+        )
+        order.append(best)
+        measured[best] = True
         alike = groups == groups[best]
         away[alike] = np.minimum(away[alike], np.linalg.norm(places[alike] - places[best], axis=1))
-    return np.array(found)
+    return np.array(order)
 
 
 def suggested(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
     """As ``lab kernels --suggest`` orders them: a share for real models, the rest for the plan."""
     everything = np.arange(len(pool.bursts))
-    known = np.isin(everything, start)
-    before = select_kernels(pool.kernels, known)
+    measured = np.isin(everything, start)
+    before = select_kernels(pool.kernels, measured)
     from_plan = round(PLAN_SHARE * count)
     first = [
-        i for i, _ in pick_candidates(pool.kernels, before, pool.share, ~known, count - from_plan)
+        i
+        for i, _ in pick_candidates(pool.kernels, before, pool.share, ~measured, count - from_plan)
     ]
-    taken = np.isin(everything, first)
+    picked = np.isin(everything, first)
     even = np.ones(len(everything))
-    rest = [
-        i for i, _ in pick_candidates(pool.kernels, before, even, ~known & ~taken, from_plan, taken)
+    plan_rows = [
+        i
+        for i, _ in pick_candidates(
+            pool.kernels, before, even, ~measured & ~picked, from_plan, picked
+        )
     ]
     # both kinds in proportion, so that any beginning of the list has its share of each
     place = [
         *(np.arange(len(first)) / len(first)),
-        *((np.arange(len(rest)) + 0.5) / max(len(rest), 1)),
+        *((np.arange(len(plan_rows)) + 0.5) / max(len(plan_rows), 1)),
     ]
-    return np.array([*first, *rest])[np.argsort(place, kind="stable")]
+    return np.array([*first, *plan_rows])[np.argsort(place, kind="stable")]
 
 
 WAYS: dict[str, Order] = {
@@ -152,7 +160,7 @@ def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     """Errors by way of choosing and number of rows, mean over folds and draws; the floor is random
     choice.
     """
-    found: dict[tuple[int, int, str], list[Array]] = {}
+    errors: dict[tuple[int, int, str], list[Array]] = {}
     with one_thread():
         for fold in HELD:
             pool = pool_of(gpu, fold)
@@ -162,9 +170,11 @@ def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
                         f"suggest: fold {fold + 1} held out, from {start} rows, draw {draw + 1} of {DRAWS}"
                     )
                     for (total, way), error in trial(pool, start, draw).items():
-                        found.setdefault((start, total, way), []).append(error)
+                        errors.setdefault((start, total, way), []).append(error)
     return [
-        _row(gpu, key, i, each, found) for i in range(len(WEIGHTS)) for key, each in found.items()
+        _row(gpu, key, i, trial_errors, errors)
+        for i in range(len(WEIGHTS))
+        for key, trial_errors in errors.items()
     ]
 
 
@@ -172,13 +182,13 @@ def trial(pool: Pool, start: int, seed: int) -> dict[tuple[int, str], Array]:
     """Errors, one for each weighting, from ``start`` rows and from those each way adds."""
     rng = np.random.default_rng([seed, start])
     begin = np.asarray(rng.permutation(len(pool.bursts))[:start])
-    found = {(start, "start"): scored(pool, begin)}
+    errors = {(start, "start"): scored(pool, begin)}
     for name, order in WAYS.items():
         more = order(pool, begin, round((max(GROWS) - 1.0) * start), rng)
         for times in GROWS:
             some = np.concatenate([begin, more[: round((times - 1.0) * start)]])
-            found[round(times * start), name] = scored(pool, some)
-    return found
+            errors[round(times * start), name] = scored(pool, some)
+    return errors
 
 
 def pool_of(gpu: str, fold: int) -> Pool:
@@ -187,56 +197,68 @@ def pool_of(gpu: str, fold: int) -> Pool:
     rows = kernel_rows.load_kernel_rows(gpu)
     bundle = bundle_for(chip)
     burst = rows.is_kind("burst")
-    names = tuple(own if b else () for own, b in zip(rows.names, burst, strict=True))
+    names = tuple(
+        kernel_names if b else () for kernel_names, b in zip(rows.names, burst, strict=True)
+    )
     rows = replace(
         rows, names=names
     )  # else kernels of bursts not chosen would be known from sustained rows
     usable = burst & rows.fit & (rows.repeat == 0) & on_random_data(rows)
-    held = assign_folds(rows) == fold
-    bursts = np.flatnonzero(usable & ~held)
-    test = np.flatnonzero(usable & held)
+    in_test_fold = assign_folds(rows) == fold
+    bursts = np.flatnonzero(usable & ~in_test_fold)
+    test = np.flatnonzero(usable & in_test_fold)
     of = [
         build_kernels(some.ops, some.conditions, chip, bundle.reference, ())
         for some in map(rows.select_rows, _masks(rows, bursts, test))
     ]
-    wanted = list_model_operators(gpu, lambda _: None)
-    asked = build_kernels(
-        tuple(w.op for w in wanted), [USUAL_CONDITION] * len(wanted), chip, bundle.reference, ()
+    operators = list_model_operators(gpu, lambda _: None)
+    asked_kernels = build_kernels(
+        tuple(w.op for w in operators),
+        [USUAL_CONDITION] * len(operators),
+        chip,
+        bundle.reference,
+        (),
     )
-    weight = np.array([w.share for w in wanted])
-    shares = [spread_over(asked, weight, kernels) for kernels in of]
+    weight = np.array([w.share for w in operators])
+    shares = [spread_over(asked_kernels, weight, kernels) for kernels in of]
     idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
-    return Pool(rows, chip, idle, bundle, bursts, test, ~burst & ~held, of[0], shares[0], shares[1])
+    return Pool(
+        rows, chip, idle, bundle, bursts, test, ~burst & ~in_test_fold, of[0], shares[0], shares[1]
+    )
 
 
 def _masks(rows: KernelRows, *places: Index) -> list[Mask]:
     return [np.isin(np.arange(len(rows)), some) for some in places]
 
 
-def spread_over(asked: Kernels, weight: Array, kernels: Kernels) -> Array:
+def spread_over(asked_kernels: Kernels, weight: Array, kernels: Kernels) -> Array:
     """Each operator's weight, spread over kernels of its group by their distance; the shares add up
     to one.
     """
     names = sorted(
-        n for n in kernels.work.features if n.startswith("log_") and n in asked.work.features
+        n
+        for n in kernels.work.features
+        if n.startswith("log_") and n in asked_kernels.work.features
     )
-    theirs, mine = (np.column_stack([k.work.features[n] for n in names]) for k in (asked, kernels))
-    group = np.array(asked.work.kernel_family)
-    own = np.array(kernels.work.kernel_family)
-    found = np.zeros(len(own))
-    for name in set(group.tolist()) & set(own.tolist()):
-        here = np.flatnonzero(own == name)
+    theirs, mine = (
+        np.column_stack([k.work.features[n] for n in names]) for k in (asked_kernels, kernels)
+    )
+    group = np.array(asked_kernels.work.kernel_family)
+    families = np.array(kernels.work.kernel_family)
+    shares = np.zeros(len(families))
+    for name in set(group.tolist()) & set(families.tolist()):
+        here = np.flatnonzero(families == name)
         there = np.flatnonzero(group == name)
         apart = np.linalg.norm(theirs[there][:, None, :] - mine[here][None, :, :], axis=-1)
         near = np.exp(-0.5 * (apart**2 - apart.min(axis=1, keepdims=True) ** 2))
-        found[here] += weight[there] @ (near / near.sum(axis=1, keepdims=True))
-    return np.asarray(found / max(float(found.sum()), 1e-30))
+        shares[here] += weight[there] @ (near / near.sum(axis=1, keepdims=True))
+    return np.asarray(shares / max(float(shares.sum()), 1e-30))
 
 
 def scored(pool: Pool, chosen: npt.NDArray[np.int64]) -> Array:
     """Held-out latency error in percent of a fit on the chosen bursts, by each weighting."""
     train, test = _masks(pool.rows, pool.bursts[chosen], pool.test)
-    fitted = fit_kernel_rows(pool.rows.select_rows(train | pool.rest), pool.gpu, pool.idle)
+    fitted = fit_kernel_rows(pool.rows.select_rows(train | pool.other_kinds), pool.gpu, pool.idle)
     some = pool.rows.select_rows(test)
     error = 100.0 * np.abs(
         predict_with_fit(fitted, some, pool.gpu)[:, 0] / some.column("latency_s") - 1.0
@@ -248,12 +270,12 @@ def _row(
     gpu: str,
     key: tuple[int, int, str],
     i: int,
-    each: list[Array],
-    found: dict[tuple[int, int, str], list[Array]],
+    trial_errors: list[Array],
+    errors: dict[tuple[int, int, str], list[Array]],
 ) -> LedgerRow:
     start, total, way = key
-    values = np.array(each)[:, i]
-    chance = found.get((start, total, "random"))
+    values = np.array(trial_errors)[:, i]
+    chance = errors.get((start, total, "random"))
     floor = None if chance is None or way == "random" else float(np.array(chance)[:, i].mean())
     more: dict[str, Any] = {"draws": [round(v, 1) for v in values.tolist()]}
     return make_ledger_row(

@@ -118,17 +118,17 @@ def collective_rows(reference: Path) -> list[LedgerRow]:
             continue
         timings = [row for row in read_collective_table(paths[-1]) if row.held_out and row.judged]
         gpu = load_gpu(name)
-        own = laws.links.get(gpu.architecture, laws.pcie)
-        others = [
+        own_law = laws.links.get(gpu.architecture, laws.pcie)
+        other_laws = [
             law for architecture, law in laws.links.items() if architecture != gpu.architecture
         ]
-        carried = mean_law(others)
-        if own.nvls_share is None:
+        carried = mean_law(other_laws)
+        if own_law.nvls_share is None:
             carried = replace(carried, nvls_share=None, nvls_start_s=None)
         true_s = np.array([row.latency_s for row in timings])
         floor = _errors(_ring_s(timings, gpu), true_s)
         for label, law, goals in (
-            ("held-out shapes", own, (15.0, 8.0)),
+            ("held-out shapes", own_law, (15.0, 8.0)),
             ("card left out, law of the other cards", carried, (None, None)),
         ):
             error = _errors(_law_s(law, timings, gpu), true_s)
@@ -157,7 +157,7 @@ def judge_carried_laws(reference: Path) -> dict[str, tuple[int, float, float]]:
 
     Every row judges: the H100 takes the law of the H200, the GB200 that of the B200.
     """
-    found = {}
+    errors = {}
     for stem, name in CARRIED.items():
         paths = sorted((reference / "aiconfigurator").glob(f"{stem}.nccl-*.csv*"))
         if not paths:
@@ -169,8 +169,8 @@ def judge_carried_laws(reference: Path) -> dict[str, tuple[int, float, float]]:
         ]
         true_s = np.array([row.latency_s for row in timings])
         error = _errors(collective_s(ops, load_gpu(name)), true_s)
-        found[name] = len(timings), float(np.median(error)), float(np.quantile(error, 0.9))
-    return found
+        errors[name] = len(timings), float(np.median(error)), float(np.quantile(error, 0.9))
+    return errors
 
 
 def public_rows() -> list[LedgerRow]:
@@ -202,10 +202,10 @@ def public_rows() -> list[LedgerRow]:
                 "collectives, published", name, len(some), float(np.median(error)), **more
             )
         )
-    asked = ask_amd_rows()
-    error = np.array(list_errors(asked, judge_rows(asked), "latency"))
+    amd_rows = ask_amd_rows()
+    error = np.array(list_errors(amd_rows, judge_rows(amd_rows), "latency"))
     what = "MI300X, Llama 3.1 70B fp8 over 8 GPUs, 128 tokens in, 2048 out, batch 1 to 4: latency"
-    return [*rows, make_ledger_row(AMD, what, len(asked), float(np.mean(error)))]
+    return [*rows, make_ledger_row(AMD, what, len(amd_rows), float(np.mean(error)))]
 
 
 def _link_rate(gpu: Gpu) -> Array:

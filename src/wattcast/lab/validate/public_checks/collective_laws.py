@@ -108,12 +108,12 @@ def main(folder: Path) -> None:
                 free,
                 fixed,
             )
-            found = nccl_protocol_s(law, as_rows(timings, True), both_ways / 2).min(axis=0)
-            error = np.abs(found / [t.latency_s for t in timings] - 1.0)
+            predicted_s = nccl_protocol_s(law, as_rows(timings, True), both_ways / 2).min(axis=0)
+            error = np.abs(predicted_s / [t.latency_s for t in timings] - 1.0)
             left_out[fold == number] = error[fold == number]
         law = fit_law(timings, both_ways / 2, free, fixed)
-        found = nccl_protocol_s(law, as_rows(timings, True), both_ways / 2).min(axis=0)
-        error = np.abs(found / [t.latency_s for t in timings] - 1.0)
+        predicted_s = nccl_protocol_s(law, as_rows(timings, True), both_ways / 2).min(axis=0)
+        error = np.abs(predicted_s / [t.latency_s for t in timings] - 1.0)
         print(f"  {gpu.architecture if linked else 'pcie'}:")
         print(f"    source: {path.name}, {len(timings)} rows of the fitted half")
         for item in names:
@@ -146,9 +146,13 @@ def draw_held_out(folder: Path) -> Figure:
                 for t in timings
                 if (t.kind, t.gpus, t.dtype) == ("all_reduce", gpus, "half") and t.judged
             ]
-            held = [t for t in rows if t.held_out]
+            held_out = [t for t in rows if t.held_out]
             panel.loglog(
-                [t.byte for t in held], [t.latency_s * 1e6 for t in held], "o", color=colour, ms=4
+                [t.byte for t in held_out],
+                [t.latency_s * 1e6 for t in held_out],
+                "o",
+                color=colour,
+                ms=4,
             )
             line = [
                 CollectiveTiming("all_reduce", 1 << k, gpus, "half", 0.0) for k in range(10, 31)

@@ -122,8 +122,8 @@ class ModelSet:
 
     def log_ratio(self, quantity: str) -> Array:
         """Return logs of measured over predicted."""
-        said = [p.latency_s if quantity == "latency" else p.power_w for p in self.predictions]
-        return np.asarray(np.log(self.measured[quantity] / np.array(said)))
+        predicted = [p.latency_s if quantity == "latency" else p.power_w for p in self.predictions]
+        return np.asarray(np.log(self.measured[quantity] / np.array(predicted)))
 
     def ends(
         self,
@@ -134,7 +134,7 @@ class ModelSet:
         """Return logs of the interval's ends over the prediction, ``(row, 2)``; other ends of
         families or steps.
         """
-        found = []
+        log_ends = []
         for p in self.predictions:
             interval = (
                 p.interval
@@ -146,8 +146,8 @@ class ModelSet:
                 if quantity == "latency"
                 else (interval.power_w, p.power_w)
             )
-            found.append(np.log(value / middle))
-        return np.array(found)
+            log_ends.append(np.log(value / middle))
+        return np.array(log_ends)
 
 
 def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list[LedgerRow]:
@@ -157,17 +157,27 @@ def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list
     rows = []
     tell(f"coverage: layers and whole models of the {gpu}")
     unseen = (load_step_set(gpu, held_out=True), load_told_set(gpu))
-    for own in (
+    for model_set in (
         load_layer_set(gpu),
         *load_model_sets(gpu),
         load_step_set(gpu, held_out=False),
         *unseen,
     ):
-        for quantity in own.measured:
-            wanted = (85.0, 95.0)
-            ends = _ends_of_left_out_engines(own, quantity) if own in unseen else own.ends(quantity)
+        for quantity in model_set.measured:
+            goal = (85.0, 95.0)
+            ends = (
+                _ends_of_left_out_engines(model_set, quantity)
+                if model_set in unseen
+                else model_set.ends(quantity)
+            )
             rows.append(
-                _judge(f"coverage, {own.name}", quantity, own.log_ratio(quantity), ends, wanted)
+                _judge(
+                    f"coverage, {model_set.name}",
+                    quantity,
+                    model_set.log_ratio(quantity),
+                    ends,
+                    goal,
+                )
             )
     if reference is None:
         return rows
@@ -178,11 +188,11 @@ def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list
 
 
 def _judge(
-    where: str, quantity: str, log_ratio: Array, ends: Array, wanted: tuple[float, float]
+    where: str, quantity: str, log_ratio: Array, ends: Array, goal: tuple[float, float]
 ) -> LedgerRow:
-    known = np.isfinite(log_ratio)
-    log_ratio = log_ratio[known]
-    ends = ends[known]
+    measured = np.isfinite(log_ratio)
+    log_ratio = log_ratio[measured]
+    ends = ends[measured]
     inside = (log_ratio >= ends[:, 0]) & (log_ratio <= ends[:, 1])
     low, high = np.quantile(np.exp(log_ratio), [0.05, 0.95])
     width = float(np.mean(np.exp(ends[:, 1]) - np.exp(ends[:, 0])))
@@ -191,8 +201,8 @@ def _judge(
         "coverage": round(share, 1),
         "width": round(100.0 * width, 1),
         "narrowest": round(100.0 * float(high - low), 1),
-        "wanted": list(wanted),
-        "held": bool(wanted[0] <= share <= wanted[1] and width <= WIDEST * (high - low)),
+        "wanted": list(goal),
+        "held": bool(goal[0] <= share <= goal[1] and width <= WIDEST * (high - low)),
     }
     return make_ledger_row(where, quantity, len(log_ratio), None, **more)
 
@@ -205,22 +215,23 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
     models = load_published_models(reference)
     chips = {s.chip for s in kernels} | {s.chip for s in models}
     without = {chip: learn_forecast_ends(kernels, models, chip) for chip in sorted(chips)}
-    for found in kernels:
-        bundle = found.bundle
+    for kernel_set in kernels:
+        bundle = kernel_set.bundle
         if bundle.status is FitStatus.FORECAST:
-            learned = without[found.chip]
+            learned = without[kernel_set.chip]
             bundle = replace(bundle, residuals=forecast_residuals(bundle.residuals, learned))
-            ends = found.make_ends(bundle, {})
+            ends = kernel_set.make_ends(bundle, {})
         else:  # of the card itself: what was learned from the other half of the shapes
-            each = [
-                found.make_ends(bundle, learn_engine_ends(kernels, half)) for half in (False, True)
+            half_ends = [
+                kernel_set.make_ends(bundle, learn_engine_ends(kernels, half))
+                for half in (False, True)
             ]
-            ends = np.where(found.half[:, np.newaxis], *each)
-        for quantity, log_ratio in found.log_ratio.items():
+            ends = np.where(kernel_set.half[:, np.newaxis], *half_ends)
+        for quantity, log_ratio in kernel_set.log_ratio.items():
             if np.isfinite(log_ratio).sum() >= LEAST_ROWS:
                 yield (
                     quantity,
-                    found.name,
+                    kernel_set.name,
                     log_ratio,
                     ends[:, :2] if quantity == "latency" else ends[:, 2:],
                 )
@@ -235,7 +246,7 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
 @cache
 def load_table_sets(reference: Path) -> tuple[KernelSet, ...]:
     """Load the tables of kernels: forecasts of three GPUs, and the H200's with its own bundle."""
-    found = []
+    sets = []
     for name in ("a100-sxm-80gb", "b200", "l40s", "h200"):
         gpu = hardware.load_gpu(name)
         bundle = bundle_for(gpu) if name == "h200" else forecast_bundle(gpu)
@@ -250,12 +261,12 @@ def load_table_sets(reference: Path) -> tuple[KernelSet, ...]:
             for engine, op, kind in zip(table.engine, table.rows.ops, table.rows.kind, strict=True)
         ]
         for label in dict.fromkeys(names):
-            some = np.array([other == label for other in names])
+            some = np.array([row_label == label for row_label in names])
             if label.endswith("sustained"):
                 some &= np.isfinite(table.rows.column("power_w"))
             if some.sum() >= LEAST_ROWS:
-                found.append(_kernel_set(label, table.select_rows(some), gpu, bundle))
-    return tuple(found)
+                sets.append(_kernel_set(label, table.select_rows(some), gpu, bundle))
+    return tuple(sets)
 
 
 def _table_of(work: str) -> str:
@@ -324,12 +335,12 @@ def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
     for name, some in read_other_gpus(reference, fp32_runs).items():
         if some:
             runs[name, f"{name} whole models, {_FP32}"] = some
-    found = []
+    sets = []
     for (name, label), some in runs.items():
         gpu = hardware.load_gpu(name)
         rows = [to_calibration_row(r, gpu) for r in some]
-        found.append(_model_set(label, CHIPS.get(name, name), rows, gpu, forecast_bundle(gpu)))
-    return tuple(found)
+        sets.append(_model_set(label, CHIPS.get(name, name), rows, gpu, forecast_bundle(gpu)))
+    return tuple(sets)
 
 
 def _model_set(
@@ -350,7 +361,7 @@ def load_model_sets(gpu: str) -> list[ModelSet]:
     """Load our own whole models: captured in CUDA graphs, and launched by the host."""
     chip = hardware.load_gpu(gpu)
     bundle = bundle_for(chip)
-    found = []
+    sets = []
     for label, captured in (
         ("whole models, GPU-bound", True),
         ("whole models, launched by the host", False),
@@ -366,10 +377,10 @@ def load_model_sets(gpu: str) -> list[ModelSet]:
         )
         latency = whole_models.measured_column(cases, lambda r: r.latency_s)
         power = whole_models.measured_column(cases, lambda r: r.power_w)
-        found.append(
+        sets.append(
             ModelSet(f"{gpu} {label}", "", predictions, {"latency": latency, "power": power})
         )
-    return found
+    return sets
 
 
 def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
@@ -382,7 +393,7 @@ def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
     records = load_engine_records(gpu)
     engines = {row["model"]: row for row in records.select_kind("engine")}
     told_apart = {row["model"] for row in records.rows if row.get("normal_weights")}
-    asked = []
+    questions = []
     rows = []
     for row in records.select_kind("decode", "prefill"):
         engine = engines[row["model"]]
@@ -405,14 +416,14 @@ def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
             "seq": sizes[1],
             **narrow,
         }
-        asked.append((load_measured_model(row["model"]), options))
+        questions.append((load_measured_model(row["model"]), options))
         rows.append(row)
     measured = {
         q: np.array([row[n] for row in rows])
         for q, n in (("latency", "latency_s"), ("power", "power_w"))
     }
     side = "held-out" if held_out else "fitting"
-    predictions = tuple(predict_many(asked, board or gpu, force=True))
+    predictions = tuple(predict_many(questions, board or gpu, force=True))
     return ModelSet(f"{gpu} engine steps, {side} models", "", predictions, measured)
 
 
@@ -420,10 +431,10 @@ def load_told_set(gpu: str) -> ModelSet:
     """Load the power of held-out models' steps on cards whose board was read, each predicted for
     its board.
     """
-    told = [load_step_set(gpu, held_out=True, board=board) for board in list_boards(gpu)]
-    predictions = tuple(p for some in told for p in some.predictions)
-    power_w = np.concatenate([some.measured["power"] for some in told])
-    return ModelSet(f"{told[0].name}, board told", "", predictions, {"power": power_w})
+    board_sets = [load_step_set(gpu, held_out=True, board=board) for board in list_boards(gpu)]
+    predictions = tuple(p for some in board_sets for p in some.predictions)
+    power_w = np.concatenate([some.measured["power"] for some in board_sets])
+    return ModelSet(f"{board_sets[0].name}, board told", "", predictions, {"power": power_w})
 
 
 def list_step_kinds(some: ModelSet) -> list[str]:
@@ -438,11 +449,11 @@ def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPa
     ``kind`` is theirs by ``find_step_kind``. Of n steps (n + 1)·0.9 must be inside for that: split
     conformal prediction [Lei2018], since steps are few.
     """
-    kept = np.array(
+    is_learned = np.array(
         [_engine_of(p) != without and find_step_kind(p.basis) == kind for p in some.predictions]
     )
-    found = {"latency": 0.0, "power": 0.0}
-    count = int(kept.sum())
+    half_width = {"latency": 0.0, "power": 0.0}
+    count = int(is_learned.sum())
     for quantity in some.measured:
         ratio = some.log_ratio(quantity)
         least = 0.0
@@ -450,14 +461,14 @@ def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPa
         while most - least > 1e-3:
             half = 0.5 * (least + most)
             low, high = some.ends(quantity, steps=LearnedPair(half, half, count, "")).T
-            enough = np.sum(((low <= ratio) & (ratio <= high))[kept]) >= LEVEL * (count + 1)
+            enough = np.sum(((low <= ratio) & (ratio <= high))[is_learned]) >= LEVEL * (count + 1)
             least, most = (least, half) if enough else (half, most)
-        found[quantity] = round(most, 4)
+        half_width[quantity] = round(most, 4)
     engines = len(
-        {_engine_of(p) for p, is_kept in zip(some.predictions, kept, strict=True) if is_kept}
+        {_engine_of(p) for p, learned in zip(some.predictions, is_learned, strict=True) if learned}
     )
     return LearnedPair(
-        **found, rows=count, source=f"steps of {engines} engines that no law was fitted to"
+        **half_width, rows=count, source=f"steps of {engines} engines that no law was fitted to"
     )
 
 
@@ -465,12 +476,12 @@ def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:
     """Return log-ends of the steps of each engine, learned from those of the other engines."""
     engines = np.array([_engine_of(p) for p in some.predictions])
     kinds = {_engine_of(p): find_step_kind(p.basis) for p in some.predictions}
-    found = np.empty((len(engines), 2))
+    log_ends = np.empty((len(engines), 2))
     for name, kind in kinds.items():
-        found[engines == name] = some.ends(quantity, steps=learn_step_spread(some, kind, name))[
+        log_ends[engines == name] = some.ends(quantity, steps=learn_step_spread(some, kind, name))[
             engines == name
         ]
-    return found
+    return log_ends
 
 
 def _engine_of(p: Prediction) -> str:
@@ -512,12 +523,12 @@ def learn_forecast_ends(
     given those of the first; so does power. These need no stretch: whole models of a chip left out
     are 91 % inside on average without."""
     stretch = learn_stretch(kernels, without)
-    found = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
-    others = [m for m in models if m.chip != without]
+    ends_of_group = _group_ends([k for k in kernels if k.chip not in ("", without)], stretch)
+    other_models = [m for m in models if m.chip != without]
     # models in fp32 are judged by these ends, and have no part in learning them
-    judged = [m for m in others if not m.name.endswith(_FP32)]
+    judged = [m for m in other_models if not m.name.endswith(_FP32)]
     if not judged:
-        return found | _OTHER_KINDS
+        return ends_of_group | _OTHER_KINDS
     weight = np.concatenate([np.full(len(m.predictions), 1.0 / len(m.predictions)) for m in judged])
     ratios = {q: np.concatenate([m.log_ratio(q) for m in judged]) for q in ("latency", "power")}
     rows = len(weight)
@@ -528,7 +539,7 @@ def learn_forecast_ends(
             m.ends(
                 quantity,
                 forecast_residuals(
-                    m.predictions[0].basis.bundle.residuals, found | {"other": ends}
+                    m.predictions[0].basis.bundle.residuals, ends_of_group | {"other": ends}
                 ),
             )
             for m in judged
@@ -542,9 +553,9 @@ def learn_forecast_ends(
 
     latency = _least_scale(lambda scale: share_inside("latency", make(scale, 1.0)))
     power = _least_scale(lambda scale: share_inside("power", make(latency, scale)))
-    found["other"] = make(latency, power)
-    ends = _learn_convolution_ends(others, found)
-    return found if ends is None else found | {"conv2d": ends}
+    ends_of_group["other"] = make(latency, power)
+    ends = _learn_convolution_ends(other_models, ends_of_group)
+    return ends_of_group if ends is None else ends_of_group | {"conv2d": ends}
 
 
 def _learn_convolution_ends(
@@ -563,11 +574,13 @@ def _learn_convolution_ends(
     power = ends["other"].power
 
     def share_inside(scale: float) -> float:
-        own = ForecastEnds(_pair(scale * _HALF_OTHER), 0, 0, power)
+        convolution_ends = ForecastEnds(_pair(scale * _HALF_OTHER), 0, 0, power)
         parts = []
         for m in of_nets:
             parent = m.predictions[0].basis.bundle.residuals
-            parts.append(m.ends("latency", forecast_residuals(parent, {**ends, "conv2d": own})))
+            parts.append(
+                m.ends("latency", forecast_residuals(parent, {**ends, "conv2d": convolution_ends}))
+            )
         low, high = np.concatenate(parts).T
         return float(np.mean((low <= ratio) & (ratio <= high)))
 
@@ -577,15 +590,15 @@ def _learn_convolution_ends(
 
 def _find_convolution_nets(models: ModelSet) -> list[int]:
     """Find the models that spend most of their time in convolutions and wait for no host."""
-    found = []
+    nets = []
     for i, p in enumerate(models.predictions):
         timeline = p.basis.timeline
         seconds = timeline.calls * p.basis.detail.kernel_s
         mine = np.array([name == "conv2d" for name in timeline.kernels.family])
         busy_s = float(seconds.sum())
         if seconds[mine].sum() > 0.5 * busy_s and busy_s > _BUSY * float(p.latency_s):
-            found.append(i)
-    return found
+            nets.append(i)
+    return nets
 
 
 _FP32 = "fp32"
@@ -627,25 +640,25 @@ def learn_engine_ends(
 
     ``half`` takes the shapes whose hash says so; None takes all.
     """
-    own = [
+    own_tables = [
         k
         for k in kernels
         if k.bundle.status is FitStatus.MEASURED and not k.name.endswith("sustained")
     ]
     columns = [
         (group, float(ratio))
-        for k in own
+        for k in own_tables
         for group, ratio, at in zip(k.group, k.log_ratio["latency"], k.half, strict=True)
         if ".engine." in group and (half is None or at == half)
     ]
-    found = {}
+    ends_of_kind = {}
     for name in sorted({group for group, _ in columns}):
         ratio = np.array([value for group, value in columns if group == name])
         if ratio.size >= _LEAST_OF_GROUP:
             low, high = np.quantile(ratio, [0.05, 0.95])
             pair = round(float(np.exp(min(low, 0.0))), 3), round(float(np.exp(max(high, 0.0))), 3)
-            found[name] = ForecastEnds(pair, int(ratio.size), 1)
-    return found
+            ends_of_kind[name] = ForecastEnds(pair, int(ratio.size), 1)
+    return ends_of_kind
 
 
 def _least_scale(share: Callable[[float], float], low: float = 0.1, high: float = 6.0) -> float:
@@ -664,11 +677,13 @@ def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, Forec
     has rows of. A kind that only one of several chips has takes the mean of its own and of these.
     """
     columns: list[tuple[str, str, float]] = []
-    for found in kernels:
-        known = zip(found.group, found.log_ratio["latency"], found.inside, strict=True)
+    for kernel_set in kernels:
+        rows_of_set = zip(
+            kernel_set.group, kernel_set.log_ratio["latency"], kernel_set.inside, strict=True
+        )
         columns += [
-            (group, found.chip, float(ratio))
-            for group, ratio, inside in known
+            (group, kernel_set.chip, float(ratio))
+            for group, ratio, inside in rows_of_set
             if inside or ".engine." in group
         ]
     groups, chips, ratio = (np.array(column) for column in zip(*columns, strict=True))
@@ -677,11 +692,11 @@ def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, Forec
     for name in {name for group in kinds for name in _names_of(group)}:
         meant = {name} if name in kinds else {group for group in kinds if name in _names_of(group)}
         at = np.isin(groups, list(meant))
-        each = [np.abs(ratio[at & (chips == chip)]) for chip in sorted(set(chips.tolist()))]
-        each = [some for some in each if some.size >= _LEAST_OF_GROUP]
-        if each:
-            mean = float(np.mean([np.quantile(some, LEVEL) for some in each]))
-            half[name] = mean, sum(some.size for some in each), len(each)
+        chip_errors = [np.abs(ratio[at & (chips == chip)]) for chip in sorted(set(chips.tolist()))]
+        chip_errors = [some for some in chip_errors if some.size >= _LEAST_OF_GROUP]
+        if chip_errors:
+            mean = float(np.mean([np.quantile(some, LEVEL) for some in chip_errors]))
+            half[name] = mean, sum(some.size for some in chip_errors), len(chip_errors)
     found_ends = {}
     for name in sorted(half):
         of_kind, rows, gpus = half[name]

@@ -81,13 +81,15 @@ def make_dumped_rows(folder: Path) -> list[LedgerRow]:
         count = sum(r.group == group for r in dumped)
         rows.append(make_ratio_row("dumped energies", group, count, ratio, _MUST, _AIM))
     for name in DUMPED_FILES:
-        own = [r for r in dumped if r.where == name]
+        class_ratios = [r for r in dumped if r.where == name]
         ranks: dict[str, Any] = {
-            "rank": round(rank_correlation(own), 4),
+            "rank": round(rank_correlation(class_ratios), 4),
             "rank_must": _RANK_MUST,
             "rank_aim": _RANK_AIM,
         }
-        rows.append(make_ledger_row("dumped energies", f"{name}: ranks", len(own), None, **ranks))
+        rows.append(
+            make_ledger_row("dumped energies", f"{name}: ranks", len(class_ratios), None, **ranks)
+        )
     for r in leakage_area_ratios(folder):
         goal = _MUST if r.group == "whole chip" else None
         rows.append(
@@ -100,34 +102,34 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
     """Compare every counter of the four dumped files, without the device memory that the files
     themselves give.
     """
-    found: list[EnergyRatio] = []
+    ratios: list[EnergyRatio] = []
     for name, (sms, clock_hz) in DUMPED_FILES.items():
         architecture = read_architecture(folder / "accelwattch" / "xml" / f"{name}.xml")
         ours = build_architecture_chip(architecture, sms, clock_hz)
         theirs = read_energies(folder / "accelwattch" / "coefficients" / f"{name}.csv")
         mine = make_energy_table(ours, architecture.dialect)
         design = ours.design
-        given = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
+        design_j = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
         for group, counters in COUNTER_CLASSES.items():
             for counter in counters:
                 a = mine.energy_j.get(counter, 0.0)
                 b = theirs.energy_j.get(counter, 0.0)
                 if a > 0.0 and b > 0.0:
-                    off = given.get(counter, 0.0)
-                    found.append(EnergyRatio(name, group, counter, "J", a - off, b - off))
-        found.append(EnergyRatio(name, "pipelines", "PIPE_A", "W", mine.duty_w, theirs.duty_w))
+                    off = design_j.get(counter, 0.0)
+                    ratios.append(EnergyRatio(name, group, counter, "J", a - off, b - off))
+        ratios.append(EnergyRatio(name, "pipelines", "PIPE_A", "W", mine.duty_w, theirs.duty_w))
         constant_w = mine.mc_constant_w, theirs.mc_constant_w
-        found.append(EnergyRatio(name, "memory controller", "constant", "W", *constant_w))
-        known, note = with_coalescer(theirs, ours.design.feature_nm)
+        ratios.append(EnergyRatio(name, "memory controller", "constant", "W", *constant_w))
+        completed, note = with_coalescer(theirs, ours.design.feature_nm)
         for way in (
             ("read", "write") if "derived" in note else ()
         ):  # not where it would be scaled from another node
-            a_j, b_j = (getattr(table, f"coalescer_{way}_j") for table in (mine, known))
+            a_j, b_j = (getattr(table, f"coalescer_{way}_j") for table in (mine, completed))
             if a_j and b_j:
-                found.append(
+                ratios.append(
                     EnergyRatio(name, "coalescing logic", f"coalescer {way}", "J", a_j, b_j)
                 )
-    return found
+    return ratios
 
 
 def leakage_area_ratios(folder: Path) -> list[EnergyRatio]:
@@ -135,7 +137,7 @@ def leakage_area_ratios(folder: Path) -> list[EnergyRatio]:
     run = folder / "simulator_runs" / "gtx480_gpuwattch"
     text = read_bytes(run / _LISTING, 1 << 22).decode("utf-8", "replace")
     chip = build_architecture_chip(read_architecture(run / "gpuwattch_gtx480.xml"))
-    found: list[EnergyRatio] = []
+    ratios: list[EnergyRatio] = []
     for block, heading in {"whole chip": "Processor", **_BLOCKS}.items():
         mine = [part for part in list_chip_parts(chip) if block in ("whole chip", part.group)]
         listed = re.search(rf"^\s*{heading}.*?(?=\n\s*\n)", text, re.DOTALL | re.MULTILINE)
@@ -148,9 +150,9 @@ def leakage_area_ratios(folder: Path) -> list[EnergyRatio]:
             figures.append(float(match[1]))
         leak_w = sum(part.count * part.leakage_w for part in mine)
         area_mm2 = sum(part.count * part.area_mm2 for part in mine)
-        found.append(EnergyRatio("gtx480", block, "leakage", "W", leak_w, figures[1] + figures[2]))
-        found.append(EnergyRatio("gtx480", block, "area", "mm2", area_mm2, figures[0]))
-    return found
+        ratios.append(EnergyRatio("gtx480", block, "leakage", "W", leak_w, figures[1] + figures[2]))
+        ratios.append(EnergyRatio("gtx480", block, "area", "mm2", area_mm2, figures[0]))
+    return ratios
 
 
 def class_medians(ratios: Sequence[EnergyRatio]) -> dict[str, float]:
@@ -178,9 +180,9 @@ def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
     axes.axvspan(1 / _MUST, _MUST, color="#eeeeee", label=f"within {_MUST:g}")
     axes.axvline(1.0, color="#999999", linewidth=0.8)
     for k, where in enumerate(wheres):
-        own = [r for r in ratios if r.where == where]
-        height = [groups.index(r.group) + 0.14 * (k - 0.5 * (len(wheres) - 1)) for r in own]
-        ratio = [r.ratio for r in own]
+        set_ratios = [r for r in ratios if r.where == where]
+        height = [groups.index(r.group) + 0.14 * (k - 0.5 * (len(wheres) - 1)) for r in set_ratios]
+        ratio = [r.ratio for r in set_ratios]
         mark = _MARKS[k % 4]
         axes.plot(
             ratio, height, mark, color=_LINE_COLOURS[k % 7], markersize=4, alpha=0.8, label=where

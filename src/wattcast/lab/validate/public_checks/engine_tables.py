@@ -50,7 +50,7 @@ def table_rows(reference: Path) -> list[LedgerRow]:
     bundle = shipped_bundle("h200")
     folder = reference / "aiconfigurator"
     assert bundle is not None, "the bundle of the H200 ships"
-    found = []
+    ledger_rows = []
     for table, column, read in (
         ("gemm", "gemm_dtype", _gemm),
         ("context_attention", "kv_cache_dtype", _attention),
@@ -59,7 +59,7 @@ def table_rows(reference: Path) -> list[LedgerRow]:
     ):
         path = folder / f"{TABLES}.{table}.csv"
         if not path.is_file():
-            found.append(
+            ledger_rows.append(
                 make_absent_row("aiconfigurator h200 vllm", table, f"{path.name} not found")
             )
             continue
@@ -77,7 +77,7 @@ def table_rows(reference: Path) -> list[LedgerRow]:
                 _seconds([calls[i] for _, calls in some], warm, gpu, bundle) for i in (0, 1)
             )
             error = 100.0 * np.abs(new_s / measured_s - 1.0)
-            found.append(
+            ledger_rows.append(
                 make_ledger_row(
                     "aiconfigurator h200 vllm 0.24.0, nothing fitted",
                     f"latency, {table} {form}",
@@ -87,7 +87,7 @@ def table_rows(reference: Path) -> list[LedgerRow]:
                     median=round(float(np.median(error)), 1),
                 )
             )
-    return found
+    return ledger_rows
 
 
 def _seconds(calls: Sequence[Sequence[Operator]], warm: bool, gpu: Gpu, bundle: Bundle) -> Array:
@@ -170,10 +170,10 @@ def _experts(line: dict[str, Any]) -> _Calls | None:
     op = FusedExperts(
         tokens, experts, chosen, hidden, inner, "fp8" if fp8 else "bf16", scales, dtype=form
     )
-    each = max(tokens * chosen // experts, 1)
+    expert_tokens = max(tokens * chosen // experts, 1)
     old: list[Operator] = [
-        Bmm(experts, each, 2 * inner, hidden, Dtype.BF16, dtype=form),
+        Bmm(experts, expert_tokens, 2 * inner, hidden, Dtype.BF16, dtype=form),
         Elementwise("silu_mul", tokens * chosen * inner),
-        Bmm(experts, each, hidden, inner, Dtype.BF16, dtype=form),
+        Bmm(experts, expert_tokens, hidden, inner, Dtype.BF16, dtype=form),
     ]
     return [op], old

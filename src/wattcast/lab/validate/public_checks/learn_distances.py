@@ -67,7 +67,7 @@ def learn_together(
 
     ``capped`` is the factor on ends under the power limit.
     """
-    found = []
+    workloads = []
     for some in sets:
         for p, ratio in zip(some.predictions, some.log_ratio(quantity), strict=True):
             if quantity == "power" and p.capped:
@@ -78,18 +78,18 @@ def learn_together(
             )
             cards = distances.NORMAL_P90 * getattr(basis.bundle.cards, quantity)
             share = basis.time_shares if quantity == "latency" else basis.energy_shares
-            found.append(
+            workloads.append(
                 (ratio, share, ends[:, :2] if quantity == "latency" else ends[:, 2:], cards)
             )
-    ratio = np.array([r for r, *_ in found])
+    ratio = np.array([r for r, *_ in workloads])
     misses = {}
     for together in np.arange(0.0, 1.0 + STEP, STEP):
         ends = np.array(
-            [widen_log_ends(combine_log_ends(s, e, float(together)), c) for _, s, e, c in found]
+            [widen_log_ends(combine_log_ends(s, e, float(together)), c) for _, s, e, c in workloads]
         )
         inside = np.mean((ends[:, 0] <= ratio) & (ratio <= ends[:, 1]))
         misses[round(float(together), 2)] = abs(float(inside) - coverage.LEVEL)
-    return min(misses, key=misses.__getitem__), len(found)
+    return min(misses, key=misses.__getitem__), len(workloads)
 
 
 def ask_host_factor(p: Prediction, latency_s: float) -> float | None:
@@ -117,8 +117,10 @@ def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
     factors: list[float] = []
     for some in sets:
         pairs = zip(some.predictions, some.measured["latency"], strict=True)
-        asked = [ask_host_factor(p, s) for p, s in pairs if p.stack != SoftwareStack.ENGINE]
-        factors += [value for value in asked if value is not None]
+        factors_of_pairs = [
+            ask_host_factor(p, s) for p, s in pairs if p.stack != SoftwareStack.ENGINE
+        ]
+        factors += [value for value in factors_of_pairs if value is not None]
     low, high = np.quantile(factors, (0.05, 0.95))
     source = (
         f"cost that {len(factors)} runs held up by the host ask for, over the default: "
@@ -142,8 +144,8 @@ def load_named_runs(reference: Path) -> tuple[coverage.ModelSet, ...]:
     for gpu, some in runs.items():
         options = [dict(ask_by_name(run, gpu, gpu).command.options) for run in some]
         predictions = tuple(
-            predict(run.model, force=True, **asked)
-            for run, asked in zip(some, options, strict=True)
+            predict(run.model, force=True, **conditions)
+            for run, conditions in zip(some, options, strict=True)
         )
         measured = {
             "latency": np.array([run.latency_s for run in some], dtype=float),
@@ -153,14 +155,19 @@ def load_named_runs(reference: Path) -> tuple[coverage.ModelSet, ...]:
     return tuple(sets)
 
 
-def widen_to_hosts(own: distances.HostSpread, gpu: str) -> distances.HostSpread:
+def widen_to_hosts(one_host: distances.HostSpread, gpu: str) -> distances.HostSpread:
     """Widen the spread of one host to that of hosts, which launched steps of engines."""
     records = load_engine_records(gpu)
     each_s = np.array(list_loose_layers(records, load_host_times().launch_graph_s))
     low, high = np.quantile(each_s / each_s.mean(), (0.05, 0.95))
-    source = own.source.partition(":")[0] + f"; fast hosts as among {len(each_s)} that ran engines"
+    source = (
+        one_host.source.partition(":")[0] + f"; fast hosts as among {len(each_s)} that ran engines"
+    )
     return distances.HostSpread(
-        round(min(own.low, float(low)), 2), round(max(own.high, float(high)), 2), own.rows, source
+        round(min(one_host.low, float(low)), 2),
+        round(max(one_host.high, float(high)), 2),
+        one_host.rows,
+        source,
     )
 
 
@@ -169,16 +176,16 @@ def learn_steps(gpu: str) -> dict[str, distances.LearnedPair]:
     power alone.
     """
     unseen = coverage.load_step_set(gpu, held_out=True)
-    told = coverage.load_told_set(gpu)
-    found = {
+    told_set = coverage.load_told_set(gpu)
+    half_widths = {
         kind: coverage.learn_step_spread(unseen, kind) for kind in coverage.list_step_kinds(unseen)
     }
-    for kind in coverage.list_step_kinds(told):
-        latency = found[kind.partition(",")[0]].latency
-        found[kind] = msgspec.structs.replace(
-            coverage.learn_step_spread(told, kind), latency=latency
+    for kind in coverage.list_step_kinds(told_set):
+        latency = half_widths[kind.partition(",")[0]].latency
+        half_widths[kind] = msgspec.structs.replace(
+            coverage.learn_step_spread(told_set, kind), latency=latency
         )
-    return found
+    return half_widths
 
 
 def learn_capped(gpu: str) -> distances.LearnedPair:
@@ -229,7 +236,7 @@ def clock_errors(sets: Iterable[coverage.ModelSet]) -> dict[str, tuple[Array, Ar
 
     The error of a run at a low clock is compared with the mean error of the same model, batch and
     length at clocks that count as measured: what is left is what the clock did."""
-    found = {}
+    errors = {}
     for quantity in ("latency", "power"):
         groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for some in sets:
@@ -240,20 +247,20 @@ def clock_errors(sets: Iterable[coverage.ModelSet]) -> dict[str, tuple[Array, Ar
         off = []
         noise = []
         for rows in groups.values():
-            known = [ratio for share, ratio in rows if share >= MEASURED_CLOCKS]
-            if len(known) < 2:
+            measured_ratios = [ratio for share, ratio in rows if share >= MEASURED_CLOCKS]
+            if len(measured_ratios) < 2:
                 continue
             edge = min(share for share, _ in rows if share >= MEASURED_CLOCKS)
-            noise += [ratio - float(np.mean(known)) for ratio in known]
+            noise += [ratio - float(np.mean(measured_ratios)) for ratio in measured_ratios]
             below = [(share, ratio) for share, ratio in rows if share < MEASURED_CLOCKS]
             octaves += [float(np.log2(edge / share)) for share, _ in below]
-            off += [ratio - float(np.mean(known)) for _, ratio in below]
-        found[quantity] = (
+            off += [ratio - float(np.mean(measured_ratios)) for _, ratio in below]
+        errors[quantity] = (
             np.array(octaves),
             np.array(off),
             float(np.quantile(np.abs(noise), coverage.LEVEL)),
         )
-    return found
+    return errors
 
 
 def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
@@ -272,7 +279,7 @@ def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
             continue
         memory, core, time_ms, watts = cells[:4]
         blocks[name, memory].append((float(core), float(time_ms), float(watts)))
-    found: dict[str, tuple[list[float], list[float], list[float]]] = {
+    errors: dict[str, tuple[list[float], list[float], list[float]]] = {
         "latency": ([], [], []),
         "power": ([], [], []),
     }
@@ -291,12 +298,12 @@ def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
             ratio = np.log(measured / (terms @ fitted))
             octaves = np.log2(share[upper].min() / share[~upper])
             for into, values in zip(
-                found[quantity], (octaves, ratio[~upper], ratio[upper]), strict=True
+                errors[quantity], (octaves, ratio[~upper], ratio[upper]), strict=True
             ):
                 into.extend(values.tolist())
     return {
         quantity: (np.array(d), np.array(off), float(np.quantile(np.abs(noise), coverage.LEVEL)))
-        for quantity, (d, off, noise) in found.items()
+        for quantity, (d, off, noise) in errors.items()
     }
 
 
@@ -308,31 +315,31 @@ def learn_clock(reference: Path, sets: Iterable[coverage.ModelSet]) -> dict[str,
         for q in ("latency", "power")
     }
     rows = sum(len(errors["latency"][0]) for errors in sources.values())
-    told = ", ".join(
+    description = ", ".join(
         f"{name} {slopes['latency'][name]:.2f} / {slopes['power'][name]:.2f}" for name in sources
     )
     return {
         "latency": round(max(slopes["latency"].values()), 3),
         "power": round(max(slopes["power"].values()), 3),
         "rows": rows,
-        "source": f"runs below the clocks that were fitted or compared, latency / power an octave: {told}",
+        "source": f"runs below the clocks that were fitted or compared, latency / power an octave: {description}",
     }
 
 
 def learn_limit(reference: Path) -> dict[str, Any]:
     """Learn what an octave below the highest limit adds, from training epochs of four cards."""
-    found = predict_epochs(read_epochs(reference))
-    octaves = np.array([np.log2(p.highest.limit_w / p.epoch.limit_w) for p in found])
+    epochs = predict_epochs(read_epochs(reference))
+    octaves = np.array([np.log2(p.highest.limit_w / p.epoch.limit_w) for p in epochs])
     off = {
-        "latency": np.log([p.relative_time / p.predicted_time for p in found]),
-        "power": np.log([p.epoch.power_w / p.predicted_w for p in found]),
+        "latency": np.log([p.relative_time / p.predicted_time for p in epochs]),
+        "power": np.log([p.epoch.power_w / p.predicted_w for p in epochs]),
     }
     return {
         **{
             quantity: round(least_slope(octaves, values, 0.0), 3)
             for quantity, values in off.items()
         },
-        "rows": len(found),
+        "rows": len(epochs),
         "source": "Zeus, training epochs on V100, A40, RTX 6000 and P100 predicted from the highest limit",
     }
 
@@ -360,13 +367,13 @@ def main(say: Callable[[str], None] = print) -> None:
 def write_distances(text: str) -> None:
     """Write the file of the package and forget what was read from the old one."""
     Path(distances.__file__).with_name("distances.yaml").write_text(text, encoding="utf-8")
-    for kept in (distances.learned_distances, coverage.load_published_models):
-        kept.cache_clear()
+    for cached in (distances.learned_distances, coverage.load_published_models):
+        cached.cache_clear()
 
 
 def learn(reference: Path) -> str:
     """Learn all distances and return them as YAML."""
-    known = distances.learned_distances()
+    distances_before = distances.learned_distances()
     layers, (captured, launched) = coverage.load_layer_set("h200"), coverage.load_model_sets("h200")
     kernels = coverage.load_table_sets(reference)
     models = coverage.load_published_models(reference)
@@ -374,12 +381,12 @@ def learn(reference: Path) -> str:
     time, rows = learn_together([layers, captured], "latency", capped.latency)
     power, more = learn_together([captured], "power")
     own_host = learn_host([*load_named_runs(reference), launched])
-    conditions = {name: msgspec.to_builtins(c) for name, c in known.conditions.items()}
+    conditions = {name: msgspec.to_builtins(c) for name, c in distances_before.conditions.items()}
     by_clock = [m for m in models if m.chip == "A100"]
     conditions["clock"] |= learn_clock(reference, by_clock)
     conditions["power limit"] |= learn_limit(reference)
     learned = msgspec.structs.replace(
-        known,
+        distances_before,
         together=distances.LearnedPair(
             time,
             power,

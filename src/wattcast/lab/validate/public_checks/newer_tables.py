@@ -70,10 +70,10 @@ def _judge_tables(
                 name = path.name.removesuffix(".gz").replace(system, gpu, 1)
                 (Path(unpacked) / name).write_bytes(gzip.decompress(path.read_bytes()))
         try:
-            found = read_tables([Path(unpacked)], chip, _ALL_ROWS)
+            rows_of_tables = read_tables([Path(unpacked)], chip, _ALL_ROWS)
         except BadInput as error:
             return [make_absent_row(where, "latency", str(error))]
-    bursts = found.select_rows(found.rows.is_kind("burst"))
+    bursts = rows_of_tables.select_rows(rows_of_tables.rows.is_kind("burst"))
     # goals are those of cards whose tables were fitted
     return [row | {"must": None} for row in judge_kernels(where, bursts, chip, bundle)]
 

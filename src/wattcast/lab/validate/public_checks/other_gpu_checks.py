@@ -134,15 +134,19 @@ def transfer_floor(measured: Sequence[MeasuredModel], gpu: Gpu) -> tuple[Array, 
     """
     parent = hardware.load_gpu("h200")
     rows = kernel_rows.load_kernel_rows("h200")
-    kept = rows.select_rows(on_random_data(rows) & (rows.repeat == 0))
+    random_rows = rows.select_rows(on_random_data(rows) & (rows.repeat == 0))
     top_hz = float(sweep_values(parent.clocks.max_hz))
-    both = np.array([_operator_terms(op, parent, top_hz) for op in kept.ops])
-    seconds = kept.column("latency_s")
-    burst = kept.is_kind("burst") & (np.nan_to_num(seconds) > LONG_S)
-    efficiency = float(np.exp(np.median(np.log(both.max(axis=1)[burst] / seconds[burst]))))
-    steady = ~kept.is_kind("burst") & np.isfinite(kept.column("power_w")) & np.isfinite(seconds)
-    rates = both[steady] / seconds[steady, np.newaxis]
-    watts = kept.column("power_w")[steady]
+    terms_s = np.array([_operator_terms(op, parent, top_hz) for op in random_rows.ops])
+    seconds = random_rows.column("latency_s")
+    burst = random_rows.is_kind("burst") & (np.nan_to_num(seconds) > LONG_S)
+    efficiency = float(np.exp(np.median(np.log(terms_s.max(axis=1)[burst] / seconds[burst]))))
+    steady = (
+        ~random_rows.is_kind("burst")
+        & np.isfinite(random_rows.column("power_w"))
+        & np.isfinite(seconds)
+    )
+    rates = terms_s[steady] / seconds[steady, np.newaxis]
+    watts = random_rows.column("power_w")[steady]
     coefficients = _solve(np.column_stack([np.ones(len(watts)), rates]), watts)
     scale = float(sweep_values(gpu.power.limit_w)) / float(sweep_values(parent.power.limit_w))
     work = roofline_terms(measured, gpu)
@@ -159,8 +163,8 @@ def _fit_time(work: RooflineTerms, seconds: Array, use: Array) -> tuple[float, f
     best = (np.inf, 0.0, 1.0)
     for launch_s in np.linspace(4e-6, 40e-6, 37):
         for efficiency in np.linspace(0.2, 1.0, 41):
-            said = np.maximum(launch_s * work.ops, work.roof_s / efficiency)
-            error = float(np.mean(np.abs(said / seconds - 1.0)[use]))
+            predicted_s = np.maximum(launch_s * work.ops, work.roof_s / efficiency)
+            error = float(np.mean(np.abs(predicted_s / seconds - 1.0)[use]))
             best = min(best, (error, float(launch_s), float(efficiency)))
     return best[1], best[2]
 
@@ -190,24 +194,33 @@ def other_gpu_rows(folder: Path) -> list[LedgerRow]:
     gpu = hardware.load_gpu(PUBLISHED_GPU)
     bundle = bundle_for(gpu)
     at_900 = clean_runs(read_published_runs(folder, "900"))
-    kept = [r for r in at_900 if r.model != "resnet101"]
-    found = _zero_shot(kept, at_900, gpu, bundle)
-    found += _score_asked([ask_by_name(r, gpu.name, f"{A100_FORECAST}, {AS_BUILT}") for r in kept])
-    found += _anchored(
-        [to_calibration_row(r, gpu) for r in kept], [r.model for r in kept], gpu, bundle
+    judged_runs = [r for r in at_900 if r.model != "resnet101"]
+    ledger_rows = _zero_shot(judged_runs, at_900, gpu, bundle)
+    ledger_rows += _score_asked(
+        [ask_by_name(r, gpu.name, f"{A100_FORECAST}, {AS_BUILT}") for r in judged_runs]
     )
-    found += _clocks(folder, kept, gpu, bundle)
+    ledger_rows += _anchored(
+        [to_calibration_row(r, gpu) for r in judged_runs],
+        [r.model for r in judged_runs],
+        gpu,
+        bundle,
+    )
+    ledger_rows += _clocks(folder, judged_runs, gpu, bundle)
     clocks = clean_runs(read_published_runs(folder, "clocks"))
-    found += _score_asked([ask_by_name(r, gpu.name, f"{A100_CLOCKS}, {AS_BUILT}") for r in clocks])
+    ledger_rows += _score_asked(
+        [ask_by_name(r, gpu.name, f"{A100_CLOCKS}, {AS_BUILT}") for r in clocks]
+    )
     for name, some in read_other_gpus(folder).items():
         musts = _OTHER_MUSTS.get(name, (None,) * 3)
         listed = _score_asked([ask_by_operators(r, name, f"{name} {OTHER}") for r in some], musts)
         chip = hardware.load_gpu(name)
         window = _window_errors(some, chip, bundle_for(chip))
         for row, error in zip(listed, window, strict=True):
-            found.append(row | {"over_the_whole_window": _rounded(error)})
-        found += _score_asked([ask_by_name(r, name, f"{name} {OTHER}, {AS_BUILT}") for r in some])
-    return found
+            ledger_rows.append(row | {"over_the_whole_window": _rounded(error)})
+        ledger_rows += _score_asked(
+            [ask_by_name(r, name, f"{name} {OTHER}, {AS_BUILT}") for r in some]
+        )
+    return ledger_rows
 
 
 def list_published_rows(folder: Path) -> list[JudgedRow]:
@@ -260,7 +273,7 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
     The H200's bundle is fitted to our own rows, so all rows of its tables are new to it; they time
     other libraries (FlashInfer, Marlin) and have no goal. ``calibrated_table_rows`` judges a
     calibration on them."""
-    found = []
+    ledger_rows = []
     for name in TABLE_GPUS:
         chip = hardware.load_gpu(name)
         table = _read_bursts(folder, chip)
@@ -272,7 +285,7 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
             chip,
             bundle,
         )
-        found += (
+        ledger_rows += (
             judged
             if bundle.status is not FitStatus.MEASURED
             else [row | {"must": None} for row in judged]
@@ -285,8 +298,8 @@ def kernel_table_rows(folder: Path) -> list[LedgerRow]:
                 chip,
                 forecast_bundle(chip),
             )
-            found += [row | {"must": 12.0} for row in rule if "0.1 ms" in row["quantity"]]
-    return found
+            ledger_rows += [row | {"must": 12.0} for row in rule if "0.1 ms" in row["quantity"]]
+    return ledger_rows
 
 
 def calibrated_table_rows(folder: Path | None, tell: Callable[[str], None]) -> list[LedgerRow]:
@@ -380,19 +393,21 @@ def _against(
 
 
 def _zero_shot(
-    kept: list[PublishedRun], everything: list[PublishedRun], gpu: Gpu, bundle: Bundle
+    judged_runs: list[PublishedRun], everything: list[PublishedRun], gpu: Gpu, bundle: Bundle
 ) -> list[LedgerRow]:
-    mine, all_rows = ([to_calibration_row(r, gpu) for r in some] for some in (kept, everything))
-    asked = [ask_by_operators(r, gpu.name, ZERO_SHOT) for r in kept]
-    predicted = judge_rows(asked)
-    error = [float(np.mean(list_errors(asked, predicted, quantity))) for quantity in _QUANTITIES]
+    mine, all_rows = (
+        [to_calibration_row(r, gpu) for r in some] for some in (judged_runs, everything)
+    )
+    judged = [ask_by_operators(r, gpu.name, ZERO_SHOT) for r in judged_runs]
+    predicted = judge_rows(judged)
+    error = [float(np.mean(list_errors(judged, predicted, quantity))) for quantity in _QUANTITIES]
     whole = _errors(all_rows, {}, gpu, bundle)
     floor = _against(mine, *transfer_floor(mine, gpu))
     young = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=12e-6))
     faster = _errors(mine, {}, gpu, young)
-    window = _window_errors(kept, gpu, bundle)
+    window = _window_errors(judged_runs, gpu, bundle)
     where = ZERO_SHOT
-    wanted = (("11.7", 8.0, 7.0), ("8.3", 8.0, 7.0))
+    goals = (("11.7", 8.0, 7.0), ("8.3", 8.0, 7.0))
     return [
         make_ledger_row(
             where,
@@ -407,7 +422,7 @@ def _zero_shot(
             host_12_us=_rounded(faster[i]),
             over_the_whole_window=_rounded(window[i]),
         )
-        for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, wanted, strict=False))
+        for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, goals, strict=False))
     ]
 
 
@@ -428,8 +443,8 @@ def _anchored(
     moved = _against(measured, *transfer_floor(measured, gpu))
     anchor = "A100 900 MHz, one row as anchor, mean of all"
     eighths = f"A100 900 MHz, {_EIGHT}"
-    said = eight.mean(axis=0)
-    left = count - ANCHORS
+    errors = eight.mean(axis=0)
+    judged_count = count - ANCHORS
     seconds = _rounded(one[:, 0].mean())
     return [
         make_ledger_row(
@@ -443,13 +458,17 @@ def _anchored(
             6.0,
             latency=seconds,
         ),
-        make_ledger_row(eighths, "latency", left, float(said[0]), floor[0], "11.7", 11.0, 8.0),
-        make_ledger_row(eighths, "power", left, float(said[1]), floor[1], "8.3", 5.8, 4.5),
+        make_ledger_row(
+            eighths, "latency", judged_count, float(errors[0]), floor[0], "11.7", 11.0, 8.0
+        ),
+        make_ledger_row(
+            eighths, "power", judged_count, float(errors[1]), floor[1], "8.3", 5.8, 4.5
+        ),
         make_ledger_row(
             eighths,
             "energy",
-            left,
-            float(said[2]),
+            judged_count,
+            float(errors[2]),
             must=_rounded(_row_errors(analysed, {}, gpu, bundle)[2]),
         ),
     ]
@@ -465,18 +484,20 @@ def _drawn(
     )
 
 
-def _clocks(folder: Path, kept: list[PublishedRun], gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+def _clocks(
+    folder: Path, judged_runs: list[PublishedRun], gpu: Gpu, bundle: Bundle
+) -> list[LedgerRow]:
     clocks = clean_runs(read_published_runs(folder, "clocks"))
-    at_900 = analyse_models([to_calibration_row(r, gpu) for r in kept], gpu, bundle)
+    at_900 = analyse_models([to_calibration_row(r, gpu) for r in judged_runs], gpu, bundle)
     factors = calibrate_bundle(at_900, gpu, bundle, "rows at 900 MHz").factors
-    wanted = (("17.2", 8.0, 7.0), ("7.7", 5.5, 4.5), ("14.2", 6.5, 6.0))
-    found = []
+    goals = (("17.2", 8.0, 7.0), ("7.7", 5.5, 4.5), ("14.2", 6.5, 6.0))
+    ledger_rows = []
     for name, some in (("clean", clocks), ("of the paper", select_reported_runs(folder, clocks))):
         mine = [to_calibration_row(r, gpu) for r in some]
         error = _errors(mine, factors, gpu, bundle)
         raw = _errors(mine, {}, gpu, bundle)
         floor = _against(mine, *fit_floor_in_domain(mine, [r.model for r in some], gpu))
-        found += [
+        ledger_rows += [
             make_ledger_row(
                 f"A100 other clocks, calibrated at 900 MHz, rows {name}",
                 quantity,
@@ -488,9 +509,9 @@ def _clocks(folder: Path, kept: list[PublishedRun], gpu: Gpu, bundle: Bundle) ->
                 aim,
                 no_A100_rows=_rounded(raw[i]),
             )
-            for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, wanted, strict=True))
+            for i, (quantity, (best, must, aim)) in enumerate(zip(_QUANTITIES, goals, strict=True))
         ]
-    return found
+    return ledger_rows
 
 
 def _rounded(value: float | None) -> float | None:

@@ -65,10 +65,10 @@ def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
 
 
 def _refined(reference: Path | None) -> list[LedgerRow]:
-    found = refine_volta_components(reference) if reference else None
-    if found is None or reference is None:
+    refinement = refine_volta_components(reference) if reference else None
+    if refinement is None or reference is None:
         return []
-    kernels, score = found
+    kernels, score = refinement
     more: dict[str, Any] = {"in_sample": round(score.in_sample, 2), "before": round(score.start, 2)}
     where = "V100 components of AccelWattch"
     one_out = make_ledger_row(
@@ -79,11 +79,11 @@ def _refined(reference: Path | None) -> list[LedgerRow]:
     )
     path = reference / "accelwattch" / "accelwattch_validation_tidy.csv"
     theirs = published_model_errors(path) if path.is_file() else []
-    others = [
+    refined_rows = [
         make_ledger_row("AccelWattch's own watts", str(e["config"]), int(e["n"]), float(e["mape"]))
         for e in theirs
     ]
-    return [one_out, by_application, *others]
+    return [one_out, by_application, *refined_rows]
 
 
 def v100_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
@@ -95,21 +95,21 @@ def v100_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
         return [make_absent_row(V100, "power, leave one kernel out", _MISSING, 10.0, 9.0)]
     columns = Path(__file__).with_name("volta.yaml")
     options = CounterFitOptions(models=(CounterModelKind.HYBRID,), advice=False)
-    found = fit_counters(read_counter_tables(table, "table", columns), options, tell)
-    held = found.kinds[CounterModelKind.HYBRID].held_out
-    rows = found.table.power_w
+    fit = fit_counters(read_counter_tables(table, "table", columns), options, tell)
+    held_out = fit.kinds[CounterModelKind.HYBRID].held_out
+    rows = fit.table.power_w
     floor = float(100 * abs((rows.sum() - rows) / (len(rows) - 1) / rows - 1).mean())
     n = len(rows)
     name = "power, leave one kernel out"
     out = [
         make_ledger_row(
-            V100, name, n, held["benchmark"].score.mape, floor, "7.5 in sample", 10.0, 9.0
+            V100, name, n, held_out["benchmark"].score.mape, floor, "7.5 in sample", 10.0, 9.0
         )
     ]
-    if "group" in held:
+    if "group" in held_out:
         out.append(
             make_ledger_row(
-                V100, "power, leave one application out", n, held["group"].score.mape, floor
+                V100, "power, leave one application out", n, held_out["group"].score.mape, floor
             )
         )
     return out
@@ -139,10 +139,10 @@ def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
         advice=False,
         hold=("benchmark",),
     )
-    found = fit_counters(read_counter_tables(path, "gpmtool", None), options, tell)
-    held = {model: kind.held_out["benchmark"] for model, kind in found.kinds.items()}
-    main = held[CounterModelKind.HYBRID]
-    floor = held[CounterModelKind.LINEAR].score
+    fit = fit_counters(read_counter_tables(path, "gpmtool", None), options, tell)
+    held_out = {model: kind.held_out["benchmark"] for model, kind in fit.kinds.items()}
+    main = held_out[CounterModelKind.HYBRID]
+    floor = held_out[CounterModelKind.LINEAR].score
     n = main.score.rows
     name = "power, leave one benchmark out, V inferred"
     rows = [make_ledger_row(TITANX, name, n, main.score.mape, floor.mape, "6-7", 6.5, 5.8)]
@@ -159,10 +159,10 @@ def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
                 3.0,
             )
         )
-    others = ((CounterModelKind.RATE, "rate-based"), (CounterModelKind.ALPHA_C, "alpha-C"))
+    other_models = ((CounterModelKind.RATE, "rate-based"), (CounterModelKind.ALPHA_C, "alpha-C"))
     return rows + [
-        make_ledger_row(TITANX, f"the same, {label} power", n, held[model].score.mape)
-        for model, label in others
+        make_ledger_row(TITANX, f"the same, {label} power", n, held_out[model].score.mape)
+        for model, label in other_models
     ]
 
 
@@ -251,12 +251,12 @@ class PrototypeCurves:
 def prototype_curves(gpu: str, model: str) -> PrototypeCurves:
     """Predict the prototype's training step on the forecast of a card."""
     chip = hardware.load_gpu(ZEUS_GPUS[gpu])
-    given = {"batch": 64, "phase": "train", "dtype": "fp32"} | (
+    options = {"batch": 64, "phase": "train", "dtype": "fp32"} | (
         {"seq": 128, "batch": 32} if "bert" in model else {}
     )
     bundle = bundle_for(chip)
     timeline = analyse_graph(
-        load_workload.load_workload(model, ModelOptions.from_names(**given)), chip, bundle
+        load_workload.load_workload(model, ModelOptions.from_names(**options)), chip, bundle
     )
     top_hz = float(np.max(chip.clocks.max_hz))
     lowest_hz = LOWEST * top_hz if chip.clocks.min_hz is None else float(np.min(chip.clocks.min_hz))
@@ -268,10 +268,10 @@ def prototype_curves(gpu: str, model: str) -> PrototypeCurves:
     )
 
 
-def predict_epochs(found: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
+def predict_epochs(epochs: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
     """Predict every row below its configuration's highest limit from the row at that limit."""
     groups: dict[tuple[str, ...], list[TrainingEpoch]] = defaultdict(list)
-    for epoch in found:
+    for epoch in epochs:
         groups[epoch.gpu, *epoch.configuration].append(epoch)
     rows = []
     for alike in groups.values():
@@ -280,10 +280,10 @@ def predict_epochs(found: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
         time, power_w = _under(
             highest, prototype_curves(highest.gpu, PROTOTYPE[highest.network]), limits_w
         )
-        rest = (e for e in alike if e is not highest)
+        limited = (e for e in alike if e is not highest)
         rows += [
             PredictedEpoch(e, highest, e.time_s / highest.time_s, float(t), float(w))
-            for e, t, w in zip(rest, time, power_w, strict=True)
+            for e, t, w in zip(limited, time, power_w, strict=True)
         ]
     return rows
 
@@ -292,7 +292,9 @@ def _under(highest: TrainingEpoch, c: PrototypeCurves, limits_w: Array) -> tuple
     """Return relative time and mean power under each limit; one row sets the busy share or the
     energy scale.
     """
-    held = highest.power_w / highest.limit_w if highest.power_w > CAPPED * highest.limit_w else HELD
+    share = (
+        highest.power_w / highest.limit_w if highest.power_w > CAPPED * highest.limit_w else HELD
+    )
     idle_w = c.idle_w * min(1.0, WAITING * highest.power_w / c.idle_w[-1])
     above_w = c.power_w - c.idle_w
     scale = max(1.0, (highest.power_w - idle_w[-1]) / above_w[-1])
@@ -305,8 +307,8 @@ def _under(highest: TrainingEpoch, c: PrototypeCurves, limits_w: Array) -> tuple
     )
     time = busy * c.time + 1.0 - busy
     mean_w = (busy * c.time * busy_w + (1.0 - busy) * idle_w) / time
-    first = _governed(mean_w, held * highest.limit_w)
-    at = np.array([_governed(mean_w, held * limit_w) for limit_w in limits_w], dtype=np.int64)
+    first = _governed(mean_w, share * highest.limit_w)
+    at = np.array([_governed(mean_w, share * limit_w) for limit_w in limits_w], dtype=np.int64)
     return time[at] / time[first], mean_w[at]
 
 
@@ -322,17 +324,17 @@ def power_limit_rows(folder: Path) -> list[LedgerRow]:
     """Return errors of relative time and power by card; the floors are "time unchanged" and "power
     = limit".
     """
-    found = predict_epochs(read_epochs(folder))
+    predicted_epochs = predict_epochs(read_epochs(folder))
     rows = []
     for gpu in (*ZEUS_GPUS, "all"):
-        some = [p for p in found if gpu in (p.epoch.gpu, "all")]
+        some = [p for p in predicted_epochs if gpu in (p.epoch.gpu, "all")]
         if not some:
             continue
-        true, said = (
+        true, predicted_time = (
             np.array(x)
             for x in zip(*((p.relative_time, p.predicted_time) for p in some), strict=True)
         )
-        watts, told, limit, highest = (
+        watts, predicted_w, limit, highest = (
             np.array(x)
             for x in zip(
                 *(
@@ -348,7 +350,7 @@ def power_limit_rows(folder: Path) -> list[LedgerRow]:
                 name,
                 "relative time",
                 len(some),
-                _mean(said - true),
+                _mean(predicted_time - true),
                 _mean(1.0 - true),
                 floor_is="time unchanged",
             ),
@@ -356,7 +358,7 @@ def power_limit_rows(folder: Path) -> list[LedgerRow]:
                 name,
                 "power",
                 len(some),
-                _mean(told / watts - 1),
+                _mean(predicted_w / watts - 1),
                 _mean(limit / watts - 1),
                 floor_is="power = limit",
                 never_above_the_highest_limits=round(

@@ -135,7 +135,7 @@ def read_other_gpus(
     """
     select = select or clean_runs
     lists = _lists(folder)
-    found: dict[str, list[PublishedRun]] = {}
+    runs_of_gpu: dict[str, list[PublishedRun]] = {}
     for path in sorted((folder / "energaizer" / "measurements").glob("*.csv")):
         names = [
             gpu
@@ -146,8 +146,8 @@ def read_other_gpus(
             lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
             runs = [parse_run(line, lists, names[0]) for line in lines]
             whole = [r for r in runs if (r.model, r.batch, r.seq) not in _CORRUPT.get(names[0], ())]
-            found.setdefault(names[0], []).extend(select(whole))
-    return found
+            runs_of_gpu.setdefault(names[0], []).extend(select(whole))
+    return runs_of_gpu
 
 
 def read_published_file(folder: Path, gpu: str) -> list[PublishedRun]:
@@ -174,22 +174,22 @@ def select_reported_runs(folder: Path, clean_rows: list[PublishedRun]) -> list[P
     ]
 
 
-def clean_runs(found: list[PublishedRun]) -> list[PublishedRun]:
+def clean_runs(runs: list[PublishedRun]) -> list[PublishedRun]:
     """Select rows that have an operator list and are not corrupt, and average repeats.
 
     There are 68 workloads at 900 MHz, and 163 rows over clocks.
     """
-    return _average_repeats([r for r in found if r.listed and not r.corrupt])
+    return _average_repeats([r for r in runs if r.listed and not r.corrupt])
 
 
-def fp32_runs(found: list[PublishedRun]) -> list[PublishedRun]:
+def fp32_runs(runs: list[PublishedRun]) -> list[PublishedRun]:
     """Select the rows in fp32, none of which has an operator list, and average repeats."""
-    return _average_repeats([r for r in found if r.dtype == "fp32" and not r.corrupt])
+    return _average_repeats([r for r in runs if r.dtype == "fp32" and not r.corrupt])
 
 
-def _average_repeats(found: list[PublishedRun]) -> list[PublishedRun]:
+def _average_repeats(runs: list[PublishedRun]) -> list[PublishedRun]:
     groups: dict[tuple[str, float], list[PublishedRun]] = {}
-    for r in found:
+    for r in runs:
         groups.setdefault((r.name, r.set_hz), []).append(r)
     averaged = ("clock_hz", "temperature_c", "latency_s", "power_w", "published_s", "published_w")
     return [

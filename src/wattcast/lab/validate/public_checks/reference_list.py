@@ -48,11 +48,11 @@ def find_entry(file: str) -> ReferenceEntry | None:
 def unjudged_rows(folder: Path) -> list[LedgerRow]:
     """Return a row with the reason for every group of files that nothing judges."""
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    found: dict[ReferenceEntry, int] = {}
+    file_counts: dict[ReferenceEntry, int] = {}
     for entry in map(find_entry, files):
         if entry is not None and entry.reason:
-            found[entry] = found.get(entry, 0) + 1
+            file_counts[entry] = file_counts.get(entry, 0) + 1
     return [
         make_absent_row(UNJUDGED, f"{entry.files}, {count} file(s)", entry.reason)
-        for entry, count in sorted(found.items(), key=lambda item: item[0].files)
+        for entry, count in sorted(file_counts.items(), key=lambda item: item[0].files)
     ]

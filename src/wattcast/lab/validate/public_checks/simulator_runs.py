@@ -47,7 +47,7 @@ def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
     """Return the worst error of every component over all rows of the runs, from the trace and with
     the report.
     """
-    found = []
+    errors = []
     for (run, (dialect, name)), reported in itertools.product(
         SIMULATOR_RUNS.items(), (False, True)
     ):
@@ -64,8 +64,8 @@ def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
                 dialect,
             )
             kernels = folder / "power_report.log" if reported else None
-            asked = TraceRequest(*files, kernels=kernels, parquet=False, figure=False)
-            result = make_power_trace(asked)[1]
+            request = TraceRequest(*files, kernels=kernels, parquet=False, figure=False)
+            result = make_power_trace(request)[1]
             truth = open_power_trace(folder / "power_trace.log.gz")
             ours = open_power_trace(Path(out) / "power_trace.log.gz")
             watts = [
@@ -73,8 +73,8 @@ def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
             ]
             error_w = np.abs(watts[0] - watts[1])
         worst = dict(zip(truth.columns, error_w.max(axis=0).tolist(), strict=True))
-        found.append(SimulatorRunError(run, result.samples, worst, reported))
-    return found
+        errors.append(SimulatorRunError(run, result.samples, worst, reported))
+    return errors
 
 
 def refine_volta_components(reference: Path) -> tuple[int, ComponentFitErrors] | None:
@@ -85,8 +85,8 @@ def refine_volta_components(reference: Path) -> tuple[int, ComponentFitErrors] |
     if not path.is_file():
         return None
     columns = KernelColumns("hw_total_W", prefix="accelwattch_HW_", leave_out=("total_W",))
-    found = fit_components(read_measured_kernels(path, columns), FitConstraints())
-    return found.kernels, found.score
+    fit = fit_components(read_measured_kernels(path, columns), FitConstraints())
+    return fit.kernels, fit.score
 
 
 def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
@@ -95,16 +95,16 @@ def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
     """
     with path.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    found: list[dict[str, float | str | int]] = []
+    errors: list[dict[str, float | str | int]] = []
     for config in dict.fromkeys(row["config"] for row in rows):
         mine = [row for row in rows if row["config"] == config]
         ours, true = (
             np.array([float(row[c]) for row in mine]) for c in ("sim_total_W", "hw_total_W")
         )
-        found.append(
+        errors.append(
             {"config": config, "n": len(mine), "mape": mean_percent_error(ours, true) or 0.0}
         )
-    return found
+    return errors
 
 
 def open_power_trace(path: Path) -> TraceFile:

@@ -278,8 +278,8 @@ def training_models() -> dict[str, ModelSpec]:
     }
 
 
-def _make(name: str, given: dict[str, Any]) -> ModelSpec:
-    dims = dict(given)
+def _make(name: str, dimensions: dict[str, Any]) -> ModelSpec:
+    dims = dict(dimensions)
     kind = dims.pop("kind")
     source = "published training rows"
     if kind == "llama":
@@ -395,7 +395,7 @@ TRAINING_PLACES = {"tokens/s": "tokens_per_s_per_gpu"}
 
 def ask_training_rows(reference: Path) -> list[JudgedRow]:
     """Return the published rows of several GPUs that can be predicted, with their commands."""
-    found = []
+    judged_rows = []
     for row in read_training_rows(reference):
         try:
             command = ask_training_row(row)
@@ -407,8 +407,8 @@ def ask_training_rows(reference: Path) -> list[JudgedRow]:
         )
         if command.options.get("gpus", 8) > 1:
             measured = {"tokens/s": float(row["tokens_per_s_per_gpu"])}
-            found.append(JudgedRow(where, row["id"], command, measured, TRAINING_PLACES))
-    return found
+            judged_rows.append(JudgedRow(where, row["id"], command, measured, TRAINING_PLACES))
+    return judged_rows
 
 
 def training_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
@@ -422,11 +422,15 @@ def training_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
             )
         ]
     tell("published training rows")
-    found = [c for c in compare_training(reference) if isinstance(c, TrainingComparison)]
+    comparisons = [c for c in compare_training(reference) if isinstance(c, TrainingComparison)]
     rows = []
     for words, chosen in (("families that chose the overlaps", True), ("other families", False)):
         errors = np.array(
-            [abs(c.error) for c in found if (c.family in CHOSEN_WITH) == chosen and c.gpus > 1]
+            [
+                abs(c.error)
+                for c in comparisons
+                if (c.family in CHOSEN_WITH) == chosen and c.gpus > 1
+            ]
         )
         if errors.size:
             name = f"published training, {words}"

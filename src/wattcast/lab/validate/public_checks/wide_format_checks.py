@@ -43,11 +43,13 @@ _MUST_LONG = 8.0  # of the time of long runs
 
 def fp32_rows(folder: Path) -> list[LedgerRow]:
     """Return errors and coverage of fp32 models on an A100 and an A10."""
-    found = []
+    ledger_rows = []
     for (where, gpu), runs in _list_sets(folder).items():
-        asked = [ask_by_name(run, gpu, where) for run in runs]
-        found += _judge_runs(where, runs, answer_commands([row.command for row in asked]))
-    return found
+        judged_rows = [ask_by_name(run, gpu, where) for run in runs]
+        ledger_rows += _judge_runs(
+            where, runs, answer_commands([row.command for row in judged_rows])
+        )
+    return ledger_rows
 
 
 def ask_fp32_rows(folder: Path) -> list[JudgedRow]:
@@ -72,7 +74,7 @@ def _list_sets(folder: Path) -> dict[tuple[str, str], list[PublishedRun]]:
 def _judge_runs(
     where: str, runs: Sequence[PublishedRun], predictions: Sequence[Prediction]
 ) -> list[LedgerRow]:
-    found = []
+    ledger_rows = []
     for quantity, name, published in (
         ("latency", "latency_s", "published_s"),
         ("power", "power_w", "published_w"),
@@ -82,7 +84,7 @@ def _judge_runs(
         true = np.array([getattr(run, name) for run in runs])
         inside = 100.0 * float(np.mean((low <= true) & (true <= high)))
         raw = mean_percent_error(predicted, np.array([getattr(run, published) for run in runs]))
-        found.append(
+        ledger_rows.append(
             make_ledger_row(
                 where,
                 quantity,
@@ -94,7 +96,7 @@ def _judge_runs(
                 over_the_whole_window=None if raw is None else round(raw, 2),
             )
         )
-    return found
+    return ledger_rows
 
 
 _TASKS = {
