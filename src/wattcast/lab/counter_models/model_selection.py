@@ -301,9 +301,8 @@ class FitWorkbench:
         if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
             core = (fit.terms.rail == 0) & ~np.isin(fit.terms.names, NOT_EVENTS)
             counted = self._term_watts(fit)[:, core].sum(axis=1)
-            idle = (
-                fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz
-            )  # V²·f where nothing happens
+            # V²·f where nothing happens
+            idle = fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz
             switching = np.where(counted > 0, counted, idle)
         missed_w = (self.table.power_w - predicted_w)[at]
         return np.asarray(predicted_w + missed_w * switching / switching[at])

@@ -142,9 +142,8 @@ def run_self_check(ready: ReadyKernel) -> str:
     name = benchmark.name
     threads = ready.blocks * benchmark.threads
     rounds = 1 if benchmark.whole else CHECK_ROUNDS
-    covered = (
-        benchmark.unit.chunk * ready.blocks * rounds
-    )  # bytes that all blocks cover exactly once
+    # bytes that all blocks cover exactly once
+    covered = benchmark.unit.chunk * ready.blocks * rounds
     if benchmark.check in ("copy", "fold") and covered > buffers.size:
         raise SelfCheckFailed(f"{name}: its check needs {covered} bytes, more than the buffer has.")
     if benchmark.check == "copy":
@@ -241,9 +240,8 @@ class DeviceBuffers:
         """Allocate, fill and verify buffers of at most ``most`` bytes and a quarter of the free
         memory each.
         """
-        size = (
-            min(most, int(device.call("cuMemGetInfo")) // 4) >> 21 << 21
-        )  # of the memory not yet taken
+        # of the memory not yet taken
+        size = min(most, int(device.call("cuMemGetInfo")) // 4) >> 21 << 21
         if size < 4 * device.l2_byte:
             raise CudaError(
                 f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four "

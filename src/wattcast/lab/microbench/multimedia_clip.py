@@ -148,9 +148,8 @@ def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.
     best = sad(dx, dy)
     open_ = np.ones(len(block_numbers), dtype=bool)
     for pattern in (LARGE, LARGE, LARGE, SMALL):
-        open_ = (
-            open_ if pattern is LARGE else np.ones_like(open_)
-        )  # the last step is taken everywhere
+        # the last step is taken everywhere
+        open_ = open_ if pattern is LARGE else np.ones_like(open_)
         to_x = np.zeros_like(dx)
         to_y = np.zeros_like(dy)
         for step_x, step_y in pattern:

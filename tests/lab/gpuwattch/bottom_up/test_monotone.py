@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wattcast.lab.gpuwattch.bottom_up.bank_costs import ArrayPorts, bank_cost
 from wattcast.lab.gpuwattch.bottom_up.chip_units import (
     RouterShape,
     crossbar_cost,
@@ -19,14 +20,11 @@ from wattcast.lab.gpuwattch.bottom_up.chip_units import (
 )
 from wattcast.lab.gpuwattch.bottom_up.memory_array import (
     ArrayCost,
-    ArrayPorts,
-    SearchedBuffer,
     SramArray,
-    bank_cost,
     list_partitions,
-    searched_buffer_cost,
     sram_cost,
 )
+from wattcast.lab.gpuwattch.bottom_up.searched_buffers import SearchedBuffer, searched_buffer_cost
 from wattcast.lab.gpuwattch.bottom_up.technology import TransistorType, find_technology, to_float
 
 NODES = (65.0, 45.0, 32.0, 22.0, 13.6, 11.99)  # the rows of the table

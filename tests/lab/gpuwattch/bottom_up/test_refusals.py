@@ -8,10 +8,12 @@ import pytest
 
 from wattcast import hardware
 from wattcast.core.errors import BadInput, MissingSpecification, UnknownName, WattcastError
+from wattcast.lab.gpuwattch.bottom_up.bank_costs import ArrayPorts
 from wattcast.lab.gpuwattch.bottom_up.chip_design import ChipDesign, build_chip, design_from_gpu
 from wattcast.lab.gpuwattch.bottom_up.chip_units import RouterShape, crossbar_cost
 from wattcast.lab.gpuwattch.bottom_up.event_energies import build_architecture_chip, scale_design
-from wattcast.lab.gpuwattch.bottom_up.memory_array import ArrayPorts, SearchedBuffer, SramArray
+from wattcast.lab.gpuwattch.bottom_up.memory_array import SramArray
+from wattcast.lab.gpuwattch.bottom_up.searched_buffers import SearchedBuffer
 from wattcast.lab.gpuwattch.bottom_up.technology import find_process, find_technology
 from wattcast.lab.gpuwattch.component_build import demo_architecture
 

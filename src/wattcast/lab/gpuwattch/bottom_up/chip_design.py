@@ -23,15 +23,15 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture
-from wattcast.lab.gpuwattch.bottom_up import chip_units, memory_array, technology
+from wattcast.lab.gpuwattch.bottom_up import chip_units, technology
+from wattcast.lab.gpuwattch.bottom_up.bank_costs import ArrayPorts
 from wattcast.lab.gpuwattch.bottom_up.chip_units import MemoryController, RouterShape
 from wattcast.lab.gpuwattch.bottom_up.memory_array import (
     ArrayCost,
-    ArrayPorts,
-    SearchedBuffer,
     SramArray,
     sram_cost,
 )
+from wattcast.lab.gpuwattch.bottom_up.searched_buffers import SearchedBuffer, searched_buffer_cost
 from wattcast.lab.gpuwattch.bottom_up.technology import CircuitCost, Technology, to_float
 from wattcast.power.component_power import Leakage
 
@@ -304,86 +304,45 @@ def design_from_gpu(
     The node is that of its process (or ``feature_nm``). The voltage is the given one, else the
     published one at the top clock, else the process's stand-in, else nominal. A number that the
     catalogue lacks is an error that names it."""
-    notes: list[str] = []
-    size = feature_nm
-    volts = voltage_v
-    if size is None:
-        size, row = technology.find_process(gpu.process)
-        notes.append(
-            f"{gpu.process}: F = {size:g} nm, from an SRAM cell of {row['cell_um2']} um2 ({row['source']})"
-        )
-        if volts is None and row["top_clock_v"]:
-            volts = float(row["top_clock_v"])
-    if voltage_v is None and gpu.power.voltage_v is not None:
-        volts = float(np.max(gpu.power.voltage_v.value_at(gpu.clocks.max_hz)))
-        notes.append(f"{volts:g} V at the top clock, published")
-    elif voltage_v is None and volts is not None:
-        notes.append(f"{volts:g} V at the top clock, a stand-in")
-    assumed: dict[str, Any] = {
-        name: assumption.value for name, assumption in known_assumptions().items()
-    }
-    assumed["temperature_k"] = assumed["temperature_k"] if temperature_k is None else temperature_k
-    line, sector, ways, words = (
-        assumed[n] for n in ("line_byte", "sector_byte", "cache_ways", "warp_size")
-    )
+    node = _choose_node(gpu, feature_nm, voltage_v)
+    notes = list(node.notes)
+    assumed = list_assumed_values()
+    if temperature_k is not None:
+        assumed["temperature_k"] = temperature_k
+    line = assumed["line_byte"]
+    sector = assumed["sector_byte"]
+    ways = assumed["cache_ways"]
+    words = assumed["warp_size"]
+
     read_j, write_j, source = chip_units.find_dram_energy(gpu.memory.kind)
     if read_j is None:
         notes.append(f"{gpu.memory.kind}: {source}; device memory is left out")
-    dies = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv")
-    link_um = 0.0
-    area_note = "the die's area is not in the table: wires between SMs and L2 are left out"
-    for die in (row for row in dies if row["gpu"] == strip_board(gpu.name)):
-        # mean wire between SM and L2: a quarter of a square die's side each way to the middle
-        link_um = 0.5e3 * sqrt(float(die["area_mm2"]))
-        area_note = f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2"
-    notes.append(area_note)
+    link_um, link_note = _find_link(gpu)
+    notes.append(link_note)
+
     sms = _round_whole(gpu.sm_count)
     shared = _round_whole(gpu.need("sm.shared_byte"))
-    l1 = CacheShape(max(shared // 2 // (line * ways), 1) * line * ways, line, ways)
-    l2_byte = _round_whole(gpu.need("l2.capacity_byte"))
-    l2_ways = assumed["l2_ways"]
-    slices = max(round(l2_byte / assumed["l2_slice_byte"]), 1)
-    slice_byte = max(l2_byte // slices // (line * l2_ways), 1) * line * l2_ways
-    banks = assumed["register_banks"]
-    bank_bit = assumed["register_bank_bit"]
-    file = (
-        _round_whole(gpu.need("sm.register_count")),
-        banks,
-        bank_bit,
-        assumed["collectors"],
-        banks,
-    )
-    registers = RegisterFile(*file, arrays=assumed["issue"] * words, operands=bank_bit / 32.0)
-    # 64-bit controllers share the bandwidth, at the rate their pins need for it
-    bus, queue, address = (
-        assumed[name] for name in ("controller_bus_bit", "controller_queue", "address_bit")
-    )
-    rate = float(np.mean(gpu.memory.byte_per_s))
-    clock = 1e9
-    if gpu.memory.clock_hz is not None:
-        clock = float(np.mean(gpu.memory.clock_hz))
-    count = max(round(rate / (2.0 * clock * bus / 8.0)), 1)
+    l1 = CacheShape(_round_down(shared // 2, line * ways), line, ways)
+    l2, slices = _shape_l2(gpu, assumed)
     return ChipDesign(
         name=gpu.name,
-        feature_nm=size,
+        feature_nm=node.feature_nm,
         sm_count=sms,
         clock_hz=float(np.mean(gpu.clocks.max_hz)),
-        registers=registers,
+        registers=_shape_registers(gpu, assumed),
         instruction=CacheShape(assumed["instruction_cache_byte"], line, ways),
         data=l1,
         constant=CacheShape(assumed["constant_cache_byte"], 64, ways),
         texture=l1,
         shared=CacheShape(shared // words // 16 * 16, assumed["shared_bank_byte"]),
-        l2=CacheShape(slice_byte, line, l2_ways, write_back=True, buffers=(16, 16, 16, 16)),
+        l2=l2,
         l2_count=slices,
         router=RouterShape(8 * sector, ceil(sms / 2), slices),
         router_count=1,
-        controller=MemoryController(
-            count, 1, bus, address, queue, queue, sector, rate / count / 1e6, 2.0 * clock
-        ),
+        controller=_shape_controller(gpu, assumed),
         dram_read_j=None if read_j is None else read_j * sector,
         dram_write_j=None if write_j is None else write_j * sector,
-        voltage_v=volts,
+        voltage_v=node.voltage_v,
         warps=max(_round_whole(gpu.need("sm.thread_count")) // words, 1),
         lanes=max(_round_whole(gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32, 64.0)) // 2, 1),
         integer_lanes=_round_whole(gpu.pipes.int32_op_per_cycle or 32.0),
@@ -396,6 +355,101 @@ def design_from_gpu(
         notes=tuple(notes),
         **{item.name: assumed[item.name] for item in fields(ChipDesign) if item.name in assumed},
     )
+
+
+def list_assumed_values() -> dict[str, Any]:
+    """Return the value of everything that is assumed of a catalogue GPU, by name."""
+    return {name: assumption.value for name, assumption in known_assumptions().items()}
+
+
+@dataclass(frozen=True)
+class _ChosenNode:
+    """Feature size and voltage of a design, with notes on where they come from."""
+
+    feature_nm: float
+    voltage_v: float | None
+    notes: tuple[str, ...]
+
+
+def _choose_node(gpu: Gpu, feature_nm: float | None, voltage_v: float | None) -> _ChosenNode:
+    notes = []
+    volts = voltage_v
+    if feature_nm is None:
+        feature_nm, row = technology.find_process(gpu.process)
+        cell = f"from an SRAM cell of {row['cell_um2']} um2 ({row['source']})"
+        notes.append(f"{gpu.process}: F = {feature_nm:g} nm, {cell}")
+        if volts is None and row["top_clock_v"]:
+            volts = float(row["top_clock_v"])
+    if voltage_v is None and gpu.power.voltage_v is not None:
+        volts = float(np.max(gpu.power.voltage_v.value_at(gpu.clocks.max_hz)))
+        notes.append(f"{volts:g} V at the top clock, published")
+    elif voltage_v is None and volts is not None:
+        notes.append(f"{volts:g} V at the top clock, a stand-in")
+    return _ChosenNode(feature_nm, volts, tuple(notes))
+
+
+def _find_link(gpu: Gpu) -> tuple[float, str]:
+    """Return the mean wire between SM and L2 in µm, 0 for an unknown die, and a note that says so.
+
+    The wire is a quarter of a square die's side each way to the middle."""
+    name = strip_board(gpu.name)
+    for die in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dies.csv"):
+        if die["gpu"] == name:
+            note = f"die of {die['area_mm2']} mm2 ({die['source']}): wires between SMs and L2"
+            return 0.5e3 * sqrt(float(die["area_mm2"])), note
+    return 0.0, "the die's area is not in the table: wires between SMs and L2 are left out"
+
+
+def _shape_l2(gpu: Gpu, assumed: Mapping[str, Any]) -> tuple[CacheShape, int]:
+    """Return the shape of an L2 slice, and their number."""
+    line = assumed["line_byte"]
+    ways = assumed["l2_ways"]
+    capacity_byte = _round_whole(gpu.need("l2.capacity_byte"))
+    slices = max(round(capacity_byte / assumed["l2_slice_byte"]), 1)
+    slice_byte = _round_down(capacity_byte // slices, line * ways)
+    shape = CacheShape(slice_byte, line, ways, write_back=True, buffers=(16, 16, 16, 16))
+    return shape, slices
+
+
+def _shape_registers(gpu: Gpu, assumed: Mapping[str, Any]) -> RegisterFile:
+    banks = assumed["register_banks"]
+    bank_bit = assumed["register_bank_bit"]
+    return RegisterFile(
+        _round_whole(gpu.need("sm.register_count")),
+        banks,
+        bank_bit,
+        assumed["collectors"],
+        banks,
+        arrays=assumed["issue"] * assumed["warp_size"],
+        operands=bank_bit / 32.0,
+    )
+
+
+def _shape_controller(gpu: Gpu, assumed: Mapping[str, Any]) -> MemoryController:
+    """Return 64-bit controllers that share the bandwidth, at the rate their pins need for it."""
+    bus = assumed["controller_bus_bit"]
+    queue = assumed["controller_queue"]
+    byte_per_s = float(np.mean(gpu.memory.byte_per_s))
+    clock_hz = 1e9
+    if gpu.memory.clock_hz is not None:
+        clock_hz = float(np.mean(gpu.memory.clock_hz))
+    count = max(round(byte_per_s / (2.0 * clock_hz * bus / 8.0)), 1)
+    return MemoryController(
+        controllers=count,
+        channels=1,
+        bus_bit=bus,
+        address_bit=assumed["address_bit"],
+        window=queue,
+        buffers=queue,
+        block_byte=assumed["sector_byte"],
+        peak_mbyte_per_s=byte_per_s / count / 1e6,
+        clock_hz=2.0 * clock_hz,
+    )
+
+
+def _round_down(size: int, step: int) -> int:
+    """Return the largest multiple of ``step`` up to ``size``, at least one step."""
+    return max(size // step, 1) * step
 
 
 def _round_whole(value: Sweepable) -> int:
@@ -497,9 +551,7 @@ class BuiltChip:
             d.instruction_bit,
             ArrayPorts(0, 1, 1, 1),
         )
-        self.window = memory_array.searched_buffer_cost(
-            tech, SearchedBuffer("instruction window", *shape)
-        )
+        self.window = searched_buffer_cost(tech, SearchedBuffer("instruction window", *shape))
         self.selection = chip_units.warp_selection_cost(tech, warps)
         register_bit = ceil(log2(rf.registers))
         lines = [chip_units.decoder_cost(tech, bits) for bits in (d.opcode_bit, register_bit, 8)]
@@ -589,7 +641,7 @@ def _cache_cost(
     ):
         if entries:
             shape_of = SearchedBuffer(f"{name} buffer", entries, tag_bit, bits, search)
-            cost = memory_array.searched_buffer_cost(tech, shape_of)
+            cost = searched_buffer_cost(tech, shape_of)
             built.append(cost)
             used_j[i] = cost.search_j + cost.write_j
     figures = ("subthreshold_w", "gate_w", "area_um2")

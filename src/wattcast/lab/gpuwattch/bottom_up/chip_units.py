@@ -4,7 +4,7 @@ device memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, log, log2
 from typing import NamedTuple
@@ -14,13 +14,10 @@ import numpy as np
 
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
-from wattcast.lab.gpuwattch.bottom_up import memory_array, technology
-from wattcast.lab.gpuwattch.bottom_up.memory_array import (
-    ArrayCost,
-    ArrayPorts,
-    SramArray,
-    sram_cost,
-)
+from wattcast.lab.gpuwattch.bottom_up import technology
+from wattcast.lab.gpuwattch.bottom_up.bank_costs import ArrayPartition, ArrayPorts, bank_cost
+from wattcast.lab.gpuwattch.bottom_up.memory_array import ArrayCost, SramArray, sram_cost
+from wattcast.lab.gpuwattch.bottom_up.searched_buffers import SearchedBuffer, searched_buffer_cost
 from wattcast.lab.gpuwattch.bottom_up.technology import (
     CircuitCost,
     Technology,
@@ -44,12 +41,13 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Cir
     check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
     wire = tech.repeated_wire(_WIDE)
     pitch = tech.wide.pitch_um
-    min_um = tech.min_width_um
     p_to_n = tech.p_to_n
-    driver = wire.repeater * min(inputs * bits * pitch / wire.spacing_um, 1.0)  # in minimum widths
+
+    # widths of the driver and of the gate before it, in minimum widths
+    driver = wire.repeater * min(inputs * bits * pitch / wire.spacing_um, 1.0)
     first = max(driver * (1.0 + p_to_n) / (3.0 + 3.0 * p_to_n), 1.0)
-    first_um = first * min_um
-    driver_um = driver * min_um
+    first_um = first * tech.min_width_um
+    driver_um = driver * tech.min_width_um
     in_f = tech.gate_f(first_um * 3.0 * (1.0 + p_to_n))
     control_f = tech.gate_f(driver_um * (1.0 + p_to_n))
     inside_f = 3.0 * tech.drain_f(first_um) + 3.0 * tech.drain_f(first_um * p_to_n) + control_f
@@ -57,35 +55,36 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Cir
     gates_um2 = to_float(
         2.0 * tech.gate_area_um2(driver_um) + 2.0 * tech.gate_area_um2(first_um, 2)
     )
-    cell_um = 50.0 * tech.feature_um
-    stretch = 1.0
-    while True:  # stretched in steps until its sides are alike
-        height_um = stretch * cell_um
-        beside = ceil(cell_um / pitch)
-        across_um = max(gates_um2 / height_um * beside * outputs, bits * pitch * outputs)
-        down_um = pitch * inputs * bits * stretch
-        shape = down_um / across_um * outputs / inputs
-        if (
-            min(shape, 1.0 / shape) >= _NARROWEST
-            or stretch >= _MOST_STRETCH
-            or inputs <= 2
-            or outputs <= 2
-        ):
-            break
-        stretch += 0.2
+
+    across_um, down_um = _crossbar_sides_um(tech, inputs, outputs, bits, gates_um2)
     used_j = wire.cost(across_um + down_um).energy_j
     used_j += (in_f * outputs + out_f * inputs + inside_f + control_f) * tech.vdd2
     lines = wire.cost(across_um, 0.0, inputs * bits) + wire.cost(down_um, 0.0, outputs * bits)
     crossing = CircuitCost(0.0, *tech.inverter_leakage_w(2.0 * driver_um))
     crossing += CircuitCost(0.0, *tech.nand_leakage_w(3.0 * first_um, 2)).times(2.0)
-    points = (
-        inputs * outputs * bits
-    )  # of them all but one a column are cut off by two transistors in series
-    return (
-        CircuitCost(bits * used_j, area_um2=across_um * down_um)
-        + crossing.times(points * _CUT_OFF)
-        + lines
-    )
+    # of the crossing points all but one a column are cut off by two transistors in series
+    points = inputs * outputs * bits
+    used = CircuitCost(bits * used_j, area_um2=across_um * down_um)
+    return used + crossing.times(points * _CUT_OFF) + lines
+
+
+def _crossbar_sides_um(
+    tech: Technology, inputs: int, outputs: int, bits: int, gates_um2: float
+) -> tuple[float, float]:
+    """Return width and height of a crossbar, stretched in steps until its sides are alike."""
+    pitch = tech.wide.pitch_um
+    cell_um = 50.0 * tech.feature_um
+    beside = ceil(cell_um / pitch)
+    is_small = inputs <= 2 or outputs <= 2
+    stretch = 1.0
+    while True:
+        height_um = stretch * cell_um
+        across_um = max(gates_um2 / height_um * beside * outputs, bits * pitch * outputs)
+        down_um = pitch * inputs * bits * stretch
+        shape = down_um / across_um * outputs / inputs
+        if is_small or stretch >= _MOST_STRETCH or min(shape, 1.0 / shape) >= _NARROWEST:
+            return across_um, down_um
+        stretch += 0.2
 
 
 def arbiter_cost(tech: Technology, requests: int, line_um: float) -> CircuitCost:
@@ -143,25 +142,27 @@ def router_cost(tech: Technology, shape: RouterShape) -> RouterCost:
     switch = crossbar_cost(tech, shape.inputs, shape.outputs, shape.flit_bit)
     one = np.ones(1)
     flit = shape.flit_bit
-    part = memory_array.ArrayPartition(
+    part = ArrayPartition(
         shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one
     )
-    queue = memory_array.bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
-    read_j, write_j, _, off_w, gate_w, width_um, height_um = map(to_float, vars(queue).values())
+    queue = bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
+    width_um = to_float(queue.width_um)
+    height_um = to_float(queue.height_um)
     buffer = CircuitCost(
-        read_j + write_j, *(x * shape.inputs for x in (off_w, gate_w, width_um * height_um))
+        to_float(queue.read_j) + to_float(queue.write_j),
+        to_float(queue.subthreshold_w) * shape.inputs,
+        to_float(queue.gate_w) * shape.inputs,
+        width_um * height_um * shape.inputs,
     )
     vc = arbiter_cost(tech, shape.channels, 0.0).times(shape.inputs)
     switch_um2 = to_float(switch.area_um2)
-    buffer_um2 = to_float(buffer.area_um2)
     grant = arbiter_cost(tech, shape.inputs, switch_um2**0.5).times(shape.outputs)
     across_um = switch_um2 / (tech.wide.pitch_um * shape.inputs * shape.flit_bit)
     box_um2 = shape.inputs * height_um * (width_um + across_um)
-    built_um2 = buffer_um2 + switch_um2
-    left_um2 = min(
-        max(box_um2 - built_um2, 0.0), built_um2
-    )  # a box more than half empty would be laid out anew
-    return RouterCost(buffer, switch, vc + grant + CircuitCost(area_um2=left_um2))
+    built_um2 = to_float(buffer.area_um2) + switch_um2
+    # a box more than half empty would be laid out anew
+    free_um2 = min(max(box_um2 - built_um2, 0.0), built_um2)
+    return RouterCost(buffer, switch, vc + grant + CircuitCost(area_um2=free_um2))
 
 
 MACRO_OVERHEAD = 1.1  # placement and routing inside a macro (McPAT 0.8)
@@ -200,15 +201,16 @@ def functional_unit_cost(tech: Technology, name: str) -> CircuitCost:
     feature_nm = tech.feature_um * 1e3
     scale = feature_nm / unit.feature_nm * (tech.voltage_v / unit.voltage_v) ** 2
     shrink = tech.logic_area_scale if unit.area_scaling == "linear" else (feature_nm / 90.0) ** 2
-    library = technology.find_technology(
-        45.0, temperature_k=380.0
-    )  # at which the leakage of ``units.csv`` holds
-    ours_w, theirs_w = (
-        t.off_a_per_um * t.feature_um * t.voltage_v for t in (tech, library)
-    )  # of a gate
-    leak_w = unit.leakage_w * ours_w / theirs_w
+    # the leakage of ``units.csv`` holds for this library
+    library = technology.find_technology(45.0, temperature_k=380.0)
+    leak_w = unit.leakage_w * _gate_off_w(tech) / _gate_off_w(library)
     energy_j = unit.energy_pj * 1e-12 * unit.factor * scale * tech.short_circuit
     return CircuitCost(energy_j, leak_w, 0.0, unit.area_90nm_um2 * shrink * MACRO_OVERHEAD)
+
+
+def _gate_off_w(tech: Technology) -> float:
+    """Return the leakage of a gate one feature wide."""
+    return tech.off_a_per_um * tech.feature_um * tech.voltage_v
 
 
 def latch_cost(tech: Technology) -> CircuitCost:
@@ -310,9 +312,8 @@ _ECC = 9.0 / 8.0
 _ROUTINE = (
     0.1  # of the peak power goes on refresh, scrubbing and the like whatever is asked (McPAT 0.8)
 )
-_COALESCE_J = (
-    0.443e-3 * 0.5e-9
-)  # comparing a warp's addresses: 0.443 mW for 0.5 ns at 1 V (GPUWattch, synthesis)
+# comparing a warp's addresses: 0.443 mW for 0.5 ns at 1 V (GPUWattch, synthesis)
+_COALESCE_J = 0.443e-3 * 0.5e-9
 # pending-request entry, masks, counters (manual 2.2.3)
 _REQUEST_BYTE = 64
 _MASK_BYTE = 2
@@ -363,85 +364,95 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     of the peak power goes on refresh and scrubbing whatever is requested (McPAT 0.8)."""
     bus = mc.bus_bit * _ECC
     block_bit = mc.block_byte * _ECC * 8.0
-    ports = ArrayPorts(0, mc.channels, mc.channels, mc.channels)
-    tag = mc.address_bit + _TAG_EXTRA_BIT + _OPCODE_BIT
-    data_bit = 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8)
-    bus_byte = -(-int(bus) // 8)
-    requests = memory_array.SearchedBuffer("request window", mc.window, tag, data_bit, ports)
-    window = memory_array.searched_buffer_cost(tech, requests)
-    plain = ArrayPorts(0, mc.channels, mc.channels)
-    word = sram_cost(tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, plain))
     beats = block_bit / bus
     words = block_bit / 72.0
+    window = _request_window_cost(tech, mc)
+    bus_byte = -(-int(bus) // 8)
+    plain = ArrayPorts(0, mc.channels, mc.channels)
+    word = sram_cost(tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, plain))
+
     # the engine takes 0.432 W at 1 GHz, 65 nm, 1.1 V and 72 bits, scaled with F·V²; the PHY 10 mW
-    # per Gbit/s at 90 nm and 1.2 V (low-voltage differential), scaled with √F·V²; areas are fitted
-    # to Niagara's
-    # controllers (McPAT 0.8)
-    rate = log(mc.peak_mbyte_per_s * 2.0)
+    # per Gbit/s at 90 nm and 1.2 V (low-voltage differential), scaled with √F·V² (McPAT 0.8)
     feature = tech.feature_um
     beat_j = 0.432 / 1e9 / 72.0 / 1.1**2 * feature / 0.065 * tech.vdd2 * bus
     bit_j = 0.01 * 1e-9 * (feature / 0.09) ** 0.5 * tech.vdd2 / 1.2**2
-    areas = (
-        (2.7927 * rate - 19.862) / 2.0 * bus / 128.0,
-        (6.4323 * rate - 48.134) * bus / 128.0 / 2.0,
-    )
-    areas_um2 = [max(area, 0.0) * feature / 0.09 * mc.channels * 1e6 for area in areas]
-    engine, phy = (
-        gate_leakage_cost(tech, area / 2.0 * tech.gate_density_per_um2, 1.0)
-        + CircuitCost(joule, area_um2=area)
-        for joule, area in zip((beat_j, bit_j), areas_um2, strict=True)
-    )
-    common_j = beat_j * beats + bit_j * block_bit + beats * (word.read_j + word.write_j)
+    # areas in mm² at 90 nm are fitted to Niagara's controllers (McPAT 0.8)
+    rate = log(mc.peak_mbyte_per_s * 2.0)
+    engine_mm2 = (2.7927 * rate - 19.862) / 2.0 * bus / 128.0
+    phy_mm2 = (6.4323 * rate - 48.134) * bus / 128.0 / 2.0
+
     # a busy cycle of the front end uses every port of the window and half the ports of the buffers
     front_j = mc.channels * (
         2.0 * window.search_j + window.read_j + window.write_j + word.read_j + word.write_j
     )
-    off_w = window.subthreshold_w + 2.0 * word.subthreshold_w
-    gate_w = window.gate_w + 2.0 * word.gate_w
     front = CircuitCost(
-        front_j, off_w, gate_w, mc.channels * (window.area_um2 + 2.0 * word.area_um2)
+        front_j,
+        window.subthreshold_w + 2.0 * word.subthreshold_w,
+        window.gate_w + 2.0 * word.gate_w,
+        mc.channels * (window.area_um2 + 2.0 * word.area_um2),
     )
     front += warp_selection_cost(tech, 1).times(0.0, 1.0)
     peak_w = front_j * mc.clock_hz + beat_j * mc.channels * mc.clock_hz
     peak_w += bit_j * mc.peak_mbyte_per_s * 8e6 * bus / 72.0 * mc.channels
-    read_j, write_j = (
-        words * (window.search_j + way_j) + common_j for way_j in (window.read_j, window.write_j)
-    )
+    common_j = beat_j * beats + bit_j * block_bit + beats * (word.read_j + word.write_j)
     return MemoryControllerCost(
-        read_j, write_j, _ROUTINE * peak_w * mc.controllers, front, engine, phy
+        read_j=words * (window.search_j + window.read_j) + common_j,
+        write_j=words * (window.search_j + window.write_j) + common_j,
+        constant_w=_ROUTINE * peak_w * mc.controllers,
+        front=front,
+        engine=_controller_part(tech, mc, beat_j, engine_mm2),
+        phy=_controller_part(tech, mc, bit_j, phy_mm2),
     )
+
+
+def _request_window_cost(tech: Technology, mc: MemoryController) -> ArrayCost:
+    """Return the cost of the buffer in which waiting requests are searched by address."""
+    ports = ArrayPorts(0, mc.channels, mc.channels, mc.channels)
+    tag_bit = mc.address_bit + _TAG_EXTRA_BIT + _OPCODE_BIT
+    data_bit = 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8)
+    window = SearchedBuffer("request window", mc.window, tag_bit, data_bit, ports)
+    return searched_buffer_cost(tech, window)
+
+
+def _controller_part(
+    tech: Technology, mc: MemoryController, energy_j: float, area_90nm_mm2: float
+) -> CircuitCost:
+    """Return the cost of a part of synthesised logic, half of whose area are gates."""
+    area_um2 = max(area_90nm_mm2, 0.0) * tech.feature_um / 0.09 * mc.channels * 1e6
+    gates = area_um2 / 2.0 * tech.gate_density_per_um2
+    return gate_leakage_cost(tech, gates, 1.0) + CircuitCost(energy_j, area_um2=area_um2)
 
 
 def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
     """Return the cost of request table, thread masks and counters, with the comparison (manual
     2.2.3).
     """
-    sizes = {
-        "pending-request table": (_REQUEST_BYTE * entries, _REQUEST_BYTE),
-        "thread masks": (_MASK_BYTE * _MASKS * entries, _MASK_BYTE),
-        "request counters": (_COUNT_BYTE * max(entries, 16), _COUNT_BYTE),
-    }
     ports = ArrayPorts(0, 1, 1)
+
+    def table(name: str, capacity_byte: int, block_byte: int) -> ArrayCost:
+        return sram_cost(tech, SramArray(name, capacity_byte, block_byte, 1, 1, ports))
+
+    requests = table("pending-request table", _REQUEST_BYTE * entries, _REQUEST_BYTE)
+    masks = table("thread masks", _MASK_BYTE * _MASKS * entries, _MASK_BYTE)
+    counters = table("request counters", _COUNT_BYTE * max(entries, 16), _COUNT_BYTE)
+    figures = np.array([list(vars(part).values()) for part in (requests, masks, counters)])
+    total = ArrayCost(*figures.sum(axis=0).tolist())
     compare_j = _COALESCE_J * tech.vdd2
-    tables = [sram_cost(tech, SramArray(name, *size, 1, 1, ports)) for name, size in sizes.items()]
-    read_j, write_j, *standing = (
-        sum(parts) for parts in zip(*(vars(t).values() for t in tables), strict=True)
-    )
-    return ArrayCost(read_j + compare_j, write_j + compare_j, *standing)
+    return replace(total, read_j=total.read_j + compare_j, write_j=total.write_j + compare_j)
 
 
 def find_dram_energy(kind: str) -> tuple[float | None, float | None, str]:
     """Return joules per byte read and written of a kind of device memory, None where unpublished,
     and the source.
     """
-    rows = {
-        row["kind"]: row
-        for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dram.csv")
-    }
+    table = read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "dram.csv")
+    rows = {row["kind"]: row for row in table}
     check_names("kind of memory", kind, rows, "")
     row = rows[kind]
-    read, write = (
-        float(row[key]) * 8e-12 if row[key] else None
-        for key in ("read_pj_per_bit", "write_pj_per_bit")
-    )
-    return read, write, row["source"]
+
+    def joule_per_byte(pj_per_bit: str) -> float | None:
+        return float(pj_per_bit) * 8e-12 if pj_per_bit else None
+
+    read_j = joule_per_byte(row["read_pj_per_bit"])
+    write_j = joule_per_byte(row["write_pj_per_bit"])
+    return read_j, write_j, row["source"]

@@ -103,42 +103,34 @@ def module_event_energies(chip: chip_design.BuiltChip, gpu: Gpu) -> dict[str, fl
     An operation costs its unit, its operands in the register file and its share of issuing the
     instruction. An event without a published source (tensor flop, device memory of an unknown kind)
     is left out."""
-    d = chip.design
+    design = chip.design
     counts = counter_energies(chip)
-    lane = 1.0 / d.warp_size
-    issue_j = lane * (
-        counts["TOT_INST"] + counts["FP_INT"] + counts["IC_H"]
-    )  # an instruction's share of one thread
-    assumed: dict[str, Any] = {
-        name: assumption.value for name, assumption in chip_design.known_assumptions().items()
-    }
-    reads = assumed["fma_reads"]
-    word_byte = 4.0
-    fma_j = counts["FPU_ACC"] + reads * counts["REG_RD"] + counts["REG_WR"] + issue_j
-    register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
-    sector = assumed["sector_byte"]
-    access_byte = d.words_of_access * 4.0
+    assumed = chip_design.list_assumed_values()
+    # an instruction's share of one thread
+    issue_j = 1.0 / design.warp_size * (counts["TOT_INST"] + counts["FP_INT"] + counts["IC_H"])
+    fma_j = counts["FPU_ACC"] + assumed["fma_reads"] * counts["REG_RD"] + counts["REG_WR"] + issue_j
     scaling_j = assumed["sfu_multiplies"] * fma_j  # brings an SFU's argument to base two
+    l2_j_per_byte = counts["L2_RH"] / (design.l2.block_byte / 2.0) if design.l2 else 0.0
     energies = {
         "cuda_fp32_flop": fma_j / _FLOP_PER_FMA,
-        "cuda_fp64_flop": (2.0 * fma_j - issue_j)
-        / _FLOP_PER_FMA,  # two lanes and two registers, one instruction
+        # two lanes and two registers, one instruction
+        "cuda_fp64_flop": (2.0 * fma_j - issue_j) / _FLOP_PER_FMA,
         "int32_op": counts["SP_ACC"] + 2.0 * counts["REG_RD"] + counts["REG_WR"] + issue_j,
         "sfu_op": counts["SFU_ACC"] + counts["REG_RD"] + counts["REG_WR"] + issue_j + scaling_j,
-        "shared_byte": counts["SHRD_ACC"] / access_byte,
-        "l2_byte": (counts["L2_RH"] / (d.l2.block_byte / 2.0) if d.l2 else 0.0)
-        + counts["NOC_A"] / sector,
-        "busy_sm_cycle": chip.latches * chip.latch.energy_j * d.pipelines,
+        "shared_byte": counts["SHRD_ACC"] / (design.words_of_access * 4.0),
+        "l2_byte": l2_j_per_byte + counts["NOC_A"] / assumed["sector_byte"],
+        "busy_sm_cycle": chip.latches * chip.latch.energy_j * design.pipelines,
     }
     if gpu.pipes.tensor_flop_per_cycle:
+        word_byte = 4.0
+        register_j_per_byte = (counts["REG_RD"] + counts["REG_WR"]) / 2.0 / word_byte
         flop_j = functional_unit_cost(chip.tech, "tensor_fp16").energy_j
         operand_j = assumed["tensor_register_byte_per_flop"] * register_j_per_byte
-        energies |= {
-            name: (flop_j + operand_j) * bits / _FP16_BIT for name, bits in _WIDTH_BIT.items()
-        }
+        for name, bits in _WIDTH_BIT.items():
+            energies[name] = (flop_j + operand_j) * bits / _FP16_BIT
     read_j, write_j, _ = find_dram_energy(gpu.memory.kind)
     if read_j is not None and write_j is not None:
-        block = d.controller.block_byte
+        block = design.controller.block_byte
         energies["dram_read_byte"] = read_j + chip.controller.read_j / block
         energies["dram_write_byte"] = write_j + chip.controller.write_j / block
     return energies
@@ -151,12 +143,12 @@ SIZE_KNOBS = {
     "l2": "bytes of every L2 slice",
     "sms": "SMs, and the ports of the network with them",
 }
-_RESIZED = {  # knob -> field of the design, and the size in it
+# knob -> field of the design, and the size in it
+_RESIZED = {
     "registers": ("registers", "registers"),
-    **{
-        knob: (field, "capacity_byte")
-        for knob, field in (("l1", "data"), ("shared", "shared"), ("l2", "l2"))
-    },
+    "l1": ("data", "capacity_byte"),
+    "shared": ("shared", "capacity_byte"),
+    "l2": ("l2", "capacity_byte"),
 }
 
 
@@ -190,24 +182,28 @@ def scale_design(
     scaled = design
     for name, (field, size) in _RESIZED.items():
         if name in factors:
-            old = getattr(design, field)
-            if old is None:
-                raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
-            whole = _scale_whole(name, getattr(old, size), factors[name])
-            resized: dict[str, Any] = {field: replace(old, **{size: whole})}
-            scaled = replace(scaled, **resized)
+            scaled = _resize_part(scaled, name, field, size, factors[name])
     if "sms" in factors:
         count = _scale_whole("sms", design.sm_count, factors["sms"])
         ports = ceil(design.router.inputs * count / design.sm_count)
         scaled = replace(scaled, sm_count=count, router=replace(design.router, inputs=ports))
     if scaled.link_um:
-        after_mm2, before_mm2 = (
-            chip_design.chip_area_mm2(chip_design.build_chip(d)) for d in (scaled, design)
-        )
-        scaled = replace(
-            scaled, link_um=design.link_um * sqrt(after_mm2 / before_mm2)
-        )  # the die's side
+        # wires grow with the die's side
+        after_mm2 = chip_design.chip_area_mm2(chip_design.build_chip(scaled))
+        before_mm2 = chip_design.chip_area_mm2(chip_design.build_chip(design))
+        scaled = replace(scaled, link_um=design.link_um * sqrt(after_mm2 / before_mm2))
     return scaled
+
+
+def _resize_part(
+    design: chip_design.ChipDesign, name: str, field: str, size: str, factor: float
+) -> chip_design.ChipDesign:
+    part = getattr(design, field)
+    if part is None:
+        raise bad_value("l2", "a design with an L2 cache", f"{design.name}, which has none")
+    whole = _scale_whole(name, getattr(part, size), factor)
+    resized: dict[str, Any] = {field: replace(part, **{size: whole})}
+    return replace(design, **resized)
 
 
 def compare_chips(
