@@ -9,7 +9,7 @@ import pytest
 
 from studies import counter_variants as study
 from wattcast.lab.counter_models.two_rails import shipped_fit
-from wattcast.lab.validate.power_checks import multimedia_power
+from wattcast.lab.validate.counter_model_checks import multimedia_power
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from wattcast.lab.counter_models.profiler_counters import (
 from wattcast.lab.counter_models.two_rails import RailsFit, shipped_fit
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.paper_figures.multimedia_figures import RAIL_PARTS, make_figures, table_activity
-from wattcast.lab.validate.power_checks import (
+from wattcast.lab.validate.counter_model_checks import (
     dct_savings,
     kernel_energies_above_idle,
     make_counter_model_rows,

@@ -104,6 +104,20 @@ def main(database: str = "h200") -> None:
     parser.add_argument("--write", action="store_true", help="write boards.yaml")
     levels = load_card_levels(database)
     write = parser.parse_args().write
+    _print_cards(levels)
+    _print_product_times(levels)
+    spread = np.std([(level.whole, level.memory) for level in levels.values()], axis=0, ddof=1)
+    print(
+        f"standard deviation of {len(levels)} cards: {100 * spread[0]:.1f} % and {100 * spread[1]:.1f} %"
+    )
+    _print_neighbours(levels)
+    if write:
+        write_boards(
+            levels, Path(wattcast.__file__).parent / "predictor" / "bundle" / "boards.yaml"
+        )
+
+
+def _print_cards(levels: Mapping[str, CardLevel]) -> None:
     for card, level in sorted(levels.items(), key=lambda item: item[1].memory):
         deviation = f"in all {100 * level.whole:+.1f} %, in memory {100 * level.memory:+.1f} %"
         took = f", {1e6 * level.product_s:.1f} us" if level.product_s else ""
@@ -115,33 +129,32 @@ def main(database: str = "h200") -> None:
         print(
             f"board {board}: memory {100 * np.mean(memory):+.1f} %, {span} on {len(memory)} cards"
         )
-    timed = [level for level in levels.values() if level.product_s]
-    for name, is_lean in (("lean", True), ("hungry", False)):
-        product_us = [
-            1e6 * level.product_s
-            for level in timed
-            if level.product_s and (level.memory < 0.0) == is_lean
-        ]
+
+
+def _print_product_times(levels: Mapping[str, CardLevel]) -> None:
+    """Print how long the cards with lean memory, and the others, take for the same product."""
+    lean_us: list[float] = []
+    hungry_us: list[float] = []
+    for level in levels.values():
+        if level.product_s:
+            group_us = lean_us if level.memory < 0.0 else hungry_us
+            group_us.append(1e6 * level.product_s)
+    for name, product_us in (("lean", lean_us), ("hungry", hungry_us)):
         print(
             f"{len(product_us)} {name} cards multiply in {min(product_us):.1f} to {max(product_us):.1f} us"
         )
-    spread = np.std([(level.whole, level.memory) for level in levels.values()], axis=0, ddof=1)
+
+
+def _print_neighbours(levels: Mapping[str, CardLevel]) -> None:
+    """Print whether cards with near serial numbers have like memory."""
+    cards = list(levels.values())
+    memory = np.array([card.memory for card in cards])
+    nearest = np.array([card.memory for card in find_neighbours(cards)])
+    alike = int(np.sum(memory * nearest > 0.0))
+    off = np.sqrt(np.mean((memory - nearest) ** 2))
     print(
-        f"standard deviation of {len(levels)} cards: {100 * spread[0]:.1f} % and {100 * spread[1]:.1f} %"
+        f"{alike} of {len(cards)} have memory on the side of the nearest serial number, {100 * off:.1f} % off it"
     )
-    pairs = [
-        (one.memory, near.memory)
-        for one, near in zip(levels.values(), find_neighbours([*levels.values()]), strict=True)
-    ]
-    alike = sum(mine * second > 0.0 for mine, second in pairs)
-    off = np.sqrt(np.mean([(mine - second) ** 2 for mine, second in pairs]))
-    print(
-        f"{alike} of {len(pairs)} have memory on the side of the nearest serial number, {100 * off:.1f} % off it"
-    )
-    if write:
-        write_boards(
-            levels, Path(wattcast.__file__).parent / "predictor" / "bundle" / "boards.yaml"
-        )
 
 
 if __name__ == "__main__":

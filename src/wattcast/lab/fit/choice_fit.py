@@ -24,6 +24,7 @@ from wattcast.kernels.families.product_shapes import PRODUCT_CHOICE_COLUMNS as P
 from wattcast.kernels.kernel_choice import Candidates, KernelChooser, TreeVotes
 from wattcast.kernels.kernel_labels import KernelLabel
 from wattcast.kernels.lowering import kernel_choice_inputs
+from wattcast.workload.operator_base import Operator
 
 _SHARED_RIDGE = 0.02
 _OWN_RIDGE = 1.0
@@ -41,37 +42,45 @@ _TREES = 40
 
 def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, KernelChooser]:
     """Fit a chooser for each class of products with enough named rows; each operator counts once."""
-    first = {
-        (spec, op): i
-        for i, (spec, op) in reversed(list(enumerate(zip(rows.spec, rows.ops, strict=True))))
-    }
+    first: dict[tuple[str, Operator], int] = {}
+    for i, key in enumerate(zip(rows.spec, rows.ops, strict=True)):
+        first.setdefault(key, i)
     named = sorted(i for i in first.values() if rows.names[i])
     classes, sizes, shape = kernel_choice_inputs(
         [rows.ops[i] for i in named], [rows.conditions[i] for i in named]
     )
     labels = find_labels_run(rows.select_rows(np.isin(np.arange(len(rows)), named)))
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(classes):
+        if name:
+            places = members.setdefault(name, [])
+            if labels[i] is not None:
+                places.append(i)
     choosers = {}
-    for name in dict.fromkeys(c for c in classes if c):
-        at = np.array([i for i, c in enumerate(classes) if c == name and labels[i] is not None])
-        if len(at) < LEAST_CHOICE_ROWS:
+    for name, places in members.items():
+        if len(places) < LEAST_CHOICE_ROWS:
             continue
-        hopper = np.array([label.kind == "hopper" for i in at if (label := labels[i]) is not None])
-        if (
-            hopper.mean() > 1.0 - _STRAYS
-        ):  # one stray would make its kernel a candidate for all, at a guess
-            at = at[hopper]
+        at = _leave_out_strays(np.array(places), labels)
+        ran = [label for i in at if (label := labels[i]) is not None]
         columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
         table = np.stack([shape[column][at] for column in columns], axis=-1)
-        ran = [label for i in at if (label := labels[i]) is not None]
-        chooser = _fit_chooser(
-            ran, tuple(size[at] for size in sizes), table, columns, reference.sm_count
-        )
-        choosers[name] = (
-            replace(chooser, votes=_grow_votes(chooser, ran, table))
-            if name in VOTED_CLASSES
-            else chooser
-        )
+        sizes_at = tuple(size[at] for size in sizes)
+        chooser = _fit_chooser(ran, sizes_at, table, columns, reference.sm_count)
+        if name in VOTED_CLASSES:
+            chooser = replace(chooser, votes=_grow_votes(chooser, ran, table))
+        choosers[name] = chooser
     return choosers
+
+
+def _leave_out_strays(
+    at: npt.NDArray[np.int64], labels: Sequence[KernelLabel | None]
+) -> npt.NDArray[np.int64]:
+    """Return the rows of Hopper's kernels where nearly all are.
+
+    One stray would make its kernel a candidate for all, at a guess."""
+    kinds = [label.kind for i in at if (label := labels[i]) is not None]
+    hopper = np.array(kinds) == "hopper"
+    return at[hopper] if hopper.mean() > 1.0 - _STRAYS else at
 
 
 def find_labels_run(rows: KernelRows) -> list[KernelLabel | None]:
@@ -139,35 +148,42 @@ def _fit_chooser(
 ) -> KernelChooser:
     from scipy.optimize import minimize
 
-    candidates = sorted(set(ran))
-    target = np.array([candidates.index(label) for label in ran])
-    kind = np.array([c.kind for c in candidates])
-    tile_n, tile_m = (np.array([float(c[i]) for c in candidates]) for i in (1, 2))
-    split = np.array([c.split for c in candidates])
-    b, m, n, k = sizes
-    by_term = kernel_choice.candidate_terms(
-        (b, m, n, k), Candidates(kind, tile_n, tile_m, split), sms
+    labels = sorted(set(ran))
+    target = np.array([labels.index(label) for label in ran])
+    candidates = Candidates(
+        np.array([label.kind for label in labels]),
+        np.array([float(label[1]) for label in labels]),
+        np.array([float(label[2]) for label in labels]),
+        np.array([label.split for label in labels]),
     )
+    b, m, n, k = sizes
+    by_term = kernel_choice.candidate_terms((b, m, n, k), candidates, sms)
     terms = np.moveaxis(by_term, 0, -1)
     scale = np.maximum(terms.reshape(-1, terms.shape[-1]).std(axis=0), 1e-9)
     mean = table.mean(axis=0)
     spread = np.where(table.std(axis=0) > 1e-9, table.std(axis=0), 1.0)
     shape = np.column_stack([np.ones(len(table)), (table - mean) / spread])
     width = terms.shape[-1]
-    count = len(candidates)
-    barred = kernel_choice.impossible_candidates(kind, m, table, names)
+    barred = kernel_choice.impossible_candidates(candidates.kind, m, table, names)
     barred[np.arange(len(target)), target] = False  # unless one of them ran
-    done = minimize(
+    solution = minimize(
         _compute_misfit,
-        np.zeros(width + count * shape.shape[1]),
+        np.zeros(width + len(labels) * shape.shape[1]),
         args=(np.ascontiguousarray(terms / scale), shape, target, np.where(barred, _NEVER, 0.0)),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": _STEPS},
-    )
-    own_weights = done.x[width:].reshape(count, -1)
+    ).x
     return KernelChooser(
-        kind, tile_n, tile_m, split, done.x[:width] / scale, own_weights, names, mean, spread
+        candidates.kind,
+        candidates.tile_n,
+        candidates.tile_m,
+        candidates.split,
+        solution[:width] / scale,
+        solution[width:].reshape(len(labels), -1),
+        names,
+        mean,
+        spread,
     )
 
 

@@ -37,8 +37,8 @@ from wattcast.lab.fit import kernel_fit
 from wattcast.lab.fit.held_out import compare_asked_power
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.ideal_terms import compute_ideal_terms
-from wattcast.predictor.kernel_phases import blend_corrections
-from wattcast.predictor.learned_factors import LearnedFactors
+from wattcast.predictor.kernel_phases import Correction, blend_corrections
+from wattcast.predictor.learned_factors import LearnedFactor, LearnedFactors
 from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.prediction import predict_graph
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
@@ -168,30 +168,17 @@ def _add_families(
     """Fit corrections, time and energy of the rows' families into a bundle, and what ``steps`` draw
     of it.
     """
-    reference = bundle.reference
-    law = bundle.clock_law
     learned = bundle.learned
     assert learned is not None, "engine kernels are added to a bundle that was fitted to kernels"
-    assert law is not None, "engine kernels are added to a bundle with a clock law"
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
-    burst = rows.is_kind("burst")
-    some = kernel_rows.select_kernels(kernels, burst)
-    latency_s = rows.column("latency_s")[burst]
-    clock_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
-    terms = compute_ideal_terms(some, reference)
-    corrections = {
-        **bundle.corrections,
-        **fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz),
-    }
-    scaffold_s = terms.seconds(np.log(blend_corrections(some.work, corrections)), clock_hz)
-    time = fit_residuals([ResidualSample(some, latency_s / scaffold_s)], trees=0)
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    corrections, time = _fit_time(bundle, rows, kernels)
     power = bundle.power.as_module_power()
     timed = replace(
         bundle, corrections=corrections, learned=LearnedFactors(learned.reference, time, {})
     )
     modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
     priced, sample = kernel_fit.price_rows(
-        rows, kernels, gpu, power.idle, corrections, reference, modelled_hz
+        rows, kernels, gpu, power.idle, corrections, bundle.reference, modelled_hz
     )
     engine_cards = kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
     levels = kernel_fit.find_card_levels(*cards, engine_cards)
@@ -201,10 +188,28 @@ def _add_families(
     factors = LearnedFactors(
         learned.reference, {**learned.time, **time}, {**learned.energy, **energy}
     )
-    alone = replace(bundle, corrections=corrections, learned=factors)
-    return (
-        replace(alone, step_energy=find_step_energy(alone, steps, levels, gpu)) if steps else alone
-    )
+    extended = replace(bundle, corrections=corrections, learned=factors)
+    if not steps:
+        return extended
+    return replace(extended, step_energy=find_step_energy(extended, steps, levels, gpu))
+
+
+def _fit_time(
+    bundle: Bundle, rows: KernelRows, kernels: Kernels
+) -> tuple[dict[str, Correction], dict[str, LearnedFactor]]:
+    """Return the bundle's corrections with those of the rows' families, and factors of time."""
+    reference = bundle.reference
+    law = bundle.clock_law
+    assert law is not None, "engine kernels are added to a bundle with a clock law"
+    burst = rows.is_kind("burst")
+    some = kernel_rows.select_kernels(kernels, burst)
+    latency_s = rows.column("latency_s")[burst]
+    clock_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    terms = compute_ideal_terms(some, reference)
+    fitted = fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz)
+    corrections = {**bundle.corrections, **fitted}
+    scaffold_s = terms.seconds(np.log(blend_corrections(some.work, corrections)), clock_hz)
+    return corrections, fit_residuals([ResidualSample(some, latency_s / scaffold_s)], trees=0)
 
 
 @dataclass(frozen=True)

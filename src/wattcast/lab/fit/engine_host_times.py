@@ -8,8 +8,9 @@ the file itself."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,6 +39,53 @@ QUEUED_SHARE = (
 )
 
 
+@dataclass
+class _TrafficTimes:
+    """What the steps of traffic runs tell of their host."""
+
+    # batches above seconds, by what the host does
+    lines: dict[str, list[Array]] = field(default_factory=lambda: defaultdict(list))
+    pieces: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    loose: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    admit_s: list[float] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
+    memories: list[float] = field(default_factory=list)
+
+    def add_run(self, model: str, rows: Sequence[Plain]) -> None:
+        """Add the steps of a run."""
+        step = {}
+        for name in rows[0]:
+            if name != "run":
+                step[name] = np.array([row[name] for row in rows], dtype=np.float64)
+        pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
+        output_s = step["host_s"] - step["schedule_s"] - step["launch_s"]
+        alone = step["prompt_tokens"] == 0
+        output_s = output_s + np.where(alone, pause_s, 0.0)
+        self.lines["schedule"].append(np.stack([step["decodes"], step["schedule_s"]]))
+        self.lines["output"].append(np.stack([step["decodes"], output_s]))
+        launches = np.stack([step["decodes"], step["launch_s"]])
+        self.lines["launch_graph"].append(launches[:, alone])
+        admits = (step["prompts"] > 0) & (pause_s < 0.01)
+        self.admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
+
+        small = step["tokens"] <= LARGEST_GRAPH
+        free = (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S)
+        in_pieces = step["launch_s"][small & ~alone & free]
+        without_graph = step["launch_s"][~small & free]
+        self.pieces[model].extend(in_pieces)
+        self.loose[model].append(float(without_graph.mean()))
+        self._add_spread(in_pieces)
+        self._add_spread(without_graph)
+
+    def _add_spread(self, launch_s: Array) -> None:
+        """Add how much launches vary, and how alike one is to the one before."""
+        logs = np.log(launch_s)
+        usual = logs <= np.percentile(logs, 99) if len(logs) else np.zeros(0, dtype=bool)
+        if usual.sum() >= FEWEST_LAUNCHES:
+            self.spreads.append(logs[usual].std())
+            self.memories.append(np.corrcoef(logs[usual][1:], logs[usual][:-1])[0, 1])
+
+
 def fit_host_times(
     records: EngineRecords, layers: Mapping[str, int] = FITTING, experts: Collection[str] = EXPERTS
 ) -> dict[str, float]:
@@ -56,105 +104,69 @@ def fit_host_times(
     takes, nor compiles. ``expert_layers`` is a ratio. ``launch_spread`` and ``launch_memory`` are
     the standard deviation of the logarithm of such a launch and its correlation with the one
     before, the medians of all runs and both kinds of steps."""
-    runs = [
-        row
-        for row in records.select_kind("traffic")
-        if row["model"] in layers and not row["held_out_load"]
-    ]
-    lines: dict[str, list[Array]] = {
-        "schedule": [],
-        "output": [],
-        "launch_graph": [],
-    }  # batches above seconds
-    pieces: dict[str, list[float]] = {name: [] for name in layers}
-    loose: dict[str, list[float]] = {name: [] for name in layers}
-    again: dict[str, list[float]] = {}  # by host
-    admit_s = []
-    spreads = []
-    memories = []
-    for run in runs:
-        rows = [row for row in records.serving_steps if row["run"] == run["id"]]
-        step = {
-            name: np.array([row[name] for row in rows], dtype=np.float64)
-            for name in rows[0]
-            if name != "run"
-        }
-        pause_s = np.append(0.0, step["begin_s"][1:] - step["end_s"][:-1])
-        output_s = step["host_s"] - step["schedule_s"] - step["launch_s"]
-        alone = step["prompt_tokens"] == 0
-        admits = (step["prompts"] > 0) & (pause_s < 0.01)
-        lines["schedule"].append(np.stack([step["decodes"], step["schedule_s"]]))
-        lines["output"].append(
-            np.stack([step["decodes"], output_s + np.where(alone, pause_s, 0.0)])
-        )
-        lines["launch_graph"].append(np.stack([step["decodes"], step["launch_s"]])[:, alone])
-        admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
-        small = step["tokens"] <= LARGEST_GRAPH
-        free = (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S)
-        pieces[run["model"]].extend(step["launch_s"][small & ~alone & free])
-        for kind in (small & ~alone & free, ~small & free):
-            logs = np.log(step["launch_s"][kind])
-            usual = logs <= np.percentile(logs, 99) if len(logs) else np.zeros(0, dtype=bool)
-            if usual.sum() >= FEWEST_LAUNCHES:
-                spreads.append(logs[usual].std())
-                memories.append(np.corrcoef(logs[usual][1:], logs[usual][:-1])[0, 1])
-        loose[run["model"]].append(float(step["launch_s"][~small & free].mean()))
-    hosts = {run["card_uuid"] for run in runs}
+    traffic = _TrafficTimes()
+    hosts = set()
+    for run in records.select_kind("traffic"):
+        if run["model"] in layers and not run["held_out_load"]:
+            hosts.add(run["card_uuid"])
+            steps = [row for row in records.serving_steps if row["run"] == run["id"]]
+            traffic.add_run(run["model"], steps)
     kinds = ("decode", "prefill", "mixed")
-    every = [row for row in records.select_kind(*kinds) if row["model"] in layers]
-    steps = [row for row in every if row["card_uuid"] in hosts]
+    rows = [row for row in records.select_kind(*kinds) if row["model"] in layers]
+    times = _fit_lines(traffic, [row for row in rows if row["card_uuid"] in hosts])
+
+    def per_layer(name: str, launches: Sequence[float]) -> float:
+        return float((np.mean(launches) - times["launch_graph"]) / layers[name])
+
+    loose = traffic.loose
+    same_layer_s: dict[str, list[float]] = {}  # by host
+    for row in rows:
+        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
+        if row["kind"] == "decode" or held_up:
+            continue
+        if row["tokens"] <= LARGEST_GRAPH:
+            layer_s = per_layer(row["model"], [row["launch_s"]])
+            same_layer_s.setdefault(row["card_uuid"], []).append(layer_s)
+        elif row["card_uuid"] in hosts:
+            loose[row["model"]].append(row["launch_s"])
+
+    piece_s = [per_layer(name, traffic.pieces[name]) for name in layers if traffic.pieces[name]]
+    times["launch_layer"] = float(np.mean(piece_s))
+    host_means_s = [np.mean(seconds) for seconds in same_layer_s.values()]
+    times["launch_same_layer"] = float(np.mean(host_means_s))
+    dense_layer_s = [per_layer(name, loose[name]) for name in layers if name not in experts]
+    times["launch_loose_layer"] = float(np.mean(dense_layer_s))
+    dense_s = float(np.mean(list_loose_layers(records, times["launch_graph"])))
+    experts_s = float(np.mean(list_loose_layers(records, times["launch_graph"], experts)))
+    times["launch_same_loose_layer"] = dense_s
+    times["same_expert_layers"] = experts_s / dense_s - 1.0
+    times["admit"] = float(np.mean(traffic.admit_s))
+    expert_layer_s = [per_layer(name, loose[name]) for name in layers if name in experts]
+    ratios = [seconds / times["launch_loose_layer"] - 1.0 for seconds in expert_layer_s]
+    times["expert_layers"] = float(np.mean(ratios))
+    times["launch_spread"] = float(np.median(traffic.spreads))
+    times["launch_memory"] = float(np.median(traffic.memories))
+    return times
+
+
+def _fit_lines(traffic: _TrafficTimes, steps: Sequence[Plain]) -> dict[str, float]:
+    """Return the times that grow with the batch: constant, and what a sequence adds."""
     alike = [row for row in steps if row["kind"] == "decode" and row["wait_s"] < 0.003]
-    batch, schedule_s, launch_s, host_s = (
-        np.array([row[name] for row in alike])
-        for name in ("batch", "schedule_s", "launch_s", "host_s")
-    )
+    batch = np.array([row["batch"] for row in alike])
+    schedule_s = np.array([row["schedule_s"] for row in alike])
+    launch_s = np.array([row["launch_s"] for row in alike])
+    host_s = np.array([row["host_s"] for row in alike])
     repeated = {
         "schedule": schedule_s,
         "output": host_s - schedule_s - launch_s,
         "launch_graph": launch_s,
     }
     times = {}
-    for name, parts in lines.items():
-        line = np.mean(
-            [_fit_line(*np.concatenate(parts, axis=1)), _fit_line(batch, repeated[name])], axis=0
-        )
+    for name, repeated_s in repeated.items():
+        under_traffic = _fit_line(*np.concatenate(traffic.lines[name], axis=1))
+        line = np.mean([under_traffic, _fit_line(batch, repeated_s)], axis=0)
         times[name], times[f"{name}_per_sequence"] = line.tolist()
-
-    def per_layer(name: str, launches: Sequence[float]) -> float:
-        return float((np.mean(launches) - times["launch_graph"]) / layers[name])
-
-    for row in every:
-        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
-        if row["kind"] != "decode" and not held_up:
-            if row["tokens"] <= LARGEST_GRAPH:
-                again.setdefault(row["card_uuid"], []).append(
-                    per_layer(row["model"], [row["launch_s"]])
-                )
-            elif row["card_uuid"] in hosts:
-                loose[row["model"]].append(row["launch_s"])
-    times["launch_layer"] = float(
-        np.mean([per_layer(name, pieces[name]) for name in layers if pieces[name]])
-    )
-    times["launch_same_layer"] = float(np.mean([np.mean(launches) for launches in again.values()]))
-    times["launch_loose_layer"] = float(
-        np.mean([per_layer(n, loose[n]) for n in layers if n not in experts])
-    )
-    more = [
-        per_layer(name, loose[name]) / times["launch_loose_layer"] - 1.0
-        for name in layers
-        if name in experts
-    ]
-    dense_s = float(np.mean(list_loose_layers(records, times["launch_graph"])))
-    experts_s = float(np.mean(list_loose_layers(records, times["launch_graph"], experts)))
-    times["launch_same_loose_layer"] = dense_s
-    times["same_expert_layers"] = experts_s / dense_s - 1.0
-    varied = {
-        "launch_spread": float(np.median(spreads)),
-        "launch_memory": float(np.median(memories)),
-    }
-    return (
-        times | {"admit": float(np.mean(admit_s)), "expert_layers": float(np.mean(more))} | varied
-    )
+    return times
 
 
 def _fit_line(x: Array, y: Array) -> tuple[float, float]:

@@ -465,14 +465,7 @@ def price_rows(
     model gives them."""
     power_w, settled_hz, latency_s = settled_figures(rows)
     clock_hz = settled_hz if modelled_hz is None else modelled_hz
-    limit_w = float(np.mean(gpu.power.limit_w))
-    usable = (
-        rows.is_kind("sustained", "duty") & rows.fit & np.isfinite(power_w) & np.isfinite(clock_hz)
-    )
-    climbing = (clock_hz < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))) & (
-        power_w < _LOW_POWER * limit_w
-    )
-    usable &= ~climbing
+    usable = _select_priced_rows(rows, gpu, power_w, clock_hz)
     at = rows.select_rows(usable)
     some = select_kernels(kernels, usable)
     power_w = power_w[usable]
@@ -480,17 +473,20 @@ def price_rows(
     latency_s = latency_s[usable]
     effective = at.column("effective_clock_hz") * clock_hz / settled_hz[usable]
     effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
+
+    # events, and the cycles of busy SMs among them
     names, counted = count_events(some)
     fixed_s = blend_corrections(some.work, corrections)[:, 2] * some.work.launches
     active = count_active_sms(some, count_waves(some, float(np.mean(gpu.sm_count))))
     busy = active * np.maximum(latency_s - fixed_s, 0.0) * effective_hz
     value = np.column_stack([counted, busy])
-    events = (*names, BUSY_EVENT)
-    used = [i for i, name in enumerate(events) if value[:, i].any() and name != "link_byte"]
+    events = np.array([*names, BUSY_EVENT])
+    used = value.any(axis=0) & (events != "link_byte")
+    used_events = tuple(events[used].tolist())
     priced = PowerRows(
         value[:, used] / latency_s[:, None],
-        tuple(events[i] for i in used),
-        tuple(known_events()[events[i]].module for i in used),
+        used_events,
+        tuple(known_events()[event].module for event in used_events),
         clock_hz,
         power_w,
         at.data,
@@ -502,6 +498,15 @@ def price_rows(
     # a percent of power is the more percent of dynamic power, the smaller that is
     sure = np.clip(1.0 - idle.power_at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
     return priced, ResidualSample(some, np.ones(len(power_w)), more, sure=sure)
+
+
+def _select_priced_rows(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array) -> Mask:
+    """Mark the rows with settled power and clock; none whose clock still climbs at low power."""
+    usable = rows.is_kind("sustained", "duty") & rows.fit
+    usable &= np.isfinite(power_w) & np.isfinite(clock_hz)
+    below_top = clock_hz < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))
+    climbing = below_top & (power_w < _LOW_POWER * float(np.mean(gpu.power.limit_w)))
+    return np.asarray(usable & ~climbing)
 
 
 def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:

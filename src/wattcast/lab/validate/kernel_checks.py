@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.calibrate.kernel_rows import (
+    KernelRows,
     load_kernel_rows,
     on_random_data,
     settled_figures,
@@ -233,50 +234,61 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
     """Return the median ratio of predicted to counted bytes at each level of memory, and their
     correlation.
     """
-    measured: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
-        of = measured[kernel["spec"]]  # the sum over the kernels of one call
-        of["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
-        # what crosses between SMs and L2; the L2's own count also has what its two halves send one
-        # another
-        of["L2"] += (
-            kernel["l1tex__m_xbar2l1tex_read_bytes_sum"]
-            + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
-        )
-        of["shared"] += _BANK_BYTE * (
-            kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
-        )
+    measured = _sum_counted_bytes(gpu)
     rows = load_kernel_rows(gpu)
     chip = hardware.load_gpu(gpu)
     first = {spec: i for i, spec in reversed(list(enumerate(rows.spec)))}
     specs = [spec for spec in measured if spec in first]
-    ops = tuple(rows.ops[first[s]] for s in specs)
-    conditions = [replace(rows.conditions[first[s]], rotated=COUNTED_ROTATION) for s in specs]
+    ops = tuple(rows.ops[first[spec]] for spec in specs)
+    conditions = [replace(rows.conditions[first[spec]], rotated=COUNTED_ROTATION) for spec in specs]
     kernels = build_kernels(ops, conditions, chip, bundle_for(chip).reference, ())
     events, value = count_events(kernels)
-    dram = value[:, events.index("dram_read_byte")] + value[:, events.index("dram_write_byte")]
-    l2, shared = (value[:, events.index(name)] for name in ("l2_byte", "shared_byte"))
+    column = dict(zip(events, value.T, strict=True))
+    predicted = {
+        "DRAM": column["dram_read_byte"] + column["dram_write_byte"],
+        "L2": column["l2_byte"],
+        "shared": column["shared_byte"],
+    }
     ledger_rows = []
-    for name, predicted in (("DRAM", dram), ("L2", l2), ("shared", shared)):
-        counted = np.array([measured[s][name] for s in specs])
-        at = (counted > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
-        ratio = predicted[at] / counted[at]
-        r = (
-            float(np.corrcoef(np.log(predicted[at]), np.log(counted[at]))[0, 1])
-            if at.sum() > 2
-            else float("nan")
-        )
-        more: dict[str, Any] = {
-            "median_ratio": round(float(np.median(ratio)), 3),
-            "r_of_logs": round(r, 4),
-            "wanted": [0.95, 1.05],
-            "left_out": int((~at).sum()),
-        }
-        error = float(100 * np.mean(np.abs(ratio - 1)))
-        ledger_rows.append(
-            make_ledger_row(f"{gpu} counters", f"{name} bytes", int(at.sum()), error, **more)
-        )
+    for level, predicted_byte in predicted.items():
+        counted_byte = np.array([measured[spec][level] for spec in specs])
+        ledger_rows.append(_compare_bytes(gpu, level, counted_byte, predicted_byte))
     return ledger_rows
+
+
+def _sum_counted_bytes(gpu: str) -> dict[str, dict[str, float]]:
+    """Return the bytes that the profiler counted at each level, by operator, over its kernels."""
+    measured: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for kernel in read_table(database_folder(gpu) / COUNTERS_FILE):
+        level_byte = measured[kernel["spec"]]
+        level_byte["DRAM"] += kernel["dram__bytes_read_sum"] + kernel["dram__bytes_write_sum"]
+        # what crosses between SMs and L2; the L2's own count also has what its two halves send one
+        # another
+        level_byte["L2"] += (
+            kernel["l1tex__m_xbar2l1tex_read_bytes_sum"]
+            + kernel["l1tex__m_l1tex2xbar_write_bytes_sum"]
+        )
+        level_byte["shared"] += _BANK_BYTE * (
+            kernel["l1tex__data_bank_reads_sum"] + kernel["l1tex__data_bank_writes_sum"]
+        )
+    return measured
+
+
+def _compare_bytes(gpu: str, level: str, counted: Array, predicted: Array) -> LedgerRow:
+    enough = (counted > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
+    ratio = predicted[enough] / counted[enough]
+    correlation = float("nan")
+    if enough.sum() > 2:
+        logs = np.log(predicted[enough]), np.log(counted[enough])
+        correlation = float(np.corrcoef(*logs)[0, 1])
+    more: dict[str, Any] = {
+        "median_ratio": round(float(np.median(ratio)), 3),
+        "r_of_logs": round(correlation, 4),
+        "wanted": [0.95, 1.05],
+        "left_out": int((~enough).sum()),
+    }
+    error = float(100 * np.mean(np.abs(ratio - 1)))
+    return make_ledger_row(f"{gpu} counters", f"{level} bytes", int(enough.sum()), error, **more)
 
 
 def layer_rows(gpu: str) -> list[LedgerRow]:
@@ -358,34 +370,43 @@ def name_of(card: str) -> str:
 
 def five_number_floor(cases: list[ModelCase], gpu: Gpu) -> tuple[Array, Array]:
     """Return latency and power of each case from a fit that never saw its model family."""
-    sms = float(np.mean(gpu.sm_count))
-    top_hz = float(np.mean(gpu.clocks.max_hz))
-    lowered = [lower_graph(case.graph, gpu, reference_chip(gpu)) for case in cases]
-    compute_s = np.array(
-        [(k.flop / (np.asarray(k.pipe_per_cycle) * sms * top_hz)) @ k.calls for k in lowered]
-    )
-    memory_s = np.array([case.graph.byte / float(np.mean(gpu.memory.byte_per_s)) for case in cases])
-    operators = np.array([float(case.operators) for case in cases])
-    latency = np.array([float(case.row.latency_s or np.nan) for case in cases])
-    power = np.array([float(case.row.power_w or np.nan) for case in cases])
+    latency_s = np.array([float(case.row.latency_s or np.nan) for case in cases])
+    power_w = np.array([float(case.row.power_w or np.nan) for case in cases])
     family = np.array([model_family(case.row.model) for case in cases])
+    compute_s = _ideal_compute_s(cases, gpu)
+    byte = np.array([case.graph.byte for case in cases])
+    memory_s = byte / float(np.mean(gpu.memory.byte_per_s))
+    operators = np.array([float(case.operators) for case in cases])
     limit_w = float(np.mean(gpu.power.limit_w))
     time = np.column_stack([np.maximum(compute_s, memory_s), operators])
-    found_s = np.full(len(cases), np.nan)
-    found_w = np.full(len(cases), np.nan)
+
+    def busy_shares(duration_s: Array) -> Array:
+        return np.column_stack([np.ones(len(cases)), compute_s / duration_s, memory_s / duration_s])
+
+    floor_s = np.full(len(cases), np.nan)
+    floor_w = np.full(len(cases), np.nan)
     for name in dict.fromkeys(family.tolist()):
         here = family == name
-        training = family != name
+        training = ~here
         if not training.any():
             continue
-        seconds = np.maximum(time @ solve_relative(time[training], latency[training]), 1e-9)
-        busy = np.column_stack([np.ones(len(cases)), compute_s / latency, memory_s / latency])
-        watts = solve_relative(busy[training], power[training])
-        uncapped_w = (
-            np.column_stack([np.ones(len(cases)), compute_s / seconds, memory_s / seconds]) @ watts
-        )
-        found_s[here], found_w[here] = seconds[here], np.minimum(uncapped_w, limit_w)[here]
-    return found_s, found_w
+        seconds = np.maximum(time @ solve_relative(time[training], latency_s[training]), 1e-9)
+        watts = solve_relative(busy_shares(latency_s)[training], power_w[training])
+        floor_s[here] = seconds[here]
+        floor_w[here] = np.minimum(busy_shares(seconds) @ watts, limit_w)[here]
+    return floor_s, floor_w
+
+
+def _ideal_compute_s(cases: list[ModelCase], gpu: Gpu) -> Array:
+    """Return the seconds that each case's operations take at the peak of their pipes."""
+    sm_cycle_per_s = float(np.mean(gpu.sm_count)) * float(np.mean(gpu.clocks.max_hz))
+    reference = reference_chip(gpu)
+    seconds = []
+    for case in cases:
+        kernels = lower_graph(case.graph, gpu, reference)
+        flop_per_s = np.asarray(kernels.pipe_per_cycle) * sm_cycle_per_s
+        seconds.append((kernels.flop / flop_per_s) @ kernels.calls)
+    return np.array(seconds)
 
 
 def model_family(model: str) -> str:
@@ -420,31 +441,37 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
     judged = rows.select_rows(rows.held_out & on_random_data(rows) & rows.fit)
     measured_w, _, measured_s = settled_figures(judged)
     predicted_s, predicted_w = predict_with_bundle(bundle, judged, hardware.load_gpu(gpu)).T[:2]
-    operator, form = (
-        np.array([str(getattr(op, name)) for op in judged.ops]) for name in ("kind", "math_dtype")
-    )
     burst = judged.is_kind("burst")
-    ledger_rows = []
-    for quantity, of_kind, predicted, measured in (
-        ("latency", burst, predicted_s, measured_s),
-        ("power", ~burst, predicted_w, measured_w),
-    ):
-        measurable = of_kind & np.isfinite(measured)
+    return [
+        *_score_engine_kernels(where, "latency", judged, burst, predicted_s, measured_s),
+        *_score_engine_kernels(where, "power", judged, ~burst, predicted_w, measured_w),
+    ]
 
-        def row(
-            name: str, some: Mask, must: float | None = None, aim: float | None = None
-        ) -> LedgerRow:
-            estimate, true = predicted[some], measured[some]  # noqa: B023  (called at once)
-            median = (
-                round(100.0 * float(np.median(np.abs(estimate / true - 1.0))), 1)
-                if some.any()
-                else None
-            )
-            return score_row(where, name, estimate, true, must=must, aim=aim, median=median)
 
-        ledger_rows.append(row(quantity, measurable, *_ENGINE_GOALS[quantity]))
-        ledger_rows.append(row(f"{quantity}, fp8", measurable & (form == "fp8"), _FORMAT_MUST))
-        for name in sorted(set(operator.tolist())):
-            must = _FORMAT_MUST if name == "engine_experts" else None
-            ledger_rows.append(row(f"{quantity}, {name}", measurable & (operator == name), must))
+def _score_engine_kernels(
+    where: str, quantity: str, rows: KernelRows, of_kind: Mask, predicted: Array, measured: Array
+) -> list[LedgerRow]:
+    """Score one quantity overall, for fp8, and by operator."""
+    measurable = of_kind & np.isfinite(measured)
+    operator = np.array([str(op.kind) for op in rows.ops])
+    form = np.array([str(op.math_dtype) for op in rows.ops])
+
+    def score(
+        name: str, at: Mask, must: float | None = None, aim: float | None = None
+    ) -> LedgerRow:
+        median = None
+        if at.any():
+            error = np.abs(predicted[at] / measured[at] - 1.0)
+            median = round(100.0 * float(np.median(error)), 1)
+        return score_row(
+            where, name, predicted[at], measured[at], must=must, aim=aim, median=median
+        )
+
+    ledger_rows = [
+        score(quantity, measurable, *_ENGINE_GOALS[quantity]),
+        score(f"{quantity}, fp8", measurable & (form == "fp8"), _FORMAT_MUST),
+    ]
+    for name in sorted(set(operator.tolist())):
+        must = _FORMAT_MUST if name == "engine_experts" else None
+        ledger_rows.append(score(f"{quantity}, {name}", measurable & (operator == name), must))
     return ledger_rows

@@ -26,9 +26,9 @@ from wattcast.lab.fit.database_fit import fit_kernel_database, load_held_out
 from wattcast.lab.gpuwattch.bottom_up.event_energies import make_energy_rows
 from wattcast.lab.gpuwattch.measured_energies import PARENT, judge_held_out
 from wattcast.lab.validate import kernel_checks as checks
+from wattcast.lab.validate.counter_model_checks import make_counter_model_rows
 from wattcast.lab.validate.judged_sets import find_other_set, list_judged_rows
 from wattcast.lab.validate.model_checks import model_rows, serving_rows
-from wattcast.lab.validate.power_checks import make_counter_model_rows
 from wattcast.lab.validate.public_checks import public_sets
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 

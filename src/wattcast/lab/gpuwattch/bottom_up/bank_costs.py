@@ -156,7 +156,7 @@ class _Bitlines:
 
     pair_read_j: Array
     pair_write_j: Array
-    amplifier_j: float
+    amplifier_j: Sweepable
     delay_s: Array
 
 

@@ -261,8 +261,15 @@ def _full(
 _FIXED_S = 2e-6  # of a launch, in which no SM works
 
 
+_POWER_LABELS = (
+    "module power (ours, no learned factor)",
+    "alpha-C power",
+    "rate-based power",
+)
+
+
 def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
-    """Held-out error of each power model on sustained rows of random data."""
+    """Return the held-out error of each power model on sustained rows of random data."""
     power_w, clock_hz, latency_s = settled_figures(rows)
     at = (
         rows.is_kind("sustained", "duty")
@@ -273,41 +280,35 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
     )
     some = rows.select_rows(at)
     fold = assign_folds(rows)[at]
-    tested = some.is_kind("sustained") & (some.repeat == 0)
     priced, alpha = _rates(some, gpu, power_w[at], clock_hz[at], latency_s[at])
-    predicted_w = {
-        name: np.full(len(priced.power_w), np.nan) for name in ("module", "rate", "alpha")
-    }
+    predicted_w = np.full((len(_POWER_LABELS), len(priced.power_w)), np.nan)
     for k in np.unique(fold):
         train = fold != k
         test = fold == k
         model, _ = fit_module_power(_select_rows(priced, train), idle, DEFAULT_TEMPERATURE_C)
-        predicted_w["module"][test] = _module(model, _select_rows(priced, test))
-        predicted_w["rate"][test] = _linear(_rate_terms(priced), priced.power_w, train, test)
-        terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
-        predicted_w["alpha"][test] = _linear(terms, priced.power_w, train, test)
-    priced = _select_rows(priced, tested)
-    predicted_w = {name: values[tested] for name, values in predicted_w.items()}
-    capped = priced.clock_hz < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))
+        alpha_terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
+        predicted_w[0, test] = _module(model, _select_rows(priced, test))
+        predicted_w[1, test] = _linear(alpha_terms, priced.power_w, train, test)
+        predicted_w[2, test] = _linear(_rate_terms(priced), priced.power_w, train, test)
+
+    tested = some.is_kind("sustained") & (some.repeat == 0)
+    measured_w = priced.power_w[tested]
+    capped = priced.clock_hz[tested] < TOP_CLOCK_SHARE * float(np.mean(gpu.clocks.max_hz))
     where = f"{gpu.name} ablations, power at measured time and clock"
-    labels = {
-        "module": "module power (ours, no learned factor)",
-        "alpha": "alpha-C power",
-        "rate": "rate-based power",
-    }
-    return [
-        make_ledger_row(
+    ledger_rows = []
+    for label, watts in zip(_POWER_LABELS, predicted_w[:, tested], strict=True):
+        capped_error = mean_percent_error(watts[capped], measured_w[capped])
+        free_error = mean_percent_error(watts[~capped], measured_w[~capped])
+        row = make_ledger_row(
             where,
             label,
             len(capped),
-            mean_percent_error(predicted_w[name], priced.power_w),
-            capped=_round(mean_percent_error(predicted_w[name][capped], priced.power_w[capped])),
-            not_capped=_round(
-                mean_percent_error(predicted_w[name][~capped], priced.power_w[~capped])
-            ),
+            mean_percent_error(watts, measured_w),
+            capped=_round(capped_error),
+            not_capped=_round(free_error),
         )
-        for name, label in labels.items()
-    ]
+        ledger_rows.append(row)
+    return ledger_rows
 
 
 def _rates(

@@ -12,6 +12,7 @@ values below. Four folds within the fitted half say what a fold left out costs."
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
+from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.lab.validate.public_checks.collective_checks import (
     CARDS,
@@ -54,7 +56,7 @@ PRIOR = 0.03
 
 
 def fit_law(
-    timings: list[CollectiveTiming],
+    timings: Sequence[CollectiveTiming],
     link_byte_per_s: float,
     free: list[str],
     fixed: dict[str, object],
@@ -88,44 +90,48 @@ def link_byte_per_s(gpu: Gpu) -> float:
 
 
 def main(folder: Path) -> None:
+    """Print the law of each card as YAML, and how far it is from the rows it was fitted to."""
     for stem, name in CARDS.items():
         gpu = load_gpu(name)
         linked = gpu.links.nvlink_byte_per_s is not None
-        both_ways = link_byte_per_s(gpu)
-        names = [item.name for item in fields(LinkLaw)]
-        fixed: dict[str, object] = {"crowding": 0.0} if linked else {}
-        if gpu.architecture not in ("hopper", "blackwell"):
-            fixed |= {"nvls_start_s": None, "nvls_share": None}
-        free = [item for item in names if item not in fixed]
         path = next(iter(sorted(folder.glob(f"{stem}.nccl-*.csv"))))
         timings = [row for row in read_collective_table(path) if not row.held_out and row.judged]
-        fold = np.array([row.crc(salt="fold ") % 4 for row in timings])
-        left_out = np.zeros(len(timings))
-        for number in range(4):
-            law = fit_law(
-                [t for t, f in zip(timings, fold, strict=True) if f != number],
-                both_ways / 2,
-                free,
-                fixed,
-            )
-            predicted_s = nccl_protocol_s(law, as_rows(timings, True), both_ways / 2).min(axis=0)
-            error = np.abs(predicted_s / [t.latency_s for t in timings] - 1.0)
-            left_out[fold == number] = error[fold == number]
-        law = fit_law(timings, both_ways / 2, free, fixed)
-        predicted_s = nccl_protocol_s(law, as_rows(timings, True), both_ways / 2).min(axis=0)
-        error = np.abs(predicted_s / [t.latency_s for t in timings] - 1.0)
+        law, left_out = _fit_with_folds(gpu, timings)
+        error = _relative_errors(law, timings, link_byte_per_s(gpu) / 2)
         print(f"  {gpu.architecture if linked else 'pcie'}:")
         print(f"    source: {path.name}, {len(timings)} rows of the fitted half")
-        for item in names:
-            value = getattr(law, item)
-            if value is not None and not (item == "crowding" and linked):
-                print(f"    {item}: {float(f'{value:.4g}')!r}")
-        figures = [100 * np.median(error), 100 * np.quantile(error, 0.9), 100 * np.median(left_out)]
-        print(
-            f"# {name}: median {figures[0]:.1f} %, p90 {figures[1]:.1f} %; fold left out {figures[2]:.1f} %, "
-            f"{100 * np.quantile(left_out, 0.9):.1f} %",
-            file=sys.stderr,
-        )
+        for item in fields(LinkLaw):
+            value = getattr(law, item.name)
+            if value is not None and not (item.name == "crowding" and linked):
+                print(f"    {item.name}: {float(f'{value:.4g}')!r}")
+        inside = f"median {100 * np.median(error):.1f} %, p90 {100 * np.quantile(error, 0.9):.1f} %"
+        outside = f"{100 * np.median(left_out):.1f} %, {100 * np.quantile(left_out, 0.9):.1f} %"
+        print(f"# {name}: {inside}; fold left out {outside}", file=sys.stderr)
+
+
+def _fit_with_folds(gpu: Gpu, timings: Sequence[CollectiveTiming]) -> tuple[LinkLaw, Array]:
+    """Return the law of all rows, and the relative error of each from a fit without its fold."""
+    fixed: dict[str, object] = {}
+    if gpu.links.nvlink_byte_per_s is not None:
+        fixed["crowding"] = 0.0
+    if gpu.architecture not in ("hopper", "blackwell"):
+        fixed |= {"nvls_start_s": None, "nvls_share": None}
+    free = [item.name for item in fields(LinkLaw) if item.name not in fixed]
+    byte_per_s = link_byte_per_s(gpu) / 2
+    fold = np.array([row.crc(salt="fold ") % 4 for row in timings])
+    left_out = np.zeros(len(timings))
+    for number in range(4):
+        training = [timings[i] for i in np.flatnonzero(fold != number).tolist()]
+        law = fit_law(training, byte_per_s, free, fixed)
+        test = fold == number
+        left_out[test] = _relative_errors(law, timings, byte_per_s)[test]
+    return fit_law(timings, byte_per_s, free, fixed), left_out
+
+
+def _relative_errors(law: LinkLaw, timings: Sequence[CollectiveTiming], byte_per_s: float) -> Array:
+    predicted_s = nccl_protocol_s(law, as_rows(timings, True), byte_per_s).min(axis=0)
+    measured_s = np.array([timing.latency_s for timing in timings])
+    return np.asarray(np.abs(predicted_s / measured_s - 1.0))
 
 
 def draw_held_out(folder: Path) -> Figure:

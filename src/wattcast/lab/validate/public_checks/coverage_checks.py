@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.calibrate import whole_models
@@ -28,6 +29,7 @@ from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
 from wattcast.calibrate.table_fit import describe_work, predict_tables_s
 from wattcast.calibrate.table_rows import TableRows, read_tables
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.measured_rows import Plain
 from wattcast.core.row_tables import CHAINS_FILE, database_folder, read_table
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
@@ -397,34 +399,46 @@ def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
     rows = []
     for row in records.select_kind("decode", "prefill"):
         engine = engines[row["model"]]
-        prompts = int(row["prompts"] or 0)
-        tokens = int(row["prompt_tokens"] or 0)
-        too_long = prompts * tokens > int(engine["max_batched_tokens"])
-        host_bound = row["wait_s"] < HOST_BOUND * row["latency_s"] or COMPILED in (
-            row["flags"] or ""
-        )
-        dummy = row["model"] in told_apart and not row["normal_weights"]
+        is_dummy = row["model"] in told_apart and not row["normal_weights"]
         elsewhere = board and row["card_board"] != hardware.load_gpu(board).board
-        if bool(row["held_out"]) != held_out or too_long or host_bound or dummy or elsewhere:
+        if is_dummy or elsewhere or bool(row["held_out"]) != held_out:
             continue
-        sizes = (prompts, tokens) if prompts else (int(row["batch"]), round(row["context_mean"]))
-        narrow = {name: "fp8" for name in ("quantization", "kv_dtype") if engine[name] == "fp8"}
-        options = {
-            "stack": "engine",
-            "phase": row["kind"],
-            "batch": sizes[0],
-            "seq": sizes[1],
-            **narrow,
-        }
-        questions.append((load_measured_model(row["model"]), options))
+        if _is_longer_than_step(row, engine) or _is_host_bound(row):
+            continue
+        questions.append((load_measured_model(row["model"]), _step_options(row, engine)))
         rows.append(row)
     measured = {
-        q: np.array([row[n] for row in rows])
-        for q, n in (("latency", "latency_s"), ("power", "power_w"))
+        "latency": np.array([row["latency_s"] for row in rows]),
+        "power": np.array([row["power_w"] for row in rows]),
     }
     side = "held-out" if held_out else "fitting"
     predictions = tuple(predict_many(questions, board or gpu, force=True))
     return ModelSet(f"{gpu} engine steps, {side} models", "", predictions, measured)
+
+
+def _is_longer_than_step(row: Plain, engine: Plain) -> bool:
+    prompt_tokens = int(row["prompts"] or 0) * int(row["prompt_tokens"] or 0)
+    return prompt_tokens > int(engine["max_batched_tokens"])
+
+
+def _is_host_bound(row: Plain) -> bool:
+    never_waits = bool(row["wait_s"] < HOST_BOUND * row["latency_s"])
+    return never_waits or COMPILED in (row["flags"] or "")
+
+
+def _step_options(row: Plain, engine: Plain) -> dict[str, Any]:
+    """Return the options of the prediction of a measured step."""
+    prompts = int(row["prompts"] or 0)
+    options = {
+        "stack": "engine",
+        "phase": row["kind"],
+        "batch": prompts or int(row["batch"]),
+        "seq": int(row["prompt_tokens"] or 0) if prompts else round(row["context_mean"]),
+    }
+    for name in ("quantization", "kv_dtype"):
+        if engine[name] == "fp8":
+            options[name] = "fp8"
+    return options
 
 
 def load_told_set(gpu: str) -> ModelSet:
@@ -676,34 +690,59 @@ def _group_ends(kernels: Sequence[KernelSet], stretch: float) -> dict[str, Forec
     All products of engines have ends together, and so has their attention: for kinds that no chip
     has rows of. A kind that only one of several chips has takes the mean of its own and of these.
     """
-    columns: list[tuple[str, str, float]] = []
-    for kernel_set in kernels:
-        rows_of_set = zip(
-            kernel_set.group, kernel_set.log_ratio["latency"], kernel_set.inside, strict=True
-        )
-        columns += [
-            (group, kernel_set.chip, float(ratio))
-            for group, ratio, inside in rows_of_set
-            if inside or ".engine." in group
-        ]
-    groups, chips, ratio = (np.array(column) for column in zip(*columns, strict=True))
-    kinds = set(groups.tolist())
-    half = {}
-    for name in {name for group in kinds for name in _names_of(group)}:
-        meant = {name} if name in kinds else {group for group in kinds if name in _names_of(group)}
-        at = np.isin(groups, list(meant))
-        chip_errors = [np.abs(ratio[at & (chips == chip)]) for chip in sorted(set(chips.tolist()))]
-        chip_errors = [some for some in chip_errors if some.size >= _LEAST_OF_GROUP]
-        if chip_errors:
-            mean = float(np.mean([np.quantile(some, LEVEL) for some in chip_errors]))
-            half[name] = mean, sum(some.size for some in chip_errors), len(chip_errors)
-    found_ends = {}
+    groups, chips, ratio = _collect_group_rows(kernels)
+    half = _half_widths_of_groups(groups, chips, ratio)
+    ends = {}
     for name in sorted(half):
         of_kind, rows, gpus = half[name]
         of_all, _, most = half.get(".".join(name.split(".")[:2]), half[name])
         shrunk = 0.5 * (of_kind + of_all) if gpus < 2 <= most else of_kind
-        found_ends[name] = ForecastEnds(_pair((1.0 + stretch / gpus) * shrunk), rows, gpus)
-    return found_ends
+        ends[name] = ForecastEnds(_pair((1.0 + stretch / gpus) * shrunk), rows, gpus)
+    return ends
+
+
+def _collect_group_rows(
+    kernels: Sequence[KernelSet],
+) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_], Array]:
+    """Return group, chip and log-ratio of every row that the ends are learned from."""
+    groups: list[str] = []
+    chips: list[str] = []
+    ratios: list[float] = []
+    for kernel_set in kernels:
+        log_ratio = kernel_set.log_ratio["latency"]
+        for group, ratio, inside in zip(
+            kernel_set.group, log_ratio, kernel_set.inside, strict=True
+        ):
+            if inside or ".engine." in group:
+                groups.append(group)
+                chips.append(kernel_set.chip)
+                ratios.append(float(ratio))
+    return np.array(groups), np.array(chips), np.array(ratios)
+
+
+def _half_widths_of_groups(
+    groups: npt.NDArray[np.str_], chips: npt.NDArray[np.str_], ratio: Array
+) -> dict[str, tuple[float, int, int]]:
+    """Return half-width, rows and chips of each group with enough rows, every chip counting alike."""
+    kinds = set(groups.tolist())
+    members: dict[str, set[str]] = {}
+    for group in kinds:
+        for name in _names_of(group):
+            members.setdefault(name, set()).add(group)
+    half = {}
+    for name, groups_of_name in members.items():
+        meant = {name} if name in kinds else groups_of_name
+        at = np.isin(groups, list(meant))
+        widths = []
+        rows = 0
+        for chip in np.unique(chips):
+            chip_errors = np.abs(ratio[at & (chips == chip)])
+            if chip_errors.size >= _LEAST_OF_GROUP:
+                widths.append(np.quantile(chip_errors, LEVEL))
+                rows += chip_errors.size
+        if widths:
+            half[name] = float(np.mean(widths)), rows, len(widths)
+    return half
 
 
 @cache

@@ -18,14 +18,14 @@ from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import read_bytes
 from wattcast.lab.gpuwattch.architecture import read_architecture
-from wattcast.lab.gpuwattch.bottom_up.chip_design import list_chip_parts
+from wattcast.lab.gpuwattch.bottom_up.chip_design import ChipDesign, list_chip_parts
 from wattcast.lab.gpuwattch.bottom_up.event_energies import (
     EnergyRatio,
     build_architecture_chip,
     make_energy_table,
     make_ratio_row,
 )
-from wattcast.lab.gpuwattch.energy_table import read_energies, with_coalescer
+from wattcast.lab.gpuwattch.energy_table import EnergyTable, read_energies, with_coalescer
 from wattcast.report.figure_style import add_caption, new_axes
 
 if TYPE_CHECKING:
@@ -105,30 +105,47 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
     ratios: list[EnergyRatio] = []
     for name, (sms, clock_hz) in DUMPED_FILES.items():
         architecture = read_architecture(folder / "accelwattch" / "xml" / f"{name}.xml")
-        ours = build_architecture_chip(architecture, sms, clock_hz)
+        chip = build_architecture_chip(architecture, sms, clock_hz)
         theirs = read_energies(folder / "accelwattch" / "coefficients" / f"{name}.csv")
-        mine = make_energy_table(ours, architecture.dialect)
-        design = ours.design
-        design_j = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
-        for group, counters in COUNTER_CLASSES.items():
-            for counter in counters:
-                a = mine.energy_j.get(counter, 0.0)
-                b = theirs.energy_j.get(counter, 0.0)
-                if a > 0.0 and b > 0.0:
-                    off = design_j.get(counter, 0.0)
-                    ratios.append(EnergyRatio(name, group, counter, "J", a - off, b - off))
-        ratios.append(EnergyRatio(name, "pipelines", "PIPE_A", "W", mine.duty_w, theirs.duty_w))
-        constant_w = mine.mc_constant_w, theirs.mc_constant_w
+        ours = make_energy_table(chip, architecture.dialect)
+        ratios += _counter_ratios(name, chip.design, ours, theirs)
+        ratios.append(EnergyRatio(name, "pipelines", "PIPE_A", "W", ours.duty_w, theirs.duty_w))
+        constant_w = ours.mc_constant_w, theirs.mc_constant_w
         ratios.append(EnergyRatio(name, "memory controller", "constant", "W", *constant_w))
-        completed, note = with_coalescer(theirs, ours.design.feature_nm)
-        for way in (
-            ("read", "write") if "derived" in note else ()
-        ):  # not where it would be scaled from another node
-            a_j, b_j = (getattr(table, f"coalescer_{way}_j") for table in (mine, completed))
-            if a_j and b_j:
-                ratios.append(
-                    EnergyRatio(name, "coalescing logic", f"coalescer {way}", "J", a_j, b_j)
-                )
+        ratios += _coalescer_ratios(name, chip.design, ours, theirs)
+    return ratios
+
+
+def _counter_ratios(
+    name: str, design: ChipDesign, ours: EnergyTable, theirs: EnergyTable
+) -> list[EnergyRatio]:
+    ratios = []
+    device_memory_j = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
+    for group, counters in COUNTER_CLASSES.items():
+        for counter in counters:
+            our_j = ours.energy_j.get(counter, 0.0)
+            their_j = theirs.energy_j.get(counter, 0.0)
+            if our_j > 0.0 and their_j > 0.0:
+                off_j = device_memory_j.get(counter, 0.0)
+                figures = our_j - off_j, their_j - off_j
+                ratios.append(EnergyRatio(name, group, counter, "J", *figures))
+    return ratios
+
+
+def _coalescer_ratios(
+    name: str, design: ChipDesign, ours: EnergyTable, theirs: EnergyTable
+) -> list[EnergyRatio]:
+    """Compare the coalescer, unless its dumped energy would be scaled from another node."""
+    completed, note = with_coalescer(theirs, design.feature_nm)
+    if "derived" not in note:
+        return []
+    ratios = []
+    for way in ("read", "write"):
+        our_j = getattr(ours, f"coalescer_{way}_j")
+        their_j = getattr(completed, f"coalescer_{way}_j")
+        if our_j and their_j:
+            label = f"coalescer {way}"
+            ratios.append(EnergyRatio(name, "coalescing logic", label, "J", our_j, their_j))
     return ratios
 
 

@@ -48,7 +48,6 @@ def table_rows(reference: Path) -> list[LedgerRow]:
     """Return errors on public tables of an H200's engine kernels, by table and format."""
     gpu = hardware.load_gpu("h200")
     bundle = shipped_bundle("h200")
-    folder = reference / "aiconfigurator"
     assert bundle is not None, "the bundle of the H200 ships"
     ledger_rows = []
     for table, column, read in (
@@ -57,36 +56,33 @@ def table_rows(reference: Path) -> list[LedgerRow]:
         ("generation_attention", "kv_cache_dtype", _attention),
         ("moe", "moe_dtype", _experts),
     ):
-        path = folder / f"{TABLES}.{table}.csv"
+        path = reference / "aiconfigurator" / f"{TABLES}.{table}.csv"
         if not path.is_file():
-            ledger_rows.append(
-                make_absent_row("aiconfigurator h200 vllm", table, f"{path.name} not found")
-            )
+            reason = f"{path.name} not found"
+            ledger_rows.append(make_absent_row("aiconfigurator h200 vllm", table, reason))
             continue
+        calls_of_form: dict[str, list[tuple[float, _Calls]]] = {}
         with path.open(newline="", encoding="utf-8") as stream:
-            lines = [
-                (line, calls)
-                for line in csv.DictReader(stream)
-                if (calls := read(line)) is not None
-            ]
-        for form in sorted({line[column] for line, _ in lines}):
-            some = [(line, calls) for line, calls in lines if line[column] == form]
-            measured_s = np.array([1e-3 * float(line["latency"]) for line, _ in some])
-            warm = table.endswith("attention")
-            new_s, old_s = (
-                _seconds([calls[i] for _, calls in some], warm, gpu, bundle) for i in (0, 1)
-            )
+            for line in csv.DictReader(stream):
+                calls = read(line)
+                if calls is not None:
+                    entry = 1e-3 * float(line["latency"]), calls
+                    calls_of_form.setdefault(line[column], []).append(entry)
+        warm = table.endswith("attention")
+        for form, entries in sorted(calls_of_form.items()):
+            measured_s = np.array([latency_s for latency_s, _ in entries])
+            new_s = _seconds([calls[0] for _, calls in entries], warm, gpu, bundle)
+            old_s = _seconds([calls[1] for _, calls in entries], warm, gpu, bundle)
             error = 100.0 * np.abs(new_s / measured_s - 1.0)
-            ledger_rows.append(
-                make_ledger_row(
-                    "aiconfigurator h200 vllm 0.24.0, nothing fitted",
-                    f"latency, {table} {form}",
-                    len(some),
-                    float(error.mean()),
-                    mean_percent_error(old_s, measured_s),
-                    median=round(float(np.median(error)), 1),
-                )
+            row = make_ledger_row(
+                "aiconfigurator h200 vllm 0.24.0, nothing fitted",
+                f"latency, {table} {form}",
+                len(entries),
+                float(error.mean()),
+                mean_percent_error(old_s, measured_s),
+                median=round(float(np.median(error)), 1),
             )
+            ledger_rows.append(row)
     return ledger_rows
 
 

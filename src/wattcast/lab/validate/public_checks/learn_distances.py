@@ -270,6 +270,36 @@ def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
     t = a/f + b and P = p0 + p1·f + p3·f³ (idle, switching at a constant voltage, and at one that
     rises with f), each fitted at one memory clock to the upper part of the core clocks, by relative
     error, non-negative."""
+    octaves: dict[str, list[Array]] = {"latency": [], "power": []}
+    off: dict[str, list[Array]] = {"latency": [], "power": []}
+    noise: dict[str, list[Array]] = {"latency": [], "power": []}
+    for rows in _read_titanx_blocks(path):
+        core, time_ms, watts = rows.T
+        share = core / core.max()
+        upper = share >= TITANX_UPPER
+        if upper.sum() < 4 or upper.all():
+            continue
+        one = np.ones_like(share)
+        laws = {
+            "latency": (np.column_stack([1.0 / share, one]), time_ms),
+            "power": (np.column_stack([one, share, share**3]), watts),
+        }
+        for quantity, (terms, measured) in laws.items():
+            fitted, _ = nnls(terms[upper] / measured[upper, np.newaxis], one[upper])
+            ratio = np.log(measured / (terms @ fitted))
+            octaves[quantity].append(np.log2(share[upper].min() / share[~upper]))
+            off[quantity].append(ratio[~upper])
+            noise[quantity].append(ratio[upper])
+    errors = {}
+    for quantity in octaves:
+        size = np.abs(np.concatenate(noise[quantity]))
+        spread = float(np.quantile(size, coverage.LEVEL))
+        errors[quantity] = np.concatenate(octaves[quantity]), np.concatenate(off[quantity]), spread
+    return errors
+
+
+def _read_titanx_blocks(path: Path) -> list[Array]:
+    """Return core clock, milliseconds and watts of each program at each memory clock."""
     blocks: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     name = ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -279,32 +309,7 @@ def titanx_errors(path: Path) -> dict[str, tuple[Array, Array, float]]:
             continue
         memory, core, time_ms, watts = cells[:4]
         blocks[name, memory].append((float(core), float(time_ms), float(watts)))
-    errors: dict[str, tuple[list[float], list[float], list[float]]] = {
-        "latency": ([], [], []),
-        "power": ([], [], []),
-    }
-    for rows in blocks.values():
-        core, time_ms, watts = np.array(rows).T
-        share = core / core.max()
-        upper = share >= TITANX_UPPER
-        if upper.sum() < 4 or upper.all():
-            continue
-        laws = {
-            "latency": (np.column_stack([1.0 / share, np.ones_like(share)]), time_ms),
-            "power": (np.column_stack([np.ones_like(share), share, share**3]), watts),
-        }
-        for quantity, (terms, measured) in laws.items():
-            fitted, _ = nnls(terms[upper] / measured[upper, np.newaxis], np.ones(int(upper.sum())))
-            ratio = np.log(measured / (terms @ fitted))
-            octaves = np.log2(share[upper].min() / share[~upper])
-            for into, values in zip(
-                errors[quantity], (octaves, ratio[~upper], ratio[upper]), strict=True
-            ):
-                into.extend(values.tolist())
-    return {
-        quantity: (np.array(d), np.array(off), float(np.quantile(np.abs(noise), coverage.LEVEL)))
-        for quantity, (d, off, noise) in errors.items()
-    }
+    return [np.array(rows) for rows in blocks.values()]
 
 
 def learn_clock(reference: Path, sets: Iterable[coverage.ModelSet]) -> dict[str, Any]:
@@ -374,25 +379,20 @@ def write_distances(text: str) -> None:
 def learn(reference: Path) -> str:
     """Learn all distances and return them as YAML."""
     distances_before = distances.learned_distances()
-    layers, (captured, launched) = coverage.load_layer_set("h200"), coverage.load_model_sets("h200")
+    captured, launched = coverage.load_model_sets("h200")
     kernels = coverage.load_table_sets(reference)
     models = coverage.load_published_models(reference)
     capped = learn_capped("h200")
-    time, rows = learn_together([layers, captured], "latency", capped.latency)
-    power, more = learn_together([captured], "power")
     own_host = learn_host([*load_named_runs(reference), launched])
-    conditions = {name: msgspec.to_builtins(c) for name, c in distances_before.conditions.items()}
-    by_clock = [m for m in models if m.chip == "A100"]
-    conditions["clock"] |= learn_clock(reference, by_clock)
+    conditions = {
+        name: msgspec.to_builtins(condition)
+        for name, condition in distances_before.conditions.items()
+    }
+    conditions["clock"] |= learn_clock(reference, [m for m in models if m.chip == "A100"])
     conditions["power limit"] |= learn_limit(reference)
     learned = msgspec.structs.replace(
         distances_before,
-        together=distances.LearnedPair(
-            time,
-            power,
-            rows + more,
-            f"latency of {rows} layers and whole models, power of {more} whole models, on the H200",
-        ),
+        together=_learn_both_together(captured, capped),
         steps=learn_steps("h200"),
         capped=capped,
         host=widen_to_hosts(own_host, "h200"),
@@ -404,15 +404,23 @@ def learn(reference: Path) -> str:
         forecast_source="kernel tables of A100, B200 and L40S, whole models of A100 and A10, against their forecasts",
     )
     path = Path(distances.__file__).with_name("distances.yaml")
-    head = "".join(
-        line
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if line.startswith("#")
-    )
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    head = "".join(line for line in lines if line.startswith("#"))
     plain = {name: _without_nulls(value) for name, value in msgspec.to_builtins(learned).items()}
     return head + yaml.safe_dump(
         plain, sort_keys=False, allow_unicode=True, width=200, default_flow_style=None
     )
+
+
+def _learn_both_together(
+    captured: coverage.ModelSet, capped: distances.LearnedPair
+) -> distances.LearnedPair:
+    """Learn how far errors of kernels go together in latency and in power."""
+    layers = coverage.load_layer_set("h200")
+    time, time_rows = learn_together([layers, captured], "latency", capped.latency)
+    power, power_rows = learn_together([captured], "power")
+    source = f"latency of {time_rows} layers and whole models, power of {power_rows} whole models, on the H200"
+    return distances.LearnedPair(time, power, time_rows + power_rows, source)
 
 
 def _without_nulls(value: Any) -> Any:

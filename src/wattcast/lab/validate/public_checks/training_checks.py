@@ -361,33 +361,41 @@ _FORMATS = {"fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}  # of two that a ro
 
 
 def _recipe(row: dict[str, str]) -> dict[str, Any]:
+    """Return the options of a training run that its published row tells."""
     precision = row["precision"].lower()
     layout = row["dp_or_fsdp"]
-    compiled = row["compile"] != "no" or row["id"].startswith(
-        ("megatron", "bigscience", "internevo")
-    )
-    tuned = row["id"].startswith(
-        ("mbridge", "nemo", "mlperf")
-    )  # fused kernels, gradients reduced in bf16
-    notes = row["notes"].lower()
-    lora = (
-        16 if "lora" in row["id"] or "lora" in row["model"] or "lora" in notes.split(";")[1] else 0
-    )
+    is_compiled = row["compile"] != "no" or row["id"].startswith(_COMPILING_FRAMEWORKS)
+    # fused kernels, gradients reduced in bf16
+    is_tuned = row["id"].startswith(("mbridge", "nemo", "mlperf"))
+    lora_rank = 16 if _uses_lora(row) else 0
     newest = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
-    graphs = newest and not (row["model"].startswith("gpt-oss") and row["gpu"].startswith("B300"))
+    has_graphs = newest and not (
+        row["model"].startswith("gpt-oss") and row["gpu"].startswith("B300")
+    )
+    reduces_bf16 = "PURE" in layout or lora_rank or is_tuned
+    has_4_bit_base = lora_rank and ("nf4" in precision or "int4" in precision)
     return {
         "dtype": next((name for word, name in _FORMATS.items() if word in precision), "bf16"),
-        "gradient_byte": 2 if "PURE" in layout or lora or tuned else 4,
-        "fused_loss": tuned,
-        "loss_share": 0.0 if tuned else "5%",
-        "graphs": graphs or "token drop" in row["notes"],
+        "gradient_byte": 2 if reduces_bf16 else 4,
+        "fused_loss": is_tuned,
+        "loss_share": 0.0 if is_tuned else "5%",
+        "graphs": has_graphs or "token drop" in row["notes"],
         "expert_overlap": TRAINING.overlap if newest or _hides_exchanges(row) else 0.0,
         "expert_copies": _sends_copies(row),
-        "expert_kernels": _expert_kernels(row, newest, graphs),
-        "stack": "compiled" if compiled else "eager",
-        "lora": lora,
-        "base_bits": 4 if lora and ("nf4" in precision or "int4" in precision) else 16,
+        "expert_kernels": _expert_kernels(row, newest, has_graphs),
+        "stack": "compiled" if is_compiled else "eager",
+        "lora": lora_rank,
+        "base_bits": 4 if has_4_bit_base else 16,
     }
+
+
+_COMPILING_FRAMEWORKS = ("megatron", "bigscience", "internevo")
+
+
+def _uses_lora(row: dict[str, str]) -> bool:
+    if "lora" in row["id"] or "lora" in row["model"]:
+        return True
+    return "lora" in row["notes"].lower().split(";")[1]
 
 
 TRAINING_PLACES = {"tokens/s": "tokens_per_s_per_gpu"}
