@@ -558,8 +558,8 @@ def describe_row(row: dict[str, Any]) -> str:
     if row["kind"] in ("traffic", "load"):
         ttft = row["ttft_s"].get("p50", 0.0)
         tpot = row["tpot_s"].get("p50", 0.0)
-        said = f"{row['finished'] / row['length_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
-        return f"{row['id']}: {said}, {row['output_tokens_per_s']:.0f} tokens/s, {row.get('power_w', 0.0):.1f} W"
+        latencies = f"{row['finished'] / row['length_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
+        return f"{row['id']}: {latencies}, {row['output_tokens_per_s']:.0f} tokens/s, {row.get('power_w', 0.0):.1f} W"
     if row["kind"] == "engine":
         return (
             f"{row['id']}: started in {row['start_s']:.1f} s, cache of {row['cache_tokens']} tokens"

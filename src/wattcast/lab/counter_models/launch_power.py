@@ -152,15 +152,15 @@ def estimate_launch_power(
         length_s, np.stack(columns, -1), model.required_events, at, ActivitySource.PROFILED
     )
     hidden = np.array([launch.key in set(unknown) for launch in launches], dtype=float)
-    known = (sum_running(hidden) == 0.0).astype(float)
-    lacking = {event for key in unknown for event in book.missing(key, wanted)}
+    has_counters = (sum_running(hidden) == 0.0).astype(float)
+    lacking = {event for key in unknown for event in book.missing(key, launch_events)}
     return PowerEstimate(
         edges[:-1],
         activity,
         model.power(activity),
-        known,
+        has_counters,
         unknown,
-        tuple(event for event in wanted if event in lacking),
+        tuple(event for event in launch_events if event in lacking),
         any(launch.key not in set(unknown) for launch in launches),
     )
 

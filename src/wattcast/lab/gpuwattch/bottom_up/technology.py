@@ -404,8 +404,8 @@ def read_feature_nm(text: str, where: str) -> float:
     if _plain_name(text) in spelled:
         return find_process(spelled[_plain_name(text)])[0]
     if not re.match(r"\s*[\d.]", text):
-        wanted = f"a length such as 45 nm, or a process: {', '.join(names)}"
-        raise bad_value(where, wanted, clip_text(text))
+        expectation = f"a length such as 45 nm, or a process: {', '.join(names)}"
+        raise bad_value(where, expectation, clip_text(text))
     return 1e9 * units.parse(text, "m", where)
 
 
@@ -448,10 +448,10 @@ def _interpolate_rows(
     """
     sizes = [float(row["feature_nm"]) for row in rows]
     if not min(sizes) <= feature_nm <= max(sizes):
-        wanted = f"{min(sizes):g} to {max(sizes):g} nm, the table's ends"
+        expectation = f"{min(sizes):g} to {max(sizes):g} nm, the table's ends"
         do = explain_feature(feature_nm)
         do = f"{do[0].upper()}{do[1:]}." if do else ""
-        raise bad_value(f"feature size ({what})", wanted, f"{feature_nm:g} nm", do)
+        raise bad_value(f"feature size ({what})", expectation, f"{feature_nm:g} nm", do)
     order = np.argsort(sizes)
     grid = np.array(sizes)[order]
     numbers = {}
