@@ -810,7 +810,7 @@ def test_loads_are_saved_beside_their_steps(tmp_path: Path) -> None:
     assert counts["failed"] == 0
     assert counts["served"] == 2
     rows = {row["id"]: row for row in read_lines(tmp_path / "rows.jsonl")}
-    talk = rows["made-up/load-talk-45s-s13"]
+    talk = rows["made-up/load-talk-35s-s13"]
     assert talk["kind"] == "load"
     assert talk["turns"] == 6
     assert talk["power_w"] == pytest.approx(300.0, rel=0.01)

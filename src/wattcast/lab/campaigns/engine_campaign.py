@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,8 @@ class EngineModel:
     longest_tokens: int = MAX_MODEL_LEN  # of a sequence, as far as the model allows
     adapters: int = 0  # LoRA adapters that requests take in turn; 0: none
     adapter_rank: int = 16
+    # attributes of the configuration as this engine reads them, where transformers renames them
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     cache_gib: float = 0.0  # room for keys and values beside other engines; 0: the request's
     parts: tuple[str, ...] = ()  # measured of this model; empty: those of the request
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -625,6 +625,8 @@ def _start_engine(
         options["enable_lora"] = True
         options["max_loras"] = model.adapters
         options["max_lora_rank"] = model.adapter_rank
+    if model.overrides:
+        options["hf_overrides"] = partial(_override_config, overrides=model.overrides)
     if request.smoke:
         options["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
         memory_share = 0.3
@@ -647,6 +649,13 @@ def _start_engine(
         generation_config="vllm",
         **options,
     )
+
+
+def _override_config(config: Any, overrides: Mapping[str, Any]) -> Any:
+    """Set attributes of a configuration that transformers renamed and the engine still expects."""
+    for name, value in overrides.items():
+        setattr(config, name, value)
+    return config
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:

@@ -498,7 +498,8 @@ class _Feeder:
         if point.prompts and self._backlog <= 0:
             began_s = recorder.clock()
             for _ in range(point.prompts):
-                ids = self._pool[len(self.names) % len(self._pool)]
+                ids = list(self._pool[len(self.names) % len(self._pool)])
+                ids[0] = next(_NUMBERS) % self._bench.vocab_size  # else a cached prefix is met
                 self.names.append(self._bench.add(ids, 1, point.sampling))
                 self._backlog += len(ids)
             self._spent_s += recorder.clock() - began_s
