@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from wattcast.calibrate.kernel_rows import load_kernel_rows
 from wattcast.calibrate.row_prediction import predict_with_bundle
 from wattcast.calibrate.table_fit import TableCalibration, calibrate_rows, predict_tables_s
 from wattcast.calibrate.table_rows import TableRows, find_tables, held_out, read_tables
-from wattcast.core.errors import BadInput
+from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.row_tables import database_folder
 from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
@@ -104,7 +105,7 @@ def test_what_a_latency_table_cannot_say_stays_forecast(calibrated: TableCalibra
     assert calibrated.bundle.status == "calibrated"
     assert calibrated.bundle.power == forecast.power
     assert calibrated.bundle.corrections["softmax"] == forecast.corrections["softmax"]
-    assert "energies: forecast" in calibrated.bundle.provenance.note
+    assert "energies: carried over, no watts" in calibrated.bundle.provenance.note
 
 
 def test_a_saved_calibration_is_small_and_predicts_the_same(
@@ -340,3 +341,31 @@ def test_an_sm_that_waits_for_memory_draws_less() -> None:
         for share in (forecast.waiting_sm, 1.0)
     )
     assert high - low > 0.5 * (high - 206.0)
+
+
+def test_a_compressed_table_reads_as_the_plain_one(table: Path, tmp_path: Path) -> None:
+    packed = tmp_path / f"{table.name}.gz"
+    packed.write_bytes(gzip.compress(table.read_bytes()))
+    plain, unpacked = (read_tables([path], GPU) for path in (table, packed))
+    assert unpacked.rows.ops == plain.rows.ops
+    assert unpacked.engine == plain.engine
+    assert_allclose(unpacked.rows.column("latency_s"), plain.rows.column("latency_s"))
+
+
+def test_tables_of_one_engine_are_chosen_by_its_name(table: Path, tmp_path: Path) -> None:
+    for engine in ("vllm", "trtllm"):
+        (tmp_path / f"l40s.{engine}-0.24.0.gemm.csv").write_bytes(table.read_bytes())
+    found, _ = find_tables([tmp_path], GPU, "trtllm")
+    assert [file.engine for file in found] == ["trtllm"]
+    assert not found[0].half_only
+    with pytest.raises(WattcastError, match="engine 'tgi'"):
+        find_tables([tmp_path], GPU, "tgi")
+    with pytest.raises(BadInput, match="no kernel table of the l40s by sglang"):
+        read_tables([tmp_path], GPU, engine="sglang")
+
+
+def test_the_name_of_a_system_may_say_more_than_the_card(table: Path, tmp_path: Path) -> None:
+    named = tmp_path / "rtx_pro_6000_server.vllm-0.24.0.gemm.csv"
+    named.write_bytes(table.read_bytes())
+    found, _ = find_tables([tmp_path], load_gpu("rtx-pro-6000"))
+    assert [file.system for file in found] == ["rtx_pro_6000_server"]

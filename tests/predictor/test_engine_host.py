@@ -201,3 +201,27 @@ def test_a_waiting_gpu_draws_little_more_than_an_idle_one() -> None:
 def test_the_first_decode_step_after_prompts_takes_longer() -> None:
     """By 470 to 770 us in six runs of traffic."""
     assert 470e-6 < load_host_times().switch_s < 770e-6
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+def test_an_engine_that_waits_for_its_steps_adds_its_host(batch: int) -> None:
+    """On B200s of 2025, Qwen3-32B took 14.1 ms between tokens at 8 sequences and 19.6 ms at 64."""
+    run = {"phase": "decode", "batch": batch, "seq": 500}
+    meanwhile = wattcast.predict("qwen3-32b", "b200", **run)
+    after = wattcast.predict("qwen3-32b", "b200", scheduling="sync", **run)
+    host_s = load_host_times().repeated_step_s(LaunchCounts(64, 64, 64), batch, batch, 0, 0.0)
+    assert after.latency_s > 1.1 * meanwhile.latency_s
+    assert after.latency_s == pytest.approx(after.busy_s + host_s, rel=0.02)
+    assert after.power_w < meanwhile.power_w
+    assert any("synchronous scheduling" in note for note in after.assumptions)
+
+
+def test_layers_are_launched_while_the_gpu_computes_whatever_the_scheduling() -> None:
+    """Beyond the captured sizes every layer is launched by itself, beside the GPU."""
+    run = {"phase": "decode", "batch": 1024, "seq": 500}
+    after = wattcast.predict("llama3-70b", "b200", tp=2, scheduling="sync", **run)
+    times = load_host_times()
+    counts = LaunchCounts(80, 80, 80)
+    host_s = times.repeated_step_s(counts, 1024, 1024, 0, 0.0)
+    layers_s = times.launch_same_loose_layer_s * 80
+    assert after.latency_s < after.busy_s + host_s - 0.9 * min(layers_s, after.busy_s)

@@ -184,6 +184,7 @@ def calibrate(
     gpu: str | Path | Gpu,
     table: str | Path | Sequence[str | Path],
     out: str | Path | None = None,
+    engine: str | None = None,
 ) -> TableCalibration: ...
 
 
@@ -194,13 +195,15 @@ def calibrate(
     table: str | Path | Sequence[str | Path] | None = None,
     out: str | Path | None = None,
     factors: Mapping[str, float] | None = None,
+    engine: str | None = None,
 ) -> Calibration | TableCalibration:
     """Adjust a GPU's coefficients to measurements of your card, or of public tables.
 
     ``rows`` is a file of whole models (CSV or JSON, ``docs/how-to/own-gpu.md``); ``factors`` are
     efficiency factors of your own to start from. ``table`` is a kernel table in the format of
     NVIDIA's aiconfigurator, a folder of them or of kernel rows of your own, or several
-    (``docs/method/other-gpus.md``). ``out`` is the folder to save the bundle in, which
+    (``docs/method/other-gpus.md``). ``engine`` names whose tables are read:
+    vllm, sglang or trtllm. ``out`` is the folder to save the bundle in, which
     ``wattcast.predict(..., bundle=out)`` takes; without it the bundle is only returned.
     """
     if (rows is None) == (table is None):
@@ -208,7 +211,7 @@ def calibrate(
     chip = find_gpu(gpu)
     result: Calibration | TableCalibration
     if table is not None:
-        result = calibrate_tables(table, chip)
+        result = calibrate_tables(table, chip, engine=engine)
     else:
         path = Path(str(rows))
         bundle = apply_factors(bundle_for(chip), factors or {})

@@ -20,17 +20,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
-from wattcast.calibrate.row_prediction import analyse_row, predict_bursts_s, predict_with_bundle
+from wattcast.calibrate.row_prediction import (
+    measure_parts,
+    predict_bursts_s,
+    predict_with_bundle,
+)
 from wattcast.calibrate.scoring import lowers_error, percent_errors
 from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import FitStatus
-from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.kernel_phases import Correction, find_correction
-from wattcast.predictor.pipeline import kernel_activity
-from wattcast.predictor.timeline import compute_effective_hz
 
 NEWTON_STEPS = 6
 _FARTHEST = 0.7  # of one step, in logs
@@ -356,7 +358,7 @@ def shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, levels: tuple[str, .
     if not levels or not power.scalable_parts:
         return bundle
     measured_w, _, _ = settled_figures(rows)
-    part_w = _measure_parts(rows, gpu, bundle)
+    part_w = measure_parts(rows, gpu, bundle)
     modules = [part for part in power.parts if part in power.scalable_parts]
     is_scalable = np.isin(power.parts, modules)
     still_w = part_w[:, ~is_scalable].sum(axis=-1)
@@ -386,20 +388,3 @@ def shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, levels: tuple[str, .
     theta = shrink_towards_forecast(residual, slopes, shrinkage, scale)
     energy_factors = dict(zip(modules, factors(theta).tolist(), strict=True))
     return replace(bundle, power=power.scale_energy(energy_factors))
-
-
-def _measure_parts(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
-    """Return the watts of each row and part at its measured clock and latency, so that errors of
-    time stay out, ``(row, part)``.
-    """
-    _, clock_hz, latency_s = settled_figures(rows)
-    part_w = []
-    for row in range(len(rows)):
-        timeline = analyse_row(rows, row, gpu, bundle)
-        kernel_s = latency_s[row : row + 1]
-        set_hz = clock_hz[row : row + 1]
-        running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
-        at = OperatingPoint(clock_hz=set_hz)
-        activity = kernel_activity(timeline, kernel_s, running_hz, np.zeros(()), at, priced=True)
-        part_w.append(bundle.power.power(activity).part_w[0])
-    return np.array(part_w)

@@ -16,7 +16,7 @@ from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange
 from wattcast.predictor.governor import run_governed
-from wattcast.predictor.pipeline import analyse_kernels
+from wattcast.predictor.pipeline import analyse_kernels, kernel_activity
 from wattcast.predictor.timeline import ClockLaw, Timeline, compute_effective_hz, compute_kernel_s
 
 
@@ -156,3 +156,20 @@ def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRan
             clock_hz=find_ends(clock_hz[members], 1e7),
         )
     return ranges
+
+
+def measure_parts(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+    """Return the watts of each row and part at its measured clock and latency, so that errors of
+    time stay out, ``(row, part)``.
+    """
+    _, clock_hz, latency_s = settled_figures(rows)
+    part_w = []
+    for row in range(len(rows)):
+        timeline = analyse_row(rows, row, gpu, bundle)
+        kernel_s = latency_s[row : row + 1]
+        set_hz = clock_hz[row : row + 1]
+        running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
+        at = OperatingPoint(clock_hz=set_hz)
+        activity = kernel_activity(timeline, kernel_s, running_hz, np.zeros(()), at, priced=True)
+        part_w.append(bundle.power.power(activity).part_w[0])
+    return np.array(part_w)

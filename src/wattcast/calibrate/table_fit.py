@@ -18,8 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.calibrate.forecast_shift import LEAST_MOVING_ROWS, shift_energies
-from wattcast.calibrate.kernel_rows import on_random_data
+from wattcast.calibrate.energy_evidence import (
+    EVIDENCE,
+    kernel_evidence,
+    scalable_modules,
+    weigh_energies,
+)
+from wattcast.calibrate.forecast_shift import LEAST_MOVING_ROWS, shift_energies, take_sustained
+from wattcast.calibrate.kernel_rows import KernelRows, on_random_data
 from wattcast.calibrate.latency_fit import (
     ResidualSample,
     fit_corrections,
@@ -44,6 +50,8 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle, shipped_bundle
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
+from wattcast.predictor.bundle.calibrated import carry_energies
+from wattcast.predictor.bundle.forecast import forecast_rule
 from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import blend_corrections
 from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors
@@ -85,16 +93,17 @@ def calibrate_tables(
     tables: str | Path | Sequence[str | Path],
     gpu: str | Path | Gpu,
     tell: Callable[[str], None] = lambda _: None,
+    engine: str | None = None,
 ) -> TableCalibration:
     """Calibrate a GPU on public kernel tables (or kernel rows of our own): files, folders, or
-    several of them.
+    several of them; on those of one engine where it is named.
 
     It is ``wattcast.calibrate(gpu=..., table=...)``; ``wattcast.predict(..., bundle=result.bundle)``
     uses the result.
     """
     chip = find_gpu(gpu)
     paths = [tables] if isinstance(tables, (str, Path)) else list(tables)
-    return calibrate_rows(read_tables(paths, chip), chip, tell)
+    return calibrate_rows(read_tables(paths, chip, engine=engine), chip, tell)
 
 
 def check_tables(tables: Sequence[str | Path], gpu: str | Path | Gpu) -> TableCalibration:
@@ -121,7 +130,7 @@ def calibrate_rows(
     """Calibrate a GPU on rows that were read already: times by bursts, energies by watts, where
     there are enough.
     """
-    start = shipped_bundle(gpu.name) or forecast_bundle(gpu)
+    start = start_bundle(gpu)
     sample = _choose_rows(table, gpu)
     bundle, note = _fit_times(sample, gpu, start, tell)
     bundle, power_note = _fit_power(sample.powered, gpu, bundle)
@@ -149,6 +158,13 @@ def calibrate_rows(
         held_out=len(sample.judged.rows),
         notes=table.notes,
     )
+
+
+def start_bundle(gpu: Gpu) -> Bundle:
+    """Return what a calibration starts from: the measured bundle of this name, else the forecast,
+    with the energies of a calibrated card of the same processor, size and memory.
+    """
+    return shipped_bundle(gpu.name) or carry_energies(forecast_bundle(gpu), gpu)
 
 
 @dataclass(frozen=True)
@@ -316,16 +332,29 @@ def describe_work(op: Operator) -> str:
 
 
 def _fit_power(table: TableRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, str]:
-    """Move energies by the rows with believed watts, as ``fit kernels`` does with few rows."""
-    if not len(table.rows):
-        return bundle, "energies: forecast"
-    stride = max(len(table.rows) // _POWER_ROWS, 1)
-    few = table.select_rows(np.arange(len(table.rows)) % stride == 0)
-    quantity, moved = shift_energies(few.rows, gpu, bundle)
+    """Weigh the energies of a bundle with rows whose watts can be believed.
+
+    A bundle that was measured on other cards of this name is moved as ``fit kernels`` does it.
+    """
+    few = take_few_powered(table.rows)
+    if bundle.status is not FitStatus.MEASURED:
+        has_sibling = gpu.name in forecast_rule().energies_from
+        distance = EVIDENCE.same_processor if has_sibling else 1.0
+        evidence = kernel_evidence(few, gpu, bundle)
+        found = weigh_energies(evidence, scalable_modules(bundle), distance)
+        return found.move(bundle), found.describe()
+    quantity, moved = shift_energies(few, gpu, bundle)
     if not quantity.levels:
-        return moved, f"energies: forecast ({len(few.rows)} rows of watts did not move them)"
+        return moved, f"energies: as before ({len(few)} rows of watts did not move them)"
     gain = f"{quantity.forecast:.1f} to {quantity.held_out:.1f} % held out"
-    return moved, f"energies moved by {len(few.rows)} rows of watts ({gain})"
+    return moved, f"energies moved by {len(few)} rows of watts ({gain})"
+
+
+def take_few_powered(rows: KernelRows) -> KernelRows:
+    """Return sustained rows with watts, evenly thinned to as many as are worth their time."""
+    powered = take_sustained(rows)
+    stride = max(len(powered) // _POWER_ROWS, 1)
+    return powered.select_rows(np.arange(len(powered)) % stride == 0)
 
 
 def _interval_ends(table: TableRows, gpu: Gpu, bundle: Bundle) -> dict[str, ResidualEnds]:

@@ -1,10 +1,10 @@
 """Read public kernel tables, the format of NVIDIA's aiconfigurator, as rows that the kernel fit
 takes.
 
-A table is CSV (also called ``.txt``) or Parquet and is recognised by its columns: products
-(``gemm_dtype``, m, n, k), attention (``attn_dtype``, ``batch_size``, ``isl``, ``step`` ...) and
-experts (``moe_dtype`` ...). Latency is in milliseconds. Path or file name give system, engine and
-version: ``SYSTEM.ENGINE-VERSION.TABLE.csv`` or ``SYSTEM/.../ENGINE/VERSION/TABLE.parquet``. Files
+A table is CSV (also called ``.txt``, or compressed as ``.csv.gz``) or Parquet and is recognised by
+its columns: products (``gemm_dtype``, m, n, k), attention (``attn_dtype``, ``batch_size``, ``isl``,
+``step`` ...) and experts (``moe_dtype`` ...). Latency is in milliseconds. Path or file name give
+system, engine and version: ``SYSTEM.ENGINE-VERSION.TABLE.csv`` or ``SYSTEM/.../ENGINE/VERSION/TABLE.parquet``. Files
 are scanned lazily and thinned while they stream, so that the full database of 24 million rows takes
 memory for a few thousand.
 
@@ -33,7 +33,7 @@ from wattcast.calibrate.kernel_rows import (
     shape_name,
 )
 from wattcast.core.arrays import Array, Mask, sweep_values
-from wattcast.core.errors import BadInput, UnknownName, WattcastError, bad_value
+from wattcast.core.errors import BadInput, UnknownName, WattcastError, bad_value, check_names
 from wattcast.core.regular_files import check_regular
 from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.units import Dtype
@@ -41,6 +41,7 @@ from wattcast.hardware import Gpu, load_gpu
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.kernels import RunCondition
 from wattcast.kernels.families.engine.fused_experts import has_tuned_tiles
+from wattcast.options.setting_options import ENGINES
 from wattcast.workload import engine_operators, engine_row_operators
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Linear
@@ -48,7 +49,7 @@ from wattcast.workload.operator_types import Linear
 if TYPE_CHECKING:
     import polars as pl
 
-SUFFIXES = (".csv", ".txt", ".parquet")
+SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
 MOST_ROWS = 700  # of a table, a number format and a band of latency
 BANDS_MS = (0.02, 0.1)  # between which rows are drawn in equal numbers
 UNCAPPED_SHARE = 0.92  # of the power limit, below which a card runs at its top clock
@@ -118,12 +119,15 @@ def _name_sizes(op: Operator) -> str:
     return str(sizes or shape_name(op))
 
 
-def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) -> TableRows:
+def read_tables(
+    paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS, engine: str | None = None
+) -> TableRows:
     """Read tables of ``gpu``, or kernel rows of our own, from files and folders.
 
-    Of each engine the newest version is taken; tables of other systems in a folder are passed over.
+    Of each engine the newest version is taken; tables of other systems in a folder are passed over,
+    and those of other engines where one is named.
     """
-    files, notes = find_tables(paths, gpu)
+    files, notes = find_tables(paths, gpu, engine)
     parts = [_read_whole_table(file, gpu, most) for file in files]
     for path in paths:
         if _is_kernel_database(Path(path)):
@@ -134,8 +138,9 @@ def read_tables(paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS) ->
         notes += part.notes
     if not any(len(part.rows) for part in parts):
         places = ", ".join(str(path) for path in paths)
+        maker = f" by {engine}" if engine else ""
         raise BadInput(
-            f"no kernel table of the {gpu.name} in {places}. Wanted: CSV or Parquet files with "
+            f"no kernel table of the {gpu.name}{maker} in {places}. Wanted: CSV or Parquet files with "
             "columns such as gemm_dtype, m, n, k, latency, named SYSTEM.ENGINE-VERSION.TABLE.csv "
             "or lying in folders of those names, or a folder with rows.parquet of our own. "
             f"{' '.join(notes)}"
@@ -167,9 +172,11 @@ def _is_kernel_database(path: Path) -> bool:
     return path.is_dir() and ((path / "rows.parquet").exists() or any(path.glob("*.jsonl")))
 
 
-def find_tables(paths: Sequence[str | Path], gpu: Gpu) -> tuple[list[TableFile], list[str]]:
-    """Find the tables of a GPU below files and folders: the newest version of each engine, and
-    notes on the rest.
+def find_tables(
+    paths: Sequence[str | Path], gpu: Gpu, engine: str | None = None
+) -> tuple[list[TableFile], list[str]]:
+    """Find the tables of a GPU below files and folders: the newest version of each engine, or of
+    the one that is named, and notes on the rest.
     """
     tables: list[TableFile] = []
     notes: list[str] = []
@@ -182,6 +189,9 @@ def find_tables(paths: Sequence[str | Path], gpu: Gpu) -> tuple[list[TableFile],
             tables += _find_in_folder(path, gpu)
         else:
             tables += _find_file(path, gpu, notes)
+    if engine is not None:
+        check_names("engine", engine, ENGINES)
+        tables = [table for table in tables if table.engine == engine]
     return _choose_engines(tables, notes), notes
 
 
@@ -189,7 +199,7 @@ def _find_in_folder(folder: Path, gpu: Gpu) -> list[TableFile]:
     """Find the tables of a GPU below a folder; those of other systems are passed over."""
     tables = []
     for path in sorted(folder.rglob("*")):
-        file = _identify_table(path) if path.suffix in SUFFIXES else None
+        file = _identify_table(path) if path.name.endswith(SUFFIXES) else None
         if file is not None and _system_name(file.system) == strip_board(gpu.name):
             tables.append(file)
     return tables
@@ -242,8 +252,9 @@ def _newest_version(file: TableFile, tables: Sequence[TableFile]) -> str:
 
 def _system_name(system: str) -> str:
     """Return the catalogue's name of a table's system; empty where it has none."""
-    spellings = (system, system.replace("_", "-"), system.partition("_")[0])
-    for name in spellings if system else ():
+    words = system.split("_")
+    shortened = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
+    for name in (system, *shortened) if system else ():
         try:
             return load_gpu(name).name
         except (UnknownName, BadInput):
@@ -290,7 +301,8 @@ def _identify_table(path: Path) -> TableFile | None:
     if not kinds:
         return None
     pattern = r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$"
-    dotted = re.match(pattern, path.stem)
+    stem = _strip_suffix(path)
+    dotted = re.match(pattern, stem)
     if dotted is not None:
         system = dotted["system"]
         engine = dotted["engine"]
@@ -305,9 +317,14 @@ def _identify_table(path: Path) -> TableFile | None:
         engine=engine,
         version=version,
         sustained=sustained,
-        trusted_power=sustained and "power" in path.stem.rpartition(".")[2],
+        trusted_power=sustained and "power" in stem.rpartition(".")[2],
         columns=columns,
     )
+
+
+def _strip_suffix(path: Path) -> str:
+    """Return the name of a table's file without its suffix, of which a compressed one has two."""
+    return Path(path.name.removesuffix(".gz")).stem
 
 
 def _identify_folders(folders: Sequence[str]) -> tuple[str, str, str]:
@@ -513,7 +530,7 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sampl
     batch = int(row["batch_size"])
     length = int(row["isl"]) + int(row["step"] or 0)
     window = int(row.get("window_size") or 0)
-    new = 1 if "generation" in file.path.stem else int(row["isl"])
+    new = 1 if "generation" in file.path.name else int(row["isl"])
     kv_heads = int(row.get("num_key_value_heads") or 0) or heads
     if heads % kv_heads:
         return "heads that key heads do not divide"

@@ -19,6 +19,7 @@ from wattcast.cli.figure_options import FigureOptions
 from wattcast.core.errors import BadInput, bad_value, resolve_name
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import show
+from wattcast.options.setting_options import ENGINES
 from wattcast.report.text_tables import new_table, print_notes, print_rows
 
 if TYPE_CHECKING:
@@ -216,6 +217,10 @@ def calibrate(
             "Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a folder of them, or of kernel rows of your own; may be repeated."
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        Option("With --table: tables of vllm|sglang|trtllm alone.", choices=ENGINES),
+    ] = None,
     check: Annotated[
         bool, Option("With --table: compare the GPU's bundle with all rows and fit nothing.")
     ] = False,
@@ -236,6 +241,8 @@ def calibrate(
     calibrated/a100-sxm-80gb
 
     Example: wattcast calibrate --gpu l40s --table tables/l40s
+
+    Example: wattcast calibrate --gpu h100-sxm --table tables/ --engine trtllm
     """
     if file is not None and not table:
         from wattcast.calibrate import calibration_rows
@@ -268,7 +275,7 @@ def calibrate(
     found = (
         table_fit.check_tables(table, gpu)
         if check
-        else table_fit.calibrate_tables(table, gpu, env.say)
+        else table_fit.calibrate_tables(table, gpu, env.say, engine)
     )
     plain = {"gpu": found.bundle.gpu, "rows": found.fitted, "held_out": found.held_out}
     plain |= {"errors_percent": [vars(e) for e in found.errors], "notes": list(found.notes)}

@@ -176,6 +176,7 @@ class Gpu:
     use: CardUse = CardUse.DATA_CENTRE
     node: Node | None = None  # where it stands; None: in the node it is usually built into
     board: str = ""  # part number, where boards of this GPU were measured apart; empty: any of them
+    engine: str = ""  # whose kernels it runs; empty: vLLM's, as far as an engine runs at all
     # By dotted path: who says so, and why nobody does
     claims: Mapping[str, PublishedClaim] = field(default_factory=dict, repr=False)
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -56,6 +56,8 @@ class PredictKeywords(TypedDict, total=False):
     bundle: Bundle | str | Path | None
     factors: Mapping[str, float] | None
     card: str
+    engine: str | None
+    scheduling: str
     node: Node | str | Path | None
     force: bool
     price: str | Sequence[str] | None
@@ -145,6 +147,7 @@ class SimulateKeywords(TypedDict, total=False):
     acceptance_rate: str | float
     clock: Quantity | None
     power_limit: Quantity | None
+    engine: str | None
     node: Node | str | Path | None
     force: bool
     price: str | Sequence[str] | None
@@ -385,6 +388,8 @@ class SettingKeywords(TypedDict, total=False):
     bundle: Bundle | str | Path | None
     factors: Mapping[str, float] | None
     card: str
+    engine: str | None
+    scheduling: str
     node: Node | str | Path | None
     force: bool
     price: str | Sequence[str] | None

@@ -297,7 +297,7 @@ SIMULATE = VerbOptions(
     part_of(ModelOptions, *SERVED_MODEL, "tp", "pp", "dp", "ep"),
     Deployment,
     EngineOptions,
-    part_of(SettingOptions, *CARD_SETTINGS, "node", "force"),
+    part_of(SettingOptions, *CARD_SETTINGS, "engine", "node", "force"),
     PriceOptions,
 )
 PLAN = VerbOptions(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 CARDS = ("another", "this")
 OPERANDS = ("cold", "warm")
+ENGINES = ("vllm", "sglang", "trtllm")  # whose kernels are in public tables
+SCHEDULING = ("async", "sync")
 DATA = ("random", "zeros", "ones", "relu")
 SUSTAINED = "sustained"
 _CONDITION_PANEL = "Conditions"
@@ -84,6 +86,22 @@ class SettingOptions:
     card: Annotated[
         str, Option("Intervals for another|this card.", choices=CARDS, panel=_COEFFICIENT_PANEL)
     ] = "another"
+    engine: Annotated[
+        str | None,
+        Option(
+            "Kernels of vllm|sglang|trtllm; default vllm.",
+            choices=ENGINES,
+            panel=_COEFFICIENT_PANEL,
+        ),
+    ] = None
+    scheduling: Annotated[
+        str,
+        Option(
+            "An engine prepares its next step async|sync (meanwhile|after).",
+            choices=SCHEDULING,
+            panel=_CONDITION_PANEL,
+        ),
+    ] = "async"
     node: Annotated[
         Node | str | Path | None,
         Option("Node of the GPUs: a name of `gpus nodes`, or YAML.", panel="Several GPUs"),

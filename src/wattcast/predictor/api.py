@@ -45,6 +45,7 @@ from wattcast.workload.readers.load_workload import Workload
 _REPLAYED = (
     "host: as measured of vLLM 0.25.1, which prepares a step while the GPU computes the one before"
 )
+_WAITING = "host: as measured of vLLM 0.25.1"
 
 
 SETTING_NAMES = tuple(SettingKeywords.__annotations__)
@@ -76,7 +77,8 @@ def predict(
     zeros, ones, relu. ``bundle`` is a folder that ``calibrate`` or ``lab fit`` saved, in place of
     the shipped one or the forecast; ``factors`` are efficiency factors of your own
     (``predictor.bundle.calibrated``). ``node`` is where several GPUs stand (``"hgx-h100"``, your
-    own YAML file): it decides what crosses the network. ``card``: ``another`` of the kind
+    own YAML file): it decides what crosses the network. ``engine`` is whose kernels run: vllm,
+    sglang or trtllm, as far as public tables time them. ``card``: ``another`` of the kind
     (intervals hold how far cards differ) or ``this``, the one it was fitted on. ``price`` is the
     rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
     intensity (``"400g/kWh"``) or a region (``"us"``), ``pue`` the site's overhead. ``force``
@@ -111,7 +113,7 @@ def predict_many(
     graphs = [load_workload.load_workload(workload, run) for workload, run in named]
 
     prices = read_prices(chosen[PriceOptions])
-    chip = find_gpu(gpu, settings.node)
+    chip = find_gpu(gpu, settings.node, settings.engine)
     bundle = find_bundle(settings.bundle, chip)
     if settings.factors:
         from wattcast.predictor.bundle.calibrated import apply_factors  # few predictions have any
@@ -158,9 +160,11 @@ def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, gpu
     An engine replays its kernels, and its host counts step by step.
     """
     assumptions = list(graph.assumptions)
+    waits = any(note.startswith("synchronous scheduling") for note in notes)
     for note in notes:
         is_replayed = graph.stack == SoftwareStack.ENGINE and note.startswith("host: ")
-        assumptions.append(_REPLAYED if is_replayed else note)
+        replayed = _WAITING if waits else _REPLAYED
+        assumptions.append(replayed if is_replayed else note)
     assumptions += _note_operands(graph, operands, gpu)
     return replace(graph, assumptions=tuple(assumptions), operands=operands or "")
 
@@ -220,9 +224,11 @@ def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
     return loaded
 
 
-def find_gpu(gpu: str | Path | Gpu, node: str | Path | Node | None = None) -> Gpu:
+def find_gpu(
+    gpu: str | Path | Gpu, node: str | Path | Node | None = None, engine: str | None = None
+) -> Gpu:
     """Find a GPU in the catalogue or in the user's own YAML file, and the node it stands in
-    likewise.
+    likewise. ``engine`` is whose kernels it runs.
     """
     if isinstance(gpu, Gpu):
         chip = gpu
@@ -230,6 +236,8 @@ def find_gpu(gpu: str | Path | Gpu, node: str | Path | Node | None = None) -> Gp
         chip = hardware.load_gpu_file(Path(gpu))
     else:
         chip = hardware.load_gpu(str(gpu))
+    if engine is not None:
+        chip = replace(chip, engine=engine)
     if node is None:
         return chip
     if not isinstance(node, Node):

@@ -6,6 +6,10 @@ longer of both times:
 
     t = max(t_GPU, schedule + launch + output + admit),   E = E_GPU + w·P_idle·(t - t_GPU)
 
+Engines before that, and those that are told to, begin with a step when the one before has been
+handed out (synchronous scheduling): t = max(t_GPU, layers) + schedule + graph + output + admit,
+since only what is launched layer by layer runs beside the GPU.
+
 Steps that only decode replay one CUDA graph; a step with prompts of up to 512 tokens replays one
 graph a layer; a larger step launches every operator by itself. ``predict`` and
 ``serving.engine_simulator`` both ask here, so that a step costs the same in both. Traffic launches
@@ -15,6 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+
+import numpy as np
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array
@@ -146,12 +152,31 @@ class EngineHost:
     times: HostTimes
     by_openai: bool  # experts in mxfp4 run as OpenAI's kernels, as on Hopper
     factor: Array | float = 1.0  # (*sweep,) of this host's times over those that ship
+    waits: bool = False  # for the GPU before it prepares the next step
+
+    def joint_s(self, step: EngineStep, count: float, device_s: Array) -> Array:
+        """Return the time of ``count`` equal steps of which the GPU takes so long for all."""
+        host_s = count * self.step_s(step)
+        if not self.waits:
+            return np.maximum(device_s, host_s)
+        beside_s = count * self.factor * self._layers_s(step)
+        return np.asarray(host_s - beside_s + np.maximum(device_s, beside_s))
+
+    def _layers_s(self, step: EngineStep) -> float:
+        """Return what of a step is launched layer by layer, while the GPU computes."""
+        times, counts = self._times_of(step)
+        if step.tokens > times.capture_sizes[-1]:
+            return times.launch_same_loose_layer_s * counts.same_loose_layers
+        return times.launch_same_layer_s * counts.layers if step.prompts else 0.0
+
+    def _times_of(self, step: EngineStep) -> tuple[HostTimes, LaunchCounts]:
+        launches = step.launches
+        times = self.times.capture_large_graphs() if launches.large_graphs else self.times
+        return times, times.count_launches(launches, self.by_openai)
 
     def step_s(self, step: EngineStep) -> Array | float:
         """Return what the host takes for one step of a run of equal steps."""
-        launches = step.launches
-        times = self.times.capture_large_graphs() if launches.large_graphs else self.times
-        counts = times.count_launches(launches, self.by_openai)
+        times, counts = self._times_of(step)
         return self.factor * times.repeated_step_s(
             counts, step.tokens, step.decodes, step.prompts, step.admitted
         )

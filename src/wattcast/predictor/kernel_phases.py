@@ -72,7 +72,7 @@ class LaunchCosts:
     kinds that have none; without any, all operators cost the same. An inference engine replays CUDA graphs and
     prepares the next step while the GPU computes (``predictor.engine_host``), so that its operators
     cost the host nothing, and its steps ``engine_factor`` times what they cost the host that was
-    measured. ``measured``: the cost is that of the user's own host, so that intervals do not hold
+    measured; with ``engine_waits`` it prepares a step after the one before. ``measured``: the cost is that of the user's own host, so that intervals do not hold
     how far hosts differ. ``start_hz``: the clock at which the fixed times of kernels hold, where
     they are cycles; None: they are seconds.
     """
@@ -80,6 +80,7 @@ class LaunchCosts:
     host_s_per_operator: Sweepable
     host_weights: Mapping[str, float] = field(default_factory=dict)
     engine_factor: Sweepable = 1.0
+    engine_waits: bool = False
     measured: bool = False
     start_hz: float | None = None
 

@@ -260,7 +260,9 @@ def _run_by_engine(timeline: Timeline, bundle: Bundle) -> Timeline:
     timeline = timeline.delay_kernels(np.where(is_sampling, times.sample_s, 0.0))
 
     by_openai = bundle.reference.style is LibraryStyle.HOPPER
-    engine = EngineHost(times, by_openai, sweep_values(bundle.launch.engine_factor))
+    launch = bundle.launch
+    factor = sweep_values(launch.engine_factor)
+    engine = EngineHost(times, by_openai, factor, launch.engine_waits)
     return replace(timeline, host_s=np.zeros_like(timeline.host_s), engine=engine)
 
 

@@ -41,6 +41,9 @@ def resolve_settings(
         limit_w = float(np.mean(gpu.power.limit_w))
         defaults.append(f"power limit: the card's default, {units.show(limit_w, 'W')}")
     defaults += host_note
+    if settings.scheduling == "sync":
+        bundle = replace(bundle, launch=replace(bundle.launch, engine_waits=True))
+        defaults.append("synchronous scheduling: an engine prepares a step after the one before")
     if settings.temperature_c is None:
         defaults.append(f"temperature: {DEFAULT_TEMPERATURE_C:g} C")
 

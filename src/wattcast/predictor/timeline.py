@@ -312,8 +312,8 @@ def list_engine_steps(
             device_s = device_s + segment.repeat * once_s
         latency_s = device_s
         if step is not None:
-            host_s = segments[0].step_share * (step.count * engine.step_s(step))
-            latency_s = np.maximum(device_s, host_s)
+            steps = segments[0].step_share * step.count
+            latency_s = engine.joint_s(step, steps, device_s)
         stretches.append(EngineStretch(segments, np.asarray(device_s), np.asarray(latency_s)))
     return stretches
 

@@ -93,7 +93,7 @@ def simulate(
     targets = chosen[LatencyTargets]
     bounds = parse_both_bounds(targets.ttft, targets.tpot)
     prices = read_prices(chosen[PriceOptions])
-    chip = find_gpu(gpu, settings.node)
+    chip = find_gpu(gpu, settings.node, settings.engine)
     run = _read_engine_run(chosen.select_keywords(ModelOptions))
 
     # requests that are longer than the engine takes are left out

@@ -15,6 +15,10 @@ def bundle_for(gpu: Gpu) -> Bundle:
     """Return the measured bundle that ships for this GPU, else its forecast, with the calibration
     that ships if one does.
     """
+    if gpu.engine not in ("", "vllm"):
+        from wattcast.predictor.bundle.calibrated import engine_bundle  # few runs name an engine
+
+        return engine_bundle(gpu)
     if gpu.board:
         # few GPUs have boards of their own
         from wattcast.predictor.bundle.calibrated import shipped_board_bundle

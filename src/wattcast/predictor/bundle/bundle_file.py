@@ -167,6 +167,10 @@ class Bundle:
             law = replace(law, toggling=factor)
         return replace(self, power=self.power.with_data_factor(factor), clock_law=law)
 
+    def with_power_of(self, other: Bundle) -> Bundle:
+        """Return the bundle with another's energies and idle power."""
+        return replace(self, power=other.power)
+
     def for_bursts(self) -> Bundle:
         """Return this bundle for runs of some milliseconds after a pause.
 

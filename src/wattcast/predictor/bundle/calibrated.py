@@ -26,7 +26,7 @@ import numpy as np
 from wattcast.core import Dtype, bad_value, check_names, files
 from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_yaml
 from wattcast.core.whole_files import write_whole
-from wattcast.hardware import Gpu, load_gpu
+from wattcast.hardware import Gpu, load_gpu, strip_board
 from wattcast.power.activity import known_events
 from wattcast.power.power_model import PowerModel
 from wattcast.predictor.bundle.bundle_file import (
@@ -50,6 +50,7 @@ from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import CarriedFactors, LayeredFactors
 
 CALIBRATION_FILE = "calibration.yaml"
+USUAL_ENGINE = "vllm"  # whose kernels a bundle means where none is named
 Plain = dict[str, Any]
 
 
@@ -67,31 +68,60 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     same processor.
 
     None where neither ships. From another card come the times of kernels, and energies where it is
-    as large and has the same memory; the bundle stays a forecast.
+    as large and has the same memory; the bundle stays a forecast. Calibrations are those of vLLM's
+    kernels, or of the engine that is named.
     """
-    calibration = _read_shipped(gpu.name)
+    calibration = _read_shipped(calibration_folder(gpu.name, gpu.engine))
     if calibration is not None:
         return _apply_calibration(calibration, gpu)
     sibling = forecast_rule().same_processor.get(gpu.compute_capability, "")
-    sibling_calibration = _read_shipped(sibling) if sibling else None
+    sibling_calibration = None
+    if sibling:
+        sibling_calibration = _read_shipped(calibration_folder(sibling, gpu.engine))
     if sibling_calibration is None:
         return None
     return _carry_times(sibling, sibling_calibration, gpu)
 
 
+def calibration_folder(gpu: str, engine: str = "") -> str:
+    """Return the folder of a card's calibration; vLLM's kernels are those that no name is added
+    for.
+
+    >>> calibration_folder("h100-sxm"), calibration_folder("h100-sxm", "trtllm")
+    ('h100-sxm', 'h100-sxm.trtllm')
+    """
+    name = strip_board(gpu)
+    return f"{name}.{engine}" if engine not in ("", USUAL_ENGINE) else name
+
+
+def engine_bundle(gpu: Gpu) -> Bundle:
+    """Return the calibration on the kernels of the engine that a GPU is asked to run."""
+    calibrated = calibrated_bundle(gpu)
+    if calibrated is not None:
+        note = (
+            f"engine {gpu.engine}: its products, attention and experts; how an engine schedules, "
+            "launches and cuts its work is vLLM's"
+        )
+        return replace(calibrated, assumptions=(*calibrated.assumptions, note))
+    cards = list_engine_cards(gpu.engine)
+    expected = f"a card whose kernels of {gpu.engine} are in public tables: {', '.join(cards)}"
+    do = "Leave --engine out for vLLM's kernels, or calibrate with your own tables."
+    raise bad_value("engine", expected, gpu.name, do)
+
+
+def list_engine_cards(engine: str) -> tuple[str, ...]:
+    """Return the cards that ship a calibration on the kernels of an engine."""
+    ending = f".{engine}"
+    folders = sorted(item.name for item in files("wattcast.predictor.bundle").iterdir())
+    return tuple(name.removesuffix(ending) for name in folders if name.endswith(ending))
+
+
 def _carry_times(sibling: str, calibration: _Calibration, gpu: Gpu) -> Bundle:
     """Return the forecast of a GPU with the times of kernels of a card with the same processor."""
     chip = load_gpu(sibling)
-    calibrated = calibrated_bundle(chip)
-    assert calibrated is not None, "a calibration that ships"
+    calibrated = _apply_calibration(calibration, chip)
     assert isinstance(calibrated.learned, LayeredFactors), "a calibration has factors of its own"
-    base = forecast_bundle(gpu)
-    size_ratio = float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count))
-    if abs(size_ratio - 1.0) < FORECAST.same_size and gpu.memory.kind == chip.memory.kind:
-        power = {"power": calibration.plain.get("power", {})}
-        merged = _merge_entries(bundle_to_plain(replace(base, learned=None)), power)
-        base = replace(base, power=plain_to_bundle(merged, CALIBRATION_FILE).power)
-
+    base = _carry_power(forecast_bundle(gpu), gpu, calibration, chip)
     own = CarriedFactors(calibrated.reference, calibrated.learned.time, {})
     note = (
         f"times of products, attention and experts: as calibrated on the {sibling}, a card with "
@@ -103,6 +133,33 @@ def _carry_times(sibling: str, calibration: _Calibration, gpu: Gpu) -> Bundle:
         learned=LayeredFactors(own.reference, own.time, {}, own=own, carried=base.learned),
         assumptions=(*base.assumptions[:1], note, *base.assumptions[1:]),
     )
+
+
+def carry_energies(bundle: Bundle, gpu: Gpu) -> Bundle:
+    """Return a bundle with the energies of a calibrated card that has the same processor, where it
+    is as large and has the same memory; else the bundle as it is.
+    """
+    for sibling in forecast_rule().energies_from.get(gpu.name, ()):
+        calibration = _read_shipped(sibling)
+        if calibration is not None:
+            return _carry_power(bundle, gpu, calibration, load_gpu(sibling))
+    return bundle
+
+
+def _carry_power(bundle: Bundle, gpu: Gpu, calibration: _Calibration, chip: Gpu) -> Bundle:
+    """Return a bundle with the energies of ``chip``'s calibration and how far these are off, if the
+    cards are alike enough.
+    """
+    size_ratio = float(np.mean(gpu.sm_count)) / float(np.mean(chip.sm_count))
+    if abs(size_ratio - 1.0) >= FORECAST.same_size or gpu.memory.kind != chip.memory.kind:
+        return bundle
+    entries: Plain = {"power": calibration.plain.get("power", {}), "residuals": {}}
+    for family, ends in calibration.plain.get("residuals", {}).items():
+        if "power" in ends:
+            entries["residuals"][family] = {"power": ends["power"]}
+    merged = _merge_entries(bundle_to_plain(replace(bundle, learned=None)), entries)
+    read = plain_to_bundle(merged, CALIBRATION_FILE)
+    return replace(bundle, power=read.power, residuals=read.residuals)
 
 
 def _carry_fitted(calibrated: Bundle, chip: Gpu, gpu: Gpu) -> dict[str, Correction]:
@@ -155,7 +212,10 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
     base = bundle_to_plain(replace(forecast_bundle(load_gpu(bundle.gpu)), learned=None))
     changed = _subtract_entries(bundle_to_plain(replace(bundle, learned=None)), base)
     changed |= {"format": base["format"], "gpu": bundle.gpu}
-    write_whole(folder / ARRAYS_FILE, residuals_to_bytes(bundle.learned.own))
+    # which library runs what is the forecast's, which has it anew
+    own = bundle.learned.own
+    own = replace(own, reference=replace(own.reference, choice=None))
+    write_whole(folder / ARRAYS_FILE, residuals_to_bytes(own))
     text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
     write_whole(folder / CALIBRATION_FILE, text.encode())
     return folder / CALIBRATION_FILE
@@ -175,6 +235,7 @@ def _apply_calibration(calibration: _Calibration, gpu: Gpu) -> Bundle:
     merged = _merge_entries(base_entries, calibration.plain)
     bundle = plain_to_bundle(merged, CALIBRATION_FILE)
     own = residuals_from_bytes(calibration.arrays, base.reference)
+    own = replace(own, reference=base.reference)
     learned = LayeredFactors(own.reference, own.time, own.energy, own=own, carried=base.learned)
     return replace(bundle, learned=learned, reference=base.reference)
 

@@ -120,6 +120,7 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     styles: dict[str, StyleRule]
     architectures: dict[str, ArchitectureRule]
     same_processor: dict[str, str]
+    energies_from: dict[str, list[str]]
     same_programs: list[str]
     streaming: str
     l2_loads: dict[str, float]  # by compute capability

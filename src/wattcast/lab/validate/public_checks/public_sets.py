@@ -32,6 +32,8 @@ from wattcast.lab.validate.public_checks.published_checks import (
 )
 from wattcast.lab.validate.public_checks.published_commands import ask_amd_rows
 from wattcast.lab.validate.public_checks.reference_list import unjudged_rows
+from wattcast.lab.validate.public_checks.served_watts import WHERE as SERVED_WATTS
+from wattcast.lab.validate.public_checks.served_watts import served_rows
 from wattcast.lab.validate.public_checks.training_checks import ask_training_rows, training_rows
 from wattcast.lab.validate.public_checks.wide_format_checks import (
     ask_fp32_rows,
@@ -53,6 +55,7 @@ LONG_SETS = {
         calibrated_table_rows,
     ),
     "newer-tables": (NEWER_TABLES, "latency", newer_table_rows),
+    "served-watts": (SERVED_WATTS, "power", served_rows),
     "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),
 }
 

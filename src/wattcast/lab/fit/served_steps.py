@@ -1,0 +1,69 @@
+"""Ask ``predict`` for the steady state of a served model.
+
+The benchmark keeps every engine full, so a row is a step that repeats: a token of each sequence in
+the batch, and the prompts of the requests that come in for those that end. Both are asked of
+``predict``: the step at the batch that really ran and at the context of a sequence met at a random
+moment, and prompts of the fixed length (``served_rows.py``). The engines were of 2025, when vLLM
+prepared a step after the one before (``scheduling="sync"``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wattcast.lab.fit.served_rows import GPU, PROMPT_TOKENS, ServedRow
+from wattcast.predictor.api import predict
+from wattcast.predictor.bundle import Bundle
+from wattcast.predictor.prediction import Prediction
+
+_PROMPTS = 8  # in a step, by whose time and energy that of one is taken
+
+
+@dataclass(frozen=True)
+class ServedFigures:
+    """What an engine does in its steady state, and the ends of 90 % intervals as factors."""
+
+    power_w: float  # of one GPU
+    between_tokens_s: float  # median
+    joules_per_token: float  # of all GPUs
+    ends: dict[str, tuple[float, float]]
+
+
+def ask_row(row: ServedRow, bundle: Bundle | None = None) -> ServedFigures:
+    """Ask ``predict`` for the steady state of a row."""
+    model, weights = row.model
+    context = round(PROMPT_TOKENS[row.task] + row.mean_context_tokens)
+    options: dict[str, Any] = {"tp": row.gpus, "ep": row.expert_gpus, "force": True, **weights}
+    options |= {"bundle": bundle}
+    step = predict(
+        model, GPU, phase="decode", batch=row.batch, seq=context, scheduling="sync", **options
+    )
+    prompts = predict(
+        model, GPU, phase="prefill", batch=_PROMPTS, seq=PROMPT_TOKENS[row.task], **options
+    )
+    prompt_s = float(prompts.latency_s) / _PROMPTS
+    prompt_j = float(prompts.energy_j) / _PROMPTS
+    begun = row.batch / row.mean_tokens  # prompts in a step
+    step_s = float(step.latency_s) + begun * prompt_s
+    step_j = float(step.energy_j) + begun * prompt_j
+    # of a Poisson count: how many prompts the median step holds
+    usual_prompts = max(math.floor(begun + 1.0 / 3.0 - 0.02 / begun), 0)
+    return ServedFigures(
+        power_w=step_j / step_s,
+        between_tokens_s=float(step.latency_s) + usual_prompts * prompt_s,
+        joules_per_token=step_j * row.gpus / row.batch,
+        ends={
+            "power_w": _relative_ends(step, "power_w"),
+            "joules_per_token": _relative_ends(step, "energy_j"),
+            "between_tokens_s": _relative_ends(step, "latency_s"),
+        },
+    )
+
+
+def _relative_ends(prediction: Prediction, name: str) -> tuple[float, float]:
+    low, high = np.ravel(getattr(prediction.interval, name)) / float(getattr(prediction, name))
+    return float(low), float(high)
