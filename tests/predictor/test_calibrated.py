@@ -7,12 +7,19 @@ from importlib.resources import files
 
 import pytest
 
+import wattcast
+from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.learned_factors import CarriedFactors, LayeredFactors
 
-SHIPPED = ("a100-sxm-80gb", "b200", "l40s")
+SHIPPED = (
+    *("a100-sxm-80gb", "l40s", "h100-sxm", "rtx-pro-6000"),
+    *("b200", "gb200", "b300", "gb300"),
+)
+WITH_WATTS = ("b200", "gb200", "b300", "gb300")  # of their own, or of the B200
+ENGINES = ("h100-sxm", "h200", "b200")  # cards with calibrations on other engines' kernels
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -22,22 +29,23 @@ def test_a_shipped_calibration_changes_times_and_leaves_the_rest_to_the_forecast
     assert bundle.status == "calibrated"
     assert "held out" in bundle.provenance.note
     kept, theirs = bundle.power.to_plain(), forecast.power.to_plain()
-    assert {k: v for k, v in kept.items() if k != "energy_j"} == {
-        k: v for k, v in theirs.items() if k != "energy_j"
-    }
+    moved = {"energy_j", "idle"} if name in WITH_WATTS else set()
+    assert {k for k in kept if kept[k] != theirs[k]} == moved
     assert bundle.corrections["softmax"] == forecast.corrections["softmax"]
-    assert bundle.corrections["gemm.engine.experts.half"] != forecast.corrections.get(
-        "gemm.engine.experts.half"
-    )
+    decode = "attention.engine.paged.decode"
+    assert bundle.corrections[decode] != forecast.corrections.get(decode)
     assert isinstance(bundle.learned, LayeredFactors)
     assert bundle.learned.carried is forecast.learned
     assert bundle_for(gpu) is bundle  # kept with what it learned of workloads
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    "name", [*SHIPPED, *(f"{card}.{engine}" for card in ENGINES for engine in ("trtllm", "sglang"))]
+)
 def test_a_shipped_calibration_is_small_and_holds_no_table(name: str) -> None:
     folder = files("wattcast.predictor.bundle").joinpath(name)
-    assert {path.name for path in folder.iterdir()} == {"calibration.yaml", "arrays.npz"}
+    told = {"errors.csv", "rows.sha256"}  # what it was made from, and how far it is off
+    assert {path.name for path in folder.iterdir()} - told == {"calibration.yaml", "arrays.npz"}
     assert len(folder.joinpath("calibration.yaml").read_bytes()) < 20_000
     assert len(folder.joinpath("arrays.npz").read_bytes()) < 600_000
 
@@ -70,3 +78,37 @@ def test_a_card_of_the_same_processor_may_lack_a_number_format() -> None:
         bundle_for(without).corrections["gemm.tensor"]
         == bundle_for(load_gpu("l40s")).corrections["gemm.tensor"]
     )
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "sglang"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_another_engine_has_kernels_of_its_own_and_the_energies_of_the_card(
+    name: str, engine: str
+) -> None:
+    card = load_gpu(name)
+    usual, other = bundle_for(card), bundle_for(replace(card, engine=engine))
+    decode = "attention.engine.paged.decode"
+    assert other.corrections[decode] != usual.corrections[decode]
+    theirs = usual.power.as_module_power()
+    for event, joules in other.power.as_module_power().energy_j.items():
+        assert joules == pytest.approx(theirs.energy_j.get(event, joules), rel=1e-6)
+    assert any(note.startswith(f"engine {engine}: ") for note in other.assumptions)
+    same = bundle_for(replace(card, engine="vllm"))
+    assert same.corrections == usual.corrections
+
+
+def test_an_engine_without_tables_of_a_card_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"kernels of trtllm .*b200, h100-sxm, h200, got 'l40s'"):
+        wattcast.predict("gpt2", "l40s", engine="trtllm")
+    with pytest.raises(WattcastError, match="tgi"):
+        wattcast.predict("gpt2", "h100-sxm", engine="tgi")
+
+
+def test_cards_of_one_processor_share_energies_and_how_far_these_are_off() -> None:
+    b200, gb200, b300 = (bundle_for(load_gpu(name)) for name in ("b200", "gb200", "b300"))
+    for event, joules in b200.power.as_module_power().energy_j.items():
+        assert gb200.power.as_module_power().energy_j[event] == pytest.approx(joules, rel=0.1)
+        assert b300.power.as_module_power().energy_j[event] == pytest.approx(joules, rel=1e-6)
+    assert gb200.residuals["gemm"].power == b200.residuals["gemm"].power
+    low, high = b200.residuals["gemm"].power
+    assert low < 0.85 < 1.1 < high
