@@ -147,13 +147,19 @@ def _show_results(
 @command("lab tune")
 def tune(
     profile: Annotated[
-        Path,
-        Option("Nsight Compute's CSV (ncu --csv, or --page raw) or .ncu-rep.", positional=True),
-    ],
+        Path | None,
+        Option(
+            "Nsight Compute's CSV (ncu --csv --page raw) or .ncu-rep, also of --set full.",
+            positional=True,
+        ),
+    ] = None,
     gpu: Annotated[str, Option("The device; its microbenchmark results are used.")] = "h200",
     results: Annotated[
         Path | None, Option("Folder or file of `lab microbench`, instead of what ships.")
     ] = None,
+    collect: Annotated[
+        bool, Option("Print the ncu command that collects everything this can use, and end.")
+    ] = False,
 ) -> CommandOutput:
     """Rank what to change in profiled kernels by joules: memory access, divergence, fp64, waiting,
     atomics, passes.
@@ -161,18 +167,25 @@ def tune(
     Example: wattcast lab tune profile.csv --gpu h200
     """
     from wattcast.lab.microbench import microbench_report as report
-    from wattcast.lab.microbench import microbench_results, tuning
+    from wattcast.lab.microbench import microbench_results, profile_sets, tuning
     from wattcast.predictor.api import find_gpu
 
+    if collect:
+        command_line = tuning.collect_command()
+        return CommandOutput({"command": command_line}, command_line)
+    if profile is None:
+        do = "Collect one with the command that --collect prints."
+        raise bad_value("PROFILE", "an export of Nsight Compute", "none", do)
+    chip = find_gpu(gpu)
     shipped = microbench_results.read_shipped_results
-    measured = (
-        shipped(find_gpu(gpu)) if results is None else microbench_results.read_results(results)
-    )
-    found = tuning.tune_export(profile, measured)
+    measured = shipped(chip) if results is None else microbench_results.read_results(results)
+    found = tuning.tune_export(profile, measured, profile_sets.PipeRates.of(chip))
     notes = [
         f"not judged: {name}, for want of {', '.join(metrics)}"
         for name, metrics in found.missing.items()
     ]
+    if notes:
+        notes.append("wattcast lab tune --collect prints the ncu command that collects them")
     table = report.make_advice_table(found)
     return CommandOutput(
         partial(report.tuning_to_plain, found), lambda console: console.print(table), notes=notes

@@ -15,7 +15,7 @@ both sides."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -23,8 +23,10 @@ import numpy as np
 
 from wattcast.core import BadInput, bad_value
 from wattcast.lab.counter_models.profiler_counters import read_ncu_metrics
-from wattcast.lab.microbench import unit_work
+from wattcast.lab.microbench import launch_judges, unit_work
+from wattcast.lab.microbench.code_changes import CodeChange
 from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds
+from wattcast.lab.microbench.profile_sets import PipeRates, complete_metrics
 from wattcast.lab.microbench.unit_work import KernelProfile, UnitWork, combine_units_s, curve_ratio
 
 EXPONENTS = (2.0, 4.0)  # of an interval
@@ -46,6 +48,12 @@ IN_FLIGHT_BYTE = (
     12e3  # of an SM that fill DRAM: 340 ns of latency (kernels of 4 warps) at 35 bytes a nanosecond
 )
 SINGLE_SHARE = 0.25  # of the fp64 instructions of a function, which are left of it in fp32
+# reasons for which a warp waits, as Nsight Compute names them
+STALLS = (
+    *("barrier", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard"),
+    *("math_pipe_throttle", "membar", "mio_throttle", "no_instruction", "not_selected"),
+    *("selected", "short_scoreboard", "sleeping", "tex_throttle", "wait"),
+)
 MOVED = {
     "dram": ("dram_read", "dram_written"),
     "l2": ("l2_read", "l2_written"),
@@ -53,29 +61,10 @@ MOVED = {
 LOCAL = ("local_loaded_sectors", "local_stored_sectors")
 CACHE_COUNTERS = ("l2_read", "l2_written", "hit_sectors", "loaded_sectors")
 ACCESSES = unit_work.ACCESSES
+SAME_BYTES = (
+    0.03  # difference of bytes through the L2, as a share, that passes over the same data have
+)
 INDEPENDENT = 4.0  # instructions that a thread can have under way at once
-
-
-@dataclass(frozen=True)
-class CodeChange:
-    """What removing a bottleneck does: factors of units' time and energy, work added, and a factor
-    of waiting.
-    """
-
-    bottleneck: str
-    seen: str
-    factor: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    added: Mapping[str, UnitWork] = field(default_factory=dict)
-    wait: float = 1.0
-    unsure: bool = False  # nothing may be gained, as far as the profile tells
-
-    def apply(self, work: Mapping[str, UnitWork]) -> dict[str, UnitWork]:
-        """Return the work of all units after the change."""
-        after = {unit: w.scaled(*self.factor.get(unit, (1.0, 1.0))) for unit, w in work.items()}
-        for unit, more in self.added.items():
-            there = after.get(unit, UnitWork(0.0, 0.0))
-            after[unit] = UnitWork(there.seconds + more.seconds, there.joules + more.joules)
-        return after
 
 
 @dataclass(frozen=True)
@@ -289,6 +278,8 @@ def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
         count <= 4.0 * p.counters["pipe_fp64"] or "special" not in p.work
     ):  # those of fp64 go with it
         return None
+    if launch_judges.count_divisions(p) > 0.0:  # those of integer divisions go with them
+        return None
     special = p.counters.converted
     factor = {"special": (1.0 - special / p.counters["pipe_xu"],) * 2} if special > 0.0 else {}
     whole = p.counters["pipe_alu"]
@@ -441,6 +432,7 @@ JUDGES: dict[
     ),
     "spills": ((*LOCAL, "wavefronts", "instructions"), _judge_spills),
     "atomics": (("reduced_sectors",), _judge_atomics),
+    **launch_judges.LAUNCH_JUDGES,
 }
 
 
@@ -477,7 +469,8 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
         name, time_s, work, unit_work.KernelCounters(), profiles[0].idle_power_w
     )
     seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
-    return advise_change(together, [CodeChange("fusion", seen, factor)])
+    seen += ", if each reads what the one before read or wrote"
+    return advise_change(together, [CodeChange("fusion", seen, factor, unsure=True)])
 
 
 def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
@@ -487,29 +480,35 @@ def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
     A pass may also take a second operand as large as the result before it, as the sum with another
     stream does."""
     runs: list[list[KernelProfile]] = []
-    for p in profiles:
-        last = runs[-1][-1] if runs else None
-        moved = (
-            [last.counters[name] for name in ("dram_read", "dram_written")]
-            if last is not None
-            else []
-        )
-        moved += [2.0 * byte for byte in moved[1:]]
-        read = p.counters["dram_read"]
-        fits = (
-            last is not None
-            and last.name != p.name
-            and any(0.7 * byte < read < 1.4 * byte for byte in moved)
-        )
-        if (
-            fits
-            and last is not None
-            and all(p.counters[n] == last.counters.get(n, -1.0) for n in ("grid", "block"))
-        ):
-            runs[-1].append(p)
+    for profile in profiles:
+        if runs and _reads_what_moved(profile, runs[-1][-1]):
+            runs[-1].append(profile)
         else:
-            runs.append([p])
+            runs.append([profile])
     return [run for run in runs if len(run) > 1]
+
+
+def _reads_what_moved(profile: KernelProfile, last: KernelProfile) -> bool:
+    """Tell whether a kernel reads as much as the one before read, wrote, or twice wrote.
+
+    DRAM's bytes are near, since the L2 holds some of them; bytes through the L2 are the same."""
+    now = profile.counters
+    before = last.counters
+    is_same_shape = all(now[side] == before.get(side, -1.0) for side in ("grid", "block"))
+    if last.name == profile.name or not is_same_shape:
+        return False
+    moved = _handed_bytes(before, *MOVED["dram"])
+    if not any(0.7 * byte < now["dram_read"] < 1.4 * byte for byte in moved):
+        return False
+    if not (now.has(*MOVED["l2"]) and before.has(*MOVED["l2"])):
+        return True
+    moved = _handed_bytes(before, *MOVED["l2"])
+    return any(abs(now["l2_read"] - byte) <= SAME_BYTES * byte for byte in moved)
+
+
+def _handed_bytes(counters: unit_work.KernelCounters, reads: str, writes: str) -> list[float]:
+    """Return the bytes that a next pass may read: the input again, the result, or two results."""
+    return [counters[reads], counters[writes], 2.0 * counters[writes]]
 
 
 @dataclass(frozen=True)
@@ -522,25 +521,23 @@ class TuningReport:
     missing: Mapping[str, tuple[str, ...]]  # bottleneck -> metrics the profile lacks
 
 
-def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
-    """Read an Nsight Compute export and judge every kernel on the device of ``results``."""
-    (launches, metrics), called, time = read_ncu_metrics(path), unit_work.METRICS, unit_work.TIME
+def tune_export(
+    path: Path, results: Sequence[MicroRow], pipes: PipeRates | None = None
+) -> TuningReport:
+    """Read an Nsight Compute export and judge every kernel on the device of ``results``.
+
+    ``pipes`` are the device's, for exports of ``ncu --set full``, which give shares of peaks."""
+    launches, exported = read_ncu_metrics(path)
+    metrics = complete_metrics(exported, launches, pipes)
+    called = unit_work.METRICS
+    time = unit_work.TIME
+    do = f"Collect with `{collect_command()}`, or with ncu --set full --csv --page raw."
     if time not in metrics:
-        raise bad_value(
-            path.name,
-            f"the metric {time}",
-            "an export without it",
-            "Collect it with ncu --metrics.",
-        )
+        raise bad_value(path.name, f"the metric {time}", "an export without it", do)
     idle_w = unit_work.find_idle_power_w(results)
-    if not unit_work.list_usable_units(
-        results, {name for name, metric in called.items() if metric in metrics}
-    ):
-        counters = dict.fromkeys(name for _, names, _ in unit_work.UNITS.values() for name in names)
-        wanted = ", ".join(called[name] for name in counters)
-        raise BadInput(
-            f"{path.name}: no unit's work can be counted. Collect with ncu --metrics {time},{wanted}"
-        )
+    counted = {name for name, metric in called.items() if metric in metrics}
+    if not unit_work.list_usable_units(results, counted):
+        raise BadInput(f"{path.name}: no unit's work can be counted. {do}")
     profiles = []
     for i, launch in enumerate(launches):
         values = {
@@ -553,6 +550,17 @@ def tune_export(path: Path, results: Sequence[MicroRow]) -> TuningReport:
     }
     missing = {name: lacked for name, lacked in lacks.items() if lacked}
     return TuningReport(tuple(profiles), *rank_advice(profiles, results), missing)
+
+
+def collect_command() -> str:
+    """Return the ``ncu`` command that collects every metric which ``lab tune`` can use."""
+    named = [metric for metric in unit_work.METRICS.values() if not metric.startswith("launch__")]
+    stalls = [f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS]
+    metrics = ",".join([*named, *launch_judges.LAUNCH_METRICS, *stalls])
+    return (
+        "ncu --clock-control none --cache-control none --csv --page raw --print-units base "
+        f"--log-file profile.csv --metrics {metrics} PROGRAM"
+    )
 
 
 def rank_advice(

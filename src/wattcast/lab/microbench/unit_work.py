@@ -61,6 +61,8 @@ PIPES = tuple(f"pipe_{name}" for name in "alu fma fp64 xu lsu adu cbu uniform".s
 ACCESSES = {size: f"accesses_{size}" for size in (1, 2, 4, 8, 16)}  # by bytes of a thread
 TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a table
 SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
+OTHER_CLOCK = 0.1  # relative difference of clocks from which on a profile ran at another one
+OCCUPANCY_LIMIT = "launch__occupancy_limit_"  # blocks that fit on an SM, by what limits them
 FAR_STALLS = ("long_scoreboard", "lg_throttle")
 NO_STALLS = ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
@@ -97,6 +99,12 @@ class KernelCounters(dict[str, float]):
         counters = cls(
             {name: metrics[metric] for name, metric in METRICS.items() if metric in metrics}
         )
+        limits = [metrics[name] for name in metrics if name.startswith(OCCUPANCY_LIMIT)]
+        if limits:
+            counters["resident_blocks"] = min(limits)
+        elapsed = metrics.get("sm__cycles_elapsed.max", 0.0)
+        if elapsed > 0.0 and "sm_cycles" in counters:
+            counters["sm_count"] = float(round(counters["sm_cycles"] / elapsed))
         for metric in metrics:
             if "issue_stalled_" in metric:
                 counters[metric[metric.index("stalled_") :].split("_per_issue")[0]] = metrics[
@@ -320,6 +328,7 @@ def make_profile(
             share = min(active / 32.0 / ratio[1], 1.0) if ratio else 1.0
         elif unit == "l2" and m.has("dram_read", "dram_written") and amount > 0.0:
             share = max(1.0 - (m["dram_read"] + m["dram_written"]) / amount, 0.0)
+        slower *= 1.0 if unit == "dram" else clock_ratio(m, result)
         seconds = per_count * amount * slower * (result.operation_s or 0.0)
         work[unit] = UnitWork(
             seconds, per_count * amount * share * (result.operation_above_idle_j or 0.0)
@@ -332,6 +341,20 @@ def make_profile(
         fitted_s = (time_s**EXPONENT - rest_s**EXPONENT) ** (1.0 / EXPONENT)
         work[busiest] = UnitWork(fitted_s, work[busiest].joules)
     return KernelProfile(name, time_s, work, m, idle_w)
+
+
+def clock_ratio(counters: KernelCounters, result: MicroRow) -> float:
+    """Return the clock of a microbenchmark over that of a profile, 1 where they are near.
+
+    Nsight Compute locks the clock to its base unless ``--clock-control none`` is given, at which
+    units on the core clock need longer."""
+    sms = counters["sm_count"]
+    time_s = counters["time"]
+    bench_hz = result.effective_clock_hz or result.sm_clock_hz
+    if not (sms > 0.0 and time_s > 0.0 and bench_hz and counters["sm_cycles"] > 0.0):
+        return 1.0
+    ratio = bench_hz * time_s * sms / counters["sm_cycles"]
+    return ratio if abs(ratio - 1.0) > OTHER_CLOCK else 1.0
 
 
 def turn_around_ratio(counters: KernelCounters, by_name: Mapping[str, MicroRow]) -> float:

@@ -1,0 +1,166 @@
+"""Judge bottlenecks of a kernel's launch and code: barriers, few blocks, tails, divisions, tensor
+cores, fetches of instructions.
+
+Each judge returns the change that removes its bottleneck, or None where there is none. What a
+change really brings depends on code that a profile does not show, so that all of these are unsure:
+their intervals reach to no change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from wattcast.lab.microbench.code_changes import CodeChange
+from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds
+from wattcast.lab.microbench.unit_work import NO_STALLS, KernelProfile, UnitWork
+
+LAUNCH_METRICS = (
+    "launch__occupancy_limit_blocks",
+    "launch__occupancy_limit_registers",
+    "launch__occupancy_limit_shared_mem",
+    "launch__occupancy_limit_warps",
+)
+MUCH_WAITING = 0.3  # share of waiting from which on its reason is a bottleneck
+LITTLE_TAIL = 0.9  # share of the last wave's multiprocessors at work from which on it costs little
+MOST_WAVES = 4.0  # beyond which a tail is short
+# A 32-bit integer division is software: to float and back, a reciprocal, five products and six
+# other instructions; a multiplication and a shift do instead where the divisor is known.
+CONVERSIONS_OF_DIVISION = 2.0
+SPECIAL_OF_DIVISION = 3.0
+WHOLE_OF_DIVISION = 6.0
+PRODUCTS_OF_DIVISION = 5.0
+LEFT_OF_DIVISION = 1.0 / 6.0
+DIVISION_SHARES = (0.55, 0.8)  # of the special unit's instructions that convert
+PRODUCT_SHARE = 0.4  # of a matrix product's instructions that are multiply-adds
+TENSOR_L1_SHARE = 0.25  # of its passes that are left where fragments serve tensor cores
+
+Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
+
+
+def waiting_share(profile: KernelProfile, reason: str) -> float:
+    """Return the share of all waiting of warps that has one reason, zero where it was not counted."""
+    waits = {
+        name.removeprefix("stalled_"): each
+        for name, each in profile.counters.items()
+        if name.startswith("stalled_") and name.removeprefix("stalled_") not in NO_STALLS
+    }
+    total = sum(waits.values())
+    return waits.get(reason, 0.0) / total if total > 0.0 else 0.0
+
+
+def judge_barriers(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Warps that wait at a barrier wait for the slowest of their block."""
+    share = waiting_share(p, "barrier")
+    if share < MUCH_WAITING:
+        return None
+    seen = f"{share:.0%} of the waiting is at barriers: warps of a block take different times"
+    return CodeChange("barriers", seen, wait=1.0 - share, unsure=True)
+
+
+def judge_instruction_fetch(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Code that is longer than the instruction cache is fetched again and again."""
+    share = waiting_share(p, "no_instruction")
+    active = p.counters.active or 32.0
+    if share < MUCH_WAITING or active < 31.0:  # branches of diverged warps fetch as well
+        return None
+    seen = f"{share:.0%} of the waiting is for instructions: the code is longer than its cache"
+    return CodeChange("instruction cache", seen, wait=1.0 - share, unsure=True)
+
+
+def judge_small_grid(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Fewer blocks than multiprocessors leave some of them without work."""
+    m = p.counters
+    sms = m["sm_count"]
+    if not (sms > 0.0 and 0.0 < m["grid"] < sms):
+        return None
+    seen = f"{m['grid']:.0f} blocks for {sms:.0f} multiprocessors"
+    return CodeChange("small grid", seen, wait=m["grid"] / sms, unsure=True)
+
+
+def judge_tail(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """The last wave of blocks leaves multiprocessors idle."""
+    m = p.counters
+    places = m["sm_count"] * m["resident_blocks"]
+    waves = m["grid"] / places if places > 0.0 else 0.0
+    if not 1.0 < waves < MOST_WAVES:
+        return None
+    share = waves / math.ceil(waves)
+    if share >= LITTLE_TAIL:
+        return None
+    seen = f"{waves:.2f} waves of blocks: the last fills {waves % 1.0:.0%} of the places"
+    return CodeChange("tail wave", seen, wait=share, unsure=True)
+
+
+def count_divisions(p: KernelProfile) -> float:
+    """Return the integer divisions, in instructions of warps, that a kernel seems to do."""
+    m = p.counters
+    special = m["pipe_xu"]
+    converted = m["conversions_of_threads"] / 32.0
+    if special <= 0.0 or m["pipe_fp64"] > 0.01 * special:
+        return 0.0
+    is_division = DIVISION_SHARES[0] <= converted / special <= DIVISION_SHARES[1]
+    whole = m["pipe_alu"]
+    products = m["pipe_fmaheavy"]
+    divisions = converted / CONVERSIONS_OF_DIVISION
+    has_others = (
+        whole >= 0.8 * WHOLE_OF_DIVISION * divisions
+        and products >= 0.5 * PRODUCTS_OF_DIVISION * divisions
+    )
+    return divisions if is_division and has_others else 0.0
+
+
+def judge_division(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Divisions by a known divisor are a multiplication and a shift."""
+    m = p.counters
+    divisions = count_divisions(p)
+    if divisions <= 0.0:
+        return None
+    gone = (1.0 - LEFT_OF_DIVISION) * divisions
+    factor = {"special": (max(1.0 - SPECIAL_OF_DIVISION * divisions / m["pipe_xu"], 0.0),) * 2}
+    factor["int"] = (max(1.0 - WHOLE_OF_DIVISION * gone / m["pipe_alu"], 0.0),) * 2
+    left = max(1.0 - PRODUCTS_OF_DIVISION * gone / max(m["pipe_fmaheavy"], 1.0), 0.0)
+    factor["products"] = (left, left)
+    fewer = SPECIAL_OF_DIVISION + WHOLE_OF_DIVISION + PRODUCTS_OF_DIVISION
+    if m["instructions"] > 0.0:
+        factor["issue"] = (max(1.0 - fewer * gone / m["instructions"], 0.0), 1.0)
+    seen = f"{32.0 * divisions:.3g} integer divisions of threads, each of about {fewer:.0f} instructions"
+    return CodeChange("integer division", seen, factor, unsure=True)
+
+
+def judge_tensor_cores(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Multiply-adds of a matrix product that the tensor cores could do in tf32."""
+    m = p.counters
+    single = p.work.get("fp32")
+    by_name = keep_first_rounds(results)
+    vector = by_name.get("fp32_fma")
+    tensor = by_name.get("wgmma_tf32") or by_name.get("mma_tf32")
+    if single is None or vector is None or tensor is None or m["tensor_cycles"] > 0.0:
+        return None
+    if p.busiest != "fp32":
+        return None
+    is_product = m["pipe_fma"] >= PRODUCT_SHARE * m["instructions"] > 0.0
+    has_tiles = m["shared_passes"] > 0.1 * m["pipe_fma"]
+    if not (is_product and has_tiles and vector.operation_s and tensor.operation_s):
+        return None
+    time = tensor.operation_s / vector.operation_s
+    joules = (tensor.operation_above_idle_j or 0.0) / (vector.operation_above_idle_j or 1.0)
+    factor = {
+        "fp32": (0.0, 0.0),
+        "issue": (1.0 - m["pipe_fma"] / m["instructions"], 1.0),
+        "l1": (TENSOR_L1_SHARE, TENSOR_L1_SHARE),
+    }
+    added = {"tensor": UnitWork(single.seconds * time, single.joules * joules)}
+    share = single.seconds / p.time_s
+    seen = f"fp32 multiply-adds on tiles take {share:.0%} of the time, tensor cores are idle"
+    return CodeChange("tensor cores", seen, factor, added, unsure=True)
+
+
+# bottleneck: metrics that judging it needs, and how
+LAUNCH_JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {
+    "barriers": ((), judge_barriers),
+    "instruction cache": ((), judge_instruction_fetch),
+    "small grid": (("grid", "sm_cycles"), judge_small_grid),
+    "tail wave": (("grid", "sm_cycles"), judge_tail),
+    "integer division": (("conversions_of_threads", "pipe_xu", "pipe_alu"), judge_division),
+    "tensor cores": (("pipe_fma", "instructions", "shared_passes"), judge_tensor_cores),
+}
