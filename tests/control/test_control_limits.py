@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from wattcast.control.plants import Knob, KnobRole, Lattice, Observation, build_card_lattice
-from wattcast.control.run_memory import PowerCapCheck, RunMemory
+from wattcast.control.plants import Knob, KnobRole, Lattice, build_card_lattice
 from wattcast.control.savings import SavingsInterval
 from wattcast.control.search_problem import ControllerTuning, Objective, SearchProblem
 from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity
@@ -80,27 +77,3 @@ def test_the_coarse_step_of_a_clock_alone_goes_down_by_bin() -> None:
         (level,) = ControllerTuning().coarse_target(FINE, compute, SensitivityBin.LOW)
         shares.append(FINE.knobs[0].levels[level] / FINE.knobs[0].levels[-1])
     assert shares == pytest.approx([0.855, 0.955, 1.0], abs=0.006)
-
-
-def remember_runs(powers_w: dict[int, float]) -> RunMemory:
-    memory = RunMemory()
-    for level, power_w in powers_w.items():
-        observation = Observation("kernel", (level,), 1.0, power_w)
-        memory = memory.record(observation, log_levels=COARSE.log_levels)
-    return memory
-
-
-@pytest.mark.parametrize(("cap_w", "is_permitted"), [(131.0, False), (134.0, True)])
-def test_power_may_rise_by_a_tenth_more_steeply_than_it_did(
-    cap_w: float, is_permitted: bool
-) -> None:
-    """From 110 W at 1.1 GHz, 1.3 GHz takes 130 W as power rose until now and 132.6 W at worst."""
-    memory = remember_runs({0: 100.0, 1: 110.0})
-    assert PowerCapCheck(COARSE, memory, math.log(cap_w)).permits((3,)) is is_permitted
-
-
-@pytest.mark.parametrize(("cap_w", "is_permitted"), [(100.5, False), (103.0, True)])
-def test_power_is_credited_with_nine_tenths_of_its_fall(cap_w: float, is_permitted: bool) -> None:
-    """From 120 W at 1.2 GHz, 1.0 GHz takes 100 W as power fell until now and 101.8 W at worst."""
-    memory = remember_runs({3: 130.0, 2: 120.0})
-    assert PowerCapCheck(COARSE, memory, math.log(cap_w)).permits((0,)) is is_permitted

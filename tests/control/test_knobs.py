@@ -72,12 +72,8 @@ def test_the_scores_of_a_decision_and_of_a_table_agree(
     found, objective = lattice(), Objective(goal, slowdown, None, cap_w)
     tuning = ControllerTuning(bound_sigmas=0.0)
     problem = SearchProblem(found, found.top, found.top, objective, tuning, (True, True))
-    memory = RunMemory().record(
-        Observation("k", found.top, reference_s, 100.0), None, problem.slope_levels
-    )
-    memory = memory.record(
-        Observation("k", found.bottom, time_s, power_w), None, problem.slope_levels
-    )
+    memory = RunMemory().record(Observation("k", found.top, reference_s, 100.0))
+    memory = memory.record(Observation("k", found.bottom, time_s, power_w))
     one = SearchView(problem, memory, None).score[found.bottom]
     many = objective.log_scores(np.array([time_s]), np.array([power_w]), np.array([reference_s]))
     assert one == pytest.approx(float(many[0]), rel=1e-6, abs=1e-6)

@@ -131,6 +131,7 @@ def build_predicted_plant(
         power_w=tabulate("power_w"),
         applications=orders,
         idle_w=None if idle is None else float(np.min(idle.value_at(lowest_hz))),
+        limit_w=float(np.max(gpu.power.limit_w)),
         clock_hz=tabulate("clock_hz"),
         source=f"predicted by Wattcast ({predictions[0][0].status} coefficients)",
     )

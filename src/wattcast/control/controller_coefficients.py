@@ -41,14 +41,7 @@ class ControllerCoefficients:
     # a knob that moves neither time nor power by more than this share of itself is not in force
     idle_knob: float
     least_elasticity: float  # of power over a knob that goes up, before it was measured
-    most_traded: int  # levels one knob may go down for one level of another
     surprise_sigmas: float  # standard deviations of log time beyond which a run is no scatter
-    steeper_rise: float  # the next rise of power may be this much steeper than the steepest seen
-    least_exponent: float  # of power over a knob that goes up
-    fall_credit: float  # share of the flattest fall seen that a knob going down is credited with
-    overshoot: float  # going down, aim this much below the cap, in logs
-    looseness: float  # less the sensitivity to a knob: how far it goes down beside the others
-    unknown_sensitivity: float  # of a kernel to a knob, while nothing is known
     clock_tolerance: float  # of a clock that a card reports
 
 

@@ -87,6 +87,7 @@ class SimulatedHd7970:
             memory_w=memory_w,
             board_w=self.card["board_w"],
             idle_w=self.card["idle_w"],
+            limit_w=self.card["limit_w"],
             source="simulated from paper 004 (data/hd7970.yaml, data/hd7970_kernels.yaml)",
         )
 
@@ -248,6 +249,7 @@ def _make_columns(gpu_name: str, lattice: Lattice) -> dict[str, Array]:
 def _read_card(file: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of the card's memory, its overlap and its power."""
     card = {name: float(number["value"]) for name, number in file["memory"].items()}
+    card["limit_w"] = float(np.max(hardware.load_gpu(file["gpu"]).power.limit_w))
     for name in ("base", "per_occupancy"):
         card[f"overlap_{name}"] = float(file["overlap"][name])
     for name, number in file["power"].items():
@@ -340,6 +342,9 @@ def perturb_simulation(plant: SimulatedHd7970, seed: int) -> PlantTables:
     rng = np.random.default_rng(seed)
     card = {}
     for name, number in plant.card.items():
+        if name == "limit_w":  # is told by the maker
+            card[name] = number
+            continue
         spread = POWER_SPREAD if name.endswith("_w") else PATH_SPREAD
         card[name] = number * float(np.exp(spread * rng.standard_normal()))
     card["efficiency"] = min(card["efficiency"], 0.95)

@@ -73,7 +73,15 @@ class _LiveSearch:
     def _begin(self) -> None:
         """Begin anew, at first and when the plant has lost knobs that were refused."""
         self._lattice = self._plant.lattice
-        self._controller = Harmonia(self._lattice, self._plant.default, self._objective)
+        limits_w = None
+        with self._plant.ending_control():
+            limits_w = self._plant.card.limits_w()
+        self._controller = Harmonia(
+            self._lattice,
+            self._plant.default,
+            self._objective,
+            limit_w=None if limits_w is None else limits_w[0],
+        )
         self._state = self._controller.start()
         self._pairs = ReferencePairs(self._seed)
         self._searched = 0  # periods of search so far
@@ -101,6 +109,8 @@ class _LiveSearch:
         """Return the next settings of the search, or of the pairs that measure a saving."""
         controller = self._controller
         settings = controller.settings(self._state, PROGRAM_KERNEL)
+        if self._objective.cap_w is not None:
+            return settings  # pairs would run the earlier settings, which may break the cap
         if controller.is_settled(self._state, PROGRAM_KERNEL):
             self._judged = settings
         elif self._judged is None and self._searched >= LIVE.search_periods:

@@ -334,6 +334,7 @@ class PlantTables:
     memory_w: Array | None = None  # (phase, setting) part of power_w drawn by memory
     board_w: float | None = None  # constant part of power_w
     idle_w: float | None = None
+    limit_w: float | None = None  # what the board draws at most, by its maker
     # (phase, setting) core clock the governor allows; None: not known.
     clock_hz: Array | None = None
     source: str = ""

@@ -40,7 +40,6 @@ from wattcast.control.search_problem import (
 from wattcast.control.sensitivity_model import SensitivityBin, SensitivityModel, bin_sensitivity
 from wattcast.control.setting_search import (
     STEP,
-    TRADING,
     SearchMove,
     choose_next_move,
     choose_sensing_step,
@@ -48,6 +47,9 @@ from wattcast.control.setting_search import (
 from wattcast.core.arrays import Array
 
 NO_RUNS = RunMemory()
+# An application that runs no phase as often as this ends while the controller still searches. What
+# it converges to is then read off repeats of the application.
+FEWEST_RUNS = 20
 Bins = tuple[SensitivityBin, SensitivityBin]  # compute, bandwidth
 Indices = npt.NDArray[np.int64]
 
@@ -66,7 +68,6 @@ class PhaseMemory(NamedTuple):
     rest: int = 0  # runs to stay before the memory is looked at again
     odd: int = 0  # surprises in a row
     bad: int = 0  # unusable observations in a row
-    turn: int = 0  # of the knobs whose trades are looked for, as in ``SearchMove``
 
 
 class ControllerState(NamedTuple):
@@ -94,13 +95,16 @@ class Harmonia:
     first: Settings | None = None  # of a kernel's first run; None: the default
     # First guess of a kernel, instead of a coarse step.
     hint: Mapping[str, Settings] = field(default_factory=dict)
+    limit_w: float | None = None  # what the board draws at most; None: not known
 
     @cached_property
     def problem(self) -> SearchProblem:
         """Return the fixed part of the search."""
         free = self.free or (True,) * len(self.lattice.knobs)
         start = self.first or self.default
-        return SearchProblem(self.lattice, self.default, start, self.objective, self.tuning, free)
+        return SearchProblem(
+            self.lattice, self.default, start, self.objective, self.tuning, free, self.limit_w
+        )
 
     def start(self) -> ControllerState:
         """Return the first state. Tables are worked out here and not in the first decision."""
@@ -155,15 +159,15 @@ class Harmonia:
     def _learn_run(self, memory: PhaseMemory, observation: Observation) -> PhaseMemory:
         """Record a run and choose the settings of the next one."""
         effective = self._find_effective(memory.runs, observation)
-        runs = memory.runs.record(observation, effective, self.problem.slope_levels)
+        runs = memory.runs.record(observation, effective)
         if memory.settled and memory.rest > 0:
             move = SearchMove(memory.next_settings, True, memory.why)
             rest = memory.rest - 1
         else:
             move = self._choose_move(memory, runs)
-            rest = 0 if move.why == TRADING else self.tuning.rest
-        # After these moves, a coarse step that the cap refused until now is not looked at again.
-        target = None if move.why in (STEP, TRADING) else memory.target
+            rest = self.tuning.rest
+        # After a fine step, the coarse one is not looked at again.
+        target = None if move.why == STEP else memory.target
         return PhaseMemory(
             move.settings,
             move.why,
@@ -176,7 +180,6 @@ class Harmonia:
             rest=rest,
             odd=memory.odd,
             bad=0,
-            turn=move.turn,
         )
 
     def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
@@ -267,12 +270,10 @@ class Harmonia:
 
     def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
         if self.fine:
-            return choose_next_move(
-                self.problem, runs, memory.beliefs, memory.target, memory.turn, memory.settled
-            )
+            return choose_next_move(self.problem, runs, memory.beliefs, memory.target)
         if memory.beliefs is not None:
             return SearchMove(memory.target or self.default, True, "coarse")
-        view = SearchView(self.problem, runs, None, check_cap=False)
+        view = SearchView(self.problem, runs, None)
         probe = choose_sensing_step(view)
         if probe is not None and probe not in runs.seen:
             return SearchMove(probe, False, "sense")
@@ -455,6 +456,7 @@ def make_controller(
         tuning=setup.tuning,
         free=free,
         fine=policy is not PolicyName.COARSE,
+        limit_w=tables.limit_w,
     )
 
 
@@ -528,6 +530,9 @@ def _run_controller(
     # last run (later runs overwrite earlier ones).
     chosen = _choose_everywhere(tables, tables.lattice.flat_index(tables.default))
     chosen[played.phase] = played.chosen
+    if np.bincount(played.phase).max() < FEWEST_RUNS:
+        state, later = _play_on(tables, application, controller, state, setup)
+        chosen[later.phase] = later.chosen
     for phase in np.unique(played.phase):
         kernel = tables.kernels[phase]
         memory = state.kernels.get(kernel)
@@ -535,3 +540,22 @@ def _run_controller(
         if has_settled and tables.kernels.count(kernel) == 1:
             chosen[phase] = tables.lattice.flat_index(memory.next_settings)
     return PolicyRun(policy, played, chosen)
+
+
+def _play_on(
+    tables: PlantTables, application: str, controller: Any, state: Any, setup: PolicySetup
+) -> tuple[Any, PlayedRun]:
+    """Repeat a short application until its search has had time to end; return the last state and
+    the last repeat.
+    """
+    played: PlayedRun | None = None
+    for repeat in range(FEWEST_RUNS):
+        seed = setup.seed + repeat + 1
+        plant = plants.TablePlant(tables, application, setup.noise, seed)
+        while (kernel := plant.next_kernel()) is not None:
+            observation = plant.run(controller.settings(state, kernel))
+            state, _ = controller.step(state, observation)
+        order = np.asarray(plant.settings, dtype=np.int64)
+        played = plants.run_at_settings(tables, application, order)
+    assert played is not None
+    return state, played

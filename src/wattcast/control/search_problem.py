@@ -15,9 +15,10 @@ from functools import cached_property
 
 import numpy as np
 
+from wattcast.control.capped_search import CappedSearch
 from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
-from wattcast.control.run_memory import PowerCapCheck, RunMemory, SensitivityBeliefs
+from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array
@@ -183,9 +184,10 @@ class SearchProblem:
         objective: Objective,
         tuning: ControllerTuning,
         free: tuple[bool, ...],
+        limit_w: float | None = None,
     ) -> None:
         """Work the tables out; ``start`` is a kernel's first setting, ``free`` says which knobs may
-        turn.
+        turn, ``limit_w`` what the board draws at most.
         """
         self.lattice = lattice
         self.default = default
@@ -204,8 +206,6 @@ class SearchProblem:
         memory = lattice.find_knob(KnobRole.MEMORY_CLOCK)
         self.memory = memory if memory is not None and free[memory] else None
         self.log_levels = lattice.log_levels
-        # Log levels along which run memories keep how power rises, which only a cap asks for.
-        self.slope_levels = None if objective.cap_w is None else self.log_levels
         # The lowest level of each knob that no risk is run with, from each of its levels.
         self.safe = tuple(_list_safe_levels(knob, tuning.risky_ratio) for knob in lattice.knobs)
         # A fine step changes a knob by about probe_change; the smallest one by what can be told
@@ -216,6 +216,27 @@ class SearchProblem:
         self.finest_down = self._list_step_levels(tuning.resolution, True)
         self.finest_up = self._list_step_levels(tuning.resolution, False)
         self.sensing_down = self._list_step_levels(tuning.sense_change, True)
+
+        self.capped = self._plan_capped_search(limit_w)
+
+    def _plan_capped_search(self, limit_w: float | None) -> CappedSearch | None:
+        """Return the search under a cap, and begin inside the cap where the board's limit is known.
+
+        A bound relative to the default needs its time, so that the first run is the default's.
+        """
+        if self.objective.cap_w is None:
+            return None
+        is_usable = np.ones(self.lattice.count, dtype=bool)
+        for which, role in enumerate(self.roles):
+            if not self.free[which]:
+                value = self.lattice.knobs[which].levels[self.default[which]]
+                is_usable &= self.lattice.knob_values(role) == value
+        log_limit = None if limit_w is None else math.log(limit_w)
+        capped = CappedSearch(self.lattice, is_usable, log_limit)
+        is_unset = self.start == self.default and self.objective.slowdown is None
+        if limit_w is not None and is_unset:
+            self.start = capped.find_start(self.objective.log_cap, self.default)
+        return capped
 
     def _list_step_levels(self, change: float, down: bool) -> StepLevels:
         """Return the levels of a step of every knob, from each of its levels."""
@@ -263,21 +284,16 @@ class SearchView:
         problem: SearchProblem,
         memory: RunMemory,
         beliefs: SensitivityBeliefs | None,
-        check_cap: bool = True,
     ) -> None:
         """Score all settings seen. ``beliefs`` come from counters; None takes them from the sensing
         step.
         """
-        objective = problem.objective
         self.problem = problem
         self.memory = memory
         self.seen = memory.seen
         self.runs = memory.runs
         self.knobs = memory.knobs
         self.held = memory.held
-        self._cap: PowerCapCheck | None = None
-        if check_cap and objective.cap_w is not None:
-            self._cap = PowerCapCheck(problem.lattice, memory, objective.log_cap)
         self.sigma = memory.score_sigma(problem.time_weight, problem.tuning.prior_sigma)
         # Settings whose time may break a bound or not, with their score.
         self.open_bounds: dict[Settings, float] = {}
@@ -287,19 +303,12 @@ class SearchView:
         self.alike = self.plateau(min(self.score, key=self.score.__getitem__))
         self.best = self.alike[0]
         self.lines = problem.lattice.lines_through(self.best)
-        # The best setting is over the cap only when all settings are.
-        best_log_power = self.seen[self.best].log_power
-        self.over_cap = self._cap is not None and best_log_power > objective.log_cap
         # Clocks above a plateau's edge change nothing.
         self.tops = problem.lattice.top
         if problem.core is not None and len(self.alike) > 1:
             self.tops = move_knob(self.tops, problem.core, self.best[problem.core])
         self.believed = beliefs  # from counters
         self.beliefs = self._sense_beliefs() if beliefs is None else beliefs
-
-    def permits(self, settings: Settings) -> bool:
-        """Tell whether a setting may be run: under a cap, only when it is expected to keep to it."""
-        return self._cap is None or self._cap.permits(settings)
 
     def _sense_beliefs(self) -> SensitivityBeliefs:
         """Take compute sensitivity from the sensing step, and the remainder of 1 for that to memory."""
@@ -325,12 +334,13 @@ class SearchView:
             if log_power > most:
                 score += BOUND_PENALTY * (1.0 + log_power - cap)
             scores[settings] = score
-        limit = self._log_time_limit()
+        limit = self.log_time_limit
         if limit is not None:
             self._penalise_late(scores, limit)
         return scores
 
-    def _log_time_limit(self) -> float | None:
+    @cached_property
+    def log_time_limit(self) -> float | None:
         """Return the log time that no setting may exceed; None where there is no such bound.
 
         A bound relative to the default is not known before the default settings were run.
@@ -472,12 +482,17 @@ class SearchView:
                 rivals.append(settings)
         return rivals
 
-    def highest_level(self, which: int) -> int:
-        """Return the highest level of a knob that a cap leaves room for, all others at their best."""
-        top = self.tops[which]
-        if self._cap is None:
-            return top
-        return min(top, self._cap.highest_level(self.best, which))
+    def choose_under_cap(self) -> Settings | None:
+        """Return the setting to try next under a power cap; None where none promises enough."""
+        problem = self.problem
+        if problem.capped is None:
+            return None
+        log_time = self.log_time_limit
+        limits = (problem.objective.log_cap, math.inf if log_time is None else log_time)
+        _, time, power = self.seen[self.best]
+        keeps_bounds = power <= limits[0] + BOUND_SLACK and time <= limits[1] + BOUND_SLACK
+        best = self.best if keeps_bounds else None
+        return problem.capped.choose(self.memory, self.believed, limits, problem.time_weight, best)
 
     def loss(self) -> float:
         """Return what all runs off the best setting have cost, in runs' worth of the objective."""

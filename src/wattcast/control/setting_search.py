@@ -15,13 +15,13 @@ from operator import sub
 from typing import NamedTuple
 
 from wattcast.control.controller_coefficients import CONTROLLER
-from wattcast.control.plants import Settings, move_knob
-from wattcast.control.run_memory import RunMemory, SensitivityBeliefs, lower_below_cap
+from wattcast.control.plants import Settings
+from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.control.search_problem import BOUND_PENALTY, IDLE_KNOB, SearchProblem, SearchView
 from wattcast.control.sensitivity_model import SENSITIVITIES
 
 STEP = "fine"
-TRADING = "trade"  # the reason of a run after which trades of one knob for others are looked for
+CAPPED_STEP = "cap"
 
 
 class SearchMove(NamedTuple):
@@ -30,7 +30,6 @@ class SearchMove(NamedTuple):
     settings: Settings
     settled: bool
     why: str
-    turn: int = 0  # of the free knobs, the one whose trades the next decision looks for; 0 is none
 
 
 class FineStep(NamedTuple):
@@ -47,38 +46,48 @@ def choose_next_move(
     memory: RunMemory,
     beliefs: SensitivityBeliefs | None,
     target: Settings | None,
-    turn: int = 0,
-    settled: bool = False,
 ) -> SearchMove:
     """Choose the settings of the next run.
 
     ``beliefs`` come from counters, or are sensed where None. ``target`` is the setting of the
-    coarse step. Under a cap, when no step of one knob is left, decisions of their own look for
-    trades between two, for one knob after another; ``turn`` and ``settled`` are those of the move
-    before."""
+    coarse step."""
     if not memory.seen:
         return SearchMove(problem.start, False, "start")
     view = SearchView(problem, memory, beliefs)
-    move = _choose_opening(view, target)
-    if move is None:
-        move = _choose_search_step(view, turn, settled)
-    if move is None:
-        move = _choose_end(view)
-    return move
+    if problem.capped is not None:
+        return _choose_capped_move(view)
+    opening = _choose_opening(view, target)
+    if opening is not None:
+        return opening
+    step = _choose_step(view)
+    if step is not None:
+        return SearchMove(step, False, STEP)
+    return _choose_end(view)
+
+
+def _choose_capped_move(view: SearchView) -> SearchMove:
+    """Choose the settings of the next run under a power cap."""
+    tuning = view.problem.tuning
+    doubtful = _choose_doubtful(view)
+    if doubtful is not None:
+        return SearchMove(doubtful, False, "bound")
+    rival = _choose_rival(view, tuning.quick_runs)
+    if rival is not None:
+        return SearchMove(rival, False, "again")
+    step = view.choose_under_cap()
+    if step is not None:
+        return SearchMove(step, False, CAPPED_STEP)
+    return _choose_end(view)
 
 
 def _choose_opening(view: SearchView, target: Settings | None) -> SearchMove | None:
-    """Choose what comes before the search: the default, the cap, the coarse step and its doubts."""
+    """Choose what comes before the search: the default, the coarse step and its doubts."""
     problem = view.problem
     seen = view.seen
     default = problem.default
-    if default not in seen and view.permits(default):
+    if default not in seen:
         return SearchMove(default, False, "default")
-    if view.over_cap:
-        lower = lower_below_cap(problem.lattice, seen, view.believed, problem.objective.log_cap)
-        if lower is not None:
-            return SearchMove(lower, False, "cap")
-    if target is not None and target not in seen and view.permits(target):
+    if target is not None and target not in seen:
         return SearchMove(target, False, "coarse")
     sensing = choose_sensing_step(view)
     if sensing is not None:
@@ -89,24 +98,6 @@ def _choose_opening(view: SearchView, target: Settings | None) -> SearchMove | N
     rival = _choose_rival(view, problem.tuning.quick_runs)
     if rival is not None:
         return SearchMove(rival, False, "again")
-    return None
-
-
-def _choose_search_step(view: SearchView, turn: int, settled: bool) -> SearchMove | None:
-    """Choose a fine step, or a trade of one knob for another; None when none is worth a try."""
-    problem = view.problem
-    if turn == 0:
-        step = _choose_step(view)
-        if step is not None:
-            return SearchMove(step, False, STEP)
-        if problem.objective.cap_w is not None and not settled:
-            return SearchMove(view.best, False, TRADING, 1)
-        return None
-    trade = _trade_knob(view, problem.turns[turn - 1])
-    if trade is not None:
-        return SearchMove(trade, False, STEP)
-    if turn < len(problem.turns):
-        return SearchMove(view.best, False, TRADING, turn + 1)
     return None
 
 
@@ -149,7 +140,7 @@ def choose_sensing_step(view: SearchView) -> Settings | None:
         return None
     low, ratio = sensing
     if low not in seen:
-        return low if view.permits(low) else None
+        return low
     bandwidth = view.beliefs.bandwidth
     if bandwidth is None or not _is_memory_step_risky(view):
         return None
@@ -287,8 +278,7 @@ def _step_between(
         part = room_below // (2 if is_wall_below else 3)
         return FineStep(promise, which, here - max(down, part), False)
     part = room_above // (2 if is_wall_above else 3)
-    to = min(here + max(up, part), view.highest_level(which))
-    return FineStep(promise, which, max(to, here + up), False)
+    return FineStep(promise, which, here + max(up, part), False)
 
 
 def _breaks_bound(view: SearchView, which: int, level: int) -> bool:
@@ -332,15 +322,12 @@ def _choose_step(view: SearchView) -> Settings | None:
     if joint is not None and joint not in view.seen:
         return joint
     for step in steps:
-        if _keeps_cap(view, step):
-            return view.lines[step.which].along[step.to]
+        return view.lines[step.which].along[step.to]
     for which, to in smallest:
         is_cheap = _estimate_change(view, which, to) < view.problem.tuning.polish
         is_up = to > view.best[which]
         if is_cheap and (is_up or _is_step_allowed(view, which, to)):
-            settings = view.lines[which].along[to]
-            if view.permits(settings):
-                return settings
+            return view.lines[which].along[to]
     return None
 
 
@@ -354,66 +341,10 @@ def _join_steps_down(view: SearchView, steps: list[FineStep]) -> Settings | None
     joint = list(best)
     count = 0
     for step in steps:
-        if step.outer and step.to < best[step.which] and _keeps_cap(view, step):
+        if step.outer and step.to < best[step.which]:
             joint[step.which] = step.to
             count += 1
     return tuple(joint) if count > 1 else None
-
-
-def _keeps_cap(view: SearchView, step: FineStep) -> bool:
-    """Tell whether a step from the best setting keeps to the cap; downwards from one that does, it
-    always does.
-    """
-    is_down = step.to < view.best[step.which]
-    return step.to <= view.highest_level(step.which) or (is_down and not view.over_cap)
-
-
-def _trade_knob(view: SearchView, which: int) -> Settings | None:
-    """Raise a knob under a cap where other runs than the best say that there is room, or lower it
-    for another's rise.
-
-    It is lowered by as little as makes room, when fall and rise together promise a gain. A knob
-    whose fall was never measured is lowered alone first, because its power says how much room there
-    is."""
-    best = view.best
-    least = -view.problem.tuning.worth
-    movable = [up for up in view.problem.turns if best[up] < view.tops[up]]
-    rises = sorted((_estimate_change(view, up, best[up] + 1), up) for up in movable)
-    along = view.lines[which].along
-    here = best[which]
-    offers = [(rise, along[here + 1]) for rise, up in rises if up == which and rise < least]
-    if here > 0:
-        offers += _list_trades(view, which, rises)
-    for _, settings in sorted(offers):
-        if settings not in view.seen and view.permits(settings):
-            return settings
-    return None
-
-
-def _list_trades(
-    view: SearchView, which: int, rises: list[tuple[float, int]]
-) -> list[tuple[float, Settings]]:
-    """Return the trades of a knob's fall for the rise of another that promise a gain."""
-    best = view.best
-    here = best[which]
-    logs = view.problem.log_levels[which]
-    along = view.lines[which].along
-    least = -view.problem.tuning.worth
-    is_fall_measured = view.neighbours(which)[0] is not None
-    slope = _estimate_change(view, which, here - 1) / (logs[here] - logs[here - 1])
-    lowest = max(here - CONTROLLER.most_traded, 0)
-    trades = []
-    for to in range(here - 1, lowest - 1, -1):
-        fall = slope * (logs[here] - logs[to])
-        for rise, up in rises:
-            if rise + fall >= least:
-                break
-            if up == which:
-                continue
-            traded = move_knob(along[to], up, best[up] + 1)
-            if traded not in view.seen:
-                trades.append((rise + fall, traded if is_fall_measured else along[here - 1]))
-    return trades
 
 
 def _estimate_change(view: SearchView, which: int, to: int) -> float:
