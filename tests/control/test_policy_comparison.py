@@ -224,6 +224,20 @@ def test_a100_with_feedback(a100: list) -> None:
     )
 
 
+def test_a100_with_feedback_on_every_row_of_the_file(reference: Path) -> None:
+    """All 20 applications: the docs quoted 0.18 %, which is that of 14 chosen ones. Three bimodal
+    rows end 6 to 28 % over the oracle, the other 17 within 1.1 %."""
+    tables = policy_comparison.read_replay_tables(
+        reference / "energaizer" / "measurements" / "a100_pcie_40gb_dvfs.csv"
+    )
+    comparison = compare_policies(tables, PolicySetup(), [PolicyName.HARMONIA])
+    excess = sorted(o.shares["ed2_over_oracle"] for o in comparison.outcomes)
+    assert len(excess) == 20
+    assert np.mean(excess) < 0.03
+    assert excess[16] < 0.011
+    assert excess[-1] < 0.29
+
+
 def test_a100_forecast_bounds_hold_with_the_promised_chance(a100: list, reference: Path) -> None:
     """At its word, an earlier forecast broke its bound at 2, 3, 5, 8 and 15 % in 1, 1, 4, 2 and 2
     of 14 applications.
