@@ -289,7 +289,7 @@ class _SectionTimer:
         if self.strategy.recompute is Recompute.OFFLOAD and is_layer:
             # copy engines, not SMs, move activations to the host
             away_byte = self.section.saved_byte - self.section.input_byte
-            away_s = away_byte / _host_byte_per_s(self.links.gpu)
+            away_s = away_byte / host_byte_per_s(self.links.gpu)
             total_forward_s = total_forward_s + overlapped_s(forward_s, away_s, 0.0) - forward_s
             total_backward_s = total_backward_s + overlapped_s(backward_s, away_s, 0.0) - backward_s
         if self.section.chosen:
@@ -375,7 +375,7 @@ class _SectionTimer:
         )
 
 
-def _host_byte_per_s(gpu: Gpu) -> float:
+def host_byte_per_s(gpu: Gpu) -> float:
     """Return what large copies reach of one direction of PCIe."""
     if gpu.links.pcie_byte_per_s is None:
         expected = f"a way other than offload: the PCIe link of the {gpu.name} is unknown"

@@ -298,7 +298,7 @@ def train(
         memory=best.memory,
         capacity_byte=job.usable_byte,
         step=best.step,
-        relative_interval=_relative_interval(cost, best.step, order.gpus, job.node_gpus),
+        relative_interval=relative_interval(cost, best.step, order.gpus, job.node_gpus),
         flop_per_token=cost.work.flop_per_token,
         peak_flop_per_s=_peak_flop_per_s(job.gpu, recipe),
         padding=losses.padding,
@@ -535,7 +535,7 @@ def _slack_kwh(
     return float(saved_j) * steps * strategy.gpus / strategy.pp / 3.6e6
 
 
-def _relative_interval(
+def relative_interval(
     cost: section_costs.MicrobatchCost, step: step_time.StepTime, gpus: int, node_gpus: int
 ) -> tuple[float, float]:
     """Return the ends of the step time over the prediction.

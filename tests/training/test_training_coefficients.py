@@ -1,0 +1,70 @@
+"""What single coefficients of training jobs mean: each test fails with its number a third off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import wattcast
+from wattcast.hardware import load_gpu
+from wattcast.training.step_time import host_byte_per_s, overlapped_s
+from wattcast.training.train_job import TrainingResult, relative_interval
+from wattcast.training.training_report import recommend_limit
+
+
+@pytest.fixture(scope="module")
+def job() -> TrainingResult:
+    options = {"tp": 1, "pp": 1, "micro_batch": 1, "global_batch": 8, "recompute": "none"}
+    return wattcast.train("qwen3-0.6b", "h100-sxm", gpus=8, force=True, **options)
+
+
+def test_the_first_and_the_last_bucket_of_gradients_do_not_hide() -> None:
+    """Gradients travel in some ten buckets, of which one has no compute beside it."""
+    compute_s = np.asarray(1.0)
+    assert float(overlapped_s(compute_s, 0.85, slowed=0.0)) == 1.0
+    waiting_s = float(overlapped_s(compute_s, 1.0, slowed=0.0)) - 1.0
+    assert 0.05 < waiting_s < 0.2
+
+
+def test_compute_slows_by_the_sms_that_nccl_takes() -> None:
+    """NCCL takes 16 to 24 of the 132 SMs of an H100 (docs/method/training-jobs.md)."""
+    slowed = 2.0 * (float(overlapped_s(np.asarray(1.0), 0.5)) - 1.0)
+    assert 16 / 132 < slowed < 24 / 132
+
+
+def test_copies_to_the_host_leave_room_for_the_packets_of_pcie() -> None:
+    """PCIe 5.0 sends 32 GT/s on each of 16 lanes in blocks of 130 bits for 128, and packets of 256
+    bytes with 24 of header and checksum.
+    """
+    lanes_byte_per_s = 16 * 32e9 / 8
+    packets_byte_per_s = lanes_byte_per_s * 128 / 130 * 256 / (256 + 24)
+    copied_byte_per_s = host_byte_per_s(load_gpu("h100-sxm"))
+    assert 0.75 * packets_byte_per_s < copied_byte_per_s < packets_byte_per_s
+
+
+def test_a_job_leaves_some_gigabytes_of_a_card_to_the_driver_and_nccl(job: TrainingResult) -> None:
+    left_byte = 80e9 - job.capacity_byte
+    assert 2e9 < left_byte < 8e9
+
+
+@pytest.mark.parametrize(("gpus", "least", "most"), [(8, 0.25, 0.35), (16, 0.4, 0.6)])
+def test_exchanges_between_nodes_are_known_less_well(
+    job: TrainingResult, gpus: int, least: float, most: float
+) -> None:
+    """A step that only exchanges is predicted to a third inside a node and to a half beyond."""
+    cost = job.candidates[0].cost
+    assert cost is not None
+    nothing = np.zeros(())
+    waiting = replace(
+        job.step, compute_s=nothing, exchange_s=np.ones(()), bubble_s=nothing, optimiser_s=nothing
+    )
+    low, high = relative_interval(cost, waiting, gpus, node_gpus=8)
+    assert least < 1.0 - low < most
+    assert least < high - 1.0 < most
+
+
+def test_a_limit_that_takes_an_eighth_more_time_is_not_recommended(job: TrainingResult) -> None:
+    points = [(700.0, 1.9e9, 100.0, 50.0), (600.0, 1.8e9, 108.0, 45.0), (500.0, 1.7e9, 112.5, 40.0)]
+    assert recommend_limit(replace(job, curve=tuple(points))) == 600.0
