@@ -67,27 +67,8 @@ def test_ci_runs_exactly_the_readme_test_command() -> None:
     assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1] == command
 
 
-def test_readme_python_runs() -> None:
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), {})
-
-
-def test_readme_commands_run(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = [line.split("#")[0] for block in blocks("sh") for line in block.splitlines()]
-    commands = [line.split("wattcast ", 1)[1].split() for line in lines if "wattcast " in line]
-    assert len(commands) >= 7
-    for argv in commands:
-        done = call(*argv)
-        assert done.code == 0, done.err
-
-
-def test_readme_workload_and_links(call, tmp_path: Path) -> None:
-    (workload,) = blocks("json")
-    path = tmp_path / "mlp.json"
-    path.write_text(workload)
-    assert call("predict", str(path), "--gpu", "h200").code == 0
-    for target in re.findall(r"\]\(([\w./-]+)\)", README):
+def test_readme_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([\w./-]+)[\w#-]*\)", README):
         assert (ROOT / target).exists(), target
 
 
