@@ -65,6 +65,24 @@ def test_training_exchanges_gradients_of_activations_and_of_weights() -> None:
     )  # launches are whole vectors
 
 
+@pytest.mark.parametrize("name", ["whisper-tiny", "whisper-base", "t5-small", "flan-t5-base"])
+def test_each_input_of_a_parallel_part_has_one_gradient_exchange(name: str) -> None:
+    """Whisper's self-attention once entered the parallel part twice, by its queries and again by
+    its keys, and T5's cross-attention never summed the gradients of the encoder's result.
+
+    Megatron sums the gradient of each tensor that enters a column-parallel product: one in
+    self-attention and one in feed-forward; cross-attention reads two tensors, so it has two.
+    """
+    options = ModelOptions(phase="train", stack="eager", tp=2, batch=2, seq=64)
+    counts = {}
+    for block in build_graph(name, options).blocks:
+        summed = [op for op in block.ops if isinstance(op, Collective)]
+        counts[block.label] = len([op for op in summed if op.collective == "all_reduce"])
+    assert counts["encoder.layers"] == counts["encoder.layers.backward"] == 2
+    assert counts["decoder.layers"] == 3  # self-attention, cross-attention, feed-forward
+    assert counts["decoder.layers.backward"] == 4
+
+
 def test_pipeline_stages_hand_on_activations() -> None:
     graph = build_graph("llama3-8b", ModelOptions(stack="eager", pp=5, batch=2, seq=64))
     assert exchanges(graph)["send"] == (1, 2 * 64 * 4096 * 2)

@@ -307,11 +307,12 @@ def _t5_attention(
         v = tape.empty(shape, run.dtype)
         tape.cache_byte += 2 * k.byte
     else:
-        k = layers.split_heads(layers.project(run, source, width), dims.head_dim)
-        v = layers.split_heads(layers.project(run, source, width), dims.head_dim)
+        source_in = x_in if source is x else functional.enter_parallel(source, run.tp)
+        k = layers.split_heads(layers.project(run, source_in, width), dims.head_dim)
+        v = layers.split_heads(layers.project(run, source_in, width), dims.head_dim)
         cache = run
         if not causal:
-            cache = replace(run, past=0, cached=run.cached and source is not x_in)
+            cache = replace(run, past=0, cached=run.cached and source is not x)
         k = layers.append_cache(cache, k)
         v = layers.append_cache(cache, v)
 
@@ -435,8 +436,8 @@ def _whisper_attention(
     tape = x.tape
     head_dim = dims.hidden // dims.heads
     width = dims.hidden // run.tp
-    x = functional.enter_parallel(x, run.tp)
-    scaled = layers.project(run, x, width, bias=True) * 0.125
+    x_in = functional.enter_parallel(x, run.tp)
+    scaled = layers.project(run, x_in, width, bias=True) * 0.125
     q = layers.split_heads(scaled, head_dim).contiguous()
     if source is None:
         shape = (run.batch, width // head_dim, dims.frames, head_dim)
@@ -444,11 +445,10 @@ def _whisper_attention(
         v = tape.empty(shape, run.dtype)
         tape.cache_byte += 2 * k.byte
     else:
-        if source is not x:
-            source = functional.enter_parallel(source, run.tp)
-        k = layers.project(run, source, width)
+        source_in = x_in if source is x else functional.enter_parallel(source, run.tp)
+        k = layers.project(run, source_in, width)
         k = layers.split_heads(k, head_dim).contiguous()
-        v = layers.project(run, source, width, bias=True)
+        v = layers.project(run, source_in, width, bias=True)
         v = layers.split_heads(v, head_dim).contiguous()
         if cached:
             cache = run if causal else replace(run, past=0)
