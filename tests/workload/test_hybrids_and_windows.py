@@ -11,6 +11,7 @@ import pytest
 from comparing import moved_byte, split
 
 import wattcast
+from wattcast.core import Dtype
 from wattcast.core.errors import BadInput
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.build_model import compute_footprint, count_parameters
@@ -327,3 +328,42 @@ def test_work_of_jamba_by_hand(layers: int, hidden: int) -> None:
     state = 2 * (2 * hidden * 16 + 2 * hidden * 4)
     cache = compute_footprint(model, ModelOptions(phase="decode", seq=512)).cache_byte
     assert cache == (layers - layers // 8) * state + layers // 8 * 513 * 2 * 2 * hidden // 4
+
+
+_SCANNERS = ("mamba-codestral-7b", "nemotron-h-8b", "granite-4.0-h-small", "qwen3-next-80b-a3b")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("name", _SCANNERS)
+def test_only_products_are_in_fp8(name: str, phase: str) -> None:
+    """The norm after a scan once took the format of the layer's quantized input, and so did the
+    state that is kept: both are activations. vLLM's mixers write the norm in bf16 and quantize it
+    by a kernel of its own before the product that follows.
+    """
+    shared = {"phase": phase, "batch": 2, "seq": 64, "stack": "engine"}
+    wide = build_graph(name, ModelOptions(**shared, dtype="bf16"))
+    narrow = build_graph(name, ModelOptions(**shared, dtype="fp8"))
+    in_fp8 = {op.name for op, _ in narrow.calls() if op.dtype is Dtype.FP8}
+    assert in_fp8 <= {"engine_scaled_mm", "engine_experts"}
+    norms = [
+        [(op.name, op.rows, op.dim) for op, _ in graph.calls() if op.name == "rmsnorm"]
+        for graph in (wide, narrow)
+    ]
+    assert norms[0] == norms[1] != []
+    for block in narrow.blocks:
+        names = [op.name for op in block.ops]
+        if "state_scan" in names:
+            after_scan = names[names.index("state_scan") + 1 :]
+            assert after_scan[:3] == ["rmsnorm", "engine_quantize", "engine_scaled_mm"]
+
+
+def test_a_state_is_kept_in_the_format_of_activations() -> None:
+    """Fp8 weights leave the cache of a Mamba model as it is."""
+    cache_byte = {
+        dtype: compute_footprint(
+            "jamba-v0.1",
+            ModelOptions(phase="decode", batch=64, seq=1, dtype=dtype, stack="engine"),
+        ).cache_byte
+        for dtype in ("bf16", "fp8")
+    }
+    assert cache_byte["fp8"] == cache_byte["bf16"]

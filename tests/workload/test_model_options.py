@@ -84,6 +84,7 @@ def test_words_become_enums_and_pytorch_names_are_known() -> None:
         ("resnet50", {"seq": 128}, "no sequence length"),
         ("resnet50", {"image": 100}, "a multiple of 32"),
         ("resnet50", {"tp": 2}, "1 for a vision model"),
+        ("swin-base", {"tp": 2}, "1 for a vision model"),
         ("gpt2", {"image": 224}, "no picture"),
         ("llama3-8b", {"tp": 3}, "a divisor of heads=32"),
         ("qwen2-1.5b", {"tp": 3}, "divisor"),

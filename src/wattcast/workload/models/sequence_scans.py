@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattcast.core import Dtype, bad_value
+from wattcast.core import bad_value
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import RmsNorm
@@ -51,10 +51,10 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
         out = _gate_convolution(dims, run, share, x)
     else:
         mixed, gate = _PROJECTIONS[rule](dims, run, share, x)
-        out = _launch_scan(dims, rule, run, share, mixed, x)
+        out = _launch_scan(dims, rule, run, share, mixed)
         if rule != "mamba":  # whose kernel multiplies by the gate itself
             norm_dim = dims.value_dim if rule == "delta" else share.inner
-            out = _apply_gate(dims, run, out, gate, norm_dim, x.dtype)
+            out = _apply_gate(dims, run, out, gate, norm_dim)
     return functional.leave_parallel(layers.project(run, out, hidden, dims.bias), run.tp)
 
 
@@ -148,19 +148,17 @@ _PROJECTIONS = {
 
 
 def _launch_scan(
-    dims: layers.StateDims,
-    rule: str,
-    run: PassSettings,
-    share: _ScanShare,
-    mixed: Tensor,
-    x: Tensor,
+    dims: layers.StateDims, rule: str, run: PassSettings, share: _ScanShare, mixed: Tensor
 ) -> Tensor:
-    """Scan; the state of each head is carried along the tokens and stays in the cache."""
-    tape = x.tape
-    batch, length, _ = x.shape
+    """Scan; the state of each head is carried along the tokens and stays in the cache.
+
+    ``mixed`` and the state are activations: only what enters a product is ever quantized.
+    """
+    tape = mixed.tape
+    batch, length, _ = mixed.shape
     wide_state = dims.wide_state and run.engine
     if run.cached:
-        byte = 4 if wide_state else x.dtype.byte
+        byte = 4 if wide_state else mixed.dtype.byte
         tape.cache_byte += batch * share.heads * dims.key_dim * dims.value_dim * byte
     scan = StateScan(
         batch=batch,
@@ -184,15 +182,18 @@ def _apply_gate(
     out: Tensor,
     gate: Tensor,
     norm_dim: int,
-    dtype: Dtype,
 ) -> Tensor:
-    """Norm the result by a gate, ``norm_dim`` values at a time, or multiply it by the gate."""
+    """Norm the result by a gate, ``norm_dim`` values at a time, or multiply it by the gate.
+
+    The norm belongs to the library of the scan, which reads and writes activations. An engine
+    quantizes its result by a kernel of its own before the product that follows.
+    """
     if not dims.norm:
         return pointwise("mul", out, pointwise("silu", gate))
     out.tape.parameter(norm_dim, dtype=run.dtype)
-    read = 2 * out.numel * dtype.byte
-    op = RmsNorm(out.numel // norm_dim, norm_dim, dtype=dtype, read=read)
-    return out.tape.launch(op, (out, gate), out.shape, dtype)
+    read = 2 * out.byte
+    op = RmsNorm(out.numel // norm_dim, norm_dim, dtype=out.dtype, read=read)
+    return out.tape.launch(op, (out, gate), out.shape, out.dtype)
 
 
 def _convolve_tokens(dims: layers.StateDims, run: PassSettings, x: Tensor) -> Tensor:
