@@ -147,6 +147,22 @@ def test_explore_and_predict_agree(case: dict[str, Any]) -> None:
         assert point.results["energy_j_per_unit"] == point.results["energy_j_per_token"]
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+def test_designs_and_predict_agree(tp: int, call: Any) -> None:
+    """Designs of four GPUs once showed the watts of one of them as those of the run."""
+    options = {"phase": "decode", "batch": 8, "seq": 1024, "tp": tp}
+    words = ["--gpu", "h200", *write_options(options), "--vary", "clock=1.2GHz,1.98GHz"]
+    done = call("explore", "designs", "llama3-70b", *words, "--json")
+    assert done.code == 0, done.err
+    fastest = json.loads(done.out)["best"]["latency_s"]
+    alone = wattcast.predict("llama3-70b", "h200", clock="1.98GHz", force=True, **options)
+    assert json.loads(done.out)["gpu_count"] == alone.gpu_count == tp
+    for name in (*NUMBERS, "total_power_w", "total_energy_j"):
+        assert fastest[name] == pytest.approx(getattr(alone, name), rel=EXACT), name
+    text = call("explore", "designs", "llama3-70b", *words).out
+    assert ("total power" in text and "4 GPUs each" in text) is (tp == 4)
+
+
 @pytest.mark.parametrize("case", CASES[:6], ids=CASE_NAMES[:6])
 def test_a_report_says_what_predict_says(case: dict[str, Any], call: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -72,8 +72,8 @@ def draw_heat_map(result: SweepResult, columns: Sequence[str]) -> Figure:
         shading="nearest",
         cmap="cividis",
     )
-    quantity = "energy (J)" if value == "energy_j" else axis_label(value).lower()
-    figure.colorbar(mesh, label=f"Least {quantity}")
+    label = axis_label(value, result.study.graph.gpu_count)
+    figure.colorbar(mesh, label=f"Least {label[0].lower()}{label[1:]}")
     return _label_sweep(figure, result, x, y)
 
 
@@ -133,12 +133,15 @@ def _draw_over_clocks(result: Exploration) -> Figure:
         label = ", ".join(words) or str(point.row["gpu"])
         lines.setdefault(label, []).append(point.row)
     has_several_gpus = any(rows[0]["gpus"] > 1 for rows in lines.values())
-    totals = ("total_power_w", "total_energy_j") if has_several_gpus else ("power_w", "energy_j")
-    columns = ("asked_clock_hz", "latency_s", *totals)
+    columns = ("asked_clock_hz", "latency_s", *_choose_totals(has_several_gpus))
     tables = {}
     for label, rows in itertools.islice(lines.items(), MOST_LINES):
         tables[label] = {name: np.array([row[name] for row in rows]) for name in columns}
     return draw_curves(tables, columns[0], columns[1:], result.title)
+
+
+def _choose_totals(has_several_gpus: bool) -> tuple[str, str]:
+    return ("total_power_w", "total_energy_j") if has_several_gpus else ("power_w", "energy_j")
 
 
 def draw_gpus(
@@ -147,15 +150,17 @@ def draw_gpus(
     """Draw power and energy against latency over the clocks of each GPU, of eight at most."""
     chips = [point.chip for point in points if point.results and point.chip is not None]
     tables: dict[str, Columns] = {}
+    has_several_gpus = False
     for chip in chips[:MOST_LINES]:
         high_hz = float(chip.clocks.max_hz)
         low_hz = float(chip.clocks.min_hz or _LEAST_CLOCK_SHARE * chip.clocks.max_hz)
         step_hz = max((high_hz - low_hz) / CLOCK_STEPS, 1.0)
         words = [f"clock={low_hz!r}Hz:{high_hz!r}Hz:{step_hz!r}Hz"]
         study = build_study(workload, chip, words, **options)
+        has_several_gpus = study.graph.gpu_count > 1
         tables[chip.name] = tabulate_points(study, 0, study.space.size)
     caption = "each line runs over the clocks of one GPU, at its default power limit"
-    return draw_curves(tables, "latency_s", ("power_w", "energy_j"), caption)
+    return draw_curves(tables, "latency_s", _choose_totals(has_several_gpus), caption)
 
 
 def draw_assignment(result: FleetAssignment, source: str) -> Figure:
@@ -194,9 +199,15 @@ def _read_labels() -> dict[str, dict[str, str]]:
     return {row["column"]: row for row in read_shipped_table("wattcast.explore", "axis_labels.csv")}
 
 
-def axis_label(column: str) -> str:
-    """Return what an axis says: the quantity and its unit."""
-    return _read_labels().get(column, {"label": column})["label"]
+def axis_label(column: str, gpus: int = 1) -> str:
+    """Return what an axis says: the quantity and its unit.
+
+    Of several GPUs that share a run, ``power_w`` and ``energy_j`` are those of one.
+    """
+    label = _read_labels().get(column, {"label": column})["label"]
+    if gpus > 1 and column in ("power_w", "energy_j"):
+        return label.replace(" (", " of one GPU (")
+    return label
 
 
 def _scale_column(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -212,7 +223,8 @@ def _scale_pair(
 def _label_sweep(figure: Figure, result: SweepResult, x: str, y: str) -> Figure:
     axes = figure.axes[0]
     study = result.study
-    axes.set(xlabel=axis_label(x), ylabel=axis_label(y))
+    gpus = study.graph.gpu_count
+    axes.set(xlabel=axis_label(x, gpus), ylabel=axis_label(y, gpus))
     axes.set_title(f"{study.graph.name} on designs around {study.gpu.name}", fontsize=10)
     points = f"{result.points:,} points, {len(result.summary.shown['point']):,} shown"
     return add_caption(figure, f"{points}; {figure_style.describe_origin(study.bundle)}")

@@ -47,6 +47,7 @@ def sweep_json(done: SweepResult) -> dict[str, Any]:
         },
         "where": [str(constraint) for constraint in study.constraints],
         "objectives": list(done.objectives),
+        "gpu_count": study.graph.gpu_count,
         "best": dict(zip(BEST_COLUMNS, table_rows(summary.best), strict=True)),
         "front": table_rows(summary.front),
         "status": str(study.bundle.status),
@@ -120,16 +121,20 @@ def print_sweep(console: Console, done: SweepResult) -> None:
     if study.bundle.status is not FitStatus.MEASURED:
         mark = f" ({study.bundle.status} coefficients)"
     share = "" if summary.kept == done.points else f", {summary.kept:,} meet the constraints"
+    count = study.graph.gpu_count
+    gpus = f", {count} GPUs each" if count > 1 else ""
     console.print(
         f"[bold]{escape(study.graph.name)}[/bold] on designs around "
-        f"[bold]{escape(study.gpu.name)}[/bold]{mark}: {done.points:,} points{share}"
+        f"[bold]{escape(study.gpu.name)}[/bold]{mark}: {done.points:,} points{share}{gpus}"
     )
-    results = {
-        "latency_s": "latency",
-        "power_w": "power",
-        "energy_j": "energy",
-        "clock_hz": "clock",
-    }
+    watts_and_joules = {"power_w": "power", "energy_j": "energy"}
+    if study.graph.gpu_count > 1:
+        watts_and_joules = {
+            "total_power_w": "total power",
+            "power_w": "of one GPU",
+            "total_energy_j": "total energy",
+        }
+    results = {"latency_s": "latency", **watts_and_joules, "clock_hz": "clock"}
     flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
     columns = {name: name for name in study.space.columns} | results | flags
     best = zip(BEST_COLUMNS, table_rows(summary.best), strict=True)

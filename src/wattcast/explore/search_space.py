@@ -92,11 +92,20 @@ RESULT_UNITS = {  # column -> unit
     "latency_s": "s",
     "power_w": "W",
     "energy_j": "J",
+    "total_power_w": "W",
+    "total_energy_j": "J",
     "clock_hz": "Hz",
     "effective_clock_hz": "Hz",
     "busy_s": "s",
 }
-_SHORT = {"latency": "latency_s", "power": "power_w", "energy": "energy_j", "busy": "busy_s"}
+_SHORT = {
+    "latency": "latency_s",
+    "power": "power_w",
+    "energy": "energy_j",
+    "total_power": "total_power_w",
+    "total_energy": "total_energy_j",
+    "busy": "busy_s",
+}
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
     ">=": operator.ge,

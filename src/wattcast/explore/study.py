@@ -192,7 +192,7 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
     totals = total_at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
     set_limit_w = chip.power.limit_w if at.power_limit_w is None else at.power_limit_w
     limit_w = bundle.governor_share * sweep_values(set_limit_w)
-    result = _total_columns(totals, sweep_values(top_hz))
+    result = _total_columns(totals, sweep_values(top_hz), study.graph.gpu_count)
     result["capped"] = totals.power_w - limit_w > 0
     result["limit_met"] = np.array(True)
     if study.graph.memory_byte is not None:
@@ -250,12 +250,17 @@ def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     chip, at, bundle = configure_points(study, columns)
     settled, totals, _ = run_governed(analyse_graph(study.graph, chip, bundle), chip, at, bundle)
     settled_columns = {"limit_met": settled.met, "capped": settled.capped}
-    return _total_columns(totals, settled.clock_hz[..., 0]) | settled_columns
+    clock_hz = settled.clock_hz[..., 0]
+    return _total_columns(totals, clock_hz, study.graph.gpu_count) | settled_columns
 
 
-def _total_columns(totals: WorkloadTotals, clock_hz: Array) -> Columns:
+def _total_columns(totals: WorkloadTotals, clock_hz: Array, gpus: int) -> Columns:
+    """Return the columns of results: power and energy of one GPU, and of all that share a run."""
+    one_gpu = take_fields(totals, "latency_s", "power_w", "energy_j")
     return {
-        **take_fields(totals, "latency_s", "power_w", "energy_j"),
+        **one_gpu,
+        "total_power_w": gpus * one_gpu["power_w"],
+        "total_energy_j": gpus * one_gpu["energy_j"],
         "clock_hz": clock_hz,
         "effective_clock_hz": totals.effective_hz,
         "busy_s": totals.busy_s,
