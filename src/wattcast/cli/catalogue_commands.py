@@ -16,6 +16,7 @@ from wattcast.core.errors import bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
+from wattcast.options.power_series_options import NodeConditions
 from wattcast.options.run_options import ModelOptions
 from wattcast.report.text_tables import new_table, print_notes, print_rows
 
@@ -84,6 +85,33 @@ def list_nodes() -> CommandOutput:
             node.name, str(node.gpu_count), ", ".join(node.gpus) or "any", str(node.fabric), network
         )
     return CommandOutput({"nodes": plain}, lambda console: console.print(listing))
+
+
+@command("gpus systems")
+def list_systems(
+    conditions: NodeConditions,
+    system: Annotated[
+        str | None, Option("Only this one, part by part: dgx-h100, or your own YAML file.")
+    ] = None,
+) -> CommandOutput:
+    """List servers with all that stands around the GPUs, and what they draw at the plug.
+
+    Example: wattcast gpus systems --system dgx-h100 --gpu-power 650W --inlet 30C
+    """
+    from wattcast.hardware.node_systems import find_system, load_system, system_names
+    from wattcast.timeseries.node_report import describe_node, print_node, print_nodes
+
+    if system is not None:
+        drawn = describe_node(
+            find_system(system, Path()), conditions.gpu_power_w, conditions.inlet_c
+        )
+        return CommandOutput(drawn.to_dict(), lambda console: print_node(console, drawn))
+    listed = [
+        describe_node(load_system(n), conditions.gpu_power_w, conditions.inlet_c)
+        for n in system_names()
+    ]
+    plain = {"systems": [node.to_dict() for node in listed]}
+    return CommandOutput(plain, lambda console: print_nodes(console, listed))
 
 
 @command("gpus show")

@@ -1,4 +1,4 @@
-"""The options of power over time: the file, its grid, and the sensor that is shown beside it."""
+"""The options of power over time: the file, its grid and its sensor, and the state of a node."""
 
 from __future__ import annotations
 
@@ -51,3 +51,15 @@ class PowerOutput:
             wanted = "--power-out FILE beside it"
             name = "--sensor" if self.sensor is not None else "--power-span"
             raise bad_value(name, wanted, "none")
+
+
+@dataclass(frozen=True)
+class NodeConditions:
+    """At which a server is asked for its power."""
+
+    gpu_power_w: Annotated[
+        float | None, Option("Of each GPU, such as 650W; default: its limit.", unit="W", above=0)
+    ] = None
+    inlet_c: Annotated[
+        float | None, Option("Air that the system breathes; default: 24C.", unit="C")
+    ] = None
