@@ -29,8 +29,8 @@ def simulate(
 ) -> CommandOutput:
     """Serve requests as vLLM would and say how long they take and what they draw.
 
-    Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --prompt 512 --output 128 --seconds
-    600"""
+    Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --seconds 60
+    """
     from wattcast.serving.serving_report import draw_serving, print_serving
     from wattcast.serving.serving_result import ServingResult
     from wattcast.serving.simulate_serving import simulate as simulate_serving

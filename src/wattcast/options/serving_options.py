@@ -64,14 +64,12 @@ class Traffic:
     )
     seconds: Annotated[
         float,
-        Option("Time of arrivals, such as 600 or 1h.", unit="s", above=0, parse=parse_seconds),
+        Option("Of arrivals: 600, 1h.", unit="s", above=0, parse=parse_seconds),
     ] = 600.0
-    requests: Annotated[
-        int | None, Option("Number of requests (conversations), instead of --seconds.")
-    ] = None
+    requests: Annotated[int | None, Option("Requests or conversations, not a time.")] = None
     concurrency: Annotated[
         int | None,
-        Option("Clients that wait for each answer, instead of --rate.", least=1, most=1 << 20),
+        Option("Clients that wait, instead of --rate.", least=1, most=1 << 20),
     ] = None
     think_time: Annotated[
         str | float,
