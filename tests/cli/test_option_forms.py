@@ -79,6 +79,7 @@ REFUSING = {
     "report": "report gpt2 --gpu h200 --seq 64 --out r.html",  # predict's options
     "manage watch": "manage watch",
     "manage run": "manage run --metrics http://localhost:1/metrics",
+    "manage serve": "manage serve --metrics http://localhost:1/metrics",
     "manage site": "manage site nowhere.sock",
     "measure idle": "measure idle",
     "measure log": "measure log power.csv",

@@ -89,6 +89,13 @@ class FakeCard:
             raise MissingTool("the card is lost.")
         return Seen(self.now_s, self.energy_j, self.power(), self.clock_hz, work_per_s=math.nan)
 
+    @property
+    def count(self) -> int:
+        return 1
+
+    def read_each(self) -> tuple[Any, ...]:
+        return (self.read(),)
+
     def beat(self) -> None:
         pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,13 @@ class NoisyCard:
 
     def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return CORE, (3.2e9,)
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    def read_each(self) -> tuple[Any, ...]:
+        return (self.read(),)
 
     def limits_w(self) -> None:
         return None

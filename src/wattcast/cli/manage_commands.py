@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -15,6 +15,7 @@ from wattcast.cli.command_builder import command, parse_pairs
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import (
     DEVICE,
+    DEVICES,
     MODEL,
     SOCKET,
     TPOT,
@@ -28,6 +29,7 @@ from wattcast.options.serving_options import RequestShape
 from wattcast.options.verb_options import part_of
 
 if TYPE_CHECKING:
+    from wattcast.control.live_control import ControlTask
     from wattcast.control.plants import PlantTables
     from wattcast.control.policies import PolicySetup
     from wattcast.control.policy_comparison import PolicyComparison
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from wattcast.control.search_problem import Objective
     from wattcast.control.serving_control import ServingLimits
     from wattcast.hardware import Gpu
+    from wattcast.measure.device_control import NvmlCard
     from wattcast.report.figure_style import FigureMaker
 
 SHORTEST_PERIOD_S = 0.02
@@ -216,6 +219,7 @@ class ControlOptions:
 
     apply: Annotated[bool, Option("Really set the card; else a dry run.")] = False
     device: Annotated[int | None, DEVICE] = None
+    devices: Annotated[str | None, DEVICES] = None
     period: Annotated[str, Option("Time between two decisions.")] = "1s"
     progress: Annotated[
         Path | None,
@@ -268,12 +272,12 @@ def run(
 
     Where no daemon runs, root gets one for the time of the program. A program that trains reports
     its steps (--progress). A serving engine tells its response times (--metrics); its card needs
-    the least energy per token that keeps them.
+    the least energy per token that keeps them. Cards of one job (--devices) get one decision; --cap
+    is then the power of all of them.
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
-    from wattcast.control import daemon_client, live_control, program_files, watch_card
-    from wattcast.measure.device_control import NvmlCard
+    from wattcast.control import live_control, program_files, watch_card
 
     goal = policy.make_objective()
     period_s = _period_s(control.period)
@@ -286,14 +290,10 @@ def run(
     if control.sm_percent is not None:
         variables |= program_files.limit_sm_share(control.sm_percent, variables)
 
-    card = NvmlCard(control.device)
-    card.open()
+    cards = _open_cards(control.device, control.devices)
+    name = cards[0].name
     if not control.apply:
-        env.say(
-            f"dry run on {card.name}: clocks would be set and given back; add --apply to do it."
-        )
-        raise typer.Exit
-
+        _explain_dry_run(env, cards)
     read_metrics = None
     if control.metrics is not None:
         from wattcast.control import serving_control
@@ -303,17 +303,98 @@ def run(
         goal,
         period_s,
         control.progress,
-        _make_count_file(control, card.name),
+        _make_count_file(control, name),
         control.turn_limit,
-        watch_card.make_advice(goal, watch_card.find_catalogue_gpu(card.name)),
-        _choose_keeper(control, limits, card.name),
+        watch_card.make_advice(goal, watch_card.find_catalogue_gpu(name)),
+        _choose_keeper(control.model, read_metrics is not None, limits, name, len(cards)),
         read_metrics,
         control.rows,
         unit,
     )
-    with daemon_client.hold_card(card, control.socket) as held:
-        code = live_control.run_controlled_program(held, command or [], task, env.say, variables)
-    raise typer.Exit(code if code >= 0 else 128 - code)
+    raise typer.Exit(_control_cards(env, cards, control.socket, command or [], task, variables))
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How the cards of a serving engine are controlled."""
+
+    metrics: Annotated[
+        str, Option("Metrics of the engine (vLLM, SGLang): http://localhost:8000/metrics.")
+    ]
+    apply: Annotated[bool, Option("Really set the cards; else a dry run.")] = False
+    device: Annotated[int | None, DEVICE] = None
+    devices: Annotated[str | None, DEVICES] = None
+    model: Annotated[str | None, Option("Model that the engine serves, to forecast its steps.")] = (
+        None
+    )
+    ttft: Annotated[str, TTFT] = "500ms"
+    tpot: Annotated[str, TPOT] = "50ms"
+    socket: Annotated[Path | None, SOCKET] = None
+
+
+@command("manage serve")
+def serve(env: Environment, options: ServeOptions) -> None:
+    """Control the cards of a serving engine that runs already, until interrupted: the least energy
+    per token that keeps its response times.
+
+    All cards of an engine with tensor parallelism (--devices) get one clock.
+
+    Example: wattcast manage serve --apply --devices 0-7 --metrics http://localhost:8000/metrics
+    """
+    from wattcast.control import live_control, serving_control
+    from wattcast.control.search_problem import Objective
+    from wattcast.serving.simulate_serving import find_language_model
+
+    limits = _serving_limits(options.ttft, options.tpot)
+    if options.model is not None:
+        find_language_model(options.model)
+    read_metrics = partial(serving_control.read_engine_metrics, options.metrics)
+    read_metrics()  # raises where nothing answers
+    cards = _open_cards(options.device, options.devices)
+    if not options.apply:
+        _explain_dry_run(env, cards)
+    keeper = _choose_keeper(options.model, True, limits, cards[0].name, len(cards))
+    task = live_control.ControlTask(Objective(), make_keeper=keeper, read_engine=read_metrics)
+    raise typer.Exit(_control_cards(env, cards, options.socket, [], task, dict(env.variables)))
+
+
+def _open_cards(device: int | None, devices: str | None) -> list[NvmlCard]:
+    """Open the cards of a job, or the one card that is steered."""
+    from wattcast.control.job_cards import parse_devices
+    from wattcast.measure.device_control import NvmlCard
+
+    if devices is not None and device is not None:
+        raise bad_value("--device and --devices", "one of them", "both")
+    indices: Sequence[int | None] = [device] if devices is None else parse_devices(devices)
+    cards = [NvmlCard(index) for index in indices]
+    for card in cards:
+        card.open()
+    return cards
+
+
+def _explain_dry_run(env: Environment, cards: Sequence[NvmlCard]) -> NoReturn:
+    """Say what would be done with --apply, and end."""
+    names = ", ".join(dict.fromkeys(card.name for card in cards))
+    count = "" if len(cards) == 1 else f"{len(cards)} × "
+    env.say(f"dry run on {count}{names}: clocks would be set and given back; add --apply to do it.")
+    raise typer.Exit
+
+
+def _control_cards(
+    env: Environment,
+    cards: Sequence[NvmlCard],
+    socket: Path | None,
+    command: Sequence[str],
+    task: ControlTask,
+    variables: Mapping[str, str],
+) -> int:
+    """Claim the cards, control them as one, and return the exit code."""
+    from wattcast.control import daemon_client, job_cards, live_control
+
+    with daemon_client.hold_cards(cards, socket) as claimed:
+        steered = claimed[0] if len(claimed) == 1 else job_cards.JobCards(claimed)
+        code = live_control.run_controlled_program(steered, command, task, env.say, variables)
+    return code if code >= 0 else 128 - code
 
 
 def _check_control(control: ControlOptions, has_command: bool) -> None:
@@ -347,16 +428,20 @@ def _make_count_file(control: ControlOptions, card_name: str) -> SmCountFile | N
     return SmCountFile(control.units, count)
 
 
-def _choose_keeper(control: ControlOptions, limits: ServingLimits, card_name: str) -> Any:
-    """Return what keeps the latencies of a serving engine, or None for another program."""
+def _choose_keeper(
+    model: str | None, has_metrics: bool, limits: ServingLimits, card_name: str, count: int
+) -> Any:
+    """Return what keeps the latencies of a serving engine on some cards, or None for another
+    program.
+    """
     from wattcast.control import serving_control, serving_rehearsal
 
-    if control.model is not None:
+    if model is not None:
         do = "Leave it out: what steps take is then learned."
         chip = _catalogue_gpu(card_name, "--model", do)
-        by_level = serving_rehearsal.build_clock_levels(control.model, chip)
+        by_level = serving_rehearsal.build_clock_levels(model, chip, tensor_parallel=count)
         return partial(serving_rehearsal.make_keeper, by_level, limits)
-    if control.metrics is not None:
+    if has_metrics:
         return partial(serving_control.LatencyKeeper, limits=limits)
     return None
 

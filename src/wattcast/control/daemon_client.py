@@ -119,6 +119,8 @@ class DaemonCard:
     privilege.
     """
 
+    count = 1  # of cards; a job has several (``job_cards.JobCards``)
+
     def __init__(
         self, reader: NvmlCard, link: DaemonLink, rescue: Callable[[], object] | None = None
     ) -> None:
@@ -134,6 +136,10 @@ class DaemonCard:
         self.limits_w = reader.limits_w
         self.read = reader.read
         self._ask_daemon("claim")
+
+    def read_each(self) -> tuple[Any, ...]:
+        """Return the reading of the card."""
+        return (self.read(),)
 
     def beat(self) -> None:
         """Be heard, when it is time. ``Refused`` when the daemon took the card back."""
@@ -231,16 +237,29 @@ def _restore_leftover(card: NvmlCard, by_defaults: bool) -> str:
 @contextmanager
 def hold_card(reader: NvmlCard, socket_path: Path | None = None) -> Iterator[DaemonCard]:
     """Claim an opened card through the daemon; root gets a daemon of its own where none runs."""
+    with hold_cards([reader], socket_path) as (card,):
+        yield card
+
+
+@contextmanager
+def hold_cards(
+    readers: Sequence[NvmlCard], socket_path: Path | None = None
+) -> Iterator[list[DaemonCard]]:
+    """Claim opened cards through the daemon, each by a connection of its own, or none of them."""
     path = socket_path or SOCKET
     with ExitStack() as stack:
-        rescue = None
-        if os.geteuid() == 0 and socket_path is None and not _is_listening(path):
-            path = stack.enter_context(_start_own_daemon(reader.index))
-            rescue = partial(
-                restore_leftovers, find_settable_cards([reader.uuid]), lambda text: None
-            )
-        link = stack.enter_context(closing(DaemonLink(path)))
-        yield DaemonCard(reader, link, rescue)
+        is_own = os.geteuid() == 0 and socket_path is None and not _is_listening(path)
+        if is_own:
+            path = stack.enter_context(_start_own_daemon([reader.index for reader in readers]))
+        cards = []
+        for reader in readers:
+            rescue = None
+            if is_own:
+                openers = find_settable_cards([reader.uuid])
+                rescue = partial(restore_leftovers, openers, lambda text: None)
+            link = stack.enter_context(closing(DaemonLink(path)))
+            cards.append(DaemonCard(reader, link, rescue))
+        yield cards
 
 
 def _is_listening(path: Path) -> bool:
@@ -252,8 +271,8 @@ def _is_listening(path: Path) -> bool:
 
 
 @contextmanager
-def _start_own_daemon(device: int) -> Iterator[Path]:
-    """Run a daemon for one card as long as the block lasts."""
+def _start_own_daemon(devices: Sequence[int]) -> Iterator[Path]:
+    """Run a daemon for some cards as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="wattcast-") as folder:
         path = Path(folder) / "socket"
         command = [
@@ -262,11 +281,11 @@ def _start_own_daemon(device: int) -> Iterator[Path]:
             "wattcast",
             "manage",
             "daemon",
-            "--gpu",
-            str(device),
             "--socket",
             str(path),
         ]
+        for device in devices:
+            command += ["--gpu", str(device)]
         command.append("--lifeline")  # it ends when we do, whatever ends us
         # A Ctrl-C meant for us must not reach it.
         process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE)

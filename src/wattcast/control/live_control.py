@@ -22,6 +22,7 @@ import numpy as np
 from wattcast.control import plants
 from wattcast.control.clock_plane import await_end, start_program
 from wattcast.control.daemon_client import DaemonCard
+from wattcast.control.job_cards import JobCards
 from wattcast.control.live_plant import LIVE, PROGRAM_KERNEL, LivePlant
 from wattcast.control.plants import KnobRole, Lattice, Observation, Settings
 from wattcast.control.policies import Harmonia
@@ -80,7 +81,7 @@ class _LiveSearch:
             self._lattice,
             self._plant.default,
             self._objective,
-            limit_w=None if limits_w is None else limits_w[0],
+            limit_w=None if limits_w is None else self._plant.card.count * limits_w[0],
         )
         self._state = self._controller.start()
         self._pairs = ReferencePairs(self._seed)
@@ -127,7 +128,9 @@ class _LiveSearch:
         """Give the controller a first guess."""
         if self._advise is None:
             return
-        guess = self._advise(self._plant.reading, self._lattice)
+        reading = self._plant.reading
+        power_w = reading.power_w / self._plant.card.count
+        guess = self._advise(replace(reading, power_w=power_w), self._lattice)
         if guess is not None:
             self._controller = replace(self._controller, hint={PROGRAM_KERNEL: guess})
 
@@ -212,7 +215,7 @@ class ControlTask:
 
 
 def run_controlled_program(
-    card: DaemonCard,
+    card: DaemonCard | JobCards,
     command: Sequence[str],
     task: ControlTask,
     say: Callable[[str], None],
@@ -254,7 +257,9 @@ def run_controlled_program(
     saving = "" if task.make_keeper is not None else "No saving is claimed."
     if savings is not None:
         saving = savings.describe(plant.lattice.describe(savings.settings))
-    say(f"the card has back what it had. {saving}".rstrip())
+    returned = "the card has" if card.count == 1 else f"all {card.count} cards have"
+    pronoun = "it" if card.count == 1 else "they"
+    say(f"{returned} back what {pronoun} had. {saving}".rstrip())
     if task.rows is not None:
         count = write_calibration_rows(plant, task.workload or {}, task.rows)
         say(f"{task.rows}: {count} rows for `wattcast calibrate`.")

@@ -17,6 +17,7 @@ from typing import Any
 from wattcast.coefficients import load_coefficients
 from wattcast.control.card_settings import RefusedKnob
 from wattcast.control.daemon_client import DaemonCard
+from wattcast.control.job_cards import JobCards, combine_readings
 from wattcast.control.plants import Knob, KnobRole, Lattice, Observation, Settings
 from wattcast.control.program_files import ProgressFile, SmCountFile
 from wattcast.core import MissingTool, Refused
@@ -59,11 +60,10 @@ ROLES = {
 
 @dataclass(frozen=True)
 class _CounterMark:
-    """What the card and the program had counted, each at the moment its counter stepped."""
+    """What the cards and the program had counted, each at the moment its counter stepped."""
 
-    reading: Any
-    energy_s: float
-    energy_j: float
+    readings: tuple[Any, ...]  # of each card
+    energy: tuple[tuple[float, float], ...]  # of each card: when its counter stepped, and joules
     work_s: float
     work: float
 
@@ -72,7 +72,7 @@ class _CounterMark:
 class LivePlant:
     """Run a card and a program in periods."""
 
-    card: DaemonCard
+    card: DaemonCard | JobCards
     lattice: Lattice  # of fewer knobs after the driver or the daemon refused some
     period_s: float
     alive: Callable[[], bool]
@@ -117,11 +117,11 @@ class LivePlant:
         if begin is None or end is None:
             return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
 
-        self.reading = end.reading
+        self.reading = combine_readings(end.readings)
         power_w, is_stale = _measure_power_w(begin, end)
         seconds, work = self._measure_work(begin, end)
         self._watch_for_work(work)
-        self._watch_saturation(end.reading)
+        self._watch_saturation(self.reading)
         return Observation(
             PROGRAM_KERNEL,
             settings,
@@ -130,7 +130,7 @@ class LivePlant:
             work,
             counters=None,
             stale=is_stale,
-            core_hz=self._read_governed_clock(end.reading),
+            core_hz=self._read_governed_clock(self.reading),
         )
 
     def _measure_work(self, begin: _CounterMark, end: _CounterMark) -> tuple[float, float]:
@@ -139,8 +139,10 @@ class LivePlant:
         self._reported = self._reported or work > 0
         if self._reported:
             return end.work_s - begin.work_s, work
-        seconds = end.reading.at_s - begin.reading.at_s
-        return seconds, end.reading.work_per_s * seconds
+        before = combine_readings(begin.readings)
+        after = combine_readings(end.readings)
+        seconds = after.at_s - before.at_s
+        return seconds, after.work_per_s * seconds
 
     def _watch_for_work(self, work: float) -> None:
         """Tell the user when no work was seen for several periods."""
@@ -272,46 +274,65 @@ class LivePlant:
         return self.progress.count() if self.progress else 0.0
 
     def _mark_counters(self) -> tuple[_CounterMark | None, float]:
-        """Read the card just after its energy counter stepped, and the work just after a unit
+        """Read each card just after its energy counter stepped, and the work just after a unit
         ended.
 
-        Both counters move in steps; read at any other moment, a step more or less would be noise.
+        Counters move in steps; read at any other moment, a step more or less would be noise.
         Return also how long that took."""
         waited_s = 0.0
         most_s = min(LIVE.mark_s, LIVE.mark_share * self.period_s)
-        energy: tuple[float, float] | None = None  # when the counter stepped, and joules
+        energy: dict[int, tuple[float, float]] = {}  # by card: when its counter stepped, and joules
         work: tuple[float, float] | None = None  # when a unit ended, and units
         with self.ending_control():
-            first = self.card.read()
+            first = self.card.read_each()
             first_work = self._count_work()
             while True:
                 waited_s += self.pause_heard(POLL_S)
-                reading = self.card.read()
+                readings = self.card.read_each()
                 count = self._count_work()
-                if energy is None and reading.energy_j != first.energy_j:
-                    energy = (reading.at_s, reading.energy_j)
+                for place, reading in enumerate(readings):
+                    if reading.energy_j != first[place].energy_j:
+                        energy.setdefault(place, (reading.at_s, reading.energy_j))
                 if work is None and count != first_work:
-                    work = (reading.at_s, count)
-                is_complete = energy and (work or self.progress is None)
+                    work = (readings[-1].at_s, count)
+                has_stepped = len(energy) == len(readings)
+                is_complete = has_stepped and (work or self.progress is None)
                 if is_complete or waited_s >= most_s or not self.alive():
-                    energy_s, energy_j = energy or (reading.at_s, reading.energy_j)
-                    work_s, work_count = work or (reading.at_s, count)
-                    return _CounterMark(reading, energy_s, energy_j, work_s, work_count), waited_s
+                    marks = []
+                    for place, reading in enumerate(readings):
+                        marks.append(energy.get(place, (reading.at_s, reading.energy_j)))
+                    work_s, work_count = work or (readings[-1].at_s, count)
+                    return _CounterMark(readings, tuple(marks), work_s, work_count), waited_s
         return None, waited_s
 
 
 def _measure_power_w(begin: _CounterMark, end: _CounterMark) -> tuple[float, bool]:
-    """Return the mean power of a period, and whether the counter cannot be believed."""
-    joules = end.energy_j - begin.energy_j
-    span_s = end.energy_s - begin.energy_s
+    """Return the mean power of all cards in a period, and whether a counter cannot be believed."""
+    total_w = 0.0
+    is_stale = False
+    for place in range(len(end.readings)):
+        power_w, is_card_stale = _measure_card_power_w(begin, end, place)
+        total_w += power_w
+        is_stale = is_stale or is_card_stale
+    return total_w, is_stale
+
+
+def _measure_card_power_w(begin: _CounterMark, end: _CounterMark, place: int) -> tuple[float, bool]:
+    """Return the mean power of one card in a period, and whether its counter cannot be believed."""
+    begin_s, begin_j = begin.energy[place]
+    end_s, end_j = end.energy[place]
+    before = begin.readings[place]
+    after = end.readings[place]
+    joules = end_j - begin_j
+    span_s = end_s - begin_s
     if not math.isfinite(joules):
-        return float(end.reading.power_w), False
+        return float(after.power_w), False
     if joules <= 0:  # the counter stood still, or was reset
-        return float(end.reading.power_w), True
+        return float(after.power_w), True
     if span_s <= 0:
-        return float(end.reading.power_w), False
+        return float(after.power_w), False
     power_w = joules / span_s
     if span_s < CHECKS.average_s:  # power readings are means over a second
         return power_w, False
-    ends_w = (begin.reading.power_w, end.reading.power_w)
+    ends_w = (before.power_w, after.power_w)
     return power_w, not is_plausible_power(power_w, ends_w, CHECKS.most_w)

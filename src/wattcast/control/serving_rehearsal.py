@@ -201,9 +201,13 @@ def rehearse_load(
     }
 
 
-def build_clock_levels(model: str, gpu: Gpu, longest_context: int = 16384) -> list[StepCosts]:
-    """Return the step costs of a model at 17 core clocks of a GPU, lowest first."""
-    options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
+def build_clock_levels(
+    model: str, gpu: Gpu, longest_context: int = 16384, tensor_parallel: int = 1
+) -> list[StepCosts]:
+    """Return the step costs of a model at 17 core clocks of a GPU, or of several that share it,
+    lowest first.
+    """
+    options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE, tp=tensor_parallel)
     costs = tabulate_step_costs(
         find_language_model(model), gpu, options, longest_context=longest_context
     )
