@@ -254,17 +254,18 @@ def _list_pieces(
 def _build_stretches(timeline: Timeline, groups: _Groups, kernel_s: Array) -> tuple[Stretch, ...]:
     """Return the stretches of a run whose positions have these numbers, each as a timeline."""
     kernels = timeline.kernels
+    parts_of_stretch: list[list[IssueSegment]] = [[] for _ in range(int(groups.max()) + 1)]
+    for of_step in _split_steps(kernels.segments, groups):
+        of_positions = np.concatenate([numbers for _, numbers in of_step])
+        first, last = int(of_positions.min()), int(of_positions.max())
+        if first == last:
+            parts_of_stretch[first] += [segment for segment, _ in of_step if segment.rows.size]
+            continue
+        for number in range(first, last + 1):
+            parts_of_stretch[number] += _divide_step(of_step, number, kernel_s)
+
     stretches = []
-    for number in range(int(groups.max()) + 1):
-        parts = []
-        for of_step in _split_steps(kernels.segments, groups):
-            chosen = [np.flatnonzero(numbers == number) for _, numbers in of_step]
-            share = _share_step(of_step, chosen, kernel_s)
-            for (segment, _), here in zip(of_step, chosen, strict=True):
-                if here.size:
-                    rows = segment.rows[here]
-                    counts = segment.counts[here]
-                    parts.append(replace(segment, rows=rows, counts=counts, step_share=share))
+    for parts in parts_of_stretch:
         rows = np.unique(np.concatenate([part.rows for part in parts]))
         local_parts = tuple(replace(part, rows=rows.searchsorted(part.rows)) for part in parts)
         part_timeline = timeline.select_rows(rows, select_operators(kernels.ops, rows), local_parts)
@@ -283,6 +284,21 @@ def _split_steps(
     placed = zip(segments, np.split(groups, ends[:-1]), strict=True)
     for _, of_step in groupby(placed, key=lambda pair: pair[0].step):
         yield list(of_step)
+
+
+def _divide_step(
+    of_step: Sequence[_PlacedSegment], number: int, kernel_s: Array
+) -> list[IssueSegment]:
+    """Return what one stretch has of a step that is divided among several."""
+    chosen = [np.flatnonzero(numbers == number) for _, numbers in of_step]
+    share = _share_step(of_step, chosen, kernel_s)
+    parts = []
+    for (segment, _), here in zip(of_step, chosen, strict=True):
+        if here.size:
+            rows = segment.rows[here]
+            counts = segment.counts[here]
+            parts.append(replace(segment, rows=rows, counts=counts, step_share=share))
+    return parts
 
 
 def _share_step(
