@@ -22,6 +22,7 @@ from wattcast.hardware.catalogue_reader import parse_gpu
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.power_logs import read_power_log
 from wattcast.predictor.bundle.bundle_file import bundle_to_plain, plain_to_bundle, shipped_bundle
+from wattcast.report.comparison_sides import read_run
 from wattcast.serving.trace_files import parse_trace
 from wattcast.web.answers import answer_request, parse_upload
 from wattcast.workload.dimension_limits import MOST_LAYERS
@@ -51,6 +52,32 @@ def test_a_file_with_billions_of_layers_builds_nothing(kind: str) -> None:
     with pytest.raises(BadInput):
         parse_huggingface(config, "config.json")
     assert time.perf_counter() - began < 1.0
+
+
+def test_millions_of_heads_are_refused_before_they_are_walked() -> None:
+    """A config of 16 million heads, or a workload of as many, took 2 GB: a number for each tile."""
+    config = json.loads(_config(model_type="llama", head_dim=16, num_key_value_heads=4))
+    with pytest.raises(BadInput, match="heads: expected a whole number from 1 to 65536"):
+        wattcast.predict(config | {"num_attention_heads": 16_000_000}, "h200")
+
+    attention = {"op": "engine_attention", "heads": 16_000_000, "kv_heads": 4, "head_dim": 16}
+    attention |= {"groups": [[1, 1024, 1024]], "dtype": "bf16"}
+    work = json.dumps({"name": "wide", "ops": [attention]}).encode()
+    with pytest.raises(BadInput, match="rows of queries in a sequence"):
+        parse_workload(work, "w.json")
+
+
+def test_a_prediction_with_countless_calls_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A count of 400 digits fits no float."""
+    main(["predict", "gpt2", "--gpu", "h200", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    answer["predictions"][0]["ops"][0]["count"] = 10**400
+    path = tmp_path / "prediction.json"
+    path.write_text(json.dumps(answer))
+    with pytest.raises(BadInput, match="calls"):
+        read_run(str(path), "h200", 1)
 
 
 def test_as_many_layers_as_allowed_are_predicted() -> None:

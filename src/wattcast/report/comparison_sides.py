@@ -33,6 +33,7 @@ PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
 LONGEST_S = 1e9  # of one run: thirty years
 MOST_W = 1e7  # of one GPU
+MOST_CALLS = 10**15  # of one operator: calls of a microsecond for thirty years
 MOST_HZ = 1e12
 
 _POINT = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
@@ -269,8 +270,8 @@ def check_prediction(p: PredictionOut, where: str) -> None:
 def _check_operator(op: OperatorOut, where: str) -> None:
     is_time = 0.0 <= op.latency_s <= LONGEST_S
     is_energy = 0.0 <= op.energy_j <= LONGEST_S * MOST_W
-    if not (is_time and is_energy and op.count >= 1):
-        expected = "a time, an energy of zero or more, and a count above zero"
+    if not (is_time and is_energy and 1 <= op.count <= MOST_CALLS):
+        expected = f"a time, an energy of zero or more, and 1 to {MOST_CALLS:g} calls"
         numbers = f"{op.latency_s} s, {op.energy_j} J, {op.count} calls"
         raise bad_value(f"{where}: {clip_text(op.operator)}", expected, numbers)
     for module in op.modules:

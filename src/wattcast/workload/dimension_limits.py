@@ -20,6 +20,9 @@ MOST_LAYERS = 4096
 # most.
 MOST_TRACED_LAYERS = 64
 MOST_EXPERTS = 4096  # Switch-C has 2,048 (arXiv:2101.03961)
+# Attention is walked tile by tile, and a tile holds rows of several heads. DeepSeek-V3 has 128 heads,
+# Mamba a state for each channel: 8,192 in Jamba.
+MOST_HEADS = 1 << 16
 MOST_STAGES = 16  # levels of a network of pictures; published ones have 4 or 5
 MOST_WIDTH = 1 << 24  # of any other dimension; the widest published are vocabularies of 2^18
 MOST_POSITIONS = 1 << 31  # "no limit" is often written as a very large number
@@ -105,6 +108,8 @@ def _find_limit(architecture: str, name: str) -> int:
         return MOST_TRACED_LAYERS if architecture in _TRACED else MOST_LAYERS
     if name in ("experts", "experts_chosen"):
         return MOST_EXPERTS
+    if name.endswith("heads"):
+        return MOST_HEADS
     if name in _POSITIONS:
         return MOST_POSITIONS
     return _SMALL_COUNTS.get(name, MOST_WIDTH)

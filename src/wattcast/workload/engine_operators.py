@@ -34,6 +34,9 @@ _SCALE_BYTE = {
     "mx": 1.0 / 32.0,
     "nv": 1.0 / 16.0,
 }
+# Rows of queries that one sequence may bring, a row being one token of one head: attention is walked
+# tile by tile, and so many rows are 8 million tiles. Ten million tokens of Llama 4 Scout's 40 heads fit.
+_MOST_QUERY_ROWS = 1 << 29
 # Values of a key head and of a value head in DeepSeek's prefill, where the latent is expanded.
 _EXPANDED_DIMS = (192, 128)
 
@@ -75,6 +78,12 @@ class PagedAttention(Operator):
         if not self.groups or not are_valid:
             wanted = "lists of sequences, new tokens and at least as many keys"
             raise bad_value("engine_attention.groups", wanted, self.groups)
+        query_rows = self.heads * max(q for _, q, _ in self.groups)
+        if query_rows > _MOST_QUERY_ROWS:
+            wanted = (
+                f"at most {_MOST_QUERY_ROWS} rows of queries in a sequence (heads x new tokens)"
+            )
+            raise bad_value("engine_attention.groups", wanted, query_rows)
 
     @property
     def math_dtype(self) -> Dtype:

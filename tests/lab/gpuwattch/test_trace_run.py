@@ -114,6 +114,9 @@ def test_kernel_lists_in_every_form(tmp_path: Path) -> None:
         ("second", 1, 2.0),  # at 1500
         ("third", 1, None),  # at 2000
     ]
+    table.write_text("name,cycles,ipc\na,1250,10.5\nb, ,\n")
+    blank = read_kernel_list(table, 500)
+    assert [(k.name, k.samples) for k in blank] == [("a", None), ("b", None)]
     log = tmp_path / "c.log"
     log.write_text(
         "kernel_name = k1 \nkernel_launch_uid = 7 \nnoise\ngpu_sim_cycle = 1000\ngpu_ipc =  3.5\nkernel_name = k2\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import itemgetter
@@ -234,59 +234,89 @@ def read_kernel_list(path: Path, sample_cycle: int) -> tuple[ListedKernel, ...]:
 
     CSV columns: ``name`` and, if known, ``uid``, ``samples`` or ``cycles``, ``ipc``, ``threads``
     (active ones of a warp). A simulator's output or power report is searched for the names in
-    ``_LOG_COLUMNS``; instructions of threads and warps add up over kernels there, so that each
-    kernel has what the one before had not."""
+    ``_LOG_COLUMNS``."""
     text = read_bytes(path, _MAX_BYTE).decode("utf-8", "replace")
-    where = path.name
-    launches: list[dict[str, str]] = []
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if re.search(r"^\s*kernel_name\s*=", text, re.MULTILINE):
-        pattern = rf"^\s*({'|'.join(_LOG_COLUMNS)})\s*=\s*(\S+)"
-        for key, value in re.findall(pattern, text, re.MULTILINE):
-            if key == "kernel_name":
-                launches.append({})
-            if launches:
-                launches[-1].setdefault(_LOG_COLUMNS[key], value)
-        before = (0.0, 0.0)
-        for k in launches:
-            k["cycles"] = str(parse_figure(k.get("cycles")) or "")
-            threads, warps = (
-                parse_figure(k.get(key)) or 0.0 for key in ("total_threads", "total_warps")
-            )
-            if warps > before[1]:
-                k["threads"] = repr((threads - before[0]) / (warps - before[1]))
-                before = threads, warps
+        launches = _read_launches_of_log(text)
     elif lines and lines[0].split(",")[0].strip() == "name":
-        reader = csv.DictReader(io.StringIO(text, newline=None))
-        strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
-        if strange:
-            raise bad_value(
-                f"{where}: header", f"columns of {', '.join(_COLUMNS)}", ", ".join(strange)
-            )
-        launches = list(reader)
-        for line, row in enumerate(launches, start=2):
-            for key in ("uid", "samples", "cycles"):
-                text = str(row.get(key) or "").strip(" ")
-                if text and not (text.isdecimal() and len(text) <= _MOST_DIGITS):
-                    wanted = f"a whole number of at most {_MOST_DIGITS} digits"
-                    raise bad_value(f"{where}: line {line}: {key}", wanted, text)
+        launches = _read_launches_of_table(text, path.name)
     else:
-        launches = [{"name": clip_text(line.strip(), 4096)} for line in lines]
-    counted: Iterable[int | None] = [None] * len(launches)
-    if all(
-        k.get("cycles") for k in launches
-    ):  # a sample at every multiple of its length since the program began
-        passed = [
-            total // sample_cycle
-            for total in accumulate((float(k["cycles"]) for k in launches), initial=0.0)
-        ]
-        counted = [int(after - before) for before, after in pairwise(passed)]
-    found = []
-    for i, (k, count) in enumerate(zip(launches, counted, strict=True), start=1):
-        samples = int(k["samples"]) if k.get("samples") else count
-        figures = [parse_figure(k.get(key)) for key in ("ipc", "mean_threads", "threads")]
-        found.append(ListedKernel(str(k["name"]), int(k.get("uid") or i), samples, *figures))
-    return tuple(found)
+        launches = [{"name": clip_text(line, 4096)} for line in lines]
+
+    kernels = []
+    sample_counts = _count_samples(launches, sample_cycle)
+    for i, (launch, count) in enumerate(zip(launches, sample_counts, strict=True), start=1):
+        samples = launch.get("samples")
+        kernels.append(
+            ListedKernel(
+                name=launch["name"],
+                uid=int(launch.get("uid") or i),
+                samples=int(samples) if samples else count,
+                ipc=parse_figure(launch.get("ipc")),
+                mean_threads=parse_figure(launch.get("mean_threads")),
+                threads=parse_figure(launch.get("threads")),
+            )
+        )
+    return tuple(kernels)
+
+
+def _read_launches_of_log(text: str) -> list[dict[str, str]]:
+    """Return what a simulator's output says of each launch.
+
+    Instructions of threads and warps add up over kernels there, so each kernel has what the one
+    before had not.
+    """
+    launches: list[dict[str, str]] = []
+    pattern = rf"^\s*({'|'.join(_LOG_COLUMNS)})\s*=\s*(\S+)"
+    for key, value in re.findall(pattern, text, re.MULTILINE):
+        if key == "kernel_name":
+            launches.append({})
+        if launches:
+            launches[-1].setdefault(_LOG_COLUMNS[key], value)
+
+    threads_before = 0.0
+    warps_before = 0.0
+    for launch in launches:
+        launch["cycles"] = str(parse_figure(launch.get("cycles")) or "")
+        threads = parse_figure(launch.get("total_threads")) or 0.0
+        warps = parse_figure(launch.get("total_warps")) or 0.0
+        if warps > warps_before:
+            launch["threads"] = repr((threads - threads_before) / (warps - warps_before))
+            threads_before = threads
+            warps_before = warps
+    return launches
+
+
+def _read_launches_of_table(text: str, where: str) -> list[dict[str, str]]:
+    """Return the cells of each launch, without spaces around them; a blank cell is empty."""
+    reader = csv.DictReader(io.StringIO(text, newline=None))
+    strange = [name for name in reader.fieldnames or () if name not in _COLUMNS]
+    if strange:
+        wanted = f"columns of {', '.join(_COLUMNS)}"
+        raise bad_value(f"{where}: header", wanted, ", ".join(strange))
+    launches = []
+    for line, row in enumerate(reader, start=2):
+        launch = {name: str(row.get(name) or "").strip() for name in _COLUMNS}
+        for name in ("uid", "samples", "cycles"):
+            count = launch[name]
+            if count and not (count.isdecimal() and len(count) <= _MOST_DIGITS):
+                wanted = f"a whole number of at most {_MOST_DIGITS} digits"
+                raise bad_value(f"{where}: line {line}: {name}", wanted, count)
+        launches.append(launch)
+    return launches
+
+
+def _count_samples(launches: list[dict[str, str]], sample_cycle: int) -> list[int | None]:
+    """Return how many samples each launch has, where all say how many cycles they take.
+
+    A sample ends at every multiple of its length since the program began.
+    """
+    if not all(launch.get("cycles") for launch in launches):
+        return [None] * len(launches)
+    cycles = (float(launch["cycles"]) for launch in launches)
+    ends = [total // sample_cycle for total in accumulate(cycles, initial=0.0)]
+    return [int(after - before) for before, after in pairwise(ends)]
 
 
 def parse_figure(text: str | None) -> float | None:
