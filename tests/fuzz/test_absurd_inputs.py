@@ -67,16 +67,21 @@ def test_millions_of_heads_are_refused_before_they_are_walked() -> None:
         parse_workload(work, "w.json")
 
 
-def test_a_prediction_with_countless_calls_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("field", "count"), [("count", 10**400), ("gpu_count", 0), ("gpu_count", -4), ("tokens", 0)]
+)
+def test_a_prediction_with_absurd_counts_is_refused(
+    field: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A count of 400 digits fits no float."""
+    """A count of 400 digits fits no float, and no run has no GPU."""
     main(["predict", "gpt2", "--gpu", "h200", "--json"])
     answer = json.loads(capsys.readouterr().out)
-    answer["predictions"][0]["ops"][0]["count"] = 10**400
+    prediction = answer["predictions"][0]
+    target = prediction["ops"][0] if field == "count" else prediction
+    target[field] = count
     path = tmp_path / "prediction.json"
     path.write_text(json.dumps(answer))
-    with pytest.raises(BadInput, match="calls"):
+    with pytest.raises(BadInput, match="calls" if field == "count" else field):
         read_run(str(path), "h200", 1)
 
 

@@ -33,6 +33,8 @@ PREDICTED = "predicted"
 DEFAULT_DATABASE = "h200"  # where row:ID is looked up
 LONGEST_S = 1e9  # of one run: thirty years
 MOST_W = 1e7  # of one GPU
+MOST_GPUS = 1_000_000
+MOST_TOKENS = 10**15  # of one iteration, on all GPUs
 MOST_CALLS = 10**15  # of one operator: calls of a microsecond for thirty years
 MOST_HZ = 1e12
 
@@ -258,6 +260,14 @@ def check_prediction(p: PredictionOut, where: str) -> None:
         value = getattr(p, name)
         if not 0.0 < value <= most:
             raise bad_value(f"{where}: {name}", f"above zero, at most {most:g}", value)
+    counts = {
+        "gpu_count": (p.gpu_count, MOST_GPUS),
+        "tokens": (p.tokens, MOST_TOKENS),
+        "items": (p.items, MOST_TOKENS),
+    }
+    for name, (count, most_count) in counts.items():
+        if count is not None and not 1 <= count <= most_count:
+            raise bad_value(f"{where}: {name}", f"a whole number from 1 to {most_count:g}", count)
     energy_j = p.power_w * p.latency_s
     if not 0.99 * energy_j <= p.energy_j <= 1.01 * energy_j:
         raise bad_value(f"{where}: energy_j", f"power times latency, {energy_j:g} J", p.energy_j)
