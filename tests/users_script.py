@@ -39,7 +39,7 @@ def use_every_verb(rows: str, module: object) -> float | None:
 
 def mistake_types() -> None:
     """Give each kind of signature a wrong type."""
-    wattcast.predict("gpt2", "h200", batch="8")  # type: ignore[arg-type]
+    wattcast.predict("gpt2", "h200", batch="8")  # type: ignore[call-overload]
     wattcast.explore("gpt2", 3)  # type: ignore[arg-type]
     wattcast.measure(3)  # type: ignore[arg-type]
     wattcast.plan("gpt2", "h200", rate="20/s", prompt=1, output=1, colour=1)  # type: ignore[call-arg]

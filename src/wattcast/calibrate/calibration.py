@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from wattcast.calibrate.scoring import lowers_error, percent_errors
 from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array, map_distinct
 from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
 from wattcast.predictor.bundle.calibrated import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
@@ -183,9 +185,12 @@ class CalibrationErrors:
     left_out: float | None
 
 
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(frozen=True, repr=False)
+class Calibration(UserResult):
     """What was learned, how sure it is, and the bundle made of it."""
+
+    drawn_by = "wattcast.report.result_figures:draw_calibration"
+    rows_in = "learned"
 
     bundle: Bundle
     learned: tuple[CalibratedFactor, ...]
@@ -194,6 +199,24 @@ class Calibration:
     power: CalibrationErrors
     rows: int
     notes: tuple[str, ...]
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        learned = ", ".join(f"{item.name} {item.value:.3g}" for item in self.learned)
+        return f"{self.bundle.gpu} from {self.rows} rows: {learned or 'nothing moved'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was learned and how far off it is, as ``calibrate --json`` prints it."""
+        return {
+            "gpu": self.bundle.gpu,
+            "rows": self.rows,
+            "learned": [vars(item) for item in self.learned],
+            "not_supported": list(self.unsupported),
+            "latency_error_percent": vars(self.latency),
+            "power_error_percent": vars(self.power),
+            "notes": list(self.notes),
+        }
 
     @property
     def factors(self) -> dict[str, float]:

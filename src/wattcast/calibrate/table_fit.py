@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,7 @@ from wattcast.calibrate.table_rows import BANDS_MS, RUN_S, TableRows, held_out, 
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus, Provenance
+from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_table import USUAL_CONDITION
@@ -78,15 +80,33 @@ class TableError:
     calibrated: float
 
 
-@dataclass(frozen=True)
-class TableCalibration:
+@dataclass(frozen=True, repr=False)
+class TableCalibration(UserResult):
     """A bundle calibrated on tables, how far it is off rows held out, and what was read."""
+
+    drawn_by = "wattcast.report.result_figures:draw_table_calibration"
+    rows_in = "errors_percent"
 
     bundle: Bundle
     errors: tuple[TableError, ...]
     fitted: int
     held_out: int
     notes: tuple[str, ...]
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        return f"{self.bundle.gpu}: {self.fitted} rows fitted, {self.held_out} held out"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the errors by family of kernels, as ``calibrate --json`` prints them."""
+        return {
+            "gpu": self.bundle.gpu,
+            "rows": self.fitted,
+            "held_out": self.held_out,
+            "errors_percent": [vars(error) for error in self.errors],
+            "notes": list(self.notes),
+        }
 
 
 def calibrate_tables(

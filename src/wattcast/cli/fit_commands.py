@@ -252,16 +252,7 @@ def calibrate(
         folder = out or Path("calibrated") / chip.name
         moved = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor))
         saved = f"{moved.bundle.gpu} saved in {folder}; use it with --bundle {folder}"
-        plain = {
-            "gpu": chip.name,
-            "rows": moved.rows,
-            "learned": [vars(item) for item in moved.learned],
-            "not_supported": list(moved.unsupported),
-            "latency_error_percent": vars(moved.latency),
-            "power_error_percent": vars(moved.power),
-            "notes": list(moved.notes),
-            "bundle": str(folder),
-        }
+        plain = {**moved.to_dict(), "bundle": str(folder)}
         return CommandOutput(
             plain, lambda console: _print_calibration(console, moved, chip.name), notes=[saved]
         )
@@ -277,8 +268,7 @@ def calibrate(
         if check
         else table_fit.calibrate_tables(table, gpu, env.say, engine)
     )
-    plain = {"gpu": found.bundle.gpu, "rows": found.fitted, "held_out": found.held_out}
-    plain |= {"errors_percent": [vars(e) for e in found.errors], "notes": list(found.notes)}
+    plain = found.to_dict()
     notes = []
     if not check:
         folder = out or Path("calibrated") / found.bundle.gpu

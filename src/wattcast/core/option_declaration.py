@@ -198,7 +198,10 @@ def parse_option_value(declared: DeclaredOption, value: Any) -> Any:
     if declared.option.parse is not None:
         return declared.option.parse(value, declared.keyword)
     if declared.is_sequence:
-        items = value.split(",") if isinstance(value, str) else value
+        is_single = not isinstance(value, str | Iterable)
+        items = [value] if is_single else value
+        if isinstance(items, str):
+            items = items.split(",")
         parsed = [_parse_item(declared, item) for item in items or ()]
         is_list = any(get_origin(kind) is list for kind in declared.members)
         return parsed if is_list else tuple(parsed)

@@ -95,15 +95,17 @@ def draw_curves(
     return add_caption(figure, caption)
 
 
-def draw_exploration(result: Exploration, workload: Workload, options: Mapping[str, Any]) -> Figure:
+def draw_exploration(
+    result: Exploration, workload: Workload | None = None, options: Mapping[str, Any] | None = None
+) -> Figure:
     """Draw curves over clocks where they vary, or each GPU's curve where GPUs do.
 
-    Otherwise energy is drawn against latency.
+    Otherwise, and where the workload is not given, energy is drawn against latency.
     """
     if "asked_clock_hz" in result.axes:
         return _draw_over_clocks(result)
-    if result.axes == ("gpu",):
-        return draw_gpus(workload, result.points, options)
+    if result.axes == ("gpu",) and workload is not None:
+        return draw_gpus(workload, result.points, options or {})
     points = {}
     for point in result.points:
         if point.results:
@@ -163,7 +165,7 @@ def draw_gpus(
     return draw_curves(tables, "latency_s", _choose_totals(has_several_gpus), caption)
 
 
-def draw_assignment(result: FleetAssignment, source: str) -> Figure:
+def draw_assignment(result: FleetAssignment, source: str = "") -> Figure:
     """Draw how many GPUs of each kind run each workload, stacked; idle ones in grey."""
     counts: dict[tuple[str, str], float] = {}  # by workload and kind
     for row in result.rows:
@@ -188,7 +190,8 @@ def draw_assignment(result: FleetAssignment, source: str) -> Figure:
     mean = f"{result.power_w / 1e3:.4g} kW mean at the meter"
     axes.set_title(f"{mean}, {result.peak_w / 1e3:.4g} kW at most", fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    return add_caption(figure, f"{source}; {result.aim}: {result.binds}")
+    caption = f"{source}; {result.aim}: {result.binds}"
+    return add_caption(figure, caption.removeprefix("; "))
 
 
 # Labels

@@ -31,6 +31,7 @@ from wattcast import hardware
 from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import table_rows
 from wattcast.core.errors import MissingSpecification, WattcastError
+from wattcast.core.user_results import UserResult
 from wattcast.explore.search_space import parse_constraints, parse_space, parse_values
 from wattcast.explore.study import Study, tabulate_points
 from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
@@ -171,8 +172,8 @@ class Alternative:
         return {**gpu, **self.names, **self.results, "reason": self.reason or None}
 
 
-@dataclass(frozen=True)
-class Exploration:
+@dataclass(frozen=True, repr=False)
+class Exploration(UserResult):
     """Hold every combination, and the best by each objective among those within the bound.
 
     The best is one whose clock and power limit are not far from what was measured, if there is one.
@@ -186,10 +187,26 @@ class Exploration:
     prices: Prices
     bolder: Mapping[ExploreObjective, Alternative]  # better, and far from what was measured
 
+    plain_by = "wattcast.explore.exploration_report:exploration_json"
+    drawn_by = "wattcast.explore.exploration_figures:draw_exploration"
+    rows_in = "points"
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        best = self.best.get(ExploreObjective.ENERGY)
+        least = "" if best is None else f"; least energy: {_name_point(best)}"
+        return f"{self.title}: {len(self.points)} points over {', '.join(self.axes)}{least}"
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per point."""
         return [point.row for point in self.points]
+
+
+def _name_point(point: Alternative) -> str:
+    """Return what distinguishes a point, in words."""
+    return ", ".join(f"{name} {value}" for name, value in point.names.items())
 
 
 @EXPLORE.sign

@@ -34,6 +34,7 @@ from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import WattcastError, import_extra
 from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.user_results import UserResult
 from wattcast.explore.explorations import build_study, describe_point_risk
 from wattcast.explore.study import Study, evaluate_points
 from wattcast.hardware import Gpu, OperatingPoint
@@ -112,9 +113,13 @@ class Fleet:
     pue: float = 1.0
 
 
-@dataclass(frozen=True)
-class FleetAssignment:
+@dataclass(frozen=True, repr=False)
+class FleetAssignment(UserResult):
     """Hold which GPUs run which workload."""
+
+    plain_by = "wattcast.explore.exploration_report:assignment_json"
+    drawn_by = "wattcast.explore.exploration_figures:draw_assignment"
+    rows_in = "assignment"
 
     aim: FleetAim
     rows: list[dict[str, Any]]  # workload, gpu, gpus, busy, clock ...
@@ -127,6 +132,12 @@ class FleetAssignment:
     notes: tuple[str, ...]
     cost_per_h: float | None = None  # rent of the GPUs with work, and what all draw
     currency: str = ""
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        kilowatt = f"{self.power_w / 1e3:.3g} kW at the meter"
+        return f"{len(self.served)} workloads, {self.factor:.0%} served, {kilowatt}"
 
 
 @dataclass(frozen=True)

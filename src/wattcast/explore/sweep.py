@@ -35,6 +35,7 @@ from wattcast.core.errors import CannotWrite, Refused, WattcastError, import_ext
 from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
+from wattcast.core.user_results import UserResult
 from wattcast.core.whole_files import replace_whole, write_whole
 from wattcast.explore.search_space import RESULT_UNITS, FieldKind, SamplingMethod
 from wattcast.explore.study import (
@@ -195,9 +196,13 @@ class SweepSummary:
 SweepPart = tuple[int, SweepSummary, bytes | None]
 
 
-@dataclass(frozen=True)
-class SweepResult:
+@dataclass(frozen=True, repr=False)
+class SweepResult(UserResult):
     """Hold the result of a sweep."""
+
+    plain_by = "wattcast.explore.exploration_report:sweep_json"
+    drawn_by = "wattcast.explore.exploration_figures:draw_pareto_front"
+    rows_in = "front"
 
     study: Study
     points: int
@@ -205,6 +210,13 @@ class SweepResult:
     summary: SweepSummary
     notes: tuple[str, ...]
     continued: int  # parts that were there before
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        front = len(next(iter(self.summary.front.values()), ()))
+        around = f"{self.study.graph.name} on designs around {self.study.gpu.name}"
+        return f"{around}: {self.points:,} points, {front} on the Pareto front"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import BadInput, ExitCode, Refused
+from wattcast.core.user_results import UserResult
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
@@ -44,9 +45,11 @@ TAIL_POLL_S = 0.002  # between looks for that step
 IDLE_PERIOD_S = 0.02  # between polls of an idle card
 
 
-@dataclass
-class OpenWindow:
+@dataclass(repr=False)
+class OpenWindow(UserResult):
     """A window while it runs; ``result`` is filled when the block ends."""
+
+    drawn_by = "wattcast.report.result_figures:draw_window"
 
     name: str
     started_s: float
@@ -59,6 +62,17 @@ class OpenWindow:
         if self._result is None:
             raise Refused(f"{self.name}: still running; read the result after the block.")
         return self._result
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line, or that the block still runs."""
+        if self._result is None:
+            return f"{self.name}: still running"
+        return self._result.summary_line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; what was not measured is left out."""
+        return self.result.to_dict()
 
     @property
     def duration_s(self) -> float:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import Refused
 from wattcast.core.units import show
+from wattcast.core.user_results import UserResult
 from wattcast.measure.counter_ticks import CounterTicks, find_ticks
 from wattcast.measure.energy_samples import BENIGN, Array, EnergySamples
 from wattcast.measure.source_check import (
@@ -64,9 +66,11 @@ class SteadyStretch:
     power_w: float
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(UserResult):
     """One named window. ``None`` means it could not be measured; ``flags`` say why to be careful."""
+
+    drawn_by = "wattcast.report.result_figures:draw_window"
 
     name: str
     duration_s: float
@@ -99,6 +103,15 @@ class Measurement:
         if self.power_w is None or self.flags:
             raise Refused(f"{self.name}: {', '.join(self.flags) or 'no power'}.")
         return self
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        return f"{self.name}: {self.sentence}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; what was not measured is left out."""
+        return self.plain()
 
     def plain(self) -> dict[str, object]:
         """Return plain data for JSON; what was not measured is left out."""

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack, overload
 
 import numpy as np
 
 from wattcast import hardware
 from wattcast.core import bad_value, check_names
+from wattcast.core.user_results import ResultList
 from wattcast.hardware import Gpu, Node, strip_board
 from wattcast.hardware.catalogue_reader import load_node, load_node_file
 from wattcast.options.keywords import PredictKeywords as PredictKeywords
@@ -49,17 +50,41 @@ _WAITING = "host: as measured of vLLM 0.25.1"
 
 
 SETTING_NAMES = tuple(SettingKeywords.__annotations__)
+# Kinds of GPU that one call answers for: ["h200", "b200"]
+SeveralGpus: TypeAlias = "list[str] | list[str | Path | Gpu] | tuple[str | Path | Gpu, ...]"
 
 
-@PREDICT.sign
+@overload
 def predict(
     workload: Workload | Callable[..., Any],
     gpu: str | Path | Gpu,
     *,
     inputs: Any = None,
     **options: Unpack[PredictKeywords],
-) -> Prediction:
+) -> Prediction: ...
+
+
+@overload
+def predict(
+    workload: Workload | Callable[..., Any],
+    gpu: SeveralGpus,
+    *,
+    inputs: Any = None,
+    **options: Unpack[PredictKeywords],
+) -> ResultList[Prediction]: ...
+
+
+@PREDICT.sign
+def predict(
+    workload: Workload | Callable[..., Any],
+    gpu: str | Path | Gpu | SeveralGpus,
+    *,
+    inputs: Any = None,
+    **options: Unpack[PredictKeywords],
+) -> Prediction | ResultList[Prediction]:
     """Predict speed, power, energy and clock of a workload on one or several GPUs of a kind.
+
+    With a list of GPUs, such as ``gpu=["h200", "b200"]``, return a prediction for each kind.
 
     ``workload`` is a model's name or Hugging Face id, a file (workload JSON, EnergAIzer list,
     Hugging Face ``config.json``), a mapping of the same, a Graph, or a ``torch.nn.Module`` with
@@ -85,6 +110,8 @@ def predict(
     predicts what cannot run: a number format without units, a power limit that the card does not
     take, a model that does not fit.
     """
+    if isinstance(gpu, list | tuple):
+        return ResultList(predict(workload, kind, inputs=inputs, **options) for kind in gpu)
     if inputs is not None or not isinstance(workload, (str, Path, Graph, ModelSpec, Mapping)):
         settings, model_options = _split_options(options)
         graph = load_workload.capture_workload(workload, inputs, model_options)
@@ -95,10 +122,12 @@ def predict(
 @PREDICT.sign
 def predict_many(
     workloads: Sequence[Workload | tuple[Workload, Mapping[str, Any]]],
-    gpu: str | Path | Gpu,
+    gpu: str | Path | Gpu | SeveralGpus,
     **options: Unpack[PredictKeywords],
-) -> list[Prediction]:
+) -> ResultList[Prediction]:
     """Predict many workloads on one kind of GPU, in order and several times as fast as one by one.
+
+    With a list of GPUs, the predictions of the first kind come before those of the second.
 
     Options are those of ``predict``. A workload may come with options of its own, which go before
     those of all:
@@ -106,6 +135,8 @@ def predict_many(
         wattcast.predict_many(["llama3-8b", ("llama3-8b", {"phase": "decode"}), ("resnet50",
         {"batch": 64})], "h200")
     """
+    if isinstance(gpu, list | tuple):
+        return ResultList(p for kind in gpu for p in predict_many(workloads, kind, **options))
     chosen = PREDICT.select(options)
     settings = chosen[SettingOptions]
     _, shared_options = _split_options(options)
@@ -128,7 +159,7 @@ def predict_many(
     notes += prices.notes
     graphs = [_note_settings(graph, notes, settings.operands, chip) for graph in graphs]
     predictions = predict_graphs(graphs, chip, at, bundle)
-    return [replace(prediction, prices=prices) for prediction in predictions]
+    return ResultList(replace(prediction, prices=prices) for prediction in predictions)
 
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import run_governed
@@ -37,7 +38,7 @@ TOGETHER = 128  # workloads, of some fifty kernels each, whose kernels are analy
 
 
 @dataclass(frozen=True, repr=False)
-class Prediction(PredictionValues):
+class Prediction(PredictionValues, UserResult):
     """Latency, power, energy and clock of a workload: floats for one configuration, arrays
     ``(*sweep,)`` for a sweep.
 
@@ -53,6 +54,8 @@ class Prediction(PredictionValues):
 
     Parts of the power, operators, interval and support are computed when they are read.
     """
+
+    drawn_by = "wattcast.report.result_figures:draw_prediction"
 
     def __repr__(self) -> str:
         from wattcast.predictor.answer_lines import summarise_line
@@ -72,19 +75,11 @@ class Prediction(PredictionValues):
 
         return prediction_to_plain(self)
 
-    def to_json(self) -> str:
-        """Return ``to_dict()`` as JSON text."""
-        from wattcast.predictor.prediction_json import encode_json
+    def table_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each configuration, in the order of the sweep's flattened shape."""
+        from wattcast.predictor.prediction_json import list_prediction_rows
 
-        return encode_json(self.to_dict()).decode()
-
-    def to_frame(self) -> Any:
-        """Return a table with a row for each configuration: polars, or pandas where only that is
-        installed.
-        """
-        from wattcast.predictor.prediction_json import prediction_to_frame
-
-        return prediction_to_frame(self)
+        return list_prediction_rows(self)
 
 
 def predict_graph(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:

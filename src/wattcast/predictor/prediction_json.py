@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ import numpy as np
 
 from wattcast import __version__
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingTool
 from wattcast.predictor.answer_lines import judge_confidence
 from wattcast.predictor.prediction_values import (
     ModuleShare,
@@ -190,10 +188,8 @@ def prediction_to_plain(p: PredictionValues) -> dict[str, Any]:
     return swept
 
 
-def prediction_to_frame(p: PredictionValues) -> Any:
-    """Return a data frame with a row for each configuration, in the order of the sweep's flattened
-    shape.
-    """
+def list_prediction_rows(p: PredictionValues) -> list[dict[str, Any]]:
+    """Return a row for each configuration, in the order of the sweep's flattened shape."""
     shape = np.shape(p.latency_s)
     columns: dict[str, Any] = take_fields(p, "name", "gpu", "stack", *ANSWERS, *SWEPT)
     columns["support"] = p.support.words
@@ -203,15 +199,7 @@ def prediction_to_frame(p: PredictionValues) -> Any:
     for name, value in columns.items():
         if value is not None:
             table[name] = np.broadcast_to(np.asarray(value), shape).ravel().tolist()
-    for library in ("polars", "pandas"):
-        try:
-            frames = import_module(library)
-        except ImportError:
-            continue
-        return frames.DataFrame(table)
-    raise MissingTool(
-        "a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', or pandas."
-    )
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
 def encode_json(out: object) -> bytes:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from wattcast.core.user_results import UserResult
 from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, predictions_to_output
 from wattcast.workload.operator_base import registered_operators
@@ -249,8 +250,8 @@ class PartDifference:
         return float(sum(getattr(self, column).values()))
 
 
-@dataclass(frozen=True)
-class RunComparison:
+@dataclass(frozen=True, repr=False)
+class RunComparison(UserResult):
     """Contributions to B - A.
 
     Those of ``operators`` and of gaps add up to the difference; so do those of modules. Energy and
@@ -267,6 +268,17 @@ class RunComparison:
     module_w: dict[str, float]
     notes: tuple[str, ...]
     rule: str = RULE
+
+    plain_by = "wattcast.report.comparison_report:comparison_to_plain"
+    drawn_by = "wattcast.report.comparison_report:draw_difference"
+    rows_in = "operators"
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        slower = self.b.latency_s / self.a.latency_s - 1.0
+        change = f"{abs(slower):.1%} {'longer' if slower > 0.0 else 'shorter'}"
+        return f"{self.b.name} takes {change} than {self.a.name}"
 
 
 def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:

@@ -20,6 +20,7 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core import BadInput, bad_value, units
 from wattcast.core.arrays import pareto_front
+from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu
 from wattcast.options.keywords import PlanKeywords
 from wattcast.options.serving_options import (
@@ -45,9 +46,12 @@ from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 
 
-@dataclass(frozen=True)
-class PlanResult:
+@dataclass(frozen=True, repr=False)
+class PlanResult(UserResult):
     """What was found for each kind of GPU, in the order asked, and the best of all."""
+
+    drawn_by = "wattcast.serving.plan_report:draw_plan"
+    rows_in = "plans"
 
     demand: ServiceDemand
     kinds: tuple[KindPlans, ...] = ()
@@ -88,6 +92,18 @@ class PlanResult:
         """Plans that no other beats in GPUs and energy both."""
         pairs = np.array([(plan.gpus, plan.energy_j_per_token) for plan in self.plans])
         return tuple(self.plans[i] for i in pareto_front(pairs))
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        demand = self.demand
+        asked = f"{demand.model.name} at {demand.rate_per_s:g} requests/s"
+        if not self.plans:
+            return f"{asked}: no plan"
+        best = self.best
+        layout = f"{best.gpus} x {best.option.gpu.name}"
+        energy = f"{best.energy_j_per_token:.3g} J/token"
+        return f"{asked}: {layout}, {energy}; {len(self.plans)} plans"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values, as ``--json`` prints it."""

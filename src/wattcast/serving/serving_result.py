@@ -20,6 +20,8 @@ import numpy.typing as npt
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array, table_rows
 from wattcast.core.row_tables import write_table
+from wattcast.core.units import show
+from wattcast.core.user_results import UserResult
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import Prices
 from wattcast.serving.arrivals import Trace
@@ -35,9 +37,11 @@ _MOST_INTERVALS = 1_000_000
 Span = tuple[float, float]  # the lowest and the highest value
 
 
-@dataclass(frozen=True)
-class ServingResult:
+@dataclass(frozen=True, repr=False)
+class ServingResult(UserResult):
     """A trace served by replicas of one model on one kind of GPU."""
+
+    drawn_by = "wattcast.serving.serving_report:draw_serving"
 
     model: str
     gpu: str
@@ -234,6 +238,24 @@ class ServingResult:
             figures[name] = float(getattr(self, name))
         return figures
 
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        ttft = show(percentiles(self.ttft_s)["p50"], "s", 2)
+        return (
+            f"{self.model} on {self.gpu_count} x {self.gpu}: {self.requests} requests, "
+            f"{self.output_tokens_per_s:,.0f} output tokens/s, "
+            f"{self.energy_j_per_token:.3g} J/token, {show(self.power_w, 'W', 3)}, TTFT p50 {ttft}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the names and numbers of ``simulate --json``."""
+        return self.summarise()
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each request."""
+        return [dict(row) for row in table_rows(self._request_columns())]
+
     def summarise(self) -> dict[str, Any]:
         """Return the names and numbers of ``simulate --json``."""
         prompt_tokens = int(self.trace.prompt_tokens.sum())
@@ -327,10 +349,7 @@ class ServingResult:
         """
         if path.suffix != ".parquet":
             raise bad_value("--out", "a .parquet file", path.name)
-        columns = take_fields(self.trace, "arrival_s", "prompt_tokens", "output_tokens")
-        if self.trace.session is not None:
-            columns |= take_fields(self.trace, "session", "turn")
-        columns |= take_fields(self, "first_token_s", "last_token_s", "ttft_s", "tpot_s")
+        columns = self._request_columns()
         parts = []
         for replica, run in enumerate(self.runs):
             number = np.full(len(run.segments["steps"]), replica)
@@ -340,6 +359,13 @@ class ServingResult:
         write_table(path, table_rows(columns))
         write_table(steps_path, table_rows(steps))
         return [path, steps_path]
+
+    def _request_columns(self) -> dict[str, Any]:
+        """Return what is known of each request, by column."""
+        columns = take_fields(self.trace, "arrival_s", "prompt_tokens", "output_tokens")
+        if self.trace.session is not None:
+            columns |= take_fields(self.trace, "session", "turn")
+        return columns | take_fields(self, "first_token_s", "last_token_s", "ttft_s", "tpot_s")
 
 
 def _replica_energy_until(run: ReplicaRun, moments_s: Array) -> Array:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import numpy as np
 
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array
+from wattcast.core.user_results import ResultList
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.options.keywords import SimulateKeywords
 from wattcast.options.serving_options import (
@@ -28,7 +29,7 @@ from wattcast.options.serving_options import (
 from wattcast.options.serving_options import TRANSFER_BYTE_PER_S as TRANSFER_BYTE_PER_S
 from wattcast.options.setting_options import PriceOptions, SettingOptions
 from wattcast.options.verb_options import ParsedOptions
-from wattcast.predictor.api import find_gpu, predict
+from wattcast.predictor.api import SeveralGpus, find_gpu, predict
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
@@ -62,14 +63,28 @@ WHOLE_TIME = (
 )
 
 
-@SIMULATE.sign
+@overload
 def simulate(
     model: str | Path | ModelSpec,
     gpu: str | Path | Gpu = "h200",
     **options: Unpack[SimulateKeywords],
-) -> ServingResult:
+) -> ServingResult: ...
+
+
+@overload
+def simulate(
+    model: str | Path | ModelSpec, gpu: SeveralGpus, **options: Unpack[SimulateKeywords]
+) -> ResultList[ServingResult]: ...
+
+
+@SIMULATE.sign
+def simulate(
+    model: str | Path | ModelSpec,
+    gpu: str | Path | Gpu | SeveralGpus = "h200",
+    **options: Unpack[SimulateKeywords],
+) -> ServingResult | ResultList[ServingResult]:
     """Serve a trace, or arrivals drawn at ``rate``, and return latencies, throughput, power and
-    energy.
+    energy. With a list of GPUs, return a result for each kind.
 
     >>> import wattcast
     >>> found = wattcast.simulate("llama3-8b", "h200", rate="8/s", prompt=512, output=128, seconds=60)
@@ -85,6 +100,8 @@ def simulate(
     times. Requests of more tokens than the model was made for are rejected, as engines do;
     ``force`` serves them. With ``concurrency``, so many clients wait for each answer; ``turns`` makes
     conversations of requests."""
+    if isinstance(gpu, list | tuple):
+        return ResultList(simulate(model, kind, **options) for kind in gpu)
     chosen = SIMULATE.parse(options)
     spec = find_language_model(model)
     traffic = chosen[Traffic]

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, overload
 
 import numpy as np
 
 from wattcast.core import BadInput, Dtype, bad_value, units
 from wattcast.core.arrays import Array
+from wattcast.core.user_results import ResultList, UserResult
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.options.keywords import TrainKeywords
@@ -27,7 +28,7 @@ from wattcast.options.training_options import (
     TrainingRecipe,
 )
 from wattcast.options.verb_options import ParsedOptions
-from wattcast.predictor.api import find_bundle, find_gpu
+from wattcast.predictor.api import SeveralGpus, find_bundle, find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import Prices, read_prices
@@ -121,9 +122,12 @@ class Candidate:
     cost: section_costs.MicrobatchCost | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class TrainingResult:
+@dataclass(frozen=True, repr=False)
+class TrainingResult(UserResult):
     """A training job: its strategy, one step of it, and the whole of it."""
+
+    plain_by = "wattcast.training.training_report:summarise_training"
+    drawn_by = "wattcast.training.training_report:draw_training"
 
     model: str
     gpu: str
@@ -149,6 +153,14 @@ class TrainingResult:
     candidates: tuple[Candidate, ...]  # the best first
     reason: str  # why the strategy was chosen
     assumptions: tuple[str, ...]
+
+    @property
+    def summary_line(self) -> str:
+        """The answer in a line."""
+        return (
+            f"{self.model} on {self.gpus} x {self.gpu}: {self.tokens:.3g} tokens in "
+            f"{self.hours:.3g} h, {self.energy_kwh:.3g} kWh, {self.tokens_per_s:,.0f} tokens/s"
+        )
 
     @property
     def step_s(self) -> float:
@@ -221,12 +233,24 @@ class TrainingResult:
         return self.energy_kwh * (1.0 + self.host_share) * 3.6e6
 
 
-@TRAIN.sign
+@overload
 def train(
     model: str | ModelSpec, gpu: str | Path | Gpu, **options: Unpack[TrainKeywords]
-) -> TrainingResult:
+) -> TrainingResult: ...
+
+
+@overload
+def train(
+    model: str | ModelSpec, gpu: SeveralGpus, **options: Unpack[TrainKeywords]
+) -> ResultList[TrainingResult]: ...
+
+
+@TRAIN.sign
+def train(
+    model: str | ModelSpec, gpu: str | Path | Gpu | SeveralGpus, **options: Unpack[TrainKeywords]
+) -> TrainingResult | ResultList[TrainingResult]:
     """Predict a training job; what is not given is chosen so that it fits and takes the least time,
-    energy or money.
+    energy or money. With a list of GPUs, return a result for each kind.
 
     ``tokens`` is a number or ``1B``; ``seq`` tokens make a sequence. ``graphs``: CUDA graphs replay
     the step. ``offload``: activations may wait in the host's memory instead of being computed
@@ -241,6 +265,8 @@ def train(
     ``lost_minutes`` (work repeated after each) add the time of restarts: a share
     failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation,
     checkpoints and stalls of the data loader."""
+    if isinstance(gpu, list | tuple):
+        return ResultList(train(model, kind, **options) for kind in gpu)
     chosen = TRAIN.parse(options)
     order = chosen[TrainingJob]
     recipe = chosen[TrainingRecipe]
