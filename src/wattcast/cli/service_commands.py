@@ -65,6 +65,9 @@ def plan(
             least=1,
         ),
     ] = None,
+    write: Annotated[
+        Path | None, Option("Folder for what to run, what to expect and alarms.")
+    ] = None,
     **options: Any,
 ) -> CommandOutput:
     """Find how many GPUs, how shared, at which clock or power limit. For several models: explore fleet.
@@ -80,6 +83,14 @@ def plan(
         found = capacity_plan.plan(model, gpu, progress=env.tell_progress, workers=count, **options)
     except capacity_plan.PlanInterrupted as error:
         found = error.result
+    if write is not None:
+        from wattcast.serving.deployment.write_deployment import write_deployment
+
+        paths, notes = write_deployment(found.best, model, write)
+        for path in paths:
+            env.say(f"written: {path}")
+        for note in notes:
+            env.say(f"note: {note}")
     output = CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)
     return replace(output, exit_code=0 if found.is_complete else ExitCode.INTERRUPTED)
 

@@ -159,7 +159,7 @@ def simulate(
     return replace(
         first,
         seed_spread=_measure_spread(results) if traffic.seeds > 1 else {},
-        model_interval=_predictor_interval(spec, chip, run, first),
+        model_interval=measure_model_interval(spec, chip, run, first),
         rejected=requests - len(traces[0]) if rejection else 0,
         assumptions=(*notes, WHOLE_TIME, *first.assumptions),
     )
@@ -443,7 +443,7 @@ def _share_requests(
     return _ServedRequests(runs, first_s, last_s)
 
 
-def _predictor_interval(
+def measure_model_interval(
     spec: ModelSpec, gpu: Gpu, options: ModelOptions, result: ServingResult
 ) -> dict[str, tuple[float, float]]:
     """Return the predictor's interval on the mean decode step, as factors on its values."""
