@@ -41,6 +41,7 @@ class PlainCard:
     memory_busy: float = 0.9
     issue_share: float = math.nan
     is_frozen: bool = False
+    count: int = 1
     now_s: float = 0.0
     applied_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
@@ -60,6 +61,9 @@ class PlainCard:
             work_per_s=work_per_s,
             memory_busy=self.memory_busy,
         )
+
+    def read_each(self) -> tuple[PlainReading, ...]:
+        return (self.read(),)
 
     def beat(self) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,13 @@ from wattcast.training.training_report import recommend_limit
 
 @pytest.fixture(scope="module")
 def job() -> TrainingResult:
-    options = {"tp": 1, "pp": 1, "micro_batch": 1, "global_batch": 8, "recompute": "none"}
+    options: dict[str, Any] = {
+        "tp": 1,
+        "pp": 1,
+        "micro_batch": 1,
+        "global_batch": 8,
+        "recompute": "none",
+    }
     return wattcast.train("qwen3-0.6b", "h100-sxm", gpus=8, force=True, **options)
 
 
