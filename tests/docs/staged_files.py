@@ -37,6 +37,9 @@ TEXTS = {
     "nvidia-smi.csv": "timestamp, power.draw [W]\n"
     + "".join(f"2026/10/25 02:59:0{second}.100, 300.00 W\n" for second in range(10)),
     "kernels.json": json.dumps({"name": "mine", "ops": [KERNEL]}),
+    "hall.yaml": "hours: 24\ngroups:\n  - name: job\n    system: dgx-h100\n    racks: 2\n"
+    "    train: {model: llama3-8b}\n",
+    "requests.csv": "arrival_s,prompt_tokens,output_tokens\n0.0,100,10\n0.5,200,20\n",
     "run.json": json.dumps(
         {"name": "python", "duration_s": 0.6, "power_w": 240.0, "energy_j": 144.0}
     ),

@@ -37,6 +37,7 @@ COMMANDS = {
     "simulate": "service_commands",
     "plan": "service_commands",
     "train": "service_commands",
+    "hall": "hall_commands",
     "compare": "prediction_commands",
     "explore": "explore_commands",
     "report": "prediction_commands",
