@@ -14,8 +14,8 @@ two modules working at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -27,6 +27,8 @@ from wattcast.core.arrays import Array, Sweepable, sweep_values
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import (
+    NOT_SAVED,
+    DesignEnergies,
     IdlePower,
     MeanPower,
     Power,
@@ -53,6 +55,7 @@ class ModulePower(PowerModel):
     voltage: VoltageCurve
     toggling: float = 1.0  # dynamic energy relative to random data
     memory_on_core: float = 0.0  # share of device memory's energy that follows the core voltage
+    design: DesignEnergies | None = field(default=None, metadata=NOT_SAVED)
 
     def __post_init__(self) -> None:
         for name, energy in self.energy_j.items():
@@ -85,21 +88,25 @@ class ModulePower(PowerModel):
         activity.require(self.required_events, "module power")
         at = activity.at
         clock_hz = _set_clock(at)
-        idle_w = self.idle.power_at(clock_hz, at.temperature_c)
-        static_w = np.minimum(idle_w, self.idle.static_w(at.temperature_c))
+        static_w, clock_w = self._split_idle(clock_hz, at.temperature_c)
 
         # Joules of each module, over the interval's length
-        core_j, other_j = self._event_rail_j(activity.events)
+        rail_j = self._event_rail_j(activity.events)
+        core_j, other_j = (activity.value @ joules for joules in rail_j)
+        if self.design is not None:
+            core_factor, other_factor = self._design_factors(self.design)
+            core_j = core_j * core_factor[..., np.newaxis, :]
+            other_j = other_j * other_factor[..., np.newaxis, :]
         volts_squared = self.voltage.level_at(clock_hz)[..., np.newaxis] ** 2
-        joules = volts_squared * (activity.value @ core_j) + activity.value @ other_j
+        joules = volts_squared * core_j + other_j
         duration_s = activity.duration_s[..., np.newaxis]
         nothing_w = np.zeros(np.broadcast(joules, duration_s).shape)
         dynamic_w = np.divide(joules, duration_s, out=nothing_w, where=duration_s > 0)
 
-        shape = np.broadcast_shapes(dynamic_w.shape[:-1], static_w.shape)
+        shape = np.broadcast_shapes(dynamic_w.shape[:-1], static_w.shape, clock_w.shape)
         part_w = np.empty((*shape, len(self.parts)))
         part_w[..., 0] = static_w
-        part_w[..., 1] = idle_w - static_w
+        part_w[..., 1] = clock_w
         part_w[..., 2:] = dynamic_w
         return Power(part_w, self.parts)
 
@@ -111,11 +118,9 @@ class ModulePower(PowerModel):
         """
         if not set(self.required_events) <= set(events):
             return super().prepare_mean_power(events, counts)
-        event_core_j, event_other_j = self._event_rail_j(events).sum(axis=-1)
-        fixed_core_j = float(event_core_j[:-1] @ counts)
-        fixed_other_j = float(event_other_j[:-1] @ counts)
-        last_core_j = float(event_core_j[-1])
-        last_other_j = float(event_other_j[-1])
+        fixed_j, last_j = self._workload_rail_j(events, counts)
+        fixed_core_j, fixed_other_j = fixed_j
+        last_core_j, last_other_j = last_j
 
         def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
             clock_hz = _set_clock(at)
@@ -123,15 +128,18 @@ class ModulePower(PowerModel):
             core_j = fixed_core_j + last_core_j * last_count
             other_j = fixed_other_j + last_other_j * last_count
             dynamic_w = mean_power_w(volts_squared * core_j + other_j, duration_s)
-            idle_w = sweep_values(self.idle.power_at(clock_hz, at.temperature_c))
-            return np.asarray(idle_w + dynamic_w)
+            idle_w = self.idle_power_w(clock_hz, at.temperature_c)
+            return np.asarray(sweep_values(idle_w) + dynamic_w)
 
         return mean_power
 
     def idle_power_w(
         self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
     ) -> Array:
-        return self.idle.power_at(clock_hz, temperature_c)
+        if self.design is None:
+            return self.idle.power_at(clock_hz, temperature_c)
+        static_w, clock_w = self._split_idle(clock_hz, temperature_c)
+        return np.asarray(static_w + clock_w)
 
     def relative_voltage(self, clock_hz: Sweepable) -> Array:
         return self.voltage.level_at(clock_hz)
@@ -160,8 +168,54 @@ class ModulePower(PowerModel):
     def with_voltage_factor(self, factor: Sweepable) -> ModulePower:
         return replace(self, voltage=replace(self.voltage, factor=factor))
 
+    def with_voltage_beyond(self, top_hz: float) -> ModulePower:
+        return replace(self, voltage=self.voltage.carried_to(top_hz))
+
+    def for_design(self, energies: DesignEnergies) -> ModulePower:
+        energy_j = dict(self.energy_j)
+        if energies.link_j_per_byte is not None:
+            energy_j.setdefault("link_byte", energies.link_j_per_byte)
+        return replace(self, energy_j=energy_j, design=energies)
+
     def as_module_power(self) -> ModulePower:
         return self
+
+    def _split_idle(self, clock_hz: Sweepable, temperature_c: Sweepable) -> tuple[Array, Array]:
+        """Return the static and the clock part of the idle power."""
+        idle_w = self.idle.power_at(clock_hz, temperature_c)
+        static_w = np.minimum(idle_w, self.idle.static_w(temperature_c))
+        clock_w = idle_w - static_w
+        if self.design is None:
+            return static_w, clock_w
+        return np.asarray(static_w * self.design.static), np.asarray(clock_w * self.design.clock)
+
+    def _design_factors(self, energies: DesignEnergies) -> tuple[Array, Array]:
+        """Return the factors of the modules on the core rail and on others, ``(*sweep, module)``."""
+        rails = []
+        for factors in (energies.core, energies.other):
+            values = [sweep_values(factors.get(module, 1.0)) for module in self.modules]
+            rails.append(np.stack(np.broadcast_arrays(*values), axis=-1))
+        return rails[0], rails[1]
+
+    def _workload_rail_j(
+        self, events: tuple[str, ...], counts: Array
+    ) -> tuple[Sequence[Sweepable], Sequence[Sweepable]]:
+        """Return the joules of a workload's fixed counts and of one last event, by rail.
+
+        They are numbers, or ``(*sweep,)`` where a design or a sweep of counts makes them so.
+        """
+        rail_j = self._event_rail_j(events)
+        if self.design is None and counts.ndim == 1:
+            core_j, other_j = rail_j.sum(axis=-1)
+            fixed_j = [float(core_j[:-1] @ counts), float(other_j[:-1] @ counts)]
+            return fixed_j, [float(core_j[-1]), float(other_j[-1])]
+        factors = self._design_factors(self.design or DesignEnergies())
+        fixed_sums = []
+        last_sums = []
+        for event_j, factor in zip(rail_j, factors, strict=True):
+            fixed_sums.append(((counts @ event_j[:-1]) * factor).sum(axis=-1))
+            last_sums.append((event_j[-1] * factor).sum(axis=-1))
+        return fixed_sums, last_sums
 
     def _event_rail_j(self, names: tuple[str, ...]) -> npt.NDArray[np.float64]:
         """Return the joules of one event of each name in each module, ``(2, event, module)``.

@@ -69,6 +69,22 @@ class Power:
         return self.part_w[..., self.parts.index(part)]
 
 
+@dataclass(frozen=True)
+class DesignEnergies:
+    """How the energies of a design differ from those of the chip it is drawn from.
+
+    Factors on the energy of events by module, on the core rail and on other rails, and on the
+    static and the clock part of the idle power, each a number or ``(*sweep, 1)``. A module that is
+    not named keeps its energy.
+    """
+
+    core: Mapping[str, Sweepable] = field(default_factory=dict)
+    other: Mapping[str, Sweepable] = field(default_factory=dict)
+    static: Sweepable = 1.0
+    clock: Sweepable = 1.0
+    link_j_per_byte: float | None = None  # of a model that has no energy of links
+
+
 # (count of the last event, duration in s, operating point) -> mean power in W, each ``(*sweep,)``
 MeanPower: TypeAlias = Callable[[Array, Array, OperatingPoint], Array]
 _MODELS: dict[str, type[PowerModel]] = {}  # filled as the files of models are imported
@@ -175,6 +191,14 @@ class PowerModel(ABC):
             return self
         expected = "random data, which this power model was fitted on"
         raise bad_value("data", expected, f"energy times {factor:g}")
+
+    def for_design(self, energies: DesignEnergies) -> PowerModel:
+        """Return the model of a design; a model without energies by module keeps what it has."""
+        return self
+
+    def with_voltage_beyond(self, top_hz: float) -> PowerModel:
+        """Return the model with its voltage carried on above the measured clocks, up to ``top_hz``."""
+        return self
 
     def with_voltage_factor(self, factor: Sweepable) -> PowerModel:
         """Return the model with its core voltage times ``factor`` at every clock."""
@@ -358,6 +382,25 @@ class VoltageCurve:
             limit = f"at most {MOST_RELATIVE_VOLTAGE:g}"
             expected = f"voltages relative to that at the top clock, {limit}"
             raise bad_value("voltage", expected, self.relative[-1])
+
+    def carried_to(self, top_hz: float) -> VoltageCurve:
+        """Return the curve carried on to ``top_hz`` at the slope of its last rise.
+
+        Beyond its end the curve is flat, which would give a design with a higher clock that clock
+        for nothing.
+        """
+        rises = np.flatnonzero(np.diff(self.relative) > 0)
+        if not rises.size or top_hz <= self.clock_hz[-1]:
+            return self
+        first = int(rises[-1])
+        rise = self.relative[first + 1] - self.relative[first]
+        slope = rise / (self.clock_hz[first + 1] - self.clock_hz[first])
+        level = self.relative[-1] + slope * (top_hz - self.clock_hz[-1])
+        return VoltageCurve(
+            np.append(self.clock_hz, top_hz),
+            np.append(self.relative, min(level, MOST_RELATIVE_VOLTAGE)),
+            self.factor,
+        )
 
     def level_at(self, clock_hz: Sweepable) -> Array:
         """Return the relative voltage at each set clock."""

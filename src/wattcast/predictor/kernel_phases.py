@@ -21,7 +21,7 @@ whose rate nobody published do not bound anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import cast
 
@@ -104,16 +104,56 @@ def build_timeline(
     """Build the clock-free timeline of ``kernels`` on ``gpu``; ``l2_byte_per_cycle`` is for a GPU
     that has none.
     """
+    scale = find_scale(kernels, corrections, residuals)
+    return lay_out_timeline(kernels, gpu, scale, launch, l2_byte_per_cycle)
+
+
+@dataclass(frozen=True)
+class MainBounds:
+    """What bounds the main loop of kernels; each broadcasts to ``(*sweep, kernel)``.
+
+    ``memory_tail`` is the time in device memory over that of an even load. The busiest SMs load
+    ``busiest_l2_byte`` at the rate ``l2_port``; where that is not the rate of L2 itself, all loads
+    are bound by L2 too. ``shared_cycles`` are those in which the busiest SM moves data through
+    shared memory, with all corrections; None: nobody asks.
+    """
+
+    waves: Array
+    memory_tail: Sweepable
+    busiest_l2_byte: Array
+    l2_port: Sweepable | None
+    shared_cycles: Array | None
+    link_s: Sweepable = 0.0  # seconds of what crosses between dies
+
+
+def lay_out_timeline(
+    kernels: Kernels,
+    gpu: Gpu,
+    scale: KernelScale,
+    launch: LaunchCosts,
+    l2_byte_per_cycle: Sweepable | None = None,
+    bounds: MainBounds | None = None,
+    swept_work: KernelWork | None = None,
+) -> Timeline:
+    """Lay the phases of kernels end to end with corrections that were found before.
+
+    ``swept_work`` is the work where columns of it are ``(*sweep, kernel)``; events are counted from
+    that of ``kernels``.
+    """
+    events, value = count_events(kernels)
+    if swept_work is not None:
+        kernels = replace(kernels, work=swept_work)
     work = kernels.work
-    scale = _find_scale(kernels, corrections, residuals)
     l2_rate = l2_byte_per_cycle if gpu.l2.byte_per_cycle is None else gpu.l2.byte_per_cycle
     waves = count_waves(kernels, gpu.sm_count)
     serial_cycles = scale.time * scale.serial * work.steps
+    if bounds is None:
+        bounds = _published_bounds(kernels, gpu, l2_rate, waves)
     phases = (
         *_start_phases(scale.time * scale.fixed_s * work.launches, launch),
         KernelPhase("serial", serial_cycles * count_rounds(kernels, gpu.sm_count), None),
         *_move_phases(kernels, gpu, l2_rate, scale),
-        _main_phase(kernels, gpu, l2_rate, scale, waves),
+        _main_phase(kernels, gpu, l2_rate, scale, bounds),
     )
 
     # cycles in which the tensor pipes are busy, for the effective clock
@@ -123,7 +163,6 @@ def build_timeline(
     tensor_rate = np.asarray(kernels.pipe_per_cycle).take(tensor_rows, axis=-1)
     tensor_cycles = np.divide(tensor_flop / tensor_rate, gpu.sm_count, order="F")
 
-    events, value = count_events(kernels)
     return Timeline(
         kernels=kernels,
         phases=phases,
@@ -141,7 +180,7 @@ def build_timeline(
 
 
 @dataclass(frozen=True)
-class _KernelScale:
+class KernelScale:
     """The fitted λ and the learned factors of each kernel, ``(kernel,)``."""
 
     compute: Array
@@ -155,9 +194,10 @@ class _KernelScale:
     near: Array | None  # (2, kernel) nearness to rows the factors were learned from
 
 
-def _find_scale(
+def find_scale(
     kernels: Kernels, corrections: Mapping[str, Correction], residuals: LearnedFactors | None
-) -> _KernelScale:
+) -> KernelScale:
+    """Find the fitted λ and the learned factors of each kernel."""
     blended = blend_corrections(kernels.work, corrections)
     time = energy = off_chip = np.ones(len(kernels.ops))
     near = None
@@ -165,7 +205,7 @@ def _find_scale(
         time, energy, near = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(kernels, time)
     compute, memory, fixed_s, l2, serial = blended.T
-    return _KernelScale(compute, memory, fixed_s, l2, serial, time, energy, off_chip, near)
+    return KernelScale(compute, memory, fixed_s, l2, serial, time, energy, off_chip, near)
 
 
 def _start_phases(start_s: Array, launch: LaunchCosts) -> tuple[KernelPhase, ...]:
@@ -179,7 +219,7 @@ def _start_phases(start_s: Array, launch: LaunchCosts) -> tuple[KernelPhase, ...
 
 
 def _move_phases(
-    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, scale: _KernelScale
+    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, scale: KernelScale
 ) -> tuple[KernelPhase, ...]:
     """Return the phases in which an operator's kernels pass data on to one another and tiles store
     their results.
@@ -207,27 +247,45 @@ def _move_phases(
     return tuple(phases)
 
 
+def _published_bounds(
+    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, waves: Array
+) -> MainBounds:
+    """Return the bounds of the main loop on a chip that exists."""
+    busiest_byte = kernels.work.l2_byte * load_imbalance(kernels, gpu.sm_count, waves)
+    return MainBounds(waves, memory_tail(kernels, gpu.sm_count), busiest_byte, l2_rate, None)
+
+
 def _main_phase(
-    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, scale: _KernelScale, waves: Array
+    kernels: Kernels,
+    gpu: Gpu,
+    l2_rate: Sweepable | None,
+    scale: KernelScale,
+    bounds: MainBounds,
 ) -> KernelPhase:
     """Return the phase of the main loop: arithmetic and loads from L2 against memory and links."""
     work = kernels.work
     factor = scale.time * scale.compute
+    waves = bounds.waves
     # arithmetic of the busiest SM
     cycles = np.asarray(waves * (factor * work.unit_flop / kernels.pipe_per_cycle))
     if gpu.pipes.sfu_op_per_cycle is not None:
         sfu_rate = gpu.sm_count * gpu.pipes.sfu_op_per_cycle
         cycles = np.maximum(cycles, np.divide(factor * kernels.sfu_op, sfu_rate, order="F"))
-    if l2_rate is not None:
-        l2_byte = scale.time * scale.l2 * work.l2_byte
-        busiest_byte = l2_byte * load_imbalance(kernels, gpu.sm_count, waves)
-        cycles = np.maximum(cycles, np.divide(busiest_byte, l2_rate, order="F"))
+    if l2_rate is not None and bounds.l2_port is not None:
+        busiest_byte = scale.time * scale.l2 * bounds.busiest_l2_byte
+        cycles = np.maximum(cycles, np.divide(busiest_byte, bounds.l2_port, order="F"))
+        if bounds.l2_port is not l2_rate:
+            l2_byte = scale.time * scale.l2 * work.l2_byte
+            cycles = np.maximum(cycles, np.divide(l2_byte, l2_rate, order="F"))
+    if bounds.shared_cycles is not None:
+        cycles = np.maximum(cycles, bounds.shared_cycles)
 
     early_byte = work.dram_read_byte + (work.dram_write_byte - late_dram_byte(work))
-    dram_byte = memory_tail(kernels, gpu.sm_count) * early_byte
+    dram_byte = bounds.memory_tail * early_byte
     memory_byte = scale.off_chip * scale.memory * dram_byte
     seconds = np.divide(memory_byte, gpu.memory.byte_per_s, order="F")
-    return KernelPhase("main", cycles, np.maximum(seconds, _link_s(kernels, gpu)))
+    link_s = np.maximum(_link_s(kernels, gpu), bounds.link_s)
+    return KernelPhase("main", cycles, np.maximum(seconds, link_s))
 
 
 def _link_s(kernels: Kernels, gpu: Gpu) -> Sweepable:

@@ -77,7 +77,7 @@ def kernel_activity(
     """
     kernel_count, event_count = timeline.value.shape
     value = np.zeros((*kernel_s.shape[:-1], kernel_count + 1, event_count + 1))
-    value[..., :-1, :-1] = timeline.value
+    value[..., :-1, :-1] = timeline.kernel_value
     value[..., :-1, -1] = count_busy_cycles(timeline, kernel_s, effective_hz)
     if priced:
         value[..., :-1, :] *= timeline.energy_factor[:, np.newaxis]
@@ -153,20 +153,36 @@ def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
     )
     if bundle.waiting_sm != 1.0:
         timeline = replace(timeline, waiting_sm=bundle.waiting_sm)
-    if bundle.learned is None:
+    factor = find_padding_factor(kernels, gpu, bundle, timeline.time_factor)
+    if factor is None:
         return timeline
+    return stretch_phases(timeline, factor)
+
+
+def stretch_phases(timeline: Timeline, factor: Array) -> Timeline:
+    """Return the timeline with all phases of each kernel ``factor`` ``(kernel,)`` times as long."""
+    phases = [phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases]
+    return replace(timeline, phases=tuple(phases))
+
+
+def find_padding_factor(
+    kernels: Kernels, gpu: Gpu, bundle: Bundle, time_factor: Array
+) -> Array | None:
+    """Return the factor on the time of products that run faster with rows to spare, ``(kernel,)``;
+    None where there are none.
+    """
+    if bundle.learned is None:
+        return None
     by_table = bundle.status is FitStatus.CALIBRATED
     products = _find_paddable(kernels, by_table)
     if not products:
-        return timeline
-
+        return None
     padded_s = _shortest_padded_s(kernels, products, gpu, bundle, bundle.learned)
-    predicted_s = _reference_s(kernels, bundle, timeline.time_factor)[products]
+    predicted_s = _reference_s(kernels, bundle, time_factor)[products]
     slack = KERNEL_TIMES.table_slack if by_table else 1.0
     factor = np.ones(len(kernels.ops))
     factor[products] = np.minimum(slack * padded_s / predicted_s, 1.0)
-    phases = [phase.change(factor.__mul__, factor.__mul__) for phase in timeline.phases]
-    return replace(timeline, phases=tuple(phases))
+    return factor
 
 
 _LARGER_SIZES = 4  # that a product is compared with
@@ -226,14 +242,23 @@ def _reference_s(kernels: Kernels, bundle: Bundle, time_factor: Array) -> Array:
 
 
 def _place_in_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
-    """Return a workload's timeline with what operators take more or less than alone: cold caches,
-    overlap.
+    """Return a workload's timeline with what operators take more or less than alone."""
+    cold_s = None
+    if bundle.cold is not None and not graph.operands:
+        cold_s = bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte)
+    return place_in_model(graph, timeline, gpu, bundle, cold_s)
+
+
+def place_in_model(
+    graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle, cold_s: Array | None
+) -> Timeline:
+    """Return a workload's timeline with what operators take more or less than alone: cold caches
+    (``cold_s`` seconds, ``(*sweep, kernel)``), overlap.
     """
     if graph.stack == SoftwareStack.ENGINE:
         timeline = _run_by_engine(timeline, bundle)
-    if bundle.cold is not None and not graph.operands:
-        extra_s = bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte)
-        timeline = timeline.delay_kernels(extra_s)
+    if cold_s is not None:
+        timeline = timeline.delay_kernels(cold_s)
     ops = timeline.kernels.ops
     has_collectives = Collective in index_words(ops, type).values
     if has_collectives and any(isinstance(op, Collective) and op.overlaps for op in ops):
@@ -341,9 +366,8 @@ def _waiting_w(engine: EngineHost, at: OperatingPoint, bundle: Bundle) -> Array:
     """Return the watts by which a GPU that waits for an engine's host draws more than an idle one,
     ``(*sweep,)``.
     """
-    clock_hz = sweep_values(_set_clock(at))
-    idle_w = bundle.power.idle_power_w(clock_hz, sweep_values(at.temperature_c))
-    return np.asarray((engine.times.waiting_power - 1.0) * idle_w)
+    idle_w = bundle.power.idle_power_w(_set_clock(at), at.temperature_c)
+    return np.asarray((engine.times.waiting_power - 1.0) * sweep_values(idle_w))
 
 
 def total_at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> WorkloadTotals:

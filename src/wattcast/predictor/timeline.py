@@ -7,8 +7,8 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -90,6 +90,8 @@ class Timeline:
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
     # the host of an engine that replays its kernels, whose ``host_s`` are zero
     engine: EngineHost | None = None
+    # counts of one run that follow the design, (*sweep, kernel), in place of those of ``value``
+    varied: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def has_host(self) -> bool:
@@ -111,9 +113,29 @@ class Timeline:
     @property
     def weighted(self) -> Array:
         """Counts of the whole workload with each kernel's multiplied by its energy factor,
-        ``(event,)``.
+        ``(event,)``; of a sweep that changes counts ``(*sweep, event)``.
         """
-        return np.asarray((self.calls * self.energy_factor) @ self.value)
+        weight = self.calls * self.energy_factor
+        counts = np.asarray(weight @ self.value)
+        if not self.varied:
+            return counts
+        sums = {event: values @ weight for event, values in self.varied.items()}
+        shape = np.broadcast_shapes(*(values.shape for values in sums.values()))
+        swept = np.broadcast_to(counts, (*shape, len(counts))).copy()
+        for event, values in sums.items():
+            swept[..., self.events.index(event)] = values
+        return swept
+
+    @property
+    def kernel_value(self) -> Array:
+        """Counts of one run of each kernel, ``(*sweep, kernel, event)``."""
+        if not self.varied:
+            return self.value
+        shape = np.broadcast_shapes(*(values.shape for values in self.varied.values()))
+        swept = np.broadcast_to(self.value, (*shape, len(self.events))).copy()
+        for event, values in self.varied.items():
+            swept[..., self.events.index(event)] = values
+        return swept
 
     def select_rows(
         self,
@@ -141,6 +163,7 @@ class Timeline:
             calls=kernels.calls,
             host_s=self.host_s.take(rows, axis=-1),
             near=None if self.near is None else self.near.take(rows, axis=-1),
+            varied={event: counts.take(rows, axis=-1) for event, counts in self.varied.items()},
         )
 
     def delay_kernels(self, extra_s: Array) -> Timeline:
