@@ -12,7 +12,13 @@ from wattcast.core.errors import BadInput, Refused, WattcastError
 from wattcast.explore import explorations, sweep
 from wattcast.explore import search_space as constraints
 from wattcast.explore import study as studies
-from wattcast.explore.study import Study, configure_points, find_unused_fields, tabulate_points
+from wattcast.explore.study import (
+    Study,
+    configure_points,
+    evaluate_points,
+    find_unused_fields,
+    tabulate_points,
+)
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.graph import count_operators
 
@@ -29,12 +35,34 @@ def test_points_equal_single_predictions(study: Study) -> None:
     assert 0.1 < found["capped"].mean() < 0.9
     for number in range(0, study.space.size, 37):
         one = {name: values[0] for name, values in study.space.points(number, number + 1).items()}
-        alone = predict_graph(study.graph, *configure_points(study, one))
+        alone = evaluate_points(study, {name: np.array([value]) for name, value in one.items()})
         for name in QUANTITIES:
-            assert found[name][number] == pytest.approx(float(getattr(alone, name)), rel=1e-12), (
+            assert found[name][number] == pytest.approx(float(alone[name][0]), rel=1e-12), (
                 name,
                 number,
             )
+        assert bool(alone["capped"][0]) == bool(found["capped"][number])
+        assert bool(alone["fits"][0]) == bool(found["fits"][number])
+
+
+def test_settings_equal_single_predictions() -> None:
+    """A sweep of settings gives what single predictions of the chip give."""
+    settings = explorations.build_study(
+        "gpt2",
+        "h200",
+        ["clock=600MHz:1980MHz:60MHz", "power_limit=250W,300W,700W"],
+        stack="eager",
+        batch=64,
+        seq=512,
+    )
+    found = whole(settings)
+    assert 0.1 < found["capped"].mean() < 0.9
+    for number in range(0, settings.space.size, 7):
+        points = settings.space.points(number, number + 1)
+        one = {name: values[0] for name, values in points.items()}
+        alone = predict_graph(settings.graph, *configure_points(settings, one))
+        for name in QUANTITIES:
+            assert found[name][number] == pytest.approx(float(getattr(alone, name)), rel=1e-12)
         assert bool(alone.capped) == bool(found["capped"][number])
         assert bool(alone.fits) == bool(found["fits"][number])
 

@@ -57,6 +57,9 @@ def sweep_json(done: SweepResult) -> dict[str, Any]:
 
 
 def _axis_to_plain(axis: SpaceAxis) -> dict[str, Any]:
+    if axis.field.choices:
+        names = [axis.field.choices[int(number)] for number in axis.values]
+        return {"field": axis.field.name, "column": axis.field.column, "values": names}
     return {
         "field": axis.field.name,
         "column": axis.field.column,

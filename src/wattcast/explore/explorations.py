@@ -112,7 +112,25 @@ def _build_study(
     graph = load_workload.load_workload(workload, chosen[ModelOptions])
     bundle = find_bundle(settings.bundle, chip)
     constraints = parse_constraints(points.where, chip, space.columns)
-    return Study(graph, chip, bundle, space, at, constraints)
+    study = Study(graph, chip, bundle, space, at, constraints)
+    return study if points.hold is None else _hold_budget(study, points.hold)
+
+
+def _hold_budget(study: Study, budget: str) -> Study:
+    """Return the study with a budget of the base that every design keeps."""
+    check_names("hold", budget, ("area", "power"))
+    columns = study.space.columns
+    if budget == "area":
+        if "sm_count" in columns:
+            raise bad_value("hold", "area without --vary sm_count, which gives way", "both")
+        return replace(study, holds_area=True)
+    if "asked_power_limit_w" in columns:
+        raise bad_value("hold", "power without --vary power_limit, which it sets", "both")
+    base = predict_graph(study.graph, study.gpu, study.settings, study.bundle)
+    settings = replace(
+        study.settings, power_limit_w=float(base.power_w) / study.bundle.governor_share
+    )
+    return replace(study, settings=settings)
 
 
 def _write_settings(settings: SettingOptions) -> dict[str, str | None]:

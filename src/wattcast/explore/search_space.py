@@ -14,7 +14,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,6 +26,7 @@ from wattcast.core import BadInput, bad_value, clip_text, errors, units, unknown
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_shipped_table
+from wattcast.explore.design_physics import memory_kinds
 from wattcast.hardware import Gpu
 from wattcast.workload.model_options import OPTION_NAMES
 
@@ -36,6 +37,7 @@ class FieldKind(StrEnum):
     CHIP = "chip"  # a number of the Gpu, at its dotted path
     SETTING = "setting"  # of the OperatingPoint
     SCALE = "scale"  # a factor on several numbers of the chip or its bundle
+    CHOICE = "choice"  # one of several words; its column holds their numbers
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class VariedField:
     column: str
     whole: bool = False  # only whole numbers make sense
     short: str = ""  # another name that people use
+    choices: tuple[str, ...] = ()  # words that the numbers of its column stand for
 
 
 def list_fields(gpu: Gpu) -> dict[str, VariedField]:
@@ -55,6 +58,7 @@ def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     fields = {}
     for row in read_shipped_table("wattcast.explore", "varied_fields.csv"):
         fields[row["name"]] = msgspec.convert(row, VariedField, strict=False)
+    fields["memory.kind"] = replace(fields["memory.kind"], choices=memory_kinds())
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
     for head, rates in pipes.items():
         for dtype in rates:
@@ -331,6 +335,8 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
         raise bad_value("vary", "name=values, such as clock=600MHz:1980MHz:15MHz", spec)
     field = find_field(name.strip(), gpu)
     where = f"vary {field.name}"
+    if field.choices:
+        return SpaceAxis(field, _parse_choices(text, field, where))
     values, continuous = parse_values(text.strip(), field.unit, where, seed)
     if field.whole and not continuous:
         values = np.round(values) if ":random:" in text else values
@@ -340,6 +346,7 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
         raise bad_value(where, "numbers above zero", text)
     # Settings stay within what the card can be set to; a design may be anything.
     ranges = {
+        "sparsity": (1.0, 2.0),
         "clock": (float(gpu.clocks.min_hz or 1.0), float(gpu.clocks.max_hz)),
         "temperature": (0.0, 110.0),
     }
@@ -352,6 +359,21 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
             do = f"Vary clocks.max for another chip than the {gpu.name}."
         raise bad_value(where, f"values from {span}", units.show(float(worst), field.unit), do)
     return SpaceAxis(field, values, continuous)
+
+
+def _parse_choices(text: str, field: VariedField, where: str) -> Array:
+    """Return the numbers of the words of an axis."""
+    place = {errors.fold_name(word): number for number, word in enumerate(field.choices)}
+    numbers = []
+    for word in text.split(","):
+        number = place.get(errors.fold_name(word.strip()))
+        if number is None:
+            known = ", ".join(field.choices)
+            raise unknown_name(where, word.strip(), field.choices, f"Known: {known}.")
+        numbers.append(float(number))
+    if len(set(numbers)) != len(numbers):
+        raise bad_value(where, "each value once", text)
+    return np.array(numbers)
 
 
 def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array, bool]:

@@ -18,12 +18,26 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Sweepable, as_sweep, sweep_values
+from wattcast.explore.design_kernels import (
+    analyse_design,
+    find_used_programs,
+    keep_programs,
+    lower_for_designs,
+)
+from wattcast.explore.design_physics import (
+    design_energies,
+    follow_sms,
+    read_axes,
+    sms_at_equal_area,
+)
+from wattcast.explore.design_programs import DesignKernels
 from wattcast.explore.search_space import Constraint, FieldKind, SearchSpace
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S, run_governed
 from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
 from wattcast.predictor.prediction_json import take_fields
+from wattcast.predictor.timeline import Timeline
 from wattcast.workload.graph import Graph, count_operators
 
 
@@ -104,6 +118,7 @@ class Study:
     space: SearchSpace
     settings: OperatingPoint = field(default_factory=OperatingPoint)
     constraints: tuple[Constraint, ...] = ()
+    holds_area: bool = False  # SMs give way so that the die stays as large as the base's
 
     def digest(self) -> str:
         """Hash everything that decides results; equal studies have equal hashes in every process."""
@@ -113,6 +128,23 @@ class Study:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Study], tuple[bytes]]:
         return unpack_value, (self._packed,)
+
+    @cached_property
+    def design(self) -> DesignKernels | None:
+        """The programs that kernels may run on designs; None where no axis changes the chip."""
+        kinds = {axis.field.kind for axis in self.space.axes}
+        columns = set(self.space.columns)
+        if not kinds - {FieldKind.SETTING}:
+            return None
+        needs_programs = self.holds_area or bool(columns - _KEPT_PROGRAMS)
+        design = lower_for_designs(
+            self.graph,
+            self.gpu,
+            self.bundle,
+            programs=needs_programs,
+            capacities="l2.capacity_byte" in columns,
+        )
+        return _without_idle_programs(self, design) if needs_programs else design
 
     @cached_property
     def _packed(self) -> bytes:
@@ -129,10 +161,22 @@ def tabulate_points(study: Study, start: int, stop: int) -> Columns:
     columns = _meet_constraints(study, {"point": np.arange(start, stop), **axes})
     points = {name: columns[name] for name in study.space.columns}
     if columns["point"].size:
-        return _meet_constraints(study, columns | evaluate_points(study, points))
+        evaluated = columns | evaluate_points(study, points)
+        return _name_choices(study, _meet_constraints(study, evaluated))
     # the columns that one point would have, empty
     one_point = evaluate_points(study, study.space.points(0, 1))
-    return columns | {name: values[:0] for name, values in one_point.items()}
+    empty = columns | {name: values[:0] for name, values in one_point.items()}
+    return _name_choices(study, empty)
+
+
+def _name_choices(study: Study, columns: Columns) -> Columns:
+    """Return columns with the words of choices in place of their numbers."""
+    named = dict(columns)
+    for axis in study.space.axes:
+        if axis.field.choices:
+            words = np.array(axis.field.choices)
+            named[axis.field.column] = words[columns[axis.field.column].astype(np.intp)]
+    return named
 
 
 def _meet_constraints(study: Study, columns: Columns) -> Columns:
@@ -187,12 +231,14 @@ def _evaluate_in_chunks(
 def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
     """Evaluate each point at the clock asked for, and tell whether that takes too much power."""
     chip, at, bundle = configure_points(study, columns)
-    timeline = analyse_graph(study.graph, chip, bundle)
+    timeline = analyse_points(study, columns, chip, at, bundle)
     top_hz: Sweepable = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
     totals = total_at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
     set_limit_w = chip.power.limit_w if at.power_limit_w is None else at.power_limit_w
     limit_w = bundle.governor_share * sweep_values(set_limit_w)
     result = _total_columns(totals, sweep_values(top_hz), study.graph.gpu_count)
+    if study.holds_area:
+        result["sm_count"] = complete_columns(study, columns)["sm_count"]
     result["capped"] = totals.power_w - limit_w > 0
     result["limit_met"] = np.array(True)
     if study.graph.memory_byte is not None:
@@ -208,26 +254,135 @@ _COLUMN_OF_SETTING = {
 }
 
 
+# Columns that change the energy or the rate of what kernels do, and not which programs they run
+_KEPT_PROGRAMS = frozenset(
+    {
+        *_COLUMN_OF_SETTING.values(),
+        "voltage_scale",
+        "memory_kind",
+        "memory.byte_per_s",
+        "memory.capacity_byte",
+        "l2.capacity_byte",
+        "clocks.max_hz",
+        "links.nvlink_byte_per_s",
+        "links.pcie_byte_per_s",
+        "die_link_byte_per_s",
+    }
+)
+
+
 def configure_points(
     study: Study, columns: Mapping[str, npt.NDArray[Any]]
 ) -> tuple[Gpu, OperatingPoint, Bundle]:
     """Return the chip, settings and bundle of these points."""
-    kind = {axis.field.column: axis.field.kind for axis in study.space.axes}
-    chip_fields = {name: values for name, values in columns.items() if kind[name] is FieldKind.CHIP}
+    complete = complete_columns(study, columns)
+    chip, at = _configure_chip(study, complete)
+    return chip, at, _design_bundle(study, complete)
+
+
+def _configure_chip(study: Study, columns: Columns) -> tuple[Gpu, OperatingPoint]:
+    """Return the chip and the settings of points."""
+    chip_fields = {name: values for name, values in columns.items() if _is_chip_field(name)}
     if "tensor_scale" in columns:
         for dtype, rate in study.gpu.pipes.tensor_flop_per_cycle.items():
             path = f"pipes.tensor_flop_per_cycle.{dtype}"
             chip_fields.setdefault(path, rate * columns["tensor_scale"])
+    l2_rate = study.bundle.reference.l2_byte_per_cycle
+    chip_fields |= follow_sms(study.gpu, columns, l2_rate)
     chip = study.gpu.with_fields(chip_fields)
-    bundle = study.bundle
-    if "voltage_scale" in columns:
-        factor = as_sweep(columns["voltage_scale"])
-        bundle = replace(bundle, power=bundle.power.with_voltage_factor(factor))
     settings: dict[str, Any] = {}
     for name, column in _COLUMN_OF_SETTING.items():
         if column in columns:
             settings[name] = as_sweep(columns[column])
-    return chip, replace(study.settings, **settings), bundle
+    return chip, replace(study.settings, **settings)
+
+
+def complete_columns(study: Study, columns: Mapping[str, npt.NDArray[Any]]) -> Columns:
+    """Return the columns of points with those that give way to hold a budget."""
+    complete = dict(columns)
+    if study.holds_area:
+        complete["sm_count"] = sms_at_equal_area(study.gpu, columns)
+    return complete
+
+
+def _is_chip_field(column: str) -> bool:
+    return "." in column or column == "sm_count"
+
+
+def _design_bundle(study: Study, columns: Columns) -> Bundle:
+    """Return the bundle with the voltage and the energies of these designs."""
+    bundle = study.bundle
+    power = bundle.power
+    if "voltage_scale" in columns:
+        power = power.with_voltage_factor(as_sweep(columns["voltage_scale"]))
+    if "clocks.max_hz" in columns:
+        power = power.with_voltage_beyond(float(columns["clocks.max_hz"].max()))
+    if study.design is not None:
+        power = power.for_design(design_energies(study.gpu, columns))
+    return bundle if power is bundle.power else replace(bundle, power=power)
+
+
+# Points, spread over a study, whose designs decide which programs it keeps
+_SAMPLED_POINTS = 1024
+
+
+def _without_idle_programs(study: Study, design: DesignKernels) -> DesignKernels:
+    """Return the design without programs that no kernel runs on designs spread over the study.
+
+    All points then choose among the same programs, so that what holds of two designs holds of all.
+    """
+    count = max(min(CELLS // len(design.row_of), _SAMPLED_POINTS), 2)
+    points = study.space.spread_points(count)
+    columns = complete_columns(study, points)
+    chip, at = _configure_chip(study, columns)
+    clock_hz: Sweepable = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
+    axes = read_axes(study.gpu, columns)
+    return keep_programs(design, find_used_programs(design, chip, axes, clock_hz))
+
+
+def analyse_points(
+    study: Study,
+    columns: Mapping[str, npt.NDArray[Any]],
+    chip: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+) -> Timeline:
+    """Return the timeline of these points, whose kernels run the programs of each design."""
+    if study.design is None:
+        return analyse_graph(study.graph, chip, bundle)
+    clock_hz: Sweepable = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
+    axes = read_axes(study.gpu, complete_columns(study, columns))
+    return analyse_design(study.design, chip, axes, clock_hz)
+
+
+def describe_designs(study: Study) -> list[str]:
+    """Say what designs assume beyond what the base does."""
+    base = study.gpu.name
+    columns = set(study.space.columns)
+    if study.holds_area:
+        columns.add("sm_count")
+    notes = [
+        f"idle power, leakage and the energy of L2 follow the area of each design; "
+        f"energies of other parts stay those of the {base}"
+    ]
+    if "sm_count" in columns and "l2.byte_per_cycle" not in columns:
+        notes.append("the width of L2 goes with the SMs")
+    if columns - _KEPT_PROGRAMS:
+        notes.append(
+            "each kernel runs the fastest program for its design: tiles, waves and splits follow it"
+        )
+    if "memory_kind" in columns:
+        notes.append("memory.kind changes the energy of a byte; vary memory.bandwidth beside it")
+    if "weight_sparsity" in columns:
+        notes.append(
+            "sparsity=2: 2:4 weights at twice the rate, which is the most that tensor cores give; "
+            "what pruning does to answers is not predicted"
+        )
+    if "dies" in columns and "die_link_byte_per_s" not in columns:
+        notes.append("dies are joined at 10 TB/s a die, as NVIDIA states for Blackwell")
+    if study.holds_area:
+        notes.append(f"every die is as large as the {base}'s: the SMs give way")
+    return notes
 
 
 def find_unused_fields(study: Study) -> list[str]:
@@ -248,7 +403,8 @@ def find_unused_fields(study: Study) -> list[str]:
 def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     """Evaluate points where the governor lowers the clock; return the columns that change."""
     chip, at, bundle = configure_points(study, columns)
-    settled, totals, _ = run_governed(analyse_graph(study.graph, chip, bundle), chip, at, bundle)
+    timeline = analyse_points(study, columns, chip, at, bundle)
+    settled, totals, _ = run_governed(timeline, chip, at, bundle)
     settled_columns = {"limit_met": settled.met, "capped": settled.capped}
     clock_hz = settled.clock_hz[..., 0]
     return _total_columns(totals, clock_hz, study.graph.gpu_count) | settled_columns

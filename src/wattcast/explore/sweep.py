@@ -37,10 +37,11 @@ from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
 from wattcast.core.user_results import UserResult
 from wattcast.core.whole_files import replace_whole, write_whole
-from wattcast.explore.search_space import RESULT_UNITS, FieldKind, SamplingMethod
+from wattcast.explore.search_space import RESULT_UNITS, SamplingMethod
 from wattcast.explore.study import (
     Columns,
     Study,
+    describe_designs,
     evaluate_points,
     find_unused_fields,
     tabulate_points,
@@ -401,15 +402,13 @@ _RUN_AGAIN = "What is finished is kept; run the same command again."
 
 def _list_notes(study: Study) -> tuple[str, ...]:
     """List what a sweep assumes beyond what each prediction does."""
-    why = "the models of this bundle may not use it"
     notes = [
-        f"{name}: changes nothing, with the other fields in the middle of their values: {why}"
+        f"{name}: changes nothing, with the other fields in the middle of their values: "
+        "nothing here is bound by it"
         for name in find_unused_fields(study)
     ]
-    if any(axis.field.kind is not FieldKind.SETTING for axis in study.space.axes):
-        notes.append(
-            f"energy per event and idle power stay those of the {study.gpu.name}, whatever the design"
-        )
+    if study.design is not None:
+        notes += describe_designs(study)
     if study.space.method is not SamplingMethod.GRID:
         sample = f"{study.space.method} sample of {study.space.samples} points"
         notes.append(f"{sample}, seed {study.space.seed}")

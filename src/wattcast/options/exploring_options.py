@@ -36,6 +36,10 @@ class DesignSample:
         str | None, Option("random:N or sobol:N points, not the grid.", panel=_SAMPLE_PANEL)
     ] = None
     seed: Annotated[int, Option("Of random and Sobol samples.", panel=_SAMPLE_PANEL)] = 0
+    hold: Annotated[
+        str | None,
+        Option("area: SMs give way so that the die stays as large; power: what the base draws."),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -285,6 +285,7 @@ class StudyKeywords(TypedDict, total=False):
     where: Sequence[str]
     sample: str | None
     seed: int
+    hold: str | None
     batch: int
     seq: int | None
     tokens: int | None
@@ -318,6 +319,7 @@ class ExploreDesignsKeywords(TypedDict, total=False):
     where: Sequence[str]
     sample: str | None
     seed: int
+    hold: str | None
     front: Sequence[str]
     out: str | Path | None
     yes: bool
