@@ -136,7 +136,8 @@ def check_scenario(card: PlainCard, keeper: CardKeeper, replies: list[Any], stor
     last = replies[-1]
     if isinstance(last, DaemonReply) and last.ok:
         assert not card.is_set, f"{story}: called given back, and is {card.knobs}"
-    keeper._heard_s = -1e9  # the client is silent from now on
+    for lease in keeper._leases.values():
+        lease.heard_s = -1e9  # the client is silent from now on
     end_s = time.monotonic() + 240.0
     while card.is_set or keeper.status.trouble or card_notes.read_note(UUID) is not None:
         keeper.tend()

@@ -45,6 +45,8 @@ class RankCard:
     calls: list[Any] = field(default_factory=list)
     decision: Any = (None, None, None)
     count = 1
+    losses = 0
+    is_adrift = False
 
     def clocks_hz(self) -> Any:
         return CORE_HZ, (3.2e9,)

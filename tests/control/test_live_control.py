@@ -93,6 +93,14 @@ class FakeCard:
     def count(self) -> int:
         return 1
 
+    @property
+    def losses(self) -> int:
+        return 0
+
+    @property
+    def is_adrift(self) -> bool:
+        return False
+
     def read_each(self) -> tuple[Any, ...]:
         return (self.read(),)
 

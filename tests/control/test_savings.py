@@ -67,6 +67,14 @@ class NoisyCard:
     def count(self) -> int:
         return 1
 
+    @property
+    def losses(self) -> int:
+        return 0
+
+    @property
+    def is_adrift(self) -> bool:
+        return False
+
     def read_each(self) -> tuple[Any, ...]:
         return (self.read(),)
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import msgspec
 
 from wattcast.control import card_notes, card_settings
+from wattcast.control.card_leases import CardLease, LeaseKind, merge_leases, name_holders
 from wattcast.control.card_settings import CardNote, CardSettings, KnobState, Range, RefusedKnob
 from wattcast.core import MissingTool, Refused, units
 from wattcast.core.errors import ExitCode, WattcastError
@@ -69,6 +70,7 @@ class DaemonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     core_hz: Positive | None = None
     memory_hz: Positive | None = None
     limit_w: Positive | None = None
+    lease: LeaseKind = "control"  # "claim": what of the card is claimed
     defaults: bool = (
         False  # "restore": what a card had is not known, so it gets the driver's defaults
     )
@@ -95,7 +97,8 @@ class DaemonReply(msgspec.Struct, frozen=True):
     allowed: Range | None = None
     cards: tuple[CardStatus, ...] = ()
     power_w: float | None = None  # what a card draws, as is the next an answer to "read"
-    limits_w: tuple[float, float, float] | None = None  # power limit in force, lowest and highest
+    # The power limit that the card has without control, and the lowest and highest that can be set.
+    limits_w: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,7 @@ class CardKeeper:
         self._lock = card_notes.lock_card(self.uuid)
         self._driver = ThreadPoolExecutor(1)
         self._tending: Future[None] | None = None
-        self._client = 0  # 0: nobody
-        self._who = ""
-        self._heard_s = 0.0
+        self._leases: dict[LeaseKind, CardLease] = {}
         self._trouble = ""  # why the card has not back what it had
         self._retry_s = 0.0
         self._returned_s = time.monotonic()
@@ -177,8 +178,20 @@ class CardKeeper:
         return self._trouble
 
     def is_held_by(self, client: int) -> bool:
-        """Tell whether a client holds the card now."""
-        return self._client == client
+        """Tell whether a client holds a lease of the card now."""
+        return self._find_lease(client) is not None
+
+    def _find_lease(self, client: int) -> LeaseKind | None:
+        """Return the lease of a client; None where it has none."""
+        for kind, lease in tuple(self._leases.items()):
+            if lease.client == client:
+                return kind
+        return None
+
+    @property
+    def _who(self) -> str:
+        """Name those who hold the card; empty: nobody."""
+        return name_holders(self._leases)
 
     @property
     def status(self) -> CardStatus:
@@ -191,13 +204,14 @@ class CardKeeper:
 
     def _look_after(self) -> None:
         now_s = time.monotonic()
-        if self._client and now_s - self._heard_s > SILENT_S:
-            self._give_back(f"{self._who} was silent for {SILENT_S:.0f} s")
-        elif now_s < self._retry_s:
+        for kind, lease in tuple(self._leases.items()):
+            if now_s - lease.heard_s > SILENT_S and kind in self._leases:
+                self._end_lease(kind, f"{lease.who} was silent for {SILENT_S:.0f} s")
+        if now_s < self._retry_s:
             return
-        elif self._trouble:
+        if self._trouble:
             self._give_back(self._trouble)
-        elif not self._client and self._note is not None:
+        elif not self._leases and self._note is not None:
             self._confirm_return()
 
     def _answer(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
@@ -213,8 +227,9 @@ class CardKeeper:
         except Exception as error:  # no memory, a failing disk: the card is given back all the same
             self._say(traceback.format_exc())
             reply = DaemonReply(False, f"{self.card_name}: {type(error).__name__}: {error}")
-        if client == self._client:
-            self._heard_s = time.monotonic()
+        kind = self._find_lease(client)
+        if kind is not None:
+            self._leases[kind].heard_s = time.monotonic()
         return reply
 
     def _carry_out(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
@@ -224,36 +239,47 @@ class CardKeeper:
         if op == "read":
             return self._read_card()
         if op == "claim":
-            return self._claim_card(client, who)
-        if op == "release" and self._trouble and not self._client:
+            return self._claim_card(client, who, request.lease)
+        if op == "release" and self._trouble and not self._leases:
             return self._give_back("")  # once more, to say what is wrong
-        if client != self._client:
+        kind = self._find_lease(client)
+        if kind is None:
             why = f"{self.card_name} is not held by you: it was given back, or never claimed."
             raise Refused(why)
         if op == "release":
-            return self._give_back("")
+            return self._end_lease(kind, "")
         if op == "set":
-            self._set_knobs(request)
+            self._set_knobs(request, kind)
         return DaemonReply(True, cards=(self.status,))
 
     def _read_card(self) -> DaemonReply:
         card = self._reach_card()
         power_w = float(card.read().power_w)
         is_told = math.isfinite(power_w)
-        return DaemonReply(True, power_w=power_w if is_told else None, limits_w=card.limits_w())
+        limits_w = card.limits_w()
+        earlier_w = None if self._note is None else self._note.before.limit_w
+        if limits_w is not None and earlier_w is not None:
+            limits_w = (earlier_w, *limits_w[1:])
+        return DaemonReply(True, power_w=power_w if is_told else None, limits_w=limits_w)
 
-    def _claim_card(self, client: int, who: str) -> DaemonReply:
-        if self._client not in (0, client):
-            raise Refused(f"{self.card_name} is held by {self._who}. Wait for it, or end it.")
+    def _claim_card(self, client: int, who: str, kind: LeaseKind) -> DaemonReply:
+        holder = self._leases.get(kind)
+        if holder is not None and holder.client != client:
+            raise Refused(f"{self.card_name} is held by {holder.who}. Wait for it, or end it.")
+        if self._find_lease(client) not in (None, kind):
+            raise Refused(f"{self.card_name}: one connection cannot hold both leases of a card.")
         if self._trouble:
             why = f"{self.card_name} has not back what it had ({self._trouble})"
             raise Refused(f"{why}. Nothing was set.")
-        self._client = client
-        self._who = who
+        if holder is None:
+            self._leases[kind] = CardLease(client, who, time.monotonic())
         return DaemonReply(True, cards=(self.status,))
 
-    def _set_knobs(self, request: DaemonRequest) -> None:
+    def _set_knobs(self, request: DaemonRequest, kind: LeaseKind) -> None:
+        """Set what a client wants, as far as the other lease of the card allows it."""
         card = self._reach_card()
+        if kind == "limit" and (request.core_hz is not None or request.memory_hz is not None):
+            raise Refused("who holds a card's limit sets no clocks.")
         core = None if request.core_hz is None else (request.core_hz, request.core_hz)
         memory = None if request.memory_hz is None else (request.memory_hz, request.memory_hz)
         wanted = CardSettings(core, memory, request.limit_w)
@@ -265,13 +291,20 @@ class CardKeeper:
         elif note.holder != self._who:
             note = replace(note, holder=self._who, since=since)
         had_lock = note.before.core_hz is not None
+        earlier_wish = self._leases[kind].wanted
         note = card_settings.prepare_records(card, note, wanted, self._scope.locked_hz)
         if note.before.core_hz is not None and not had_lock:
             earlier = note.before.describe()
             self._say(f"{self.card_name} was at {earlier} before; it will get that back")
 
         self._check_scope(request, note.before.core_hz)
-        card_settings.apply_settings(card, note, wanted, self._save_note)
+        self._leases[kind].wanted = wanted
+        try:
+            merged = merge_leases(self._leases, note.before.limit_w)
+            card_settings.apply_settings(card, note, merged, self._save_note)
+        except BaseException:
+            self._leases[kind].wanted = earlier_wish
+            raise
 
     def _check_scope(self, request: DaemonRequest, earlier_hz: Range | None) -> None:
         """Raise ``RefusedKnob`` where a client asks for more than the daemon allows."""
@@ -285,11 +318,28 @@ class CardKeeper:
         card_notes.save_note(note)
         self._note = note
 
+    def _end_lease(self, kind: LeaseKind, why: str) -> DaemonReply:
+        """Let go of one lease; the card keeps what the other one wants, or gets back what it had."""
+        if len(self._leases) == 1:
+            return self._give_back(why)
+        del self._leases[kind]
+        note = self._note
+        if note is None:
+            return DaemonReply(True, cards=(self.status,))
+        try:
+            merged = merge_leases(self._leases, note.before.limit_w)
+            note = replace(note, holder=self._who)
+            card_settings.apply_settings(self._reach_card(), note, merged, self._save_note)
+        except Exception as error:  # what the other one wants cannot be kept: all is given back
+            return self._give_back(why or str(error))
+        if why:
+            self._say(f"{self.card_name}: {kind} was given back: {why}")
+        return DaemonReply(True, cards=(self.status,))
+
     def _give_back(self, why: str, by_defaults: bool = False) -> DaemonReply:
         """Let go of the card: it gets back what it had, now or at a later attempt."""
-        was_held = bool(self._client)
-        self._client = 0
-        self._who = ""
+        was_held = bool(self._leases)
+        self._leases.clear()
         if self._note is None:
             if why and was_held:
                 self._say(f"{self.card_name} was given back: {why}")

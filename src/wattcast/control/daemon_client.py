@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import math
 import os
 import shutil
 import socket
@@ -37,6 +38,8 @@ from wattcast.measure.device_control import NvmlCard, count_cards
 
 START_S = 30.0  # for a daemon of one's own to listen, on a busy machine
 CONNECT_S = 3.0  # for a daemon with many clients waiting to accept one more
+REGAIN_S = 60.0  # for a daemon that was lost to take its clients back
+REGAIN_PAUSE_S = 0.25  # between attempts meanwhile
 RETURN_S = 10.0  # for a daemon that was lost to have given the card back
 
 
@@ -49,6 +52,9 @@ class DaemonLink:
 
     def __init__(self, path: Path = SOCKET) -> None:
         self._path = path
+        self._open()
+
+    def _open(self) -> None:
         self._rest = b""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(ANSWER_S + 3.0)
@@ -57,6 +63,11 @@ class DaemonLink:
         except BaseException:
             self._socket.close()
             raise
+
+    def reconnect(self) -> None:
+        """End the connection and begin a new one, after the daemon was lost."""
+        self._socket.close()
+        self._open()
 
     def _connect(self) -> None:
         path = self._path
@@ -117,6 +128,9 @@ class DaemonLink:
 class DaemonCard:
     """Control one card through a daemon; readings come from the driver itself, which needs no
     privilege.
+
+    When the daemon is lost, the card is claimed and set anew as soon as another one answers. A
+    daemon that answers and has given the card back on purpose is not asked again.
     """
 
     count = 1  # of cards; a job has several (``job_cards.JobCards``)
@@ -130,12 +144,21 @@ class DaemonCard:
         self._link = link
         self._asked_s = 0.0
         self._rescue = rescue
+        self._settings: dict[str, float | None] = {}  # what was asked for last
+        self._lost_s = math.inf  # since when the daemon is lost; infinite: it is there
+        self._retry_s = 0.0
+        self.losses = 0  # of the daemon so far
         self.name = str(reader.name)
         self.uuid = str(reader.uuid)
         self.clocks_hz = reader.clocks_hz
         self.limits_w = reader.limits_w
         self.read = reader.read
-        self._ask_daemon("claim")
+        self._ask_once("claim")
+
+    @property
+    def is_adrift(self) -> bool:
+        """Tell whether the daemon is lost, so that the card has, or will have, what it had before."""
+        return math.isfinite(self._lost_s)
 
     def read_each(self) -> tuple[Any, ...]:
         """Return the reading of the card."""
@@ -150,14 +173,17 @@ class DaemonCard:
         """Set the card; None leaves a knob as it was before. ``RefusedKnob`` names the one that was
         refused.
         """
-        self._ask_daemon("set", core_hz=core_hz, memory_hz=memory_hz, limit_w=limit_w)
+        self._settings = {"core_hz": core_hz, "memory_hz": memory_hz, "limit_w": limit_w}
+        self._ask_daemon("set", **self._settings)
 
     def give_back(self) -> None:
         """Give the card what it had before. ``Refused`` says what it was left at, where that did
         not work.
         """
         try:
-            self._ask_daemon("release")
+            if self.is_adrift:
+                raise SilentDaemon("the daemon was lost.")
+            self._ask_once("release")
         except (Refused, MissingTool) as error:
             try:
                 await_restoration(self.uuid)
@@ -170,8 +196,39 @@ class DaemonCard:
                 raise Refused(f"{left} The reason: {error}") from None
 
     def _ask_daemon(self, op: Any, **values: Any) -> None:
+        """Ask the daemon; where it is lost, try to get the card back from another one."""
+        if self.is_adrift:
+            self._regain_card()
+            return
+        try:
+            self._ask_once(op, **values)
+        except SilentDaemon:
+            self._lost_s = time.monotonic()
+            self.losses += 1
+
+    def _ask_once(self, op: Any, **values: Any) -> None:
         self._link.ask(DaemonRequest(op, self.uuid, **values))
         self._asked_s = time.monotonic()
+
+    def _regain_card(self) -> None:
+        """Claim the card anew and set what was asked for last; ``SilentDaemon`` after a minute."""
+        now_s = time.monotonic()
+        if now_s - self._lost_s > REGAIN_S:
+            raise SilentDaemon(f"the daemon was lost, and none took the card in {REGAIN_S:.0f} s.")
+        if now_s < self._retry_s:
+            return
+        self._retry_s = now_s + REGAIN_PAUSE_S
+        try:
+            self._link.reconnect()
+            self._ask_once("claim")
+            if any(value is not None for value in self._settings.values()):
+                self._ask_once("set", **self._settings)
+        except RefusedKnob:
+            self._lost_s = math.inf
+            raise
+        except (Refused, MissingTool):
+            return  # it does not listen yet, or has not given the card back yet
+        self._lost_s = math.inf
 
 
 def await_restoration(uuid: str, seconds: float = RETURN_S) -> None:

@@ -81,6 +81,16 @@ class JobCards:
         """Count the cards."""
         return len(self._cards)
 
+    @property
+    def losses(self) -> int:
+        """Count how often a card has lost its daemon."""
+        return sum(card.losses for card in self._cards)
+
+    @property
+    def is_adrift(self) -> bool:
+        """Tell whether the daemon of any card is lost."""
+        return any(card.is_adrift for card in self._cards)
+
     def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the core and memory clocks that all cards have."""
         clocks = self._ask_all(lambda card: card.clocks_hz())

@@ -88,6 +88,7 @@ class LivePlant:
     _worked: set[KnobRole] = field(default_factory=set)  # knobs that were set at least once
     _busy: deque[float] = field(default_factory=lambda: deque(maxlen=LIVE.blind_periods))
     _reported: bool = False  # whether the program has reported any progress
+    _was_adrift: bool = False  # whether the daemon was lost at the end of the last period
     _blind: int = 0  # periods in a row without visible work
 
     @property
@@ -107,6 +108,7 @@ class LivePlant:
     def run(self, settings: Settings) -> Observation:
         """Run one period. Settings the card refuses are left out from then on; the program runs on."""
         remaining_s = self.period_s
+        losses = self.card.losses
         if self.controlled and settings != self._now and self._set_knobs(settings):
             remaining_s -= self.pause_heard(
                 min(LIVE.new_setting_s, LIVE.new_setting_share * self.period_s)
@@ -114,7 +116,8 @@ class LivePlant:
         begin, used_s = self._mark_counters()
         self.pause_heard(remaining_s - used_s)
         end, _ = self._mark_counters()
-        if begin is None or end is None:
+        was_adrift = self._report_daemon(losses)
+        if begin is None or end is None or was_adrift:
             return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
 
         self.reading = combine_readings(end.readings)
@@ -132,6 +135,17 @@ class LivePlant:
             stale=is_stale,
             core_hz=self._read_governed_clock(self.reading),
         )
+
+    def _report_daemon(self, losses: int) -> bool:
+        """Tell whether the daemon was lost in this period, whose settings are then not known."""
+        is_adrift = self.card.is_adrift
+        if is_adrift and not self._was_adrift:
+            self.say("the daemon is lost; the card is set again when another one answers")
+        elif self._was_adrift and not is_adrift:
+            self.say("the daemon is back, control goes on")
+        was_adrift = self._was_adrift or is_adrift or self.card.losses != losses
+        self._was_adrift = is_adrift
+        return was_adrift
 
     def _measure_work(self, begin: _CounterMark, end: _CounterMark) -> tuple[float, float]:
         """Return the seconds and the work of a period, by the program's report or by the pipes."""

@@ -217,7 +217,7 @@ class SiteCard:
         try:
             if self._link is None:
                 self._link = DaemonLink(self._path)
-            return self._link.ask(DaemonRequest(op, self.uuid, limit_w=limit_w))
+            return self._link.ask(DaemonRequest(op, self.uuid, limit_w=limit_w, lease="limit"))
         except SilentDaemon:
             if self._link is not None:
                 self._link.close()

@@ -1,0 +1,225 @@
+"""A site limits cards while programs turn their clocks; both go on after a daemon's restart.
+
+``-m slow`` restarts daemons for an hour:
+``WATTCAST_CHAOS_S=3600 python -m pytest -m slow tests/control/test_card_leases.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+from standin_node import PATIENCE_S, UNTOUCHED, Client, Node, wait_for
+
+from wattcast.control.card_leases import CardLease, merge_leases, name_holders
+from wattcast.control.card_settings import CardSettings
+
+CARDS = 2
+SAFE_W = 300.0
+BUDGET_W = 900.0
+
+
+def lease(number: int, **wanted: object) -> CardLease:
+    return CardLease(number, f"process {number}", 0.0, CardSettings(**wanted))
+
+
+@pytest.mark.parametrize(
+    ("control_w", "site_w", "result_w"),
+    [
+        (None, None, None),
+        (None, 450.0, 450.0),
+        (250.0, None, 250.0),
+        (250.0, 450.0, 250.0),
+        (500.0, 450.0, 450.0),
+        (500.0, None, 300.0),
+    ],
+)
+def test_the_lower_limit_wins(
+    control_w: float | None, site_w: float | None, result_w: float | None
+) -> None:
+    """Without a site, the administrator's 300 W bound what a program asks for."""
+    clocks = {"core_hz": (1.2e9, 1.2e9)}
+    leases = {"control": lease(1, limit_w=control_w, **clocks), "limit": lease(2, limit_w=site_w)}
+    merged = merge_leases(leases, 300.0)
+    assert merged == CardSettings((1.2e9, 1.2e9), None, result_w)
+
+
+def test_a_site_alone_raises_limits_and_a_program_alone_does_not() -> None:
+    assert merge_leases({"limit": lease(2, limit_w=600.0)}, 300.0).limit_w == 600.0
+    assert merge_leases({"control": lease(1, limit_w=600.0)}, 300.0).limit_w == 300.0
+    assert merge_leases({"control": lease(1, limit_w=600.0)}, None).limit_w == 600.0
+
+
+def test_holders_are_named_with_what_they_hold() -> None:
+    assert name_holders({}) == ""
+    assert name_holders({"limit": lease(2)}) == "process 2"
+    both = {"limit": lease(2), "control": lease(1)}
+    assert name_holders(both) == "process 1 (control) and process 2 (limit)"
+
+
+def test_two_clients_hold_a_card_and_each_gets_its_part_back(node: Node) -> None:
+    (node.folder / "card").write_text("0 0 0 0 300000\n")
+    node.serve()
+    with Client(node) as site, Client(node) as program:
+        assert site.ask("claim", lease="limit")["ok"]
+        assert program.ask("claim")["ok"]
+        assert not site.ask("set", core_hz=1.2e9)["ok"]
+        assert program.ask("set", core_hz=1.2e9, limit_w=500.0)["ok"]
+        assert node.card == "1200 1200 0 0 300000"  # nobody has raised it
+        assert site.ask("set", limit_w=450.0)["ok"]
+        assert node.card == "1200 1200 0 0 450000"
+        assert site.ask("read")["limits_w"][0] == 300.0
+        assert program.ask("set", core_hz=1.2e9, limit_w=250.0)["ok"]
+        assert node.card == "1200 1200 0 0 250000"
+        holder = node.call("status", "--socket", str(node.socket)).stdout
+        assert "(control)" in holder
+        assert "(limit)" in holder
+        assert program.ask("release")["ok"]
+        assert node.card == "0 0 0 0 450000"
+        assert program.ask("claim")["ok"]
+        assert program.ask("set", core_hz=1.5e9)["ok"]
+        site.__exit__()  # a coordinator that is gone
+        wait_for(lambda: node.card == "1500 1500 0 0 300000")
+        assert program.ask("release")["ok"]
+        assert node.card == "0 0 0 0 300000"
+
+
+def test_one_connection_holds_one_lease_and_a_lease_has_one_holder(node: Node) -> None:
+    node.serve()
+    with Client(node) as first, Client(node) as second:
+        assert first.ask("claim")["ok"]
+        assert "both leases" in first.ask("claim", lease="limit")["say"]
+        assert "is held by" in second.ask("claim")["say"]
+        assert second.ask("claim", lease="limit")["ok"]
+        assert "is held by" in Client(node).ask("claim", lease="limit")["say"]
+
+
+def test_control_goes_on_after_the_daemon_was_killed(node: Node) -> None:
+    """A restarted daemon ended control for the rest of the job."""
+    daemon = node.serve()
+    program = node.control()
+    wait_for(lambda: node.is_set)
+    for _ in range(2):
+        os.kill(node.worker(daemon), signal.SIGKILL)
+        wait_for(lambda: not node.is_set)
+        wait_for(lambda: node.is_set)
+    node.stop.touch()
+    assert program.wait(PATIENCE_S) == 3, node.said()
+    assert "the daemon is back, control goes on" in node.said()
+    assert "control ends" not in node.said()
+    assert node.card == UNTOUCHED
+
+
+def test_a_card_that_an_operator_restored_is_not_claimed_again(node: Node) -> None:
+    """A daemon that is there gave the card back on purpose."""
+    node.serve()
+    program = node.control()
+    wait_for(lambda: node.is_set)
+    assert node.call("restore", node.uuid, "--socket", str(node.socket)).returncode == 0
+    wait_for(lambda: "control ends" in node.said())
+    time.sleep(2.0)
+    assert not node.is_set
+    node.stop.touch()
+    program.wait(PATIENCE_S)
+
+
+class LimitWatch:
+    """Read the limits of all cards many times a second, and how long their sum was too high."""
+
+    def __init__(self, node: Node) -> None:
+        self.paths = [
+            node.folder / (f"card.{place}" if place else "card") for place in range(CARDS)
+        ]
+        self.longest_s = 0.0
+        self.most_w = 0.0
+        self.has_ended = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+
+    def read_cards(self) -> list[list[int]]:
+        return [[int(word) for word in path.read_text().split()] for path in self.paths]
+
+    @property
+    def is_controlled(self) -> bool:
+        """Tell whether the program has locked the clocks of all its cards."""
+        return all(card[1] > 0 for card in self.read_cards())
+
+    @property
+    def is_raised(self) -> bool:
+        """Tell whether the site has handed out more than the safe shares."""
+        return sum(card[4] for card in self.read_cards()) > 1.001e3 * SAFE_W * CARDS
+
+    def watch(self) -> None:
+        since_s: float | None = None
+        while not self.has_ended.wait(0.01):
+            total_w = sum(card[4] for card in self.read_cards()) / 1e3
+            self.most_w = max(self.most_w, total_w)
+            if total_w <= BUDGET_W + 0.5:
+                since_s = None
+                continue
+            now_s = time.monotonic()
+            since_s = since_s or now_s
+            self.longest_s = max(self.longest_s, now_s - since_s)
+
+
+def run_site_and_program(node: Node, seconds: float, seed: int) -> tuple[int, LimitWatch]:
+    """Limit two cards by a site, turn their clocks by a program, and kill daemons meanwhile."""
+    chance = random.Random(seed)
+    watch = LimitWatch(node)
+    for path in watch.paths:
+        path.write_text(f"0 0 0 0 {SAFE_W * 1e3:.0f}\n")
+    node.standin.follow("at -10 298 1980 0 45 60", f"devices {CARDS}")
+    daemon = node.serve()
+    site = node.start("site", str(node.socket), "--site-power", f"{BUDGET_W:.0f}W")
+    program = node.control("--devices", f"0-{CARDS - 1}", "--turn-limit", "--period", "200ms")
+    place = node.started.index(program)
+    watch.thread.start()
+    restarts = 0
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        wait_for(lambda: watch.is_controlled)
+        wait_for(lambda: watch.is_raised)
+        time.sleep(chance.uniform(0.0, 3.0))
+        number = chance.choice((signal.SIGKILL, signal.SIGTERM))
+        if chance.random() < 0.7:
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(node.worker(daemon), number)
+        else:  # a new version is installed
+            daemon.send_signal(number)
+            daemon.wait(PATIENCE_S)
+            wait_for(lambda: not node.listens())
+            daemon = node.serve()
+        restarts += 1
+        assert program.poll() is None, node.said(place)
+        assert site.poll() is None
+    wait_for(lambda: watch.is_controlled)
+    watch.has_ended.set()
+    assert "control ends" not in node.said(place)
+    node.stop.touch()
+    assert program.wait(PATIENCE_S) == 3, node.said(place)
+    site.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        site.wait(PATIENCE_S)
+    at_rest = [[0, 0, 0, 0, round(1e3 * SAFE_W)]] * CARDS
+    wait_for(lambda: watch.read_cards() == at_rest)
+    return restarts, watch
+
+
+def test_a_site_and_a_program_outlive_some_restarts(node: Node) -> None:
+    restarts, watch = run_site_and_program(node, 12.0, seed=53)
+    assert restarts >= 1
+    assert watch.longest_s < 1.0
+
+
+@pytest.mark.slow
+def test_a_site_and_a_program_outlive_an_hour_of_restarts(node: Node) -> None:
+    seconds = float(os.environ.get("WATTCAST_CHAOS_S", "3600"))
+    restarts, watch = run_site_and_program(node, seconds, seed=time.time_ns())
+    print(f"{restarts} restarts in {seconds:.0f} s, at most {watch.most_w:.0f} W promised")
+    assert restarts > seconds / 60.0
+    assert watch.longest_s < 1.0
