@@ -9,7 +9,7 @@ import pytest
 
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.serving.arrivals import draw_trace, make_trace
-from wattcast.serving.trace_files import read_trace
+from wattcast.serving.trace_files import parse_trace, read_trace
 
 
 @pytest.mark.parametrize(
@@ -128,3 +128,23 @@ def test_contexts_of_like_requests_spread_by_their_output_alone() -> None:
     assert alike.context_spread == pytest.approx(200 / 12**0.5 / 1000)
     unlike = make_trace([0.0, 1.0], [100, 1900], [1, 1])
     assert unlike.context_spread == pytest.approx(0.9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("header", "first", "second"),
+    [
+        ("arrival_time,input_tokens,output_tokens", "0.5", "2.0"),
+        ("Request Time,Input Tokens,Output Tokens", "0.5", "2.0"),
+        ("timestamp,prompt_len,output_len", "1700000000.25", "1700000001.75"),
+        ("timestamp,num_input_tokens,num_output_tokens", "1700000000250", "1700000001750"),
+        ("time,input_length,output_length", "2024-05-01T10:00:00.25", "2024-05-01T10:00:01.75"),
+    ],
+)
+def test_request_logs_of_others_are_read(header: str, first: str, second: str) -> None:
+    """A log of arrivals, prompts and outputs is all that a replay needs, whoever wrote it."""
+    text = f"id,{header}\nx,{second},20,5\ny,{first},10,3\nfailed,{second},30,0\n"
+    trace = parse_trace(text.encode(), "log.csv")
+    assert trace.prompt_tokens.tolist() == [10, 20]
+    assert trace.output_tokens.tolist() == [3, 5]
+    assert np.diff(trace.arrival_s) == pytest.approx([1.5])
+    assert trace.arrival_s[0] == pytest.approx(0.5 if first == "0.5" else 0.0)

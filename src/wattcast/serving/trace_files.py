@@ -2,7 +2,8 @@
 
 Files are CSV or JSON Lines with ``arrival_s, prompt_tokens, output_tokens`` and optionally
 ``prefix_id``; the public traces of Azure (``TIMESTAMP, ContextTokens, GeneratedTokens``) and
-BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised by their header.
+BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised by their header. So
+are request logs of others, whose columns have one of the usual names.
 """
 
 from __future__ import annotations
@@ -28,6 +29,29 @@ _COLUMNS_OF_FORM = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
 }
+# Usual names of the same columns in request logs, in small letters with underscores.
+_USUAL_NAMES = {
+    "arrival": (
+        *("arrival_s", "arrival_time_s", "arrival_time", "arrival", "arrived_at", "request_time"),
+        *("request_time_s", "start_time", "timestamp", "time_s", "time"),
+    ),
+    "prompt": (
+        *(
+            "prompt_tokens",
+            "input_tokens",
+            "num_prompt_tokens",
+            "num_input_tokens",
+            "context_tokens",
+        ),
+        *("prompt_len", "input_len", "input_length", "prompt_length"),
+    ),
+    "output": (
+        *("output_tokens", "generated_tokens", "completion_tokens", "num_output_tokens"),
+        *("num_generated_tokens", "response_tokens", "output_len", "output_length"),
+    ),
+}
+_EPOCH_S = 1e8  # numbers above are seconds since 1970, of which those from the first one count
+_EPOCH_MS = 1e11  # and above these, milliseconds
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -53,6 +77,9 @@ def parse_trace(data: bytes, name: str) -> Trace:
         if form == "wattcast" and "prefix_id" in header:
             places.append(header.index("prefix_id"))
         return _read_table(rows, places, name, form)
+    log_places = _find_log_columns(header)
+    if log_places is not None:
+        return _read_table(rows, log_places, name, "log")
     forms = [f"{form}: {', '.join(columns)}" for form, columns in _COLUMNS_OF_FORM.items()]
     expected = f"a header of a known form ({'; '.join(forms)})"
     raise bad_value(name, expected, clip_text(",".join(header)))
@@ -69,6 +96,8 @@ def _read_table(rows: Sequence[Sequence[str]], places: list[int], where: str, fo
     columns = [[row[place].strip() for row in filled_rows] for place in places]
     if form == "azure":
         arrival_s = _read_timestamps(columns[0], where)
+    elif form == "log":
+        arrival_s = _read_log_times(columns[0], where)
     else:
         arrival_s = _read_numbers(columns[0], where, "arrival")
     prompts = _read_numbers(columns[1], where, "prompt")
@@ -77,13 +106,14 @@ def _read_table(rows: Sequence[Sequence[str]], places: list[int], where: str, fo
     if form == "wattcast":
         return make_trace(arrival_s, prompts, outputs, prefixes, where)
 
-    # public traces hold failed requests with no answer, and start at any hour
+    # public traces and logs hold failed requests with no answer
     answered = (prompts >= 1) & (outputs >= 1)
     if not answered.any():
         raise bad_value(where, "at least one request with an answer", "none")
     answered_s = arrival_s[answered]
-    relative_s = answered_s - answered_s.min()
-    return make_trace(relative_s, prompts[answered], outputs[answered], name=where)
+    if form != "log":  # which start at any hour
+        answered_s = answered_s - answered_s.min()
+    return make_trace(answered_s, prompts[answered], outputs[answered], name=where)
 
 
 def _read_numbers(texts: Sequence[str], where: str, column: str) -> Array:
@@ -111,6 +141,30 @@ def _read_timestamps(texts: Sequence[str], where: str) -> Array:
     if np.isnat(times).any():
         raise bad_value(where, "a time in every row", "an empty one")
     return np.asarray((times - times.min()) / np.timedelta64(1, "ns") * 1e-9)
+
+
+def _find_log_columns(header: Sequence[str]) -> list[int] | None:
+    """Return the places of arrival, prompt and output in a log, or None where one is missing."""
+    folded = [column.lower().replace(" ", "_").replace("-", "_") for column in header]
+    places = []
+    for names in _USUAL_NAMES.values():
+        place = next((folded.index(name) for name in names if name in folded), None)
+        if place is None:
+            return None
+        places.append(place)
+    return places
+
+
+def _read_log_times(texts: Sequence[str], where: str) -> Array:
+    """Return seconds: as they are, or since the first moment where they are dates or since 1970."""
+    try:
+        times = np.array(texts, dtype=np.float64)
+    except ValueError:
+        return _read_timestamps(texts, where)
+    if not np.isfinite(times).all() or times.min() < _EPOCH_S:
+        return _read_numbers(texts, where, "arrival")
+    scale = 1e-3 if times.min() > _EPOCH_MS else 1.0
+    return np.asarray(scale * (times - times.min()))
 
 
 def _number_prefixes(names: Sequence[str | int | None]) -> Counts:

@@ -116,13 +116,14 @@ class PowerSeries:
         write_columns(path, self.list_columns())
 
     def describe(self) -> str:
-        """Return one line: rows, length, energy, mean and peak power."""
+        """Return one line: rows, length, energy, mean, 95th percentile and peak of the power."""
         rows = len(self.part_j)
         mean_w = self.energy_j / self.length_s if self.length_s else 0.0
         figures = ", ".join(
             [
                 units.show(self.energy_j, "J", 6),
                 f"mean {units.show(mean_w, 'W')}",
+                f"p95 {units.show(float(np.percentile(self.power_w, 95)), 'W')}",
                 f"peak {units.show(float(self.power_w.max()), 'W')}",
             ]
         )

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from wattcast.core import units
 from wattcast.hardware import Gpu
 from wattcast.options.power_series_options import PowerOutput
 from wattcast.predictor.api import find_gpu
 from wattcast.timeseries.power_curve import PowerCurve
 from wattcast.timeseries.power_sensor import SensorKind, read_sensor, sensor_window_s
 from wattcast.timeseries.power_series import PowerSeries, check_series_path, sample_curves
+
+_LONGEST_LOG_S = 1.0  # grid, beyond which a mean and a sensor's reading hardly differ
 
 
 def sample_as_asked(
@@ -35,4 +40,14 @@ def write_as_asked(
     check_series_path(output.power_out)
     series = sample_as_asked(curves, output, gpu, length_s)
     series.write(output.power_out)
-    return f"power over time written: {output.power_out}, {series.describe()}"
+    line = f"power over time written: {output.power_out}, {series.describe()}"
+    if output.grid_s > _LONGEST_LOG_S:
+        return line
+    shown = series
+    if output.sensor is None:
+        shown = sample_as_asked(curves, replace(output, sensor="nvml"), gpu, length_s)
+    assert shown.sensor_w is not None, "a sensor was asked for"
+    p95_w = units.show(float(np.percentile(shown.sensor_w, 95)), "W")
+    name = output.sensor or "nvml"
+    kind = "nvidia-smi" if name == "nvml" else f"its {name} reading"
+    return f"{line}; a log of {kind} shows p95 {p95_w} (column sensor_w, --sensor {name})"
