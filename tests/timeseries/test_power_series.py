@@ -29,6 +29,10 @@ def trace_run(kind: str) -> tuple[tuple[PowerCurve, ...], float, float]:
         served = wattcast.simulate("llama3-8b", "h200", **TRAFFIC)
         split = split_engine_power(served, "llama3-8b", "h200", TRAFFIC)
         return tuple(trace_serving(served, split)), served.length_s, served.energy_j
+    if kind == "train with checkpoints":
+        pauses = {"checkpoint_every": 4, "checkpoint_time": "9s"}
+        job = wattcast.train("llama3-8b", "h100-sxm", gpus=16, tokens="7M", **pauses)
+        return (trace_training(job),), job.hours * 3600.0, job.energy_kwh * 3.6e6
     if kind == "train":
         lossy = {"pause_share": 0.03, "failures_per_gpu_day": 0.01}
         job = wattcast.train("llama3-8b", "h100-sxm", gpus=16, tokens="7M", **lossy)
@@ -41,7 +45,14 @@ def trace_run(kind: str) -> tuple[tuple[PowerCurve, ...], float, float]:
     return (curve,), float(prediction.latency_s), float(prediction.total_energy_j)
 
 
-KINDS = ("simulate", "train", "predict decode", "predict generate", "predict prefill")
+KINDS = (
+    "simulate",
+    "train",
+    "train with checkpoints",
+    "predict decode",
+    "predict generate",
+    "predict prefill",
+)
 
 
 def sample_run(kind: str, grid_s: float) -> PowerSeries:
@@ -101,6 +112,61 @@ def test_training_swings_between_work_and_exchange() -> None:
     if is_exchanging.any():
         assert series.power_w[is_exchanging].max() < series.power_w[is_working].min()
     assert series.state_s[:, state_code("compute")].sum() > 0.0
+
+
+def test_gpus_wait_idle_for_checkpoints() -> None:
+    """Each lasts as long as was said, between so many steps; both ways to draw a job agree."""
+    options = {"gpus": 8, "tokens": "20M", "global_batch": 64}
+    plain = wattcast.train("llama3-8b", "h100-sxm", **options)
+    every = 10
+    job = wattcast.train(
+        "llama3-8b", "h100-sxm", checkpoint_every=every, checkpoint_time=12.0, **options
+    )
+    count = round(plain.steps / every)
+    assert job.checkpoints == count > 3
+    assert job.hours == pytest.approx(plain.hours + count * 12.0 / 3600.0)
+    waiting_kwh = count * 12.0 * 8 * job.waiting_w / 3.6e6
+    assert job.energy_kwh == pytest.approx(plain.energy_kwh + waiting_kwh)
+    assert job.waiting_w < 0.3 * float(job.step.power_w)
+
+    curve = trace_training(job)
+    states = curve.states == state_code("checkpoint")
+    begins_s = curve.moments_s[:-1][states]
+    step_s = job.steps * job.step_s / round(job.steps)
+    assert begins_s[0] == pytest.approx(every * step_s)
+    turns_s = np.diff(begins_s)
+    np.testing.assert_allclose(turns_s[:-1], every * step_s + 12.0)
+    assert 0.5 * every * step_s < turns_s[-1] - 12.0 <= every * step_s  # the job ends with one
+    assert curve.moments_s[1:][states] - begins_s == pytest.approx(np.full(count, 12.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--checkpoint-every 8", "checkpoint-time: expected both, or neither"),
+        ("--checkpoint-time 9s", "checkpoint-time: expected both, or neither"),
+        ("--checkpoint-every 8 --checkpoint-time 9", "Write the unit beside the number"),
+        ("--checkpoint-every 8 --checkpoint-time 9W", "checkpoint_time"),
+        ("--checkpoint-every -8 --checkpoint-time 9s", "-8 is not in the range"),
+    ],
+)
+def test_half_a_checkpoint_gets_one_sentence(call, words: str, complaint: str) -> None:
+    end = call("train", "gpt2", "--gpu", "h200", "--gpus", "1", *words.split())
+    assert end.code == 2
+    assert complaint in end.err
+
+
+def test_a_long_job_repeats_turns_of_steps_and_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"gpus": 8, "tokens": "20M", "checkpoint_every": 3, "checkpoint_time": "5s"}
+    job = wattcast.train("llama3-8b", "h100-sxm", **options)
+    monkeypatch.setattr("wattcast.timeseries.job_power.MOST_PIECES", 10)
+    curve = trace_training(job)
+    assert curve.repeats == job.checkpoints
+    assert curve.length_s == pytest.approx(job.hours * 3600.0)
+    energy_j = curve.energy_until(np.array([curve.length_s])).sum()
+    assert energy_j == pytest.approx(job.energy_kwh * 3.6e6)
 
 
 def test_repeated_curves_equal_written_out_ones() -> None:

@@ -230,6 +230,8 @@ class TrainKeywords(TypedDict, total=False):
     host_share: str | float
     padding: str | float
     pause_share: str | float
+    checkpoint_every: int
+    checkpoint_time: str | float
     failures_per_gpu_day: float
     lost_minutes: float
     clock: Quantity | None

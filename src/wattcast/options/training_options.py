@@ -288,7 +288,16 @@ class JobLosses:
     ] = 0.0
     pause_share: Annotated[
         float,
-        Option("Share of evaluation, checkpoints and stalls.", panel=_LOSS_PANEL, unit=""),
+        Option(
+            "Share of evaluation and other work, at the power of steps.", panel=_LOSS_PANEL, unit=""
+        ),
+    ] = 0.0
+    checkpoint_every: Annotated[
+        int, Option("Steps between checkpoints; 0: none.", panel=_LOSS_PANEL, least=0)
+    ] = 0
+    checkpoint_time_s: Annotated[
+        float,
+        Option("GPUs wait for each checkpoint, such as 9s.", panel=_LOSS_PANEL, unit="s"),
     ] = 0.0
     failures_per_gpu_day: Annotated[
         float, Option("Failures per GPU and day.", "failures", panel=_LOSS_PANEL, least=0)
@@ -297,6 +306,13 @@ class JobLosses:
         float,
         Option("Work repeated after each failure, in minutes.", panel=_LOSS_PANEL, least=0),
     ] = 30.0
+
+    def __post_init__(self) -> None:
+        if bool(self.checkpoint_every) != bool(self.checkpoint_time_s):
+            wanted = "both, or neither: how often, and how long the GPUs wait"
+            given = f"{self.checkpoint_every} and {self.checkpoint_time_s:g} s"
+            do = "Checkpoints that are written beside the steps cost no time: leave both away."
+            raise bad_value("checkpoint-every and checkpoint-time", wanted, given, do)
 
 
 TRAIN = VerbOptions(

@@ -2,9 +2,9 @@
 
 The micro-batches of a step compute and exchange in turn; then come the exchange of gradients, the
 wait for other pipeline stages, and the update of the weights. The mean power of a step and the
-power while it waits are those of ``train``. The job counts evaluation, checkpoints, and work that
-failures repeat as further steps, so the series has them as steps, too: its sum is the energy of the
-job.
+power while it waits are those of ``train``. The job counts evaluation, and work that failures
+repeat, as further steps, so the series has them as steps, too: its sum is the energy of the job.
+After so many steps as ``train`` was told the GPUs wait for a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,24 +15,44 @@ from wattcast.core.arrays import Array
 from wattcast.timeseries.power_curve import PowerCurve, StateCodes, join_pieces, state_code
 from wattcast.training.train_job import TrainingResult
 
+MOST_PIECES = 1 << 18  # of a job that is drawn step by step
 MOST_BATCHES = 4096  # micro-batches of a step, of which more are drawn as so many
 
 
 def trace_training(result: TrainingResult) -> PowerCurve:
-    """Return the power curve of all steps of a job.
+    """Return the power curve of all steps and checkpoints of a job.
 
     A job whose tokens fill no whole number of steps has steps that are a little longer or shorter,
     so that its length and its energy are those of ``train``.
     """
     spans_s, watts, states = list_step_pieces(result)
-    job_s = result.hours * 3600.0
-    steps = max(round(job_s / float(spans_s.sum())), 1)
-    spans_s = spans_s * (job_s / steps / float(spans_s.sum()))
+    steps = max(round(result.steps), 1)
+    is_short = steps * len(spans_s) <= MOST_PIECES
+    if not result.checkpoints:
+        repeats = steps
+        order = [0]
+    elif is_short:
+        repeats = 1
+        order = _order_steps(steps, result.checkpoint_every, result.checkpoints)
+    else:  # all turns alike
+        repeats = result.checkpoints
+        steps = repeats * max(round(result.steps / repeats), 1)
+        order = [*[0] * (steps // repeats), 1]
+
+    spans_s = spans_s * (result.steps * result.step_s / steps / float(spans_s.sum()))
+    pause = np.array([state_code("checkpoint")], dtype=np.int8)
+    blocks = (
+        (spans_s, watts, states),
+        (np.array([result.checkpoint_s]), np.array([result.waiting_w]), pause),
+    )
+    spans_s, watts, states = (
+        np.concatenate([blocks[place][column] for place in order]) for column in range(3)
+    )
     part_j = np.zeros((len(spans_s), 2))
-    waiting_w = np.minimum(float(result.step.waiting_w), watts)
+    waiting_w = np.minimum(result.waiting_w, watts)
     part_j[:, 0] = spans_s * waiting_w
     part_j[:, 1] = spans_s * (watts - waiting_w)
-    idle_part_w = np.array([float(result.step.waiting_w), 0.0])
+    idle_part_w = np.array([result.waiting_w, 0.0])
     return join_pieces(
         spans_s,
         part_j,
@@ -40,8 +60,24 @@ def trace_training(result: TrainingResult) -> PowerCurve:
         ("static", "work"),
         idle_part_w,
         result.gpus,
-        repeats=steps,
+        repeats=repeats,
     )
+
+
+def _order_steps(steps: int, every: int, checkpoints: int) -> list[int]:
+    """Return the order of steps, 0, and checkpoints, 1, of a job.
+
+    >>> _order_steps(5, 2, 2), _order_steps(3, 2, 2)
+    ([0, 0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 1])
+    """
+    order = []
+    written = 0
+    for step in range(1, steps + 1):
+        order.append(0)
+        if step % every == 0 and written < checkpoints:
+            order.append(1)
+            written += 1
+    return order + [1] * (checkpoints - written)
 
 
 def list_step_pieces(result: TrainingResult) -> tuple[Array, Array, StateCodes]:

@@ -145,6 +145,8 @@ class TrainingResult(UserResult):
     padding: float
     pause_share: float
     failure_share: float
+    checkpoint_every: int  # steps; 0: none
+    checkpoint_s: float  # that the GPUs wait for each
     host_share: float
     prices: Prices
     # (power limit W, clock Hz, hours, kWh at the GPUs)
@@ -187,10 +189,25 @@ class TrainingResult(UserResult):
         return computed_per_s * self.flop_per_token / (self.gpus * self.peak_flop_per_s)
 
     @property
+    def steps(self) -> float:
+        """Steps from the first to the last; pauses and repeated work count as steps."""
+        needed = self.tokens / (self.step_tokens * (1.0 - self.padding))
+        return needed * (1.0 + self.pause_share) / (1.0 - self.failure_share)
+
+    @property
+    def checkpoints(self) -> int:
+        """Checkpoints that the GPUs wait for."""
+        return _count_checkpoints(self.steps, self.checkpoint_every)
+
+    @property
+    def checkpoint_hours(self) -> float:
+        """Hours in which the GPUs wait for checkpoints, idle with their memory full."""
+        return self.checkpoints * self.checkpoint_s / 3600.0
+
+    @property
     def hours(self) -> float:
-        """Hours from the first step to the last, pauses and repeated work included."""
-        training_h = self.tokens / self.tokens_per_s / 3600.0
-        return training_h * (1.0 + self.pause_share) / (1.0 - self.failure_share)
+        """Hours from the first step to the last; pauses, checkpoints, repeated work included."""
+        return self.steps * self.step_s / 3600.0 + self.checkpoint_hours
 
     @property
     def gpu_hours(self) -> float:
@@ -199,8 +216,15 @@ class TrainingResult(UserResult):
 
     @property
     def power_w(self) -> float:
-        """Mean power of all GPUs."""
-        return float(self.step.power_w) * self.gpus
+        """Mean power of all GPUs from the first step to the last, checkpoints included."""
+        waiting_share = self.checkpoint_hours / self.hours
+        step_w = (1.0 - waiting_share) * float(self.step.power_w)
+        return (step_w + waiting_share * self.waiting_w) * self.gpus
+
+    @property
+    def waiting_w(self) -> float:
+        """Power of a GPU while it waits for a checkpoint."""
+        return float(self.step.waiting_w)
 
     @property
     def peak_power_w(self) -> float:
@@ -263,8 +287,9 @@ def train(
     rates rest. ``node`` is a catalogue node or your own YAML file, by default the usual one of the
     GPU; ``network`` replaces its bandwidth for each GPU and direction. ``failures_per_gpu_day`` and
     ``lost_minutes`` (work repeated after each) add the time of restarts: a share
-    failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation,
-    checkpoints and stalls of the data loader."""
+    failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation and other
+    work that draws as much as steps do. After every ``checkpoint_every`` steps the GPUs wait
+    ``checkpoint_time`` for a checkpoint and draw what idle GPUs do."""
     if isinstance(gpu, list | tuple):
         return ResultList(train(model, kind, **options) for kind in gpu)
     chosen = TRAIN.parse(options)
@@ -310,6 +335,7 @@ def train(
     # pauses and repeated work count as steps
     steps = order.tokens / (strategy.global_batch * job.length * (1.0 - losses.padding))
     steps *= (1.0 + losses.pause_share) / (1.0 - failure_share)
+    checkpoints = _count_checkpoints(steps, losses.checkpoint_every)
     clock_place = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
     stages = step_time.cost_stages(cost, recipe, strategy, job.links)
     is_free_batch = order.global_batch is None
@@ -330,9 +356,11 @@ def train(
         padding=losses.padding,
         pause_share=losses.pause_share,
         failure_share=failure_share,
+        checkpoint_every=losses.checkpoint_every,
+        checkpoint_s=losses.checkpoint_time_s,
         host_share=losses.host_share,
         prices=prices,
-        curve=_trade_curve(job, swept, order.gpus, steps),
+        curve=_trade_curve(job, swept, order.gpus, steps, checkpoints * losses.checkpoint_time_s),
         slack_kwh=_slack_kwh(stages, clock_place, job.waiting_w, strategy, steps),
         candidates=tuple(candidates),
         reason=_say_why(candidates, order.minimise, score),
@@ -383,6 +411,15 @@ def _share_of_failures(gpus: int, losses: JobLosses) -> float:
         wanted = f"fewer than one in {losses.lost_minutes:g} min, which each loses"
         raise bad_value("failures", wanted, f"one every {every}")
     return share
+
+
+def _count_checkpoints(steps: float, every: int) -> int:
+    """Return the checkpoints of a job; the last one is written where most of its steps are done.
+
+    >>> _count_checkpoints(19.0, 8), _count_checkpoints(23.0, 8), _count_checkpoints(19.0, 0)
+    (2, 3, 0)
+    """
+    return round(steps / every) if every else 0
 
 
 def _make_lister(
@@ -521,7 +558,7 @@ def _say_why(
 
 
 def _trade_curve(
-    job: JobSetting, swept: step_time.StepTime, gpus: int, steps: float
+    job: JobSetting, swept: step_time.StepTime, gpus: int, steps: float, checkpoints_s: float
 ) -> tuple[tuple[float, float, float, float], ...]:
     """Return clock, hours and kWh of the GPUs at several power limits, that of the job first."""
     limit_w = job.limit_w
@@ -530,8 +567,8 @@ def _trade_curve(
     limits_w = limit_w * np.array(LIMIT_SHARES)
     limits_w = limits_w[limits_w >= least_w]
     step = swept.hold_power(limits_w * job.bundle.governor_share)
-    hours = step.latency_s * steps / 3600.0
-    energies_kwh = step.energy_j * steps * gpus / 3.6e6
+    hours = (step.latency_s * steps + checkpoints_s) / 3600.0
+    energies_kwh = (step.energy_j * steps + step.waiting_w * checkpoints_s) * gpus / 3.6e6
     points = []
     for watts, clock_hz, hour, kwh in zip(
         limits_w, step.clock_hz, hours, energies_kwh, strict=True

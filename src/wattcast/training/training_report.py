@@ -51,6 +51,8 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
             "peak_power_w",
             "energy_kwh",
             "site_energy_kwh",
+            "checkpoints",
+            "checkpoint_hours",
         ),
         "energy_j_per_token": result.energy_kwh * 3.6e6 / result.tokens,
         "cost": result.cost,
@@ -168,6 +170,11 @@ def _list_answers(result: TrainingResult, summary: dict[str, Any]) -> list[Answe
         AnswerLine("energy", f"{number(result.energy_kwh)} kWh", energy),
         AnswerLine("power", show(result.power_w, "W"), peak),
     ]
+    if result.checkpoints:
+        waited = f"{result.checkpoint_hours / result.hours:.0%} of the time"
+        watts = show(result.waiting_w * result.gpus, "W")
+        how = f"{waited}, at {watts}; one every {result.checkpoint_every} steps"
+        lines.append(AnswerLine("checkpoints", str(result.checkpoints), how))
     if result.cost is not None:
         lines.append(AnswerLine("cost", f"{number(result.cost)} {result.prices.currency}"))
     if result.carbon_kg is not None:
