@@ -134,7 +134,7 @@ def test_operators_and_weights_are_those_of_the_module(name: str) -> None:
     assert not [line for line in found.assumptions if "has no rule" in line]
     large, small = split(found)
     ours, our_small = split(
-        build_graph(model, ModelOptions(batch=BATCH, image=image, attention="flash"))
+        build_graph(model, ModelOptions(batch=BATCH, image=8 * image, attention="flash"))
     )
     assert ours == large, f"only diffusers: {large - ours}; only ours: {ours - large}"
     assert sum(our_small.values()) == pytest.approx(sum(small.values()), rel=0.05)

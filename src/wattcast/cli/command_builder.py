@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_click_type, get_param_completion
 from typer.models import OptionInfo
 
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.figure_options import FigureOptions
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import UnknownName, bad_value, clip_text, nearest_names
 from wattcast.core.option_declaration import (
     DeclaredOption,
     Option,
@@ -114,6 +116,14 @@ class DeclaredCommand(TyperCommand):
         )
         self.options = options
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Take options in American spelling, with underscores or in capitals, as they are meant."""
+        known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
+        try:
+            return super().parse_args(ctx, respell_options(args, known))
+        except typer.TyperException as error:
+            raise clarify_error(error, args, known) from None
+
     def invoke(self, ctx: Any) -> None:
         """Call the function with what stands on the command line, and print its result."""
         env: Environment = ctx.obj
@@ -143,6 +153,100 @@ class DeclaredCommand(TyperCommand):
             source = ctx.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 yield name
+
+
+# What other tools call an option, without its dashes -> what it is called here
+OTHER_NAMES = {
+    "qps": "--rate",
+    "rps": "--rate",
+    "request-rate": "--rate",
+    "precision": "--dtype",
+    "data-type": "--dtype",
+    "gpus": "--gpu",
+    "device": "--gpu",
+    "hardware": "--gpu",
+    "num-gpus": "--gpus",
+    "tensor-parallel-size": "--tp",
+    "tensor-parallel": "--tp",
+    "pipeline-parallel-size": "--pp",
+    "batch-size": "--batch",
+    "sequence-length": "--seq",
+    "seq-len": "--seq",
+    "context": "--seq",
+    "input-len": "--prompt",
+    "output-len": "--output",
+    "max-tokens": "--tokens",
+    "max-num-seqs": "--max-seqs",
+    "max-num-batched-tokens": "--max-batched-tokens",
+    "gpu-memory-utilization": "--memory-utilisation",
+    "power-cap": "--power-limit",
+    "frequency": "--clock",
+    "cost": "--price",
+    "slo": "--ttft",
+    "region": "--carbon",
+    "output-file": "--out",
+    "verbose": "--details",
+}
+_INVALID = re.compile(
+    r"Invalid value for '(--[\w-]+)': (.+?) is not a valid (?:int|float)( range)?"
+)
+_RANGE = re.compile(r"Invalid value for '(--[\w-]+)': (.+?) is not in the range (.+?)\.?$")
+
+
+def clarify_error(
+    error: typer.TyperException, args: Sequence[str], known: Sequence[str]
+) -> Exception:
+    """Return typer's error in words of ours: what was wanted, what was written, what is meant."""
+    asked = getattr(error, "option_name", None)
+    if asked is not None:
+        one_dash = next((arg for arg in args if re.match(r"-\w{2,}", arg)), None)
+        if not asked.startswith("--") and one_dash is not None:
+            asked = f"-{one_dash.partition('=')[0]}"
+        meant = OTHER_NAMES.get(asked.strip("-").replace("_", "-").lower())
+        nearest = [meant] if meant in known else nearest_names(asked, known)
+        if asked in known:
+            nearest = [asked]
+        hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+        return UnknownName(f"no such option: {clip_text(asked)}.{hint}{_point_to_help(error)}")
+    text = getattr(error, "format_message", lambda: "")()
+    invalid = _INVALID.search(text)
+    if invalid is not None:
+        wanted = "a whole number" if "int" in invalid[0] else "a number"
+        example = {"--seq": ", such as 4096", "--tokens": ", such as 256"}.get(invalid[1], "")
+        return bad_value(invalid[1], f"{wanted}{example}", invalid[2].strip("'"))
+    outside = _RANGE.search(text)
+    if outside is not None:
+        return bad_value(outside[1], f"a number in {outside[3]}", outside[2].strip("'"))
+    return error
+
+
+def _point_to_help(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return f" See `{context.command_path} --help`." if context is not None else ""
+
+
+def respell_options(args: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return arguments with the known spelling of each option that is spelled another way.
+
+    >>> respell_options(["--minimize", "cost", "--power_limit=500W"], ["--minimise", "--power-limit"])
+    ['--minimise', 'cost', '--power-limit=500W']
+    """
+    by_fold: dict[str, str] = {}
+    for name in known:
+        by_fold.setdefault(_fold_spelling(name), name)
+    end = args.index("--") if "--" in args else len(args)
+    respelled = []
+    for arg in args[:end]:
+        name, equals, value = arg.partition("=")
+        if arg.startswith("--") and name not in known:
+            name = by_fold.get(_fold_spelling(name), name)
+        respelled.append(f"{name}{equals}{value}")
+    return [*respelled, *args[end:]]
+
+
+def _fold_spelling(name: str) -> str:
+    """Return an option in lower case, with dashes, and with s where spellings differ in s and z."""
+    return name.lower().replace("_", "-").replace("iz", "is").replace("lyz", "lys")
 
 
 def _pick(values: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:

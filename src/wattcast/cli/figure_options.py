@@ -9,6 +9,7 @@ from typing import Annotated
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.core.errors import bad_value
 from wattcast.core.option_declaration import Option
+from wattcast.core.whole_files import check_new_file
 
 
 def check_plot_option(value: str | Path, where: str = "--plot") -> Path:
@@ -19,9 +20,7 @@ def check_plot_option(value: str | Path, where: str = "--plot") -> Path:
 
     path = Path(value)
     figure_style.check_figure_path(path)
-    if not path.absolute().parent.is_dir():
-        do = "Create the folder first."
-        raise bad_value("--plot", "a file in a folder that exists", str(path), do)
+    check_new_file(path, "--plot")
     figure_style.require_matplotlib()
     return path
 

@@ -93,6 +93,8 @@ class _CatalogueGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         first = args[0] if args else "--json"
         if first not in {*self.commands, "--help"}:
+            if len(args) > 1 and not first.startswith("-") and not args[1].startswith("-"):
+                raise unknown_name(f"command of {ctx.command_path}", first, self.commands)
             args = ["list" if first.startswith("-") else "show", *args]
         return super().parse_args(ctx, args)
 
@@ -242,9 +244,9 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
                 return ExitCode.BAD_INPUT
             context = getattr(error, "ctx", None)
             where = f"See `{context.command_path if context else 'wattcast'} --help`."
-            return _complain(
-                env, f"{error.format_message().rstrip('.')}. {where}", ExitCode.BAD_INPUT
-            )
+            text = error.format_message().rstrip(".")
+            stop = "" if text.endswith("?") else "."
+            return _complain(env, f"{text}{stop} {where}", ExitCode.BAD_INPUT)
         except WattcastError as error:
             return _complain(env, str(error), error.exit_code)
         except BrokenPipeError:  # `wattcast ... | head` is no failure

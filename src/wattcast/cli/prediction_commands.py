@@ -71,7 +71,10 @@ def predict(
             raise bad_value("--plot", "one workload", f"{len(workloads)} workloads")
     if series.power_out is not None and len(workloads) != 1:
         raise bad_value("--power-out", "one workload", f"{len(workloads)} workloads")
-    predictions = api.predict_many(workloads, gpu, **options)
+    kinds = [name.strip() for name in gpu.split(",")]
+    if len(kinds) > 1 and (shown.plot or series.power_out):
+        raise bad_value("--gpu", "one kind of GPU beside --plot or --power-out", gpu)
+    predictions = api.predict_many(workloads, kinds, **options)
     if series.power_out is not None:
         from wattcast.timeseries.series_files import write_as_asked
         from wattcast.timeseries.step_power import trace_prediction
@@ -159,7 +162,7 @@ def report(
 
     Example: wattcast report llama3-8b --gpu h200,h100-sxm --batch 8 --seq 1024 --out report.html
     """
-    from wattcast.core.whole_files import write_whole
+    from wattcast.core.whole_files import check_new_file, write_whole
     from wattcast.predictor.api import find_gpu
     from wattcast.report.html_report import PAPERS, build_report, print_report
     from wattcast.workload.model_options import ModelOptions
@@ -167,6 +170,7 @@ def report(
     kind = out.suffix.lower()
     if kind not in (".html", ".htm", ".pdf"):
         raise bad_value("--out", "a name that ends in .html or .pdf", out.name)
+    check_new_file(out)
     if paper not in PAPERS:
         raise bad_value("--paper", " or ".join(PAPERS), paper)
     chips = [find_gpu(name.strip()) for name in gpu.split(",")]

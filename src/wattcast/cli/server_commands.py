@@ -14,7 +14,7 @@ from wattcast.core import files
 from wattcast.core.errors import MissingTool, bad_value, check_names
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, parse_amount
-from wattcast.core.whole_files import write_whole
+from wattcast.core.whole_files import check_new_file, write_whole
 from wattcast.options.run_options import ModelOptions
 from wattcast.options.verb_options import part_of
 
@@ -187,6 +187,7 @@ def grafana(
 
     Example: wattcast export grafana --out wattcast-dashboard.json
     """
+    check_new_file(out)
     data = files("wattcast.web").joinpath("grafana.json").read_bytes()
     write_whole(out, data)
     env.say(f"dashboard saved: {out}")

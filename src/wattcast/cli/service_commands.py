@@ -13,6 +13,7 @@ from wattcast.cli.common_options import GPU, MODEL
 from wattcast.cli.explore_commands import count_cores
 from wattcast.core.errors import ExitCode
 from wattcast.core.option_declaration import Option
+from wattcast.core.whole_files import check_new_file
 from wattcast.options.power_series_options import PowerOutput
 from wattcast.options.serving_options import PLAN, SIMULATE
 from wattcast.options.training_options import TRAIN
@@ -39,6 +40,8 @@ def simulate(
         from wattcast.timeseries.power_series import check_series_path
 
         check_series_path(series.power_out)
+    if out is not None:
+        check_new_file(out)
     result = simulate_serving(model, gpu, **options)
     if series.power_out is not None:
         from wattcast.timeseries.engine_power import split_engine_power, trace_serving

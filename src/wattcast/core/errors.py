@@ -141,10 +141,25 @@ def nearest_names(found: str, known: Iterable[str], most: int = 3) -> list[str]:
     ['h100-sxm']
     """
     by_lower = {name.lower(): name for name in known}
-    return [
-        by_lower[match]
-        for match in get_close_matches(clip_text(found).lower(), by_lower, most, 0.6)
-    ]
+    asked = clip_text(found).lower()
+    matches = get_close_matches(asked, by_lower, most, 0.6)
+    if not matches:  # the letters o and l where digits are meant
+        matches = get_close_matches(asked.translate(_DIGITS), by_lower, most, 0.6)
+    return [by_lower[match] for match in matches]
+
+
+_DIGITS = str.maketrans("ol", "01")
+
+
+def bad_word(where: str, known: Iterable[str], found: object) -> BadInput:
+    """Return the error of a word that is none of the known ones, with the nearest of them."""
+    words = list(known)
+    nearest = nearest_names(str(found), words, 1)
+    if not nearest:  # decoding for decode, train for training
+        folded = str(found).lower()[:4]
+        nearest = [word for word in words if len(folded) == 4 and word.startswith(folded)][:1]
+    do = f"Did you mean {nearest[0]}?" if nearest else ""
+    return bad_value(where, f"one of {', '.join(words)}", found, do)
 
 
 def clip_text(text: object, most: int = 80) -> str:

@@ -23,7 +23,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from wattcast.core.errors import bad_value, check_names, resolve_name
+from wattcast.core.errors import bad_value, bad_word, check_names, resolve_name
 from wattcast.core.units import Dtype, parse_amount
 
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
@@ -177,7 +177,7 @@ def parse_word(kind: type[_Word], name: str, value: object) -> _Word:
     try:
         return kind(str(value))
     except ValueError:
-        raise bad_value(name, f"one of {', '.join(kind)}", value) from None
+        raise bad_word(name, kind, value) from None
 
 
 def parse_group(group: type[Group], keywords: Mapping[str, Any]) -> Group:

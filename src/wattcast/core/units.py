@@ -69,14 +69,16 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?
 _EXAMPLES = {
     "Hz": "1830 MHz",
     "W": "500 W",
-    "s": "12 us",
-    "byte": "50 MiB",
+    "s": "500 ms",
+    "byte": "80 GB",
     "byte/s": "4.8 TB/s",
     "flop/s": "989.4 TFLOP/s",
     "V": "0.85 V",
     "C": "45 C",
     "J": "1.5 J",
     "request/s": "20 request/s",
+    "/s": "5/s",
+    "g/J": "400 g/kWh",
 }
 
 

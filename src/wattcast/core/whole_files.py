@@ -17,7 +17,25 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from wattcast.core.errors import CannotWrite, Refused, clip_text
+from wattcast.core.errors import CannotWrite, Refused, bad_value, clip_text, nearest_names
+
+
+def check_new_file(path: Path, where: str = "--out") -> Path:
+    """Return the file that a user asked for, or raise where its folder is not there.
+
+    A command that made the folder of a mistyped path would hide the mistake.
+    """
+    folder = path.absolute().parent
+    if folder.is_dir():
+        return path
+    do = "Create the folder first."
+    beside = folder.parent
+    if beside.is_dir():
+        names = [entry.name for entry in beside.iterdir() if entry.is_dir()]
+        nearest = nearest_names(folder.name, names, 1)
+        if nearest:
+            do = f"Did you mean {beside / nearest[0] / path.name}?"
+    raise bad_value(where, "a file in a folder that exists", str(path), do)
 
 
 def write_whole(path: Path, data: bytes) -> None:

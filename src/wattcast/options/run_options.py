@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated
 
-from wattcast.core import Dtype, bad_value, unknown_name
+from wattcast.core import Dtype, bad_value, bad_word, unknown_name
 from wattcast.core.errors import UnknownName
 from wattcast.core.option_declaration import Option, parse_word
 from wattcast.options.weight_recipes import RECIPES, UNQUANTIZED, WEIGHT_ONLY, WeightRecipe
@@ -107,7 +107,7 @@ class ModelOptions:
     recompute: Annotated[bool, Option("Training: recompute activations.", panel=_MODEL_PANEL)] = (
         False
     )
-    image: Annotated[int | None, Option("Side of a picture in (latent) pixels.", least=1)] = None
+    image: Annotated[int | None, Option("Side of a picture in pixels.", least=1)] = None
     quantization: Annotated[
         str | None,
         Option(
@@ -167,7 +167,7 @@ class ModelOptions:
             wanted = "a number from 0 (balanced) to 1 (the same experts always)"
             raise bad_value("skew", wanted, self.skew)
         if self.dtype not in RUNNABLE_DTYPES:
-            raise bad_value("dtype", f"one of {', '.join(RUNNABLE_DTYPES)}", str(self.dtype))
+            raise bad_word("dtype", map(str, RUNNABLE_DTYPES), str(self.dtype))
         self._check_adapters()
         if self.sampling is not None and self.stack not in (None, SoftwareStack.ENGINE):
             do = "Ask for --stack engine: only engines draw tokens."
@@ -214,7 +214,7 @@ class ModelOptions:
             if value is None:
                 continue
             if value not in choices:
-                raise bad_value(name, f"one of {', '.join(choices)}", value)
+                raise bad_word(name, choices, value)
             if self.stack not in (None, SoftwareStack.ENGINE):
                 raise bad_value(name, "stack engine", str(self.stack), "Ask for --stack engine.")
         if self.quantization not in (None, UNQUANTIZED) and self.weights is not None:

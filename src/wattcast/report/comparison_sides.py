@@ -142,6 +142,9 @@ def parse_prediction_spec(
     """
     head, *pairs = text.split(",")
     workload, _, gpu = head.partition("@")
+    if "=" in gpu:  # @tp=8: the GPU of the other run, and an option
+        pairs = [gpu, *pairs]
+        gpu = ""
     basis = before if before is not None and not workload else common
     gpu = gpu or (before or common).gpu
     workload = workload or basis.workload

@@ -25,6 +25,7 @@ from wattcast.workload.model_options import (
     OutputHead,
     SoftwareStack,
     WorkloadPhase,
+    pixels_of_a_latent,
     resolve_options,
 )
 from wattcast.workload.operator_base import Operator
@@ -240,7 +241,7 @@ def _settle_pass(model: ModelSpec, options: ModelOptions, step: int | None) -> P
         cp=options.cp,
         training=training,
         skew=options.skew,
-        image=options.image or 0,
+        image=(options.image or 0) // pixels_of_a_latent(model),
         tf32=options.dtype is Dtype.TF32,
         recipe=options.recipe,
         experts_alone=narrow_experts and has_experts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from wattcast.core import Dtype, bad_value
+from wattcast.core import Dtype, bad_value, bad_word
 from wattcast.core.option_declaration import list_declared
 from wattcast.core.option_declaration import parse_word as parse_word
 from wattcast.options.keywords import ModelKeywords as ModelKeywords
@@ -28,6 +28,8 @@ from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 
 DEFAULT_TOKENS = 128
 DECODE_GROUPS = 16
+DENOISERS = ("unet", "dit", "joint", "video")  # architectures that see a latent of the picture
+LATENT_SIDE = 8  # pixels of the picture to one of the latent
 _PHASES = {
     ModelKind.LANGUAGE: tuple(WorkloadPhase),
     ModelKind.ENCODER: (WorkloadPhase.PREFILL, WorkloadPhase.FORWARD, WorkloadPhase.TRAIN),
@@ -71,7 +73,7 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     usual = WorkloadPhase.FORWARD if kind is ModelKind.VISION else WorkloadPhase.PREFILL
     phase = options.phase or take("phase", usual, f"default of a {kind} model")
     if phase not in _PHASES[kind]:
-        raise bad_value(f"{model.name}: phase", f"one of {', '.join(_PHASES[kind])}", str(phase))
+        raise bad_word(f"{model.name}: phase", map(str, _PHASES[kind]), str(phase))
     if kind is ModelKind.VISION:
         if options.seq is not None:
             raise bad_value(
@@ -79,11 +81,12 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
             )
         image = options.image
         if image is None:
-            taken["image"] = image = model.dims.image
+            taken["image"] = image = model.dims.image * pixels_of_a_latent(model)
             said.append(f"pictures of {image} by {image} (the published input)")
         # Refuse pictures that the network cannot halve or cut into patches evenly
         steps = {"resnet": 32, "swin": 32, "mobilevit": 64, "unet": 8}
         step = steps.get(model.architecture, getattr(model.dims, "patch", 1))
+        step *= pixels_of_a_latent(model)
         if image < step or image % step:
             raise bad_value(f"{model.name}: image", f"a multiple of {step} pixels", image)
     else:
@@ -320,6 +323,15 @@ def activation_dtype(options: ModelOptions) -> Dtype:
     if options.dtype is Dtype.TF32:
         return Dtype.FP32
     return Dtype.BF16 if options.dtype in (Dtype.FP8, Dtype.INT8) else options.dtype
+
+
+def pixels_of_a_latent(model: ModelSpec) -> int:
+    """Return the side in pixels of one latent pixel; 1 for networks that see the picture itself.
+
+    The autoencoders of Stable Diffusion, DiT, FLUX and Wan make a latent of an eighth of the side
+    (Rombach et al. 2021, f = 8; Wan et al. 2025, section 4.1).
+    """
+    return LATENT_SIDE if model.architecture in DENOISERS else 1
 
 
 def name_graph(model: ModelSpec, options: ModelOptions) -> str:

@@ -112,12 +112,12 @@ def _unknown_type_error(fields: ConfigFields, part: str) -> BadInput:
     """Return the error for a ``model_type`` that has no rule."""
     types = sorted({*load_rules(), *_LANGUAGE_PARTS})
     architectures = _list_architectures(fields) or "none"
-    advice = f"Known: {', '.join(types)}."
+    advice = ""
     if "auto_map" in fields.config:
-        advice += " Its auto_map code is never run."
+        advice += "Its auto_map code is never run. "
     advice += (
-        " Capture the module with wattcast.workload.readers.from_torch, "
-        "or write the operators as workload JSON."
+        f"{len(types)} types are known (docs/method/workloads.md). Capture the module with "
+        "wattcast.capture, or write the operators as workload JSON."
     )
     where = f"model_type in {fields.where} (architectures: {architectures})"
     return BadInput(str(unknown_name(where, part or "(missing)", types, advice)))
