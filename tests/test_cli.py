@@ -24,7 +24,7 @@ from wattcast.core.strict_files import read_shipped_table
 from wattcast.predictor.prediction_json import PredictOut
 
 ROOT = Path(__file__).resolve().parent.parent
-LLAMA = ("predict", "llama3-8b", "--gpu", "h100-sxm", "--batch", "8", "--seq", "1024")
+LLAMA = ("predict", "llama3-8b", "--gpu", "gh200", "--batch", "8", "--seq", "1024")
 OPS = {
     "name": "tiny",
     "ops": [{"op": "linear", "m": 512, "n": 512, "k": 512, "dtype": "bf16", "count": 4}],
@@ -45,14 +45,14 @@ def test_predict_prints_the_promised_schema(call) -> None:
     out = msgspec.json.decode(done.out, type=PredictOut)
     assert out.wattcast == __version__
     (p,) = out.predictions
-    assert p.gpu == "h100-sxm"
+    assert p.gpu == "gh200"
     assert p.energy_j == pytest.approx(p.power_w * p.latency_s)
     assert p.interval.latency_s[0] <= p.latency_s <= p.interval.latency_s[1]
     assert p.memory_byte > 8e9 * 2
     assert p.fits is True
     assert sum(m.power_w for m in p.modules) == pytest.approx(p.power_w)
     assert not p.support.inside
-    assert "no measurement of the h100-sxm" in " ".join(p.assumptions)
+    assert "no measurement of the gh200" in " ".join(p.assumptions)
 
 
 def test_text_output_says_that_a_gpu_is_forecast(call) -> None:
