@@ -110,9 +110,9 @@ def test_a_table_takes_the_library_that_is_there(monkeypatch: pytest.MonkeyPatch
         raise ImportError(name)
 
     monkeypatch.setattr(module, "import_module", refuse)
-    with pytest.raises(MissingTool, match="pip install polars"):
+    with pytest.raises(MissingTool, match="explore"):
         make_frame([{"a": 1}])
-    with pytest.raises(MissingTool, match="pip install pandas"):
+    with pytest.raises(MissingTool, match="needs pandas"):
         make_frame([{"a": 1}], "pandas")
     with pytest.raises(UnknownName, match="polars"):
         make_frame([{"a": 1}], "polar")

@@ -128,6 +128,8 @@ def make_frame(rows: Iterable[Row], library: str | None = None) -> Any:
         if module == "polars":
             return frames.DataFrame(columns, strict=False)
         return frames.DataFrame(columns)
-    wanted = library or "polars or pandas"
-    install = f"pip install {library or 'polars'}"
-    raise MissingTool(f"a data frame needs {wanted}. Install it: {install}.")
+    if library == "pandas":
+        raise MissingTool("a pandas data frame needs pandas, which pip installs.")
+    raise MissingTool(
+        "a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', or pandas."
+    )
