@@ -62,6 +62,30 @@ def test_blocks_of_a_card_are_within_three_percent_of_the_engine(folder: str, mo
     assert blocks == pytest.approx(float(engine["cache_blocks"]), rel=0.03)
 
 
+@pytest.mark.parametrize(("folder", "model"), STARTED)
+def test_a_cache_as_the_engine_prints_it_has_the_blocks_it_started_with(
+    folder: str, model: str
+) -> None:
+    engine = load_engine(folder, model)
+    caches = measure_layer_caches(load_measured_model(model), read_engine_options(engine))
+    groups = group_layers(caches, 16, prefix_caching=False)
+    tokens = groups.convert_engine_tokens(
+        int(engine["cache_tokens"]), int(engine["max_model_len"]), int(engine["max_batched_tokens"])
+    )
+    assert tokens == int(engine["cache_blocks"]) * groups.block_tokens
+
+
+def test_a_cache_as_the_engine_prints_it_holds_short_requests_of_a_window() -> None:
+    """OLMo 3 7B on an H200, vLLM 0.25.1: 99,391 tokens at 20,480, in 17,408 blocks of 16.
+
+    24 of its 32 layers see 4,096 tokens. 64 requests of some 830 tokens ran at once.
+    """
+    caches = [LayerCache(24, 16384, 0, 4096), LayerCache(8, 16384)]
+    groups = group_layers(caches, 16)
+    assert groups.convert_engine_tokens(99391, 20480, 8192) == 17408 * 16
+    assert 64 * groups.count_slots(830) < 17408 * 16
+
+
 def test_a_public_log_of_states_with_prefix_caching() -> None:
     """noonghunna/club-3090#612: Qwen3.6 35B-A3B, cache in fp8, vLLM 0.24.0.
 

@@ -143,7 +143,7 @@ class EngineOptions:
     ] = 16
     cache_tokens: Annotated[
         int | None,
-        Option("Tokens in the cache; default: what fits.", panel=_ENGINE_PANEL, least=1),
+        Option("Cache, as the engine prints it; default: what fits.", panel=_ENGINE_PANEL, least=1),
     ] = None
     memory_utilisation: Annotated[
         float,

@@ -95,6 +95,17 @@ class CacheGroups:
         """Return how many requests of so many tokens fit, as the engine says when it starts."""
         return cache_byte // self.block_byte / self.count_request_blocks(tokens, step_tokens)
 
+    def convert_engine_tokens(self, cache_tokens: int, longest: int, step_tokens: int) -> int:
+        """Return the tokens of all blocks of a cache of which an engine says "so many tokens".
+
+        An engine counts how many requests of its greatest length fit, times that length. Where a
+        window keeps less of them, its blocks are fewer than those tokens of all groups.
+        """
+        if self.count == 1 and not self.windows and not self.states:
+            return cache_tokens
+        request_blocks = self.count_request_blocks(longest, step_tokens)
+        return round(cache_tokens / longest * request_blocks) * self.block_tokens
+
 
 def group_layers(
     caches: Sequence[LayerCache], block_tokens: int, *, prefix_caching: bool = True

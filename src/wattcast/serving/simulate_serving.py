@@ -95,7 +95,8 @@ def simulate(
     written as ``draw_trace`` takes them. ``replicas`` engines of ``tp`` GPUs in each of ``pp``
     stages share the requests, or groups of ``dp`` engines that share the experts of a mixture
     (``ep`` GPUs). With ``prefill_replicas`` they only decode, and prompts come from those at
-    ``transfer``. ``cache_tokens`` replaces the room that follows from the GPU's memory. ``seeds``
+    ``transfer``. ``cache_tokens`` replaces the room that follows from the GPU's memory; it is
+    the number that an engine prints when it starts, for requests of ``max_model_len``. ``seeds``
     repeats it all with other arrivals, lengths and launch times, or a given trace with other launch
     times. Requests of more tokens than the model was made for are rejected, as engines do;
     ``force`` serves them. With ``concurrency``, so many clients wait for each answer; ``turns`` makes
@@ -151,7 +152,11 @@ def simulate(
         power_limit_w=limit_w,
     )
     if engine.cache_tokens is not None:
-        costs = replace(costs, cache_tokens=engine.cache_tokens)
+        longest = most_tokens or max(_longest_context(trace) for trace in traces)
+        room = costs.groups.convert_engine_tokens(
+            engine.cache_tokens, longest, engine.max_batched_tokens
+        )
+        costs = replace(costs, cache_tokens=room)
 
     results = _serve_loads(loads, costs, chosen, bounds, prices)
     first = results[0]
