@@ -277,10 +277,39 @@ def test_a_brief_run_has_the_verdict_of_the_whole(monkeypatch: pytest.MonkeyPatc
             rate = share * made.capacity_per_s
             option = replace(made.option, most_per_s=math.inf)
             whole = option_runs.serve_rate(found.demand, option, rate)[1]
-            brief = option_runs.serve_rate(found.demand, option, rate, is_brief=True)[1]
-            assert bool(whole) == bool(brief), (str(option), rate)
+            brief = option_runs.run_at_rate(found.demand, option, rate, is_brief=True)
+            assert bool(whole) == bool(brief.broken), (str(option), rate)
             verdicts.append(bool(whole))
     assert 0 < sum(verdicts) < len(verdicts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_limit_that_is_never_reached_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A run is taken for smaller batch limits that it never reached, and is the same under them."""
+    make_up_costs(monkeypatch, np.random.default_rng(seed))
+    found = plan("gpt2", "h200", price="2/h", **JOB)
+    demand = found.demand
+    best = replace(found.plans[0].option, most_per_s=math.inf)
+    rate = 0.2 * found.plans[0].capacity_per_s
+    for is_brief in (False, True):
+        run = option_runs.run_at_rate(demand, best, rate, is_brief=is_brief)
+        least = run.most_running
+        assert 1 < least < best.max_seqs
+        assert run.holds_for_limit(least, demand)
+        assert not run.holds_for_limit(least - 1, demand)
+        limited = [
+            option_runs.run_at_rate(demand, replace(best, max_seqs=seqs), rate, is_brief=is_brief)
+            for seqs in (least, least - 1)
+        ]
+        assert run.broken == limited[0].broken
+        assert run.result is not None
+        same, other = (one.result for one in limited)
+        assert same is not None
+        assert same.last_token_s.tolist() == run.result.last_token_s.tolist()
+        if other is not None:
+            assert other.last_token_s.tolist() != run.result.last_token_s.tolist()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -61,7 +61,14 @@ class Patience:
 
 
 class BoundsBroken(Exception):
-    """A run was given up, since it was sure to break a latency bound."""
+    """A run was given up, since it was sure to break a latency bound.
+
+    ``most_running`` are the requests that an engine computed at once by then.
+    """
+
+    def __init__(self, most_running: int) -> None:
+        super().__init__(most_running)
+        self.most_running = most_running
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class ReplicaRun:
     waiting_w: float  # of a GPU between steps, while its host prepares one
     asked_tokens: int = 0  # of prompts that were looked up in the prefix cache
     found_tokens: int = 0  # of these, found there
+    most_running: int = 0  # requests at once
 
 
 @dataclass(slots=True)
@@ -124,11 +132,8 @@ def limit_events(most: int) -> Iterator[None]:
         _EVENTS_LEFT.reset(token)
 
 
-def _count_event() -> None:
+def _count_event(events_left: list[int]) -> None:
     """Count one event of those that ``limit_events`` allows."""
-    events_left = _EVENTS_LEFT.get()
-    if events_left is None:
-        return
     events_left[0] -= 1
     if events_left[0] < 0:
         raise BadInput(
@@ -167,6 +172,7 @@ class EngineReplica:
         self.first_token_s = [math.nan] * len(plan.arrival_s)
         self.last_token_s = [math.nan] * len(plan.arrival_s)
         self.preemptions = 0
+        self.most_running = 0
         self.spent_j = 0.0  # up to device_s
         self.decoded = 0.0  # tokens without the first of each request
         self.outstanding = 0
@@ -192,6 +198,9 @@ class EngineReplica:
         self._reserved = 0  # tokens of prompts being computed
         self._kept = 0  # tokens of blocks that windows and states of decoding sequences hold
         self._groups = costs.groups
+        self._full_groups = costs.groups.full
+        self._keeps_parts = bool(costs.groups.windows or costs.groups.states)
+        self._tokens_a_block = costs.block_tokens * max(costs.groups.count, 1)  # of all groups
         # of each decoding sequence, on average: half of its last block is empty in every group
         self._unfilled = 0.5 * (costs.block_tokens - 1) * costs.groups.count
         self._cache: PrefixCache | None = None
@@ -227,9 +236,13 @@ class EngineReplica:
         With ``stops_at_end`` it stops before that when a request has its last token.
         """
         self._has_told = False
+        arriving = self._arriving
+        events_left = _EVENTS_LEFT.get()
         while self.now_s < until_s and not (stops_at_end and self._has_told):
-            _count_event()
-            self._take_in_arrivals()
+            if events_left is not None:
+                _count_event(events_left)
+            if arriving and arriving[0][0] <= self.now_s:
+                self._take_in_arrivals()
             if not (self._running or self._prompts or self._waiting):
                 if not self._idle_until_arrival():
                     return
@@ -256,6 +269,7 @@ class EngineReplica:
             waiting_w=self.costs.waiting_w,
             asked_tokens=self._asked_tokens,
             found_tokens=self._found_tokens,
+            most_running=self.most_running,
         )
 
     @property
@@ -301,21 +315,21 @@ class EngineReplica:
             idle_s = max(next_s - begin_s, 0.0)
             self.device_s += idle_s
             idle_j = self.costs.idle_w * idle_s
-            self._record((next_s, drained_s, drained_s), begin_s, (0, 0, 0, 0), idle_j)
+            self._record(next_s, drained_s, drained_s, begin_s, (0, 0, 0, 0), idle_j)
             self.now_s = next_s
         return True
 
     def _cache_used(self) -> float:
         used = self._context - self._shared
         if self._cache is not None:
-            used += self._cache.used_blocks * self.costs.block_tokens
+            used += self._cache.used_blocks * self._cache.block_tokens
         unfilled = self._unfilled * len(self._running)
-        return self._groups.full * used + unfilled + self._reserved + self._kept
+        return self._full_groups * used + unfilled + self._reserved + self._kept
 
     def _schedule_prompts(self) -> list[tuple[_ActiveRequest, int]]:
         """Choose prompt chunks for the next step: first those begun, then requests as they came."""
         budget = self.settings.max_batched_tokens - len(self._running) * self._tokens_a_step
-        room = self.costs.cache_tokens - self._cache_used() - self._groups.full * self._growth
+        room = self.costs.cache_tokens - self._cache_used() - self._full_groups * self._growth
         if room < 0 and self._running:
             return []
         chunks = []
@@ -329,6 +343,7 @@ class EngineReplica:
             if prompt.reserved + prompt.joined > room:
                 break
             self._waiting.popleft()
+            self.most_running = max(self.most_running, self.running + 1)
             self._enter_cache(prompt)
             room -= prompt.reserved + prompt.joined
             if self.plan.carried and prompt.request not in self._again:
@@ -357,10 +372,11 @@ class EngineReplica:
             found = max(found, prefix.found_tokens)
             shared = max(shared, prefix.shared_tokens)
             joined = prefix.new_blocks * block
-        groups = self._groups
-        reserved = groups.full * (-(-(total - shared) // block) * block)
-        reserved += groups.count_kept_tokens(total, self.settings.max_batched_tokens)
-        joined *= groups.full
+        full_groups = self._full_groups
+        reserved = full_groups * (-(-(total - shared) // block) * block)
+        if self._keeps_parts:
+            reserved += self._groups.count_kept_tokens(total, self.settings.max_batched_tokens)
+        joined *= full_groups
         return _ActiveRequest(request, shared, found, total - found, reserved, path, joined)
 
     def _enter_cache(self, prompt: _ActiveRequest) -> None:
@@ -387,8 +403,9 @@ class EngineReplica:
             return
         prompt.context += 1.0
         prompt.begun = self._step
-        prompt.kept = self._groups.count_kept_tokens(int(prompt.context) + steps)
-        self._kept += prompt.kept
+        if self._keeps_parts:
+            prompt.kept = self._groups.count_kept_tokens(int(prompt.context) + steps)
+            self._kept += prompt.kept
         self._running[request] = prompt
         self._context += prompt.context
         self._shared += prompt.shared
@@ -403,7 +420,7 @@ class EngineReplica:
         host = costs.host
         decodes = len(self._running)
         sizes, ended = self._compute_chunks(chunks)
-        prompt_tokens = sum(tokens for tokens, _ in sizes)
+        prompt_tokens = sum([tokens for tokens, _ in sizes])
         total = prompt_tokens + decodes * self._tokens_a_step
         sampled = decodes * self._tokens_a_step + ended
         context = self._context / decodes if decodes else 0.0
@@ -429,7 +446,7 @@ class EngineReplica:
         self.device_s = start_s + step_s
         self._after_prompts = True
         counts = (1, decodes, len(chunks), prompt_tokens)
-        self._record((begin_s, output_s, output_s), device_begin_s, counts, energy_j, waited_s)
+        self._record(begin_s, output_s, output_s, device_begin_s, counts, energy_j, waited_s)
 
         self._context += self._growth
         self._step += 1
@@ -471,7 +488,7 @@ class EngineReplica:
         decodes = len(self._running)
         tokens = decodes * self._tokens_a_step
         context = self._context / decodes
-        cost = costs.cost_at_top(tokens, decodes, context, (), tokens)
+        cost = costs.decode_cost_at_top(tokens, decodes, context)
 
         # host and device in the first step
         launch_s = costs.launch_s(tokens, decodes)
@@ -490,7 +507,7 @@ class EngineReplica:
         steps = self._count_steps(most_steps, outputs_s, max(cost.real, host_s), until_s)
         last_context = context + self._growth / decodes * (steps - 1)
         if steps > 1:
-            cost = 0.5 * (cost + costs.cost_at_top(tokens, decodes, last_context, (), tokens))
+            cost = 0.5 * (cost + costs.decode_cost_at_top(tokens, decodes, last_context))
         middle = (tokens, decodes, 0.5 * (context + last_context), (), tokens)
         floor_s = host_s * (steps - 1) + min(cost.real, host_s)
         span_s, energy_j = self._run_steps(cost, middle, steps, floor_s)
@@ -501,8 +518,10 @@ class EngineReplica:
             last_output_s = max(first_output_s + host_s * (steps - 1), device_output_s)
         waited_s = start_s - device_begin_s
         energy_j += costs.waiting_w * waited_s
-        moments_s = (begin_s, first_output_s, last_output_s)
-        self._record(moments_s, device_begin_s, (steps, decodes, 0, 0), energy_j, waited_s)
+        counts = (steps, decodes, 0, 0)
+        self._record(
+            begin_s, first_output_s, last_output_s, device_begin_s, counts, energy_j, waited_s
+        )
         self._context += self._growth * steps
         self._step += steps
         self._end_requests()
@@ -517,11 +536,11 @@ class EngineReplica:
                 "no request can be admitted: the cache is too small for the next prompt."
             )
         room = self.costs.cache_tokens - self._cache_used()
-        growth = self._groups.full * self._growth
+        growth = self._full_groups * self._growth
         while room < growth and len(self._running) > 1:
             self._preempt()
             room = self.costs.cache_tokens - self._cache_used()
-            growth = self._groups.full * self._growth
+            growth = self._full_groups * self._growth
         most_steps = self._ends[0][0] - self._step
         if growth > 0:
             most_steps = max(min(most_steps, int(room / growth)), 1)
@@ -635,11 +654,13 @@ class EngineReplica:
             decoding_s = moment_s - self.first_token_s[request]
             self._late_tokens += decoding_s > patience.token_s * plan.decode_steps[request] > 0.0
         if self._late_firsts >= patience.late_firsts or self._late_tokens >= patience.late_tokens:
-            raise BoundsBroken
+            raise BoundsBroken(self.most_running)
 
     def _record(
         self,
-        host_s: tuple[float, float, float],
+        begin_s: float,
+        first_output_s: float,
+        last_output_s: float,
         device_begin_s: float,
         counts: tuple[int, int, int, int],
         energy_j: float,
@@ -647,27 +668,27 @@ class EngineReplica:
     ) -> None:
         """Record a run of equal steps that ends at ``device_s``, which waited for the host before.
 
-        The tokens of the step before are handed out. ``host_s`` are begin, first and last output;
-        ``counts`` are steps, decodes, prompts and their tokens.
+        The tokens of the step before are handed out. ``counts`` are steps, decodes, prompts and
+        their tokens.
         """
-        _, first_output_s, last_output_s = host_s
-        steps = counts[0]
+        costs = self.costs
         decodes = counts[1]
-        self._hand_out(first_output_s)
+        if self._first or self._last:
+            self._hand_out(first_output_s)
         self.now_s = last_output_s
-        span_s = self.device_s - device_begin_s
+        device_end_s = self.device_s
+        span_s = device_end_s - device_begin_s
         if span_s > 0.0:
-            earlier_share = math.exp(-span_s / self.costs.host.governor_s)
+            earlier_share = math.exp(-span_s / costs.host.governor_s)
             power_w = energy_j / span_s
             self._mean_w = self._mean_w * earlier_share + power_w * (1.0 - earlier_share)
         context = self._context / decodes if decodes else 0.0
         used_tokens = self._cache_used()
-        cache_use = used_tokens / self.costs.cache_tokens
+        cache_use = used_tokens / costs.cache_tokens
         if self._cache is not None:
-            room_tokens = self.costs.cache_tokens - used_tokens
-            tokens_a_block = self.costs.block_tokens * max(self._groups.count, 1)
-            self._cache.shrink(room_tokens / tokens_a_block)
-        self._segments.extend((*host_s, device_begin_s, self.device_s, *counts))
-        self._segments.extend((context, energy_j, len(self._waiting), cache_use, waited_s))
+            self._cache.shrink((costs.cache_tokens - used_tokens) / self._tokens_a_block)
+        outputs_s = (begin_s, first_output_s, last_output_s)
+        state = (context, energy_j, len(self._waiting), cache_use, waited_s)
+        self._segments.extend((*outputs_s, device_begin_s, device_end_s, *counts, *state))
         self.spent_j += energy_j
-        self.decoded += self._growth * steps
+        self.decoded += self._growth * counts[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,10 +56,37 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
     return replace(option, most_per_s=min(option.most_per_s, PLAN.busy_most * float(per_s)))
 
 
+@dataclass(frozen=True)
+class RateRun:
+    """What one replica did at a rate."""
+
+    result: ServingResult | None  # None: the run was given up, or is beyond what a replica serves
+    broken: str  # the bounds that it broke
+    requests: int = 0  # that were simulated
+    most_running: int = 0  # requests that an engine computed at once
+    largest_batch: int = 0  # sequences of the largest step of all engines
+
+    def holds_for_limit(self, max_seqs: int, demand: ServiceDemand) -> bool:
+        """Whether the run would have been the same if an engine computed ``max_seqs`` at most.
+
+        It would if no engine ever computed more, and if the run was not made longer: how long a run
+        is made depends on the limit.
+        """
+        return self.requests == demand.requests and self.most_running <= max_seqs
+
+
 def serve_rate(
-    demand: ServiceDemand, option: PlanOption, rate_per_s: float, *, is_brief: bool = False
+    demand: ServiceDemand, option: PlanOption, rate_per_s: float
 ) -> tuple[ServingResult | None, str]:
-    """Simulate one replica at a rate; return what it did and which bounds it broke.
+    """Simulate one replica at a rate; return what it did and which bounds it broke."""
+    run = run_at_rate(demand, option, rate_per_s)
+    return run.result, run.broken
+
+
+def run_at_rate(
+    demand: ServiceDemand, option: PlanOption, rate_per_s: float, *, is_brief: bool = False
+) -> RateRun:
+    """Simulate one replica at a rate.
 
     The run has so many requests that the first have ended long before the last arrive, or fill all
     steps; one that breaks a bound is made no longer. A brief run that is sure to break one ends
@@ -68,7 +95,7 @@ def serve_rate(
     costs = option.costs
     assert costs is not None
     if rate_per_s > option.most_per_s * (1.0 + 1e-9):
-        return None, "throughput"
+        return RateRun(None, "throughput")
     prefill, decode = option.pools
     settings = replace(option.settings, seed=demand.seed)
     transfer_s_per_token = costs.count_transfer_s(TRANSFER_BYTE_PER_S) if prefill else 0.0
@@ -88,12 +115,16 @@ def serve_rate(
                 prices=demand.prices,
                 patience=_measure_patience(demand.bounds, requests) if is_brief else None,
             )
-        except BoundsBroken:
-            return None, "a latency"
+        except BoundsBroken as given_up:
+            return RateRun(None, "a latency", requests, given_up.most_running)
         late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
         is_long = trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean())
         if late or requests >= enough or is_long:
-            return result, ", ".join(map(str, late))
+            most_running = max(run.most_running for run in result.runs)
+            batches = [run.segments["decodes"] + run.segments["prompts"] for run in result.runs]
+            largest_batch = int(max(batch.max() for batch in batches))
+            broken = ", ".join(map(str, late))
+            return RateRun(result, broken, requests, most_running, largest_batch)
         requests = min(2 * requests, enough)
 
 

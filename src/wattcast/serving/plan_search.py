@@ -28,8 +28,10 @@ from wattcast.predictor.prediction_json import take_fields
 from wattcast.serving.option_bounds import tabulate_option
 from wattcast.serving.option_runs import (
     LONE_LOAD,
+    RateRun,
     describe_risk,
     find_ceiling,
+    run_at_rate,
     saturate_option,
     serve_rate,
 )
@@ -352,6 +354,14 @@ class FailedRate:
         return option.clock_hz <= self.clock_hz
 
 
+@dataclass(frozen=True)
+class LimitedRun:
+    """A run of engines that compute so many requests at once at most."""
+
+    limit: int
+    run: RateRun
+
+
 class RateTrials:
     """The rates that replicas were seen to serve or to fail at, so that little is simulated twice."""
 
@@ -360,6 +370,9 @@ class RateTrials:
         self.simulated = 0
         self._failed: dict[Hashable, list[FailedRate]] = {}
         self._largest: dict[Hashable, int] = {}  # sequences of a step, of rates that were served
+        # brief and whole runs, by all but the batch limit: the limit of an engine, and the run
+        self._brief: dict[Hashable, list[LimitedRun]] = {}
+        self._whole: dict[Hashable, list[LimitedRun]] = {}
 
     def fails_at(self, option: PlanOption, rate_per_s: float) -> bool:
         """Say whether a replica breaks a bound at a rate, by a run that ends as soon as it is sure."""
@@ -368,16 +381,41 @@ class RateTrials:
         key = self._key_of_run(option, rate_per_s)
         if key in self._largest:
             return False
-        result, broken = serve_rate(self.demand, option, rate_per_s, is_brief=True)
-        self.simulated += 1
-        if broken or result is None:
+        run = self._run_once(self._brief, option, rate_per_s, is_brief=True)
+        if run.broken:
             setting = option.power_limit_w, option.clock_hz
             is_governed = option.costs is not None and option.costs.count_governed_clocks() > 1
             failures = self._failed.setdefault(self._key_of_group(option), [])
             failures.append(FailedRate(*setting, rate_per_s, is_governed))
             return True
-        self._largest[key] = largest_batch(result)
+        self._largest[key] = run.largest_batch
         return False
+
+    def serve(self, option: PlanOption, rate_per_s: float) -> RateRun:
+        """Simulate a replica to the end of the run."""
+        return self._run_once(self._whole, option, rate_per_s, is_brief=False)
+
+    def _run_once(
+        self,
+        runs: dict[Hashable, list[LimitedRun]],
+        option: PlanOption,
+        rate_per_s: float,
+        is_brief: bool,
+    ) -> RateRun:
+        """Simulate a replica, or take a run with a larger batch limit that it never reached."""
+        stages = option.costs.stages if option.costs is not None else 1
+        limit = max(option.max_seqs // stages, 1)
+        setting = option.power_limit_w, option.clock_hz
+        key = (option.key, option.settings.max_batched_tokens, setting, rate_per_s)
+        alike = runs.setdefault(key, [])
+        for larger in alike:
+            if limit <= larger.limit and larger.run.holds_for_limit(limit, self.demand):
+                return larger.run
+        run = run_at_rate(self.demand, option, rate_per_s, is_brief=is_brief)
+        self.simulated += is_brief
+        # of a brief run the verdict is enough, and a result holds every step
+        alike.append(LimitedRun(limit, replace(run, result=None) if is_brief else run))
+        return run
 
     def is_settled(self, option: PlanOption, rate_per_s: float) -> bool:
         """Whether a run that was simulated shows that an option breaks bounds at a rate."""
@@ -395,12 +433,6 @@ class RateTrials:
     def _key_of_run(self, option: PlanOption, rate_per_s: float) -> Hashable:
         setting = option.power_limit_w, option.clock_hz
         return (self._key_of_group(option), setting, rate_per_s)
-
-
-def largest_batch(result: ServingResult) -> int:
-    """Return the sequences of the largest step of all engines."""
-    batches = [run.segments["decodes"] + run.segments["prompts"] for run in result.runs]
-    return int(max(batch.max() for batch in batches))
 
 
 def _key_of_limits(option: PlanOption) -> Hashable:
@@ -517,11 +549,11 @@ def _serve_share(
     peak_per_s = demand.peak_per_s / needed
     if trials.fails_at(option, peak_per_s):  # not simulated yet if nothing less could do
         return None
-    result, failed = serve_rate(demand, option, demand.rate_per_s / replicas)
-    if failed or result is None:
+    run = trials.serve(option, demand.rate_per_s / replicas)
+    if run.broken or run.result is None:
         return None
-    largest = max(trials.largest_batch(option, peak_per_s), largest_batch(result))
-    return ServingPlan(option, replicas, peak_per_s, result, demand, largest)
+    largest = max(trials.largest_batch(option, peak_per_s), run.largest_batch)
+    return ServingPlan(option, replicas, peak_per_s, run.result, demand, largest)
 
 
 def _check_alone(option: PlanOption, trials: RateTrials) -> None:

@@ -34,7 +34,7 @@ from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
 from wattcast.serving.closed_loop import make_router, serve_sessions
-from wattcast.serving.engine_simulator import EngineReplica, Patience, ReplicaRun
+from wattcast.serving.engine_simulator import BoundsBroken, EngineReplica, Patience, ReplicaRun
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
 from wattcast.serving.request_plan import EngineSettings, RequestPlan, plan_requests
 from wattcast.serving.request_sessions import (
@@ -442,7 +442,10 @@ def _share_requests(
             for engine in engines:
                 engine.run_until(moment_s)
             route(request).submit((request,))
-    runs = [engine.finish() for engine in engines]
+    try:
+        runs = [engine.finish() for engine in engines]
+    except BoundsBroken:
+        raise BoundsBroken(max(engine.most_running for engine in engines)) from None
     first_s = np.fmax.reduce([run.first_token_s for run in runs])
     last_s = np.fmax.reduce([run.last_token_s for run in runs])
     return _ServedRequests(runs, first_s, last_s)

@@ -160,6 +160,18 @@ class StepCosts:
         cost: complex = self._add_costs(self._top, step)
         return cost
 
+    def decode_cost_at_top(self, tokens: int, decodes: int, context: float) -> complex:
+        """Return ``decode_cost`` at the top clock, which a simulation asks for in every event."""
+        by_tokens, head, decode, _, _, _ = self._top
+        cost: complex = by_tokens[self.padded[tokens]] + head[tokens]
+        contexts = self.contexts
+        place = bisect_left(contexts, context, 1, len(contexts) - 1)
+        low = contexts[place - 1]
+        share = (context - low) / (contexts[place] - low)
+        attention = decode[decodes]
+        cost += (1.0 - share) * attention[place - 1] + share * attention[place]
+        return cost
+
     def _add_costs(self, tables: Sequence[Any], step: StepShape) -> Any:
         """Add up the entries of a step, which are rows or complex numbers.
 
@@ -169,15 +181,17 @@ class StepCosts:
         tokens, decodes, context, chunks, sampled = step
         cost = by_tokens[self.padded[tokens]] + head[sampled]
         if decodes:
-            place = min(max(bisect_left(self.contexts, context), 1), len(self.contexts) - 1)
+            place = bisect_left(self.contexts, context, 1, len(self.contexts) - 1)
             low = self.contexts[place - 1]
-            high = self.contexts[place]
-            share = (context - low) / (high - low)
+            share = (context - low) / (self.contexts[place] - low)
             attention = decode[decodes]
             cost = cost + ((1.0 - share) * attention[place - 1] + share * attention[place])
         by_chunk = prompt
         for chunk, before in chunks:
-            cost = cost + (by_chunk[chunk] + before * slope[chunk])
+            chunk_cost = by_chunk[chunk]
+            if before:
+                chunk_cost = chunk_cost + before * slope[chunk]
+            cost = cost + chunk_cost
             by_chunk = more
         return cost
 
