@@ -12,7 +12,7 @@ from wattcast.cli.explore_commands import count_cores
 from wattcast.cli.figure_options import FigureOptions
 from wattcast.core.errors import is_interrupt
 from wattcast.core.option_declaration import Option
-from wattcast.options.hall_options import HallOptions, HallRun
+from wattcast.options.hall_options import HallOptions, HallRun, SheddingOptions
 from wattcast.options.verb_options import part_of
 
 if TYPE_CHECKING:
@@ -26,12 +26,18 @@ def hall(
     env: Environment,
     file: Annotated[Path, Option("YAML: racks, loads, a day, limits.", positional=True)],
     asked: HallOptions,
+    shedding: SheddingOptions,
     running: HallRun,
 ) -> CommandOutput:
     """Simulate the power of a hall: serving, training and idle racks over a day.
 
-    Example: wattcast hall hall.yaml --out hall-day --plot hall.png
+    With --shed, say what it costs to draw less for a while, and plan it.
+
+    Examples: wattcast hall hall.yaml --out hall-day --plot hall.png
+    ... hall hall.yaml --shed 300kW --begin 18:00 --span 30min
     """
+    if shedding.shed_w is not None:
+        return _plan_shedding(env, file, asked, shedding)
     from wattcast.timeseries.hall_figures import FIGURES
     from wattcast.timeseries.hall_file import read_hall
     from wattcast.timeseries.hall_report import print_hall, summarise_hall, write_hall
@@ -55,6 +61,30 @@ def hall(
 
     plain = partial(summarise_hall, found, asked.chance)
     return CommandOutput(plain, print_text, lambda: figures)
+
+
+def _plan_shedding(
+    env: Environment, file: Path, asked: HallOptions, shedding: SheddingOptions
+) -> CommandOutput:
+    """Return what policies cost, and the plan."""
+    from wattcast.timeseries import demand_response, shedding_report
+    from wattcast.timeseries.hall_file import read_hall
+
+    assert shedding.shed_w is not None, "nothing is to be shed"
+    found = demand_response.plan_demand_response(
+        read_hall(file),
+        shedding.shed_w,
+        asked.begin_s,
+        asked.span_s,
+        env.tell_progress,
+        shedding.slowdown,
+    )
+    return CommandOutput.of(
+        found,
+        demand_response.DemandResponse.to_dict,
+        shedding_report.print_response,
+        shedding_report.draw_response,
+    )
 
 
 def _choose_runner(running: HallRun) -> Runner:

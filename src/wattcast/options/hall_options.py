@@ -50,6 +50,19 @@ class HallOptions:
 
 
 @dataclass(frozen=True)
+class SheddingOptions:
+    """A grid's request to draw less for a while."""
+
+    shed_w: Annotated[
+        float | None,
+        Option("Plan to draw so much less from --begin on, for --span.", unit="W", above=0),
+    ] = None
+    slowdown: Annotated[
+        float, Option("Of p99 latencies that the plan of --shed may have.", above=0)
+    ] = 1.5
+
+
+@dataclass(frozen=True)
 class HallRun:
     """Where a hall is computed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from wattcast.timeseries.power_series import write_columns
 
 LEVELS = ("card", "node", "rack", "row", "hall")
 DATE = datetime(2026, 1, 1)
+_RACK_GRID_S = 60.0  # of the series of single racks, at least: hundreds of columns
 _BUSY_SHARE = 0.97  # of the asked rate; a load that serves less queues
 
 
@@ -274,16 +276,12 @@ def _print_cap(console: Console, cap: CapFigures) -> None:
 def write_hall(hall: CombinedHall, folder: Path, ending: str, chance: float) -> list[Path]:
     """Write series and summary into a folder, and return the files.
 
-    ``power`` has the hall, its GPUs, groups and rows; ``racks`` every rack; ``profiles`` the rows
-    in MW by step, as pandapower's controllers read them.
+    ``power`` has the hall, its GPUs, groups and rows; ``racks`` every rack, in means of a minute at
+    least; ``profiles`` the rows in MW by step, as pandapower's controllers read them. Energy has all
+    its digits, watts have three behind the point.
     """
     duration_s = hall.grid_duration_s
-    times: dict[str, Any] = {
-        "time": _list_dates(hall.grid_begin_s),
-        "time_s": hall.grid_begin_s,
-        "duration_s": duration_s,
-    }
-    columns = dict(times)
+    columns = _list_times(hall)
     hall_j = hall.on_grid(hall.hall_j)
     columns["power_w"] = hall_j / duration_s
     columns["energy_j"] = hall_j
@@ -292,10 +290,14 @@ def write_hall(hall: CombinedHall, folder: Path, ending: str, chance: float) -> 
         columns[f"{work.group.name}_w"] = hall.on_grid(joules) / duration_s
     row_w = hall.on_grid(hall.row_j) / duration_s
     columns |= {f"row{place}_w": watts for place, watts in enumerate(row_w)}
-    rack_w = hall.on_grid(hall.rack_j) / duration_s
-    racks = times | {f"rack{place}_w": watts for place, watts in enumerate(rack_w)}
+    columns = {name: _round_watts(name, values) for name, values in columns.items()}
     profiles: dict[str, Any] = {"time_step": np.arange(len(duration_s))}
-    profiles |= {f"row{place}_p_mw": watts / 1e6 for place, watts in enumerate(row_w)}
+    profiles |= {f"row{place}_p_mw": np.round(w / 1e6, 9) for place, w in enumerate(row_w)}
+
+    minutes = replace(hall, grid_s=max(hall.grid_s, min(_RACK_GRID_S, hall.work.seconds)))
+    rack_w = minutes.on_grid(hall.rack_j) / minutes.grid_duration_s
+    racks = _list_times(minutes)
+    racks |= {f"rack{place}_w": np.round(watts, 3) for place, watts in enumerate(rack_w)}
 
     written = []
     for name, table in (("power", columns), ("racks", racks), ("profiles", profiles)):
@@ -305,6 +307,20 @@ def write_hall(hall: CombinedHall, folder: Path, ending: str, chance: float) -> 
     path = folder / "summary.json"
     write_whole(path, encode_json(summarise_hall(hall, chance)))
     return [*written, path]
+
+
+def _list_times(hall: CombinedHall) -> dict[str, Any]:
+    """Return the columns that say when each interval is."""
+    return {
+        "time": _list_dates(hall.grid_begin_s),
+        "time_s": hall.grid_begin_s,
+        "duration_s": hall.grid_duration_s,
+    }
+
+
+def _round_watts(name: str, values: Any) -> Any:
+    """Return watts rounded to milliwatts, which makes files a third as long."""
+    return np.round(values, 3) if name.endswith("_w") else values
 
 
 def _list_dates(times_s: Array) -> list[str]:

@@ -134,17 +134,8 @@ def _prepare_group(
     plan: HallPlan, group: RackGroup, bin_s: float, seed: int, tell: ReportProgress
 ) -> GroupWork:
     """Simulate the load of a group, with and without the cap."""
-    chip = load_gpu(group.gpu)
-    bundle = bundle_for(chip)
-    top_hz = float(np.max(chip.clocks.max_hz))
-    least_hz = top_hz if chip.clocks.min_hz is None else float(np.min(chip.clocks.min_hz))
     cap_w = None if plan.cap is None else plan.cap.gpu_limit_w
-    work = GroupWork(
-        group=group,
-        node=tabulate_node(group.system, plan.inlet_c),
-        cold_w=float(bundle.power.idle_power_w(least_hz)),
-        loaded_w=float(bundle.power.idle_power_w(top_hz)),
-    )
+    work = prepare_group(plan, group)
     load = group.load
     if isinstance(load, ServingLoad):
         library = build_library(load, group.gpu, bin_s, seed, progress=tell)
@@ -159,6 +150,20 @@ def _prepare_group(
         slow = None if cap_w is None else plan_steps(load, group.gpu, gpus, cap_w)
         return replace(work, steps=steps, capped_steps=slow)
     return work
+
+
+def prepare_group(plan: HallPlan, group: RackGroup) -> GroupWork:
+    """Return a group with its nodes and idle cards, without a simulated load."""
+    chip = load_gpu(group.gpu)
+    bundle = bundle_for(chip)
+    top_hz = float(np.max(chip.clocks.max_hz))
+    least_hz = top_hz if chip.clocks.min_hz is None else float(np.min(chip.clocks.min_hz))
+    return GroupWork(
+        group=group,
+        node=tabulate_node(group.system, plan.inlet_c),
+        cold_w=float(bundle.power.idle_power_w(least_hz)),
+        loaded_w=float(bundle.power.idle_power_w(top_hz)),
+    )
 
 
 def check_limits(work: HallWork) -> None:

@@ -16,12 +16,13 @@ import numpy as np
 from wattcast.core import bad_value, units
 from wattcast.core.arrays import Array
 from wattcast.core.row_tables import import_polars
-from wattcast.core.whole_files import write_whole
+from wattcast.core.whole_files import replace_whole, write_whole
 from wattcast.timeseries.power_curve import STATES, PowerCurve
 
 MOST_INTERVALS = 5_000_000
 MOST_GPU_COLUMNS = 64  # beyond which GPUs that draw alike share a column
 SUFFIXES = (".csv", ".parquet")
+_CHUNK_ROWS = 4096  # of a table that are written at once, so that a long one needs little memory
 _GRID_SLACK = 1e-9  # of an interval, by which a run may pass the last edge of the grid
 
 
@@ -144,12 +145,13 @@ def write_columns(path: Path, columns: dict[str, Any]) -> None:
         table.write_parquet(buffer, compression="zstd")
         write_whole(path, buffer.getvalue())
         return
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    lists = [np.asarray(column).tolist() for column in columns.values()]
-    writer.writerows(zip(*lists, strict=True))
-    write_whole(path, text.getvalue().encode())
+    arrays = [np.asarray(column) for column in columns.values()]
+    with replace_whole(path) as beside, beside.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        for first in range(0, len(arrays[0]), _CHUNK_ROWS):
+            lists = [array[first : first + _CHUNK_ROWS].tolist() for array in arrays]
+            writer.writerows(zip(*lists, strict=True))
 
 
 def sample_curves(
