@@ -24,6 +24,12 @@ from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
+    from wattcast.lab.gpuwattch.component_fit import (
+        ComponentFit,
+        FitConstraints,
+        KernelColumns,
+        MeasuredKernels,
+    )
     from wattcast.lab.gpuwattch.trace_request import CountedKernelPower
     from wattcast.lab.gpuwattch.trace_run import TraceResult
 
@@ -78,14 +84,18 @@ def power_trace(
 
     def tell(so_far: TraceResult) -> None:
         env.say(
-            f"{so_far.samples} samples, {show(so_far.duration_s, 's')}: {mean_power(so_far)} mean so far."
+            f"{so_far.samples} samples, {show(so_far.duration_s, 's')}: "
+            f"{mean_power(so_far)} mean so far."
         )
 
     job, result = trace_request.make_power_trace(request, tell if request.follow_s else None)
     if plot is not None and result.timeline is not None and result.duration_s:
         env.save_plot(trace_request.draw_trace_power(request, job, result), plot)
     mean = f"{mean_power(result)} mean power" if result.duration_s else "no mean power"
-    first = f"{result.samples} samples, {show(result.duration_s, 's')}, {len(result.kernels)} kernels, {mean}"
+    first = (
+        f"{result.samples} samples, {show(result.duration_s, 's')}, "
+        f"{len(result.kernels)} kernels, {mean}"
+    )
     notes = [f"note: {note}." for note in result.notes]
     text = "\n".join([first, *map(str, result.files)])
     return CommandOutput(
@@ -113,7 +123,8 @@ def power_meter(
     config: Annotated[
         Path,
         Option(
-            "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with measured energies: h200, a100-sxm-80gb, h100-sxm, b200."
+            "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with "
+            "measured energies: h200, a100-sxm-80gb, h100-sxm, b200."
         ),
     ],
     energies: Annotated[
@@ -172,7 +183,8 @@ def accelwattch(
     base: Annotated[
         Path | None,
         Option(
-            "A simulator's own AccelWattch XML: its tree and sizes stay, so that the simulator reads it."
+            "A simulator's own AccelWattch XML: its tree and sizes stay, so that the "
+            "simulator reads it."
         ),
     ] = None,
     judge: Annotated[bool, Option("Also compare with operators that were never used.")] = False,
@@ -223,7 +235,10 @@ def accelwattch(
             f"  {name:12s} {rows:4d} rows {error:6.2f} %"
             for name, (rows, error) in judged.by_family.items()
         ]
-    partly = "note: without --base the file holds what Wattcast reads; a simulator needs the tree of its own file."
+    partly = (
+        "note: without --base the file holds what Wattcast reads; a simulator needs "
+        "the tree of its own file."
+    )
     return CommandOutput(
         plain, "\n".join(lines), notes=[partly] if base is None and out is not None else []
     )
@@ -276,7 +291,8 @@ class ComponentFitOptions:
     bottom_up: Annotated[
         Path | None,
         Option(
-            "Architecture file: columns are counts, its bottom-up energies make them watts, factors are fitted."
+            "Architecture file: columns are counts, its bottom-up energies make them "
+            "watts, factors are fitted."
         ),
     ] = None
     shortest: Annotated[str, Option("Kernels shorter than this are dropped.")] = "0.5 ms"
@@ -309,7 +325,6 @@ def fit_component(
     --architecture gpu.xml --out recalibrated.xml
     """
     from wattcast.lab.gpuwattch import component_fit
-    from wattcast.lab.gpuwattch.architecture import read_architecture, write_architecture
 
     if (choices.architecture is None) != (choices.out is None):
         raise bad_value("--architecture and --out", "both or neither", "one")
@@ -317,71 +332,89 @@ def fit_component(
     orders = tuple(component_fit.ValueOrdering.read(text) for text in choices.order or ())
     if choices.energies and choices.bottom_up is not None:
         raise bad_value("--energies and --bottom-up", "one of them", "both")
-    laid_out = component_fit.KernelColumns(**layout)
-    table = component_fit.read_measured_kernels(
-        runs, laid_out, choices.columns, rates=choices.energies or choices.bottom_up is not None
-    )
-    if choices.bottom_up is not None:
-        from wattcast.lab.gpuwattch.bottom_up.event_energies import (
-            build_architecture_chip,
-            make_energy_table,
-        )
-
-        modelled = read_architecture(choices.bottom_up)
-        built = build_architecture_chip(modelled)
-        table = component_fit.rates_to_watts(table, make_energy_table(built, modelled.dialect))
-        env.say(
-            f"note: {built.provenance}; its leakage and memory-controller constant are not fitted."
-        )
+    table = _read_kernel_table(env, runs, choices, component_fit.KernelColumns(**layout))
     shortest_s = parse(choices.shortest, "s", "--shortest")
-    limits = component_fit.ENERGY_CONSTRAINTS
-    if not choices.energies:
-        try:
-            limits = component_fit.FitConstraints(_read_bounds(choices.bounds))
-        except ValueError:
-            raise bad_value("--bounds", "low:high, such as 0.5:2", choices.bounds) from None
-    found = component_fit.fit_components(
-        table, replace(limits, special=special, orders=orders), shortest_s
-    )
+    limits = replace(_choose_limits(choices), special=special, orders=orders)
+    fit = component_fit.fit_components(table, limits, shortest_s)
     if choices.architecture is not None and choices.out is not None:
-        if choices.energies:
-            raise bad_value(
-                "--architecture",
-                "factors",
-                "energies",
-                "Write energies into the architecture by hand.",
-            )
-        factors = dict(zip(found.names, found.value.tolist(), strict=True))
-        write_architecture(
-            component_fit.apply_factors(read_architecture(choices.architecture), factors),
-            choices.out,
+        _write_recalibrated(fit, choices.architecture, choices.out, choices.energies)
+
+    notes = []
+    if fit.dropped:
+        first_names = ", ".join(fit.dropped[:5])
+        count = len(fit.dropped)
+        notes.append(
+            f"note: {count} kernels shorter than {choices.shortest} dropped: {first_names} ..."
         )
-    unit = " J" if choices.energies else ""
+    return CommandOutput(fit.to_plain, _list_fitted_values(fit, choices.energies), notes=notes)
+
+
+def _read_kernel_table(
+    env: Environment, runs: Path, choices: ComponentFitOptions, columns: KernelColumns
+) -> MeasuredKernels:
+    """Read the kernels to fit to; with ``--bottom-up`` their counts become watts."""
+    from wattcast.lab.gpuwattch import component_fit
+
+    counts = choices.energies or choices.bottom_up is not None
+    table = component_fit.read_measured_kernels(runs, columns, choices.columns, rates=counts)
+    if choices.bottom_up is None:
+        return table
+
+    from wattcast.lab.gpuwattch.architecture import read_architecture
+    from wattcast.lab.gpuwattch.bottom_up.event_energies import (
+        build_architecture_chip,
+        make_energy_table,
+    )
+
+    architecture = read_architecture(choices.bottom_up)
+    chip = build_architecture_chip(architecture)
+    env.say(f"note: {chip.provenance}; its leakage and memory-controller constant are not fitted.")
+    return component_fit.rates_to_watts(table, make_energy_table(chip, architecture.dialect))
+
+
+def _choose_limits(choices: ComponentFitOptions) -> FitConstraints:
+    """Return the bounds of all values: of energies, or those that the user gave for factors."""
+    from wattcast.lab.gpuwattch import component_fit
+
+    if choices.energies:
+        return component_fit.ENERGY_CONSTRAINTS
+    try:
+        return component_fit.FitConstraints(_read_bounds(choices.bounds))
+    except ValueError:
+        raise bad_value("--bounds", "low:high, such as 0.5:2", choices.bounds) from None
+
+
+def _write_recalibrated(
+    fit: ComponentFit, architecture: Path, out: Path, fitted_energies: bool
+) -> None:
+    """Write an architecture file whose energies are multiplied by the fitted factors."""
+    from wattcast.lab.gpuwattch import component_fit
+    from wattcast.lab.gpuwattch.architecture import read_architecture, write_architecture
+
+    if fitted_energies:
+        do = "Write energies into the architecture by hand."
+        raise bad_value("--architecture", "factors", "energies", do)
+    factors = dict(zip(fit.names, fit.value.tolist(), strict=True))
+    write_architecture(component_fit.apply_factors(read_architecture(architecture), factors), out)
+
+
+def _list_fitted_values(fit: ComponentFit, fitted_energies: bool) -> str:
+    """List each value with what the kernels say of it, and the errors of the fit."""
+    unit = " J" if fitted_energies else ""
     lines = []
-    for name, value in zip(found.names, found.value.tolist(), strict=True):
-        mark = (
-            " (at its bound)"
-            if name in found.at_bound
-            else ""
-            if name in found.determined
-            else " (not driven)"
-        )
+    for name, value in zip(fit.names, fit.value.tolist(), strict=True):
+        mark = "" if name in fit.determined else " (not driven)"
+        if name in fit.at_bound:
+            mark = " (at its bound)"
         lines.append(f"{name:16s} {value:12.5g}{unit}{mark}")
-    score = found.score
-    dropped = ", ".join(found.dropped[:5])
+    score = fit.score
     lines.append(
-        f"MAPE over {found.kernels} kernels: {score.start:.2f} % before, {score.in_sample:.2f} % in sample, "
-        f"{score.leave_one_out:.2f} % leave one out, {score.leave_application_out:.2f} % leave one application out; "
+        f"MAPE over {fit.kernels} kernels: {score.start:.2f} % before, "
+        f"{score.in_sample:.2f} % in sample, {score.leave_one_out:.2f} % leave one out, "
+        f"{score.leave_application_out:.2f} % leave one application out; "
         f"a constant {score.constant:.2f} %"
     )
-    notes = (
-        [
-            f"note: {len(found.dropped)} kernels shorter than {choices.shortest} dropped: {dropped} ..."
-        ]
-        if dropped
-        else []
-    )
-    return CommandOutput(found.to_plain, "\n".join(lines), notes=notes)
+    return "\n".join(lines)
 
 
 def _read_bounds(text: str) -> tuple[float, float]:
@@ -532,6 +565,9 @@ def check_energies(
         event_energies.print_ratios(console, ratios)
         env.stdout.write(format_ledger(rows) + "\n")
 
-    missing = f"note: no dumped energies here; name their folder with --reference or {REFERENCE_VARIABLE}."
+    missing = (
+        "note: no dumped energies here; name their folder with --reference or "
+        f"{REFERENCE_VARIABLE}."
+    )
     plain = {"ratios": [vars(r) | {"ratio": r.ratio} for r in ratios], "rows": rows}
     return CommandOutput(plain, print_text, notes=[] if study else [missing])

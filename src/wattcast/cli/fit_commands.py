@@ -49,18 +49,22 @@ def fit_kernels(
     inherit: Annotated[
         bool | None,
         Option(
-            "Move the card's forecast by the rows, or fit from nothing; default: inherit below 1000 burst rows.",
+            "Move the card's forecast by the rows, or fit from nothing; default: inherit "
+            "below 1000 burst rows.",
             "inherit/alone",
         ),
     ] = None,
     leave_out: Annotated[
         bool,
         Option(
-            "Learn anew how far intervals reach for what was never measured: fifteen more fits, minutes."
+            "Learn anew how far intervals reach for what was never measured: fifteen more "
+            "fits, minutes."
         ),
     ] = False,
 ) -> CommandOutput:
-    """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law, intervals."""
+    """Fit latency, power and clock of kernels: corrections, energies, V(f), clock law,
+    intervals.
+    """
     from wattcast.lab.fit.database_fit import fit_kernel_database, write_fit
     from wattcast.lab.validate import kernel_checks, ledger
 
@@ -142,7 +146,8 @@ def fit_host(
         rows = [row | ({"host_s": "GPU-bound"} if row["host_s"] is None else {}) for row in plain]
         print_rows(console, rows, columns)
         env.stdout.write(
-            f"{show(found.host_s, 's', 3)} an operator (use: --host-launch {found.host_s * 1e6:.3g}us); mean error "
+            f"{show(found.host_s, 's', 3)} an operator (use: --host-launch "
+            f"{found.host_s * 1e6:.3g}us); mean error "
             f"{errors['predicted']:.1%}, model left out {errors['left_out']:.1%}, with the default "
             f"{show(found.default_s, 's', 3)} {errors['default']:.1%}\n"
         )
@@ -207,14 +212,16 @@ def calibrate(
     file: Annotated[
         Path | None,
         Option(
-            "CSV or JSON of whole models: workload, batch, seq ..., latency_ms, energy_j or power_w, clock_mhz.",
+            "CSV or JSON of whole models: workload, batch, seq ..., latency_ms, energy_j "
+            "or power_w, clock_mhz.",
             positional=True,
         ),
     ] = None,
     table: Annotated[
         list[Path] | None,
         Option(
-            "Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a folder of them, or of kernel rows of your own; may be repeated."
+            "Kernel tables in the format of NVIDIA's aiconfigurator (CSV, Parquet), or a "
+            "folder of them, or of kernel rows of your own; may be repeated."
         ),
     ] = None,
     engine: Annotated[
@@ -245,36 +252,61 @@ def calibrate(
     Example: wattcast calibrate --gpu h100-sxm --table tables/ --engine trtllm
     """
     if file is not None and not table:
-        from wattcast.calibrate import calibration_rows
-        from wattcast.predictor.api import find_gpu
-
-        chip = find_gpu(gpu)
-        folder = out or Path("calibrated") / chip.name
-        moved = calibration_rows.calibrate(file, chip, out=folder, factors=parse_factors(factor))
-        saved = f"{moved.bundle.gpu} saved in {folder}; use it with --bundle {folder}"
-        plain = {**moved.to_dict(), "bundle": str(folder)}
-        return CommandOutput(
-            plain, lambda console: _print_calibration(console, moved, chip.name), notes=[saved]
-        )
+        return _calibrate_whole_models(file, gpu, out, parse_factors(factor))
     if file is not None or not table:
         raise BadInput(
             "calibrate takes one of two: FILE with whole models, or --table with kernel tables."
         )
+    return _calibrate_with_tables(env, table, gpu, out, engine, check)
+
+
+def _calibrate_whole_models(
+    file: Path, gpu: str, out: Path | None, factors: dict[str, float]
+) -> CommandOutput:
+    """Adjust a forecast to whole models and save its bundle."""
+    from wattcast.calibrate import calibration_rows
+    from wattcast.predictor.api import find_gpu
+
+    chip = find_gpu(gpu)
+    folder = out or Path("calibrated") / chip.name
+    calibrated = calibration_rows.calibrate(file, chip, out=folder, factors=factors)
+    saved = f"{calibrated.bundle.gpu} saved in {folder}; use it with --bundle {folder}"
+    plain = {**calibrated.to_dict(), "bundle": str(folder)}
+
+    def show_calibration(console: Console) -> None:
+        _print_calibration(console, calibrated, chip.name)
+
+    return CommandOutput(plain, show_calibration, notes=[saved])
+
+
+def _calibrate_with_tables(
+    env: Environment,
+    tables: list[Path],
+    gpu: str,
+    out: Path | None,
+    engine: str | None,
+    only_check: bool,
+) -> CommandOutput:
+    """Adjust a forecast to kernel tables and save its bundle, or compare them and save nothing."""
     from wattcast.calibrate import table_fit
     from wattcast.predictor.bundle.calibrated import save_bundle
 
-    found = (
-        table_fit.check_tables(table, gpu)
-        if check
-        else table_fit.calibrate_tables(table, gpu, env.say, engine)
-    )
-    plain = found.to_dict()
     notes = []
-    if not check:
-        folder = out or Path("calibrated") / found.bundle.gpu
-        notes.append(f"{save_bundle(found.bundle, folder)} written; use it with --bundle {folder}")
+    if only_check:
+        calibrated = table_fit.check_tables(tables, gpu)
+        plain = calibrated.to_dict()
+    else:
+        calibrated = table_fit.calibrate_tables(tables, gpu, env.say, engine)
+        plain = calibrated.to_dict()
+        folder = out or Path("calibrated") / calibrated.bundle.gpu
+        saved = save_bundle(calibrated.bundle, folder)
+        notes.append(f"{saved} written; use it with --bundle {folder}")
         plain["bundle"] = str(folder)
-    return CommandOutput(plain, lambda console: _print_table_errors(console, found), notes=notes)
+
+    def show_errors(console: Console) -> None:
+        _print_table_errors(console, calibrated)
+
+    return CommandOutput(plain, show_errors, notes=notes)
 
 
 def _print_table_errors(console: Console, found: TableCalibration) -> None:
@@ -491,12 +523,14 @@ def _print_fit(console: Console, result: CounterFit) -> None:
         best = fit_diagnostics.smallest_sufficient_clocks(list(result.training_clocks))
         every = max(result.training_clocks, key=lambda subset: subset.points)
         console.print(
-            f"Training clocks: {best.points} of {every.points} pairs are enough ({best.mape:.2f} % against "
+            f"Training clocks: {best.points} of {every.points} pairs are enough "
+            f"({best.mape:.2f} % against "
             f"{every.mape:.2f} %)."
         )
     for candidate in result.candidates[:1]:
         console.print(
-            f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the costs' variance)."
+            f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the "
+            "costs' variance)."
         )
     print_notes(console, (*result.warnings, *result.table.notes), "")
 
@@ -535,6 +569,7 @@ def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> N
     console.print(tested)
     trials = ", ".join(f"{lean:g}: {error:.2f} %" for lean, error in result.trials.items())
     console.print(
-        f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows ({trials})."
+        f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows "
+        f"({trials})."
     )
     print_notes(console, result.warnings, "")

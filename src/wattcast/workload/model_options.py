@@ -61,81 +61,134 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     """Replace None by the model's defaults; return a sentence for each default and each assumption
     as well.
     """
-    said: list[str] = []
-    taken: dict[str, Any] = {}
+    defaults = _Defaults(model, options)
+    defaults.choose_phase()
+    if model.kind is ModelKind.VISION:
+        defaults.choose_picture()
+    else:
+        defaults.choose_lengths()
+    defaults.choose_published_formats()
+    defaults.choose_stack()
+    chosen = defaults.options
+    check_engine_features(model, chosen)
+    check_parallelism(model, chosen)
+    return chosen, defaults.sentences + describe_assumptions(model, chosen)
 
-    def take(name: str, value: Any, why: str = "default") -> Any:
-        taken[name] = value
-        said.append(f"{name} {value} ({why})")
-        return value
 
-    kind = model.kind
-    usual = WorkloadPhase.FORWARD if kind is ModelKind.VISION else WorkloadPhase.PREFILL
-    phase = options.phase or take("phase", usual, f"default of a {kind} model")
-    if phase not in _PHASES[kind]:
-        raise bad_word(f"{model.name}: phase", map(str, _PHASES[kind]), str(phase))
-    if kind is ModelKind.VISION:
-        if options.seq is not None:
-            raise bad_value(
-                f"{model.name}: seq", "no sequence length for a vision model", options.seq
-            )
-        image = options.image
-        if image is None:
-            taken["image"] = image = model.dims.image * pixels_of_a_latent(model)
-            said.append(f"pictures of {image} by {image} (the published input)")
-        # Refuse pictures that the network cannot halve or cut into patches evenly
+class _Defaults:
+    """Options of a run that are filled in one after another, with a sentence for each default."""
+
+    def __init__(self, model: ModelSpec, options: ModelOptions) -> None:
+        self.model = model
+        self.options = options
+        self.sentences: list[str] = []
+        self._has_formats = bool(
+            options.quantization or options.weights or options.dtype is not Dtype.BF16
+        )
+        self._may_serve = options.stack in (None, SoftwareStack.ENGINE)
+
+    def _take(self, name: str, value: Any, why: str = "default") -> None:
+        """Set an option that the user left open, and say why."""
+        self.options = replace(self.options, **{name: value})
+        self.sentences.append(f"{name} {value} ({why})")
+
+    @property
+    def _phase(self) -> WorkloadPhase:
+        assert self.options.phase is not None, "the phase is chosen first"
+        return self.options.phase
+
+    def choose_phase(self) -> None:
+        """Run a vision model forward and a language model's prompt; refuse phases without sense."""
+        kind = self.model.kind
+        if self.options.phase is None:
+            usual = WorkloadPhase.PREFILL
+            if kind is ModelKind.VISION:
+                usual = WorkloadPhase.FORWARD
+            self._take("phase", usual, f"default of a {kind} model")
+        if self._phase not in _PHASES[kind]:
+            raise bad_word(f"{self.model.name}: phase", map(str, _PHASES[kind]), str(self._phase))
+
+    def choose_picture(self) -> None:
+        """Take the published size of pictures; refuse those that the network cannot halve or cut
+        into patches evenly.
+        """
+        model = self.model
+        if self.options.seq is not None:
+            wanted = "no sequence length for a vision model"
+            raise bad_value(f"{model.name}: seq", wanted, self.options.seq)
+        if self.options.image is None:
+            size = model.dims.image * pixels_of_a_latent(model)
+            self.options = replace(self.options, image=size)
+            self.sentences.append(f"pictures of {size} by {size} (the published input)")
+        image = self.options.image
+        assert image is not None
         steps = {"resnet": 32, "swin": 32, "mobilevit": 64, "unet": 8}
         step = steps.get(model.architecture, getattr(model.dims, "patch", 1))
         step *= pixels_of_a_latent(model)
         if image < step or image % step:
             raise bad_value(f"{model.name}: image", f"a multiple of {step} pixels", image)
-    else:
-        if options.image is not None:
-            raise bad_value(f"{model.name}: image", f"no picture for a {kind} model", options.image)
-        positions = getattr(model.dims, "max_positions", 0)
-        length = 512 if kind is ModelKind.ENCODER else 1024
-        seq = options.seq or take("seq", min(length, positions) if positions else length)
-        generating = phase is WorkloadPhase.GENERATE
-        tokens = options.tokens or (take("tokens", DEFAULT_TOKENS) if generating else None)
+
+    def choose_lengths(self) -> None:
+        """Choose the lengths of prompt and answer, and which tokens pass the output head."""
+        model = self.model
+        is_encoder = model.kind is ModelKind.ENCODER
+        if self.options.image is not None:
+            wanted = f"no picture for a {model.kind} model"
+            raise bad_value(f"{model.name}: image", wanted, self.options.image)
+        if not self.options.seq:
+            length = 512 if is_encoder else 1024
+            positions = getattr(model.dims, "max_positions", 0)
+            self._take("seq", min(length, positions) if positions else length)
+        if self._phase is WorkloadPhase.GENERATE and not self.options.tokens:
+            self._take("tokens", DEFAULT_TOKENS)
+
         most = count_positions(model)
-        longest = seq + (tokens or 1) - 1
+        longest = (self.options.seq or 0) + (self.options.tokens or 1) - 1
         if most is not None and longest > most:
-            said.append(f"{longest} positions are more than the {most} this model was made for")
-        if options.head is None:
-            serving = OutputHead.NONE if kind is ModelKind.ENCODER else OutputHead.LAST
-            take("head", OutputHead.ALL if phase is WorkloadPhase.TRAIN else serving)
-    asked = options.quantization or options.weights or options.dtype is not Dtype.BF16
-    served = phase is not WorkloadPhase.TRAIN and options.stack in (None, SoftwareStack.ENGINE)
-    if model.quantization is not None and served and not asked:
-        why = "as it is published; --quantization none: as wide as --dtype"
-        options = replace(options, quantization=take("quantization", model.quantization, why))
-    if model.kv_dtype is not None and served and not asked and options.kv_dtype is None:
-        why = "as it is published; --kv-dtype bf16: as wide as activations"
-        options = replace(options, kv_dtype=take("kv_dtype", model.kv_dtype, why))
-    if options.stack is None:
-        # an engine for what engines serve; PyTorch eager for training, encoders, pictures and sound
-        language = model.kind is ModelKind.LANGUAGE and model.template.engine
-        serving_phase = phase in (
-            WorkloadPhase.PREFILL,
-            WorkloadPhase.DECODE,
-            WorkloadPhase.GENERATE,
-        )
-        by_engine = language and serving_phase and options.attention is AttentionMode.FLASH
-        narrow = [
-            name
-            for name in ("quantization", "weights", "kv_dtype")
-            if getattr(options, name) is not None
-        ]
-        if narrow and not (model.template.engine and phase is not WorkloadPhase.TRAIN):
-            raise bad_value(
-                narrow[0], "a language model that an engine serves", f"{model.name} {phase}"
+            self.sentences.append(
+                f"{longest} positions are more than the {most} this model was made for"
             )
-        why = f"default of {phase} for a {kind} model{' in narrow formats' if narrow else ''}"
-        take("stack", SoftwareStack.ENGINE if narrow or by_engine else SoftwareStack.EAGER, why)
-    options = replace(options, **taken) if taken else options
-    check_engine_features(model, options)
-    check_parallelism(model, options)
-    return options, said + describe_assumptions(model, options)
+        if self.options.head is None:
+            head = OutputHead.NONE if is_encoder else OutputHead.LAST
+            if self._phase is WorkloadPhase.TRAIN:
+                head = OutputHead.ALL
+            self._take("head", head)
+
+    def choose_published_formats(self) -> None:
+        """Serve a model in the formats it is published in, where the user named none."""
+        model = self.model
+        is_served = self._phase is not WorkloadPhase.TRAIN and self._may_serve
+        if not is_served or self._has_formats:
+            return
+        if model.quantization is not None:
+            why = "as it is published; --quantization none: as wide as --dtype"
+            self._take("quantization", model.quantization, why)
+        if model.kv_dtype is not None and self.options.kv_dtype is None:
+            why = "as it is published; --kv-dtype bf16: as wide as activations"
+            self._take("kv_dtype", model.kv_dtype, why)
+
+    def choose_stack(self) -> None:
+        """Choose an engine for what engines serve, and PyTorch eager for training, encoders,
+        pictures and sound.
+        """
+        options = self.options
+        if options.stack is not None:
+            return
+        model = self.model
+        phase = self._phase
+        has_template = model.template.engine
+        serving_phases = (WorkloadPhase.PREFILL, WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
+        is_language = model.kind is ModelKind.LANGUAGE and has_template
+        is_served = phase in serving_phases and options.attention is AttentionMode.FLASH
+        formats = ("quantization", "weights", "kv_dtype")
+        narrow = [name for name in formats if getattr(options, name) is not None]
+        if narrow and not (has_template and phase is not WorkloadPhase.TRAIN):
+            wanted = "a language model that an engine serves"
+            raise bad_value(narrow[0], wanted, f"{model.name} {phase}")
+        by_engine = narrow or (is_language and is_served)
+        stack = SoftwareStack.ENGINE if by_engine else SoftwareStack.EAGER
+        in_formats = " in narrow formats" if narrow else ""
+        self._take("stack", stack, f"default of {phase} for a {model.kind} model{in_formats}")
 
 
 def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, int | None]:
@@ -189,7 +242,10 @@ def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
     shared = ("heads", "intermediate", "expert_intermediate", "shared_intermediate")
     widths = {of: getattr(dims, of, 0) for of in shared if model.kind is not ModelKind.VISION}
     whole = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
-    alone = "1 but for language models with keys and values of heads, served by an engine (--stack engine)"
+    alone = (
+        "1 but for language models with keys and values of heads, served by an engine "
+        "(--stack engine)"
+    )
     for name, is_wrong, wanted, do in (
         ("tp", tp > 1 and model.kind is ModelKind.VISION, "1 for a vision model", ""),
         *(("tp", size % tp, f"a divisor of {of}={size}", "") for of, size in widths.items()),
@@ -226,74 +282,104 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     o = options
     dtype = activation_dtype(options)
     phase = options.phase
-    recipe = options.recipe
     by_engine = o.stack is SoftwareStack.ENGINE
     seq = o.seq
     group = decode_group_size((o.tokens or 1) - 1)
     decoding = phase in (WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
-    grouped = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
-    formats = ""
-    experts = ""
-    if grouped and dtype is Dtype.FP32 and o.attention is AttentionMode.FLASH:
-        formats = "fused attention is assumed, though PyTorch has no fused kernel for grouped queries in fp32"
-    elif recipe is not None:
-        formats = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales), "
-        scale = f"{recipe.activations} with a scale for {'128 values' if recipe.mode == 'block' else 'a token'}"
-        widened = f"widened on chip and multiplied in bf16 by {recipe.kernel}"
-        widened += " (on other GPUs than Hopper by marlin)" * (recipe.kernel == "machete")
-        formats += widened if recipe.activations is None else f"activations quantized to {scale}"
-        formats += "; all else in bf16"
-    elif o.dtype is Dtype.FP8:
-        formats = "fp8: linear layers multiply in fp8, activations cast by static scales; all else in bf16"
-    elif o.dtype is Dtype.INT8:
-        formats = "int8: weights of linear layers are kept in int8 and multiplied in bf16; all else in bf16"
-    if getattr(model.dims, "experts", 0):
-        even = "tokens are spread evenly over the experts"
-        drawn = "each token draws its experts at random, all alike; an expert that none draws is not read"
-        skewed = f"a share of {o.skew:g} of all expert choices falls on the same experts, the rest is even"
-        experts = skewed if o.skew else drawn if by_engine else even
+    formats = _describe_formats(model, options)
+    experts = _describe_experts(model, options)
     by_chance = "by chance and skew" if o.skew else "by chance"
     said = {
         f"{model.name}: {model.note}": model.note,
         "no padding: all sequences are of one length": model.kind is not ModelKind.VISION,
         f"one new token a sequence behind a cache of {seq}": phase is WorkloadPhase.DECODE,
-        f"an encoder reads {seq} tokens; the decoder begins with a start token": model.template.source,
+        f"an encoder reads {seq} tokens; the decoder begins with a start "
+        "token": model.template.source,
         "the cache grows by concatenation (Hugging Face DynamicCache)": decoding and not by_engine,
-        f"the prefill yields the first token; decode steps in groups of {group}, each at its mean context": (
-            phase is WorkloadPhase.GENERATE
-        ),
+        f"the prefill yields the first token; decode steps in groups of {group}, each at "
+        "its mean context": (phase is WorkloadPhase.GENERATE),
         f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": phase
         is WorkloadPhase.TRAIN,
         formats: formats,
         _FP32_NOTE: o.dtype is Dtype.FP32,
-        "tf32: matrix products and convolutions round fp32 to TF32 (torch.set_float32_matmul_precision('high'))": (
-            o.dtype is Dtype.TF32
-        ),
-        "compiled: pointwise runs and row reductions are fused as TorchInductor does; products are not": (
-            o.stack is SoftwareStack.COMPILED
-        ),
-        f"engine: vLLM's kernels, merged projections, paged cache in {o.kv_dtype or dtype}; weights and activations "
+        "tf32: matrix products and convolutions round fp32 to TF32 "
+        "(torch.set_float32_matmul_precision('high'))": (o.dtype is Dtype.TF32),
+        "compiled: pointwise runs and row reductions are fused as TorchInductor does; "
+        "products are not": (o.stack is SoftwareStack.COMPILED),
+        "engine: vLLM's kernels, merged projections, paged cache in "
+        f"{o.kv_dtype or dtype}; weights and activations "
         "as random numbers of usual size": by_engine and model.template.engine,
         f"no engine template for {model.architecture}: fused as a compiler would": (
             by_engine and not model.template.engine
         ),
-        f"tokens are drawn by {o.sampling or TokenSampling.GREEDY} sampling, without FlashInfer's sampler": (
-            by_engine and model.template.engine and o.head is OutputHead.LAST
-        ),
-        f"sequences take {o.adapters or 1} LoRA adapters of rank {o.lora} in turn; experts have none": (
-            o.lora is not None
-        ),
+        f"tokens are drawn by {o.sampling or TokenSampling.GREEDY} sampling, without "
+        "FlashInfer's sampler": (by_engine and model.template.engine and o.head is OutputHead.LAST),
+        f"sequences take {o.adapters or 1} LoRA adapters of rank {o.lora} in turn; experts "
+        "have none": (o.lora is not None),
         experts: experts,
-        f"one of {o.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are shared out": o.tp
-        > 1,
-        f"one of {o.pp} pipeline stages, with the largest share of the layers and both embedding and head; waiting "
+        f"one of {o.tp} tensor-parallel GPUs; heads, feed-forward width and vocabulary are "
+        "shared out": o.tp > 1,
+        f"one of {o.pp} pipeline stages, with the largest share of the layers and both "
+        "embedding and head; waiting "
         "for other stages is not counted": o.pp > 1,
         f"one of {o.dp} replicas, each with its own batch": o.dp > 1,
-        f"experts are spread over {o.ep} GPUs, and this is the one that gets most tokens {by_chance}": o.ep
-        > 1,
+        f"experts are spread over {o.ep} GPUs, and this is the one that gets most tokens "
+        f"{by_chance}": o.ep > 1,
         f"one of {o.cp} GPUs that share each sequence and its cache": o.cp > 1,
     }
     return [sentence for sentence, holds in said.items() if holds]
+
+
+def _describe_formats(model: ModelSpec, options: ModelOptions) -> str:
+    """Say in which formats weights are kept and products are computed, where that is no plain
+    type.
+    """
+    recipe = options.recipe
+    has_groups = getattr(model.dims, "kv_heads", 0) not in (0, getattr(model.dims, "heads", 0))
+    is_wide = activation_dtype(options) is Dtype.FP32
+    if has_groups and is_wide and options.attention is AttentionMode.FLASH:
+        return (
+            "fused attention is assumed, though PyTorch has no fused kernel for "
+            "grouped queries in fp32"
+        )
+    if recipe is not None:
+        kept = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales)"
+        if recipe.activations is None:
+            multiplied = f"widened on chip and multiplied in bf16 by {recipe.kernel}"
+            if recipe.kernel == "machete":
+                multiplied += " (on other GPUs than Hopper by marlin)"
+        else:
+            scaled = "128 values" if recipe.mode == "block" else "a token"
+            multiplied = f"activations quantized to {recipe.activations} with a scale for {scaled}"
+        return f"{kept}, {multiplied}; all else in bf16"
+    if options.dtype is Dtype.FP8:
+        return (
+            "fp8: linear layers multiply in fp8, activations cast by static scales; "
+            "all else in bf16"
+        )
+    if options.dtype is Dtype.INT8:
+        return (
+            "int8: weights of linear layers are kept in int8 and multiplied in bf16; "
+            "all else in bf16"
+        )
+    return ""
+
+
+def _describe_experts(model: ModelSpec, options: ModelOptions) -> str:
+    """Say how tokens are spread over experts; nothing of a model without any."""
+    if not getattr(model.dims, "experts", 0):
+        return ""
+    if options.skew:
+        return (
+            f"a share of {options.skew:g} of all expert choices falls on the same experts, "
+            "the rest is even"
+        )
+    if options.stack is SoftwareStack.ENGINE:
+        return (
+            "each token draws its experts at random, all alike; an expert that none "
+            "draws is not read"
+        )
+    return "tokens are spread evenly over the experts"
 
 
 _FP32_NOTE = (

@@ -478,19 +478,13 @@ def run_model(order: dict[str, Any]) -> int:
     """Measure one model in this process: load libraries, read the seconds it has, start the engine,
     measure rows.
     """
-    os.environ.update(
-        {
-            name: value
-            for name, value in engine_campaign.ENVIRONMENT.items()
-            if name not in os.environ
-        }
-    )
+    for name, value in engine_campaign.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     import torch
     import vllm
 
-    with suppress(
-        ImportError
-    ):  # vLLM loads its parts when they are asked for: ask before the turn comes
+    # vLLM loads its parts when they are asked for: ask before the turn comes
+    with suppress(ImportError):
         import vllm.v1.engine.llm_engine
         import vllm.v1.worker.gpu_worker
     _ = vllm.LLM, vllm.SamplingParams
@@ -500,16 +494,6 @@ def run_model(order: dict[str, Any]) -> int:
     deadline_s = time.monotonic() + float(line) - END_S
     request = engine_campaign.EngineRequest.from_plain(order)
     model = request.models[0]
-    from vllm.sampling_params import RequestOutputKind
-
-    cuda: Any = torch.cuda
-    whole = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
-
-    def mark_stream() -> Any:
-        """Return a time mark on the stream that the engine launches on."""
-        event = cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     with tempfile.TemporaryDirectory(prefix="wattcast-engine-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
@@ -522,14 +506,7 @@ def run_model(order: dict[str, Any]) -> int:
             "vllm": str(vllm.__version__),
         }
         facts["filled_byte"] = engine_weights.fill_cache(llm.llm_engine, torch)
-        bench = engine_steps.EngineBench(
-            engine_steps.StepRecorder(llm.llm_engine, mark_stream),
-            None,
-            partial(vllm.SamplingParams, **whole),
-            vocab_size=int(model.config["vocab_size"]),
-            max_model_len=model.max_model_len,
-            synchronize=torch.cuda.synchronize,
-        )
+        bench = _make_bench(llm.llm_engine, model, vllm, torch)
         if model.adapters:
             bench.adapters = lora_adapters.make_adapter_requests(
                 Path(folder), model.config, model.adapters, model.adapter_rank, torch
@@ -540,30 +517,71 @@ def run_model(order: dict[str, Any]) -> int:
         if request.together > 1:
             _meet_points(bench, request, model, facts)
             deadline_s = _wait_for_turn(engine_campaign.ready_path(request, model))
-        with Sampler("nvml", period_s=0.005) as sampler:
-            bench.sampler = sampler
-            run = make_run_name()
-            Journal(request.out / "runs.jsonl", key="run").append(
-                make_torch_run_info(run, sampler.identity, torch)
-            )
-            room = facts["cache_tokens"], facts["max_seqs"]
-            session = EngineSession(request, model, bench, deadline_s, run, *room, weights=weights)
-            session.list_kernels = partial(engine_steps.list_step_kernels, bench, torch=torch)
-            session.append(
-                f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts
-            )
-            gc.collect()
-            gc.freeze()
-            bench.sleep(0.5)
-            session.append(
-                f"{model.name}/idle-{run}", "idle", **engine_steps.measure_idle_engine(bench)
-            )
-            counts = session.measure_all()
-            counts["sampler read errors"] += sampler.errors
+        counts = _measure_rows(bench, request, facts, deadline_s, weights, torch)
     say(f"{model.name}: {json.dumps(counts)}")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # an engine can take many seconds to be torn down, and everything is on file
+
+
+def _make_bench(
+    engine: Any, model: engine_campaign.EngineModel, vllm: Any, torch: Any
+) -> engine_steps.EngineBench:
+    """Return the bench of a started engine; its requests run to their end and return no text."""
+    from vllm.sampling_params import RequestOutputKind
+
+    def mark_stream() -> Any:
+        """Return a time mark on the stream that the engine launches on."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    make_sampling = partial(
+        vllm.SamplingParams,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    return engine_steps.EngineBench(
+        engine_steps.StepRecorder(engine, mark_stream),
+        None,
+        make_sampling,
+        vocab_size=int(model.config["vocab_size"]),
+        max_model_len=model.max_model_len,
+        synchronize=torch.cuda.synchronize,
+    )
+
+
+def _measure_rows(
+    bench: engine_steps.EngineBench,
+    request: engine_campaign.EngineRequest,
+    facts: dict[str, Any],
+    deadline_s: float,
+    weights: engine_weights.WeightReport,
+    torch: Any,
+) -> Counter[str]:
+    """Measure all rows of a warm engine, with the card's sensors beside them; return the counts."""
+    model = request.models[0]
+    with Sampler("nvml", period_s=0.005) as sampler:
+        bench.sampler = sampler
+        run = make_run_name()
+        Journal(request.out / "runs.jsonl", key="run").append(
+            make_torch_run_info(run, sampler.identity, torch)
+        )
+        room = facts["cache_tokens"], facts["max_seqs"]
+        session = EngineSession(request, model, bench, deadline_s, run, *room, weights=weights)
+        session.list_kernels = partial(engine_steps.list_step_kernels, bench, torch=torch)
+        session.append(
+            f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts
+        )
+        gc.collect()
+        gc.freeze()
+        bench.sleep(0.5)
+        idle = engine_steps.measure_idle_engine(bench)
+        session.append(f"{model.name}/idle-{run}", "idle", **idle)
+        counts = session.measure_all()
+        counts["sampler read errors"] += sampler.errors
+    return counts
 
 
 def _meet_points(
