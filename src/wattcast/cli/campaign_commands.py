@@ -31,7 +31,8 @@ def estimate(
     counters: Annotated[
         Path,
         Option(
-            "Counters: a book (.json), ncu's .csv or .ncu-rep, nvprof's .csv, or GPU metrics in nsys's .sqlite."
+            "Counters: a book (.json), ncu's .csv or .ncu-rep, nvprof's .csv, or GPU "
+            "metrics in nsys's .sqlite."
         ),
     ],
     clock: Annotated[
@@ -109,7 +110,10 @@ def _write_suggestions(
         distance = f.distance if f.distance < 1e9 else None
         entries.append({"operator": s.operator, "family": s.family, **reason, "distance": distance})
     real = sum(f.candidate.share > 0 for f in found)
-    told = f"{real} of {len(found)} are operators of real models, {len(found) - real} of the plan's own shapes"
+    told = (
+        f"{real} of {len(found)} are operators of real models, {len(found) - real} of "
+        "the plan's own shapes"
+    )
 
     def print_text(console: Console) -> None:
         rows = new_table("operator", "why", "doublings from a measured row", "worth")

@@ -144,7 +144,8 @@ def doctor(
     host: Annotated[
         bool,
         Option(
-            "Measure what issuing an operator costs this host, in seconds, and remember it for predict; needs a GPU."
+            "Measure what issuing an operator costs this host, in seconds, and remember it "
+            "for predict; needs a GPU."
         ),
     ] = False,
     forget_host: Annotated[bool, Option("Forget the host that was measured.")] = False,

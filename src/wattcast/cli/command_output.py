@@ -23,7 +23,9 @@ Result = TypeVar("Result")
 
 @dataclass
 class Environment:
-    """Streams and variables of one call of the command line, given by tests where they need others."""
+    """Streams and variables of one call of the command line, given by tests where they need
+    others.
+    """
 
     stdout: TextIO = field(default_factory=lambda: sys.stdout)
     stderr: TextIO = field(default_factory=lambda: sys.stderr)
@@ -33,7 +35,9 @@ class Environment:
     given: frozenset[str] = frozenset()  # options that stand on the command line
 
     def console(self) -> Console:
-        """Return a console for results; away from a terminal it is wide enough that nothing is cut."""
+        """Return a console for results; away from a terminal it is wide enough that nothing is
+        cut.
+        """
         from rich.console import Console
 
         width = None if self.stdout.isatty() else 160

@@ -290,7 +290,10 @@ def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
             f"this needs {error.name}, which is not installed. See `wattcast doctor`.",
             ExitCode.FAILED,
         )
-    said = f"internal error ({type(error).__name__}: {error}). Run again with --traceback and report it."
+    said = (
+        f"internal error ({type(error).__name__}: {error}). Run again with --traceback "
+        "and report it."
+    )
     return said, ExitCode.FAILED
 
 

@@ -1,4 +1,6 @@
-"""``wattcast manage``: run-time control on simulated cards, on measured tables and on a real card."""
+"""``wattcast manage``: run-time control on simulated cards, on measured tables and on a real
+card.
+"""
 
 from __future__ import annotations
 
@@ -251,7 +253,8 @@ class ControlOptions:
     workload: Annotated[
         str | None,
         Option(
-            "With --rows, what a unit of work is: MODEL,key=value,... such as llama3-8b,phase=train."
+            "With --rows, what a unit of work is: MODEL,key=value,... such as "
+            "llama3-8b,phase=train."
         ),
     ] = None
     socket: Annotated[Path | None, SOCKET] = None
@@ -472,7 +475,8 @@ def plane(
     told = ", ".join(f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for core, memory in points)
     if not apply:
         env.say(
-            f"dry run on {card.name}: core/memory MHz {told} would be set and given back; add --apply to do it."
+            f"dry run on {card.name}: core/memory MHz {told} would be set and given back; "
+            "add --apply to do it."
         )
         raise typer.Exit
     with daemon_client.hold_card(card, socket) as held:
@@ -483,7 +487,8 @@ def plane(
         if code != 0
     ]
     env.say(
-        f"the card has back what it had. {len(codes) - len(failed)} of {len(points)} pairs of clocks done."
+        f"the card has back what it had. {len(codes) - len(failed)} of {len(points)} pairs "
+        "of clocks done."
     )
     if failed or len(codes) < len(points):
         env.say(f"refused or ended otherwise, core/memory MHz: {', '.join(failed) or 'none'}")
@@ -752,7 +757,8 @@ def _forecast_plants(
         chosen |= clock_forecast.choose_forecast_settings(tables, found, goal, errors)
     if goal.slowdown is not None:
         notes.append(
-            "model_predictive: bounds hold with a chance of 95 %, by the errors of other model families"
+            "model_predictive: bounds hold with a chance of 95 %, by the errors of other "
+            "model families"
         )
     return chosen, list(dict.fromkeys(notes))
 

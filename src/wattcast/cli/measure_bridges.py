@@ -114,8 +114,8 @@ class LaunchEstimate:
         text = self.summary
         if self.same_stretch is None:
             return (
-                text
-                + "; the trace does not say when it was taken, so it cannot be set beside the measurement."
+                text + "; the trace does not say when it was taken, so it cannot be set beside "
+                "the measurement."
             )
         if self.is_lower_bound:
             return text + "; a lower bound is not compared with the measurement."
@@ -126,8 +126,8 @@ class LaunchEstimate:
             )
         off = self.estimate.mean_w / self.same_stretch.power_w - 1.0
         return (
-            text
-            + f"; measured {show(self.same_stretch.power_w, 'W')} over the same ({100 * off:+.1f} %)."
+            text + f"; measured {show(self.same_stretch.power_w, 'W')} over the same "
+            f"({100 * off:+.1f} %)."
         )
 
     def figure(self, run: MeasuredRun) -> Figure:
@@ -253,7 +253,9 @@ ROUNDS = 4  # rounds of the plan that candidates come from
 def suggest_rows(
     count: int, gpu: str, database: str, tell: Callable[[str], None]
 ) -> tuple[list[RowSuggestion], list[OperatorSpec]]:
-    """Return the rows worth most that are not in the database yet, and how the campaign runs each."""
+    """Return the rows worth most that are not in the database yet, and how the campaign runs
+    each.
+    """
     chip = load_gpu(gpu)
     rows = _load_measured_rows(gpu, database, tell)
     bundle = bundle_for(chip)
@@ -274,7 +276,8 @@ def suggest_rows(
             told = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
             candidates.append(RowCandidate(make_workload_form(spec.operator), told, share, source))
     tell(
-        f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators no row can stand for"
+        f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators "
+        "no row can stand for"
     )
     found = row_suggestions.suggest_rows(candidates, count, rows, chip, bundle)
     place = {

@@ -43,7 +43,8 @@ class MeasuredRunOptions:
     model: Annotated[
         Path | None,
         Option(
-            "Power model of `lab fit counters --out`, or h200 or tegra-k1: estimate power from kernel launches."
+            "Power model of `lab fit counters --out`, or h200 or tegra-k1: estimate power "
+            "from kernel launches."
         ),
     ] = None
     counters: Annotated[

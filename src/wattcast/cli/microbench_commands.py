@@ -116,7 +116,8 @@ def _show_results(
     if write is not None:
         if write.is_file() and "<!-- table:" in write.read_text(encoding="utf-8"):
             raise Refused(
-                f"{write} keeps text around its tables: renew these with wattcast/lab/microbench/microbench_page.py."
+                f"{write} keeps text around its tables: renew these with "
+                "wattcast/lab/microbench/microbench_page.py."
             )
         write_whole(write, report.make_results_page(results, gpu).encode())
     number = gpu.compute_capability.replace(".", "")

@@ -106,7 +106,9 @@ def compare(
     first: Annotated[
         str,
         Option(
-            "A model, MODEL@GPU,key=value,... | FILE.json of `predict --json` (FILE.json#2: its second) or of `measure run --json` | row:ID or DATABASE#ID of `measure models` | `predicted`, beside a row.",
+            "A model, MODEL@GPU,key=value,... | FILE.json of `predict --json` "
+            "(FILE.json#2: its second) or of `measure run --json` | row:ID or "
+            "DATABASE#ID of `measure models` | `predicted`, beside a row.",
             "A",
             positional=True,
         ),

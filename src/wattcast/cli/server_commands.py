@@ -34,7 +34,8 @@ class ServerOptions:
     trust_proxy: Annotated[
         list[str] | None,
         Option(
-            "An address or network of a proxy whose X-Forwarded-For names the client; may be repeated."
+            "An address or network of a proxy whose X-Forwarded-For names the client; may "
+            "be repeated."
         ),
     ] = None
     workers: Annotated[int, Option("Processes that predict.", least=1, most=64)] = 2
@@ -141,7 +142,8 @@ def prometheus(
         exporter.host, exporter.port, cards, models, exporter.allow_host or []
     )
     env.say(
-        f"wattcast is scraped at http://{exporter.host}:{server.server_port}/metrics (stop it with Ctrl-C)"
+        f"wattcast is scraped at http://{exporter.host}:{server.server_port}/metrics (stop "
+        "it with Ctrl-C)"
     )
     try:
         thread.join()

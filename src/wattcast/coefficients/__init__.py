@@ -20,7 +20,8 @@ value is written with a unit, such as ``90 ms``. An entry has this form, its val
       used_by: predictor/governor.py
       noticed_by: tests/predictor/test_governor.py::test_name
 
-``docs/coefficients.md`` is generated from these files by ``python -m wattcast.lab.coefficient_page``.
+``docs/coefficients.md`` is generated from these files by ``python -m
+wattcast.lab.coefficient_page``.
 """
 
 from wattcast.coefficients.coefficient_files import list_subjects, load_coefficients

@@ -1,4 +1,6 @@
-"""What every other package leans on: errors, units, number formats, strict readers, measured rows."""
+"""What every other package leans on: errors, units, number formats, strict readers, measured
+rows.
+"""
 
 from pathlib import Path
 

@@ -163,7 +163,9 @@ def bad_word(where: str, known: Iterable[str], found: object) -> BadInput:
 
 
 def clip_text(text: object, most: int = 80) -> str:
-    """Return ``text`` cut to a length that fits a message; hostile input must not flood a terminal."""
+    """Return ``text`` cut to a length that fits a message; hostile input must not flood a
+    terminal.
+    """
     words = "".join(c if c.isprintable() else "?" for c in str(text)[: 4 * most])
     return words if len(words) <= most else words[: most - 1] + "…"
 

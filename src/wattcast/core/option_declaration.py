@@ -5,10 +5,10 @@ An option is an annotated field of a frozen dataclass, or an annotated parameter
     batch: Annotated[int, Option("Sequences or images at once.", least=1)] = 1
     clock_hz: Annotated[float | None, Option("Lock the clock, such as 1830MHz.", unit="Hz")] = None
 
-The field says the type and the default, ``Option`` the rest. A field holds SI units and enums; people
-write words and units. ``clock_hz`` is therefore ``clock="1830MHz"`` in Python, ``--clock 1830MHz`` on
-the command line, and ``"clock_hz": 1.83e9`` over HTTP. ``parse_group`` makes a dataclass of what
-people write."""
+The field says the type and the default, ``Option`` the rest. A field holds SI units and enums;
+people write words and units. ``clock_hz`` is therefore ``clock="1830MHz"`` in Python, ``--clock
+1830MHz`` on the command line, and ``"clock_hz": 1.83e9`` over HTTP. ``parse_group`` makes a
+dataclass of what people write."""
 
 from __future__ import annotations
 
@@ -237,7 +237,9 @@ def _parse_quantity(option: Option, value: Any, where: str) -> float:
 
 
 def _parse_count(option: Option, value: Any, where: str) -> Any:
-    """Check a whole number, which may be written as text where several stand with commas between."""
+    """Check a whole number, which may be written as text where several stand with commas
+    between.
+    """
     if isinstance(value, str) and option.commas and value.strip().isdecimal():
         value = int(value)
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)

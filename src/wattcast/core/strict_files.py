@@ -65,7 +65,9 @@ def gunzip_bytes(data: bytes, where: str, max_byte: int) -> bytes:
 
 
 def decode_json(data: bytes, kind: type[T], where: str) -> T:
-    """Decode JSON into ``kind`` (a msgspec Struct or a plain type), naming the path of a bad key."""
+    """Decode JSON into ``kind`` (a msgspec Struct or a plain type), naming the path of a bad
+    key.
+    """
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

@@ -1,7 +1,8 @@
 """What every verb returns can be carried away: plain data, JSON, a table and a figure.
 
 A result names the functions that make these by module and function, because the packages that write
-and draw stand above those that compute (docs/architecture.md). They are imported when they are used.
+and draw stand above those that compute (docs/architecture.md). They are imported when they are
+used.
 """
 
 from __future__ import annotations
@@ -131,5 +132,6 @@ def make_frame(rows: Iterable[Row], library: str | None = None) -> Any:
     if library == "pandas":
         raise MissingTool("a pandas data frame needs pandas, which is not installed.")
     raise MissingTool(
-        "a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', or pandas."
+        "a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', "
+        "or pandas."
     )

@@ -148,7 +148,10 @@ def take_lock(path: Path, wait_s: float, held: str) -> int:
             if (
                 path.exists() and os.fstat(lock).st_ino == path.stat().st_ino
             ):  # nobody broke it in the meantime
-                owner = f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+                owner = (
+                    f"process {os.getpid()} on {platform.node()}, since "
+                    f"{time.strftime('%Y-%m-%d %H:%M:%S')}"
+                )
                 with contextlib.suppress(OSError):  # a full disk takes the lock without the name
                     os.ftruncate(lock, 0)
                     os.pwrite(lock, owner.encode(), 0)
@@ -167,7 +170,9 @@ def take_lock(path: Path, wait_s: float, held: str) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk; a file system that has no such call is left to itself."""
+    """Put the names in a folder on the disk; a file system that has no such call is left to
+    itself.
+    """
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -508,7 +508,9 @@ def _all_clocks(gpu: Gpu) -> str:
 
 
 def _compare_with(point: Alternative, first: Mapping[str, Any], fastest_s: float) -> Alternative:
-    """Add slowdown against the fastest point, and speed-up and energy against the first that runs."""
+    """Add slowdown against the fastest point, and speed-up and energy against the first that
+    runs.
+    """
     more = {
         "slowdown": point.results["latency_s"] / fastest_s - 1.0,
         "speedup": point.results["units_per_s"] / first["units_per_s"],
@@ -538,7 +540,9 @@ def _select_within(
 
 
 def _parse_axes(vary: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
-    """Return the options that vary with their values, and the settings that vary with their texts."""
+    """Return the options that vary with their values, and the settings that vary with their
+    texts.
+    """
     varied: dict[str, list[Any]] = {}
     set_to: dict[str, str] = {}
     options = [name for name in OPTION_NAMES if name != "recompute"]

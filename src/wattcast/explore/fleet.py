@@ -156,7 +156,9 @@ class _Column:
 
 
 def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
-    """Read a fleet from its YAML file; ``site_power`` takes the place of the file's power budget."""
+    """Read a fleet from its YAML file; ``site_power`` takes the place of the file's power
+    budget.
+    """
     file = decode_yaml(read_bytes(path), _Fleet, path.name)
     if not file.gpus or not file.workloads:
         raise bad_value(path.name, "at least one GPU and one workload", "none")

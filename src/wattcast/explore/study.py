@@ -121,7 +121,9 @@ class Study:
     holds_area: bool = False  # SMs give way so that the die stays as large as the base's
 
     def digest(self) -> str:
-        """Hash everything that decides results; equal studies have equal hashes in every process."""
+        """Hash everything that decides results; equal studies have equal hashes in every
+        process.
+        """
         hashed = hashlib.sha256()
         _feed_hash(hashed, self)
         return hashed.hexdigest()

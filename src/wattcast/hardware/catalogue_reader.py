@@ -358,7 +358,9 @@ def node_names() -> list[str]:
 
 @cache
 def load_node(name: str) -> Node:
-    """Return the catalogue node of that name (case, ``-``, ``_``, ``.`` and blanks do not matter)."""
+    """Return the catalogue node of that name (case, ``-``, ``_``, ``.`` and blanks do not
+    matter).
+    """
     catalogue_name = errors.resolve_name("node", name, node_names(), {})
     return load_node_file(files("wattcast.hardware").joinpath("nodes", f"{catalogue_name}.yaml"))
 

@@ -206,8 +206,8 @@ class Gpu:
     def sweep(self, **changes: npt.ArrayLike) -> Gpu:
         """Return this GPU with fields replaced by values over a sweep.
 
-        An example is ``gpu.sweep(sm_count=[64, 132])``. Dotted paths write a double underscore: ``memory__byte_per_s``. All arrays broadcast to one
-        sweep shape.
+        An example is ``gpu.sweep(sm_count=[64, 132])``. Dotted paths write a double underscore:
+        ``memory__byte_per_s``. All arrays broadcast to one sweep shape.
         """
         return self.with_fields({name.replace("__", "."): value for name, value in changes.items()})
 

@@ -54,7 +54,8 @@ SM_THREADS = 2048.0
 class LibraryStyle(StrEnum):
     """How a library's products feed the tensor cores."""
 
-    # Clusters share loads, tiles a few tokens wide exist, operands come straight from shared memory.
+    # Clusters share loads, tiles a few tokens wide exist, operands come straight from shared
+    # memory.
     HOPPER = "hopper"
     # Every block loads for itself, every warp its own operands from shared memory.
     AMPERE = "ampere"
@@ -62,7 +63,9 @@ class LibraryStyle(StrEnum):
 
 @dataclass(frozen=True)
 class ReferenceChip:
-    """The chip whose library chose the kernels: SMs, L2 and arithmetic per cycle and SM, by event."""
+    """The chip whose library chose the kernels: SMs, L2 and arithmetic per cycle and SM, by
+    event.
+    """
 
     sm_count: float
     l2_byte: float
@@ -260,8 +263,9 @@ WORK_COLUMNS = tuple(
 def root_family(kernel_family: str) -> str:
     """Return the first word of a kernel family.
 
-    Depthwise convolutions, which are no products, stand alone. Kernels of an inference engine are ``FAMILY.engine.KIND...``, so that a device without
-    measurements of them falls back to the family, and learn by kind.
+    Depthwise convolutions, which are no products, stand alone. Kernels of an inference engine are
+    ``FAMILY.engine.KIND...``, so that a device without measurements of them falls back to the
+    family, and learn by kind.
 
     >>> root_family("gemm.row"), root_family("conv2d.depthwise.last.plain")
     ('gemm', 'depthwise')

@@ -71,7 +71,9 @@ GraphRows = tuple[RowIndex, Sequence[Operator], tuple[IssueSegment, ...]]
 
 
 def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
-    """Return the kernels a graph becomes on ``gpu``, a row per distinct operator, in issue order."""
+    """Return the kernels a graph becomes on ``gpu``, a row per distinct operator, in issue
+    order.
+    """
     ops, segments = _distinct_operators(graph)
     ops = _round_where_possible(ops, gpu)
     conditions = (_CONDITIONS[graph.operands],) * len(ops)

@@ -36,7 +36,9 @@ class MacheteTile(NamedTuple):
 
 
 def runs_machete(chip: ReferenceChip) -> bool:
-    """Tell whether vLLM has Machete's kernels for a chip: they are made of Hopper's instructions."""
+    """Tell whether vLLM has Machete's kernels for a chip: they are made of Hopper's
+    instructions.
+    """
     return chip.style is LibraryStyle.HOPPER and not chip.is_blackwell
 
 

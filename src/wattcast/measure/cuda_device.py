@@ -216,7 +216,8 @@ class CudaDevice:
         """Load the kernel ``name`` of ``cubin``."""
         if shared_byte > self.shared_byte:
             raise CudaError(
-                f"{name} needs {shared_byte} bytes of shared memory; a block has {self.shared_byte}."
+                f"{name} needs {shared_byte} bytes of shared memory; a block has "
+                f"{self.shared_byte}."
             )
         module = self.call("cuModuleLoadData", cubin)
         function = self.call("cuModuleGetFunction", module, name.encode())

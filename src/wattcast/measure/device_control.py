@@ -79,8 +79,8 @@ class NvmlReading:
         not known.
 
         With GPM, DRAM in use for 60 % of its bandwidth is a memory phase, pipes that issue in 30 %
-        of cycles a compute phase, and neither a phase that waits. Without GPM, utilisation separates
-        busy from idle alone."""
+        of cycles a compute phase, and neither a phase that waits. Without GPM, utilisation
+        separates busy from idle alone."""
         if self.busy < PHASES.idle_busy:
             return "idle"
         if not math.isfinite(self.work_per_s):
@@ -103,7 +103,9 @@ class ClockReading:
 
 
 class NvmlCard:
-    """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs nobody."""
+    """One NVIDIA card. Every call to the driver has a deadline, so that a hung driver hangs
+    nobody.
+    """
 
     def __init__(self, index: int | None = None, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.index = index or 0
@@ -187,7 +189,9 @@ class NvmlCard:
         return None if limit_mw is None else limit_mw / 1e3
 
     def default_limit_w(self) -> float | None:
-        """Return the power limit that the board comes with; None where the card does not report it."""
+        """Return the power limit that the board comes with; None where the card does not report
+        it.
+        """
         read_default = self._nvml.nvmlDeviceGetPowerManagementDefaultLimit
         limit_mw = self._optional(read_default, self._handle)
         return None if limit_mw is None else limit_mw / 1e3

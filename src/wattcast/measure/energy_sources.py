@@ -123,7 +123,8 @@ def open_source(
         except MissingTool as error:
             refusals.append(f"{label}: {error}")
     raise MissingTool(
-        "no energy source on this machine: measuring needs an NVIDIA GPU with its driver and nvidia-ml-py, an AMD "
+        "no energy source on this machine: measuring needs an NVIDIA GPU with its driver "
+        "and nvidia-ml-py, an AMD "
         f"GPU with amdsmi, or a CPU whose RAPL counters may be read. Tried {' '.join(refusals)}"
     )
 

@@ -1,4 +1,5 @@
-"""Time a small model whose operators PyTorch issues one by one, so slowly that a GPU waits for them.
+"""Time a small model whose operators PyTorch issues one by one, so slowly that a GPU waits for
+them.
 
 GPT-2 with random weights at batch 1 takes a data-centre GPU less than a millisecond of kernels, and
 its host several milliseconds: what is timed is Python, PyTorch's dispatcher and the driver's

@@ -208,7 +208,8 @@ def run_command(
     """
     if not command:
         raise BadInput(
-            "measure run: expected a command after --, got none. Example: measure run -- python train.py"
+            "measure run: expected a command after --, got none. Example: measure run -- "
+            "python train.py"
         )
     with Sampler(source, index, period_s, relaxed=True) as sampler:
         time.sleep(RUNS.lead_s)

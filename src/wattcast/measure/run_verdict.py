@@ -36,10 +36,17 @@ class ModelTerm(StrEnum):
 
 _ADVICE = {
     ModelTerm.NONE: "Both agree within the tolerance.",
-    ModelTerm.CLOCK: "The clock explains it: look at the power cap, the power limit and the clock law.",
+    ModelTerm.CLOCK: (
+        "The clock explains it: look at the power cap, the power limit and the clock law."
+    ),
     ModelTerm.HOST: "The GPU waited for the host: calibrate the launch cost (--host-launch).",
-    ModelTerm.KERNELS: "The kernels took other cycles than predicted: look for missing operators, tiles and traffic.",
-    ModelTerm.ENERGY: "Time agrees and power does not: look at the energies, the data (toggling) and temperature.",
+    ModelTerm.KERNELS: (
+        "The kernels took other cycles than predicted: look for missing operators, tiles and "
+        "traffic."
+    ),
+    ModelTerm.ENERGY: (
+        "Time agrees and power does not: look at the energies, the data (toggling) and temperature."
+    ),
 }
 
 

@@ -144,7 +144,8 @@ def take_window(
     inside = ticks.between(start_s, end_s)
     if inside.intervals < rule.least_ticks:
         raise Refused(
-            f"the window of {end_s - start_s:.2f} s holds {inside.intervals} whole steps of the energy counter, and "
+            f"the window of {end_s - start_s:.2f} s holds {inside.intervals} whole steps "
+            "of the energy counter, and "
             f"power needs {rule.least_ticks}: run longer, or repeat the work."
         )
     return _make_window(samples, ticks, inside, rule)

@@ -243,7 +243,9 @@ def _read_dates(stamps: Sequence[Stamp], where: str) -> StampTimes:
 def _order_dates(
     parts: Sequence[_StampParts], stamps: Sequence[Stamp], order: tuple[str, str, str]
 ) -> tuple[list[datetime], Stamp | None]:
-    """Return the moments of all lines for one order of a date, or the first line it does not fit."""
+    """Return the moments of all lines for one order of a date, or the first line it does not
+    fit.
+    """
     moments = []
     for stamp, part in zip(stamps, parts, strict=True):
         moment = part.to_moment(order)

@@ -122,7 +122,8 @@ class StepMeter:
         if not all(device.begin(self._last_s) for device in self._open):
             self.stop()
             raise MissingTool(
-                "this device has no energy counter. Measure the run as a whole: wattcast measure run."
+                "this device has no energy counter. Measure the run as a whole: wattcast "
+                "measure run."
             )
 
     def read(self, step: int) -> dict[str, float] | None:
@@ -216,7 +217,9 @@ def make_lightning_callback(meter: StepMeter, *logs: StepLog) -> Any:
 
 
 def make_transformers_callback(meter: StepMeter, *logs: StepLog) -> Any:
-    """Return a callback of Transformers' Trainer that adds to its log history and logs to ``logs``."""
+    """Return a callback of Transformers' Trainer that adds to its log history and logs to
+    ``logs``.
+    """
     base: Any = import_module("transformers").TrainerCallback
 
     class EnergyCallback(base):  # type: ignore[misc]

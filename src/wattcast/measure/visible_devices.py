@@ -68,7 +68,8 @@ def choose_nvidia_card(
         names = ", ".join(dict.fromkeys(card.name for card in cards))
         raise BadInput(
             f"{CUDA_LIST}={clip_text(text)}: CUDA numbers the fastest card first, and the cards of "
-            f"this machine differ ({clip_text(names)}). Set {CUDA_ORDER}=PCI_BUS_ID for the program, "
+            f"this machine differ ({clip_text(names)}). Set {CUDA_ORDER}=PCI_BUS_ID for "
+            "the program, "
             f"or name the card by its UUID. {OVERRIDE}."
         )
     flag = ""

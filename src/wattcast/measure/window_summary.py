@@ -68,7 +68,9 @@ class SteadyStretch:
 
 @dataclass(frozen=True, repr=False)
 class Measurement(UserResult):
-    """One named window. ``None`` means it could not be measured; ``flags`` say why to be careful."""
+    """One named window. ``None`` means it could not be measured; ``flags`` say why to be
+    careful.
+    """
 
     drawn_by = "wattcast.report.result_figures:draw_window"
 
@@ -417,7 +419,8 @@ def _locate_energy(
 
 
 def _list_powers_around(ticks: CounterTicks, samples: EnergySamples, place: int) -> Array:
-    """Return the powers, ascending, of two steps on either side of a step and of the readings there.
+    """Return the powers, ascending, of two steps on either side of a step and of the readings
+    there.
 
     All steps count where one of these was missed.
     """

@@ -1,7 +1,7 @@
 """Write ``keywords.py``: ``python -m wattcast.options.keyword_source``.
 
-A type checker cannot follow a dataclass into ``**options``, so the keywords of each verb are written
-out as typed dictionaries. A test compares the file with the declarations."""
+A type checker cannot follow a dataclass into ``**options``, so the keywords of each verb are
+written out as typed dictionaries. A test compares the file with the declarations."""
 
 from __future__ import annotations
 

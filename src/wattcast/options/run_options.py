@@ -35,7 +35,9 @@ class WorkloadPhase(StrEnum):
 
 
 class AttentionMode(StrEnum):
-    """Whether attention writes its scores to memory operator by operator, or is one fused kernel."""
+    """Whether attention writes its scores to memory operator by operator, or is one fused
+    kernel.
+    """
 
     EAGER = "eager"
     FLASH = "flash"

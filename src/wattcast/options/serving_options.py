@@ -1,4 +1,6 @@
-"""The options of a service: its traffic, its engines, how they are deployed, and what a plan tries."""
+"""The options of a service: its traffic, its engines, how they are deployed, and what a plan
+tries.
+"""
 
 from __future__ import annotations
 

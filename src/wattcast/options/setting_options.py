@@ -30,7 +30,9 @@ _PRICE_PANEL = "Cost and carbon"
 
 
 def parse_duration(value: Any, where: str) -> float | None:
-    """Return the seconds of a burst, or None for work that goes on until the governor has settled."""
+    """Return the seconds of a burst, or None for work that goes on until the governor has
+    settled.
+    """
     if value == SUSTAINED:
         return None
     return parse_amount(value, "s", where, inclusive=False) if isinstance(value, str) else value

@@ -1,4 +1,6 @@
-"""The options of a training job: what it trains, the recipe, how GPUs share it, and what it loses."""
+"""The options of a training job: what it trains, the recipe, how GPUs share it, and what it
+loses.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,9 @@ class TrainingRecipe:
 
     @property
     def narrow(self) -> bool:
-        """Whether linear layers multiply in a narrower format than that of weights and activations."""
+        """Whether linear layers multiply in a narrower format than that of weights and
+        activations.
+        """
         return self.precision in NARROW
 
     @property

@@ -1,4 +1,6 @@
-"""How engines keep weights in narrow formats: what the words of ``quantization`` and ``weights`` mean."""
+"""How engines keep weights in narrow formats: what the words of ``quantization`` and ``weights``
+mean.
+"""
 
 from __future__ import annotations
 

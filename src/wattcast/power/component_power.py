@@ -160,7 +160,9 @@ _MAX_BYTE = 4 << 20
 
 @dataclass(frozen=True)
 class Leakage:
-    """Leakage of all SMs together and of the rest of the chip, in watts at the reference voltage."""
+    """Leakage of all SMs together and of the rest of the chip, in watts at the reference
+    voltage.
+    """
 
     cores_w: float
     rest_w: float

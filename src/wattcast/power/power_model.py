@@ -166,7 +166,9 @@ class PowerModel(ABC):
         return self.power(activity).total_w[..., 0]
 
     def relative_voltage(self, clock_hz: Sweepable) -> Array | None:
-        """Return the core voltage over that at the top clock; None where the model has no voltage."""
+        """Return the core voltage over that at the top clock; None where the model has no
+        voltage.
+        """
         return None
 
     @property
@@ -186,7 +188,9 @@ class PowerModel(ABC):
         raise bad_value("efficiency factors", expected, f"a {self.kind} model")
 
     def with_data_factor(self, factor: float) -> PowerModel:
-        """Return the model for operands whose toggling takes ``factor`` times that of random data."""
+        """Return the model for operands whose toggling takes ``factor`` times that of random
+        data.
+        """
         if factor == 1.0:
             return self
         expected = "random data, which this power model was fitted on"
@@ -233,7 +237,9 @@ def power_model_kind(name: str) -> type[PowerModel]:
 
 
 def build_power_model(kind: str, plain: Mapping[str, Any], where: str) -> PowerModel:
-    """Build a model of a kind from the coefficients of a file, or raise an error that says why not."""
+    """Build a model of a kind from the coefficients of a file, or raise an error that says why
+    not.
+    """
     try:
         return power_model_kind(kind).from_plain(plain)
     except BadInput as error:
@@ -362,9 +368,10 @@ MOST_IDLE_W = 1e5  # of one card: the hungriest of the catalogue idles at 294 W
 class VoltageCurve:
     """Core voltage by set clock, relative to that at the top clock.
 
-    It is linear between points and flat beyond them. Relative voltage is enough, because dynamic power needs V²·C only up to one factor, and some
-    vendors publish no volts. ``factor`` multiplies the curve, a number or one per point of a sweep,
-    for asking what another voltage would do; files do not hold it.
+    It is linear between points and flat beyond them. Relative voltage is enough, because dynamic
+    power needs V²·C only up to one factor, and some vendors publish no volts. ``factor`` multiplies
+    the curve, a number or one per point of a sweep, for asking what another voltage would do; files
+    do not hold it.
     """
 
     clock_hz: Array
@@ -439,7 +446,9 @@ class IdlePower:
         return np.asarray(np.interp(clock_hz, self.clock_hz, self.power_w) * warmer)
 
     def static_w(self, temperature_c: Sweepable) -> Array:
-        """Return the lowest point of the curve: board, memory standby, and leakage at that clock."""
+        """Return the lowest point of the curve: board, memory standby, and leakage at that
+        clock.
+        """
         return self.power_at(self.clock_hz[np.argmin(self.power_w)], temperature_c)
 
 
@@ -497,7 +506,9 @@ def encode_model(saved: SavedModel) -> bytes:
 
 
 def load_saved_model(path: Path) -> SavedModel:
-    """Read a model file, or a model that ships: fitted here (``h200``) or published (``tegra-k1``)."""
+    """Read a model file, or a model that ships: fitted here (``h200``) or published
+    (``tegra-k1``).
+    """
     if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
         return parse_saved_model(read_bytes(path, MOST_FILE_BYTE), path.name)
     shipped = shipped_models()

@@ -1,1 +1,3 @@
-"""Graph to prediction: timeline, governor, pipeline, intervals, and what was fitted for each device."""
+"""Graph to prediction: timeline, governor, pipeline, intervals, and what was fitted for each
+device.
+"""

@@ -67,7 +67,9 @@ _TOKEN_OF_PHASE = {"prefill": "prompt token", "train": "trained token"}
 
 @dataclass(frozen=True)
 class AnswerLine:
-    """One line of the answer: what it is, the number, and how far it may be off or what it means."""
+    """One line of the answer: what it is, the number, and how far it may be off or what it
+    means.
+    """
 
     label: str
     value: str
@@ -135,7 +137,9 @@ def _describe_power(p: PredictionValues) -> AnswerLine:
 
 
 def describe_cap(p: PredictionValues) -> str:
-    """Say of which part of a run the power limit holds the clock down; empty where it does of none."""
+    """Say of which part of a run the power limit holds the clock down; empty where it does of
+    none.
+    """
     if not p.capped:
         return ""
     capped_phases = [phase.name for phase in p.phases if phase.capped]

@@ -1,7 +1,7 @@
 """Evaluate a Gaussian process on many rows at once.
 
-The process has an exponential kernel, exp(-r) with r the distance in scaled coordinates, so that its
-mean at a row is a sum over its points. Fitting it is ``calibrate.latency_fit``.
+The process has an exponential kernel, exp(-r) with r the distance in scaled coordinates, so that
+its mean at a row is a sum over its points. Fitting it is ``calibrate.latency_fit``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class GaussianProcess:
 
     @cached_property
     def _factors(self) -> tuple[Array, Array]:
-        """Factors of r² for 2^-r to each point, ``(feature + 2, point)``, and what the point adds."""
+        """Factors of r² for 2^-r to each point, ``(feature + 2, point)``, and what the point
+        adds.
+        """
         points = np.empty((len(self.features) + 2, len(self.points)))
         np.multiply((self.points - self._middle).T, -2.0 * _LOG2_E, out=points[:-2])
         points[-2] = 1.0

@@ -249,7 +249,9 @@ def _govern_stretches(
 def _govern_division(
     division: Division, at: OperatingPoint, bundle: Bundle, bounds: _ClockBounds
 ) -> GovernedDivision:
-    """Hold stretch after stretch under the limit; the host issues ahead of the device across them."""
+    """Hold stretch after stretch under the limit; the host issues ahead of the device across
+    them.
+    """
     governed = []
     ahead_s: Array = np.zeros(())
     for stretch in division.stretches:

@@ -1,7 +1,8 @@
 """Compute what each kernel would take on the reference chip if nothing were lost.
 
-Fitted λ scale these terms (``predictor.kernel_phases`` has the equations for any GPU and clock); what
-the terms miss is learned, and the learned factor on energy sees how busy the reference chip is.
+Fitted λ scale these terms (``predictor.kernel_phases`` has the equations for any GPU and clock);
+what the terms miss is learned, and the learned factor on energy sees how busy the reference chip
+is.
 """
 
 from __future__ import annotations

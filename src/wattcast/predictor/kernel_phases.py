@@ -69,12 +69,13 @@ class LaunchCosts:
     """Seconds that the host takes per operator issued.
 
     ``host_weights`` are factors on the host's seconds by kind of operator, with ``other`` for all
-    kinds that have none; without any, all operators cost the same. An inference engine replays CUDA graphs and
-    prepares the next step while the GPU computes (``predictor.engine_host``), so that its operators
-    cost the host nothing, and its steps ``engine_factor`` times what they cost the host that was
-    measured; with ``engine_waits`` it prepares a step after the one before. ``measured``: the cost is that of the user's own host, so that intervals do not hold
-    how far hosts differ. ``start_hz``: the clock at which the fixed times of kernels hold, where
-    they are cycles; None: they are seconds.
+    kinds that have none; without any, all operators cost the same. An inference engine replays CUDA
+    graphs and prepares the next step while the GPU computes (``predictor.engine_host``), so that
+    its operators cost the host nothing, and its steps ``engine_factor`` times what they cost the
+    host that was measured; with ``engine_waits`` it prepares a step after the one before.
+    ``measured``: the cost is that of the user's own host, so that intervals do not hold how far
+    hosts differ. ``start_hz``: the clock at which the fixed times of kernels hold, where they are
+    cycles; None: they are seconds.
     """
 
     host_s_per_operator: Sweepable

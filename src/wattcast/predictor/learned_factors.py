@@ -201,7 +201,9 @@ class LearnedFactors:
         self._remembered.clear()
 
     def off_chip(self, kernels: Kernels, time: Array) -> Array:
-        """Return the part of the factor on time that seconds of device memory take: here all of it."""
+        """Return the part of the factor on time that seconds of device memory take: here all of
+        it.
+        """
         return time
 
 

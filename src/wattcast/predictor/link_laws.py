@@ -11,7 +11,8 @@ all-to-all [Thakur2005]. Each protocol of NCCL then takes
                                                              rate
     NVLS    launch + A_N + S·(1 + 1/n)/(η_N·B)               the switch adds up: all-reduce over
                                                              three GPUs and more
-    peers   launch + A_p + (n-1)·α_p + ...                   all-to-all and send: LL at a fixed rate,
+    peers   launch + A_p + (n-1)·α_p + ...                   all-to-all and send: LL at a fixed
+    rate,
                                                              or Simple
 
 and the library takes the fastest. (S/n)/λB is a GPU's own share, which passes through the same SMs.
@@ -204,9 +205,9 @@ def pcie_crowd(
     """Return the part of a card's PCIe rate that a collective has, ``(*sweep, row)``.
 
     A ring enters and leaves every switch and socket once, so that one stream each way crosses
-    between two sockets: their link bounds it. Of an all-to-all over n cards, each of g cards below a
-    switch sends (n - g)/(n - 1) of its bytes through the switch's one way up, and each of m cards of
-    a socket (n - m)/(n - 1) of them to the other socket.
+    between two sockets: their link bounds it. Of an all-to-all over n cards, each of g cards below
+    a switch sends (n - g)/(n - 1) of its bytes through the switch's one way up, and each of m cards
+    of a socket (n - m)/(n - 1) of them to the other socket.
     """
     n = np.maximum(rows.gpus, 2.0)
     link = np.asarray(link_byte_per_s, dtype=float)[..., np.newaxis]
@@ -393,7 +394,8 @@ def describe_links(gpu: Gpu, gpus: int) -> str:
     if node.is_timed:
         return f"collectives: public NCCL timings of this very node, {place}; {unmeasured}"
     return (
-        f"collectives over PCIe: a law of PCIe generation, switches and sockets, {place}; in the one "
+        f"collectives over PCIe: a law of PCIe generation, switches and sockets, {place}; "
+        "in the one "
         f"node whose timings are public ({TIMED_NODE}) eight cards exchange 1.2 GB/s each, and the "
         f"interval reaches there; say how yours are joined with --node; {unmeasured}"
     )

@@ -206,7 +206,9 @@ def _find_paddable(kernels: Kernels, by_table: bool) -> list[int]:
 def _shortest_padded_s(
     kernels: Kernels, products: Sequence[int], gpu: Gpu, bundle: Bundle, learned: LearnedFactors
 ) -> Array:
-    """Return the shortest time of the next larger products on the reference chip, ``(product,)``."""
+    """Return the shortest time of the next larger products on the reference chip,
+    ``(product,)``.
+    """
     # of many products that differ in rows alone, the larger ones are few
     place_of: dict[tuple[Operator, RunCondition], int] = {}
     places = []

@@ -42,7 +42,9 @@ from wattcast.workload.model_options import SoftwareStack
 
 @dataclass(frozen=True)
 class UncertaintyCoefficients:
-    """What a board averages over a second where the power limit lowers its clock, over the limit."""
+    """What a board averages over a second where the power limit lowers its clock, over the
+    limit.
+    """
 
     governed_low: float
     governed_high: float

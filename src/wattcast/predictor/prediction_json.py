@@ -172,7 +172,9 @@ def predictions_to_output(
 
 
 def prediction_to_plain(p: PredictionValues) -> dict[str, Any]:
-    """Return one configuration in the output schema, or a sweep as lists of numbers in its shape."""
+    """Return one configuration in the output schema, or a sweep as lists of numbers in its
+    shape.
+    """
     if isinstance(p.latency_s, float):
         plain: dict[str, Any] = msgspec.to_builtins(_write_prediction(p))
         return plain

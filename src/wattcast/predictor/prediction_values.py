@@ -181,7 +181,9 @@ class PredictionValues:
 
     @property
     def carbon_g(self) -> Values | None:
-        """Grams of CO2 equivalent of one run on all GPUs; None where no carbon intensity is known."""
+        """Grams of CO2 equivalent of one run on all GPUs; None where no carbon intensity is
+        known.
+        """
         return self.prices.carbon_g(self.total_energy_j)
 
     @cached_property

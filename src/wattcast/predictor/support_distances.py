@@ -103,7 +103,9 @@ class Support:
 
 
 def judge_support(basis: PredictionBasis, distances: tuple[SupportDistance, ...]) -> Support:
-    """Judge how far a workload is from what was measured, in the respect in which it is furthest."""
+    """Judge how far a workload is from what was measured, in the respect in which it is
+    furthest.
+    """
     worst_first = tuple(sorted(distances, key=lambda distance: -distance.worst_rank))
     word = worst_first[0].word if worst_first else SupportWord.MEASURED
     if word is SupportWord.MEASURED:
@@ -114,7 +116,9 @@ def judge_support(basis: PredictionBasis, distances: tuple[SupportDistance, ...]
 
 
 def measure_distances(basis: PredictionBasis) -> tuple[SupportDistance, ...]:
-    """Measure how far a workload is from what was measured, in every respect that differs at all."""
+    """Measure how far a workload is from what was measured, in every respect that differs at
+    all.
+    """
     bundle = basis.bundle
     if bundle.status is FitStatus.FORECAST:
         everything = np.ones(())
@@ -136,7 +140,9 @@ _NO_WIDENING = np.zeros(4)
 
 
 def _weigh_kernels(basis: PredictionBasis, weight: Array) -> Array:
-    """Return the share of the time or of the energy, whichever is larger, of kernels by ``weight``."""
+    """Return the share of the time or of the energy, whichever is larger, of kernels by
+    ``weight``.
+    """
     time_share = (basis.time_shares * weight).sum(axis=-1)
     energy_share = (basis.energy_shares * weight).sum(axis=-1)
     return np.asarray(np.maximum(time_share, energy_share))

@@ -168,7 +168,9 @@ def _summarise_operator(op: OperatorOut) -> RunPart:
 
 
 def group_by_family(side: RunSummary) -> RunSummary:
-    """Add up the parts of a run by family, so that it compares with a run that knows only families."""
+    """Add up the parts of a run by family, so that it compares with a run that knows only
+    families.
+    """
     families = []
     for members in _group_parts(side.parts, lambda part: part.family).values():
         family = members[0].family
@@ -225,7 +227,8 @@ ONLY = "operators on one side only"
 ALL = "all kernels and gaps"
 GPUS = "number of GPUs"
 RULE = (
-    "sums term by term; products by the logarithmic mean (LMDI): each factor gets (b - a) / ln(b / a) x ln of its "
+    "sums term by term; products by the logarithmic mean (LMDI): each factor gets (b - a) "
+    "/ ln(b / a) x ln of its "
     "own ratio, so that contributions add up to the difference with nothing left over"
 )
 

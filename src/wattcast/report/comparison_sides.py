@@ -187,7 +187,8 @@ def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
     path, _, number = name.partition("#")
     if not Path(path).is_file():
         raise BadInput(
-            f"{name}: neither MODEL@GPU,key=value,... nor a model beside --gpu nor row:ID nor a file that is there. "
+            f"{name}: neither MODEL@GPU,key=value,... nor a model beside --gpu nor row:ID "
+            "nor a file that is there. "
             "Save a prediction with `wattcast predict ... --json > FILE.json`."
         )
     plain: Any = decode_json(read_bytes(Path(path)), object, path)
@@ -308,7 +309,8 @@ def summarise_row(row: ModelRow, profile: dict[str, Any] | None) -> RunSummary:
     notes = [f"{row.id}: {flag}" for flag in row.flags]
     if parts:
         notes.append(
-            "times of kernel families come from one profiled iteration, scaled to the time in kernels"
+            "times of kernel families come from one profiled iteration, scaled to the time "
+            "in kernels"
         )
     return RunSummary(
         name=f"{whole_models.build_row_graph(row).name}, measured",

@@ -38,7 +38,9 @@ GAP = "waiting for the host"
 
 @dataclass(frozen=True)
 class PowerTrace:
-    """Intervals that follow one another without a hole; the last axis of ``part_w`` is the module."""
+    """Intervals that follow one another without a hole; the last axis of ``part_w`` is the
+    module.
+    """
 
     start_s: Array  # (interval,)
     end_s: Array  # (interval,)

@@ -89,7 +89,10 @@ def embed_figure(figure: Figure, label: str) -> HtmlMarkup:
     return make_element("figure", HtmlMarkup(svg))
 
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
 MOST_REPORT_OPS = 20
 MOST_COMPARED = 8  # configurations in one figure
 _LEAST_SAVING = 0.02  # share of the energy, below which another clock is not worth naming
@@ -122,7 +125,9 @@ def build_report(
 def build_report_page(
     main: ConfigurationView, others: Mapping[str, ConfigurationView | str], how: str
 ) -> str:
-    """Build the page of a configuration and of others, each a view or the reason why there is none."""
+    """Build the page of a configuration and of others, each a view or the reason why there is
+    none.
+    """
     p = main.prediction
     title = f"{p.name} on {p.gpu}"
     sections = {
@@ -384,7 +389,8 @@ def print_report(page: str, paper: str = "A4") -> bytes:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise MissingTool(
-            "a PDF needs Chromium or Chrome, and neither is here. Write .html and print it elsewhere."
+            "a PDF needs Chromium or Chrome, and neither is here. Write .html and print it "
+            "elsewhere."
         )
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "report.html")

@@ -312,6 +312,8 @@ FIGURES: dict[str, Callable[[ConfigurationView], Figure]] = {
 
 @cache
 def find_kernel_family(kernel: str) -> dict[str, str]:
-    """Return the family of a kernel and its kind (GEMM-like, reduction, elementwise), by its name."""
+    """Return the family of a kernel and its kind (GEMM-like, reduction, elementwise), by its
+    name.
+    """
     rows = read_shipped_table("wattcast.report", "kernel_families.csv")
     return next(row for row in rows if re.search(row["pattern"], kernel, re.IGNORECASE))

@@ -1,4 +1,6 @@
-"""Figures of results that no other file draws: several side by side, measured windows, calibrations."""
+"""Figures of results that no other file draws: several side by side, measured windows,
+calibrations.
+"""
 
 from __future__ import annotations
 

@@ -179,7 +179,9 @@ def _table_phases(p: Prediction) -> Table:
 
 
 def _print_one(console: Console, p: Prediction, details: bool) -> None:
-    """Print the answer first, then modules, operators and assumptions: the most important, or all."""
+    """Print the answer first, then modules, operators and assumptions: the most important, or
+    all.
+    """
     from wattcast.predictor import answer_lines
 
     lines = (

@@ -154,7 +154,9 @@ def _share_experts(dims: Any, tp: int, ep: int) -> Any:
 def _trace_sections(
     model: ModelSpec, dims: Any, recipe: TrainingRecipe, sizes: tuple[int, int, int, int]
 ) -> list[SectionWork]:
-    """Trace the pass; ``sizes`` are the micro-batch, the tokens of a sequence, ``tp`` and ``cp``."""
+    """Trace the pass; ``sizes`` are the micro-batch, the tokens of a sequence, ``tp`` and
+    ``cp``.
+    """
     micro_batch, seq, tp, cp = sizes
     is_vision = model.kind is ModelKind.VISION
     is_compiled = recipe.stack is SoftwareStack.COMPILED

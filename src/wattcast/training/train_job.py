@@ -705,7 +705,8 @@ def _list_assumptions(
         notes.append(f"nodes: {node.title}, {wire} for each GPU and direction")
     if gpus > 1:
         notes.append(
-            "exchanges overlap with compute as docs/method/training-jobs.md states; no cluster was measured"
+            "exchanges overlap with compute as docs/method/training-jobs.md states; no "
+            "cluster was measured"
         )
     notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")
     notes.append(SECTIONS)

@@ -14,7 +14,8 @@ _SUM_BYTE = 4.0  # sums between both products are in fp32
 
 @register_operator("engine_lora", family="gemm")
 class AdapterProduct(Operator):
-    """Add ``(x @ A) @ B`` to the results of a linear layer, with the A and B of each token's adapter.
+    """Add ``(x @ A) @ B`` to the results of a linear layer, with the A and B of each token's
+    adapter.
 
     ``x`` has ``m`` tokens of ``k`` values and the layer ``n`` outputs, which are several layers
     side by side (``slices``: queries, keys and values, or gate and up), each with adapters of its

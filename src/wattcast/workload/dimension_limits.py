@@ -20,7 +20,8 @@ MOST_LAYERS = 4096
 # most.
 MOST_TRACED_LAYERS = 64
 MOST_EXPERTS = 4096  # Switch-C has 2,048 (arXiv:2101.03961)
-# Attention is walked tile by tile, and a tile holds rows of several heads. DeepSeek-V3 has 128 heads,
+# Attention is walked tile by tile, and a tile holds rows of several heads. DeepSeek-V3 has 128
+# heads,
 # Mamba a state for each channel: 8,192 in Jamba.
 MOST_HEADS = 1 << 16
 MOST_STAGES = 16  # levels of a network of pictures; published ones have 4 or 5
@@ -74,7 +75,9 @@ def check_layer_count(count: int, where: str) -> None:
 
 
 def _walk_numbers(dims: Any, path: str) -> Iterator[tuple[str, int | float, bool]]:
-    """Yield the path and value of each number, and whether it may be zero because it is optional."""
+    """Yield the path and value of each number, and whether it may be zero because it is
+    optional.
+    """
     for item in fields(dims):
         value = getattr(dims, item.name)
         here = f"{path}.{item.name}" if path else item.name

@@ -50,7 +50,8 @@ def sent_byte(op: Collective) -> float:
 def collective_work(
     ops: Sequence[Collective], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return the work of a kernel for each collective: SMs that copy, and bytes through L2 and DRAM.
+    """Return the work of a kernel for each collective: SMs that copy, and bytes through L2 and
+    DRAM.
 
     Its time hides behind the links, and its launch is part of theirs.
     """

@@ -76,7 +76,9 @@ _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_K
 
 
 class _Layouts(NamedTuple):
-    """How likely operands of each row are turned or padded, and the work of doing so, ``(row,)``."""
+    """How likely operands of each row are turned or padded, and the work of doing so,
+    ``(row,)``.
+    """
 
     turned: Array
     padded_in: Array

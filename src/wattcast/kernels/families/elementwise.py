@@ -48,7 +48,9 @@ _KERNEL_FAMILIES = tuple(f"elementwise.{kernel}" for kernel in KERNELS)
 def elementwise_work(
     ops: Sequence[Elementwise], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
 ) -> FamilyColumns:
-    """Return kernel families, work columns and features of pointwise functions and data movement."""
+    """Return kernel families, work columns and features of pointwise functions and data
+    movement.
+    """
     ops = as_measured(ops, conditions)
     sizes = read_sizes(ops, conditions)
     form = sizes.form

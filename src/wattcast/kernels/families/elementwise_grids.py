@@ -1,10 +1,10 @@
 """How kernels of pointwise functions, reductions, gathers and concatenations are cut into blocks.
 
 The busiest SM takes as long as it issues instructions or stores results. A first result waits for
-its function and, where L2 does not hold the operands, for device memory. ``elementwise_kernels.csv``
-has, for each kernel, the elements of a block, those of a block whose elements are wide and not
-cast, whether the function counts among the instructions of an element, the kernel's own
-instructions, and those of each operand's address.
+its function and, where L2 does not hold the operands, for device memory.
+``elementwise_kernels.csv`` has, for each kernel, the elements of a block, those of a block whose
+elements are wide and not cast, whether the function counts among the instructions of an element,
+the kernel's own instructions, and those of each operand's address.
 """
 
 from __future__ import annotations

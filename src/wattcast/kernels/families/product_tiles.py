@@ -264,7 +264,9 @@ def fastest_tile(
 
 
 def _feed(area: Array, rules: LibraryRules, reference: ReferenceChip) -> Array:
-    """Return the share of its pipe's rate that each tile can feed, ``(tile,)`` or ``(row, tile)``."""
+    """Return the share of its pipe's rate that each tile can feed, ``(tile,)`` or ``(row,
+    tile)``.
+    """
     feed = feed_share(area) * np.maximum(area, 1.0) ** rules.large_tiles
     if rules.cuda is None:
         return feed

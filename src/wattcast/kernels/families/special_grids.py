@@ -142,7 +142,8 @@ class _ImageShape(NamedTuple):
 
 
 def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
-    """Return the grid of batch norm; cuDNN has one kernel for statistics and what follows from them.
+    """Return the grid of batch norm; cuDNN has one kernel for statistics and what follows from
+    them.
 
     By running statistics it is one pass, led in halves by two small kernels. In training the
     batch's own statistics come before it. The gradient sums over input and gradient first: blocks

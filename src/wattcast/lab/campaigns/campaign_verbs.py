@@ -34,7 +34,8 @@ def kernels(
     steps: Annotated[
         str,
         Option(
-            "Some of idle, burst, repeat-burst, sustained, repeat-sustained, duty, pattern, clock, names."
+            "Some of idle, burst, repeat-burst, sustained, repeat-sustained, duty, "
+            "pattern, clock, names."
         ),
     ] = "",
     budget: Budget = "540s",
@@ -73,7 +74,9 @@ def models(
     tier: Annotated[int, Option("One tier of the plan: what no other card has.")] = 0,
     few: Few = 0,
 ) -> VerbResult:
-    """Measure whole models (random weights): time, power, energy and clock of one iteration each."""
+    """Measure whole models (random weights): time, power, energy and clock of one iteration
+    each.
+    """
     from wattcast.lab.campaigns.model_campaign import run_models
 
     began_s = time.monotonic()
@@ -89,7 +92,8 @@ def engine(
     models: Annotated[
         str,
         Option(
-            "Planned models in this order, commas between (NAME:brief+talk: with parts of its own); default: all."
+            "Planned models in this order, commas between (NAME:brief+talk: with parts of "
+            "its own); default: all."
         ),
     ] = "",
     parts: Annotated[

@@ -12,8 +12,9 @@ waits for its turn.
 
 Files in the output folder: ``rows.jsonl`` (an engine, idle, step or traffic row a line),
 ``kernels.jsonl`` (names of the kernels of
-a step), ``requests.jsonl`` (a request a line), ``steps.jsonl`` and ``power.jsonl`` (a serving run a line, as
-columns), ``runs.jsonl`` (card and libraries) and ``engine.log`` (the engine's own output)."""
+a step), ``requests.jsonl`` (a request a line), ``steps.jsonl`` and ``power.jsonl`` (a serving run a
+line, as columns), ``runs.jsonl`` (card and libraries) and ``engine.log`` (the engine's own
+output)."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ ENVIRONMENT = {  # before vllm is imported
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine steps in this process
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    # DeepGEMM would compile hundreds of shapes; the session meets the planned ones before it measures
+    # DeepGEMM would compile hundreds of shapes; the session meets the planned ones before it
+    # measures
     "VLLM_DEEP_GEMM_WARMUP": "skip",
 }
 MODELS_FILE = Path(__file__).with_name("engine_models.jsonl")
@@ -94,7 +96,9 @@ class EngineModel:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """One kind of step: ``batch`` requests that decode, and ``prompts`` new prompts in every step."""
+    """One kind of step: ``batch`` requests that decode, and ``prompts`` new prompts in every
+    step.
+    """
 
     batch: int = 0
     context: int = 0  # tokens in the cache of each decoding request when the measurement begins
@@ -462,7 +466,10 @@ def _run_child(
             with suppress(subprocess.TimeoutExpired):
                 code = child.wait(max(left_s - (time.monotonic() - started_s), 1.0))
         else:
-            reason = f"did not start in {START_SHARE * model.start_s + LEAST_WORK_S:.0f} s, or in the budget"
+            reason = (
+                f"did not start in {START_SHARE * model.start_s + LEAST_WORK_S:.0f} s, "
+                "or in the budget"
+            )
     except OSError:
         code = child.wait(5.0)
     _end_child(child)
@@ -560,8 +567,14 @@ def describe_row(row: dict[str, Any]) -> str:
     if row["kind"] in ("traffic", "load"):
         ttft = row["ttft_s"].get("p50", 0.0)
         tpot = row["tpot_s"].get("p50", 0.0)
-        latencies = f"{row['finished'] / row['length_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, TPOT {1e3 * tpot:.2f} ms"
-        return f"{row['id']}: {latencies}, {row['output_tokens_per_s']:.0f} tokens/s, {row.get('power_w', 0.0):.1f} W"
+        latencies = (
+            f"{row['finished'] / row['length_s']:.2f}/s, TTFT {1e3 * ttft:.1f} ms, "
+            f"TPOT {1e3 * tpot:.2f} ms"
+        )
+        return (
+            f"{row['id']}: {latencies}, {row['output_tokens_per_s']:.0f} tokens/s, "
+            f"{row.get('power_w', 0.0):.1f} W"
+        )
     if row["kind"] == "engine":
         return (
             f"{row['id']}: started in {row['start_s']:.1f} s, cache of {row['cache_tokens']} tokens"

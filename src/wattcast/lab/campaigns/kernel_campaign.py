@@ -127,7 +127,9 @@ def duty_step(campaign: KernelCampaign) -> None:
 
 
 def _warm_idle_w(campaign: KernelCampaign, name: str, specs: list[OperatorSpec]) -> float:
-    """Measure idle power at the top clock right after a load, as it is in the gaps of a duty cycle."""
+    """Measure idle power at the top clock right after a load, as it is in the gaps of a duty
+    cycle.
+    """
     bench = campaign.bench
     with contextlib.suppress(Exception):
         operator_rows.measure_burst_row(bench, specs[0])
@@ -163,7 +165,9 @@ def clock_step(campaign: KernelCampaign) -> None:
 
 
 def idle_step(campaign: KernelCampaign) -> None:
-    """Measure idle power right after work at the top clock, and again after the clock has fallen."""
+    """Measure idle power right after work at the top clock, and again after the clock has
+    fallen.
+    """
     bench = campaign.bench
     specs = campaign.specs(keep=is_likely_capped)
     _warm_idle_w(campaign, "top", specs)
@@ -223,7 +227,9 @@ def is_likely_capped(spec: OperatorSpec) -> bool:
 
 
 def choose_sustained(spec: OperatorSpec) -> bool:
-    """Keep operators long enough that the power is the kernel's, and one in ten of the short ones."""
+    """Keep operators long enough that the power is the kernel's, and one in ten of the short
+    ones.
+    """
     return spec.guessed_s > 4e-6 or int(spec.id[0], 16) == 0
 
 
@@ -267,7 +273,8 @@ def run_kernel_campaign(
         )
         bench.top_clock_hz = operator_rows.find_top_clock_hz(bench, read_kernel_plan()[0])
         say(
-            f"ready after {time.monotonic() - began_s:.1f} s; top clock {bench.top_clock_hz / 1e6:.0f} MHz"
+            f"ready after {time.monotonic() - began_s:.1f} s; top clock "
+            f"{bench.top_clock_hz / 1e6:.0f} MHz"
         )
         for place, step in enumerate(steps):
             step_s, campaign.ahead = time.monotonic(), steps[place + 1 :]
@@ -292,7 +299,10 @@ def read_listed(path: Path) -> list[OperatorSpec]:
     does.
     """
     if not path.is_file():
-        do = "`wattcast lab kernels --suggest N --out DIR` writes one; others are in src/wattcast/lab/campaigns/plans of the repository."
+        do = (
+            "`wattcast lab kernels --suggest N --out DIR` writes one; others are in "
+            "src/wattcast/lab/campaigns/plans of the repository."
+        )
         raise BadInput(f"--plan: there is no file {path}. {do}")
     specs: dict[str, OperatorSpec] = {}
     for number, line in enumerate(read_lines(path), start=1):

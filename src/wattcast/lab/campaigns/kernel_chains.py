@@ -94,7 +94,9 @@ def list_chain_members() -> list[OperatorSpec]:
 
 
 def measure_chains(campaign: KernelCampaign, kind: str, each_s: float) -> None:
-    """Measure chains or stacks, each after those of its members that this process has not measured."""
+    """Measure chains or stacks, each after those of its members that this process has not
+    measured.
+    """
     bench = campaign.bench
     chains = read_chains(kind)[: campaign.few or None]
     every = {chain.spec(MANY).id: chain for chain in chains}

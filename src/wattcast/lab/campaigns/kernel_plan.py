@@ -137,7 +137,9 @@ LARGEST_BYTE = 6e9
 
 @cache
 def read_kernel_plan(round_: int = 1) -> tuple[OperatorSpec, ...]:
-    """Read all operators of a round, families interleaved in proportion, none of an earlier round."""
+    """Read all operators of a round, families interleaved in proportion, none of an earlier
+    round.
+    """
     packed = files("wattcast.lab.campaigns").joinpath("kernel_plan.jsonl.gz").read_bytes()
     lines = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
     last = lines[-1]["round"]
@@ -246,7 +248,9 @@ _MORE_CONVOLUTION = ("direction", "stride_w", "padding_w", "dilation")
 
 
 def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
-    """Return an elementwise operator by how its operands lie; each form knows the sizes it needs."""
+    """Return an elementwise operator by how its operands lie; each form knows the sizes it
+    needs.
+    """
     name = operator["op"]
     fields = {**operator, "op": "elementwise", "function": name}
     width = Dtype.parse(fields["dtype"]).byte
@@ -337,7 +341,9 @@ def _spec_broadcast(fields: Plain, width: int) -> OperatorSpec | None:
 
 
 def _spec_picked_rows(fields: Plain, width: int) -> OperatorSpec | None:
-    """Return rows that are picked from a table, or added to one, by an index of eight bytes each."""
+    """Return rows that are picked from a table, or added to one, by an index of eight bytes
+    each.
+    """
     gathers = fields["function"] == "gather"
     rows = (fields.get("read", 0) - (1 if gathers else 2) * fields["n"] * width) // 8
     if rows < 1 or fields["n"] % rows or fields["n"] < 8 * rows or (gathers and "write" in fields):
@@ -372,7 +378,9 @@ def _batch_norm(fields: Plain, width: int) -> OperatorSpec | None:
 
 
 def _spec_pool(fields: Plain, width: int) -> OperatorSpec | None:
-    """Return a pool of square windows over square planes that gives as many results as are written."""
+    """Return a pool of square windows over square planes that gives as many results as are
+    written.
+    """
     planes = fields.get("rows")
     moved = fields.get("write" if fields["function"] == "pool" else "read")
     if not planes or not moved or moved % (width + 8):

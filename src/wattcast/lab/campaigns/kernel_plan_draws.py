@@ -83,7 +83,9 @@ def plan_elementwise(random: Random) -> OperatorSpec:
 
 
 def _sizes(random: Random) -> tuple[int, int]:
-    """Rows and columns: hidden sizes of models, powers of two, or anything; 1 k to 400 M elements."""
+    """Rows and columns: hidden sizes of models, powers of two, or anything; 1 k to 400 M
+    elements.
+    """
     pick = random.random()
     if pick < 0.4:
         cols = random.choice(
@@ -133,7 +135,9 @@ WANTED = {
 
 
 def draw_kernel_plan(round_: int = 1) -> list[OperatorSpec]:
-    """Draw all operators of a round, families interleaved in proportion, none of an earlier round."""
+    """Draw all operators of a round, families interleaved in proportion, none of an earlier
+    round.
+    """
     earlier = {spec.id for before in range(1, round_) for spec in draw_kernel_plan(before)}
     placed: list[tuple[float, str, OperatorSpec]] = []
     for family, count in WANTED.items():

@@ -414,7 +414,9 @@ def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
 def measure_model(
     bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]
 ) -> ModelRow:
-    """Measure time, power and clock of one iteration, captured in a graph where asked and possible."""
+    """Measure time, power and clock of one iteration, captured in a graph where asked and
+    possible.
+    """
     row = replace(make_blank_model_row(bench, spec), parameters=built.parameters)
     device = bench.gpu
     flags: tuple[str, ...] = ()

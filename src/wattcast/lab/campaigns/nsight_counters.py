@@ -45,8 +45,13 @@ def choose_counted_specs(few: int = 0, listed: str = "") -> list[OperatorSpec]:
 
 
 def make_ncu_command(ncu: str, raw: Path, metrics: list[str]) -> list[str]:
-    """Return the ``ncu`` command without clock or cache control, with one row a kernel in ``raw``."""
-    text = f"{ncu} --clock-control none --cache-control none --csv --page raw --print-units base --metrics"
+    """Return the ``ncu`` command without clock or cache control, with one row a kernel in
+    ``raw``.
+    """
+    text = (
+        f"{ncu} --clock-control none --cache-control none --csv --page raw "
+        "--print-units base --metrics"
+    )
     return [*text.split(), ",".join(metrics), "--log-file", str(raw)]
 
 

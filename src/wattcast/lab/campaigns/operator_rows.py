@@ -49,7 +49,9 @@ class CapturedGraph:
 
 
 class CampaignGpu(campaign_engine.TorchDevice):
-    """A device with pools of operands and graphs that share one pool of memory. ``open`` starts it."""
+    """A device with pools of operands and graphs that share one pool of memory. ``open`` starts
+    it.
+    """
 
     def __init__(self, torch: Any, operands: OperandPools, l2_byte: int) -> None:
         super().__init__(torch)
@@ -206,7 +208,9 @@ def _note_rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
 
 
 def await_top_clock(bench: OperatorBench, longest_s: float) -> bool:
-    """Wait until the reported clock is at the top; a capped load leaves it low for about a second."""
+    """Wait until the reported clock is at the top; a capped load leaves it low for about a
+    second.
+    """
     wanted_s = longest_s if bench.patience > 0 else 0.0
     if steady_state.await_clock(bench.sampler, TOP_CLOCK_SHARE * bench.top_clock_hz, wanted_s):
         return True

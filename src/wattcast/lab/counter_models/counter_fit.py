@@ -201,7 +201,9 @@ class HeldBackRows:
         )
 
     def summarise(self, model: CounterModelKind) -> list[tuple[str, int, float, float, float]]:
-        """Return each benchmark's rows, mean watts, mean absolute and mean signed error in percent."""
+        """Return each benchmark's rows, mean watts, mean absolute and mean signed error in
+        percent.
+        """
         error = model_selection.percent_error(self.predicted_w[model], self.power_w)
         names = np.array(self.names)
         rows = []
@@ -348,12 +350,17 @@ def _report_voltages(
         error = all_errors[first, index]
         reason = ""
         if not axis.inferred:
-            reason = "not identifiable: its clock never changes, or nothing on it is counted; taken as constant."
+            reason = (
+                "not identifiable: its clock never changes, or nothing on it is "
+                "counted; taken as constant."
+            )
         elif error.max() > fit_diagnostics.UNCERTAIN_VOLTAGE:
             worst = int(error.argmax())
             reason = (
-                f"not identifiable at {clocks[worst] / 1e6:.0f} MHz (standard error {error[worst]:.2f} of a relative "
-                "voltage): clock power and dynamic power there fit many voltages. Measure work that uses this rail "
+                f"not identifiable at {clocks[worst] / 1e6:.0f} MHz (standard error "
+                f"{error[worst]:.2f} of a relative "
+                "voltage): clock power and dynamic power there fit many voltages. Measure "
+                "work that uses this rail "
                 "more."
             )
         level = pooled.inferred.voltage[first, index]

@@ -144,7 +144,10 @@ class CounterTable:
             if (bad := np.flatnonzero(value < 0)).size:
                 raise bad_value(f"{label}, row {bad[0] + 1}", "zero or more", float(value.min()))
             if value.max() == value.min():
-                do = "A constant column says nothing: leave it out of the map, or measure benchmarks that vary it."
+                do = (
+                    "A constant column says nothing: leave it out of the map, or measure "
+                    "benchmarks that vary it."
+                )
                 raise bad_value(
                     label,
                     "values that differ between rows",
@@ -284,7 +287,8 @@ def check_wrapped_counter(
             wrapped = np.abs(gap - width) < 0.02 * width
             if wrapped.any() and same.max() > 0.5 * width:
                 raise BadInput(
-                    f"{where}: column {column!r} wrapped: rows of {clip_text(name)!r} differ by {width:.0f}, the "
+                    f"{where}: column {column!r} wrapped: rows of {clip_text(name)!r} "
+                    f"differ by {width:.0f}, the "
                     f"width of a counter. Read it more often, or add {width:.0f} to the low rows."
                 )
 

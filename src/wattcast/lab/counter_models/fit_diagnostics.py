@@ -153,7 +153,8 @@ def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[s
     words = []
     if condition > HIGH_CONDITION:
         words.append(
-            f"Condition number {condition:.0f} (over {HIGH_CONDITION:.0f}): some costs can be traded for others. "
+            f"Condition number {condition:.0f} (over {HIGH_CONDITION:.0f}): some costs can "
+            "be traded for others. "
             "Trust totals more than single coefficients."
         )
     high = [c for c in coefficients if c.vif is not None and c.vif > HIGH_VIF]
@@ -162,7 +163,8 @@ def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[s
             f"{c.name} ({c.vif:.0f})" for c in sorted(high, key=lambda c: -(c.vif or 0.0))
         )
         words.append(
-            f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks."
+            f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over "
+            "the benchmarks."
         )
     at_zero = [c.name for c in coefficients if c.standard_error is None]
     if at_zero:
@@ -172,7 +174,8 @@ def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[s
     if negative:
         listed = ", ".join(f"{c.name} ({c.largest_w:.3g} W at the most)" for c in negative)
         words.append(
-            f"Negative, which no circuit is: {listed}. Use the non-negative estimator, or better benchmarks."
+            f"Negative, which no circuit is: {listed}. Use the non-negative estimator, or "
+            "better benchmarks."
         )
     unsure = [
         c.name
@@ -249,7 +252,9 @@ def try_training_clocks(
 
 
 def smallest_sufficient_clocks(subsets: list[ClockSubset]) -> ClockSubset:
-    """Return the smallest set of training clocks whose error is within 5 % of that with all clocks."""
+    """Return the smallest set of training clocks whose error is within 5 % of that with all
+    clocks.
+    """
     whole = max(subsets, key=lambda subset: subset.points)
     close = [subset for subset in subsets if subset.mape <= ENOUGH_RATIO * whole.mape]
     return min(close, key=lambda subset: (subset.points, subset.mape))

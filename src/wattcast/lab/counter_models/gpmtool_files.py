@@ -129,7 +129,9 @@ def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[s
 
 
 def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> CounterTable:
-    """Return occurrences at every row's clocks under the scaling law above with s = ``saturation``."""
+    """Return occurrences at every row's clocks under the scaling law above with s =
+    ``saturation``.
+    """
     work = ["/".join(f"{u:.6g}" for u in row) for row in file.share]
     seen, benchmark = index_distinct(work)
     busy_hz = np.array([file.default_hz[memory] for memory in file.on_memory])
@@ -155,7 +157,8 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     if saturation is not None:
         scaling[SATURATION] = saturation
         law = (
-            "all rates of a benchmark are taken to follow the core clock until it would need more than "
+            "all rates of a benchmark are taken to follow the core clock until it would "
+            "need more than "
             f"{saturation:.0%} of the memory bandwidth, and the memory clock beyond."
         )
     names = tuple(f"benchmark {i + 1}" for i in range(len(seen)))

@@ -175,7 +175,8 @@ def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint
     cycles = book.find_counts(launch.key).get(CYCLE_EVENT)
     if cycles is None or at.clock_hz is None:
         raise MissingEvents(
-            f"a launch of {launch.key.kernel} was not timed, and its length needs {CYCLE_EVENT} in the counter book "
+            f"a launch of {launch.key.kernel} was not timed, and its length needs "
+            f"{CYCLE_EVENT} in the counter book "
             "and the core clock. Time the launches, or collect the cycles."
         )
     return cycles / float(np.asarray(at.clock_hz))  # Eq. 11

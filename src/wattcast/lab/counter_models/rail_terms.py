@@ -148,12 +148,14 @@ def describe_missing_terms(table: CounterTable) -> list[str]:
     for name, clock_hz in (("core", table.clock_hz), ("memory", table.memory_clock_hz)):
         if np.ptp(clock_hz) == 0:
             words.append(
-                f"The {name} clock is the same in every row: leakage, clock power and voltage of the {name} rail "
+                f"The {name} clock is the same in every row: leakage, clock power and "
+                f"voltage of the {name} rail "
                 "cannot be told from base power, and no voltage is inferred."
             )
     if not has_idle_rows(table):
         words.append(
-            "No row shows an idle device: what being active costs by itself cannot be told from clock power."
+            "No row shows an idle device: what being active costs by itself cannot be told "
+            "from clock power."
         )
     return words
 
@@ -316,7 +318,8 @@ def check_rank(gram: Array, names: Sequence[str], where: str) -> None:
     empty = [name for name, size in zip(names, np.diag(gram), strict=True) if size == 0]
     if empty:
         raise BadInput(
-            f"{where}: {', '.join(empty)}: zero in every row. Leave it out, or measure work that uses it."
+            f"{where}: {', '.join(empty)}: zero in every row. Leave it out, or measure "
+            "work that uses it."
         )
     value, vector = np.linalg.eigh(gram / unit / unit[:, np.newaxis])
     if value[0] > SINGULAR_EIGENVALUE:
@@ -324,8 +327,10 @@ def check_rank(gram: Array, names: Sequence[str], where: str) -> None:
     share = np.abs(vector[:, 0])
     involved = [name for name, s in zip(names, share, strict=True) if s > 0.1 * share.max()]
     raise BadInput(
-        f"{where}: singular design: {', '.join(involved)} move together in every row, so their costs cannot be told "
-        "apart. Leave one out, tie them as one family, or add a benchmark that moves one without the others."
+        f"{where}: singular design: {', '.join(involved)} move together in every row, so "
+        "their costs cannot be told "
+        "apart. Leave one out, tie them as one family, or add a benchmark that moves one "
+        "without the others."
     )
 
 
@@ -362,7 +367,9 @@ class ClockAxis:
 
 @dataclass(frozen=True)
 class VoltagePlan:
-    """The unknown voltages. Parameters θ are rises between neighbouring clocks, all non-negative."""
+    """The unknown voltages. Parameters θ are rises between neighbouring clocks, all
+    non-negative.
+    """
 
     core: ClockAxis
     memory: ClockAxis
@@ -434,7 +441,9 @@ class InferredVoltages:
 def plan_voltages(
     grams: GramCells, core_reference_hz: float, memory_reference_hz: float, floored: bool
 ) -> VoltagePlan:
-    """Plan the inference: a rail's voltage needs terms that depend on it and at least two clocks."""
+    """Plan the inference: a rail's voltage needs terms that depend on it and at least two
+    clocks.
+    """
     axes = []
     clocks = (grams.clock_hz, core_reference_hz), (grams.memory_clock_hz, memory_reference_hz)
     for rail, (clock_hz, reference_hz) in enumerate(clocks):

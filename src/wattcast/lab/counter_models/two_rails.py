@@ -95,7 +95,9 @@ class RailsCosts:
 
 
 def split_rows(table: CounterTable) -> tuple[Mask, Mask]:
-    """Return the rows to train on and those to test on; rows left out with a reason are in neither."""
+    """Return the rows to train on and those to test on; rows left out with a reason are in
+    neither.
+    """
     train, test = table.split_benchmarks()
     return train[table.benchmark], test[table.benchmark]
 
@@ -308,7 +310,8 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     words += fit_diagnostics.warn_about_costs(fitted_costs, number)
     below = float((~table.at_default()).mean())
     words.append(
-        f"{below:.0%} of the rows are below the top clock, mostly at the power cap: they do not identify V(f), so "
+        f"{below:.0%} of the rows are below the top clock, mostly at the power cap: they "
+        "do not identify V(f), so "
         "the relative one of the GPU's bundle is taken; leakage is not told from the base."
     )
     predictions = (train, test, predicted_w, held_w)

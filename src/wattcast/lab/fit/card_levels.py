@@ -42,7 +42,9 @@ class CardLevel:
 
 
 def load_card_levels(database: str) -> dict[str, CardLevel]:
-    """Find the level of each card of a database, by its UUID, from rows of PyTorch's kernels alone."""
+    """Find the level of each card of a database, by its UUID, from rows of PyTorch's kernels
+    alone.
+    """
     gpu = hardware.load_gpu(database)
     rows = load_kernel_rows(database)
     uuid = dict(zip(rows.column(CARD).tolist(), rows.uuid, strict=True))
@@ -85,7 +87,10 @@ def group_boards(levels: Mapping[str, CardLevel]) -> dict[str, list[float]]:
 
 def write_boards(levels: Mapping[str, CardLevel], path: Path) -> None:
     """Write the factor on the energy of memory of each board."""
-    source = "levels of memory of cards whose part number was read (python -m wattcast.lab.fit.card_levels)"
+    source = (
+        "levels of memory of cards whose part number was read (python -m "
+        "wattcast.lab.fit.card_levels)"
+    )
     boards = {
         board: {
             "factors": {"dram_energy": round(float(np.exp(np.mean(board_levels))), 3)},
@@ -108,7 +113,8 @@ def main(database: str = "h200") -> None:
     _print_product_times(levels)
     spread = np.std([(level.whole, level.memory) for level in levels.values()], axis=0, ddof=1)
     print(
-        f"standard deviation of {len(levels)} cards: {100 * spread[0]:.1f} % and {100 * spread[1]:.1f} %"
+        f"standard deviation of {len(levels)} cards: {100 * spread[0]:.1f} % and "
+        f"{100 * spread[1]:.1f} %"
     )
     _print_neighbours(levels)
     if write:
@@ -122,7 +128,8 @@ def _print_cards(levels: Mapping[str, CardLevel]) -> None:
         deviation = f"in all {100 * level.whole:+.1f} %, in memory {100 * level.memory:+.1f} %"
         took = f", {1e6 * level.product_s:.1f} us" if level.product_s else ""
         print(
-            f"{card[:12]}, serial {level.serial} {level.board}: {deviation}{took} ({level.rows} sustained rows)"
+            f"{card[:12]}, serial {level.serial} {level.board}: {deviation}{took} "
+            f"({level.rows} sustained rows)"
         )
     for board, memory in group_boards(levels).items():
         span = f"{100 * min(memory):+.1f} to {100 * max(memory):+.1f} %"
@@ -141,7 +148,8 @@ def _print_product_times(levels: Mapping[str, CardLevel]) -> None:
             group_us.append(1e6 * level.product_s)
     for name, product_us in (("lean", lean_us), ("hungry", hungry_us)):
         print(
-            f"{len(product_us)} {name} cards multiply in {min(product_us):.1f} to {max(product_us):.1f} us"
+            f"{len(product_us)} {name} cards multiply in {min(product_us):.1f} to "
+            f"{max(product_us):.1f} us"
         )
 
 
@@ -153,7 +161,8 @@ def _print_neighbours(levels: Mapping[str, CardLevel]) -> None:
     alike = int(np.sum(memory * nearest > 0.0))
     off = np.sqrt(np.mean((memory - nearest) ** 2))
     print(
-        f"{alike} of {len(cards)} have memory on the side of the nearest serial number, {100 * off:.1f} % off it"
+        f"{alike} of {len(cards)} have memory on the side of the nearest serial number, "
+        f"{100 * off:.1f} % off it"
     )
 
 

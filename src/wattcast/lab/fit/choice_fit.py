@@ -41,7 +41,9 @@ _TREES = 40
 
 
 def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, KernelChooser]:
-    """Fit a chooser for each class of products with enough named rows; each operator counts once."""
+    """Fit a chooser for each class of products with enough named rows; each operator counts
+    once.
+    """
     first: dict[tuple[str, Operator], int] = {}
     for i, key in enumerate(zip(rows.spec, rows.ops, strict=True)):
         first.setdefault(key, i)

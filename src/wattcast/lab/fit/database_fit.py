@@ -200,7 +200,8 @@ def fit_kernel_database(
         return replace(bundle, cards=fit_card_spread(rows)), held_rows
     if not idle_rows:
         raise BadInput(
-            f"{database}: no idle rows, so static power cannot be told from work. Run the idle step."
+            f"{database}: no idle rows, so static power cannot be told from work. Run the "
+            "idle step."
         )
     idle = fit_idle_curve(idle_rows, chip)
     with one_thread():
@@ -222,7 +223,10 @@ def fit_kernel_database(
         cold = fit_cold_cache(layers)
     burst = sum(kind == "burst" for kind in held_rows.kind)
     sustained = len(held_rows.kind) - burst
-    note = f"{len(rows)} rows; residuals from {burst} burst and {sustained} sustained rows held out in 5 folds"
+    note = (
+        f"{len(rows)} rows; residuals from {burst} burst and {sustained} sustained rows "
+        "held out in 5 folds"
+    )
     bundle = build_bundle(fit, rows, chip, residuals, note)
     return replace(
         bundle, cards=fit_card_spread(rows, held_rows), widening=widening, cold=cold
@@ -246,7 +250,8 @@ def fit_engine_database(
     start = bundles.shipped_bundle(gpu) if bundle is None else bundles.read_bundle(bundle)
     if start is None or start.learned is None or start.clock_law is None:
         raise BadInput(
-            f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab fit kernels`."
+            f"{gpu}: no bundle with learned factors to add to. Fit one with `wattcast lab "
+            "fit kernels`."
         )
     with one_thread():
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))

@@ -80,7 +80,8 @@ def extend_bundle(
     training = rows.select_rows(~rows.held_out & kernel_rows.on_random_data(rows) & rows.fit)
     if not all(op.kind.startswith("engine_") for op in training.ops):
         raise BadInput(
-            f"{rows.source}: rows of other operators than an engine's. Fit them with `lab fit kernels`."
+            f"{rows.source}: rows of other operators than an engine's. Fit them with `lab "
+            "fit kernels`."
         )
     base = without_engine(bundle)
     cards = [describe_bundle_cards(base, torch_rows, gpu)] if torch_rows else []
@@ -347,7 +348,9 @@ def _interval_ends(
     cards: Sequence[kernel_fit.CardRows],
     tell: Callable[[str], None],
 ) -> dict[str, ResidualEnds]:
-    """Return the ends of measured over predicted by family, each row predicted without its shape."""
+    """Return the ends of measured over predicted by family, each row predicted without its
+    shape.
+    """
     fold = kernel_rows.assign_folds(rows)
     predicted = np.full((len(rows), 4), np.nan)
     for k in range(kernel_rows.FOLDS):

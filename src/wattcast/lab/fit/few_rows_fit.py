@@ -70,7 +70,10 @@ def fit_few_rows(
         one < forecast_error for one, forecast_error in zip(alone_errors, errors, strict=True)
     ):
         return bundle, held_rows
-    note = f"{len(rows)} rows, nothing inherited: held out, that came closer than the forecast moved by them"
+    note = (
+        f"{len(rows)} rows, nothing inherited: held out, that came closer than the "
+        "forecast moved by them"
+    )
     near = held_out.fit_nearness(alone)
     fitted = fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
     found_alone = build_bundle(
@@ -128,7 +131,8 @@ def _build_moved_bundle(
     )
     note = (
         f"{len(rows)} rows moved the forecast: time by {by_time}, energy by {by_energy}; "
-        f"intervals from {len(held_rows.kind)} rows held out in {FOLDS} folds and the forecast's own"
+        f"intervals from {len(held_rows.kind)} rows held out in {FOLDS} folds and the "
+        "forecast's own"
     )
     # logs of ratios as of rows at a typical distance from the parent's, and the rows that tell them
     typical = []

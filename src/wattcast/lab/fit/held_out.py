@@ -350,7 +350,9 @@ class LeftOutRows:
     ends: Array  # (row, 4) logs of the ends as of rows inside
 
     def needed(self, quantity: str) -> Array:
-        """Return how far the ends must move out to hold each row; NaN where it has no such figure."""
+        """Return how far the ends must move out to hold each row; NaN where it has no such
+        figure.
+        """
         log_ratio = getattr(self, quantity)
         low, high = self.ends[:, :2].T if quantity == "latency" else self.ends[:, 2:].T
         middle = np.clip(0.0, low, high)
@@ -369,7 +371,10 @@ def fit_widening(
     """Fit what distance and unmeasured things add to the intervals of a fit on ``rows``."""
     left_out = predict_left_out(rows, gpu, idle, residuals, near, tell)
     apart = fit_reason_widening(left_out)
-    source = f"{rows.source}: {len(set(left_out.thing))} functions, kinds, formats and sizes left out of fits in turn"
+    source = (
+        f"{rows.source}: {len(set(left_out.thing))} functions, kinds, formats and "
+        "sizes left out of fits in turn"
+    )
     every = {
         why: apart.get(why, support_widening.default_widening().apart[why]) for why in OutsideReason
     }
@@ -460,7 +465,9 @@ def _predict_round(
 
 
 def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
-    """Plan the rounds: for each, the thing of every row that is left out; empty where a row stays."""
+    """Plan the rounds: for each, the thing of every row that is left out; empty where a row
+    stays.
+    """
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference_chip(gpu), ())
     learner = kernels.work.root_family
     counted = rows.is_kind("burst") & rows.fit & on_random_data(rows)

@@ -80,7 +80,9 @@ CLOCK_POWER = (
 def fit_clock_law(
     activity: Array, clock_hz: Array, effective_hz: Array, tensor: Mask, top_hz: float
 ) -> ClockLaw:
-    """Fit the law to rows with both clocks; ``tensor`` marks rows that issue tensor instructions."""
+    """Fit the law to rows with both clocks; ``tensor`` marks rows that issue tensor
+    instructions.
+    """
     from scipy.optimize import nnls
 
     ratio = np.clip(effective_hz / clock_hz, 0.5, 1.0)
@@ -373,7 +375,9 @@ def fit_governor_share(rows: KernelRows, gpu: Gpu) -> float:
 
 
 def conditions_as_ran(rows: KernelRows) -> tuple[RunCondition, ...]:
-    """Return the conditions of rows with the names of the kernels that ran, where they are known."""
+    """Return the conditions of rows with the names of the kernels that ran, where they are
+    known.
+    """
     ran = zip(rows.conditions, rows.names, count_k_parts(rows), strict=True)
     return tuple(replace(c, kernels=names, parts=parts) for c, names, parts in ran)
 

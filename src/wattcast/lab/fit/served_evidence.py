@@ -2,9 +2,9 @@
 
 A row of a served model has the joules of a step of its engine: a token of every sequence in the
 batch, and the prompts of the requests that come in meanwhile. The prior's joules of both come from
-``predict``, of a card without a power limit, since a run below the limit runs at the top clock. Runs
-at the limit say only that it was reached, and are passed over. The time of a step is the measured
-one, so what its host adds costs idle power and nothing else.
+``predict``, of a card without a power limit, since a run below the limit runs at the top clock.
+Runs at the limit say only that it was reached, and are passed over. The time of a step is the
+measured one, so what its host adds costs idle power and nothing else.
 """
 
 from __future__ import annotations

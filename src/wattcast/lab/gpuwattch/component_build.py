@@ -72,7 +72,8 @@ def build_component_model(
         count = sm_count or architecture.parameters.get("number_of_cores")
         if not isinstance(count, (int, float)):
             raise MissingSpecification(
-                "static power needs the number of SMs, which this architecture file does not hold. Give "
+                "static power needs the number of SMs, which this architecture file does "
+                "not hold. Give "
                 "--simulator-config gpgpusim.config, or --sms."
             )
         lanes = threads if threads is not None else architecture.number("warp_size")
@@ -120,7 +121,10 @@ def _build_terms(
             for name in names:
                 key = name.removeprefix("-")
                 if key not in energies and key in every:
-                    said = f"energy table {table.name} has no energy for {key}, which {component.name} needs."
+                    said = (
+                        f"energy table {table.name} has no energy for {key}, which "
+                        f"{component.name} needs."
+                    )
                     raise MissingSpecification(
                         f"{said} Add it, or take the table of this architecture."
                     )
@@ -129,7 +133,10 @@ def _build_terms(
             value *= architecture.scaling_of(counter.scaling) if counter else 1.0
             if value < 0:
                 wanted = f"{' '.join(names) or 'an energy'} above zero"
-                do = f"Was {table.name} dumped with another architecture file than {architecture.name}?"
+                do = (
+                    f"Was {table.name} dumped with another architecture file than "
+                    f"{architecture.name}?"
+                )
                 raise bad_value(f"{component.name}: {column}", wanted, f"{value:g}", do)
             drive = Drive.COUNT
             if known_events()[event].is_mean:

@@ -141,7 +141,10 @@ def with_coalescer(table: EnergyTable, core_tech_node: float) -> tuple[EnergyTab
     near, far = _coalescer_rows()[:2]
     for row in _coalescer_rows():
         if row["core_tech_node"] == core_tech_node:
-            note = f"coalescer energies of the {core_tech_node:g} nm node, derived from a run ({row['source']})"
+            note = (
+                f"coalescer energies of the {core_tech_node:g} nm node, derived from a "
+                f"run ({row['source']})"
+            )
             return replace(
                 table, coalescer_read_j=row["read_j"], coalescer_write_j=row["write_j"]
             ), note
@@ -156,7 +159,8 @@ def with_coalescer(table: EnergyTable, core_tech_node: float) -> tuple[EnergyTab
         return float(near[key] * (table.energy_j["TOT_INST"] / near["instruction_j"]) ** slope)
 
     note = (
-        f"coalescer energies at {core_tech_node:g} nm scaled from other nodes, an estimate: it moves power between "
+        f"coalescer energies at {core_tech_node:g} nm scaled from other nodes, an "
+        "estimate: it moves power between "
         "the caches and the coalescer but leaves the total as it is"
     )
     return replace(
@@ -307,7 +311,9 @@ class ChipComponent:
 
 @dataclass(frozen=True)
 class ComponentSet:
-    """The components of a model in order, and the counters they need beyond those of the dialect."""
+    """The components of a model in order, and the counters they need beyond those of the
+    dialect.
+    """
 
     dialect: SimulatorDialect
     compat: bool

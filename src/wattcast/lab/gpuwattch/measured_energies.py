@@ -362,7 +362,10 @@ def measured_chip(name: str) -> MeasuredChip:
     if gpu.name == PARENT:
         return MeasuredChip(gpu.name, file.values, file.source, parent, design)
     if gpu.name not in CARRIED:
-        do = f"Energies are there for {', '.join((PARENT, *CARRIED))}; an architecture file may describe any GPU."
+        do = (
+            f"Energies are there for {', '.join((PARENT, *CARRIED))}; an architecture "
+            "file may describe any GPU."
+        )
         raise unknown_name("GPU with energies for AccelWattch", gpu.name, (PARENT, *CARRIED), do)
     bundle = calibrated_bundle(gpu) or forecast_bundle(gpu)
     theirs = parent.power.as_module_power()
@@ -385,7 +388,10 @@ def measured_chip(name: str) -> MeasuredChip:
     )
     values |= {CONSTANT: file.values[CONSTANT].scaled(idle[0] / idle[1], _CARRIED_ERROR)}
     values |= {ACTIVE: file.values[ACTIVE].scaled(busy, _CARRIED_ERROR)}
-    source = f"energies of the H200 times the ratio of module energies in the bundles of {gpu.name} and {PARENT}; "
+    source = (
+        "energies of the H200 times the ratio of module energies in the bundles of "
+        f"{gpu.name} and {PARENT}; "
+    )
     source += (
         f"{', '.join(watched)} follow watts measured on it" if watched else "no watt of it was used"
     )

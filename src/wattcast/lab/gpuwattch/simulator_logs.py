@@ -159,7 +159,10 @@ def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
     is_table = text.startswith(_DIVISION)
     rows = _read_statistics(text) if is_table else _read_log(text)
     if not rows:
-        wanted = "a simulator's output with kernel_name and gpu_sim_cycle lines, or a table of get_stats.py with them"
+        wanted = (
+            "a simulator's output with kernel_name and gpu_sim_cycle lines, or a table "
+            "of get_stats.py with them"
+        )
         raise bad_value(path.name, wanted, "none")
     events, value = _map_statistics(path.name, "map_accelsim.csv", rows.values())
     cycles = np.array([row["gpu_sim_cycle"] for row in rows.values()])
@@ -263,7 +266,8 @@ def read_gem5_stats(path: Path) -> CountedKernels:
     clock_hz = np.array([row["CUs.totalCycles"] for row in rows]) / units / seconds
     at = OperatingPoint(clock_hz=clock_hz)
     notes = (
-        f"gem5: {len(rows)} dumps, {units} compute units; a wavefront's instruction counts as a warp's",
+        f"gem5: {len(rows)} dumps, {units} compute units; a wavefront's instruction counts "
+        "as a warp's",
         "integer operations are vector operations less floating-point ones",
     )
     names = tuple(f"dump {i}" for i in range(1, len(rows) + 1))

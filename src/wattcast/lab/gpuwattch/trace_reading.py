@@ -267,7 +267,10 @@ def _parse_rows(text: bytes, count: int) -> tuple[Array, str | None]:
         if len(fields) > 1 and not fields[-1].strip():
             fields.pop()
         if len(fields) != count or fields == [""]:
-            complaint = f"expected {count} counters, got {'an empty line' if fields == [''] else len(fields)}."
+            complaint = (
+                f"expected {count} counters, got "
+                f"{'an empty line' if fields == [''] else len(fields)}."
+            )
             break
         row: list[float] = []
         for cell in fields:
@@ -378,7 +381,8 @@ class MetricTrace:
                     yield TraceBlock(block.first, block.value[:row], _take_lines(block.text, row))
                 good = block.first + row
                 raise TraceFault(
-                    f"{self.file.path.name}: line {good + 2}: expected cycles, a clock and a voltage above zero, "
+                    f"{self.file.path.name}: line {good + 2}: expected cycles, a clock and "
+                    "a voltage above zero, "
                     f"got a sample without. {good} samples before it are good.",
                     good,
                 )
@@ -445,7 +449,10 @@ def open_metric_trace(
         event = counter.event if counter else custom.get(column, "")
         if counter is None and not event and column not in OPTIONAL_COLUMNS:
             every = [*known, *custom, *OPTIONAL_COLUMNS]
-            do = f"Name it in a component file (--components), or drop it. This is read as {dialect}."
+            do = (
+                "Name it in a component file (--components), or drop it. This is read as "
+                f"{dialect}."
+            )
             raise unknown_name(f"counter in {path.name}", column, every, do)
         if event:
             names[event] = i
@@ -461,7 +468,8 @@ def open_metric_trace(
         close = [n for m in missing for n in nearest_names(m, file.columns, 1)]
         hint = f" It has {', '.join(close)}." if close else ""
         raise MissingEvents(
-            f"{path.name}: {dialect} counters {', '.join(missing)} are missing.{hint} A missing counter is not a "
+            f"{path.name}: {dialect} counters {', '.join(missing)} are missing.{hint} A "
+            "missing counter is not a "
             f"zero: write the column, or choose the other dialect."
         )
     optional = {name: file.columns.index(name) for name in OPTIONAL_COLUMNS if name in file.columns}

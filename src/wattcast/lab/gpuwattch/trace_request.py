@@ -72,14 +72,16 @@ class TraceRequest:
     trace: Annotated[
         Path,
         Option(
-            "Metric trace of GPUWattch or AccelWattch, plain or .gz; power report, log, gem5's stats.txt.",
+            "Metric trace of GPUWattch or AccelWattch, plain or .gz; power report, log, "
+            "gem5's stats.txt.",
             positional=True,
         ),
     ]
     architecture: Annotated[
         Path,
         Option(
-            "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with measured energies: h200, a100-sxm-80gb, h100-sxm, b200.",
+            "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with "
+            "measured energies: h200, a100-sxm-80gb, h100-sxm, b200.",
             "config",
         ),
     ]
@@ -100,7 +102,8 @@ class TraceRequest:
     kernels: Annotated[
         Path | None,
         Option(
-            "Kernel names, one a line; CSV name,uid,samples|cycles,ipc,threads; or a power report or log."
+            "Kernel names, one a line; CSV name,uid,samples|cycles,ipc,threads; or a power "
+            "report or log."
         ),
     ] = None
     components: Annotated[
@@ -185,14 +188,19 @@ def draw_trace_power(request: TraceRequest, job: TraceRun, result: TraceResult) 
 
 
 def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
-    """Read the files of a request into a run, with notes on every choice that was not the user's."""
+    """Read the files of a request into a run, with notes on every choice that was not the
+    user's.
+    """
     found = read_chip(request)
     architecture, config, table, clock_hz, components, notes, _ = found
     dialect = architecture.dialect
     has_leakage = request.leakage is not None or request.gate_idle_sms
     if dialect is SimulatorDialect.ACCELWATTCH and has_leakage:
         do = "Leave --leakage and --gate-idle-sms out."
-        wanted = f"no further leakage: {architecture.name} has AccelWattch's static, idle and constant power"
+        wanted = (
+            f"no further leakage: {architecture.name} has AccelWattch's static, idle "
+            "and constant power"
+        )
         raise bad_value("--leakage", wanted, str(request.leakage or "--gate-idle-sms"), do)
     leakage = read_mcpat(request.leakage, config.sm_count) if request.leakage else table.leakage
     if leakage is None and request.gate_idle_sms:
@@ -233,7 +241,8 @@ def prepare_trace_run(request: TraceRequest) -> tuple[TraceRun, list[str]]:
                 file for file in outputs if not any(file in SWITCHED_LOGS[switch] for switch in off)
             ]
             notes.append(
-                f"{', '.join(off)} off in {request.simulator_config.name}: their files are not written"
+                f"{', '.join(off)} off in {request.simulator_config.name}: their files are "
+                "not written"
             )
     scaling = found.trace_scaling(request)
     custom = components.custom
@@ -276,13 +285,16 @@ class ChipFiles(NamedTuple):
             return read_architecture(request.ran_with).all_scaling()
         if self.chip is not None:
             self.notes.append(
-                "unit counters are taken as scaled by this GPU's own file (lab accelwattch); --ran-with names another"
+                "unit counters are taken as scaled by this GPU's own file (lab "
+                "accelwattch); --ran-with names another"
             )
         return self.architecture.all_scaling()
 
 
 def read_chip(request: TraceRequest) -> ChipFiles:
-    """Read architecture, simulator configuration and energies, and check that they belong together."""
+    """Read architecture, simulator configuration and energies, and check that they belong
+    together.
+    """
     notes: list[str] = []
     chip = find_measured_chip(request.architecture)
     if chip is None:
@@ -372,8 +384,10 @@ def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list
     if other:
         shown = ", ".join(other[:3]) + (" ..." if len(other) > 3 else "")
         notes.append(
-            f"warning: {table.name} was dumped with other scaling factors than {architecture.name} has in "
-            f"{len(other)} of {len(factors)} counters ({shown}): are they of one chip? The architecture's are used"
+            f"warning: {table.name} was dumped with other scaling factors than "
+            f"{architecture.name} has in "
+            f"{len(other)} of {len(factors)} counters ({shown}): are they of one chip? The "
+            "architecture's are used"
         )
 
 
@@ -485,7 +499,10 @@ class CountedKernelPower:
         text = f"at least {watts['power_at_least_w']:10.3f} W"
         if self.estimate is not None:
             low, high = watts["estimate_low_w"], watts["estimate_high_w"]
-            text += f"; about {watts['estimate_w']:.0f} W ({low:.0f} to {high:.0f}) with the others estimated"
+            text += (
+                f"; about {watts['estimate_w']:.0f} W ({low:.0f} to {high:.0f}) with "
+                "the others estimated"
+            )
         return text
 
     def describe_unseen(self) -> str:

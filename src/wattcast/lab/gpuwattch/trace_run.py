@@ -99,7 +99,8 @@ def run_trace(job: TraceRun) -> TraceResult:
     elif len(ended) != len(job.kernels):
         how = "by its list" if work.ends.by_list else "found by their repeated rows"
         notes.append(
-            f"{len(job.kernels)} kernels are listed, {len(ended)} ended in the trace, {how}: names may be shifted. "
+            f"{len(job.kernels)} kernels are listed, {len(ended)} ended in the trace, "
+            f"{how}: names may be shifted. "
             "Give each kernel's samples or cycles in the list"
         )
     if (
@@ -168,7 +169,9 @@ class LaneFinder:
     unchecked: int = 0  # samples with work that nothing could be said about
 
     def read_kernels(self) -> None:
-        """Go over the trace once to find how far each listed kernel's mean is from the estimates."""
+        """Go over the trace once to find how far each listed kernel's mean is from the
+        estimates.
+        """
         sums = np.zeros((len(self.job.kernels), 3))  # samples, lanes, samples with work
         ends = trace_statistics.KernelEndFinder(self.job.trace.file.columns, self.job.kernels)
         index = 0
@@ -215,7 +218,9 @@ class LaneFinder:
     def add_lanes(
         self, activity: Activity, kernel: NDArray[np.intp], sample: Array, kept: Mask
     ) -> tuple[Activity, Array, Mask]:
-        """Return the activity with its active threads, the threads, and the samples that know them."""
+        """Return the activity with its active threads, the threads, and the samples that know
+        them.
+        """
         lanes, divergent = self.estimate(activity)
         if activity.has("active_thread"):
             return activity, lanes, np.ones(lanes.shape, dtype=np.bool_)
@@ -257,8 +262,10 @@ class LaneFinder:
             said += ": STATICP and total are uncertain there"
         elif self.unchecked:
             said += (
-                f"; {self.unchecked} samples could not be checked for divergence: that needs gpgpu_clock_gated_lanes "
-                "1 and gpgpu_pipeline_widths in gpgpusim.config, or the simulator's power report as --kernels"
+                f"; {self.unchecked} samples could not be checked for divergence: that "
+                "needs gpgpu_clock_gated_lanes "
+                "1 and gpgpu_pipeline_widths in gpgpusim.config, or the simulator's power "
+                "report as --kernels"
             )
         return said
 
@@ -314,7 +321,9 @@ class _TracePass:
         self.writer = files.enter_context(trace_outputs.BackgroundWriter())  # ends before its files
 
     def process_block(self, block: trace_reading.TraceBlock, following: Array | None) -> None:
-        """Find kernel ends in a block, compute its power, write it, and add it to the statistics."""
+        """Find kernel ends in a block, compute its power, write it, and add it to the
+        statistics.
+        """
         job = self.job
         ends = self.ends.mark(block.value, following)
         sample = np.maximum(self.result.samples + np.cumsum(~ends) - 1.0, 0.0)

@@ -244,7 +244,8 @@ class DeviceBuffers:
         size = min(most, int(device.call("cuMemGetInfo")) // 4) >> 21 << 21
         if size < 4 * device.l2_byte:
             raise CudaError(
-                f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM benchmarks need four "
+                f"buffers of {size >> 20} MiB would fit into the free memory, and DRAM "
+                "benchmarks need four "
                 f"times the L2 ({4 * device.l2_byte >> 20} MiB). Free some memory first."
             )
         stamps = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS)
@@ -364,7 +365,9 @@ def compile_buffer_kernels(architecture: str) -> bytes:
 
 
 def calibrate_iterations(ready: ReadyKernel, wanted_s: float = LAUNCH_S) -> int:
-    """Find the iterations that make a launch last ``wanted_s``, from below, so that none runs away."""
+    """Find the iterations that make a launch last ``wanted_s``, from below, so that none runs
+    away.
+    """
     if ready.benchmark.whole:
         return 1
     if ready.benchmark.ring[0]:

@@ -38,7 +38,9 @@ Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
 
 
 def waiting_share(profile: KernelProfile, reason: str) -> float:
-    """Return the share of all waiting of warps that has one reason, zero where it was not counted."""
+    """Return the share of all waiting of warps that has one reason, zero where it was not
+    counted.
+    """
     waits = {
         name.removeprefix("stalled_"): each
         for name, each in profile.counters.items()
@@ -123,7 +125,10 @@ def judge_division(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     fewer = SPECIAL_OF_DIVISION + WHOLE_OF_DIVISION + PRODUCTS_OF_DIVISION
     if m["instructions"] > 0.0:
         factor["issue"] = (max(1.0 - fewer * gone / m["instructions"], 0.0), 1.0)
-    seen = f"{32.0 * divisions:.3g} integer divisions of threads, each of about {fewer:.0f} instructions"
+    seen = (
+        f"{32.0 * divisions:.3g} integer divisions of threads, each of about "
+        f"{fewer:.0f} instructions"
+    )
     return CodeChange("integer division", seen, factor, unsure=True)
 
 

@@ -73,7 +73,9 @@ class MicroCampaign:
         }
 
     def run(self, tasks: Sequence[MicroTask]) -> None:
-        """Measure what is not on file while there is time. A broken device raises ``DeviceFault``."""
+        """Measure what is not on file while there is time. A broken device raises
+        ``DeviceFault``.
+        """
         for place, task in enumerate(tasks):
             name = task.blank.id
             if name in self.journal.ids or (self.since and name in self.failed):

@@ -102,7 +102,9 @@ def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:
 def pair_cards(
     results: Sequence[MicroRow], second_results: Sequence[MicroRow], gpu: Gpu
 ) -> list[CardRowPair]:
-    """First rounds of every benchmark that both cards measured with the same version of its kernel."""
+    """First rounds of every benchmark that both cards measured with the same version of its
+    kernel.
+    """
     theirs = keep_first_rounds(second_results)
     limit_w = float(gpu.power.limit_w)
     pairs = []

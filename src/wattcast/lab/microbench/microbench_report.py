@@ -53,7 +53,8 @@ COLUMNS = (
 FOOTNOTE = (
     "* the largest of the sensor's readings in the window, which may miss shorter peaks; "
     "rates are per true cycle and SM; "
-    "† not what its name says, ‡ below its unit's limit: why is told in microbench/microbench_faults.csv"
+    "† not what its name says, ‡ below its unit's limit: why is told in "
+    "microbench/microbench_faults.csv"
 )
 COMPARED = {
     "per_cycle_sm": 1.0,

@@ -170,7 +170,10 @@ def describe_card(path: Path) -> str:
     if not runs:
         return ""
     last = runs[-1]
-    return f"{last.get('card_name', '')}, driver {last.get('driver', '')}, {str(last.get('date', ''))[:10]}"
+    return (
+        f"{last.get('card_name', '')}, driver {last.get('driver', '')}, "
+        f"{str(last.get('date', ''))[:10]}"
+    )
 
 
 def read_shipped_results(gpu: Gpu) -> tuple[MicroRow, ...]:
@@ -178,7 +181,8 @@ def read_shipped_results(gpu: Gpu) -> tuple[MicroRow, ...]:
     folder = results_folder(gpu)
     if not (folder / RESULTS_FILE).is_file():
         raise MissingSpecification(
-            f"no microbenchmark results of the {gpu.name} are here yet. Measure them on one (wattcast lab "
+            f"no microbenchmark results of the {gpu.name} are here yet. Measure them on "
+            "one (wattcast lab "
             f"microbench --out DIR), and give DIR instead of the name (`lab tune`: --results DIR)."
         )
     return read_results(folder)
@@ -298,7 +302,10 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
     copy = find_best_copy(results)
     driver = by_name.get("dram_memcpy")
     if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
-        text = f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s ({copy.byte_per_s / most:.0%} of the specification), "
+        text = (
+            f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s "
+            f"({copy.byte_per_s / most:.0%} of the specification), "
+        )
         text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
         truths.append(ExpectedTruth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
     rows = [
@@ -309,7 +316,10 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
     if rows:  # what is faster than DRAM can be did not come from there
         top = max(rows, key=lambda r: r.byte_per_s or 0.0)
         rate = top.byte_per_s or 0.0
-        text = f"no DRAM row above the specification: {top.name} {rate / 1e12:.3f} of {most / 1e12:.3g} TB/s"
+        text = (
+            f"no DRAM row above the specification: {top.name} {rate / 1e12:.3f} of "
+            f"{most / 1e12:.3g} TB/s"
+        )
         truths.append(ExpectedTruth(text, max(rate / most - 1.0, 0.0), 0.0))
     for name, sign in (("conflicts", 1.0), ("divergence", 1.0), ("coalescence", -1.0)):
         points = [r.operation_s for r in find_curve(results, name) if r.operation_s]
@@ -419,7 +429,9 @@ class MemoryLevel:
 
 
 def find_levels(results: Iterable[MicroRow], curve: str) -> list[MemoryLevel]:
-    """Find plateaus of two or more sizes along ``ring`` or ``pages``, each within 4 % of its mean."""
+    """Find plateaus of two or more sizes along ``ring`` or ``pages``, each within 4 % of its
+    mean.
+    """
     points = [r for r in find_curve(results, curve) if r.latency_cycles]
     levels: list[list[MicroRow]] = [[]]
     for r in points:

@@ -271,7 +271,8 @@ def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]
         say(
-            f"{device.name}, {device.architecture}, {device.sm_count} SMs: {len(supported)} benchmarks"
+            f"{device.name}, {device.architecture}, {device.sm_count} SMs: "
+            f"{len(supported)} benchmarks"
         )
         buffers = DeviceBuffers.allocate(device)
         write_heartbeat(campaign.out, "warming up", "microbench")

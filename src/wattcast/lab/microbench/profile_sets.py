@@ -37,7 +37,9 @@ class PipeRates:
 
     @classmethod
     def of(cls, gpu: Gpu) -> PipeRates:
-        """Return the rates of a GPU of the catalogue; a pipe whose rate is not known is left out."""
+        """Return the rates of a GPU of the catalogue; a pipe whose rate is not known is left
+        out.
+        """
         flop = gpu.pipes.cuda_flop_per_cycle
         fma = flop.get(Dtype.FP32, 0.0) / 2.0 / _WARP
         rates = {

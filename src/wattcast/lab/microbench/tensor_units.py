@@ -181,7 +181,10 @@ def mma_unit(name: str, precision: str, chains: int = 0) -> BenchUnit:
                 seed = f"mixed(state + {60 * (part == 'b') + n + 1}u)"
                 lines.append(f"double {p}_{part}{n} = unit_float({seed}) - 1.5;")
             else:
-                value = f"const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); {p}_{part}{n} = "
+                value = (
+                    f"const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); "
+                    f"{p}_{part}{n} = "
+                )
                 lines.append(f"unsigned {p}_{part}{n}; {{ {value}{PRECISIONS[form.word].word}; }}")
     kind, zero, bits = {
         "f": ("float", "0", "__float_as_uint({0})"),

@@ -69,7 +69,9 @@ INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 
 @dataclass(frozen=True)
 class TuningAdvice:
-    """A bottleneck: what was seen, and what removing it would change (relative; negative is less)."""
+    """A bottleneck: what was seen, and what removing it would change (relative; negative is
+    less).
+    """
 
     kernel: str
     bottleneck: str
@@ -184,7 +186,10 @@ def _judge_coalescing(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
             factor[unit] = (after / sum(moved),) * 2
     if (passes := m.passes) > 0.0:
         factor["l1"] = (1.0 - max(passes - m["shared_passes"] - m.least_passes, 0.0) / passes,) * 2
-    seen = f"{sectors / requests:.1f} sectors an access of a warp, {sum(needed) / requests:.1f} would do"
+    seen = (
+        f"{sectors / requests:.1f} sectors an access of a warp, "
+        f"{sum(needed) / requests:.1f} would do"
+    )
     # a warp waits for every sector of its access
     return CodeChange(
         "coalescing", seen, factor, wait=1.0 - m.far_share * (1.0 - sum(needed) / sectors)
@@ -305,7 +310,10 @@ def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     q = queued_share(p)
     if q >= 1.0:
         return None
-    seen = f"instructions wait for each other, no unit above {p.busy_share:.0%}; {INDEPENDENT:.0f} at once"
+    seen = (
+        f"instructions wait for each other, no unit above {p.busy_share:.0%}; "
+        f"{INDEPENDENT:.0f} at once"
+    )
     return CodeChange("parallelism", seen, wait=q + (1.0 - q) / INDEPENDENT)
 
 

@@ -222,7 +222,9 @@ def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figur
 
 
 def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figure:
-    """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to 9)."""
+    """Draw measured sensitivities of kernels and the counters that explain them (figures 7 to
+    9).
+    """
     figure = new_figure(10.5, 4.4)
     sensitivity_axes, counter_axes = figure.subplots(1, 2)
     sensitivities = measure_table_sensitivities(tables)

@@ -338,7 +338,9 @@ _SHOWN = (
 
 
 def collect_kind_shares(gpu: str) -> list[KindShares]:
-    """Return kernel kinds of whole models as predicted, and as the profiler saw them where it did."""
+    """Return kernel kinds of whole models as predicted, and as the profiler saw them where it
+    did.
+    """
     path = database_folder(gpu) / MODEL_KERNELS_FILE
     profiles = (
         {entry["id"]: entry for entry in read_table(path) if not entry["error"]}

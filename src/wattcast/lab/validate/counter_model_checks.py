@@ -108,7 +108,9 @@ def _left_out_row(fit: RailsFit, score: Callable[..., LedgerRow]) -> LedgerRow:
 
 
 def _saving_rows(fit: RailsFit, card: str) -> list[LedgerRow]:
-    """Return rows of what a cheaper DCT saves, and of the energy of kernels beside moving frames."""
+    """Return rows of what a cheaper DCT saves, and of the energy of kernels beside moving
+    frames.
+    """
     ledger_rows = []
     for saving in dct_savings(fit):
         watts: LedgerRow = {

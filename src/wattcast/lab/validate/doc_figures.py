@@ -54,7 +54,9 @@ class RecordedFigure(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PredictedChange(msgspec.Struct, forbid_unknown_fields=True, rename={"against": "from"}):
-    """By how much the answer of one command differs from that of another, at a place of its JSON."""
+    """By how much the answer of one command differs from that of another, at a place of its
+    JSON.
+    """
 
     of: str
     against: str
@@ -166,7 +168,9 @@ def write_docs(
 def run_command(
     words: Sequence[str], main: Callable[..., Any], make_environment: Callable[..., Any]
 ) -> str:
-    """Return what a page shows of a command: a prediction's first lines, a first table, an error."""
+    """Return what a page shows of a command: a prediction's first lines, a first table, an
+    error.
+    """
     stdout = io.StringIO()
     stderr = io.StringIO()
     if main(list(words), make_environment(stdout, stderr, {})):
@@ -187,7 +191,9 @@ def find_stale_figures(text: str, source: FigureSource) -> list[str]:
 
 
 def find_unnamed_figures(text: str, names: FigureNames) -> list[str]:
-    """Return figures of a page that have neither a name nor a line among the inputs, with context."""
+    """Return figures of a page that have neither a name nor a line among the inputs, with
+    context.
+    """
     live = text.partition(f"\n{RECORD}")[0]
     for pattern in (r"```.*?```", r"^ {4}[^\n]*$", r"`[^`]*`", r"\]\([^)]*\)"):
         live = re.sub(pattern, " ", live, flags=re.DOTALL | re.MULTILINE)
@@ -224,7 +230,9 @@ def _show_change(change: PredictedChange) -> str:
 
 
 def _show_entry(row: LedgerRow, form: str, name: str) -> str:
-    """Return an entry of a row: its error with one digit and a unit, unless the form asks otherwise."""
+    """Return an entry of a row: its error with one digit and a unit, unless the form asks
+    otherwise.
+    """
     if form in ("", "bare") or form.isdigit():
         value = row["mape"]
         if value is None:

@@ -76,7 +76,9 @@ def find_other_set(name: str) -> OtherSet | None:
 
 
 def explain_rows(name: str, reference: Path | None) -> list[JudgedRow] | OtherSet:
-    """Return the judged rows of a set, or one row, by name; or what a set without commands judges."""
+    """Return the judged rows of a set, or one row, by name; or what a set without commands
+    judges.
+    """
     rows = list_judged_rows(reference)
     matching_rows = find_rows(rows, name)
     if matching_rows:

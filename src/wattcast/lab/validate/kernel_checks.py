@@ -148,7 +148,9 @@ def _find_covered(
     near: Array,
     measured: Mask,
 ) -> tuple[Mask, Array]:
-    """Return which rows lie inside ends from the other folds' rows, and the width of each interval."""
+    """Return which rows lie inside ends from the other folds' rows, and the width of each
+    interval.
+    """
     inside = np.zeros(len(ratio), dtype=bool)
     width = np.full(len(ratio), np.nan)
     for k in np.unique(fold[measured]):

@@ -171,8 +171,10 @@ def ledger_to_markdown(rows: list[LedgerRow]) -> str:
     text = [
         "# Accuracy",
         "",
-        "Written by `wattcast lab validate --write docs/accuracy.md`. Fitted numbers are judged out of fold: on "
-        "rows, shapes or models that no fit saw. About a hundred constants beside them (thresholds, knots, priors, "
+        "Written by `wattcast lab validate --write docs/accuracy.md`. Fitted numbers are "
+        "judged out of fold: on "
+        "rows, shapes or models that no fit saw. About a hundred constants beside them "
+        "(thresholds, knots, priors, "
         "factors of the forecast) were set by hand with rows in view.",
         "",
     ]
@@ -198,16 +200,25 @@ def _describe_asked(name: str, rows: list[LedgerRow]) -> str:
     if other_set is not None:
         return f"*No command: {other_set.question}.* {other_set.sentence}"
     verb = next((row.get("asked") for row in rows if row["set"] == name), "")
-    return f'Predicted by `wattcast {verb}`; `wattcast lab validate --explain "{name}"` prints the commands.'
+    return (
+        f'Predicted by `wattcast {verb}`; `wattcast lab validate --explain "{name}"` '
+        "prints the commands."
+    )
 
 
 _LEGEND = (
-    "Errors are mean absolute percentages. Floors: a plain roofline for latency, the mean of the family for power, "
-    "always the top clock for the clock; five fitted numbers, other model families only, for whole models; the full "
-    "model itself beside an ablation. All rows of a shape lie in one of five folds; corrections, learned factors, "
-    "energies, V(f) and the clock law are fitted inside the other four. Interval ends are checked against folds they "
-    "were not taken from; width is high minus low end over the prediction, in percent. Whole models of an A100 and an "
-    "A10 are judged without the seconds of their polling windows in which nothing ran; the error over the whole window "
+    "Errors are mean absolute percentages. Floors: a plain roofline for latency, the mean "
+    "of the family for power, "
+    "always the top clock for the clock; five fitted numbers, other model families only, "
+    "for whole models; the full "
+    "model itself beside an ablation. All rows of a shape lie in one of five folds; "
+    "corrections, learned factors, "
+    "energies, V(f) and the clock law are fitted inside the other four. Interval ends are "
+    "checked against folds they "
+    "were not taken from; width is high minus low end over the prediction, in percent. "
+    "Whole models of an A100 and an "
+    "A10 are judged without the seconds of their polling windows in which nothing ran; the "
+    "error over the whole window "
     "stands beside. Public rows that nothing judges stand last, with the reason."
 )
 

@@ -190,7 +190,10 @@ def format_views(views: Sequence[KernelViews]) -> str:
     """Return the page's tables in Markdown."""
     summary = summarise_views(views)
     free = summary["kernels"] - summary["capped"]
-    head = f"| model | error % | of the {free} below the limit | bias % | nearest | memory rail: r | slope |"
+    head = (
+        f"| model | error % | of the {free} below the limit | bias % | nearest | memory "
+        "rail: r | slope |"
+    )
     lines = [head, "|---|---|---|---|---|---|---|"]
     for model, of in summary["models"].items():
         figures = (
@@ -213,14 +216,18 @@ def format_views(views: Sequence[KernelViews]) -> str:
     lines += ["", "| models differ most in | kernels | median W |", "|---|---|---|"]
     for place, watts in sorted(summary["disputes"].items(), key=lambda item: -len(item[1])):
         lines.append(f"| {place} | {len(watts)} | {np.median(watts):.0f} |")
-    head = "| kernel | measured W | forecast | counters | components | nearest | models differ most in |"
+    head = (
+        "| kernel | measured W | forecast | counters | components | nearest | models "
+        "differ most in |"
+    )
     lines += ["", head, "|---|---|---|---|---|---|---|"]
     for view in views:
         watts_of = " | ".join(f"{view.model_w[model]:.0f}" for model in MODELS)
         place = view.dispute[0]
         shown = ", ".join(f"{view.place_w[model].get(place, 0.0):.0f}" for model in MODELS)
         lines.append(
-            f"| {view.name} | {view.measured_w:.0f} | {watts_of} | {view.nearest} | {place}: {shown} W |"
+            f"| {view.name} | {view.measured_w:.0f} | {watts_of} | {view.nearest} | "
+            f"{place}: {shown} W |"
         )
     return "\n".join(lines) + "\n"
 
@@ -285,7 +292,9 @@ def _counter_parts(
     launches: measured_energies.CountedLaunches,
     gpu: str,
 ) -> list[dict[str, float]]:
-    """Return the watts of the counter model that ships, on the metrics of each operator's kernels."""
+    """Return the watts of the counter model that ships, on the metrics of each operator's
+    kernels.
+    """
     model = load_saved_model(Path(gpu)).model
     modules = _read_places("module")
     place_of = {name: modules.get(event.module, "base") for name, event in known_events().items()}

@@ -373,7 +373,9 @@ def shipped_bundle(gpu: str) -> Bundle | None:
 
 
 def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
-    """Make a bundle without learned factors from the plain mappings that ``bundle_to_plain`` gives."""
+    """Make a bundle without learned factors from the plain mappings that ``bundle_to_plain``
+    gives.
+    """
     return _make_bundle(convert_plain(plain, _BundleFile, where), where, None)
 
 
@@ -504,7 +506,9 @@ def _write_reference(reference: ReferenceChip) -> _ReferenceFile:
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:
-    """Save a bundle as JSON and its arrays beside it, each replaced only when the new one is whole."""
+    """Save a bundle as JSON and its arrays beside it, each replaced only when the new one is
+    whole.
+    """
     from wattcast.core.whole_files import write_whole  # predictions only read
 
     if bundle.learned is not None:

@@ -108,7 +108,9 @@ class VoltageRule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
-    """The rule by which a bundle is carried over to a GPU without measurements (``forecast.yaml``)."""
+    """The rule by which a bundle is carried over to a GPU without measurements
+    (``forecast.yaml``).
+    """
 
     source: str
     date: str
@@ -133,7 +135,9 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     missing: dict[str, str]
 
     def architecture(self, name: str) -> ArchitectureRule:
-        """Return what an architecture inherits; one that the rule does not name gets the default."""
+        """Return what an architecture inherits; one that the rule does not name gets the
+        default.
+        """
         return self.architectures.get(name, self.architectures["default"])
 
     def process(self, gpu: Gpu) -> ProcessRule:
@@ -475,7 +479,9 @@ def _carry_streaming(c: Correction, forecast: _Forecast) -> Correction:
 
 
 def _carry_clock_law(forecast: _Forecast) -> ClockLaw | None:
-    """Carry the parent's effective clock over: its whole law, or the share of tensor kernels alone."""
+    """Carry the parent's effective clock over: its whole law, or the share of tensor kernels
+    alone.
+    """
     law = forecast.parent.clock_law
     if law is None:
         return None
@@ -557,5 +563,7 @@ def _divide(value: object, by: object) -> float:
 
 
 def _take_scalar(value: object) -> float:
-    """Return the number of a field; a swept GPU has none, since energies belong to one real chip."""
+    """Return the number of a field; a swept GPU has none, since energies belong to one real
+    chip.
+    """
     return float(sweep_values(value))  # type: ignore[arg-type]

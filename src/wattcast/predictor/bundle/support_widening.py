@@ -188,7 +188,9 @@ class LearnedPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The time of a host over the one assumed: low and high ends of 90 % of runs that it holds up."""
+    """The time of a host over the one assumed: low and high ends of 90 % of runs that it holds
+    up.
+    """
 
     low: float
     high: float

@@ -551,7 +551,9 @@ class ModernBertDims:
 
 
 def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) -> None:
-    """Trace one pass over whole sequences; only the first layer has no norm before its attention."""
+    """Trace one pass over whole sequences; only the first layer has no norm before its
+    attention.
+    """
 
     def norm(x: Tensor) -> Tensor:
         return layers.layer_norm(run, x, bias=False)

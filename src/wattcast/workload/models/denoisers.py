@@ -133,7 +133,9 @@ def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, dep
 
 
 def _cross_attention(dims: UnetDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
-    """Attend with queries from ``x``, keys and values from ``source``; only the output has a bias."""
+    """Attend with queries from ``x``, keys and values from ``source``; only the output has a
+    bias.
+    """
     width = x.shape[-1]
     parts = (layers.project(run, t, width) for t in (x, source, source))
     head_dim = width // dims.heads if dims.heads else dims.head_dim
@@ -173,7 +175,9 @@ def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
         return x, time + label
 
     def layer(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
-        """Attend, then feed forward, each shifted and scaled before and gated after by the signal."""
+        """Attend, then feed forward, each shifted and scaled before and gated after by the
+        signal.
+        """
         parts = _split_signal(run, signal, 6)
         with tape.scope("attention"):
             fused = layers.project(

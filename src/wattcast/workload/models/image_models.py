@@ -217,7 +217,9 @@ class ClipDims:
 
 
 def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
-    """Trace as many texts as pictures, each through its tower, and the similarities of all pairs."""
+    """Trace as many texts as pictures, each through its tower, and the similarities of all
+    pairs.
+    """
     if dims.pooled and run.training:
         raise bad_value("phase", "forward: gradients of SigLIP's two towers are not known", "train")
     text = replace(run, length=dims.text_length, past=0)

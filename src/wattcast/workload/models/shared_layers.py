@@ -183,9 +183,9 @@ def rms_norm(
 ) -> Tensor:
     """Apply an RMS norm as Hugging Face writes it, in fp32.
 
-    It is a cast, square, mean, rsqrt, scale, cast back and the weight. Gemma multiplies by (1 + weight), in fp32, before it casts back. Engines run one fused kernel,
-    and so does PyTorch's own norm (``fused``). ``scales_input``: what is scaled is the input, not
-    its cast (T5)."""
+    It is a cast, square, mean, rsqrt, scale, cast back and the weight. Gemma multiplies by (1 +
+    weight), in fp32, before it casts back. Engines run one fused kernel, and so does PyTorch's own
+    norm (``fused``). ``scales_input``: what is scaled is the input, not its cast (T5)."""
     weight = x.tape.parameter(x.shape[-1], dtype=run.dtype)
     if run.served:
         return engine_layers.compile_rows(x, "rms_norm", x.shape[-1])

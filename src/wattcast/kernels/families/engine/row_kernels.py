@@ -209,7 +209,9 @@ def _route_tokens(op: Route) -> _Grid:
 
 
 def _align_tokens(op: AlignTokens) -> _Grid:
-    """Return the grid of sorting choices by expert: one block sorts, another writes what it found."""
+    """Return the grid of sorting choices by expert: one block sorts, another writes what it
+    found.
+    """
     is_small = op.elements < _FEW_CHOICES and op.experts <= 64
     if is_small:
         return _Grid(1.0, op.elements / max(op.experts, 32.0), 0.0)
@@ -217,7 +219,9 @@ def _align_tokens(op: AlignTokens) -> _Grid:
 
 
 def _walk_rows(op: RowKernel, form: _RowForm, sm_count: float, missing: float) -> _Grid:
-    """Return the grid of a kernel whose threads walk over rows, by its line of ``row_costs.csv``."""
+    """Return the grid of a kernel whose threads walk over rows, by its line of
+    ``row_costs.csv``.
+    """
     cost = _row_costs()[form.name]
     units = float(op.rows)
     most_threads = cost.threads

@@ -5,8 +5,8 @@ The delta rule alone was measured, in whole steps and by the times of its kernel
 A prompt's scan is cut as the Triton code of mamba-ssm and flash-linear-attention cuts it: five
 kernels (decay, states of the chunks, states passed along, scores, outputs), six by the delta rule.
 States of chunks pass in fp32. By the delta rule a chunk's state needs that of the chunk before, so
-that the chunks of a sequence follow one another. Mamba's first rule is one kernel, with a block for each channel of
-each sequence.
+that the chunks of a sequence follow one another. Mamba's first rule is one kernel, with a block for
+each channel of each sequence.
 """
 
 from __future__ import annotations

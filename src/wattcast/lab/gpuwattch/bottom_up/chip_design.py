@@ -578,7 +578,8 @@ class BuiltChip:
         design = self.design
         return (
             f"{BOTTOM_UP_METHOD}; {design.name}, F = {design.feature_nm:g} nm {tech.device.value}, "
-            f"{tech.voltage_v:.4g} V, {tech.temperature_k:g} K, {tech.projection.value} wires; devices: {tech.source}"
+            f"{tech.voltage_v:.4g} V, {tech.temperature_k:g} K, {tech.projection.value} "
+            f"wires; devices: {tech.source}"
         )
 
     @property

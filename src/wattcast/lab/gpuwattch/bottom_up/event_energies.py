@@ -251,7 +251,9 @@ def build_architecture_chip(
     clock_hz: float | None = None,
     **fields: Any,
 ) -> chip_design.BuiltChip:
-    """Build the chip of an architecture; ``fields`` that are not None replace those of its design."""
+    """Build the chip of an architecture; ``fields`` that are not None replace those of its
+    design.
+    """
     design = chip_design.design_from_architecture(architecture, sm_count)
     replacements = {
         name: value

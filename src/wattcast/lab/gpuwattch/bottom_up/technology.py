@@ -416,8 +416,8 @@ def _plain_name(text: str) -> str:
 def explain_feature(feature_nm: float) -> str:
     """Say which process a feature size is not, where it is the number in a process's name.
 
-    >>> explain_feature(12.0)
-    '12 nm is taken as the feature size, not as TSMC 12 nm FFN, whose cell makes it 21.9 nm: name the process if it was meant'
+    >>> explain_feature(12.0).partition(",")[0]
+    '12 nm is taken as the feature size'
     >>> explain_feature(45.0)
     ''
     """
@@ -428,7 +428,8 @@ def explain_feature(feature_nm: float) -> str:
         size_nm = find_process(row["process"])[0]
         if abs(size_nm / feature_nm - 1.0) > _SAME_FEATURE:
             return (
-                f"{feature_nm:g} nm is taken as the feature size, not as {row['process']}, whose cell "
+                f"{feature_nm:g} nm is taken as the feature size, not as {row['process']}, "
+                "whose cell "
                 f"makes it {size_nm:g} nm: name the process if it was meant"
             )
     return ""

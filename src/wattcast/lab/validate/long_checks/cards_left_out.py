@@ -195,7 +195,9 @@ def own_ends(
 
 @dataclass(frozen=True)
 class Counted:
-    """Rows of cards left out against intervals made without them; each ``(row,)`` of the database."""
+    """Rows of cards left out against intervals made without them; each ``(row,)`` of the
+    database.
+    """
 
     quantity: str
     of_class: npt.NDArray[np.str_]  # one of ``CLASSES``; empty: not counted

@@ -243,7 +243,9 @@ def _scaled(rows: KernelRows, base: Setting, truth: Bundle) -> KernelRows:
 
 
 def compared(some: Setting, count: int, seed: int) -> dict[str, Array]:
-    """Latency and power error in percent of the three ways, from ``count`` of the card's own rows."""
+    """Latency and power error in percent of the three ways, from ``count`` of the card's own
+    rows.
+    """
     card_rows = some.card_rows.select_rows(drawn(some.card_rows, count, seed))
     moved = move_forecast(card_rows, some.gpu, some.parent, some.idle).bundle
     alone = fit_kernel_rows(card_rows, some.gpu, fit_idle_curve(some.idle, some.gpu))

@@ -311,7 +311,8 @@ def _one(
     for share in SHARES if order == 0 else SHARES[:-1]:
         train = (fold != k) & (place < share)
         tell(
-            f"learning: fold {k + 1} of {FOLDS}, order {order + 1} of {ORDERS}, {int(train.sum())} rows"
+            f"learning: fold {k + 1} of {FOLDS}, order {order + 1} of {ORDERS}, "
+            f"{int(train.sum())} rows"
         )
         predicted = predict(rows.select_rows(train), rows.select_rows(test))
         quantity_errors = {
@@ -426,7 +427,10 @@ def draw_learning_curves(curves: Sequence[Curve], gpu: str) -> Figure:
     figure.legend(handles, labels, frameon=False, ncols=len(labels), loc="outside upper right")
     bundle = shipped_bundle(gpu)
     origin = f", {bundle.provenance.device}" if bundle else ""
-    note = "nested subsets of the training folds, the same held-out rows; bars at twice the rows: 90 % interval"
+    note = (
+        "nested subsets of the training folds, the same held-out rows; bars at twice "
+        "the rows: 90 % interval"
+    )
     return add_caption(figure, f"{gpu}{origin}: {note}")
 
 

@@ -15,7 +15,9 @@ from wattcast.lab.validate.ledger import load_or_make_rows
 
 
 def run_study(section: str, make: Callable[[str, Tell], list[LedgerRow]]) -> None:
-    """Run a study from the command line: make its rows, keep them for the ledger, and print them."""
+    """Run a study from the command line: make its rows, keep them for the ledger, and print
+    them.
+    """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--gpu", default="h200", help="a GPU whose database ships")
     parser.add_argument("--again", action="store_true", help="even where results were kept")

@@ -167,7 +167,8 @@ def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
             for start in STARTS:
                 for draw in range(DRAWS):
                     tell(
-                        f"suggest: fold {fold + 1} held out, from {start} rows, draw {draw + 1} of {DRAWS}"
+                        f"suggest: fold {fold + 1} held out, from {start} rows, draw "
+                        f"{draw + 1} of {DRAWS}"
                     )
                     for (total, way), error in trial(pool, start, draw).items():
                         errors.setdefault((start, total, way), []).append(error)

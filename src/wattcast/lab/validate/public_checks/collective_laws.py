@@ -1,8 +1,8 @@
 """Fit the laws of collectives to the fitted half of public NCCL tables and print them as YAML.
 
-Run: python -m wattcast.lab.validate.public_checks.collective_laws ../shared/reference/aiconfigurator
-Figure of the held-out rows: python -m wattcast.lab.validate.public_checks.collective_laws
-../shared/reference/aiconfigurator docs/images
+Run: python -m wattcast.lab.validate.public_checks.collective_laws
+../shared/reference/aiconfigurator Figure of the held-out rows: python -m
+wattcast.lab.validate.public_checks.collective_laws ../shared/reference/aiconfigurator docs/images
 
 Rows whose hash is odd are left out here (``public_checks/collective_checks.py``): they judge. Least
 squares in logs with a soft loss; the library's choice of the fastest protocol is softened, and
@@ -171,7 +171,8 @@ def draw_held_out(folder: Path) -> Figure:
     panels.flat[0].legend()
     return add_caption(
         figure,
-        "NCCL 2.27 and 2.29, aiconfigurator at 095f58a, fp16, out of place; dots: held out of the fit",
+        "NCCL 2.27 and 2.29, aiconfigurator at 095f58a, fp16, out of place; dots: held out "
+        "of the fit",
     )
 
 

@@ -259,7 +259,8 @@ def load_table_sets(reference: Path) -> tuple[KernelSet, ...]:
         )
         table = table.select_rows(judged)
         names = [
-            f"{name} {engine} {_table_of(describe_work(op))}{'' if kind == 'burst' else ', sustained'}"
+            f"{name} {engine} "
+            f"{_table_of(describe_work(op))}{'' if kind == 'burst' else ', sustained'}"
             for engine, op, kind in zip(table.engine, table.rows.ops, table.rows.kind, strict=True)
         ]
         for label in dict.fromkeys(names):
@@ -723,7 +724,9 @@ def _collect_group_rows(
 def _half_widths_of_groups(
     groups: npt.NDArray[np.str_], chips: npt.NDArray[np.str_], ratio: Array
 ) -> dict[str, tuple[float, int, int]]:
-    """Return half-width, rows and chips of each group with enough rows, every chip counting alike."""
+    """Return half-width, rows and chips of each group with enough rows, every chip counting
+    alike.
+    """
     kinds = set(groups.tolist())
     members: dict[str, set[str]] = {}
     for group in kinds:

@@ -2,7 +2,8 @@
 ``predictor/bundle/distances.yaml``.
 
     python -m wattcast.lab.validate.public_checks.learn_distances            # print what is learned
-    python -m wattcast.lab.validate.public_checks.learn_distances --write    # and write it into the package
+    python -m wattcast.lab.validate.public_checks.learn_distances --write    # and write it into the
+    package
 
 It needs the public reference data (``WATTCAST_REFERENCE``, or ``../shared/reference``). Every
 number is learned from rows that have the distance: whole GPUs left out for forecasts, the lower
@@ -217,7 +218,10 @@ def learn_engine_host(gpu: str) -> distances.HostSpread:
     ratios, hosts = list_host_ratios(load_engine_records(gpu))
     weight = np.array([1.0 / hosts.count(name) for name in hosts])
     low, high = (weighted_quantile(np.array(ratios), weight, level) for level in (0.05, 0.95))
-    source = f"host times of {len(ratios)} repeated steps with prompts over the law; {len(set(hosts))} hosts"
+    source = (
+        f"host times of {len(ratios)} repeated steps with prompts over the law; "
+        f"{len(set(hosts))} hosts"
+    )
     return distances.HostSpread(round(low, 2), round(high, 2), len(ratios), source)
 
 
@@ -327,7 +331,8 @@ def learn_clock(reference: Path, sets: Iterable[coverage.ModelSet]) -> dict[str,
         "latency": round(max(slopes["latency"].values()), 3),
         "power": round(max(slopes["power"].values()), 3),
         "rows": rows,
-        "source": f"runs below the clocks that were fitted or compared, latency / power an octave: {description}",
+        "source": "runs below the clocks that were fitted or compared, latency / power an "
+        f"octave: {description}",
     }
 
 
@@ -345,7 +350,8 @@ def learn_limit(reference: Path) -> dict[str, Any]:
             for quantity, values in off.items()
         },
         "rows": len(epochs),
-        "source": "Zeus, training epochs on V100, A40, RTX 6000 and P100 predicted from the highest limit",
+        "source": "Zeus, training epochs on V100, A40, RTX 6000 and P100 predicted from the "
+        "highest limit",
     }
 
 
@@ -401,7 +407,8 @@ def learn(reference: Path) -> str:
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
         forecast=coverage.learn_forecast_ends(kernels, models),
         engines=coverage.learn_engine_ends(kernels),
-        forecast_source="kernel tables of A100, B200 and L40S, whole models of A100 and A10, against their forecasts",
+        forecast_source="kernel tables of A100, B200 and L40S, whole models of A100 and A10, "
+        "against their forecasts",
     )
     path = Path(distances.__file__).with_name("distances.yaml")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -419,7 +426,10 @@ def _learn_both_together(
     layers = coverage.load_layer_set("h200")
     time, time_rows = learn_together([layers, captured], "latency", capped.latency)
     power, power_rows = learn_together([captured], "power")
-    source = f"latency of {time_rows} layers and whole models, power of {power_rows} whole models, on the H200"
+    source = (
+        f"latency of {time_rows} layers and whole models, power of {power_rows} whole "
+        "models, on the H200"
+    )
     return distances.LearnedPair(time, power, time_rows + power_rows, source)
 
 

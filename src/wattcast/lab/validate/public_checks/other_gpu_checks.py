@@ -58,7 +58,9 @@ from wattcast.workload.operator_base import Operator
 
 @dataclass(frozen=True)
 class RooflineTerms:
-    """Rows in the terms of a trivial floor: operators, and seconds by roofline, compute and memory."""
+    """Rows in the terms of a trivial floor: operators, and seconds by roofline, compute and
+    memory.
+    """
 
     ops: Array
     roof_s: Array

@@ -1,9 +1,10 @@
 """Judge served language models on B200s by the ML.ENERGY Leaderboard: watts, joules a token, and
 time between tokens.
 
-Rows are asked as ``lab/fit/served_steps.py`` says. Models that are evidence for the card's energies are told apart from those that judge.
-Run: ``python -m wattcast.lab.validate.public_checks.served_watts --reference FOLDER``, or
-``wattcast lab validate --ablations`` (WATTCAST_REFERENCE names the measurements).
+Rows are asked as ``lab/fit/served_steps.py`` says. Models that are evidence for the card's energies
+are told apart from those that judge. Run: ``python -m
+wattcast.lab.validate.public_checks.served_watts --reference FOLDER``, or ``wattcast lab validate
+--ablations`` (WATTCAST_REFERENCE names the measurements).
 """
 
 from __future__ import annotations
