@@ -18,7 +18,6 @@ class PlanCoefficients:
     ended_share: float  # of a crowd of requests, after which steps are emptier
     idle_share: float  # of what one replica serves, below which nothing is the limit
     steady_ends: int  # requests that must end in a window for a steady state
-    growth_least: int  # requests that pile up at least in a queue that grows
     growth_share: float  # of the arrivals in the window that must pile up
     growth_deviations: float  # standard deviations of Poisson arrivals that must be exceeded
 

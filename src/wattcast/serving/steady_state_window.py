@@ -91,7 +91,7 @@ def _has_growing_queue(before: int, after: int, arrived: int) -> bool:
     False
     """
     chance = PLAN.growth_deviations * math.sqrt(max(before + after, 1))
-    return after - before > max(PLAN.growth_least, chance, PLAN.growth_share * arrived)
+    return after - before > max(chance, PLAN.growth_share * arrived)
 
 
 def _count_tokens(result: ServingResult, moments_s: Array) -> Array:

@@ -1,0 +1,104 @@
+"""What single coefficients of plans and steady states mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from wattcast.core.arrays import Array
+from wattcast.serving import plan_search
+from wattcast.serving.plan_options import AloneTimes
+from wattcast.serving.plan_search import ServingPlan
+from wattcast.serving.steady_state_window import SteadyState, find_steady_state
+
+BEGIN_S = 100.0  # the first request ends
+END_S = 200.0  # the last request arrives
+
+
+@dataclass
+class MadeRun:
+    """A run with so many requests in the engine at both ends of its steady state."""
+
+    before: int
+    after: int
+    arrived: int
+
+    @property
+    def trace(self) -> Any:
+        earlier_s = np.linspace(0.0, 50.0, 1 + self.before)
+        later_s = np.linspace(BEGIN_S + 1.0, END_S, self.arrived)
+        arrival_s = np.concatenate([earlier_s, later_s])
+        return SimpleNamespace(arrival_s=arrival_s, output_tokens=np.ones(len(arrival_s)))
+
+    @property
+    def last_token_s(self) -> Array:
+        ends = self.before + self.arrived - self.after  # inside of the window
+        ended_s = np.linspace(END_S - 1.0, END_S - 0.5, ends)
+        return np.concatenate([[BEGIN_S], ended_s, np.full(self.after, 2.0 * END_S)])
+
+    @property
+    def first_token_s(self) -> Array:
+        return self.last_token_s
+
+    def energy_until(self, moment_s: Array) -> Array:
+        return 100.0 * moment_s
+
+
+def find_state(before: int, after: int, arrived: int) -> SteadyState | None:
+    return find_steady_state(cast(Any, MadeRun(before, after, arrived)))
+
+
+@pytest.mark.parametrize(("ended", "is_named"), [(4, False), (5, True), (6, True)])
+def test_a_rate_needs_five_requests_that_end(ended: int, is_named: bool) -> None:
+    assert (find_state(0, 0, ended) is not None) is is_named
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "arrived", "grows"),
+    [
+        (30, 45, 100, False),  # 15 more, where the counts scatter by sqrt(75), 8.7
+        (30, 49, 100, True),  # 19 more, where they scatter by 8.9
+        (0, 8, 150, True),  # more than a twentieth of the arrivals
+        (0, 8, 170, False),
+    ],
+)
+def test_a_queue_grows_by_two_deviations_and_a_twentieth_of_the_arrivals(
+    before: int, after: int, arrived: int, grows: bool
+) -> None:
+    state = find_state(before, after, arrived)
+    assert state is not None
+    assert state.in_engine == (before, after)
+    assert state.queue_grows is grows
+
+
+@pytest.mark.parametrize(("seconds", "is_impossible"), [(0.97, False), (0.93, True)])
+def test_a_bound_a_twentieth_below_a_lone_request_is_impossible(
+    seconds: float, is_impossible: bool
+) -> None:
+    """Steps between tabulated sizes are less than 5 % below the prediction of a lone request."""
+    bound = SimpleNamespace(quantity="ttft", seconds=seconds)
+    times = SimpleNamespace(least_s=lambda clock_hz: (1.0, 0.1))
+    alone = AloneTimes(cast(Any, ((bound, 1000, times),)))
+    assert (alone.explain_delay(1e9) is not None) is is_impossible
+
+
+@pytest.mark.parametrize(("rate_per_s", "is_more"), [(2.7, True), (3.3, False)])
+def test_a_replica_that_is_used_to_three_tenths_is_more_than_enough(
+    monkeypatch: pytest.MonkeyPatch, rate_per_s: float, is_more: bool
+) -> None:
+    monkeypatch.setattr(plan_search, "find_ceiling", lambda *arguments: (10.0, "ttft"))
+    option = SimpleNamespace(most_per_s=20.0)
+    demand = SimpleNamespace(rate_per_s=rate_per_s)
+    plan = ServingPlan(
+        option=cast(Any, option),
+        replicas=1,
+        held_per_s=rate_per_s,
+        result=cast(Any, None),
+        demand=cast(Any, demand),
+        peak_batch=8,
+    )
+    assert ("more than enough" in plan.binds) is is_more
