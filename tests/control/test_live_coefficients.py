@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_live_control import FakeCard, Seen
 
 from wattcast.control.clock_forecast import ClockCurves, estimate_card_behaviour, list_core_clocks
 from wattcast.control.live_control import control_plant
@@ -20,62 +21,37 @@ from wattcast.control.savings import ReferencePairs
 from wattcast.control.search_problem import Goal, Objective
 from wattcast.control.watch_card import advise_clock
 from wattcast.hardware import load_gpu
-from wattcast.measure.device_control import NvmlReading
 
 CORE_HZ = tuple(60e6 * step for step in range(10, 34))  # 600 MHz to 1.98 GHz
 
 
-@dataclass(frozen=True)
-class PlainReading(NvmlReading):
-    """What a card says of itself that runs a program which reports nothing."""
-
-    memory_hz: float = 3.2e9
-    busy: float = 1.0
-    memory_busy: float = 0.9
-
-
 @dataclass
-class PlainCard:
+class PlainCard(FakeCard):
     """A card at 300 W whose clock stands still until somebody waits."""
 
     memory_busy: float = 0.9
     issue_share: float = math.nan
-    is_frozen: bool = False
-    count: int = 1
-    now_s: float = 0.0
     applied_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
 
-    def limits_w(self) -> tuple[float, float, float] | None:
-        return 700.0, 200.0, 700.0
+    def power(self) -> float:
+        return 300.0
 
-    def read(self) -> PlainReading:
+    def read(self) -> Seen:
         self.read_s.append(self.now_s)
-        energy_j = 0.0 if self.is_frozen else 300.0 * self.now_s
         work_per_s = self.issue_share * CORE_HZ[-1]
-        return PlainReading(
+        return Seen(
             self.now_s,
-            energy_j,
+            self.energy_j,
             300.0,
             CORE_HZ[-1],
             work_per_s=work_per_s,
             memory_busy=self.memory_busy,
         )
 
-    def read_each(self) -> tuple[PlainReading, ...]:
-        return (self.read(),)
-
-    def beat(self) -> None:
-        pass
-
     def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
+        super().apply(core_hz, memory_hz, limit_w)
         self.applied_s.append(self.now_s)
-
-    def give_back(self) -> None:
-        pass
-
-    def pass_time(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class SteadyProgress(ProgressFile):
@@ -98,7 +74,7 @@ def make_plant(
     lattice = build_card_lattice(CORE_HZ, (3.2e9,))
     progress = SteadyProgress(card) if reports else None
     return LivePlant(
-        card,  # type: ignore[arg-type]
+        card,
         lattice,
         period_s,
         lambda: card.now_s < until_s,
@@ -115,7 +91,7 @@ def make_plant(
 def test_a_card_works_whose_memory_or_pipes_are_busy_half_of_the_time(
     memory_busy: float, issue_share: float, is_busy: bool
 ) -> None:
-    plant = make_plant(PlainCard(memory_busy, issue_share), reports=False)
+    plant = make_plant(PlainCard(memory_busy=memory_busy, issue_share=issue_share), reports=False)
     plant.run(plant.default)
     assert plant.saturated is is_busy
 
@@ -147,7 +123,7 @@ def test_a_counter_that_stands_still_is_waited_for_three_steps_or_a_third_of_a_p
     period_s: float, waited_s: float
 ) -> None:
     """Counters of an H200 step every 100 ms. The last wait comes after the end of the period."""
-    card = PlainCard(is_frozen=True)
+    card = PlainCard(frozen=True)
     plant = make_plant(card, period_s)
     plant.run(plant.default)
     assert card.now_s - period_s == pytest.approx(waited_s, abs=0.02)
