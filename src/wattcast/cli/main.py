@@ -62,6 +62,7 @@ LAB = {
     "tune": "microbench_commands",
     "microbench": "microbench_commands",
     "multimedia": "microbench_commands",
+    "kernel": "kernel_commands",
     "kernels": "campaign_commands",
     "counters": "campaign_commands",
     "estimate": "campaign_commands",

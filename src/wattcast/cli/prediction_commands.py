@@ -20,6 +20,8 @@ from wattcast.options.setting_options import COMPARE, PREDICT, REPORT
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from wattcast.predictor.prediction import Prediction
+
 
 def _gpu_names(incomplete: str) -> list[str]:
     from wattcast.hardware.catalogue_reader import gpu_names, list_boards
@@ -46,6 +48,9 @@ class PredictionFigure:
     details: Annotated[bool, Option("Print everything.")] = False
     plot: Annotated[Path | None, PLOT_FILE] = None
     figure: Annotated[str, Option("breakdown|timeline|roofline|clocks")] = "breakdown"
+    kernel: Annotated[
+        int | None, Option("Look into the N-th operator of `ops`: tile, waves, bytes, phases.")
+    ] = None
 
 
 @command("predict", PREDICT)
@@ -74,7 +79,11 @@ def predict(
     kinds = [name.strip() for name in gpu.split(",")]
     if len(kinds) > 1 and (shown.plot or series.power_out):
         raise bad_value("--gpu", "one kind of GPU beside --plot or --power-out", gpu)
+    if shown.kernel is not None and len(workloads) * len(kinds) != 1:
+        raise bad_value("--kernel", "one workload on one kind of GPU", f"{workloads} on {gpu}")
     predictions = api.predict_many(workloads, kinds, **options)
+    if shown.kernel is not None:
+        return _show_kernel(env, predictions[0], shown)
     if series.power_out is not None:
         from wattcast.timeseries.series_files import write_as_asked
         from wattcast.timeseries.step_power import trace_prediction
@@ -99,6 +108,26 @@ def predict(
         print_predictions(console, predictions, shown.details)
 
     return CommandOutput(make_plain, print_text)
+
+
+def _show_kernel(
+    env: Environment, prediction: Prediction, shown: PredictionFigure
+) -> CommandOutput:
+    """Return what is inside one kernel of a prediction, and draw its life where a figure is asked
+    for.
+    """
+    from wattcast.report.kernel_report import (
+        draw_kernel,
+        kernel_to_plain,
+        print_kernel,
+        view_numbered_kernel,
+    )
+
+    assert shown.kernel is not None, "a kernel is asked for"
+    view = view_numbered_kernel(prediction, shown.kernel)
+    if shown.plot is not None:
+        env.save_plot(draw_kernel(view), shown.plot)
+    return CommandOutput.of(view, kernel_to_plain, print_kernel)
 
 
 @command("compare", COMPARE, PLOT)

@@ -25,7 +25,7 @@ from wattcast.kernels.families.product_tiles import (
     tile_columns,
 )
 from wattcast.kernels.kernel_choice import TF32_CODE, ProductSizes, pick_kernels
-from wattcast.kernels.kernel_labels import TILES, KernelLabel
+from wattcast.kernels.kernel_labels import KERNEL_KINDS, TILES, KernelLabel
 from wattcast.kernels.kernel_picks import KernelPicks, blend_families
 from wattcast.kernels.kernel_table import (
     Columns,
@@ -33,6 +33,7 @@ from wattcast.kernels.kernel_table import (
     FamilyColumns,
     LibraryStyle,
     ReferenceChip,
+    RunCondition,
     resident_share,
 )
 from wattcast.workload.operator_base import Operator, index_words
@@ -184,6 +185,28 @@ def _pick_kernels(
         lambda: _choose_fastest(ops, shapes, rate, reference),
         reference.sm_count,
     )
+
+
+def pick_products(
+    op: Operator, condition: RunCondition, rate: float, reference: ReferenceChip
+) -> list[tuple[KernelLabel, float]]:
+    """Return the kernels that one product may run and how likely each is, the likeliest first.
+
+    ``rate`` is the arithmetic of an SM per cycle on the product's pipe.
+    """
+    conditions = ConditionColumns.from_conditions([condition])
+    shapes = collect_shapes([op])
+    columns = _describe_shapes(conditions, shapes)
+    picks = _pick_kernels([op], conditions, shapes, columns, np.array([rate]), reference)
+    likely = []
+    for place in np.argsort(-picks.share[0], kind="stable").tolist():
+        share = float(picks.share[0, place])
+        if share > 0:
+            kind = KERNEL_KINDS[int(picks.kind[0, place])]
+            sides = int(picks.tile_n[0, place]), int(picks.tile_m[0, place])
+            label = KernelLabel(kind, *sides, split=bool(picks.split[0, place] != 1.0))
+            likely.append((label, share))
+    return likely
 
 
 def _choose_fastest(

@@ -18,17 +18,20 @@ from typing import NamedTuple
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
+from wattcast.kernels.families.product_shapes import ProductShapes
 from wattcast.kernels.kernel_choice import STEP_K, ProductSizes
 from wattcast.kernels.kernel_labels import (
+    NOT_RUN,
     SIMT_KIND,
     STANDARD_SIDE,
     TILES,
     VECTOR_KIND,
+    KernelLabel,
     TileConstants,
     feed_share,
     kind_columns,
 )
-from wattcast.kernels.kernel_picks import KernelPicks
+from wattcast.kernels.kernel_picks import KernelPicks, picks_of_labels
 from wattcast.kernels.kernel_table import Columns, LibraryStyle, ReferenceChip, wave_fill
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
@@ -202,6 +205,27 @@ def _average_picks(tiled: _TileColumns, picks: KernelPicks) -> Columns:
     mean = np.exp((np.log(table) * picks.share).sum(axis=-1))
     columns = np.where(picks.sure, table[..., 0], mean)
     return dict(zip(tiled._fields, columns, strict=True))
+
+
+def count_label(
+    shapes: ProductShapes, label: KernelLabel, rate: float, reference: ReferenceChip
+) -> dict[str, float]:
+    """Return what one product does as tiles of a kernel: units, steps, loads, bytes of a stage."""
+    picks = picks_of_labels({0: label}, [NOT_RUN])
+    least_feed = 1.0 if reference.style is LibraryStyle.AMPERE else 0.0
+    columns = tile_columns(
+        shapes.sizes,
+        shapes.width,
+        shapes.out_width,
+        np.array([rate]),
+        picks,
+        reference,
+        least_feed,
+    )
+    numbers = {name: float(values[0]) for name, values in columns.items()}
+    step_byte = float(TileConstants(*picks.constants).step_byte[0, 0])
+    numbers["stage_byte"] = (label.tile_n + label.tile_m) * step_byte
+    return numbers
 
 
 class LibraryRules(NamedTuple):
