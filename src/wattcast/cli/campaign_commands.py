@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
-from wattcast.cli.command_builder import command, declare_verb
+from wattcast.cli.command_builder import PLOT, command, declare_verb
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.core.errors import ExitCode, bad_value
 from wattcast.core.option_declaration import Option
@@ -20,8 +20,72 @@ from wattcast.core.units import parse, show
 from wattcast.lab.campaigns import campaign_verbs
 from wattcast.report.text_tables import new_table
 
+if TYPE_CHECKING:
+    from wattcast.lab.counter_models.apply_model import AppliedModel
 
-@command("lab estimate")
+
+@command("lab apply", PLOT)
+def apply(
+    source: Annotated[
+        Path, Option("Counters: a CSV or Parquet table, a DCGM log, ncu's export.", positional=True)
+    ],
+    model: Annotated[Path, Option("Power model of `lab fit counters --out`, or h200 or tegra-k1.")],
+    form: Annotated[
+        str, Option("table (with --columns)|dcgm|ncu.", choices=("table", "dcgm", "ncu"))
+    ] = "table",
+    columns: Annotated[
+        Path | None,
+        Option("YAML map of a table's columns, or the name of one that ships, such as h200."),
+    ] = None,
+    memory_clock: Annotated[
+        str | None, Option("With --form ncu, where the model needs it.")
+    ] = None,
+    gpu: Annotated[
+        str | None, Option("With --form ncu: the device, for models that need its number of SMs.")
+    ] = None,
+) -> CommandOutput:
+    """Apply a saved counter model to counters of other work: watts of every row, beside measured
+    ones where the source has them.
+
+    Examples: wattcast lab fit counters dcgm.log --form dcgm --out mine.yaml; wattcast lab apply
+    tomorrow.log --model mine.yaml --form dcgm --plot watts.png
+    ... lab apply kernels.csv --model h200 --form ncu --memory-clock 3201MHz
+    """
+    from wattcast.lab.counter_models.apply_model import AppliedModel, apply_model, draw_applied
+    from wattcast.predictor.api import find_gpu
+
+    memory_hz = None if memory_clock is None else parse(memory_clock, "Hz", "--memory-clock")
+    sm_count = None if gpu is None else float(find_gpu(gpu).sm_count)
+    applied = apply_model(
+        model, source, form, columns=columns, memory_clock_hz=memory_hz, sm_count=sm_count
+    )
+    return CommandOutput.of(applied, AppliedModel.to_plain, _print_applied, draw_applied)
+
+
+_MOST_APPLIED_ROWS = 30
+
+
+def _print_applied(console: Console, applied: AppliedModel) -> None:
+    shown = min(len(applied.names), _MOST_APPLIED_ROWS)
+    table = new_table("row", "time", "power", "measured", title=applied.source, left=["row"])
+    for place in range(shown):
+        measured = "-"
+        if applied.measured_w is not None:
+            measured = show(float(applied.measured_w[place]), "W")
+        table.add_row(
+            applied.names[place][:60],
+            show(float(applied.duration_s[place]), "s"),
+            show(float(applied.predicted_w[place]), "W"),
+            measured,
+        )
+    console.print(table)
+    text = f"{len(applied.names)} rows, mean {show(applied.mean_w, 'W')}"
+    if applied.error_percent is not None:
+        text += f", {applied.error_percent:.1f} % off what was measured"
+    console.print(text)
+
+
+@command("lab estimate", PLOT)
 def estimate(
     launches: Annotated[
         Path,
@@ -63,6 +127,7 @@ def estimate(
     return CommandOutput(
         plain,
         f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}",
+        figures=lambda: {"figure": found.figure},
         exit_code=ExitCode.PARTIAL if found.is_lower_bound else ExitCode.OK,
     )
 

@@ -65,6 +65,7 @@ LAB = {
     "kernel": "kernel_commands",
     "kernels": "campaign_commands",
     "counters": "campaign_commands",
+    "apply": "campaign_commands",
     "estimate": "campaign_commands",
     "pack": "campaign_commands",
     "pack-engine": "campaign_commands",

@@ -130,12 +130,12 @@ class LaunchEstimate:
             f"({100 * off:+.1f} %)."
         )
 
-    def figure(self, run: MeasuredRun) -> Figure:
-        """Draw the parts stacked over time, with measured power as dots."""
+    def figure(self, run: MeasuredRun | None = None) -> Figure:
+        """Draw the parts stacked over time, with the measured power of a run as dots."""
         from wattcast.lab.counter_models.counter_figures import draw_launch_power
 
         dots = None
-        if self.origin_s is not None:
+        if run is not None and self.origin_s is not None:
             stepped = find_ticks(run.samples)
             middle_s = 0.5 * (stepped.time_s[:-1] + stepped.time_s[1:]) - self.origin_s
             inside = (middle_s >= 0.0) & (

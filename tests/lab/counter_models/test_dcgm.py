@@ -179,6 +179,10 @@ def test_gpu_metrics_of_nsys_give_watts_over_time(tmp_path: Path) -> None:
         2e-3
     )  # a sample stands for the time since the one before
     assert said["power_w"] == pytest.approx(100.0 + (150.0 + 60.0) / 2.0, rel=0.02)
+    picture = tmp_path / "watts.png"
+    code, _, err = estimate("--memory-clock", "3201MHz", "--plot", str(picture))
+    assert code == 0, err
+    assert picture.read_bytes().startswith(b"\x89PNG")
     code, _, err = estimate()
     assert (code, "--memory-clock" in err) == (2, True)
     write_nsys(path, [(1980.0, 50, 20, 20)] * 2, gpus=2)

@@ -341,20 +341,76 @@ class ColumnMap(msgspec.Struct, forbid_unknown_fields=True):
     awake: str = ""
 
 
+@dataclass(frozen=True)
+class CounterRates:
+    """Rows of counters that a model is applied to: any number of them, with watts or without."""
+
+    names: tuple[str, ...]
+    clock_hz: Array  # (row,)
+    memory_clock_hz: Array  # (row,)
+    duration_s: Array  # (row,), a second where the source does not say
+    occurrence: Array  # (row, predictor) per second; as it is for a mean
+    predictors: tuple[CounterPredictor, ...]
+    power_w: Array | None  # (row,)
+
+
+def read_counter_rates(path: Path, columns: Path) -> CounterRates:
+    """Read rows to apply a model to; the power column of the map may be missing from the table."""
+    frame = _read_frame(path)
+    column_map = read_column_map(columns)
+    if frame.height == 0:
+        raise bad_value(path.name, "rows", "none")
+    reader = _ColumnReader(frame, column_map, path.name)
+    work = reader.read_texts(column_map.benchmark)
+    clock_hz = reader.read_clock(column_map.clock, "clock")
+    occurrence = []
+    predictors = []
+    for name, event in column_map.events.items():
+        occurrence.append(reader.read_event(name, event, clock_hz, work))
+        predictors.append(_make_predictor(name, event))
+    power_w = None
+    if column_map.power.column in frame.columns:
+        power_w = reader.read_quantity(column_map.power, "W", "power")
+    duration_s = np.ones(frame.height)
+    if column_map.duration is not None:
+        duration_s = reader.read_duration_s(clock_hz, "all")
+    return CounterRates(
+        names=tuple(work),
+        clock_hz=clock_hz,
+        memory_clock_hz=reader.read_clock(column_map.memory_clock, "memory_clock"),
+        duration_s=duration_s,
+        occurrence=np.stack(occurrence, axis=1),
+        predictors=tuple(predictors),
+        power_w=power_w,
+    )
+
+
+def _make_predictor(name: str, event: _EventColumns) -> CounterPredictor:
+    rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
+    source = event.column if isinstance(event.column, str) else " + ".join(event.column)
+    return CounterPredictor(name, rail, event.family, source, event.full)
+
+
 def read_counter_table(path: Path, columns: Path) -> CounterTable:
     """Read the table at ``path``, CSV or Parquet, with the column map at ``columns``."""
-    pl = import_polars()
+    return build_counter_table(_read_frame(path), read_column_map(columns), path.name)
+
+
+def _read_frame(path: Path) -> pl.DataFrame:
+    polars = import_polars()
     data = read_bytes(path)
     try:
         is_parquet = path.suffix.lower() == ".parquet"
         with catch_panics():
-            frame = (
-                pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
-            )
-    except (pl.exceptions.PolarsError, OSError) as error:
+            frame: pl.DataFrame
+            if is_parquet:
+                frame = polars.read_parquet(data)
+            else:
+                frame = polars.read_csv(data, infer_schema_length=None)
+    except (polars.exceptions.PolarsError, OSError) as error:
         why = clip_text(str(error).splitlines()[0], 160)
         raise BadInput(f"{path.name}: not a readable CSV or Parquet table ({why}).") from None
-    return build_counter_table(frame, read_column_map(columns), path.name)
+    return frame
 
 
 def read_column_map(path: Path) -> ColumnMap:
@@ -379,11 +435,7 @@ def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> 
     occurrence = [
         reader.read_event(name, event, clock_hz, work) for name, event in columns.events.items()
     ]
-    predictors = []
-    for name, event in columns.events.items():
-        rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
-        source = event.column if isinstance(event.column, str) else " + ".join(event.column)
-        predictors.append(CounterPredictor(name, rail, event.family, source, event.full))
+    predictors = [_make_predictor(name, event) for name, event in columns.events.items()]
     names, benchmark = index_distinct(work)
     groups = list(names)
     if (group_column := columns.group) is not None:

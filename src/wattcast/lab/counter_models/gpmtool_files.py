@@ -26,7 +26,11 @@ from wattcast.core.arrays import Array, index_distinct
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import decode_text, read_bytes, read_number, read_shipped_table
 from wattcast.hardware import OperatingPoint
-from wattcast.lab.counter_models.counter_table import CounterPredictor, CounterTable
+from wattcast.lab.counter_models.counter_table import (
+    CounterPredictor,
+    CounterRates,
+    CounterTable,
+)
 from wattcast.lab.counter_models.launch_power import query_nsys
 from wattcast.lab.counter_models.rail_terms import ACTIVE_CYCLE
 from wattcast.measure.power_log_forms import read_dcgm_rounds
@@ -179,6 +183,78 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     )
 
 
+@dataclass(frozen=True)
+class _DcgmSamples:
+    """Samples of a log with a number in every column that is needed."""
+
+    gpus: tuple[str, ...]  # of each sample
+    rounds: tuple[int, ...]
+    body: Array  # (sample, column): watts where logged, both clocks, shares of time
+    units: tuple[dict[str, str], ...]
+    seen: int  # samples of the log
+    has_power: bool
+
+
+def _read_dcgm_samples(path: Path, *, needs_power: bool) -> _DcgmSamples:
+    known = read_shipped_table("wattcast.lab.counter_models", "map_dcgm.csv")
+    text = read_bytes(path).decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    rounds = read_dcgm_rounds(lines, {row["field"]: row["column"] for row in known})
+    seen = {column for each in rounds for values in each.values() for column in values}
+    units = [row for row in known if row["event"] and row["column"] in seen]
+    has_power = needs_power or "POWER" in seen
+    needed = ["SMCLK", "MMCLK", *(row["column"] for row in units)]
+    if has_power:
+        needed.insert(0, "POWER")
+    if not units or not seen.issuperset(needed):
+        how = "dcgmi dmon -e 155,100,101,1002,1004,1005"
+        wanted = f"columns POWER, SMCLK, MMCLK and units such as TENSO and DRAMA ({how})"
+        raise bad_value(path.name, wanted, ", ".join(sorted(seen)) or "none")
+    cells = []
+    for number, each in enumerate(rounds):
+        for gpu, values in each.items():
+            cells.append((gpu, number, [values.get(column, np.nan) for column in needed]))
+    kept = [cell for cell in cells if np.isfinite(cell[2]).all()]
+    if not kept:
+        raise bad_value(path.name, "a round with a number in every column", "none")
+    body = np.array([row for _, _, row in kept])
+    first_share = 3 if has_power else 2
+    _check_shares(body[:, first_share:], needed[first_share:], path.name)
+    gpus = tuple(gpu for gpu, _, _ in kept)
+    numbers = tuple(number for _, number, _ in kept)
+    return _DcgmSamples(gpus, numbers, body, tuple(units), len(cells), has_power)
+
+
+def read_dcgm_rates(path: Path) -> CounterRates:
+    """Read a log of ``dcgmi dmon`` as rows to apply a model to; it may lack the watts."""
+    samples = _read_dcgm_samples(path, needs_power=False)
+    body = samples.body
+    power_w = None
+    if samples.has_power:
+        power_w = body[:, 0]
+        body = body[:, 1:]
+    clock_hz = body[:, 0] * MHZ
+    memory_clock_hz = body[:, 1] * MHZ
+    clocks = [memory_clock_hz if row["rail"] == "memory" else clock_hz for row in samples.units]
+    names = [
+        f"{gpu}, round {number + 1}"
+        for gpu, number in zip(samples.gpus, samples.rounds, strict=True)
+    ]
+    return CounterRates(
+        names=tuple(names),
+        clock_hz=clock_hz,
+        memory_clock_hz=memory_clock_hz,
+        duration_s=np.ones(len(names)),
+        occurrence=body[:, 2:] * np.stack(clocks, axis=1),
+        predictors=_dcgm_predictors(samples.units),
+        power_w=power_w,
+    )
+
+
+def _dcgm_predictors(units: Sequence[Mapping[str, str]]) -> tuple[CounterPredictor, ...]:
+    return tuple(CounterPredictor(row["event"], row["rail"], "", row["column"]) for row in units)
+
+
 def read_dcgm_table(path: Path) -> CounterTable:
     """Read a log of ``dcgmi dmon`` or scrapes of its exporter: watts, clocks and how busy each unit
     was.
@@ -186,50 +262,30 @@ def read_dcgm_table(path: Path) -> CounterTable:
     A share of time times the unit's clock is its busy cycles a second. ``STRETCH`` rounds of a GPU
     are one benchmark, because neighbouring rounds resemble each other; a round without all of its
     columns is left out."""
-    known = read_shipped_table("wattcast.lab.counter_models", "map_dcgm.csv")
-    lines = [
-        line for line in read_bytes(path).decode("utf-8", "replace").splitlines() if line.strip()
-    ]
-    rounds = read_dcgm_rounds(lines, {row["field"]: row["column"] for row in known})
-    seen = {column for each in rounds for values in each.values() for column in values}
-    units = [row for row in known if row["event"] and row["column"] in seen]
-    needed = ["POWER", "SMCLK", "MMCLK", *(row["column"] for row in units)]
-    if not units or not seen.issuperset(needed):
-        how = "dcgmi dmon -e 155,100,101,1002,1004,1005"
-        wanted = f"columns POWER, SMCLK, MMCLK and units such as TENSO and DRAMA ({how})"
-        raise bad_value(path.name, wanted, ", ".join(sorted(seen)) or "none")
-    cells = [
-        (gpu, n // STRETCH, values) for n, each in enumerate(rounds) for gpu, values in each.items()
-    ]
-    kept = [(g, n, [v.get(c, np.nan) for c in needed]) for g, n, v in cells]
-    kept = [(g, n, row) for g, n, row in kept if np.isfinite(row).all()]
-    if not kept:
-        raise bad_value(path.name, "a round with a number in every column", "none")
-    body = np.array([row for _, _, row in kept])
-    _check_shares(body[:, 3:], needed[3:], path.name)
+    samples = _read_dcgm_samples(path, needs_power=True)
+    body = samples.body
     clock_hz = body[:, 1] * MHZ
     memory_clock_hz = body[:, 2] * MHZ
-    names, benchmark = index_distinct([f"{gpu}, rounds {n * STRETCH + 1} on" for gpu, n, _ in kept])
-    clocks = np.stack(
-        [memory_clock_hz if row["rail"] == "memory" else clock_hz for row in units], axis=1
-    )
+    stretches = [
+        f"{gpu}, rounds {number // STRETCH * STRETCH + 1} on"
+        for gpu, number in zip(samples.gpus, samples.rounds, strict=True)
+    ]
+    names, benchmark = index_distinct(stretches)
+    clocks = [memory_clock_hz if row["rail"] == "memory" else clock_hz for row in samples.units]
+    left_out = samples.seen - len(stretches)
     return CounterTable(
         name=path.name,
         power_w=body[:, 0],
         clock_hz=clock_hz,
         memory_clock_hz=memory_clock_hz,
-        occurrence=body[:, 3:] * clocks,
-        predictors=tuple(
-            CounterPredictor(row["event"], row["rail"], "", row["column"]) for row in units
-        ),
+        occurrence=body[:, 3:] * np.stack(clocks, axis=1),
+        predictors=_dcgm_predictors(samples.units),
         benchmark=benchmark,
         benchmark_names=tuple(names),
         group=np.arange(len(names)),
         group_names=tuple(names),
         default_hz=(float(clock_hz.max()), float(memory_clock_hz.max())),
-        notes=(
-            f"{len(cells) - len(kept)} of {len(cells)} samples lack a column and are left out.",
-        ),
+        notes=(f"{left_out} of {samples.seen} samples lack a column and are left out.",),
     )
 
 
