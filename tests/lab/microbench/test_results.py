@@ -102,6 +102,21 @@ def test_truths_hold_or_do_not(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["conflicts", "divergence", "coalescence"])
+def test_a_flat_curve_does_not_pass(folder: Path, name: str) -> None:
+    """A curve of equal times never falls, and once passed for one that rises."""
+    results = read_results(folder)
+    level_s = find_curve(results, name)[0].operation_s
+    flat = []
+    for r in results:
+        if r.operation_s and r.name in {point.name for point in find_curve(results, name)}:
+            r = replace(r, launch_s=r.launch_s * level_s / r.operation_s)
+        flat.append(r)
+    failed = [t.statement for t in check_truths(flat, H200) if not t.holds]
+    assert any(statement.startswith(name) for statement in failed)
+    assert any("1 times from end to end" in statement for statement in failed)
+
+
 def test_the_best_copy_counts_and_nothing_is_faster_than_dram(folder: Path) -> None:
     """An asynchronous copy once showed 6.5 TB/s: a third of what it should have fetched was not
     fetched.
