@@ -98,7 +98,7 @@ def designs(
     env: Environment,
     workload: Annotated[str, WORKLOAD],
     gpu: Annotated[str, GPU],
-    vary: Annotated[list[str], Option("FIELD=LOW:HIGH:STEP, FIELD=A,B,C; may be repeated.")],
+    vary: Annotated[list[str], Option("FIELD=LOW:HIGH:STEP, FIELD=A,B,C.")],
     output: DesignOutput,
     running: DesignRun,
     **options: Any,

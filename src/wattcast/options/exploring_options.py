@@ -38,7 +38,7 @@ class DesignSample:
     seed: Annotated[int, Option("Of random and Sobol samples.", panel=_SAMPLE_PANEL)] = 0
     hold: Annotated[
         str | None,
-        Option("area: SMs give way so that the die stays as large; power: what the base draws."),
+        Option("area|power: as the base has it."),
     ] = None
 
 
