@@ -6,6 +6,7 @@ why, and the test checks that sentence and a bound on the difference.
 
 from __future__ import annotations
 
+import csv
 import html
 import json
 import random
@@ -61,7 +62,15 @@ def draw_cases(count: int) -> list[dict[str, Any]]:
     return cases
 
 
-CASES = draw_cases(12)
+_SERVED = {"model": "llama3-8b", "gpu": "h200", "seq": 512}
+# Options of engines, which every command has to pass on.
+ENGINE_CASES: list[dict[str, Any]] = [
+    _SERVED | {"phase": "decode", "batch": 16, "sampling": "top-p"},
+    _SERVED | {"phase": "decode", "batch": 8, "lora": 16, "adapters": 4},
+    _SERVED | {"phase": "generate", "batch": 4, "tokens": 8, "kv_dtype": "fp8"},
+    _SERVED | {"phase": "prefill", "batch": 2, "quantization": "awq", "sampling": "top-k-top-p"},
+]
+CASES = [*draw_cases(12), *ENGINE_CASES]
 CASE_NAMES = [f"{i}-{case['model']}-{case['gpu']}-{case['phase']}" for i, case in enumerate(CASES)]
 
 
@@ -176,6 +185,21 @@ def test_a_report_says_what_predict_says(case: dict[str, Any], call: Any, tmp_pa
         assert line.remark in text, line.label
 
 
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_python_and_the_command_line_predict_an_engine_alike(engine: str, call: Any) -> None:
+    """The engine decides an answer, and is the same engine in both."""
+    options = {"phase": "decode", "batch": 8, "seq": 512}
+    words = ["--gpu", "h200", *write_options(options), "--engine", engine]
+    done = call("predict", "llama3-8b", *words, "--json")
+    assert done.code == 0, done.err
+    shown = json.loads(done.out)["predictions"][0]
+    alone = wattcast.predict("llama3-8b", "h200", engine=engine, **options)
+    usual = wattcast.predict("llama3-8b", "h200", **options)
+    for name in NUMBERS:
+        assert shown[name] == pytest.approx(getattr(alone, name), rel=EXACT), name
+    assert alone.latency_s != pytest.approx(usual.latency_s, rel=1e-3)
+
+
 TRAINED = (
     ("llama3-8b", "h200", {"batch": 2, "seq": 1024, "stack": "eager"}, 0.01),
     ("llama3-8b", "h200", {"batch": 1, "seq": 8192, "stack": "eager"}, 0.01),
@@ -211,7 +235,14 @@ def test_train_and_predict_of_a_step_agree(
     assert "4% where the host does" in SECTIONS
 
 
+JOB = {"rate": 6.0, "prompt": 512, "output": 128, "ttft": "p99:500ms"}
+ENGINE_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"sampling": "top-p"},
+    {"lora": 16, "adapters": 4},
+    {"kv_dtype": "fp8"},
+)
 PLANNED = (
+    *(("llama3-8b", "h200", JOB | options) for options in ENGINE_OPTIONS),
     ("llama3-8b", "h200", {"rate": 6.0, "prompt": 512, "output": 128, "ttft": "p99:500ms"}),
     ("llama3-8b", "l40s", {"rate": 1.0, "prompt": 300, "output": 64, "tpot": "p90:60ms"}),
     ("qwen3-8b", "h100-sxm", {"rate": 30.0, "prompt": 1000, "output": 200, "ttft": "1s"}),
@@ -224,13 +255,14 @@ def test_plan_and_simulate_agree(model: str, gpu: str, asked: dict[str, Any]) ->
     best = wattcast.plan(model, gpu, requests=200, tp="1", **asked).best
     row = best.make_row()
     assert row["gpus"] == row["replicas"]
+    bounds = ("rate", "ttft", "tpot")
+    shared = {name: value for name, value in asked.items() if name not in bounds}
     run = wattcast.simulate(
         model,
         gpu,
         rate=asked["rate"] / row["replicas"],
         requests=len(best.result.trace),
-        prompt=asked["prompt"],
-        output=asked["output"],
+        **shared,
         max_seqs=row["max_seqs"],
         max_batched_tokens=row["max_batched_tokens"],
         power_limit=row["power_limit_w"],
@@ -293,18 +325,21 @@ def test_the_page_and_the_command_line_train_alike(call: Any) -> None:
         assert page[name] == pytest.approx(shell[name], rel=EXACT), name
 
 
-ALONE = (
-    ("llama3-8b", "h200", 512, 128),
-    ("qwen3-32b", "h200", 2048, 64),
-    ("qwen3-8b", "l40s", 512, 64),
-    ("llama3-8b", "a100-sxm-80gb", 1024, 64),
-    ("qwen3-30b-a3b", "h200", 512, 64),
+ALONE: tuple[tuple[str, str, int, int, dict[str, Any]], ...] = (
+    ("llama3-8b", "h200", 512, 128, {}),
+    ("qwen3-32b", "h200", 2048, 64, {}),
+    ("qwen3-8b", "l40s", 512, 64, {}),
+    ("llama3-8b", "a100-sxm-80gb", 1024, 64, {}),
+    ("qwen3-30b-a3b", "h200", 512, 64, {}),
+    ("llama3-8b", "h200", 512, 64, {"sampling": "top-p"}),
+    ("llama3-8b", "h200", 512, 64, {"lora": 16, "adapters": 1}),
+    ("llama3-8b", "h200", 512, 64, {"engine": "sglang"}),
 )
 
 
-@pytest.mark.parametrize(("model", "gpu", "prompt", "output"), ALONE)
+@pytest.mark.parametrize(("model", "gpu", "prompt", "output", "options"), ALONE)
 def test_predict_and_simulate_of_one_request_at_a_time_agree(
-    model: str, gpu: str, prompt: int, output: int
+    model: str, gpu: str, prompt: int, output: int, options: dict[str, Any]
 ) -> None:
     """A request alone takes what ``predict`` says of its prefill and of its decode steps.
 
@@ -312,13 +347,12 @@ def test_predict_and_simulate_of_one_request_at_a_time_agree(
     and both say so; its host takes in requests and hands out tokens.
     """
     shared: dict[str, Any] = {"rate": 0.02, "requests": 5, "arrivals": "fixed"}
-    run = wattcast.simulate(model, gpu, prompt=prompt, output=output, **shared)
+    run = wattcast.simulate(model, gpu, prompt=prompt, output=output, **shared, **options)
     found = run.summarise()
-    prefill = wattcast.predict(model, gpu, phase="prefill", seq=prompt)
-    burst = wattcast.predict(
-        model, gpu, phase="prefill", seq=prompt, duration=min(prefill.latency_s, 0.09)
-    )
-    decode = wattcast.predict(model, gpu, phase="decode", seq=prompt + output // 2)
+    prefill = wattcast.predict(model, gpu, phase="prefill", seq=prompt, **options)
+    short_s = min(prefill.latency_s, 0.09)
+    burst = wattcast.predict(model, gpu, phase="prefill", seq=prompt, duration=short_s, **options)
+    decode = wattcast.predict(model, gpu, phase="decode", seq=prompt + output // 2, **options)
     assert found["tpot_s"]["p50"] == pytest.approx(decode.latency_s, rel=0.05)
     first_s = found["ttft_s"]["p50"]
     shortest_s = min(burst.latency_s, prefill.latency_s)
@@ -327,6 +361,46 @@ def test_predict_and_simulate_of_one_request_at_a_time_agree(
     assert any(note.startswith("host: ") for note in prefill.assumptions)
     assert any("top clock until the governor reacts" in note for note in found["assumptions"])
     assert any(note.startswith("host times: ") for note in found["assumptions"])
+
+
+def test_one_user_is_one_request_at_a_time(call: Any) -> None:
+    """A closed loop of one user takes what ``predict`` says, in Python and on the command line."""
+    lengths = {"prompt": 512, "output": 64}
+    loop = {"concurrency": 1, "requests": 6}
+    run = wattcast.simulate("llama3-8b", "h200", **lengths, **loop).summarise()
+    decode = wattcast.predict("llama3-8b", "h200", phase="decode", seq=512 + 32)
+    assert run["tpot_s"]["p50"] == pytest.approx(decode.latency_s, rel=0.05)
+    words = [*write_options(lengths), *write_options(loop)]
+    shell = json.loads(call("simulate", "llama3-8b", "--gpu", "h200", *words, "--json").out)
+    for name in ("requests_per_s", "power_w", "energy_j", "length_s"):
+        assert shell[name] == pytest.approx(run[name], rel=EXACT), name
+    assert shell["tpot_s"] == pytest.approx(run["tpot_s"], rel=EXACT)
+
+
+POWER_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("predict", ("--phase", "generate", "--batch", "4", "--seq", "1024", "--tokens", "64")),
+    ("simulate", ("--rate", "4/s", "--seconds", "20", "--prompt", "512", "--output", "64")),
+    ("simulate", ("--concurrency", "4", "--requests", "20", "--prompt", "512", "--output", "64")),
+)
+
+
+@pytest.mark.parametrize(("verb", "words"), POWER_FILES)
+def test_power_over_time_adds_up_to_the_answer(
+    verb: str, words: tuple[str, ...], call: Any, tmp_path: Path
+) -> None:
+    """The file of ``--power-out`` has the energy and the length that the command answers."""
+    path = tmp_path / "power.csv"
+    argv = (verb, "llama3-8b", "--gpu", "h200", *words, "--power-out", str(path), "--grid", "50ms")
+    done = call(*argv, "--json")
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    if verb == "predict":
+        (answer,) = answer["predictions"]
+        answer["length_s"] = answer["latency_s"]
+    with path.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert sum(float(row["energy_j"]) for row in rows) == pytest.approx(answer["energy_j"])
+    assert sum(float(row["duration_s"]) for row in rows) == pytest.approx(answer["length_s"])
 
 
 @pytest.mark.parametrize(("bound", "is_top"), [("tpot: 'p90:6.7ms'", True), ("ttft: '1s'", False)])
