@@ -11,7 +11,7 @@ from wattcast.cli.command_builder import command
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import HOST
 from wattcast.core import files
-from wattcast.core.errors import MissingTool, bad_value, check_names
+from wattcast.core.errors import MissingTool, bad_value, check_names, import_extra
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import check_new_file, write_whole
@@ -40,6 +40,9 @@ class ServerOptions:
     ] = None
     workers: Annotated[int, Option("Processes that predict.", least=1, most=64)] = 2
     limit: Annotated[str, Option("Longest time one request may take.")] = "15s"
+    mcp: Annotated[
+        bool, Option("Serve an assistant over stdin and stdout (Model Context Protocol).")
+    ] = False
     live: Annotated[str, Option("auto|gpu|replay: what the live view shows.")] = "auto"
     replay: Annotated[
         Path | None, Option("A recording of `wattcast measure run --save`, for the live view.")
@@ -58,7 +61,15 @@ def serve(
     """Choose a model and a GPU, move clock and power limit, and see time, power and energy change.
 
     Example: wattcast serve --port 8080
+
+    Example: wattcast serve --mcp
     """
+    if server_options.mcp:
+        serve_tools = import_extra(
+            "wattcast.web.assistant_tools", "an assistant needs the library mcp", "mcp"
+        )
+        serve_tools.serve_assistant()
+        return
     try:
         from wattcast.web.http_app import serve_page
         from wattcast.web.live_stream import choose_feed
