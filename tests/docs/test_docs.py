@@ -221,7 +221,7 @@ def test_what_is_not_run_is_documented_and_has_a_reason() -> None:
 
 def test_examples_that_are_not_run_say_so() -> None:
     languages = {language for page in RUN for _, language, _ in fences(page)}
-    assert languages <= {"sh", "python", "json", "yaml", "csv", "console"}
+    assert languages <= {"sh", "python", "json", "yaml", "csv", "console", "text"}
     counted = [language for page in RUN for _, language, _ in fences(page)]
     assert counted.count("sh") + counted.count("python") >= 2 * counted.count("console")
 

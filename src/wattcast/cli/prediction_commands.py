@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ from wattcast.cli.command_builder import COMPLETIONS, PLOT, command
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import GPU, WORKLOAD
 from wattcast.cli.figure_options import PLOT_FILE
-from wattcast.core.errors import bad_value, check_names
+from wattcast.core.errors import bad_value, check_names, resolve_name
 from wattcast.core.option_declaration import Option
 from wattcast.options.power_series_options import PowerOutput
 from wattcast.options.run_options import OPTION_NAMES
 from wattcast.options.setting_options import COMPARE, PREDICT, REPORT
+
+_FORM_PANEL = "Forms of carbon and energy"
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,6 +177,110 @@ def compare(
     return CommandOutput.of(result, comparison_to_plain, print_comparison, draw_difference)
 
 
+@dataclass(frozen=True)
+class FormOptions:
+    """A form to fill, and what it needs beyond the prediction."""
+
+    form: Annotated[
+        str | None,
+        Option(
+            "Fill a form: sci (ISO 21031), ghg (scopes 2 and 3), eu-ai-act (Annex XI).",
+            panel=_FORM_PANEL,
+        ),
+    ] = None
+    carbon: Annotated[
+        str | None,
+        Option("Carbon intensity, such as 400g/kWh, or a region: us.", panel=_FORM_PANEL),
+    ] = None
+    pue: Annotated[
+        float, Option("Energy at the meter per energy of the GPU.", panel=_FORM_PANEL)
+    ] = 1.0
+    embodied: Annotated[
+        str | None, Option("Emissions of making one GPU, such as 150kg.", panel=_FORM_PANEL)
+    ] = None
+    lifetime: Annotated[
+        str | None, Option("How long the hardware is used, such as 5y.", panel=_FORM_PANEL)
+    ] = None
+    hours: Annotated[
+        float, Option("Period of the form ghg, in hours.", panel=_FORM_PANEL, above=0.0)
+    ] = 8766.0
+    gpus: Annotated[
+        int, Option("GPUs of the training job of eu-ai-act.", panel=_FORM_PANEL, least=1)
+    ] = 8
+    training_tokens: Annotated[
+        str, Option("Tokens of the training job of eu-ai-act.", panel=_FORM_PANEL)
+    ] = "1B"
+
+    def __post_init__(self) -> None:
+        for name in ("carbon", "embodied", "lifetime"):
+            value = getattr(self, name)
+            if self.form is None and value is not None:
+                raise bad_value(f"--{name}", "--form beside it", value)
+
+
+def write_form(
+    env: Environment,
+    workload: str,
+    gpu: str,
+    out: Path,
+    wanted: FormOptions,
+    options: dict[str, Any],
+) -> CommandOutput:
+    """Fill a form and write it with its JSON schema beside it."""
+    from wattcast.core.whole_files import check_new_file, write_whole
+    from wattcast.predictor.api import predict as predict_one
+    from wattcast.predictor.prediction_json import encode_json
+    from wattcast.report import sustainability_forms as forms
+
+    form = resolve_name("form", wanted.form or "", forms.FORMS)
+    if out.suffix.lower() != ".json":
+        raise bad_value("--out", "a name that ends in .json", out.name)
+    check_new_file(out)
+    given = forms.CarbonInputs(
+        carbon=wanted.carbon,
+        pue=wanted.pue,
+        embodied_g=_read_grams(wanted.embodied),
+        lifetime_h=_read_years(wanted.lifetime),
+        period_h=wanted.hours,
+    )
+    filled: forms.SciForm | forms.GhgForm | forms.AiActForm
+    if form == "eu-ai-act":
+        from wattcast.training.train_job import train
+
+        job = train(workload, gpu, gpus=wanted.gpus, tokens=wanted.training_tokens, pue=wanted.pue)
+        filled = forms.fill_ai_act(job.to_dict(), job.flop_per_token, given)
+    else:
+        fill = forms.fill_sci if form == "sci" else forms.fill_ghg
+        filled = fill(predict_one(workload, gpu, **options), given)
+    schema = out.with_suffix(".schema.json")
+    write_whole(out, forms.encode_form(filled))
+    write_whole(schema, encode_json(forms.make_schema(form)) + b"\n")
+    env.say(f"form saved: {out}, its schema: {schema}")
+    for name in filled.missing:
+        env.say(f"missing: {name}")
+    return CommandOutput({"file": str(out), "schema": str(schema), "form": form}, "")
+
+
+def _read_grams(text: str | None) -> float | None:
+    """Return grams of a mass such as 150kg; None where none is given."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([\d.]+)\s*(kg|g|t)\s*", text)
+    if match is None:
+        raise bad_value("embodied", "a mass such as 150kg", text)
+    return float(match[1]) * {"g": 1.0, "kg": 1e3, "t": 1e6}[match[2]]
+
+
+def _read_years(text: str | None) -> float | None:
+    """Return hours of a lifetime such as 5y; None where none is given."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([\d.]+)\s*(y|years?)\s*", text)
+    if match is None or float(match[1]) <= 0.0:
+        raise bad_value("lifetime", "years such as 5y", text)
+    return float(match[1]) * 8766.0
+
+
 @command("report", REPORT)
 def report(
     env: Environment,
@@ -184,15 +291,23 @@ def report(
             "Catalogue name or your own YAML file; more names with commas are compared with it."
         ),
     ],
-    out: Annotated[Path, Option("The file to write: report.html, or report.pdf through Chromium.")],
+    out: Annotated[
+        Path,
+        Option(
+            "The file to write: report.html, report.pdf through Chromium, form.json with --form."
+        ),
+    ],
+    form_options: FormOptions,
     paper: Annotated[str, Option("Of a PDF: A4|Letter.")] = "A4",
     **options: Any,
 ) -> CommandOutput:
     """Write a report: summary, memory, breakdown, timeline, clocks, other GPUs, intervals,
-    assumptions, sources.
+    assumptions, sources. Or fill a form: --form sci|ghg|eu-ai-act.
 
     Example: wattcast report llama3-8b --gpu h200,h100-sxm --batch 8 --seq 1024 --out report.html
     """
+    if form_options.form is not None:
+        return write_form(env, workload, gpu, out, form_options, options)
     from wattcast.core.whole_files import check_new_file, write_whole
     from wattcast.predictor.api import find_gpu
     from wattcast.report.html_report import PAPERS, build_report, print_report
