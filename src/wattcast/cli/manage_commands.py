@@ -246,6 +246,13 @@ class ControlOptions:
             "File the program reads from how many SMs to use, by green contexts (WATTCAST_UNITS)."
         ),
     ] = None
+    busy: Annotated[
+        Path | None,
+        Option(
+            "Folder in which ranks report how long they were busy (WATTCAST_BUSY): those that wait "
+            "for others get slower clocks."
+        ),
+    ] = None
     sms: Annotated[int | None, Option("SMs of the card; default: the catalogue's.")] = None
     rows: Annotated[
         Path | None, Option("Save time and power at each clock as CSV for `wattcast calibrate`.")
@@ -307,6 +314,7 @@ def run(
         period_s,
         control.progress,
         _make_count_file(control, name),
+        control.busy,
         control.turn_limit,
         watch_card.make_advice(goal, watch_card.find_catalogue_gpu(name)),
         _choose_keeper(control.model, read_metrics is not None, limits, name, len(cards)),
@@ -407,6 +415,9 @@ def _check_control(control: ControlOptions, has_command: bool) -> None:
 
     if control.progress is not None and not control.progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(control.progress))
+    if control.busy is not None and (control.devices is None or not control.busy.is_dir()):
+        found = "no --devices" if control.devices is None else str(control.busy)
+        raise bad_value("--busy", "a folder that exists, and the cards of a job (--devices)", found)
     if control.model is not None:
         find_language_model(control.model)
         if control.metrics is None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from wattcast.control.daemon_client import DaemonCard
+from wattcast.control.slack_clocks import choose_clocks_hz
 from wattcast.core import MissingTool, Refused, bad_value
 from wattcast.measure.device_control import NvmlReading
 
@@ -70,7 +71,11 @@ class JobCards:
 
     def __init__(self, cards: Sequence[DaemonCard]) -> None:
         self._cards = tuple(cards)
-        self._decision: Decision = (None, None, None)
+        self._decisions: list[Decision] = [(None, None, None)] * len(self._cards)
+        # Of the job's core clock: what each card is to have at least, and what it has.
+        self.shares: tuple[float, ...] = (1.0,) * len(self._cards)
+        self.shares_in_force = self.shares
+        self._levels_hz: tuple[float, ...] = ()
         self._threads = ThreadPoolExecutor(len(self._cards))
         names = dict.fromkeys(card.name for card in self._cards)
         self.name = f"{len(self._cards)} × {', '.join(names)}"
@@ -124,23 +129,44 @@ class JobCards:
             card.beat()
 
     def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
-        """Set all cards alike; None leaves a knob as it was before.
+        """Set all cards at once; None leaves a knob as it was before. Cards whose share of the core
+        clock is below 1 run slower.
 
-        Where one of them refuses, the others get back the decision before, and the refusal is
-        raised."""
-        decision = (core_hz, memory_hz, limit_w)
+        Where one of them refuses, all get the decision before, and the refusal is raised."""
+        clocks_hz = self.choose_clocks(core_hz, self.shares)
+        decisions = [(clock_hz, memory_hz, limit_w) for clock_hz in clocks_hz]
         try:
-            self._ask_all(lambda card: card.apply(*decision))
+            self._decide(decisions)
         except (Refused, MissingTool):
-            earlier = self._decision
             with suppress(Refused, MissingTool):
-                self._ask_all(lambda card: card.apply(*earlier))
+                self._decide(self._decisions)
             raise
-        self._decision = decision
+        self._decisions = decisions
+        in_force = []
+        for clock_hz in clocks_hz:
+            if clock_hz is None or clock_hz == core_hz:
+                in_force.append(1.0)
+            else:
+                in_force.append(clock_hz / (core_hz or self._levels_hz[-1]))
+        self.shares_in_force = tuple(in_force)
+
+    def choose_clocks(
+        self, core_hz: float | None, shares: Sequence[float]
+    ) -> tuple[float | None, ...]:
+        """Return the core clock that each card gets by its share of the job's."""
+        if min(shares) >= 1.0:
+            return (core_hz,) * len(self._cards)
+        if not self._levels_hz:
+            self._levels_hz = self.clocks_hz()[0]
+        return tuple(choose_clocks_hz(self._levels_hz, core_hz, shares))
+
+    def _decide(self, decisions: Sequence[Decision]) -> None:
+        chosen = dict(zip(map(id, self._cards), decisions, strict=True))
+        self._ask_all(lambda card: card.apply(*chosen[id(card)]))
 
     def give_back(self) -> None:
         """Give every card what it had before. ``Refused`` names those that did not take it."""
-        self._decision = (None, None, None)
+        self._decisions = [(None, None, None)] * len(self._cards)
         self._ask_all(lambda card: card.give_back())
 
     def _ask_all(self, question: Callable[[DaemonCard], T]) -> list[T]:

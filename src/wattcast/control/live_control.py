@@ -8,6 +8,7 @@ nothing about response times.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import time
@@ -27,14 +28,18 @@ from wattcast.control.live_plant import LIVE, PROGRAM_KERNEL, LivePlant
 from wattcast.control.plants import KnobRole, Lattice, Observation, Settings
 from wattcast.control.policies import Harmonia
 from wattcast.control.program_files import (
+    BUSY_VARIABLE,
     PROGRESS_VARIABLE,
     SM_COUNT_VARIABLE,
+    BusyFolder,
     ProgressFile,
     SmCountFile,
+    find_local_rank,
 )
 from wattcast.control.savings import MeasuredSavings, ReferencePairs
 from wattcast.control.search_problem import Objective
 from wattcast.control.serving_control import READING_INTERVAL_S, EngineReading, LatencyKeeper
+from wattcast.control.slack_clocks import LEVELS as SLACK_LEVELS
 from wattcast.core import MissingTool
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
@@ -79,8 +84,9 @@ class _LiveSearch:
             limits_w = self._plant.card.limits_w()
         self._controller = Harmonia(
             self._lattice,
-            self._plant.default,
+            self._plant.start,
             self._objective,
+            free=self._plant.free_knobs,
             limit_w=None if limits_w is None else self._plant.card.count * limits_w[0],
         )
         self._state = self._controller.start()
@@ -124,6 +130,24 @@ class _LiveSearch:
             return settings
         return self._pairs.choose(self._judged, self._plant.default)
 
+    def _check_slack(self) -> None:
+        """Give all cards of a job its clock where slower ones for some do not pay.
+
+        In a pipeline, slower stages make its start and end longer. Where few micro-batches go
+        through, that is worth more than what they save."""
+        judged = self._judged
+        if judged is None or all(self._plant.free_knobs) or not self._pairs.is_enough(judged):
+            return
+        savings = self._pairs.measure()
+        if savings is None:
+            return
+        objective = self._objective
+        delays = objective.goal.delay_power * math.log1p(savings.time.change)
+        is_worse = math.log1p(savings.energy.change) + delays > 0.0
+        is_late = objective.slowdown is not None and savings.time.change > objective.slowdown
+        if is_worse or is_late:
+            self._plant.stop_slowing()
+
     def _take_advice(self) -> None:
         """Give the controller a first guess."""
         if self._advise is None:
@@ -132,12 +156,16 @@ class _LiveSearch:
         power_w = reading.power_w / self._plant.card.count
         guess = self._advise(replace(reading, power_w=power_w), self._lattice)
         if guess is not None:
+            free = self._plant.free_knobs
+            levels = zip(guess, self._plant.start, free, strict=True)
+            guess = tuple(level if is_free else start for level, start, is_free in levels)
             self._controller = replace(self._controller, hint={PROGRAM_KERNEL: guess})
 
     def _learn(self, observation: Observation) -> None:
         """Show a period to the controller, and add it to the totals of its settings."""
         self._searched += self._judged is None
         self._pairs.record(observation)
+        self._check_slack()
         self._state, _ = self._controller.step(self._state, observation)
         if observation.usable and observation.core_hz > 0:  # False for NaN
             seconds = observation.duration_s
@@ -194,6 +222,7 @@ class ControlTask:
     period_s: float = 1.0
     progress: Path | None = None
     units: SmCountFile | None = None
+    busy: Path | None = None  # folder in which ranks report how long they were busy
     power_limit: bool = False
     advise: Advice | None = None
     # For serving, of the card's clocks.
@@ -211,6 +240,8 @@ class ControlTask:
             variables[PROGRESS_VARIABLE] = str(self.progress)
         if self.units is not None:
             variables[SM_COUNT_VARIABLE] = str(self.units.path)
+        if self.busy is not None:
+            variables[BUSY_VARIABLE] = str(self.busy.absolute())
         return variables
 
 
@@ -229,7 +260,9 @@ def run_controlled_program(
     units = task.units
     sm_counts = units.levels if units is not None else ()
     limits_w = card.limits_w() if task.power_limit else None
-    lattice = plants.build_card_lattice(*card.clocks_hz(), sm_counts, limits_w)
+    busy = None if task.busy is None else BusyFolder(task.busy, card.count)
+    shares = () if busy is None else SLACK_LEVELS
+    lattice = plants.build_card_lattice(*card.clocks_hz(), sm_counts, limits_w, shares)
     with ExitStack() as stack:
         signals = stack.enter_context(PassedSignals())
         if units is not None:
@@ -244,7 +277,9 @@ def run_controlled_program(
             return not has_ended and not signals.came
 
         progress = ProgressFile(task.progress) if task.progress else None
-        plant = LivePlant(card, lattice, task.period_s, is_alive, time.sleep, progress, say, units)
+        plant = LivePlant(
+            card, lattice, task.period_s, is_alive, time.sleep, progress, say, units, busy
+        )
         savings = None
         if task.make_keeper is not None and task.read_engine is not None:
             control_serving(plant, task.make_keeper(lattice.knobs[0].levels), task.read_engine)
@@ -291,13 +326,19 @@ def _moves_clock_alone(plant: LivePlant, settings: Settings) -> bool:
     return True
 
 
-def report_work(amount: float = 1.0) -> None:
+def report_work(amount: float = 1.0, busy_s: float | None = None) -> None:
     """Report work from inside a controlled program, a unit per call or as much as is said. Does
     nothing elsewhere.
 
-    Call it once per training step: ``wattcast.control.live_control.report_work()``.
+    Call it once per training step: ``wattcast.control.live_control.report_work()``. ``busy_s`` is
+    how long this rank was busy in the step, waiting for other ranks left out.
     """
     path = os.environ.get(PROGRESS_VARIABLE)
     if path:
         with open(path, "ab", buffering=0) as stream:
             stream.write(f"+{amount:.9g}\n".encode())
+    folder = os.environ.get(BUSY_VARIABLE)
+    if folder and busy_s is not None:
+        rank = find_local_rank(os.environ)
+        with open(Path(folder) / f"rank-{rank}", "ab", buffering=0) as stream:
+            stream.write(f"{busy_s:.9g}\n".encode())

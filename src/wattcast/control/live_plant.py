@@ -18,8 +18,16 @@ from wattcast.coefficients import load_coefficients
 from wattcast.control.card_settings import RefusedKnob
 from wattcast.control.daemon_client import DaemonCard
 from wattcast.control.job_cards import JobCards, combine_readings
-from wattcast.control.plants import Knob, KnobRole, Lattice, Observation, Settings
-from wattcast.control.program_files import ProgressFile, SmCountFile
+from wattcast.control.plants import (
+    Knob,
+    KnobRole,
+    Lattice,
+    Observation,
+    Settings,
+    move_knob,
+)
+from wattcast.control.program_files import BusyFolder, ProgressFile, SmCountFile
+from wattcast.control.slack_clocks import SlackShares
 from wattcast.core import MissingTool, Refused
 from wattcast.core.arrays import Array
 from wattcast.measure.device_control import PHASES
@@ -80,6 +88,7 @@ class LivePlant:
     progress: ProgressFile | None = None
     say: Callable[[str], None] = lambda text: None
     units: SmCountFile | None = None
+    busy: BusyFolder | None = None  # for cards that wait for others (``slack_clocks.py``)
     controlled: bool = True
     reading: Any = None  # the last one
     # Seconds, units of work, joules and core cycles at each setting.
@@ -88,6 +97,7 @@ class LivePlant:
     _worked: set[KnobRole] = field(default_factory=set)  # knobs that were set at least once
     _busy: deque[float] = field(default_factory=lambda: deque(maxlen=LIVE.blind_periods))
     _reported: bool = False  # whether the program has reported any progress
+    _slack: SlackShares | None = None
     _was_adrift: bool = False  # whether the daemon was lost at the end of the last period
     _blind: int = 0  # periods in a row without visible work
 
@@ -102,6 +112,27 @@ class LivePlant:
         """
         return not self._busy or sum(self._busy) / len(self._busy) >= LIVE.saturated
 
+    @property
+    def start(self) -> Settings:
+        """Return the settings that a search begins at: as before, but that cards which wait for
+        others run slower.
+        """
+        which = self.lattice.find_knob(KnobRole.SLACK_CLOCK)
+        return self.default if which is None else move_knob(self.default, which, 0)
+
+    @property
+    def free_knobs(self) -> tuple[bool, ...]:
+        """Tell which knobs a search may turn."""
+        return tuple(knob.role is not KnobRole.SLACK_CLOCK for knob in self.lattice.knobs)
+
+    def stop_slowing(self) -> None:
+        """Let all cards of the job have its clock from now on."""
+        knobs = [knob for knob in self.lattice.knobs if knob.role is not KnobRole.SLACK_CLOCK]
+        self.say("slower clocks for cards that wait do not pay; all get the job's clock")
+        self.lattice = Lattice(tuple(knobs))
+        self._now = None
+        self.totals = {}
+
     def next_kernel(self) -> str | None:
         return PROGRAM_KERNEL if self.alive() else None
 
@@ -109,13 +140,15 @@ class LivePlant:
         """Run one period. Settings the card refuses are left out from then on; the program runs on."""
         remaining_s = self.period_s
         losses = self.card.losses
-        if self.controlled and settings != self._now and self._set_knobs(settings):
+        is_new = settings != self._now or self._needs_new_shares(settings)
+        if self.controlled and is_new and self._set_knobs(settings):
             remaining_s -= self.pause_heard(
                 min(LIVE.new_setting_s, LIVE.new_setting_share * self.period_s)
             )
         begin, used_s = self._mark_counters()
         self.pause_heard(remaining_s - used_s)
         end, _ = self._mark_counters()
+        self._learn_slack(settings)
         was_adrift = self._report_daemon(losses)
         if begin is None or end is None or was_adrift:
             return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
@@ -146,6 +179,41 @@ class LivePlant:
         was_adrift = self._was_adrift or is_adrift or self.card.losses != losses
         self._was_adrift = is_adrift
         return was_adrift
+
+    def _learn_slack(self, settings: Settings) -> None:
+        """Learn from the period how long each card of a job was busy."""
+        if self.busy is None or isinstance(self.card, DaemonCard):
+            return
+        busy_s = self.busy.read()
+        if busy_s is None:
+            return
+        if self._slack is None:
+            self._slack = SlackShares(self.card.count)
+        level = self._find_core_level(settings)
+        self._slack.learn(level, busy_s, self.card.shares_in_force)
+
+    def _choose_shares(self, settings: Settings) -> tuple[float, ...]:
+        """Return the share of the job's clock that each card gets at some settings."""
+        which = self.lattice.find_knob(KnobRole.SLACK_CLOCK)
+        is_used = which is not None and settings[which] < self.default[which]
+        if self._slack is None or not is_used:
+            return (1.0,) * self.card.count
+        return self._slack.find_shares(self._find_core_level(settings))
+
+    def _find_core_level(self, settings: Settings) -> int:
+        which = self.lattice.find_knob(KnobRole.CORE_CLOCK)
+        return 0 if which is None else settings[which]
+
+    def _needs_new_shares(self, settings: Settings) -> bool:
+        """Tell whether a card is to run at another share of the job's clock than it does."""
+        if isinstance(self.card, DaemonCard) or self.busy is None:
+            return False
+        which = self.lattice.find_knob(KnobRole.CORE_CLOCK)
+        core_hz = None
+        if which is not None and settings[which] < self.default[which]:
+            core_hz = self.lattice.knobs[which].levels[settings[which]]
+        chosen = self.card.choose_clocks(core_hz, self._choose_shares(settings))
+        return chosen != self.card.choose_clocks(core_hz, self.card.shares)
 
     def _measure_work(self, begin: _CounterMark, end: _CounterMark) -> tuple[float, float]:
         """Return the seconds and the work of a period, by the program's report or by the pipes."""
@@ -209,6 +277,9 @@ class LivePlant:
         with self.ending_control():
             if self.units is not None:
                 self.units.set(values.get(KnobRole.COMPUTE_UNITS) or self.units.total)
+            if self.busy is not None and not isinstance(self.card, DaemonCard):
+                self.card.shares = self._choose_shares(settings)
+            is_told = settings == self._now  # only shares have moved
             try:
                 self.card.apply(*(values.get(role) for role in ROLES.values()))
             except RefusedKnob as error:
@@ -217,7 +288,8 @@ class LivePlant:
             self._worked |= {role for role, value in values.items() if value is not None}
             self._now = settings
             description = f"{self.lattice.describe(settings)}: set"
-            self.say("the card as before" if is_default else description)
+            if not is_told:
+                self.say("the card as before" if is_default else description)
             return True
         return False
 

@@ -53,11 +53,13 @@ class KnobRole(StrEnum):
     CORE_CLOCK = "core_clock"
     MEMORY_CLOCK = "memory_clock"
     POWER_LIMIT = "power_limit"  # of the board; the governor lowers the core clock to keep to it
+    # Lowest share of a job's clock for cards that wait for others (slack_clocks.py).
+    SLACK_CLOCK = "slack_clock"
 
     @property
     def is_compute(self) -> bool:
-        """Tell compute knobs from the memory clock."""
-        return self is not KnobRole.MEMORY_CLOCK
+        """Tell compute knobs from the memory clock and from what slows nobody."""
+        return self not in (KnobRole.MEMORY_CLOCK, KnobRole.SLACK_CLOCK)
 
 
 # How a knob is written, and what is expected of it before anything was measured (run_memory.py,
@@ -221,6 +223,7 @@ def build_card_lattice(
     memory_hz: tuple[float, ...],
     units: tuple[float, ...] = (),
     limits_w: tuple[float, float, float] | None = None,
+    slack_shares: tuple[float, ...] = (),
 ) -> Lattice:
     """Return the knobs of a card: up to 16 core clocks of its upper half, and what else has several
     levels.
@@ -244,6 +247,8 @@ def build_card_lattice(
             knobs.append(Knob(KnobRole.POWER_LIMIT, tuple(np.round(even_w, 3).tolist())))
     if len(units) > 1:
         knobs.append(Knob(KnobRole.COMPUTE_UNITS, units))
+    if len(slack_shares) > 1:
+        knobs.append(Knob(KnobRole.SLACK_CLOCK, slack_shares))
     return Lattice(tuple(knobs))
 
 

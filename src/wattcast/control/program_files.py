@@ -24,6 +24,8 @@ from wattcast.core.whole_files import write_whole
 
 PROGRESS_VARIABLE = "WATTCAST_PROGRESS"
 SM_COUNT_VARIABLE = "WATTCAST_UNITS"
+BUSY_VARIABLE = "WATTCAST_BUSY"
+RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 MPS_DEFAULT_PIPE = "/tmp/nvidia-mps"  # noqa: S108  (NVIDIA's own default)
@@ -67,6 +69,61 @@ def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]
             f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d."
         )
     return {MPS_SHARE: str(percent)}
+
+
+class BusyFolder:
+    """Read how long each rank of a job was busy in its steps, waiting for others left out.
+
+    Rank r appends a line with the seconds of each of its steps to ``rank-r`` in the folder."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._files = [_BusyFile(path / f"rank-{rank}") for rank in range(count)]
+        self._seconds: list[list[float]] = [[] for _ in range(count)]  # not asked for yet
+
+    def read(self) -> tuple[float, ...] | None:
+        """Return the mean seconds of each rank's steps since the last answer; None as long as a
+        rank has reported none.
+        """
+        for file, seconds in zip(self._files, self._seconds, strict=True):
+            seconds += file.read_new()
+        if not all(self._seconds):
+            return None
+        means_s = tuple(math.fsum(seconds) / len(seconds) for seconds in self._seconds)
+        self._seconds = [[] for _ in self._files]
+        return means_s
+
+
+class _BusyFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._incomplete = b""
+
+    def read_new(self) -> list[float]:
+        """Return the lines that came since the last call."""
+        try:
+            with open_regular(self._path) as stream:
+                stream.seek(self._read)
+                data = stream.read(READ_BYTE)
+        except OSError:
+            return []
+        self._read += len(data)
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+        seconds = []
+        for line in lines:
+            with suppress(ValueError):
+                value = float(line)
+                if 0.0 < value < math.inf:
+                    seconds.append(value)
+        return seconds
+
+
+def find_local_rank(variables: Mapping[str, str]) -> int:
+    """Return the rank of this process on its node, as torchrun, Slurm or Open MPI tell; else 0."""
+    for name in RANK_VARIABLES:
+        if variables.get(name, "").isdigit():
+            return int(variables[name])
+    return 0
 
 
 class ProgressFile:

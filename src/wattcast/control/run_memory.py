@@ -179,6 +179,8 @@ class SensitivityBeliefs(NamedTuple):
 
     def sensitivity_to(self, role: KnobRole) -> float | None:
         """Return the sensitivity that covers a knob."""
+        if role is KnobRole.SLACK_CLOCK:
+            return 0.0  # cards are slowed until they just arrive in time
         return self.compute if role.is_compute else self.bandwidth
 
     def bounds(self, role: KnobRole, has_units: bool) -> tuple[float, float]:
