@@ -97,6 +97,30 @@ def test_a_public_log_of_states_with_prefix_caching() -> None:
     assert groups.count_sequences(5.98 * GIB, 131072, 8192) == pytest.approx(4.33, abs=0.005)
 
 
+def test_states_of_mamba_are_kept_for_every_block_of_a_cached_prefix() -> None:
+    """Granite 4.0 H Tiny on an H200, vLLM 0.25.1 with prefix caching: 6 GiB are 1,536 blocks of 512
+    tokens, 78,643 tokens at 20,480.
+    """
+    options = ModelOptions.from_names(stack="engine")
+    caches = measure_layer_caches(load_measured_model("granite-4.0-h-tiny"), options)
+    groups = group_layers(caches, 16, prefix_caching=True)
+    assert groups.block_tokens == 512
+    assert 6 * GIB // groups.block_byte == 1536
+    fit = groups.count_sequences(6 * GIB, 20480, 8192)
+    assert fit * 20480 == pytest.approx(78643, abs=1)
+    alone = group_layers(caches, 16, prefix_caching=False)
+    assert alone.block_tokens < 512
+    assert alone.states == 9
+
+
+def test_an_engine_caches_no_prefixes_of_models_with_states() -> None:
+    asked = {"rate": "2/s", "seconds": 5, "prompt": 64, "output": 8}
+    said = wattcast.simulate("qwen3-next-80b-a3b", "h200", tp=2, **asked)
+    kept = wattcast.simulate("qwen3-next-80b-a3b", "h200", tp=2, prefix_caching=True, **asked)
+    assert any("without a cache of prefixes" in note for note in said.assumptions)
+    assert not any("without a cache of prefixes" in note for note in kept.assumptions)
+
+
 def test_layers_all_alike_make_one_group() -> None:
     caches = measure_layer_caches(load_model("llama3-8b"), ModelOptions.from_names(stack="engine"))
     assert caches == [LayerCache(32, 4096)]

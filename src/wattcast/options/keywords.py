@@ -141,7 +141,7 @@ class SimulateKeywords(TypedDict, total=False):
     cache_tokens: int | None
     memory_utilisation: str | float
     max_model_len: int | None
-    prefix_caching: bool
+    prefix_caching: bool | None
     prefix_hit_rate: str | float
     speculative_tokens: int
     acceptance_rate: str | float

@@ -158,13 +158,13 @@ class EngineOptions:
         Option("Most tokens of a request; default: the model's.", panel=_ENGINE_PANEL, least=1),
     ] = None
     prefix_caching: Annotated[
-        bool,
+        bool | None,
         Option(
-            "Keep prompts for later ones.",
+            "Keep prompts for later ones; default: as the engine, unless layers keep states.",
             name="prefix-caching/no-prefix-caching",
             panel=_ENGINE_PANEL,
         ),
-    ] = True
+    ] = None
     prefix_hit_rate: Annotated[
         float,
         Option("Share of each prompt found in the cache.", panel=_ENGINE_PANEL, unit="", most=1),

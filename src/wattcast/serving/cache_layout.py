@@ -9,7 +9,9 @@ request, so that all blocks have the same bytes. A request has a table of blocks
     block = group size · page; page = the largest of all kinds, to which others are padded
 
 Where there are states, a block of attention takes as many tokens as make its page no smaller than a
-state. Models whose layers are all alike have one group.
+state. With prefix caching a scan of Mamba keeps a state for each block, whose tokens are a multiple
+of its chunk; other states are kept twice, now and at the end of a block. By itself vLLM caches no
+prefixes of models with states. Models whose layers are all alike have one group.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPh
 _FEW_TOKENS = 16  # fewer than any window
 _PADDED_LAYERS = 1.5  # times the least number of layers, below which groups are padded to the most
 _LONGEST_WINDOW = 1 << 18
+_MAMBA_CHUNK = 2048  # what vLLM takes for the first Mamba, whose scan has none
 
 
 class CacheKind(StrEnum):
@@ -45,6 +48,7 @@ class LayerCache:
     byte_per_token: int
     state_byte: int = 0
     window: int = 0  # tokens; 0: all
+    chunk: int = 0  # tokens after which a state can be kept; 0: only the last ones
 
     @property
     def kind(self) -> CacheKind:
@@ -113,7 +117,7 @@ def group_layers(
     """Return the groups of layers with these caches.
 
     With prefix caching an engine keeps two states of a request: the one that is computed, and one at
-    the end of a block.
+    the end of a block. Where states come in chunks, it keeps one of every block.
     """
     layers: dict[tuple[CacheKind, int, int], int] = defaultdict(int)
     for cache in caches:
@@ -124,8 +128,16 @@ def group_layers(
         (window,) = {cache.window for cache in caches}
         byte = block_tokens * sum(cache.layers * cache.byte_per_token for cache in caches)
         return CacheGroups(block_tokens, byte, 0 if window else 1, (window,) if window else ())
+    keeps_all = False
     if states and attention:
         unit = block_tokens * max(attention)
+        keeps_all = prefix_caching and all(
+            cache.chunk for cache in caches if cache.kind is CacheKind.STATE
+        )
+        if keeps_all:
+            chunk = math.lcm(block_tokens, *(cache.chunk for cache in caches if cache.chunk))
+            unit = chunk * max(attention)
+            block_tokens = chunk
         block_tokens *= max(-(-max(states) // unit), 1)
     page = max([*states, *(block_tokens * byte for byte in attention)])
 
@@ -140,6 +152,8 @@ def group_layers(
             full += groups
         elif kind is CacheKind.WINDOW:
             windows += [window] * groups
+        elif keeps_all:
+            full += groups
         else:
             kept_states += groups * (2 if prefix_caching else 1)
     return CacheGroups(block_tokens, size * page, full, tuple(windows), kept_states)
@@ -149,6 +163,12 @@ def has_mixed_caches(model: ModelSpec) -> bool:
     """Whether some layers keep something else than all tokens."""
     groups = getattr(model.dims, "layer_groups", ())
     return any(group.window or group.chunk or group.mixer != "attention" for group in groups)
+
+
+def keeps_prefixes(model: ModelSpec) -> bool:
+    """Whether vLLM caches prefixes of a model by itself: not where layers keep states."""
+    groups = getattr(model.dims, "layer_groups", ())
+    return all(group.mixer in ("attention", "none") for group in groups)
 
 
 def measure_layer_caches(model: ModelSpec, options: ModelOptions) -> list[LayerCache]:
@@ -165,8 +185,18 @@ def measure_layer_caches(model: ModelSpec, options: ModelOptions) -> list[LayerC
         kept = round((last - state) / slope) if slope else 0
         window = kept if 0 < kept < _LONGEST_WINDOW else 0
         if first:
-            caches.append(LayerCache(layers, slope, state, window))
+            chunk = 0 if slope else _find_chunk(model)
+            caches.append(LayerCache(layers, slope, state, window, chunk))
     return caches
+
+
+def _find_chunk(model: ModelSpec) -> int:
+    """Return the tokens of a chunk of Mamba's scan; 0 for other rules, which keep the last states."""
+    groups = getattr(model.dims, "layer_groups", ())
+    rules = {group.mixer.split()[-1] for group in groups} - {"attention", "none"}
+    if rules == {"mamba"}:
+        return _MAMBA_CHUNK
+    return int(model.dims.state.chunk) if rules == {"mamba2"} else 0
 
 
 def _trace_caches(

@@ -33,6 +33,7 @@ from wattcast.predictor.api import SeveralGpus, find_gpu, predict
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
+from wattcast.serving.cache_layout import keeps_prefixes
 from wattcast.serving.closed_loop import make_router, serve_sessions
 from wattcast.serving.engine_simulator import BoundsBroken, EngineReplica, Patience, ReplicaRun
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
@@ -136,6 +137,9 @@ def simulate(
     limit_w = settings.read_number("power_limit_w")
     if not settings.force:
         check_power_limit(chip, OperatingPoint(power_limit_w=limit_w))
+    caches_prefixes = engine.prefix_caching
+    if caches_prefixes is None:
+        caches_prefixes = keeps_prefixes(spec)
     costs = tabulate_step_costs(
         spec,
         chip,
@@ -147,7 +151,7 @@ def simulate(
         tokens_a_step=1 + engine.speculative_tokens,
         block_tokens=engine.block_tokens,
         memory_utilisation=engine.memory_utilisation,
-        prefix_caching=engine.prefix_caching,
+        prefix_caching=caches_prefixes,
         clock_hz=settings.read_number("clock_hz"),
         power_limit_w=limit_w,
     )
@@ -158,7 +162,7 @@ def simulate(
         )
         costs = replace(costs, cache_tokens=room)
 
-    results = _serve_loads(loads, costs, chosen, bounds, prices)
+    results = _serve_loads(loads, costs, caches_prefixes, chosen, bounds, prices)
     first = results[0]
     notes = [rejection] if rejection else []
     return replace(
@@ -244,6 +248,7 @@ def _longest_context(trace: Trace) -> int:
 def _serve_loads(
     loads: Sequence[Trace | Sessions],
     costs: StepCosts,
+    caches_prefixes: bool,
     chosen: ParsedOptions,
     bounds: tuple[LatencyBound, ...],
     prices: Prices,
@@ -262,7 +267,7 @@ def _serve_loads(
         engine.speculative_tokens,
         engine.acceptance_rate,
         seed,
-        engine.prefix_caching,
+        caches_prefixes,
         costs.block_tokens,
     )
     results = []

@@ -36,6 +36,7 @@ from wattcast.serving.cache_layout import (
     CacheGroups,
     group_layers,
     has_mixed_caches,
+    keeps_prefixes,
     measure_layer_caches,
 )
 from wattcast.serving.step_costs import StepCosts
@@ -96,14 +97,15 @@ def tabulate_step_costs(
     tokens_a_step: int = 1,
     block_tokens: int = BLOCK_TOKENS,
     memory_utilisation: float = MEMORY_UTILISATION,
-    prefix_caching: bool = True,
+    prefix_caching: bool | None = None,
     clock_hz: float | None = None,
     power_limit_w: float | None = None,
 ) -> StepCosts:
     """Predict the table of a model on a GPU. ``options`` give number format and parallelism.
 
     The cache takes what weights and the activations of the largest step leave of
-    ``memory_utilisation`` of the visible memory. ``context_spread`` is the standard deviation of
+    ``memory_utilisation`` of the visible memory; prefixes are kept as the engine does by itself, or
+    as ``prefix_caching`` says. ``context_spread`` is the standard deviation of
     the contexts in a batch over their mean: attention takes longer over uneven contexts. A set
     ``clock_hz`` is the highest clock; the power limit may still lower it.
     """
@@ -507,7 +509,7 @@ def measure_cache(
     max_tokens: int,
     block_tokens: int,
     utilisation: float,
-    prefix_caching: bool = True,
+    prefix_caching: bool | None = None,
 ) -> CacheSize:
     """Return the size of the cache that memory leaves, or raise an error where it leaves none.
 
@@ -526,6 +528,8 @@ def measure_cache(
     tokens = _NO_ATTENTION_LIMIT
     groups = CacheGroups(block_tokens, block_tokens * byte_per_token)
     if has_mixed_caches(model):
+        if prefix_caching is None:
+            prefix_caching = keeps_prefixes(model)
         layers = measure_layer_caches(model, options)
         groups = group_layers(layers, block_tokens, prefix_caching=prefix_caching)
         block_tokens = groups.block_tokens
@@ -543,6 +547,7 @@ def measure_cache(
         content = (
             f"{tokens // block_tokens} blocks of {block_tokens} tokens of one of "
             f"{groups.count + groups.states} groups of layers"
+            f"{'' if prefix_caching else ', without a cache of prefixes'}"
         )
     note = f"cache: {content}, {utilisation:.0%} of the memory less weights and activations"
     return CacheSize(tokens, byte_per_token, note, groups)
