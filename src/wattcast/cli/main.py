@@ -36,6 +36,7 @@ COMMANDS = {
     "predict": "prediction_commands",
     "simulate": "service_commands",
     "plan": "service_commands",
+    "check": "service_commands",
     "train": "service_commands",
     "hall": "hall_commands",
     "compare": "prediction_commands",

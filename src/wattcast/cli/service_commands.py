@@ -1,10 +1,9 @@
-"""``wattcast simulate`` (serving under traffic), ``plan`` (how many GPUs serve it) and
-``train``.
-"""
+"""``wattcast simulate`` (serving under traffic), ``plan`` (how many GPUs serve it), ``check``
+(whether it runs as planned) and ``train``."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +12,10 @@ from wattcast.cli.command_builder import PLOT, command
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import GPU, MODEL
 from wattcast.cli.explore_commands import count_cores
+from wattcast.core import bad_value
 from wattcast.core.errors import ExitCode
 from wattcast.core.option_declaration import Option
+from wattcast.core.units import parse_seconds
 from wattcast.core.whole_files import check_new_file
 from wattcast.options.power_series_options import PowerOutput
 from wattcast.options.serving_options import PLAN, SIMULATE
@@ -99,6 +100,77 @@ def plan(
             env.say(f"note: {note}")
     output = CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)
     return replace(output, exit_code=0 if found.is_complete else ExitCode.INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class MetricsSource:
+    """Where a check takes the metrics of a service from."""
+
+    metrics: Annotated[
+        list[str] | None,
+        Option("Engine's /metrics, or files of it in order; may be repeated."),
+    ] = None
+    prometheus: Annotated[
+        str | None, Option("Prometheus server: http://localhost:9090, instead of --metrics.")
+    ] = None
+    window_s: Annotated[
+        float,
+        Option("Time to look back, with --prometheus: 1h.", unit="s", above=0, parse=parse_seconds),
+    ] = 3600.0
+    slice_s: Annotated[
+        float,
+        Option("Of the window, to tell loads apart.", unit="s", above=0, parse=parse_seconds),
+    ] = 300.0
+    selector: Annotated[str, Option('Labels of the engine, such as job="vllm".')] = ""
+    seconds: Annotated[
+        float | None,
+        Option("Between two readings, with --metrics.", unit="s", above=0, parse=parse_seconds),
+    ] = None
+
+
+@command("check")
+def check(
+    env: Environment,
+    expected: Annotated[Path, Option("The expected.json of `plan --write`.", positional=True)],
+    source: MetricsSource,
+    gpu: Annotated[str | None, Option("The card's YAML file, if it is your own.")] = None,
+    adopt: Annotated[bool, Option("Take this service as the healthy one from now on.")] = False,
+    rows: Annotated[Path | None, Option("CSV of rows for `calibrate` to write.")] = None,
+) -> CommandOutput:
+    """Compare a service that runs with its plan, and say what would explain differences.
+
+    Example: wattcast check service/expected.json --prometheus http://localhost:9090
+
+    Example: wattcast check service/expected.json --metrics before.txt --metrics after.txt --seconds
+    600 --adopt
+    """
+    from wattcast.core.whole_files import write_whole
+    from wattcast.serving.checking import check_report, metrics_window
+    from wattcast.serving.checking.promised_replica import PromisedReplica
+    from wattcast.serving.checking.service_check import check_service
+    from wattcast.serving.deployment.expected_service import read_expected
+    from wattcast.serving.deployment.write_deployment import write_expected
+
+    plan_of_service = read_expected(expected)
+    if (source.metrics is None) == (source.prometheus is None):
+        raise bad_value("check", "one of --metrics and --prometheus", "none or both")
+    if source.prometheus is not None:
+        windows = metrics_window.read_prometheus(
+            source.prometheus, source.window_s, source.slice_s, source.selector
+        )
+    else:
+        windows = metrics_window.read_scrapes(source.metrics or [], source.seconds)
+    promised = PromisedReplica(plan_of_service, gpu)
+    result = check_service(plan_of_service, windows, replica=promised)
+    if adopt:
+        write_whole(expected, write_expected(result.adopt()).encode())
+        env.say(f"adopted: later checks compare with this service ({expected})")
+    if rows is not None:
+        write_whole(rows, check_report.write_calibration_rows(result, promised).encode())
+        env.say(f"written: {rows}; wattcast calibrate --gpu {plan_of_service.replica.gpu} {rows}")
+    output = CommandOutput.of(result, check_report.summarise_check, check_report.print_check)
+    has_alarm = result.has_alarm and not adopt
+    return replace(output, exit_code=ExitCode.REFUSED if has_alarm else 0)
 
 
 @command("train", TRAIN, PLOT)

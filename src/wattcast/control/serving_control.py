@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import re
 import urllib.error
 import urllib.request
 from collections import deque
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from wattcast.coefficients import load_coefficients
 from wattcast.core import MissingTool, bad_value
 from wattcast.core.arrays import Array
+from wattcast.serving.checking.metrics_text import parse_metrics_text
 from wattcast.serving.governed_steps import govern_steps
 from wattcast.serving.step_costs import StepCosts
 
@@ -85,8 +85,6 @@ GAUGES = (  # tokens, requests that wait, requests that are computed, tokens of 
 READ_TIMEOUT_S = 2.0
 READING_INTERVAL_S = 2.0  # between two readings of an engine's metrics, simulated or real
 LARGEST_ANSWER = 4 * 2**20
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_EDGE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -137,35 +135,12 @@ def parse_engine_metrics(text: str) -> EngineReading:
     """Read an engine's metrics in Prometheus' text format; series of several models or ranks are
     added up.
     """
-    plain: dict[str, float] = {}
-    buckets: dict[str, dict[float, float]] = {}
-    for line in text.splitlines():
-        match = _SAMPLE.match(line)
-        if match is None:
-            continue
-        name, labels, value = match.groups()
-        number = _read_finite(value)
-        if number is None:
-            continue
-        edge = _EDGE.search(labels or "")
-        if name.endswith("_bucket") and edge is not None:
-            series = buckets.setdefault(name.removesuffix("_bucket"), {})
-            edge_s = float(edge[1].replace("+Inf", "inf"))
-            series[edge_s] = series.get(edge_s, 0.0) + number
-        else:
-            plain[name] = plain.get(name, 0.0) + number
+    metrics = parse_metrics_text(text)
+    plain = metrics.sums
+    buckets = metrics.buckets
     gauges = [_find_gauge(names, plain) for names in GAUGES]
     first_token = _find_histogram(FIRST_TOKEN, buckets, plain)
     return EngineReading(first_token, _find_histogram(PER_TOKEN, buckets, plain), *gauges)
-
-
-def _read_finite(text: str) -> float | None:
-    """Return a finite number; None for anything else."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _find_gauge(names: Sequence[str], plain: Mapping[str, float]) -> float:

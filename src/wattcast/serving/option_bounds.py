@@ -14,6 +14,7 @@ import numpy as np
 from wattcast.core import BadInput
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
+from wattcast.hardware import Gpu
 from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.plan_options import MOST_SEQUENCES, PlanOption, StepTables
 from wattcast.serving.service_demand import ServiceDemand
@@ -52,10 +53,18 @@ def _tabulate_setting(demand: ServiceDemand, option: PlanOption, tables: StepTab
     table = tables.predicted[whole_key]
     if isinstance(table, BadInput):
         raise table
-    governor_share = table.limit_w / float(np.mean(chip.power.limit_w))
-    costs = table.cap_clock(option.clock_hz, chip)
-    tables.set_to[key] = replace(costs, limit_w=option.power_limit_w * governor_share)
+    tables.set_to[key] = set_card(table, chip, option.clock_hz, option.power_limit_w)
     return tables.set_to[key]
+
+
+def set_card(table: StepCosts, chip: Gpu, clock_hz: float, power_limit_w: float) -> StepCosts:
+    """Return the step costs of a card that is set to a highest clock and a power limit.
+
+    The governor holds the same share of any limit.
+    """
+    governor_share = table.limit_w / float(np.mean(chip.power.limit_w))
+    costs = table.cap_clock(clock_hz, chip)
+    return replace(costs, limit_w=power_limit_w * governor_share)
 
 
 def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | BadInput:

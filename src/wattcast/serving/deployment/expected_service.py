@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,24 @@ class ExpectedTraffic:
 
 
 @dataclass(frozen=True)
+class AdoptedFigure:
+    """How a healthy service compared with its plan: the logarithm of measured over simulated."""
+
+    log_ratio: float
+    spread: float  # its standard deviation, by the traffic that happened to come
+
+
+@dataclass(frozen=True)
+class AdoptedService:
+    """A service that was declared healthy; later ones are compared with it."""
+
+    rate_per_s: float  # of an engine
+    prompt_tokens: float
+    output_tokens: float
+    figures: dict[str, AdoptedFigure]
+
+
+@dataclass(frozen=True)
 class ExpectedService:
     """The content of ``expected.json``."""
 
@@ -134,9 +152,7 @@ class ExpectedService:
     capacity_per_replica_per_s: float
     bounds: tuple[str, ...]
     levels: tuple[ExpectedLevel, ...]
-    # measured over expected, by figure, once a healthy service was adopted; and the rate then
-    adopted: dict[str, float] = field(default_factory=dict)
-    adopted_rate_per_s: float | None = None
+    adopted: AdoptedService | None = None
     form: int = 1
 
 

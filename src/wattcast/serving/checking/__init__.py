@@ -1,0 +1,1 @@
+"""Compare a service that runs with what its plan promised, and say what would explain differences."""

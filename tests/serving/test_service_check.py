@@ -1,0 +1,424 @@
+"""Checks of services that run: what they find, what they pass, and how they read metrics.
+
+Metrics come from ``simulated_metrics``: an engine whose step costs, host and power are off from the
+plan's as predictions are, with other arrivals, lengths and loads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.parse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_metrics import RunningService, disturb_costs, slow_down
+
+from wattcast.calibrate.calibration_rows import read_calibration_rows
+from wattcast.core import BadInput, MissingTool
+from wattcast.core.errors import ExitCode, WattcastError
+from wattcast.hardware import load_gpu
+from wattcast.serving.capacity_plan import plan
+from wattcast.serving.checking.check_coefficients import CHECK
+from wattcast.serving.checking.check_report import summarise_check, write_calibration_rows
+from wattcast.serving.checking.metrics_text import parse_metrics_text
+from wattcast.serving.checking.metrics_window import (
+    MetricsWindow,
+    compare_scrapes,
+    fetch_text,
+    group_by_load,
+    merge_windows,
+    read_prometheus,
+    read_scrapes,
+)
+from wattcast.serving.checking.promised_replica import PromisedReplica
+from wattcast.serving.checking.service_causes import fit_strength, limit_batch, slow_host
+from wattcast.serving.checking.service_check import (
+    CheckResult,
+    ComparedFigure,
+    check_service,
+    count_deviations,
+    count_doublings,
+    find_other_clock,
+    find_other_lengths,
+    find_overload,
+)
+from wattcast.serving.deployment.expected_service import (
+    AdoptedService,
+    ExpectedService,
+    expect_service,
+)
+from wattcast.serving.deployment.write_deployment import write_expected
+from wattcast.serving.request_plan import EngineSettings
+
+PROMPT = "lognormal:median={},sigma=0.6,least=16,most=8000"
+OUTPUT = "lognormal:median=150,sigma=0.6,least=4,most=800"
+RATE_PER_S = 12.0
+SECONDS = 120.0
+LOWER_CLOCK_HZ = 1.2e9
+HEALTHY, FAULTY = 100, 20  # trials of the full test
+
+
+@pytest.fixture(scope="module")
+def expected() -> ExpectedService:
+    found = plan(
+        "llama3-8b",
+        "h200",
+        rate=f"{RATE_PER_S:g}/s",
+        prompt=PROMPT.format(800),
+        output=OUTPUT,
+        tpot="50ms",
+        tp=(1,),
+        requests=200,
+    )
+    return expect_service(found.best, "llama3-8b")
+
+
+@pytest.fixture(scope="module")
+def promised(expected: ExpectedService) -> PromisedReplica:
+    return PromisedReplica(expected)
+
+
+def make_window(**changes: Any) -> MetricsWindow:
+    window = MetricsWindow(
+        seconds=100.0,
+        engines=1,
+        requests=1000.0,
+        prompt_tokens=953.3,
+        output_tokens=179.0,
+        ttft_s=0.05,
+        tpot_s=0.008,
+        running=10.0,
+        waiting=0.0,
+    )
+    return replace(window, **changes)
+
+
+def read_window(service: RunningService, seed: int) -> MetricsWindow:
+    before, after = (parse_metrics_text(text) for text in service.scrape_twice(seed))
+    return compare_scrapes(before, after, service.seconds)
+
+
+def run_trial(
+    expected: ExpectedService, promised: PromisedReplica, fault: str, seed: int
+) -> CheckResult:
+    """Adopt a service once; then check it at another load, with a fault or without one."""
+    random = np.random.default_rng([seed, 5])
+    costs = disturb_costs(promised.costs, random)
+    healthy = RunningService(
+        costs, expected.replica.max_seqs, RATE_PER_S, PROMPT.format(800), OUTPUT, None, SECONDS
+    )
+    commissioned = check_service(expected, [read_window(healthy, 1000 + seed)], replica=promised)
+    longer = 2.0 if fault == "lengths" else 1.0
+    median = round(800 * longer * float(random.uniform(0.95, 1.05)))
+    now = replace(
+        healthy,
+        rate_per_s=RATE_PER_S * float(random.uniform(0.8, 1.2)),
+        prompt=PROMPT.format(median),
+    )
+    if fault == "card":
+        now = replace(now, costs=slow_down(costs, 1.1))
+    if fault == "clock":
+        now = replace(now, costs=costs.cap_clock(LOWER_CLOCK_HZ, promised.gpu))
+    return check_service(commissioned.adopt(), [read_window(now, 3000 + seed)], replica=promised)
+
+
+def names_fault(result: CheckResult, fault: str) -> bool:
+    """Whether a check raised an alarm and put the right cause first."""
+    if fault == "lengths":
+        return any(finding.kind == "lengths" for finding in result.findings)
+    causes = [cause for load in result.loads for cause in load.causes[:1]]
+    return result.has_alarm and [cause.name for cause in causes] == [fault]
+
+
+@pytest.mark.parametrize("fault", ["", "card", "lengths", "clock"])
+def test_faults_are_found_and_named(
+    expected: ExpectedService, promised: PromisedReplica, fault: str
+) -> None:
+    result = run_trial(expected, promised, fault, 200)
+    assert names_fault(result, fault) if fault else not result.has_alarm
+
+
+@pytest.mark.slow
+def test_faults_are_found_in_18_of_20_and_95_of_100_healthy_ones_pass(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    found = {}
+    for fault in ("card", "lengths", "clock"):
+        trials = [run_trial(expected, promised, fault, seed) for seed in range(FAULTY)]
+        found[fault] = sum(names_fault(result, fault) for result in trials)
+    healthy = [run_trial(expected, promised, "", seed) for seed in range(HEALTHY)]
+    passed = sum(not result.has_alarm for result in healthy)
+    print(found, passed)
+    assert min(found.values()) >= 18
+    assert passed >= 95
+
+
+def test_a_prediction_alone_finds_a_wrong_clock_and_no_card_of_ten_percent(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    """Before a service is adopted, errors of the prediction hide a card that is 10 % slow."""
+    costs = disturb_costs(promised.costs, np.random.default_rng(3))
+    service = RunningService(
+        costs, expected.replica.max_seqs, RATE_PER_S, PROMPT.format(800), OUTPUT, None, SECONDS
+    )
+    slow = replace(service, costs=slow_down(costs, 1.1))
+    result = check_service(expected, [read_window(slow, 1)], replica=promised)
+    assert not result.has_alarm
+    lower = costs.cap_clock(LOWER_CLOCK_HZ, promised.gpu)
+    told = replace(service, costs=lower, clock_hz=LOWER_CLOCK_HZ)
+    result = check_service(expected, [read_window(told, 1)], replica=promised)
+    assert "clock" in {finding.kind for finding in result.findings}
+
+
+# Margins
+
+
+def test_intervals_share_out_false_alarms() -> None:
+    """One figure may be outside in a twentieth of services, each of twelve in a 240th."""
+    assert count_deviations(1) == pytest.approx(1.96, abs=0.005)
+    assert count_deviations(12) == pytest.approx(2.865, abs=0.005)
+
+
+def test_lengths_within_a_tenth_are_the_same_traffic(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    mean = expected.traffic.mean_prompt_tokens
+    many = 1e6  # so that chance moves no mean
+    same = make_window(prompt_tokens=1.09 * mean, requests=many)
+    other = make_window(prompt_tokens=1.12 * mean, requests=many)
+    assert find_other_lengths(expected, same, promised) == []
+    (finding,) = find_other_lengths(expected, other, promised)
+    assert "prompts are 1.1 times as long as planned" in finding.sentence
+    few = make_window(prompt_tokens=1.12 * mean, requests=50.0)
+    assert find_other_lengths(expected, few, promised) == []
+
+
+def test_a_clock_within_a_twentieth_is_the_planned_one(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    planned_hz = float(promised.costs.clock_hz[0])
+    for share, findings in ((1.0, 0), (0.96, 0), (0.94, 1), (1.04, 0), (1.06, 1)):
+        window = make_window(clock_hz=share * planned_hz)
+        assert len(find_other_clock(expected, window, (), promised)) == findings
+
+
+def test_a_card_at_its_power_limit_may_run_at_a_lower_clock(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    window = make_window(clock_hz=0.7 * float(promised.costs.clock_hz[0]))
+    for share, findings in ((0.8, 1), (0.9, 0)):
+        power = ComparedFigure(
+            "power_w", share * promised.costs.limit_w, 500.0, 400.0, 600.0, 0.1, 0.1, 500.0
+        )
+        assert len(find_other_clock(expected, window, (power,), promised)) == findings
+
+
+def test_an_adopted_service_is_compared_more_loosely_at_another_load() -> None:
+    adopted = AdoptedService(4.0, 1000.0, 100.0, {})
+    here = make_window(requests=400.0, prompt_tokens=1000.0, output_tokens=100.0)
+    assert count_doublings(adopted, here) == pytest.approx(0.0)
+    there = replace(here, requests=1600.0)
+    assert count_doublings(adopted, there) == pytest.approx(2.0)
+    # nine in ten pairs of runs a factor of four apart differ by less: 12, 18 and 4 %
+    drifts = (CHECK.latency_drift, CHECK.first_drift, CHECK.power_drift)
+    assert [2.0 * drift for drift in drifts] == pytest.approx([0.119, 0.181, 0.040], rel=0.02)
+
+
+def test_more_than_was_planned_is_said(expected: ExpectedService) -> None:
+    most = expected.capacity_per_replica_per_s
+    assert find_overload(expected, make_window(requests=100.0 * most)) == []
+    (finding,) = find_overload(expected, make_window(requests=150.0 * most))
+    assert "more than" in finding.sentence
+
+
+def test_the_strength_of_a_cause_is_between_those_that_were_simulated() -> None:
+    effects = np.array([[0.0, 0.0], [0.1, 0.0], [0.3, 0.1]])
+    strengths = np.array([1.0, 1.1, 1.4])
+    seen = np.array([0.2, 0.05])
+    strength, left = fit_strength(strengths, effects, seen, np.array([0.02, 0.02]))
+    assert strength == pytest.approx(1.25)
+    assert left == pytest.approx(0.0, abs=1e-9)
+
+
+def test_causes_change_what_they_say(promised: PromisedReplica) -> None:
+    slower = slow_host(promised.costs, 2.0)
+    assert slower.host.schedule_s == 2.0 * promised.costs.host.schedule_s
+    assert slower.host.governor_s == promised.costs.host.governor_s
+    assert limit_batch(EngineSettings(8192, 256), 0.25).max_seqs == 64
+
+
+# Metrics
+
+
+def test_a_window_is_what_happened_between_two_scrapes(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    service = RunningService(promised.costs, 256, 5.0, "500", "60", 1.5e9, 100.0)
+    window = read_window(service, 3)
+    result = service.serve(3)
+    assert window.rate_per_s == pytest.approx(5.0, rel=0.15)
+    assert window.prompt_tokens == 500.0
+    assert window.output_tokens == 60.0
+    assert window.tpot_s == pytest.approx(float(np.mean(result.tpot_s)), rel=0.02)
+    assert window.ttft_s == pytest.approx(float(np.mean(result.ttft_s)), rel=0.02)
+    assert result.steady is not None
+    assert window.power_w == pytest.approx(result.steady.power_w, rel=0.05)
+    assert window.clock_hz == 1.5e9
+
+
+def test_a_restarted_engine_counts_from_zero(promised: PromisedReplica) -> None:
+    service = RunningService(promised.costs, 256, 5.0, "500", "60", None, 60.0)
+    _, long_before = service.scrape_twice(1)
+    _, after = replace(service, seconds=30.0).scrape_twice(2)
+    window = compare_scrapes(parse_metrics_text(long_before), parse_metrics_text(after), 30.0)
+    alone = compare_scrapes(parse_metrics_text(""), parse_metrics_text(after), 30.0)
+    assert window.requests == alone.requests > 0
+
+
+def test_metrics_without_requests_are_refused() -> None:
+    with pytest.raises(WattcastError, match="none between the two readings"):
+        compare_scrapes(parse_metrics_text(""), parse_metrics_text("up 1\n"), 10.0)
+
+
+def test_windows_of_alike_load_are_one() -> None:
+    slow = make_window(requests=100.0)
+    fast = [make_window(requests=1000.0), make_window(requests=1200.0, ttft_s=0.07)]
+    groups = group_by_load([slow, *fast])
+    assert [group.requests for group in groups] == [100.0, 2200.0]
+    assert groups[1].ttft_s == pytest.approx((0.05 * 1000 + 0.07 * 1200) / 2200)
+    assert merge_windows(fast).seconds == 200.0
+
+
+def test_a_prometheus_server_is_asked_in_slices() -> None:
+    """A stand-in that knows the increases of one engine, three slices of five minutes."""
+    asked = []
+    values = {
+        "time_to_first_token_seconds_count": 600.0,
+        "time_to_first_token_seconds_sum": 30.0,
+        "time_per_output_token_seconds_count": 590.0,
+        "time_per_output_token_seconds_sum": 5.9,
+        "request_prompt_tokens_count": 590.0,
+        "request_prompt_tokens_sum": 590e3,
+        "request_generation_tokens_count": 590.0,
+        "request_generation_tokens_sum": 118e3,
+        "count(vllm:num_requests_running": 2.0,
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 450.0,
+        "DCGM_FI_DEV_SM_CLOCK": 1.755e9,
+    }
+
+    def fetch(address: str) -> str:
+        asked.append(address)
+        parts = urllib.parse.urlparse(address)
+        query = urllib.parse.parse_qs(parts.query)["query"][0]
+        known = [value for name, value in values.items() if name in query]
+        result = []
+        if known:
+            moments = [[1000.0 + 300.0 * place, str(known[0])] for place in range(3)]
+            result = [{"metric": {}, "values": moments}]
+        return json.dumps({"status": "success", "data": {"result": result}})
+
+    windows = read_prometheus("http://prometheus:9090/", 900.0, 300.0, 'job="vllm"', 1600.0, fetch)
+    assert len(windows) == 3
+    (group,) = group_by_load(windows)
+    assert group.rate_per_s == pytest.approx(590 * 3 / 900 / 2)
+    assert group.prompt_tokens == pytest.approx(1000.0)
+    assert group.power_w == 450.0
+    assert group.clock_hz == 1.755e9
+    assert all(
+        address.startswith("http://prometheus:9090/api/v1/query_range?") for address in asked
+    )
+    assert sum("job%3D%22vllm%22" in address for address in asked) >= 8
+
+
+def test_every_query_is_promql() -> None:
+    promql_parser = pytest.importorskip("promql_parser")
+    queries = []
+
+    def fetch(address: str) -> str:
+        queries.append(urllib.parse.parse_qs(urllib.parse.urlparse(address).query)["query"][0])
+        return json.dumps({"status": "success", "data": {"result": []}})
+
+    with pytest.raises(BadInput, match="no requests"):
+        read_prometheus("http://p", 600.0, 300.0, "", 0.0, fetch)
+    assert len(queries) > 15
+    for query in queries:
+        promql_parser.parse(query)
+
+
+@pytest.mark.parametrize("answer", ["", "[]", '{"status": "success"}', "<html>"])
+def test_what_is_no_prometheus_is_refused(answer: str) -> None:
+    with pytest.raises(BadInput, match="does not answer as Prometheus does"):
+        read_prometheus("http://p", 600.0, 300.0, "", 0.0, lambda _: answer)
+
+
+def test_an_address_that_nothing_answers_at_is_said() -> None:
+    with pytest.raises(MissingTool, match="does not answer"):
+        fetch_text("http://127.0.0.1:9/metrics")
+
+
+# The command
+
+
+def test_the_command_finds_adopts_and_offers_rows(
+    call: Any, expected: ExpectedService, promised: PromisedReplica, tmp_path: Path
+) -> None:
+    plan_file = tmp_path / "expected.json"
+    plan_file.write_text(write_expected(expected))
+    service = RunningService(
+        promised.costs, 256, RATE_PER_S, PROMPT.format(1600), OUTPUT, None, SECONDS
+    )
+    before, after = service.scrape_twice(5)
+    (tmp_path / "before.txt").write_text(before)
+    (tmp_path / "after.txt").write_text(after)
+    files = [f"--metrics={tmp_path / name}" for name in ("before.txt", "after.txt")]
+    words = ["check", str(plan_file), *files, "--seconds", f"{SECONDS:g}"]
+    done = call(*words)
+    assert done.code == ExitCode.REFUSED, done.err
+    assert "prompts are 2" in done.out
+    rows = tmp_path / "rows.csv"
+    done = call(*words, "--adopt", "--rows", str(rows), "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["alarm"]
+    assert json.loads(plan_file.read_text())["adopted"]["figures"]
+    (row,) = read_calibration_rows(rows, load_gpu("h200"))
+    assert 0.003 < row.latency_s < 0.03
+
+
+def test_rows_say_what_a_step_took(expected: ExpectedService, promised: PromisedReplica) -> None:
+    """A service twice as slow as simulated has rows twice as slow as predicted."""
+    service = RunningService(
+        promised.costs, 256, RATE_PER_S, PROMPT.format(800), OUTPUT, None, SECONDS
+    )
+    window = read_window(service, 5)
+    latencies_ms = []
+    for factor in (1.0, 2.0):
+        slow = replace(window, tpot_s=window.tpot_s * factor)
+        result = check_service(expected, [slow], replica=promised)
+        header, row = write_calibration_rows(result, promised).splitlines()
+        latencies_ms.append(dict(zip(header.split(","), row.split(","), strict=True)))
+    first, second = (float(row["latency_ms"]) for row in latencies_ms)
+    # twice as many sequences decode at once, which takes a little longer too
+    assert 2.0 < second / first < 2.6
+    assert math.isfinite(float(latencies_ms[0]["power_w"]))
+
+
+def test_files_of_unknown_dates_ask_for_the_time_between(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text("vllm:time_to_first_token_seconds_count 3\n")
+    with pytest.raises(WattcastError, match="--seconds"):
+        read_scrapes([str(path)], None)
+
+
+def test_data_of_a_check_is_whole(expected: ExpectedService, promised: PromisedReplica) -> None:
+    service = RunningService(
+        promised.costs, 256, RATE_PER_S, PROMPT.format(800), OUTPUT, None, SECONDS
+    )
+    plain = summarise_check(check_service(expected, [read_window(service, 5)], replica=promised))
+    assert not plain["alarm"]
+    (load,) = plain["loads"]
+    assert set(load["figures"]) == {"ttft_mean_s", "tpot_mean_s", "power_w"}
+    json.dumps(plain)
