@@ -368,10 +368,37 @@ def test_a_plan_adds_up(found: PlanResult) -> None:
     )  # the run ends with a few
     assert row["energy_j_per_token"] * 300 == pytest.approx(row["energy_j_per_request"])
     assert row["cost_per_request"] == pytest.approx(
-        row["energy_j_per_request"] * 1e-7 + row["gpus"] / 20 * 1e-3
-    )
-    assert row["carbon_g_per_request"] == pytest.approx(row["energy_j_per_request"] * 1e-4)
+        1.25 * row["energy_j_per_request"] * 1e-7 + row["gpus"] / 20 * 1e-3
+    )  # hosts take a quarter of the GPUs' energy besides
+    assert row["carbon_g_per_request"] == pytest.approx(1.25 * row["energy_j_per_request"] * 1e-4)
+    assert row["meter_power_w"] == pytest.approx(1.25 * row["power_w"])
     assert json.loads(json.dumps(found.to_dict()))["best"]["gpus"] == row["gpus"]
+
+
+def test_a_hall_is_filled_at_its_meter(found: PlanResult) -> None:
+    """Replicas by their mean power with hosts and PUE, and by the limit of all their cards."""
+    prices = replace(found.demand.prices, pue=1.2)
+    demand = replace(found.demand, power_budget_w=1e6, host_share=0.3, prices=prices)
+    best = replace(found.best, demand=demand)
+    row = best.make_row()
+    hall = row["hall"]
+    each_w = row["power_w"] / row["replicas"] * 1.3 * 1.2
+    assert hall["replicas"] == math.floor(1e6 / each_w)
+    assert hall["power_w"] <= 1e6 < hall["power_w"] + each_w
+    assert hall["gpus"] == hall["replicas"] * best.option.gpus
+    assert hall["safe_gpus"] == math.floor(1e6 / (700.0 * 1.3 * 1.2))
+    assert hall["safe_gpus"] < hall["gpus"]
+    tokens_per_s = found.best.output_tokens_per_s / found.best.replicas
+    assert hall["output_tokens_per_s"] == pytest.approx(hall["replicas"] * tokens_per_s)
+    assert found.best.make_row()["hall"] is None
+
+
+def test_the_command_fills_a_hall(call: Any) -> None:
+    words = "plan gpt2 --gpu h200 --rate 2/s --prompt 16 --output 4 --tp 1 --requests 20"
+    done = call(*words.split(), "--power-budget", "10MW", "--electricity", "0.1/kWh")
+    assert done.code == 0, done.err
+    assert "A hall of 10 MW at its meter holds" in done.out
+    assert "hosts, network and fans take 25%" in done.out
 
 
 def test_bounds_hold_at_the_planned_rate_and_break_at_more_than_capacity(found: PlanResult) -> None:

@@ -164,6 +164,8 @@ class PlanKeywords(TypedDict, total=False):
     headroom: str | float
     spare_replicas: int
     site_power: str | float | None
+    power_budget: str | float | None
+    host_share: str | float
     requests: int
     prompt: str | int
     output: str | int

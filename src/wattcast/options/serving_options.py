@@ -216,6 +216,12 @@ class PlanDemand:
     site_power_w: Annotated[
         float | None, Option("Mean of all GPUs at most: 20kW.", unit="W", above=0)
     ] = None
+    power_budget_w: Annotated[
+        float | None, Option("Of a hall at its meter, to fill: 10MW.", unit="W", above=0)
+    ] = None
+    host_share: Annotated[
+        float, Option("Hosts, network and fans, of the GPUs' energy.", unit="")
+    ] = 0.25
     requests: Annotated[
         int, Option("Requests simulated for each answer.", panel=_TRAFFIC_PANEL, least=1)
     ] = PLAN_REQUESTS

@@ -19,6 +19,7 @@ from wattcast.options.setting_options import PriceOptions
 
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
 MOST_PUE = 10.0  # beyond it, somebody's finger slipped
+BOARD_ENERGY = "energy at the GPU's board: PUE 1, no host"
 ANY_GPU = ""  # in ``rent_per_s``: every GPU that is not named
 _SIGNS = {"$": "USD", "€": "EUR"}
 _Amount = TypeVar("_Amount", float, Array)
@@ -101,7 +102,7 @@ def parse_prices(
     if carbon is not None:
         carbon_g_per_j, notes = _read_carbon(carbon)
     if pue == 1.0 and (rents or electricity or carbon):
-        notes.append("energy at the GPU's board: PUE 1, no host")
+        notes.append(BOARD_ENERGY)
     return Prices(tariff_per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
 
 

@@ -34,7 +34,7 @@ from wattcast.options.setting_options import PriceOptions, SettingOptions
 from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.predictor.prices import Prices, read_prices
+from wattcast.predictor.prices import BOARD_ENERGY, Prices, read_prices
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.plan_options import SearchRange
@@ -160,7 +160,8 @@ def plan(
     ``1:2``; some are tried where ``tpot`` is what binds engines that do both, and so are steps of
     fewer tokens (``max_batched_tokens``). What is tried may be a sequence, or text with commas
     between. A latency without a percentile is that of 9 in 10 requests. ``requests`` are simulated
-    for each answer. Requests of more tokens than the model was made for are rejected, as engines
+    for each answer. ``power_budget`` is that of a hall at its meter: the plan says how many GPUs fill
+    it, hosts (``host_share`` of the GPUs' energy) and PUE included. Requests of more tokens than the model was made for are rejected, as engines
     do; ``force`` serves them.
 
     ``node`` is where the GPUs of every kind stand, if not in the node they are usually built into.
@@ -217,6 +218,8 @@ def _read_demand(model: ModelSpec, chosen: ParsedOptions) -> ServiceDemand:
         headroom=service.headroom,
         spare_replicas=service.spare_replicas,
         site_power_w=site_power_w,
+        power_budget_w=service.power_budget_w,
+        host_share=service.host_share,
         arrivals=shape.arrivals,
         options=ModelOptions.from_names(**formats, stack="engine"),
         seed=shape.seed,
@@ -303,5 +306,14 @@ def list_plan_notes(result: PlanResult) -> list[str]:
         own.insert(0, demand.rejection)
     if any(made.option.clock_hz < float(made.option.gpu.clocks.max_hz) for made in result.plans):
         own.append(plan_options.INTERPOLATED)
-    notes = [*own, *result.best.result.assumptions, *demand.prices.notes]
+    prices = demand.prices
+    price_notes = list(prices.notes)
+    is_priced = prices.per_j is not None or prices.carbon_g_per_j is not None
+    if is_priced or demand.power_budget_w is not None:
+        price_notes = [note for note in price_notes if note != BOARD_ENERGY]
+        price_notes.append(
+            f"energy at the meter: hosts, network and fans take {demand.host_share:.0%} of the GPUs' "
+            f"energy (--host-share), PUE {prices.pue:g}"
+        )
+    notes = [*own, *result.best.result.assumptions, *price_notes]
     return list(dict.fromkeys(notes))

@@ -93,8 +93,27 @@ def _print_best_plan(
         f"{best['energy_j_per_token']:.3g} J/token{spent}; "
         f"running at {best['load_share']:.0%} of capacity; {describe_limit(best['binds'])}"
     )
+    _print_hall(console, demand, best, currency)
     more = "; ".join(f"at {step['times']} times, {step['gpus']}" for step in best["growth"])
     console.print(f"GPUs if the traffic grows: {more}")
+
+
+def _print_hall(
+    console: Console, demand: ServiceDemand, best: dict[str, Any], currency: str
+) -> None:
+    """Print what a hall holds of the plan's replicas, if there is a power budget."""
+    hall = best["hall"]
+    if hall is None:
+        return
+    cost = best["cost_per_million_tokens"]
+    spent = f", {cost:.3g} {currency} a million output tokens" if cost is not None else ""
+    console.print(
+        f"A hall of {show(hall['power_budget_w'], 'W')} at its meter holds "
+        f"[bold]{hall['gpus']:,} x {escape(best['gpu'])}[/bold] at this load: "
+        f"{hall['requests_per_s']:,.4g} requests/s, {hall['output_tokens_per_s']:,.4g} output tokens/s"
+        f"{spent}. If all GPUs may draw their limit of {best['power_limit_w']:.0f} W at once: "
+        f"{hall['safe_gpus']:,} GPUs, {hall['safe_output_tokens_per_s']:,.4g} output tokens/s"
+    )
 
 
 def describe_limit(binds: str) -> str:

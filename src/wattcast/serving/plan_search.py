@@ -108,6 +108,11 @@ class ServingPlan:
         return self.result.power_w * self.replicas
 
     @property
+    def meter_power_w(self) -> float:
+        """Mean power at the meter of the site: GPUs, hosts, network, fans and PUE."""
+        return self.power_w * self.demand.meter_share
+
+    @property
     def energy_j_per_request(self) -> float:
         """Joules of a request on all GPUs of its replica, idle time included."""
         return self.result.energy_j / self.result.requests
@@ -142,8 +147,8 @@ class ServingPlan:
         capacity_per_s, binds = self.ceiling
         tokens = float(self.result.trace.output_tokens.mean())
         summary = self.result.summarise()
-        cost = demand.prices.cost(option.gpu.name, each_j, self.gpus / demand.rate_per_s)
-        carbon = demand.prices.carbon_g(each_j)
+        cost = demand.find_cost(option.gpu.name, each_j, self.gpus / demand.rate_per_s)
+        carbon = demand.find_carbon_g(each_j)
         return {
             "gpu": option.gpu.name,
             **take_fields(self, "gpus", "replicas"),
@@ -158,12 +163,14 @@ class ServingPlan:
             "ttft_s": summary["ttft_s"],
             "tpot_s": summary["tpot_s"],
             "output_tokens_per_s": self.output_tokens_per_s,
-            **take_fields(self, "power_w", "energy_j_per_token", "energy_j_per_request"),
+            **take_fields(self, "power_w", "meter_power_w"),
+            **take_fields(self, "energy_j_per_token", "energy_j_per_request"),
             "cost_per_request": cost,
             "cost_per_million_tokens": None if cost is None else cost * 1e6 / tokens,
             "carbon_g_per_request": carbon,
             "carbon_g_per_million_tokens": None if carbon is None else carbon * 1e6 / tokens,
             "growth": [self._grow(times) for times in GROWTH],
+            "hall": None if demand.power_budget_w is None else fill_hall(self),
             "binds": binds,
             "risk": self.risk,
         }
@@ -172,6 +179,32 @@ class ServingPlan:
         """Return the GPUs that serve so many times the rate."""
         replicas = self.demand.count_replicas(self.capacity_per_s, times)
         return {"times": times, "gpus": replicas * self.option.gpus}
+
+
+def fill_hall(plan: ServingPlan) -> dict[str, Any]:
+    """Return what a hall of some power at its meter holds of a plan's replicas.
+
+    Replicas are counted by the mean power at the planned load, and, as ``safe``, by the power limit
+    of all their GPUs, which they draw together at the very most.
+    """
+    demand = plan.demand
+    budget_w = demand.power_budget_w
+    assert budget_w is not None, "asked for where there is a budget"
+    replica_w = plan.meter_power_w / plan.replicas
+    replicas = int(budget_w / replica_w)
+    limit_w = plan.option.gpus * plan.option.power_limit_w * demand.meter_share
+    safe = int(budget_w / limit_w)
+    each = 1.0 / plan.replicas
+    return {
+        "power_budget_w": budget_w,
+        "replicas": replicas,
+        "gpus": replicas * plan.option.gpus,
+        "power_w": replicas * replica_w,
+        "requests_per_s": replicas * demand.rate_per_s * each,
+        "output_tokens_per_s": replicas * plan.output_tokens_per_s * each,
+        "safe_gpus": safe * plan.option.gpus,
+        "safe_output_tokens_per_s": safe * plan.output_tokens_per_s * each,
+    }
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ class ServiceDemand:
     headroom: float = 0.0
     spare_replicas: int = 0  # that may be down while all bounds hold
     site_power_w: float = math.inf  # mean power of all GPUs, at most
+    power_budget_w: float | None = None  # of a hall at its meter, which is to be filled
+    host_share: float = 0.0  # of the GPUs' energy, that hosts, network and fans take besides
     arrivals: str = "poisson"
     options: ModelOptions = field(default_factory=ModelOptions)
     seed: int = 1
@@ -109,6 +111,21 @@ class ServiceDemand:
         """Draws by their number of requests, each with a sentence about rejected requests."""
         return {}
 
+    # Power and money, with hosts
+
+    @property
+    def meter_share(self) -> float:
+        """Joules at the meter of the site per joule of the GPUs: hosts, network, fans and PUE."""
+        return (1.0 + self.host_share) * self.prices.pue
+
+    def find_cost(self, gpu: str, joules: float, gpu_s: float) -> float | None:
+        """Return the money for what GPUs and their hosts draw, and for the GPUs' time."""
+        return self.prices.cost(gpu, joules * (1.0 + self.host_share), gpu_s)
+
+    def find_carbon_g(self, joules: float) -> float | None:
+        """Return the grams of CO2 equivalent of what GPUs and their hosts draw."""
+        return self.prices.carbon_g(joules * (1.0 + self.host_share))
+
     # Plans
 
     def count_replicas(self, capacity_per_s: float, growth: float = 1.0) -> int:
@@ -128,7 +145,7 @@ class ServiceDemand:
             case PlanAim.GPUS:
                 return float(gpus), joules
             case PlanAim.COST:
-                cost = self.prices.cost(gpu, joules, gpus / self.rate_per_s)
+                cost = self.find_cost(gpu, joules, gpus / self.rate_per_s)
                 return (math.inf if cost is None else cost), joules
             case _:
                 return joules, float(gpus)  # carbon is energy times one number
