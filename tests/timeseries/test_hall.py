@@ -13,6 +13,7 @@ import pytest
 
 from wattcast.coefficients.coefficient_files import change_coefficient
 from wattcast.core import BadInput
+from wattcast.explore.sweep import cluster_runner
 from wattcast.timeseries import hall_run
 from wattcast.timeseries.hall_capping import hold_cap
 from wattcast.timeseries.hall_combination import CombinedHall
@@ -124,6 +125,14 @@ def test_results_do_not_depend_on_the_order_or_the_place_of_rows(hall: CombinedH
 
     other = run_hall(read(HALL), runner=backwards)
     np.testing.assert_array_equal(other.rack_j, hall.rack_j)
+    assert other.energy_j == hall.energy_j
+
+
+def test_a_cluster_gives_the_same_to_the_last_bit(hall: CombinedHall) -> None:
+    pytest.importorskip("distributed", reason="no Dask: pip install 'wattcast[explore]'")
+    other = run_hall(read(HALL), runner=cluster_runner("local", 2))
+    np.testing.assert_array_equal(other.rack_j, hall.rack_j)
+    np.testing.assert_array_equal(other.card_counts, hall.card_counts)
     assert other.energy_j == hall.energy_j
 
 

@@ -86,6 +86,17 @@ def test_a_stretch_begins_behind_the_start(library: LoadLibrary) -> None:
     assert HALL.warm_up_s == 60.0
 
 
+def test_a_stretch_belongs_to_the_arrivals_that_it_had(library: LoadLibrary) -> None:
+    """Arrivals are drawn: 120 s at 1.24 a second may bring some percent more or fewer."""
+    load = make_load()
+    asked = choose_rates(load.least_rate_per_s, load.most_rate_per_s)
+    for stretch, rate in zip(library.stretches, asked, strict=True):
+        arrivals = stretch.rate_per_s * stretch.seconds
+        assert arrivals == pytest.approx(round(arrivals), abs=1e-6)
+        assert stretch.rate_per_s == pytest.approx(rate, abs=5 * (rate / stretch.seconds) ** 0.5)
+        assert stretch.rate_per_s != rate
+
+
 def test_power_and_work_rise_with_the_rate(library: LoadLibrary) -> None:
     watts = [stretch.figures["gpu_w"] for stretch in library.stretches]
     assert watts == sorted(watts)

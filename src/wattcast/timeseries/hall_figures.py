@@ -21,7 +21,7 @@ def draw_hall(hall: CombinedHall) -> Figure:
     _draw_limit(axes, hall)
     # The space above the highest of all keeps the names off the curves.
     axes.set_ylim(0.0, 1.2 * _highest_mw(hall))
-    axes.legend(frameon=False, ncols=4, loc="upper left")
+    axes.legend(frameon=False, ncols=5, loc="upper left")
     figure.suptitle(_title(hall))
     return figure
 
@@ -45,7 +45,8 @@ def draw_zoom(hall: CombinedHall) -> Figure:
     figure = new_figure(10.0, 7.0)
     above, below = figure.subplots(2, 1)
     _stack_groups(above, hall, 0, hall.work.bins)
-    above.legend(frameon=False, ncols=4, loc="lower left")
+    above.set_ylim(0.0, 1.3 * float(hall.power_w.max()) / 1e6)
+    above.legend(frameon=False, ncols=5, loc="upper left")
     first, last = _around_peak(hall)
     times = _hours(hall, np.array([first, last], dtype=np.float64))
     above.axvspan(times[0], times[1], color="#000000", alpha=0.25)
@@ -53,7 +54,7 @@ def draw_zoom(hall: CombinedHall) -> Figure:
     bottom, top = below.get_ylim()
     stacked_mw = hall.power_w[first:last] / 1e6
     below.set_ylim(max(0.9 * float(stacked_mw.min()), bottom), max(top, bottom))
-    below.set_title("around the highest power", fontsize=10)
+    below.set_title("around the highest power (the axis does not begin at zero)", fontsize=10)
     figure.suptitle(_title(hall))
     return figure
 

@@ -46,7 +46,7 @@ HALL = load_coefficients("hall", HallCoefficients)
 class LoadStretch:
     """A replica at one rate: joules of one of its GPUs, and the share of time at work."""
 
-    rate_per_s: float
+    rate_per_s: float  # of the arrivals in it
     bin_j: Array  # of each bin
     working: Array  # share of each second
     idle_w: float
@@ -96,7 +96,12 @@ def build_library(
         result, seconds = _serve_at_rate(load, gpu, rate_per_s, seed + place, gpu_limit_w)
         gpus = result.runs[0].gpu_count
         stretches.append(_cut_stretch(result, rate_per_s, seconds, bin_s))
-    return LoadLibrary(tuple(stretches), gpus, bin_s)
+    return LoadLibrary(tuple(_keep_rising(stretches)), gpus, bin_s)
+
+
+def _keep_rising(stretches: list[LoadStretch]) -> list[LoadStretch]:
+    """Return the stretches by rising rate: few arrivals of a low rate may be more than of a higher."""
+    return sorted(stretches, key=lambda stretch: stretch.rate_per_s)
 
 
 def choose_rates(least_per_s: float, most_per_s: float) -> list[float]:
@@ -157,7 +162,12 @@ def _cut_stretch(
         "output_tokens_per_s": float(result.output_tokens) / result.length_s,
         "gpu_w": float(bin_j.sum()) / seconds,
     }
-    return LoadStretch(rate_per_s, bin_j, np.clip(1.0 - idle_s, 0.0, 1.0), run.idle_w, figures)
+    # The rate that arrivals had in the stretch, which differs from the asked one by chance: power
+    # belongs to it.
+    end_s = HALL.warm_up_s + seconds
+    arrived = (result.trace.arrival_s >= HALL.warm_up_s) & (result.trace.arrival_s < end_s)
+    drawn_per_s = float(arrived.sum()) / seconds or rate_per_s
+    return LoadStretch(drawn_per_s, bin_j, np.clip(1.0 - idle_s, 0.0, 1.0), run.idle_w, figures)
 
 
 def _count_served(result: ServingResult, seconds: int) -> int:
